@@ -1,0 +1,31 @@
+"""What turns an environment and an engine into an agent: its reply format, limits and sampling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from practicum.engines.base import Sampling
+from practicum.formats import Format, make_format
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds that each wait may take. Every wait in an episode has one."""
+
+    reset: float = 60.0
+    generate: float = 600.0
+    step: float = 120.0
+    episode: float = 3600.0
+
+
+@dataclass(frozen=True)
+class Agent:
+    """Settings of one agent; the same for every episode of a run."""
+
+    format: str = "hf"
+    max_turns: int = 4
+    sampling: Sampling = field(default_factory=Sampling)
+    deadlines: Deadlines = field(default_factory=Deadlines)
+
+    def make_format(self) -> Format:
+        return make_format(self.format)

@@ -1,0 +1,1 @@
+"""Algorithms: pure functions from rewards and log-probs to numbers, each with a golden test."""

@@ -1,0 +1,70 @@
+"""`practicum collect`: rollouts of any policy into a folder of episodes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+from practicum.cli.options import add_policy_flags, add_world_flags, environment_options, positive, sampling_of
+
+
+def run(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="practicum collect", description=__doc__)
+    add_world_flags(parser)
+    add_policy_flags(parser)
+    parser.add_argument("--rollouts-per-task", type=positive, default=1)
+    parser.add_argument("--out", type=Path, default=Path("runs"))
+    parser.add_argument("--experiment", default="collect")
+    parser.add_argument("--run-id", default=None, help="folder of this run (default: from the policy and the seed)")
+    args = parser.parse_args(argv)
+    return asyncio.run(collect(args))
+
+
+async def collect(args: argparse.Namespace) -> int:
+    from practicum import store
+    from practicum.progress import Progress
+    from practicum.rollout import attempts, run_episodes
+    from practicum.trajectory import Trajectory
+    from practicum.workbench import make_workbench
+
+    bench = make_workbench(
+        args.env,
+        args.policy,
+        format=args.format,
+        model=args.tokenizer,
+        options=environment_options(args),
+        sampling=sampling_of(args, 1.0),
+        max_turns=args.max_turns,
+        template=args.template,
+        url=args.url,
+    )
+    planned = attempts(bench.environment.tasks(args.split, args.tasks, args.seed), args.rollouts_per_task, args.seed)
+    name = args.run_id or f"{Path(args.policy).name}-{args.split}-seed{args.seed}"
+    folder = args.out / args.experiment / name
+    outcomes: Counter[str] = Counter()
+    rewards: list[float] = []
+    with Progress(f"collect {args.policy}"[:22], len(planned), "episodes") as progress:
+
+        def keep(episode: Trajectory) -> None:
+            store.write_episode(folder, episode)
+            outcomes[episode.outcome.value] += 1
+            if episode.scored:
+                rewards.append(episode.reward)
+            progress.advance(1, ", ".join(f"{n} {k}" for k, n in outcomes.most_common()))
+
+        await run_episodes(
+            planned,
+            bench.make_environment,
+            bench.agent,
+            bench.engine,
+            bench.renderer,
+            concurrency=args.concurrency,
+            provenance={"model": bench.model, "policy": args.policy, "environment": args.env},
+            on_done=keep,
+        )
+    await bench.engine.close()
+    mean = f"mean reward {sum(rewards) / len(rewards):.3f}" if rewards else "none scored"
+    print(f"{len(planned)} episodes in {folder}: {', '.join(f'{n} {k}' for k, n in outcomes.most_common())}; {mean}")
+    return 0 if rewards else 1

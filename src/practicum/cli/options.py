@@ -1,0 +1,76 @@
+"""Flags that several commands share, and how `key=value` pairs become environment options."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from practicum.engines.base import Sampling
+from practicum.errors import UserError
+
+
+def add_world_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--env", required=True, help="environment, e.g. math or agentgym:textcraft")
+    parser.add_argument(
+        "--env-arg", action="append", default=[], metavar="KEY=VALUE", help="an option of the environment (JSON value)"
+    )
+    parser.add_argument("--format", help="reply format: hf or react (default: the environment's own)")
+    parser.add_argument("--tools", help="comma-separated tools instead of the environment's own")
+    parser.add_argument("--reward", help="reward instead of the environment's own")
+    parser.add_argument("--data", help="JSON file of tasks with a 'question', instead of generated ones")
+    parser.add_argument("--split", default="train", choices=("train", "val", "test"))
+    parser.add_argument("--tasks", type=positive, default=20, help="how many tasks")
+    parser.add_argument("--max-turns", type=positive, default=10)
+
+
+def add_policy_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policy", default="expert", help="expert, random, null, or a model: tiny, smollm2, a folder, a hub id"
+    )
+    parser.add_argument("--url", help="an OpenAI-compatible server (…/v1); --policy then names its model")
+    parser.add_argument("--tokenizer", default="tiny", help="tokenizer for replies that no local model wrote")
+    parser.add_argument("--template", help="chat template by name instead of the model's own")
+    parser.add_argument("--temperature", type=float, default=None)
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--max-tokens", type=positive, default=256, help="tokens a reply may have")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--concurrency", type=positive, default=64, help="episodes under way at once")
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def sampling_of(args: argparse.Namespace, default_temperature: float) -> Sampling:
+    temperature = default_temperature if args.temperature is None else args.temperature
+    if temperature < 0:
+        raise UserError("--temperature must be 0 or more.")
+    if not 0 < args.top_p <= 1:
+        raise UserError("--top-p must be above 0 and at most 1.")
+    if args.top_k < 0:
+        raise UserError("--top-k must be 0 (off) or more.")
+    return Sampling(temperature, args.top_k, args.top_p, args.max_tokens, (), args.seed)
+
+
+def environment_options(args: argparse.Namespace) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for pair in args.env_arg:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise UserError(f"--env-arg '{pair}': write KEY=VALUE.")
+        try:
+            options[key] = json.loads(value)
+        except json.JSONDecodeError:
+            options[key] = value
+    if args.tools is not None:
+        options["tools"] = [name for name in args.tools.split(",") if name]
+    if args.reward is not None:
+        options["reward"] = args.reward
+    if args.data is not None:
+        options["files"] = {args.split: args.data}
+    return options

@@ -1,0 +1,23 @@
+"""`practicum quickstart`: watch a small language model become a better agent, on two CPU cores, in minutes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+
+
+def run(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="practicum quickstart", description=__doc__)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights, the tasks and the sampling")
+    parser.add_argument(
+        "--out", type=Path, default=None, help="folder for everything it writes (default: runs/quickstart-SEED)"
+    )
+    args = parser.parse_args(argv)
+    print("Practicum quickstart: demonstrations → SFT → GRPO → examination", flush=True)
+
+    from practicum.quickstart import Quickstart, default_plan
+
+    out = args.out or Path("runs") / f"quickstart-{args.seed}"
+    asyncio.run(Quickstart(out, args.seed, default_plan(args.seed), say=lambda text: print(text, flush=True)).run())
+    return 0

@@ -1,0 +1,65 @@
+"""The contract of an engine: ids in, ids and log-probs out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from practicum.environment import Message, Observation
+from practicum.task import Task
+from practicum.trajectory import ActionSource, StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+
+    def with_seed(self, seed: int) -> Sampling:
+        return replace(self, seed=seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One reply wanted. `ids` is the whole prompt; the rest is for engines that do not work on ids:
+    a scripted one reads the task and the latest observation, a remote chat server the conversation.
+    """
+
+    ids: tuple[int, ...]
+    sampling: Sampling
+    task: Task
+    observation: Observation
+    conversation: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One reply. `logprobs` are of the sampled ids under the sampling distribution, None where unknown."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+    stop_reason: StopReason
+    policy_version: int
+    source: ActionSource
+    prompt_cached: int = 0
+
+
+class Engine(Protocol):
+    """Many requests may be under way at once. An engine that cannot answer raises `EngineError`."""
+
+    name: str
+
+    async def generate(self, request: Request) -> Generation: ...
+    def forget(self, session: str) -> None:
+        """The session is over; whatever was kept for it may go."""
+
+    async def close(self) -> None: ...

@@ -1,0 +1,448 @@
+"""The in-process engine: continuous batching over the learner's own weights.
+
+One thread decodes; requests come from the event loop and answers go back to it, so a slow tool
+holds up nobody else. Rows that decode stand in slots 0..B-1 of one static KV buffer; a finished row's
+place is filled by the last one. Shapes are bucketed (rows by 8, keys by 64): a GPU can capture them,
+and on CPU they make a row's numbers independent of the rows beside it, to the last bit.
+
+A prompt's KV is computed up to its last token; the last token is fed by the first decode step, so
+prefill needs no logits and a fully cached prompt needs no prefill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from practicum.engines.base import Generation, Request
+from practicum.engines.prefix import PrefixStore, block_hashes
+from practicum.engines.sampling import sample, uniforms
+from practicum.errors import EngineError, UserError
+from practicum.models.decoder import Decoder
+from practicum.render import Renderer
+from practicum.trajectory import ActionSource, StopReason
+
+ROW_BUCKET = 8
+KEY_BUCKET = 128
+STOP_WINDOW = 24
+"""Tokens decoded to look for a stop string; longer ones are refused."""
+
+
+@dataclass(eq=False)
+class Row:
+    """One request under way."""
+
+    request: Request
+    future: asyncio.Future[Generation]
+    loop: asyncio.AbstractEventLoop
+    ids: list[int]
+    limit: int
+    cached: int = 0
+    continues: bool = False
+    new: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+@dataclass
+class EngineStats:
+    """Counters since the start."""
+
+    generated: int = 0
+    decode_steps: int = 0
+    prefilled: int = 0
+    reused: int = 0
+    decode_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+
+
+class LocalEngine:
+    """Ids in, ids and log-probs out, from a decoder in this process."""
+
+    name = "local"
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        renderer: Renderer,
+        *,
+        max_batch: int = 64,
+        prefill_tokens: int = 2048,
+        cache_bytes: int = 1 << 30,
+        burst: int = 1,
+        threads: int | None = None,
+    ) -> None:
+        self.decoder = decoder
+        self.renderer = renderer
+        self.max_batch = -(-max_batch // ROW_BUCKET) * ROW_BUCKET
+        self.prefill_tokens = prefill_tokens
+        self.burst = burst
+        # Two threads on small matrices lose more to waking up than they gain; a prompt's are large enough.
+        self.all_threads = torch.get_num_threads()
+        self.threads = threads or (1 if decoder.shape.hidden < 512 else self.all_threads)
+        self.prefixes = PrefixStore(cache_bytes)
+        self.stats = EngineStats()
+        self._kv = torch.empty(0)
+        self._capacity = 0
+        self._rows: list[Row] = []
+        self._waiting: deque[Row] = deque()
+        self._inbox: queue.SimpleQueue[Row | str | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._broken: str | None = None
+        device = decoder.device
+        slots = self.max_batch
+        self._last = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._position = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._temperature = torch.ones(slots, device=device)
+        self._top_k = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._top_p = torch.ones(slots, device=device)
+        self._step = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._noise = torch.zeros(slots, 64, device=device)
+        self._slot_numbers = torch.arange(slots, device=device)
+
+    # -- the event loop's side ---------------------------------------------------------------
+
+    async def generate(self, request: Request) -> Generation:
+        if self._broken:
+            raise EngineError(self._broken)
+        context = self.decoder.shape.context
+        if not request.ids:
+            raise EngineError("the prompt is empty")
+        if len(request.ids) >= context:
+            raise EngineError(f"the prompt has {len(request.ids)} tokens; the model's window is {context}")
+        if any(len(text) > STOP_WINDOW for text in request.sampling.stop):
+            raise UserError(f"Stop strings may have at most {STOP_WINDOW} characters.")
+        limit = min(request.sampling.max_tokens, context - len(request.ids))
+        loop = asyncio.get_running_loop()
+        row = Row(request, loop.create_future(), loop, list(request.ids), limit)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="practicum-engine", daemon=True)
+            self._thread.start()
+        self._inbox.put(row)
+        return await row.future
+
+    def forget(self, session: str) -> None:
+        self._inbox.put(session)
+
+    async def close(self) -> None:
+        if self._thread is not None:
+            self._inbox.put(None)
+            await asyncio.to_thread(self._thread.join)
+            self._thread = None
+
+    def weights_changed(self, version: int) -> None:
+        """The learner has stepped: from here on replies belong to `version`. No request may be under way."""
+        if self._rows or self._waiting:
+            raise EngineError("weights changed while requests were under way")
+        self.prefixes.set_version(version)
+
+    # -- the engine thread's side -------------------------------------------------------------
+
+    def _run(self) -> None:
+        with torch.inference_mode():
+            while True:
+                try:
+                    if not self._collect():
+                        return
+                    self._admit()
+                    if self._rows:
+                        self._decode()
+                except Exception as error:  # one bad step must not leave episodes waiting for ever
+                    self._broken = f"the local engine failed: {type(error).__name__}: {error}"
+                    self._fail_all(self._broken)
+                    return
+
+    def _collect(self) -> bool:
+        """Take what has come in; wait only when there is nothing to decode. False: close."""
+        idle = not self._rows and not self._waiting
+        while True:
+            try:
+                item = self._inbox.get(block=idle)
+            except queue.Empty:
+                return True
+            if item is None:
+                self._fail_all("the engine was closed")
+                return False
+            if isinstance(item, str):
+                self.prefixes.forget(item)
+                continue
+            if idle:
+                torch.set_num_threads(self.threads)
+            idle = False
+            self._waiting.append(item)
+
+    def _fail_all(self, reason: str) -> None:
+        rows = [*self._rows, *self._waiting]
+        while not self._inbox.empty():
+            item = self._inbox.get()
+            if isinstance(item, Row):
+                rows.append(item)
+        self._rows.clear()
+        self._waiting.clear()
+        for row in rows:
+            _answer(row, EngineError(reason))
+
+    def _admit(self) -> None:
+        """Fill free slots in waves: a prompt whose next uncached block another is about to compute waits for it."""
+        while self._waiting and len(self._rows) < self.max_batch:
+            wave: list[Row] = []
+            coming: set[int] = set()
+            later: deque[Row] = deque()
+            budget = self.prefill_tokens
+            while self._waiting and len(self._rows) + len(wave) < self.max_batch and (budget > 0 or not wave):
+                row = self._waiting.popleft()
+                if row.future.cancelled():
+                    continue
+                _, length = self.prefixes.match(row.ids[:-1])
+                hashes = block_hashes(row.ids[:-1])
+                following = hashes[len(block_hashes(row.ids[:length])) :][:1]
+                if following and following[0] in coming:
+                    later.append(row)
+                    continue
+                coming.update(following)
+                budget -= len(row.ids) - 1 - length
+                wave.append(row)
+            self._waiting = later + self._waiting
+            if not wave:
+                return
+            self._start(wave)
+            if budget <= 0:
+                return  # let the others decode a step before the next wave
+
+    def _start(self, wave: list[Row]) -> None:
+        """Give rows their slots, copy what is cached, compute the rest."""
+        self._reserve(max(len(row.ids) + row.limit for row in wave))
+        begun = time.perf_counter()
+        first = len(self._rows)
+        for number, row in enumerate(wave):
+            slot = first + number
+            entry, length = self.prefixes.match(row.ids[:-1])
+            if entry is not None:
+                self._kv[:, :, slot, :, :length] = entry.kv[:, :, :, :length]
+            row.cached = length
+            row.continues = entry is not None and bool(row.request.session) and entry.session == row.request.session
+            self.stats.reused += length
+            settings = row.request.sampling
+            self._last[slot] = row.ids[-1]
+            self._position[slot] = len(row.ids) - 1
+            self._temperature[slot] = settings.temperature
+            self._top_k[slot] = settings.top_k
+            self._top_p[slot] = settings.top_p
+            self._step[slot] = 0
+            if row.limit > self._noise.shape[1]:
+                self._noise = F.pad(self._noise, (0, row.limit - self._noise.shape[1]))
+            self._noise[slot, : row.limit] = uniforms(settings.seed, row.limit).to(self._noise.device)
+        pending = [(first + n, row, row.cached) for n, row in enumerate(wave) if row.cached < len(row.ids) - 1]
+        if pending:
+            torch.set_num_threads(self.all_threads)
+        pending.sort(key=lambda item: len(item[1].ids) - item[2])
+        while pending:
+            group: list[tuple[int, Row, int]] = []
+            widest = 0
+            for item in pending:
+                width = min(len(item[1].ids) - 1 - item[2], self.prefill_tokens)
+                if group and max(widest, width) * (len(group) + 1) > self.prefill_tokens:
+                    break
+                group.append(item)
+                widest = max(widest, width)
+            pending = pending[len(group) :]
+            self._prefill([(slot, row.ids[done : done + widest], done) for slot, row, done in group])
+            left = [(slot, row, done + widest) for slot, row, done in group if done + widest < len(row.ids) - 1]
+            pending = left + pending
+        torch.set_num_threads(self.threads)
+        for number, row in enumerate(wave):
+            known = len(row.ids) - 1
+            self.stats.prefilled += known - row.cached
+            if not row.continues and row.cached < known:
+                # A fresh prompt: other chains will come asking. (A later turn is kept when it ends.)
+                self.prefixes.put(tuple(row.ids[:known]), self._kv[:, :, first + number, :, :known].clone())
+        self._rows.extend(wave)
+        self.stats.prefill_seconds += time.perf_counter() - begun
+
+    def _reserve(self, length: int) -> None:
+        """Make the KV buffer [layers, 2, slots, K, keys, D] hold rows of this length."""
+        wanted = -(-(length + self.burst) // KEY_BUCKET) * KEY_BUCKET
+        if wanted <= self._capacity:
+            return
+        wanted = max(wanted, min(2 * self._capacity, self.decoder.shape.context + KEY_BUCKET))
+        shape = self.decoder.shape
+        kv = torch.zeros(
+            shape.layers, 2, self.max_batch, shape.kv_heads, wanted, shape.head_size,
+            dtype=self.decoder.dtype, device=self.decoder.device,
+        )  # fmt: skip
+        if self._rows:
+            kv[:, :, : len(self._rows), :, : self._capacity] = self._kv[:, :, : len(self._rows)]
+        self._kv, self._capacity = kv, wanted
+
+    def _prefill(self, rows: list[tuple[int, list[int], int]]) -> None:
+        """KV of ids from a start, for several slots at once. The last prompt token is left to decoding."""
+        device = self.decoder.device
+        width = -(-max(len(ids) for _, ids, _ in rows) // ROW_BUCKET) * ROW_BUCKET
+        slots = torch.tensor([slot for slot, _, _ in rows], device=device)
+        ids = torch.tensor([ids + [0] * (width - len(ids)) for _, ids, _ in rows], device=device)
+        starts = torch.tensor([start for _, _, start in rows], device=device)
+        positions = (starts[:, None] + torch.arange(width, device=device)).clamp(max=self._capacity - 1)
+        keys = -(-(int(starts.max()) + width) // KEY_BUCKET) * KEY_BUCKET
+        keys = min(keys, self._capacity)
+        mask = causal_mask(positions, keys, self.decoder.dtype)
+        limit = self.decoder.shape.context - 1
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self._kv[layer, 0, slots[:, None], :, positions] = k
+            self._kv[layer, 1, slots[:, None], :, positions] = v
+            return attention(q, self._kv[layer, 0, slots, :, :keys], self._kv[layer, 1, slots, :, :keys], mask)
+
+        self.decoder.hidden(ids, positions.clamp(max=limit), attend)
+
+    def _decode(self) -> None:
+        """One burst of decode steps for every row, then the host's look at what came out."""
+        begun = time.perf_counter()
+        count = len(self._rows)
+        wide = -(-count // ROW_BUCKET) * ROW_BUCKET
+        if wide > count:
+            self._position[count:wide] = 0
+            self._step[count:wide] = 0
+        longest = max(len(row.ids) for row in self._rows) + self.burst - 1
+        keys = min(-(-longest // KEY_BUCKET) * KEY_BUCKET, self._capacity)
+        filtered = any(row.request.sampling.top_k or row.request.sampling.top_p < 1 for row in self._rows)
+        ids, logprobs = [], []
+        for _ in range(self.burst):
+            step_ids, step_logprobs = self._decode_step(wide, keys, filtered)
+            ids.append(step_ids)
+            logprobs.append(step_logprobs)
+        host_ids = torch.stack(ids, 1).tolist()
+        host_logprobs = torch.stack(logprobs, 1).tolist()
+        finished: list[tuple[int, StopReason | None]] = []
+        for slot, row in enumerate(self._rows):
+            for token, logprob in zip(host_ids[slot], host_logprobs[slot], strict=True):
+                row.new.append(token)
+                row.ids.append(token)
+                row.logprobs.append(logprob)
+                reason = self._stopped(row)
+                if reason is not None:
+                    finished.append((slot, reason))
+                    break
+            else:
+                if row.future.cancelled():
+                    finished.append((slot, None))
+        self.stats.decode_steps += self.burst
+        self.stats.decode_seconds += time.perf_counter() - begun
+        for slot, reason in reversed(finished):
+            self._finish(slot, reason)
+
+    def _decode_step(self, wide: int, keys: int, filtered: bool) -> tuple[Tensor, Tensor]:
+        """Feed the last token of rows 0..wide-1, sample the next; nothing here waits for the host."""
+        positions = self._position[:wide]
+        slots = self._slot_numbers[:wide]
+        mask = causal_mask(positions[:, None], keys, self.decoder.dtype)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            buffer_k, buffer_v = self._kv[layer, 0], self._kv[layer, 1]
+            buffer_k[slots, :, positions] = k
+            buffer_v[slots, :, positions] = v
+            return attention(q[:, None], buffer_k[:wide, :, :keys], buffer_v[:wide, :, :keys], mask)[:, 0]
+
+        hidden = self.decoder.hidden(self._last[:wide], positions, attend)
+        noise = self._noise[slots, self._step[:wide].clamp(max=self._noise.shape[1] - 1)]
+        limits = (self._top_k[:wide], self._top_p[:wide]) if filtered else (None, None)
+        ids, logprobs = sample(self.decoder.logits(hidden), noise, self._temperature[:wide], *limits)
+        self._last[:wide] = ids
+        self._position[:wide] += 1
+        self._step[:wide] += 1
+        return ids, logprobs
+
+    def _stopped(self, row: Row) -> StopReason | None:
+        if row.new[-1] in self.renderer.end_ids:
+            return StopReason.END
+        if row.request.sampling.stop:
+            tail = self.renderer.tokenizer.decode(row.new[-STOP_WINDOW:], skip_special_tokens=False)
+            if any(text in tail for text in row.request.sampling.stop):
+                return StopReason.STRING
+        if len(row.new) >= row.limit:
+            full = row.limit < row.request.sampling.max_tokens
+            return StopReason.CONTEXT if full else StopReason.LENGTH
+        return None
+
+    def _finish(self, slot: int, reason: StopReason | None) -> None:
+        """Answer, keep the KV for the next turn, and let the last row take the place."""
+        row = self._rows[slot]
+        known = len(row.ids) - 1
+        if row.request.session and reason is not None:
+            kept = self._kv[:, :, slot, :, :known].clone()
+            self.prefixes.put(tuple(row.ids[:known]), kept, row.request.session)
+        last = len(self._rows) - 1
+        if slot != last:
+            length = len(self._rows[last].ids) - 1
+            self._kv[:, :, slot, :, :length] = self._kv[:, :, last, :, :length]
+            for tensor in (
+                self._last,
+                self._position,
+                self._temperature,
+                self._top_k,
+                self._top_p,
+                self._step,
+                self._noise,
+            ):
+                tensor[slot] = tensor[last]
+            self._rows[slot] = self._rows[last]
+        self._rows.pop()
+        self.stats.generated += len(row.new)
+        if reason is not None:
+            _answer(row, Generation(
+                ids=tuple(row.new),
+                logprobs=tuple(row.logprobs),
+                stop_reason=reason,
+                policy_version=self.prefixes.version,
+                source=ActionSource.POLICY,
+                prompt_cached=row.cached,
+            ))  # fmt: skip
+
+
+def causal_mask(positions: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
+    """0 where a query at positions [R, T] may look, -inf where not: [R, 1, T, keys]."""
+    unseen = torch.arange(keys, device=positions.device) > positions[..., None]
+    return torch.zeros(unseen.shape, dtype=dtype, device=unseen.device).masked_fill_(unseen, -torch.inf)[:, None]
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """q [R, T, H, D] over k, v [R, K, keys, D] gives [R, T, H·D].
+
+    Values are summed in blocks of KEY_BUCKET keys, always: a matrix library picks its own order of
+    summation by the length it is given, and a row's numbers must not depend on its neighbours' length.
+    """
+    rows, width, heads, size = q.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
+    group = heads // kv_heads
+    grouped = (q * size**-0.5).view(rows, width, kv_heads, group, size).permute(0, 2, 3, 1, 4)
+    scores = torch.matmul(grouped.reshape(rows, kv_heads, group * width, size), k.transpose(-1, -2))
+    scores = scores.view(rows, kv_heads, group, width, keys) + mask[:, :, None]
+    weights = scores.softmax(-1).view(rows * kv_heads, group * width, keys)
+    values = v.flatten(0, 1)
+    mixed = torch.bmm(weights[:, :, :KEY_BUCKET], values[:, :KEY_BUCKET])
+    for start in range(KEY_BUCKET, keys, KEY_BUCKET):
+        stop = start + KEY_BUCKET
+        mixed = torch.baddbmm(mixed, weights[:, :, start:stop], values[:, start:stop])
+    mixed = mixed.view(rows, kv_heads, group, width, size).permute(0, 3, 1, 2, 4)
+    return mixed.reshape(rows, width, heads * size)
+
+
+def _answer(row: Row, value: Generation | EngineError) -> None:
+    """Settle a future from the engine's thread; an episode that gave up no longer listens."""
+
+    def settle() -> None:
+        if row.future.done():
+            return
+        if isinstance(value, Generation):
+            row.future.set_result(value)
+        else:
+            row.future.set_exception(value)
+
+    if not row.loop.is_closed():
+        row.loop.call_soon_threadsafe(settle)

@@ -1,0 +1,82 @@
+"""Replies that no model wrote: an expert's, a random player's, a null policy's, or a recorded episode's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from practicum.engines.base import Generation, Request
+from practicum.environment import Environment, Policy
+from practicum.errors import EngineError
+from practicum.formats import Format
+from practicum.render import Renderer
+from practicum.task import Task
+from practicum.trajectory import ActionSource, Origin, StopReason, Trajectory
+
+MakePolicy = Callable[[Task, int], Policy]
+
+
+class ScriptedEngine:
+    """Asks a policy of plain Python for each action and writes it in the agent's format.
+
+    The ids are the tokenizer's own for that text, closed by the end token; there are no log-probs,
+    because nothing was sampled.
+    """
+
+    name = "scripted"
+
+    def __init__(self, make_policy: MakePolicy, source: ActionSource, format: Format, renderer: Renderer) -> None:
+        self.make_policy = make_policy
+        self.source = source
+        self.format = format
+        self.renderer = renderer
+        self._policies: dict[str, Policy] = {}
+
+    @classmethod
+    def of(cls, source: str, environment: Environment, format: Format, renderer: Renderer) -> ScriptedEngine:
+        """The environment's own `expert`, `random` or `null` policy."""
+        makers: Mapping[str, MakePolicy] = {
+            "expert": lambda task, seed: environment.expert(task),
+            "random": environment.random,
+            "null": lambda task, seed: environment.null(task),
+        }
+        return cls(makers[source], ActionSource(source), format, renderer)
+
+    async def generate(self, request: Request) -> Generation:
+        policy = self._policies.get(request.session)
+        if policy is None:
+            policy = self._policies[request.session] = self.make_policy(request.task, request.sampling.seed)
+        text = self.format.write(policy(request.observation), bool(request.tools))
+        ids = self.renderer.encode_reply(text)
+        return Generation(ids, None, StopReason.END, 0, self.source)
+
+    def forget(self, session: str) -> None:
+        self._policies.pop(session, None)
+
+    async def close(self) -> None:
+        self._policies.clear()
+
+
+class ReplayEngine:
+    """Says again, id for id, what recorded episodes said; the world may answer differently."""
+
+    name = "replay"
+
+    def __init__(self, episodes: Mapping[str, Trajectory]) -> None:
+        self.episodes = episodes
+        self._turn: dict[str, int] = {}
+
+    async def generate(self, request: Request) -> Generation:
+        number = self._turn.get(request.session, 0)
+        recorded = self.episodes.get(request.task.id)
+        if recorded is None or number >= len(recorded.turns):
+            raise EngineError(f"no recorded turn {number} for task '{request.task.id}'")
+        self._turn[request.session] = number + 1
+        turn = recorded.turns[number]
+        span = next(span for span in turn.spans if span.origin is Origin.SAMPLED)
+        return Generation(span.ids, span.logprobs, turn.stop_reason, turn.policy_version, ActionSource.REPLAY)
+
+    def forget(self, session: str) -> None:
+        self._turn.pop(session, None)
+
+    async def close(self) -> None:
+        self._turn.clear()

@@ -1,0 +1,1 @@
+"""AgentGym's worlds."""

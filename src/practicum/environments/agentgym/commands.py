@@ -1,0 +1,76 @@
+"""TextCraft's commands, read from text: AgentGym's sentences and the founding paper's brackets.
+
+`verb[rest]` means `verb rest`. Within brackets the amount may be left out (a get takes one) and so may the
+ingredients of a craft (the world picks them); a sentence must say both.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from practicum.environments.agentgym.recipes import Amounts
+
+GRAMMARS = ("agentgym", "bracket", "both")
+USAGE = {
+    "agentgym": "get N item | craft N item using N item, N item | inventory",
+    "bracket": "get[N item] | craft[item] | inventory[]",
+}
+MAX_AMOUNT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command as read. `ingredients` of None: the world picks them."""
+
+    verb: str
+    item: str = ""
+    amount: int | None = None
+    ingredients: Amounts | None = None
+
+
+class Refused(Exception):
+    """A command that cannot be done; its text is what the agent is told."""
+
+
+def read_command(text: str, grammar: str) -> Command:
+    """The command in a text, strictly; a `Refused` says what is wrong with it."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(lines) > 1:
+        raise Refused("Give one command on one line.")
+    plain = " ".join("".join(lines).lower().split()).rstrip(".")
+    usage = USAGE["bracket" if grammar == "bracket" else "agentgym"]
+    bracket = re.fullmatch(r"(get|craft|inventory) ?\[ ?(.*?) ?\]", plain)
+    verb, rest = (bracket[1], bracket[2]) if bracket else plain.partition(" ")[::2]
+    if verb == "inventory" and not rest:
+        return Command("inventory")
+    if verb not in ("get", "craft") or not rest or re.search(r"[\[\]]", rest):
+        raise Refused(f"Could not execute '{plain[:80]}'. Commands: {usage}")
+    if grammar not in ("both", "bracket" if bracket else "agentgym"):
+        raise Refused(f"Could not execute '{plain[:80]}': write it as {usage}")
+    head, using, tail = rest.partition(" using ") if verb == "craft" else (rest, "", "")
+    amount, item = _read_amount(head)
+    if not bracket and verb == "get" and amount is None:
+        raise Refused(f"Say how many: get 1 {item[:80]}")
+    if not bracket and verb == "craft" and not using:
+        raise Refused("Say from what: craft N item using N item, N item")
+    if not using:
+        return Command(verb, item, amount)
+    ingredients = []
+    for part in tail.split(","):
+        count, name = _read_amount(part.strip())
+        if count is None:
+            raise Refused(f"Wrong item format: '{part.strip()[:80]}'. Write an amount and an item, such as 2 stick.")
+        ingredients.append((name, count))
+    return Command(verb, item, amount, tuple(ingredients))
+
+
+def _read_amount(text: str) -> tuple[int | None, str]:
+    """A leading count, if any, and the name after it."""
+    found = re.fullmatch(r"([0-9]+) (.+)", text)
+    if not found:
+        return None, text
+    # Length first: Python refuses to read numbers of thousands of digits.
+    if len(found[1]) > 9 or not 1 <= int(found[1]) <= MAX_AMOUNT:
+        raise Refused(f"An amount must be from 1 to {MAX_AMOUNT}.")
+    return int(found[1]), found[2]

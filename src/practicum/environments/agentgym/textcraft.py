@@ -1,0 +1,295 @@
+"""`agentgym:textcraft`: craft a Minecraft item from the recipes shown, by text commands.
+
+AgentGym's rules over Minecraft's own recipes, and beside AgentGym's commands the bracket commands of the
+founding paper. The world holds no chance: all that varies between two tasks of one goal is which
+distracting recipes are shown and in what order, and the task's goal and variant decide that.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from practicum.environment import SPLITS, Action, Environment, Message, Observation, Policy, Step
+from practicum.environments.agentgym.commands import GRAMMARS, USAGE, Command, Refused, read_command
+from practicum.environments.agentgym.recipes import Amounts, Recipe, full_plan, lines_for, load_book, make_plan
+from practicum.errors import UserError, nearest
+from practicum.formats import make_format
+from practicum.task import Task, content_hash
+
+REWARDS = ("native", "shaped")
+INSTRUCTION = (
+    "Craft the goal item. Commands: {usage}\n"
+    "Get what no recipe makes. Craft with the exact amounts of a recipe. "
+    "Where a recipe says planks or wool, any kind of it will do: name one, such as oak planks."
+)
+MAX_DISTRACTORS = 10
+STEP_REWARD, COMPLETION_REWARD, PENALTY = 0.15, 1.0, -0.05
+SPLIT_OF_BUCKET = ("train",) * 8 + ("val", "test")
+
+
+class TextCraft(Environment):
+    """One crafting episode at a time; the recipe book is shared by all instances and never changes."""
+
+    name = "agentgym:textcraft"
+    formats = ("react", "hf")
+    floor = 0.0
+
+    def __init__(
+        self,
+        format: str = "react",
+        grammar: str = "both",
+        reward: str = "native",
+        min_depth: int = 2,
+        max_depth: int = 4,
+    ) -> None:
+        for option, value, known in (("grammar", grammar, GRAMMARS), ("reward", reward, REWARDS)):
+            if value not in known:
+                raise UserError(f"textcraft has no {option} '{value}'.{nearest(str(value), known)}")
+        whole = all(isinstance(depth, int) and not isinstance(depth, bool) for depth in (min_depth, max_depth))
+        self.format = make_format(format)
+        self.grammar, self.shaped = grammar, reward == "shaped"
+        self.min_depth, self.max_depth = min_depth, max_depth
+        self.book = load_book()
+        if not whole or min_depth < 1 or not self.goals():
+            raise UserError(
+                f"textcraft needs 1 <= min_depth <= max_depth and min_depth <= 4; got {min_depth}..{max_depth}."
+            )
+        if self.shaped:
+            # A reply that does not parse is an invalid action too.
+            self.invalid_reward = PENALTY
+        self._goal = ""
+        self._held: dict[str, int] = {}
+        self._milestones: dict[str, int] = {}
+        self._finished = False
+
+    @property
+    def inventory(self) -> Mapping[str, int]:
+        """What the agent holds, as a copy."""
+        return dict(self._held)
+
+    @property
+    def shown_grammar(self) -> str:
+        return "bracket" if self.grammar == "bracket" else "agentgym"
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """Begin with empty hands. The world has no chance in it, so the seed changes nothing."""
+        goal = str(task.fields.get("goal"))
+        if goal not in self.book.items:
+            raise UserError(f"Task '{task.id}' has a goal that Minecraft lacks: '{goal}'; name an item in 'goal'.")
+        self._goal, self._held, self._finished = goal, {}, False
+        self._milestones = dict(full_plan(goal).milestones)
+        guide = self.format.instructions(()) or "Reply with one command and nothing else."
+        system = f"{INSTRUCTION.format(usage=USAGE[self.shown_grammar])}\n{guide}"
+        listed = "\n".join(task.fields.get("commands", ()))
+        question = f"Crafting commands:\n{listed}\n\nGoal: craft {goal}."
+        return Observation((Message("system", system), Message("user", question)))
+
+    async def step(self, action: Action) -> Step:
+        assert self._goal, "reset comes before step"
+        if self._finished:
+            return self._answer("The goal is reached; the episode is over.", {}, terminated=True, success=True)
+        try:
+            if action.calls:
+                raise Refused("There are no tools here; reply with one command.")
+            command = read_command(action.content, self.grammar)
+            text = self._do(command)
+        except Refused as refusal:
+            return self._answer(str(refusal), {"penalty": PENALTY}, valid=False)
+        if self._finished:
+            return self._answer(text, {"completion": COMPLETION_REWARD}, terminated=True, success=True)
+        # The paper's steps are gets and crafts; looking is free, or looking for ever would pay.
+        return self._answer(text, {"step": STEP_REWARD} if command.verb != "inventory" else {})
+
+    async def truncate(self) -> Step:
+        return Step(truncated=True, success=self._finished, progress=self._progress())
+
+    def _answer(
+        self,
+        text: str,
+        earned: Mapping[str, float],
+        terminated: bool = False,
+        success: bool = False,
+        valid: bool = True,
+    ) -> Step:
+        """The step for a text; of what was earned, native reward counts completion only."""
+        names = ("step", "completion", "penalty") if self.shaped else ("completion",)
+        parts = {name: earned.get(name, 0.0) for name in names}
+        # A command world speaks as the user in every format; only the wording is the format's.
+        message = Message("user", self.format.observe("textcraft", text).content)
+        return Step(
+            Observation((message,)),
+            reward=sum(parts.values()),
+            parts=parts,
+            terminated=terminated,
+            success=success,
+            progress=self._progress(),
+            info={"valid": valid},
+        )
+
+    def _progress(self) -> float:
+        """The share of the plan's crafts that are done."""
+        if self._finished:
+            return 1.0
+        total = sum(full_plan(self._goal).milestones.values()) if self._goal else 0
+        return 1.0 - sum(self._milestones.values()) / total if total else 0.0
+
+    def _do(self, command: Command) -> str:
+        if command.verb == "inventory":
+            listed = " ".join(f"[{name}] ({count})" for name, count in self._held.items())
+            return f"Inventory: {listed or 'You are not carrying anything.'}"
+        self._check_item(command.item)
+        return self._get(command) if command.verb == "get" else self._craft(command)
+
+    def _get(self, command: Command) -> str:
+        item, amount = command.item, command.amount or 1
+        if item in self.book.recipes:
+            raise Refused(f"Could not find {item}: it must be crafted.")
+        self._held[item] = self._held.get(item, 0) + amount
+        self._finished = item == self._goal
+        return f"Got {amount} {item}"
+
+    def _craft(self, command: Command) -> str:
+        item = command.item
+        if item not in self.book.recipes:
+            raise Refused(f"Could not find a recipe for {item}: get it instead.")
+        recipe, paid = self._pick(item) if command.ingredients is None else self._named(item, command.ingredients)
+        if command.amount not in (None, recipe.makes):
+            raise Refused(f"That recipe makes {recipe.makes} {item}, not {command.amount}.")
+        for name, count in paid:
+            self._held[name] -= count
+            if not self._held[name]:
+                del self._held[name]
+        self._held[item] = self._held.get(item, 0) + recipe.makes
+        self._finished = item == self._goal
+        tag = next((tag for tag, members in self.book.tags.items() if item in members), item)
+        reached = next((name for name in (item, tag) if self._milestones.get(name)), None)
+        if reached is not None:
+            self._milestones[reached] -= 1
+        return f"Crafted {recipe.makes} {item}"
+
+    def _pick(self, item: str) -> tuple[Recipe, Amounts]:
+        """The first recipe of the item, in the book's order, that the inventory can pay for."""
+        for recipe in self.book.recipes[item]:
+            paid = self.book.payment(recipe, self._held)
+            if paid is not None:
+                return recipe, paid
+        raise Refused(f"Could not find enough items to craft {item}.")
+
+    def _named(self, item: str, ingredients: Amounts) -> tuple[Recipe, Amounts]:
+        """The recipe that takes just the ingredients named, if they are held."""
+        offered: dict[str, int] = {}
+        for name, count in ingredients:
+            self._check_item(name)
+            offered[name] = offered.get(name, 0) + count
+        recipe = self.book.match(item, offered)
+        if recipe is None:
+            raise Refused(f"Could not find a valid recipe for {item} with those ingredients and amounts.")
+        for name, count in offered.items():
+            if self._held.get(name, 0) < count:
+                held = self._held.get(name, 0)
+                raise Refused(f"Could not find enough items to craft {item}: it takes {count} {name}, you hold {held}.")
+        return recipe, tuple(offered.items())
+
+    def _check_item(self, name: str) -> None:
+        if name in self.book.tags:
+            raise Refused(f"{name} is a kind of item: name one, such as {self.book.tags[name][0]}.")
+        if name not in self.book.items:
+            raise Refused(f"Could not find {name[:80]}: there is no such item.")
+
+    def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
+        """A goal's own hash says its split. Each goal comes once, then each again as its next variant.
+
+        The seed sets the order of the goals; a task's id names its content whatever the seed.
+        """
+        if split not in SPLITS:
+            raise UserError(f"textcraft has no split '{split}'.{nearest(split, SPLITS)}")
+        goals = [goal for goal in self.goals() if split_of(goal) == split]
+        if not goals:
+            raise UserError(
+                f"textcraft has no '{split}' goal of depth {self.min_depth}..{self.max_depth}; widen these."
+            )
+        # Ordered by hash, not by a random generator: the same on every version of Python.
+        goals.sort(key=lambda goal: content_hash([seed, goal]))
+        return [make_task(goals[number % len(goals)], number // len(goals)) for number in range(count)]
+
+    def goals(self) -> tuple[str, ...]:
+        """The goals of the depths asked for, deepest first, then by name."""
+        return tuple(goal for goal in self.book.goals if self.min_depth <= self.book.depths[goal] <= self.max_depth)
+
+    def task_at(self, data_idx: int) -> Task:
+        """The task that a benchmark's index names: goals of all splits, counted round and round."""
+        goals = self.goals()
+        return make_task(goals[data_idx % len(goals)], data_idx // len(goals))
+
+    def expert(self, task: Task) -> Policy:
+        """Works out from the recipes shown what to get and craft, gets it all, then crafts upwards."""
+        goal = str(task.fields["goal"])
+        plan = make_plan(goal, task.fields["commands"])
+        held = dict(plan.gets)
+        lines = [(f"I need {count} {item}.", self._write_get(item, count)) for item, count in plan.gets]
+        for recipe, times in plan.crafts:
+            why = f"Now I can craft {recipe.output}."
+            for _ in range(times):
+                lines.append((why, self._write_craft(recipe, held)))
+                for name, count in recipe.ingredients:
+                    held[name] -= count
+                held[recipe.output] = held.get(recipe.output, 0) + recipe.makes
+        # Only `react` has a place for a thought: in `hf` the whole reply is the command.
+        thinks = self.format.name == "react"
+        actions = iter([Action(content=text, thought=why if thinks else "") for why, text in lines])
+        return lambda observation: next(actions, Action(content="inventory"))
+
+    def random(self, task: Task, seed: int) -> Policy:
+        """Plays recipes shown in any order: gets an ingredient, crafts, now and then looks."""
+        generator = random.Random(f"textcraft-random/{task.id}/{seed}")
+        recipes = self.book.shown(task.fields["commands"])
+
+        def act(observation: Observation) -> Action:
+            recipe = generator.choice(recipes)
+            pairs = [(generator.choice(self.book.tags.get(name, (name,))), n) for name, n in recipe.ingredients]
+            verb = generator.choice(("get", "get", "get", "craft", "craft", "craft", "inventory"))
+            if verb == "get":
+                return Action(content=self._write_get(*generator.choice(pairs)))
+            if verb == "craft":
+                return Action(content=self._write_craft(Recipe(recipe.output, recipe.makes, tuple(pairs)), {}))
+            return Action(content="inventory")
+
+        return act
+
+    def _write_get(self, item: str, count: int) -> str:
+        return f"get[{count} {item}]" if self.grammar == "bracket" else f"get {count} {item}"
+
+    def _write_craft(self, recipe: Recipe, held: Mapping[str, int]) -> str:
+        """In brackets the item alone, unless the world would then take other things than the recipe names."""
+        if self.grammar != "bracket":
+            return recipe.line
+        payments = (self.book.payment(known, held) for known in self.book.recipes[recipe.output])
+        picked = next((paid for paid in payments if paid is not None), None)
+        if picked is None or dict(picked) == dict(recipe.ingredients):
+            return f"craft[{recipe.output}]"
+        return f"craft[{recipe.line.removeprefix('craft ')}]"
+
+
+def split_of(goal: str) -> str:
+    return SPLIT_OF_BUCKET[int(content_hash(["textcraft", goal]), 16) % 10]
+
+
+def make_task(goal: str, variant: int) -> Task:
+    """The one task of a goal and a variant: the variant picks the distractors and the order of the lines."""
+    book = load_book()
+    needed, near = lines_for(goal)
+
+    def place(line: str) -> str:
+        return content_hash([goal, variant, line])
+
+    lines = sorted((*needed, *sorted(near, key=place)[:MAX_DISTRACTORS]), key=lambda line: place("order " + line))
+    fields: dict[str, Any] = {
+        "goal": goal,
+        "commands": lines,
+        "data_idx": book.goals.index(goal),
+        "depth": book.depths[goal],
+        "variant": variant,
+    }
+    return Task(f"textcraft-{goal.replace(' ', '_')}-{variant}", TextCraft.name, split_of(goal), fields)

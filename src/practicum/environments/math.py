@@ -1,0 +1,145 @@
+"""`math`: word problems of several steps, with a calculator.
+
+A problem is a short story about a count that changes. Each level adds one operation. The expert
+works through it one calculator call a step and then answers, so every episode has several turns.
+Splits are disjoint by construction: a story's own hash says which split it belongs to.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from typing import ClassVar
+
+from practicum.environment import Action, Observation, Policy, ToolCall
+from practicum.environments.tool_agent import ToolEnvironment
+from practicum.errors import UserError
+from practicum.task import Task, content_hash
+from practicum.tools.calculator import evaluate
+
+# fmt: off
+NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hana", "Ivo", "June", "Kim", "Leo", "Mia", "Nils", "Ola",
+         "Pia")
+ITEMS = ("apples", "books", "coins", "shells", "cards", "stamps", "beads", "pens", "nuts", "marbles", "stones",
+         "stickers")
+OPENINGS = ("{name} has {n} {item}.", "{name} starts with {n} {item}.", "There are {n} {item} in the box of {name}.")
+CHANGES = {
+    "+": ("{name} finds {n} more.", "A friend brings {n} more.", "Then {name} buys {n} {item}."),
+    "-": ("{name} gives away {n}.", "Then {n} of them get lost.", "{name} sells {n} {item}."),
+    "*": ("Overnight the pile grows to {n} times its size.", "{name} gets enough to have {n} times as many.",
+          "Now there are {n} boxes, each holding that many."),
+    "/": ("They are split evenly into {n} bags and {name} keeps one bag.",
+          "{name} shares them equally among {n} people and counts one.", "Only one out of every {n} is kept."),
+}
+# fmt: on
+QUESTIONS = ("How many {item} are there now?", "How many {item} does {name} have in the end?")
+SPLIT_OF_BUCKET = ("train",) * 8 + ("val", "test")
+MAX_LEVEL = 5
+
+
+class MathEnvironment(ToolEnvironment):
+    """Generated word problems, or any JSON file of `question`/`answer`."""
+
+    name = "math"
+    system = "Work step by step with the calculator, then give the number."
+    default_tools: ClassVar[tuple[str, ...]] = ("calculator",)
+    default_reward = "math_reward"
+
+    def __init__(
+        self,
+        tools: Sequence[str] | None = None,
+        reward: str | None = None,
+        format: str = "hf",
+        files: dict[str, str] | None = None,
+        system: str | None = None,
+        levels: Sequence[int] = (1, 2, 3),
+    ) -> None:
+        super().__init__(tools, reward, format, files, system)
+        self.levels = tuple(levels)
+        if not self.levels or not all(isinstance(n, int) and 1 <= n <= MAX_LEVEL for n in self.levels):
+            raise UserError(f"math levels must be whole numbers from 1 to {MAX_LEVEL}, got {list(levels)}.")
+
+    def generate(self, split: str, count: int, seed: int) -> Sequence[Task]:
+        rng = random.Random(f"math/{split}/{seed}")
+        tasks: list[Task] = []
+        seen: set[str] = set()
+        while len(tasks) < count:
+            fields = make_problem(rng, self.levels[len(tasks) % len(self.levels)])
+            key = content_hash(fields["question"])
+            # A story belongs to the split its hash says, so no seed can leak one into another split.
+            if SPLIT_OF_BUCKET[int(key, 16) % 10] != split or key in seen:
+                continue
+            seen.add(key)
+            tasks.append(Task(f"math-{split}-{seed}-{len(tasks)}", self.name, split, fields))
+        return tasks
+
+    def expert(self, task: Task) -> Policy:
+        if "steps" not in task.fields:
+            return _solver_for_plain(task)
+        steps, position = list(task.fields["steps"]), 0
+
+        def act(observation: Observation) -> Action:
+            nonlocal position
+            if position < len(steps):
+                position += 1
+                return Action(calls=(ToolCall("calculator", {"expression": steps[position - 1]}),))
+            return Action(content=str(task.fields["answer"]))
+
+        return act
+
+    def random(self, task: Task, seed: int) -> Policy:
+        """Knows the protocol and nothing else: calculates with numbers of the story, then answers."""
+        rng = random.Random(f"math-random/{seed}")
+        numbers = re.findall(r"\d+", str(task.fields.get("question", ""))) or ["1"]
+        turns = iter(range(rng.randint(1, 3)))
+        last = "0"
+
+        def act(observation: Observation) -> Action:
+            nonlocal last
+            found = re.findall(r"-?\d+(?:\.\d+)?", observation.messages[-1].content if observation.messages else "")
+            last = found[-1] if found else last
+            if next(turns, None) is None:
+                return Action(content=last)
+            expression = f"{rng.choice(numbers)}{rng.choice('+-*/')}{rng.choice(numbers)}"
+            return Action(calls=(ToolCall("calculator", {"expression": expression}),))
+
+        return act
+
+
+def _solver_for_plain(task: Task) -> Policy:
+    """A file's task has no steps to follow: check the answer with the calculator, then give it."""
+    answers = re.findall(r"-?\d+(?:\.\d+)?", str(task.fields["answer"]).replace(",", "")) or ["0"]
+    replies = iter((Action(calls=(ToolCall("calculator", {"expression": answers[-1]}),)),))
+    return lambda observation: next(replies, Action(content=answers[-1]))
+
+
+def make_problem(rng: random.Random, level: int) -> dict[str, object]:
+    """A story with `level` operations, its steps as expressions, and its answer."""
+    name, item = rng.choice(NAMES), rng.choice(ITEMS)
+    value = rng.randint(2, 99)
+    text = [rng.choice(OPENINGS).format(name=name, n=value, item=item)]
+    steps: list[str] = []
+    for _ in range(level):
+        operator, operand = _operation(rng, value)
+        steps.append(f"{value}{operator}{operand}")
+        value = int(evaluate(steps[-1]))
+        text.append(rng.choice(CHANGES[operator]).format(name=name, n=operand, item=item))
+    text.append(rng.choice(QUESTIONS).format(name=name, item=item))
+    return {"question": " ".join(text), "answer": str(value), "steps": steps, "level": level}
+
+
+def _operation(rng: random.Random, value: int) -> tuple[str, int]:
+    """An operation that keeps the count a whole number from 1 to 999."""
+    while True:
+        operator = rng.choice("+-*/")
+        if operator == "+" and value < 900:
+            return "+", rng.randint(2, 99)
+        if operator == "-" and value > 3:
+            return "-", rng.randint(2, min(value - 1, 99))
+        if operator == "*" and value <= 99:
+            return "*", rng.randint(2, min(9, 999 // value))
+        if operator == "/":
+            divisors = [d for d in range(2, 10) if value % d == 0]
+            if divisors:
+                return "/", rng.choice(divisors)

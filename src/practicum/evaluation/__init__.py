@@ -1,0 +1,1 @@
+"""Examination: panels, statistics, pictures."""

@@ -1,0 +1,44 @@
+"""Metrics on disk: one JSON object a step, always, in `metrics.jsonl`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from practicum.errors import UserError
+
+
+class MetricsFile:
+    """Appends steps; each line is written whole and flushed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"Cannot write '{path}': {error.strerror}; choose another --out.") from error
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        bad = [name for name, value in values.items() if not math.isfinite(value)]
+        if bad:
+            raise FloatingPointError(f"step {step}: {', '.join(bad)} is not a finite number")
+        try:
+            self._file.write(json.dumps({"step": step, **values}) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise UserError(f"Cannot write '{self.path}': {error.strerror}; free some space.") from error
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """mean, std, min and max of a list, as `name/stat`."""
+    if not values:
+        return {}
+    mean = math.fsum(values) / len(values)
+    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / max(1, len(values) - 1))
+    return {f"{name}/mean": mean, f"{name}/std": deviation, f"{name}/min": min(values), f"{name}/max": max(values)}

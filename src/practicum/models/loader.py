@@ -1,0 +1,102 @@
+"""A model by name: `tiny`, `smollm2`, a Hugging Face folder, or a hub id."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from practicum import __version__
+from practicum.errors import UserError
+from practicum.models import smollm2, tiny
+
+BUILDERS = {"tiny": tiny.build, "smollm2": smollm2.build}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with its tokenizer and the folder they came from."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    source: str
+
+
+def cache_folder() -> Path:
+    """Where built models are kept: $PRACTICUM_CACHE or ~/.cache/practicum."""
+    return Path(os.environ.get("PRACTICUM_CACHE") or Path.home() / ".cache" / "practicum").expanduser()
+
+
+def model_folder(name: str) -> str:
+    """The folder (or hub id) of a model name; the built-in ones are made on first use."""
+    if name not in BUILDERS:
+        return name
+    version = f"{name}-{__version__}"
+    folder = cache_folder() / version
+    if not (folder / "config.json").exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Built beside and moved into place: a half-built model is never found.
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            made = Path(scratch) / "model"
+            BUILDERS[name](made)
+            if not (folder / "config.json").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                made.replace(folder)
+    return str(folder)
+
+
+def load(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> LoadedModel:
+    """Load a model and its tokenizer; dropout off, eager weights, nothing executed from the folder."""
+    tokenizer = load_tokenizer(name)
+    with _explained(name):
+        model = AutoModelForCausalLM.from_pretrained(_source(name), dtype=dtype, use_safetensors=True)
+    model.to(device).eval()
+    return LoadedModel(model, tokenizer, name)
+
+
+def load_tiny(seed: int) -> LoadedModel:
+    """The tiny model with weights drawn from a seed of the caller's."""
+    tokenizer = load_tokenizer("tiny")
+    return LoadedModel(tiny.build_model(len(tokenizer), seed).eval(), tokenizer, "tiny")
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    with _explained(name):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_source(name))
+    return tokenizer
+
+
+def _is_path(source: str) -> bool:
+    return source.startswith((".", "/", "~")) or Path(source).expanduser().exists()
+
+
+def _source(name: str) -> str:
+    source = model_folder(name)
+    if not _is_path(source):
+        return source
+    folder = Path(source).expanduser()
+    if not (folder / "config.json").is_file():
+        raise UserError(f"'{name}' is not a model folder (no config.json in it); give a Hugging Face folder.")
+    return str(folder)
+
+
+@contextlib.contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """What transformers says of a model it cannot load, as one sentence."""
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        if _is_path(model_folder(name)):
+            raise UserError(f"Model folder '{name}' cannot be loaded: {str(error).splitlines()[0]}") from error
+        raise UserError(
+            f"Unknown model '{name}': not built in ({', '.join(BUILDERS)}), not a folder, and no hub answered for it."
+        ) from error

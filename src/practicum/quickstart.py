@@ -1,0 +1,238 @@
+"""The whole apprenticeship, small: demonstrations, imitation, practice, examination.
+
+Everything here is the real thing at a small size: the same record, engine, learner and statistics
+that larger runs use.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from practicum import store
+from practicum.agent import Agent
+from practicum.engines.base import Sampling
+from practicum.engines.scripted import ScriptedEngine
+from practicum.environments.math import MathEnvironment
+from practicum.evaluation.curve import Mark, learning_curve
+from practicum.evaluation.panel import Comparison, Panel, Result, compare, score
+from practicum.metrics import MetricsFile
+from practicum.models import loader
+from practicum.progress import Progress, duration
+from practicum.rollout import attempts, run_episodes
+from practicum.task import Task
+from practicum.training.apprentice import Apprentice
+from practicum.training.learner import Objective, OptimizerSettings
+from practicum.training.rl import Practice, RLSettings
+from practicum.training.sft import SFTSettings, imitate, planned_steps
+from practicum.trajectory import Trajectory
+
+COLOURS = {"null": "#8a8a8a", "base": "#8a8a8a", "sft": "#b26a00", "rl": "#1a7f37"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of everything. The defaults are the quickstart; tests run a smaller one."""
+
+    levels: tuple[int, ...] = (1, 2)
+    demonstrations: int = 4000
+    panel: int = 400
+    sft: SFTSettings = field(default_factory=SFTSettings)
+    rl: RLSettings = field(default_factory=RLSettings)
+    max_tokens: int = 32
+    temperature: float = 1.0
+    examine_temperature: float = 1.0
+
+
+class Quickstart:
+    """One run of the plan into a folder."""
+
+    def __init__(self, out: Path, seed: int, plan: Plan, say: Callable[[str], None] = print) -> None:
+        self.out, self.seed, self.plan, self.say = out, seed, plan, say
+        self.begun = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    def make_environment(self) -> MathEnvironment:
+        return MathEnvironment(levels=self.plan.levels)
+
+    def agent(self, temperature: float) -> Agent:
+        sampling = Sampling(temperature, max_tokens=self.plan.max_tokens)
+        return Agent(format="hf", max_turns=max(self.plan.levels) + 2, sampling=sampling)
+
+    def tasks(self, split: str, count: int, stream: int) -> list[Task]:
+        return list(self.make_environment().tasks(split, count, 1000 * self.seed + stream))
+
+    async def run(self) -> dict[str, Any]:
+        """Every stage in turn; returns the summary that is also written to disk."""
+        plan = self.plan
+        with Progress("build tiny", 1) as progress:
+            # A model of its own for every seed: what is shown must not hang on one lucky start.
+            self.apprentice = Apprentice(loader.load_tiny(self.seed), max_batch=128)
+            progress.advance()
+        self.panel = Panel(tuple(self.tasks("test", plan.panel, 0)), self.seed)
+        count = sum(parameter.numel() for parameter in self.apprentice.decoder.parameters())
+        self.say(f"model  tiny, {count / 1e6:.2f} M parameters, from nothing")
+        self.say(f"world  math, levels {', '.join(map(str, plan.levels))}, calculator; "
+                 f"panel {self.panel.hash} of {plan.panel} held-out tasks")  # fmt: skip
+        null = await self._scripted("null")
+        base = await self._examine("base")
+        self._imitate(await self._demonstrate())
+        self.apprentice.save(self.out / "sft" / "model")
+        sft = await self._examine("sft")
+        curve = await self._practise()
+        self.apprentice.save(self.out / "rl" / "model")
+        rl = await self._examine("rl")
+        await self.apprentice.close()
+        return self._report({"null": null, "base": base, "sft": sft, "rl": rl}, curve)
+
+    async def _demonstrate(self) -> list[Trajectory]:
+        tasks = self.tasks("train", self.plan.demonstrations, 1)
+        agent = self.agent(1.0)
+        engine = ScriptedEngine.of("expert", self.make_environment(), agent.make_format(), self.apprentice.renderer)
+        with self._stage("demonstrations", len(tasks), "episodes") as progress:
+            return await run_episodes(
+                attempts(tasks, 1, self.seed), self.make_environment, agent, engine, self.apprentice.renderer,
+                on_done=lambda episode: progress.advance(),
+            )  # fmt: skip
+
+    def _imitate(self, demonstrations: list[Trajectory]) -> None:
+        plan = self.plan.sft
+        metrics = MetricsFile(self.out / "sft" / "metrics.jsonl")
+        with self._stage("imitate (SFT)", planned_steps(len(demonstrations), plan), "steps") as progress:
+
+            def heard(step: int, total: int, values: dict[str, float]) -> None:
+                metrics.write(step, values)
+                progress.advance(1, f"loss {values['actor/loss']:.3f}")
+
+            imitate(self.apprentice, demonstrations, plan, heard)
+        metrics.close()
+
+    async def _practise(self) -> list[float]:
+        plan = self.plan.rl
+        tasks = self.tasks("train", plan.steps * plan.tasks_per_step, 2)
+        practice = Practice(self.apprentice, tasks, self.make_environment, self.agent(self.plan.temperature), plan)
+        metrics = MetricsFile(self.out / "rl" / "metrics.jsonl")
+        curve: list[float] = []
+        with self._stage("practise (GRPO)", plan.steps, "steps") as progress:
+            for step in range(plan.steps):
+                values, _ = await practice.step(step)
+                metrics.write(step + 1, values)
+                curve.append(values["success/mean"])
+                recent = curve[-5:]
+                progress.advance(1, f"success {sum(recent) / len(recent):.1%} (last {len(recent)} steps)")
+        metrics.close()
+        return curve
+
+    async def _scripted(self, source: str) -> Result:
+        agent = self.agent(1.0)
+        engine = ScriptedEngine.of(source, self.make_environment(), agent.make_format(), self.apprentice.renderer)
+        episodes = await run_episodes(
+            self.panel.attempts(), self.make_environment, agent, engine, self.apprentice.renderer
+        )
+        return score(source, self.panel, episodes)
+
+    async def _examine(self, name: str) -> Result:
+        agent = self.agent(self.plan.examine_temperature)
+        with self._stage(f"examine {name}", len(self.panel.tasks), "episodes") as progress:
+            result, episodes = await self.apprentice.examine(
+                name, self.panel, self.make_environment, agent, on_done=lambda episode: progress.advance()
+            )
+            for episode in episodes:
+                store.write_episode(self.out / name / "examination", episode)
+        return result
+
+    def _stage(self, label: str, total: int, unit: str) -> Progress:
+        quick = self
+
+        class Timed(Progress):
+            def __exit__(self, *arguments: Any) -> None:
+                super().__exit__(*arguments)
+                quick.seconds[label] = self.seconds
+
+        return Timed(label, total, unit)
+
+    def _report(self, results: dict[str, Result], curve: list[float]) -> dict[str, Any]:
+        gain = compare(results["sft"], results["rl"])
+        total = time.monotonic() - self.begun
+        summary: dict[str, Any] = {
+            **{name: result.record() for name, result in results.items()},
+            "difference": gain.difference,
+            "difference_low": gain.interval.low,
+            "difference_high": gain.interval.high,
+            "p_value": gain.p_value,
+            "verdict": gain.verdict,
+            "seconds": total,
+            "stages": self.seconds,
+            "panel": self.panel.hash,
+            "seed": self.seed,
+            "plan": asdict(self.plan),
+            "curve": curve,
+        }
+        store.write_atomic(self.out / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+        store.write_atomic(self.out / "curve.html", self._page(results, gain, curve).encode())
+        self.say("")
+        self.say(table(results))
+        self.say("")
+        self.say(sentence(gain))
+        self.say(
+            f"{duration(total)} min in all; figures in {self.out / 'summary.json'}, curve in {self.out / 'curve.html'}"
+        )
+        example = next(iter(sorted((self.out / "rl" / "examination").glob("*.jsonl"))), None)
+        if example is not None:
+            self.say(f"See an episode: practicum show '{example}'")
+        return summary
+
+    def _page(self, results: dict[str, Result], gain: Comparison, curve: list[float]) -> str:
+        marks = []
+        for name in ("sft", "rl"):
+            interval = results[name].interval()
+            marks.append(Mark(name.upper(), results[name].success_rate, interval.low, interval.high, COLOURS[name]))
+        subtitle = f"tiny on math, seed {self.seed}, panel {self.panel.hash} of {len(self.panel.tasks)} held-out tasks"
+        notes = [
+            f"{n}: {r.success_rate:.1%} [{r.interval().low:.1%}, {r.interval().high:.1%}]" for n, r in results.items()
+        ]
+        return learning_curve("Practicum quickstart", subtitle, curve, marks, [*notes, sentence(gain)])
+
+
+def table(results: dict[str, Result]) -> str:
+    """Success of every policy with its 95 % interval."""
+    lines = [f"{'policy':<8} {'success':>8}   {'95 % interval':<16} {'n':>4}  {'turns':>5}  {'unusable replies':>16}"]
+    for name, result in results.items():
+        interval = result.interval()
+        lines.append(
+            f"{name:<8} {result.success_rate:>8.1%}   [{interval.low:>6.1%}, {interval.high:>6.1%}] {result.count:>4}  "
+            f"{result.mean_turns:>5.2f}  {result.invalid_replies:>16.1%}"
+        )
+    return "\n".join(lines)
+
+
+def sentence(gain: Comparison) -> str:
+    """The comparison in words."""
+    if gain.verdict == "no difference shown":
+        return f"RL against SFT: no difference shown (p = {gain.p_value:.3g}, n = {gain.count})."
+    return (
+        f"RL is {gain.verdict} than SFT by {100 * abs(gain.difference):.1f} points "
+        f"[{100 * gain.interval.low:.1f}, {100 * gain.interval.high:.1f}] on the same {gain.count} tasks "
+        f"(exact McNemar p = {gain.p_value:.2g})."
+    )
+
+
+def default_plan(seed: int) -> Plan:
+    """The plan that `practicum quickstart` runs."""
+    return Plan(
+        sft=SFTSettings(epochs=1, batch_size=8, lr=2e-3, warmup=50, seed=seed),
+        rl=RLSettings(
+            steps=60,
+            tasks_per_step=16,
+            chains=8,
+            lr=3e-4,
+            warmup=5,
+            objective=Objective("pg"),
+            optimizer=OptimizerSettings(),
+            seed=seed,
+        ),
+    )

@@ -1,0 +1,85 @@
+"""Names to things. A table of import paths, read only when a name is asked for.
+
+Besides the names below, every place that takes a name also takes `path/to/file.py:attribute`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from practicum.environment import Environment
+from practicum.errors import UserError, nearest
+from practicum.rewards.base import Reward
+from practicum.tools.base import Tool
+
+ENVIRONMENTS = {
+    "math": "practicum.environments.math:MathEnvironment",
+    "agentgym:textcraft": "practicum.environments.agentgym.textcraft:TextCraft",
+}
+TOOLS = {
+    "calculator": "practicum.tools.calculator:calculator",
+    "answer": "practicum.tools.answer:answer",
+}
+REWARDS = {
+    "math_reward": "practicum.rewards.math_reward:math_reward",
+    "math_reward_string_equal": "practicum.rewards.math_reward:math_reward_string_equal",
+}
+
+
+def environment_class(name: str) -> type[Environment]:
+    """An environment's class by name."""
+    found = _resolve("environment", name, ENVIRONMENTS)
+    if not (isinstance(found, type) and issubclass(found, Environment)):
+        raise UserError(f"'{name}' is not an environment; point at a subclass of practicum.environment.Environment.")
+    return found
+
+
+def tool(name: str) -> Tool:
+    found = _resolve("tool", name, TOOLS)
+    if not isinstance(found, Tool):
+        raise UserError(f"'{name}' is not a tool; decorate the function with @tool.")
+    return found
+
+
+def reward(name: str) -> Reward:
+    found = _resolve("reward", name, REWARDS)
+    if not isinstance(found, Reward):
+        raise UserError(f"'{name}' is not a reward; decorate the function with @reward.")
+    return found
+
+
+def _resolve(kind: str, name: str, table: dict[str, str]) -> Any:
+    target = table.get(name)
+    if target is None:
+        if ".py:" not in name:
+            raise UserError(f"Unknown {kind} '{name}'.{nearest(name, table)}")
+        return _from_file(kind, name)
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _from_file(kind: str, name: str) -> Any:
+    file, _, attribute = name.rpartition(":")
+    path = Path(file).expanduser().resolve()
+    if not path.is_file():
+        raise UserError(f"There is no file '{file}' to take the {kind} '{attribute}' from.")
+    module_name = f"practicum_user_{path.stem}_{abs(hash(str(path)))}"
+    module = sys.modules.get(module_name)
+    if module is None:
+        spec = importlib.util.spec_from_file_location(module_name, path)
+        if spec is None or spec.loader is None:
+            raise UserError(f"'{file}' cannot be loaded as Python.")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[module_name]
+            raise UserError(f"'{file}' fails on import: {type(error).__name__}: {error}.") from error
+    if not hasattr(module, attribute):
+        raise UserError(f"'{file}' has no '{attribute}'.{nearest(attribute, [n for n in vars(module) if n[0] != '_'])}")
+    return getattr(module, attribute)

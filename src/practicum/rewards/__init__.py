@@ -1,0 +1,1 @@
+"""Rewards: one small file each, plain decorated functions."""

@@ -1,0 +1,65 @@
+"""`@reward`: a plain function scores an episode.
+
+It asks for what it needs by parameter name: `answer_given` (the agent's final answer, or None),
+`calls` (the tool calls made, failed ones left out), and any field of the task. It returns a number,
+or a mapping with `reward` and further parts that are logged beside it. A part named `success` (0 or
+1) says whether the task was solved; without it, a reward above zero means solved.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from practicum.environment import ToolCall
+from practicum.errors import JudgeError
+from practicum.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A reward, its parts, and whether the task counts as solved."""
+
+    reward: float
+    parts: Mapping[str, float]
+    success: bool
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A named scoring function."""
+
+    name: str
+    function: Callable[..., float | Mapping[str, float]]
+
+    def score(self, task: Task, answer_given: str | None, calls: Sequence[ToolCall]) -> Score:
+        """Score an episode; a function that fails or asks for a missing field is a judge error."""
+        offered: dict[str, Any] = {**task.fields, "answer_given": answer_given, "calls": tuple(calls), "task": task}
+        arguments = {}
+        for key, parameter in inspect.signature(self.function).parameters.items():
+            if key in offered:
+                arguments[key] = offered[key]
+            elif parameter.default is parameter.empty:
+                raise JudgeError(f"reward '{self.name}' wants '{key}', which task '{task.id}' does not have")
+        try:
+            value = self.function(**arguments)
+        except Exception as error:
+            raise JudgeError(f"reward '{self.name}' failed: {type(error).__name__}: {error}") from error
+        parts = {k: float(v) for k, v in value.items()} if isinstance(value, Mapping) else {"reward": float(value)}
+        if "reward" not in parts or not all(math.isfinite(v) for v in parts.values()):
+            raise JudgeError(f"reward '{self.name}' returned {parts}; it must give a finite 'reward'")
+        total = parts.pop("reward")
+        success = parts.pop("success", float(total > 0)) > 0
+        return Score(total, parts, success)
+
+
+def reward(name: str | None = None) -> Callable[[Callable[..., float | Mapping[str, float]]], Reward]:
+    """Make a reward of a function."""
+
+    def decorate(function: Callable[..., float | Mapping[str, float]]) -> Reward:
+        return Reward(name or function.__name__, function)
+
+    return decorate

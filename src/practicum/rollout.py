@@ -1,0 +1,280 @@
+"""The agent loop: render, generate, parse, step, until an episode ends in a typed outcome.
+
+Many episodes run at once over one engine. An episode that fails fails alone: whatever its
+environment, tool, reward or engine raises becomes its own outcome and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from practicum.agent import Agent
+from practicum.engines.base import Engine, Generation, Request
+from practicum.environment import Action, Environment, Message, Observation, Step
+from practicum.errors import EngineError, JudgeError, UserError
+from practicum.render import Renderer
+from practicum.task import Task
+from practicum.trajectory import Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
+
+MakeEnvironment = Callable[[], Environment]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One episode to run: a task, which try at it, and the seeds it runs under."""
+
+    task: Task
+    number: int
+    seeds: Seeds
+    group: str = ""
+
+
+def derive_seed(*parts: object) -> int:
+    """A 63-bit seed from names and numbers, the same on every machine."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def attempts(tasks: Iterable[Task], each: int, seed: int, label: str = "") -> list[Attempt]:
+    """`each` attempts at every task. Attempts at one task share the environment's seed, not the sampling's."""
+    planned = []
+    for task in tasks:
+        world = derive_seed("environment", seed, label, task.id)
+        for number in range(each):
+            sampling = derive_seed("sampling", seed, label, task.id, number)
+            planned.append(Attempt(task, number, Seeds(world, sampling), f"{label}{task.id}"))
+    return planned
+
+
+class Episode:
+    """One run of the loop; its state is what has been recorded so far."""
+
+    def __init__(
+        self, attempt: Attempt, environment: Environment, agent: Agent, engine: Engine, renderer: Renderer
+    ) -> None:
+        self.attempt = attempt
+        self.environment = environment
+        self.agent = agent
+        self.engine = engine
+        self.renderer = renderer
+        self.format = agent.make_format()
+        self.session = f"{attempt.group}#{attempt.number}#{attempt.seeds.sampling}"
+        self.turns: list[Turn] = []
+        self.held: list[int] = []
+        self.conversation: list[Message] = []
+        self.tools: tuple[Mapping[str, Any], ...] = ()
+        self.closing: tuple[Message, ...] = ()
+        self.phase = "reset"
+
+    async def run(self) -> tuple[Outcome, str | None]:
+        """Play to the end: an outcome, and what went wrong where something did."""
+        try:
+            async with asyncio.timeout(self.agent.deadlines.episode):
+                return await self._play(), None
+        except TimeoutError as error:
+            return Outcome.TIMEOUT, str(error) or f"{self.phase}: the episode's time was up"
+        except asyncio.CancelledError:
+            return Outcome.CANCELLED, "cancelled"
+        except EngineError as error:
+            return Outcome.ENGINE_ERROR, str(error)
+        except JudgeError as error:
+            return Outcome.JUDGE_ERROR, str(error)
+        except UserError:
+            raise  # a wrong setting is wrong for every episode: stop and say so
+        except Exception as error:  # whatever a world raises is its own episode's end
+            return Outcome.ENV_ERROR, f"{self.phase}: {type(error).__name__}: {error}"
+        finally:
+            self.engine.forget(self.session)
+
+    async def _play(self) -> Outcome:
+        limits = self.agent.deadlines
+        task, seeds = self.attempt.task, self.attempt.seeds
+        async with _deadline(limits.reset, "environment reset"):
+            observation = await self.environment.reset(task, seeds.environment)
+        self.tools = observation.tools
+        for number in range(self.agent.max_turns):
+            spans = self._prompt(observation)
+            self.held.extend(i for span in spans for i in span.ids)
+            self.conversation.extend(observation.messages)
+            self.phase = "generate"
+            seed = derive_seed(seeds.sampling, number)
+            async with _deadline(limits.generate, "engine"):
+                reply = await self.engine.generate(self._request(observation, seed))
+            self.phase = "step"
+            action = self._record(spans, observation, reply, seed)
+            if action.error is not None:
+                step = Step(self._complain(action.error), reward=self.environment.invalid_reward)
+            else:
+                async with _deadline(limits.step, "environment step"):
+                    step = await self.environment.step(action)
+            out_of_room = reply.stop_reason is StopReason.CONTEXT
+            last = number + 1 == self.agent.max_turns or out_of_room
+            if last and not step.terminated and not step.truncated:
+                self._score(step)
+                async with _deadline(limits.step, "environment truncate"):
+                    step = await self.environment.truncate()
+                step = replace(step, truncated=True)
+            self._score(step)
+            self.closing = step.observation.messages
+            if step.terminated:
+                success = step.success if step.success is not None else step.reward > 0
+                return Outcome.SUCCESS if success else Outcome.FAILURE
+            if step.truncated:
+                return Outcome.TRUNCATED
+            observation = step.observation
+        raise UserError("agent.max_turns must be at least 1.")
+
+    def _prompt(self, observation: Observation) -> tuple[Span, ...]:
+        if not self.turns:
+            listed = self.tools if self.format.schema_in_template else ()
+            return self.renderer.start(observation.messages, listed)
+        return self.renderer.extend(self.held, observation.messages)
+
+    def _request(self, observation: Observation, seed: int) -> Request:
+        sampling = replace(self.agent.sampling.with_seed(seed), stop=self.agent.sampling.stop + self.format.stop)
+        return Request(
+            ids=tuple(self.held),
+            sampling=sampling,
+            task=self.attempt.task,
+            observation=observation,
+            conversation=tuple(self.conversation),
+            tools=self.tools,
+            session=self.session,
+        )
+
+    def _record(self, spans: tuple[Span, ...], observation: Observation, reply: Generation, seed: int) -> Action:
+        text = self.renderer.decode(reply.ids)
+        action = self.format.parse(text, bool(self.tools))
+        self.held.extend(reply.ids)
+        self.conversation.append(Message("assistant", text))
+        sampled = Span(Origin.SAMPLED, reply.ids, reply.logprobs)
+        self.turns.append(
+            Turn(
+                spans=(*spans, sampled),
+                restart=not self.turns,
+                messages=observation.messages,
+                reply=text,
+                action=action,
+                source=reply.source,
+                policy_version=reply.policy_version,
+                stop_reason=reply.stop_reason,
+                seed=seed,
+            )
+        )
+        return action
+
+    def _complain(self, error: str) -> Observation:
+        text = f"Your reply could not be used: {error}"
+        return Observation((self.format.observe("error", text) if self.tools else Message("user", text),))
+
+    def _score(self, step: Step) -> None:
+        """Add what the world said of the last turn to it."""
+        if not math.isfinite(step.reward):
+            raise ValueError(f"the environment gave the reward {step.reward}")
+        turn = self.turns[-1]
+        parts = dict(turn.parts)
+        for name, value in step.parts.items():
+            parts[name] = parts.get(name, 0.0) + float(value)
+        self.turns[-1] = replace(
+            turn,
+            reward=turn.reward + float(step.reward),
+            parts=parts,
+            progress=step.progress,
+            info={**turn.info, **step.info},
+        )
+
+
+class _deadline:
+    """`asyncio.timeout` that says what was waited for."""
+
+    def __init__(self, seconds: float, what: str) -> None:
+        self.what, self.seconds = what, seconds
+        self._timer = asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        await self._timer.__aenter__()
+
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            await self._timer.__aexit__(kind, error, trace)
+        except TimeoutError:
+            raise TimeoutError(f"{self.what} did not answer within {self.seconds:g} s") from None
+
+
+async def run_episode(
+    attempt: Attempt,
+    make_environment: MakeEnvironment,
+    agent: Agent,
+    engine: Engine,
+    renderer: Renderer,
+    provenance: Mapping[str, Any] | None = None,
+) -> Trajectory:
+    """Run one episode to its record, whatever happens in it."""
+    environment = make_environment()
+    error_on_close: str | None = None
+    episode = Episode(attempt, environment, agent, engine, renderer)
+    try:
+        outcome, error = await episode.run()
+    finally:
+        try:
+            async with asyncio.timeout(agent.deadlines.step):
+                await environment.close()
+        except Exception as fault:  # the episode is over; a failing close must not change its outcome
+            error_on_close = f"close: {type(fault).__name__}: {fault}"
+    parts: dict[str, float] = {}
+    for turn in episode.turns:
+        for name, value in turn.parts.items():
+            parts[name] = parts.get(name, 0.0) + value
+    return Trajectory(
+        task=attempt.task,
+        attempt=attempt.number,
+        group=attempt.group or attempt.task.id,
+        outcome=outcome,
+        turns=tuple(episode.turns),
+        reward=math.fsum(turn.reward for turn in episode.turns),
+        parts=parts,
+        seeds=attempt.seeds,
+        closing=episode.closing,
+        error=error or error_on_close,
+        provenance={"engine": engine.name, "format": agent.format, "max_turns": agent.max_turns,
+                    "temperature": agent.sampling.temperature, "top_k": agent.sampling.top_k,
+                    "top_p": agent.sampling.top_p, "max_tokens": agent.sampling.max_tokens, **(provenance or {})},
+    )  # fmt: skip
+
+
+async def run_episodes(
+    planned: Iterable[Attempt],
+    make_environment: MakeEnvironment,
+    agent: Agent,
+    engine: Engine,
+    renderer: Renderer,
+    *,
+    concurrency: int = 64,
+    retries: int = 0,
+    provenance: Mapping[str, Any] | None = None,
+    on_done: Callable[[Trajectory], None] | None = None,
+) -> list[Trajectory]:
+    """Run many episodes at once; results come back in the order they were planned.
+
+    An episode that ends unscored is tried again up to `retries` times.
+    """
+    gate = asyncio.Semaphore(concurrency)
+
+    async def one(attempt: Attempt) -> Trajectory:
+        async with gate:
+            for left in range(retries, -1, -1):
+                result = await run_episode(attempt, make_environment, agent, engine, renderer, provenance)
+                if result.scored or result.outcome is Outcome.CANCELLED or left == 0:
+                    break
+            if on_done is not None:
+                on_done(result)
+            return result
+
+    async with asyncio.TaskGroup() as group:
+        running = [group.create_task(one(attempt)) for attempt in planned]
+    return [task.result() for task in running]

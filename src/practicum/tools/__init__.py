@@ -1,0 +1,1 @@
+"""Tools an agent may call: one small file each, plain decorated functions."""

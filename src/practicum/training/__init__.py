@@ -1,0 +1,1 @@
+"""Training: one learner, and the stages that feed it."""

@@ -1,0 +1,125 @@
+"""The apprentice: one model with the engine that speaks for it and the learner that changes it.
+
+Engine and learner read and write the same weights; a step of the learner is a new policy version of
+the engine at once, and the engine's caches of the old one are gone.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from practicum.agent import Agent
+from practicum.engines.local import LocalEngine
+from practicum.errors import UserError
+from practicum.evaluation.panel import Panel, Result, score
+from practicum.models.decoder import Decoder
+from practicum.models.loader import LoadedModel
+from practicum.render import Renderer
+from practicum.rollout import Attempt, MakeEnvironment, run_episodes
+from practicum.training.batch import Sample
+from practicum.training.learner import Learner, Objective, OptimizerSettings
+from practicum.trajectory import Trajectory
+
+
+class Apprentice:
+    """A model at work and in training."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        template: str | None = None,
+        *,
+        max_batch: int = 64,
+        token_budget: int = 4096,
+        row_tokens: int = 512,
+    ) -> None:
+        self.loaded = loaded
+        self.decoder = Decoder(loaded.model)
+        self.renderer = Renderer(loaded.tokenizer, template)
+        self.engine = LocalEngine(self.decoder, self.renderer, max_batch=max_batch)
+        self.max_batch = max_batch
+        self.token_budget = token_budget
+        self.row_tokens = row_tokens
+        self.version = 0
+        self._learner: Learner | None = None
+
+    def start_stage(self, settings: OptimizerSettings) -> None:
+        """A fresh optimizer for a new stage; the weights stay."""
+        self._learner = Learner(self.decoder, settings, self.token_budget, self.row_tokens)
+
+    @property
+    def learner(self) -> Learner:
+        if self._learner is None:
+            raise UserError("Start a training stage before updating.")
+        return self._learner
+
+    def update(
+        self,
+        samples: Sequence[Sample],
+        denominator: float,
+        objective: Objective,
+        lr: float,
+        tick: Callable[[], None] | None = None,
+    ) -> dict[str, float]:
+        """One step of the learner, and a new version for the engine."""
+        metrics = self.learner.update(samples, denominator, objective, lr, tick=tick)
+        self.version += 1
+        self.engine.weights_changed(self.version)
+        return metrics
+
+    async def roll_out(
+        self,
+        planned: Sequence[Attempt],
+        make_environment: MakeEnvironment,
+        agent: Agent,
+        *,
+        concurrency: int | None = None,
+        on_done: Callable[[Trajectory], None] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> list[Trajectory]:
+        """Episodes of the current policy."""
+        return await run_episodes(
+            planned,
+            make_environment,
+            agent,
+            self.engine,
+            self.renderer,
+            concurrency=concurrency or 2 * self.max_batch,
+            retries=1,
+            provenance={"model": self.loaded.source, **(provenance or {})},
+            on_done=on_done,
+        )
+
+    async def examine(
+        self,
+        name: str,
+        panel: Panel,
+        make_environment: MakeEnvironment,
+        agent: Agent,
+        on_done: Callable[[Trajectory], None] | None = None,
+    ) -> tuple[Result, list[Trajectory]]:
+        """Score the current policy on a panel."""
+        episodes = await self.roll_out(
+            panel.attempts(), make_environment, agent, on_done=on_done, provenance={"panel": panel.hash}
+        )
+        return score(name, panel, episodes), episodes
+
+    def save(self, folder: Path) -> None:
+        """A Hugging Face folder, whole or not there."""
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as scratch:
+                made = Path(scratch) / "model"
+                self.loaded.model.save_pretrained(made)
+                self.loaded.tokenizer.save_pretrained(made)
+                shutil.rmtree(folder, ignore_errors=True)
+                made.replace(folder)
+        except OSError as error:
+            raise UserError(f"Cannot save the model to '{folder}': {error.strerror}; free some space.") from error
+
+    async def close(self) -> None:
+        await self.engine.close()

@@ -1,0 +1,157 @@
+"""The one record: what an agent saw, sampled and was given, token by token.
+
+A token knows its origin from birth. Loss masks are read off the origins; nothing searches for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from practicum.environment import Action, Message
+from practicum.task import Task
+
+
+class Outcome(StrEnum):
+    """How an episode ended. Only scored outcomes may reach a baseline or a loss."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    TRUNCATED = "truncated"
+    TIMEOUT = "timeout"
+    ENV_ERROR = "env_error"
+    ENGINE_ERROR = "engine_error"
+    JUDGE_ERROR = "judge_error"
+    CANCELLED = "cancelled"
+
+    @property
+    def scored(self) -> bool:
+        return self in (Outcome.SUCCESS, Outcome.FAILURE, Outcome.TRUNCATED)
+
+
+class Origin(StrEnum):
+    """Where a token came from."""
+
+    TEMPLATE = "template"
+    OBSERVATION = "observation"
+    SAMPLED = "sampled"
+
+
+class StopReason(StrEnum):
+    """Why the engine stopped a reply."""
+
+    END = "end"  # the end-of-turn token
+    STRING = "string"  # a stop string
+    LENGTH = "length"  # the turn's token limit
+    CONTEXT = "context"  # no room left in the model's window
+
+
+class ActionSource(StrEnum):
+    """Who wrote a reply."""
+
+    POLICY = "policy"
+    EXPERT = "expert"
+    RANDOM = "random"
+    NULL = "null"
+    REPLAY = "replay"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens of one origin. `logprobs` (sampled spans only) are the engine's own, one a token."""
+
+    origin: Origin
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.logprobs is not None and len(self.logprobs) != len(self.ids):
+            raise ValueError(f"{len(self.ids)} ids but {len(self.logprobs)} log-probs")
+        if self.logprobs is not None and self.origin is not Origin.SAMPLED:
+            raise ValueError("only sampled spans carry log-probs")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One exchange: the prompt's new spans, then the sampled span, then what the world said of it.
+
+    `restart` is true when the prompt does not continue the ids already held (the first turn, or a
+    history policy that rewrites the past): the learner then opens a new sequence.
+    """
+
+    spans: tuple[Span, ...]
+    restart: bool
+    messages: tuple[Message, ...]
+    reply: str
+    action: Action
+    source: ActionSource
+    policy_version: int
+    stop_reason: StopReason
+    seed: int
+    reward: float = 0.0
+    parts: Mapping[str, float] = field(default_factory=dict)
+    progress: float | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Seeds:
+    """The environment's seed and the sampling seed: separate, both kept."""
+
+    environment: int
+    sampling: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """What the learner reads: one run of ids with, for each token, whether the policy sampled it."""
+
+    ids: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    logprobs: tuple[float | None, ...]
+    turns: tuple[int, ...]
+
+    @property
+    def sampled(self) -> tuple[bool, ...]:
+        return tuple(origin is Origin.SAMPLED for origin in self.origins)
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A whole episode."""
+
+    task: Task
+    attempt: int
+    group: str
+    outcome: Outcome
+    turns: tuple[Turn, ...]
+    reward: float
+    parts: Mapping[str, float]
+    seeds: Seeds
+    closing: tuple[Message, ...] = ()
+    error: str | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def scored(self) -> bool:
+        return self.outcome.scored
+
+    @property
+    def invalid_replies(self) -> int:
+        return sum(turn.action.error is not None for turn in self.turns)
+
+    def sequences(self) -> tuple[Sequence, ...]:
+        """The episode as runs of ids; a run ends where a turn restarts the prompt."""
+        runs: list[tuple[list[int], list[Origin], list[float | None], list[int]]] = []
+        for number, turn in enumerate(self.turns):
+            if turn.restart or not runs:
+                runs.append(([], [], [], []))
+            ids, origins, logprobs, turns = runs[-1]
+            for span in turn.spans:
+                ids.extend(span.ids)
+                origins.extend([span.origin] * len(span.ids))
+                logprobs.extend(span.logprobs if span.logprobs is not None else [None] * len(span.ids))
+                turns.extend([number] * len(span.ids))
+        return tuple(Sequence(tuple(a), tuple(b), tuple(c), tuple(d)) for a, b, c, d in runs)

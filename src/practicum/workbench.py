@@ -1,0 +1,89 @@
+"""Puts an environment, an agent and a policy together from names, for every command alike."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from practicum import registry
+from practicum.agent import Agent
+from practicum.engines.base import Engine, Sampling
+from practicum.engines.local import LocalEngine
+from practicum.engines.openai import OpenAIEngine
+from practicum.engines.scripted import ScriptedEngine
+from practicum.environment import Environment
+from practicum.errors import UserError
+from practicum.models import loader
+from practicum.models.decoder import Decoder
+from practicum.render import Renderer
+from practicum.rollout import MakeEnvironment
+
+SCRIPTED = ("expert", "random", "null")
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """An environment to make, the agent in it, and the engine that acts."""
+
+    make_environment: MakeEnvironment
+    environment: Environment
+    agent: Agent
+    engine: Engine
+    renderer: Renderer
+    model: str
+
+
+def environment_maker(
+    name: str, format: str | None, options: Mapping[str, Any] | None = None
+) -> tuple[MakeEnvironment, str]:
+    """A factory of environments and the reply format in force. Options that an environment lacks are errors."""
+    wanted = {key: value for key, value in (options or {}).items() if value is not None}
+    cls = registry.environment_class(name)
+    chosen = format or cls.formats[0]
+    if chosen not in cls.formats:
+        raise UserError(f"Environment '{name}' knows the formats {', '.join(cls.formats)}, not '{chosen}'.")
+    accepted = inspect.signature(cls).parameters
+    for key in wanted:
+        if key not in accepted:
+            known = [p for p in accepted if p != "format"]
+            raise UserError(f"Environment '{name}' has no option '{key}' (it has: {', '.join(known) or 'none'}).")
+    if "format" in accepted:
+        wanted["format"] = chosen
+    return functools.partial(cls, **wanted), chosen
+
+
+def make_workbench(
+    environment: str,
+    policy: str,
+    *,
+    format: str | None = None,
+    model: str = "tiny",
+    options: Mapping[str, Any] | None = None,
+    sampling: Sampling | None = None,
+    max_turns: int | None = None,
+    template: str | None = None,
+    url: str | None = None,
+    max_batch: int = 64,
+) -> Workbench:
+    """`policy` is expert, random, null, a model (name, folder or id), or a model served at `url`.
+
+    A scripted policy's or a server's replies are tokenised for `model`.
+    """
+    maker, chosen = environment_maker(environment, format, options)
+    agent = Agent(format=chosen, max_turns=max_turns or 10, sampling=sampling or Sampling())
+    world = maker()
+    if policy in SCRIPTED or url is not None:
+        renderer = Renderer(loader.load_tokenizer(model), template)
+        engine: Engine
+        if url is not None:
+            engine = OpenAIEngine(url, policy, agent.make_format(), renderer)
+        else:
+            engine = ScriptedEngine.of(policy, world, agent.make_format(), renderer)
+        return Workbench(maker, world, agent, engine, renderer, model)
+    loaded = loader.load(policy)
+    renderer = Renderer(loaded.tokenizer, template)
+    engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=max_batch)
+    return Workbench(maker, world, agent, engine, renderer, policy)
