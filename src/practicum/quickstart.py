@@ -43,6 +43,8 @@ class Plan:
     panel: int = 400
     sft: SFTSettings = field(default_factory=SFTSettings)
     rl: RLSettings = field(default_factory=RLSettings)
+    check_tasks: int = 100
+    sft_target: float = 0.35
     max_tokens: int = 32
     temperature: float = 1.0
     examine_temperature: float = 1.0
@@ -80,7 +82,7 @@ class Quickstart:
                  f"panel {self.panel.hash} of {plan.panel} held-out tasks")  # fmt: skip
         null = await self._scripted("null")
         base = await self._examine("base")
-        self._imitate(await self._demonstrate())
+        await self._imitate(await self._demonstrate())
         self.apprentice.save(self.out / "sft" / "model")
         sft = await self._examine("sft")
         curve = await self._practise()
@@ -99,16 +101,27 @@ class Quickstart:
                 on_done=lambda episode: progress.advance(),
             )  # fmt: skip
 
-    def _imitate(self, demonstrations: list[Trajectory]) -> None:
+    async def _imitate(self, demonstrations: list[Trajectory]) -> None:
+        """Until the apprentice solves a stated share of validation tasks: practice needs some success to start from."""
         plan = self.plan.sft
+        check = Panel(tuple(self.tasks("val", self.plan.check_tasks, 0)), self.seed)
+        self.checked = 0.0
+
+        async def good_enough() -> bool:
+            result, _ = await self.apprentice.examine(
+                "val", check, self.make_environment, self.agent(self.plan.temperature)
+            )
+            self.checked = result.success_rate
+            return result.success_rate >= self.plan.sft_target
+
         metrics = MetricsFile(self.out / "sft" / "metrics.jsonl")
         with self._stage("imitate (SFT)", planned_steps(len(demonstrations), plan), "steps") as progress:
 
             def heard(step: int, total: int, values: dict[str, float]) -> None:
                 metrics.write(step, values)
-                progress.advance(1, f"loss {values['actor/loss']:.3f}")
+                progress.advance(1, f"loss {values['actor/loss']:.3f}, validation {self.checked:.0%}")
 
-            imitate(self.apprentice, demonstrations, plan, heard)
+            self.sft_steps = await imitate(self.apprentice, demonstrations, plan, heard, good_enough)
         metrics.close()
 
     async def _practise(self) -> list[float]:
@@ -169,6 +182,7 @@ class Quickstart:
             "stages": self.seconds,
             "panel": self.panel.hash,
             "seed": self.seed,
+            "sft_steps": self.sft_steps,
             "plan": asdict(self.plan),
             "curve": curve,
         }

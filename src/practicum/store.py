@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from practicum.environment import Action, Message, ToolCall
 from practicum.errors import UserError
-from practicum.task import Task
+from practicum.task import Task, content_hash
 from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
 
 FORMAT_VERSION = 1
@@ -47,7 +47,9 @@ def write_atomic(path: Path, data: bytes) -> None:
 def episode_path(folder: Path, task_id: str, attempt: int) -> Path:
     """Where an episode belongs. A task id is a name, never a path: what could climb out is escaped."""
     safe = quote(task_id, safe=" :,+=@()[]")
-    safe = re.sub(r"^\.+", lambda dots: "%2E" * len(dots[0]), safe)[:180]
+    safe = re.sub(r"^\.+", lambda dots: "%2E" * len(dots[0]), safe)
+    if len(safe) > 180:  # a file name has its limit; a hash keeps two long ids apart
+        safe = f"{safe[:160]}~{content_hash(task_id)}"
     return folder / f"{safe}__attempt_{attempt}.jsonl"
 
 

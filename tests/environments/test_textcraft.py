@@ -68,7 +68,7 @@ def test_the_content_of_the_tasks_has_not_changed() -> None:
 
 
 def test_golden_transcript_in_agentgyms_words() -> None:
-    environment = registry.environment("agentgym:textcraft")
+    environment = registry.environment_class("agentgym:textcraft")()
     assert isinstance(environment, TextCraft)
 
     async def run() -> None:
@@ -352,7 +352,7 @@ def test_wrong_settings_are_named() -> None:
         ({"min_depth": "2"}, "min_depth"),
     ):
         with pytest.raises(UserError, match=said.replace("(", r"\(")):
-            registry.environment("agentgym:textcraft", **options)
+            registry.environment_class("agentgym:textcraft")(**options)
     with pytest.raises(UserError, match="no split 'dev'"):
         TextCraft().tasks("dev", 1)
     with pytest.raises(UserError, match="Minecraft lacks: 'sword of truth'"):

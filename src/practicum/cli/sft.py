@@ -55,7 +55,7 @@ def run(argv: list[str]) -> int:
             metrics.write(step, values)
             progress.advance(1, f"loss {values['actor/loss']:.3f}")
 
-        imitate(apprentice, episodes, settings, heard)
+        asyncio.run(imitate(apprentice, episodes, settings, heard))
     metrics.close()
     apprentice.save(args.out / "model")
     asyncio.run(apprentice.close())

@@ -32,6 +32,10 @@ from practicum.trajectory import ActionSource, StopReason
 
 ROW_BUCKET = 8
 KEY_BUCKET = 128
+MANY_TOKENS = 512
+"""Prompt tokens from which on more threads pay on a small model."""
+ADMIT_EVERY = 4
+"""Decode steps between two admissions: prompts go better in company, and a reply is many steps long."""
 STOP_WINDOW = 24
 """Tokens decoded to look for a stop string; longer ones are refused."""
 
@@ -96,6 +100,7 @@ class LocalEngine:
         self._inbox: queue.SimpleQueue[Row | str | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._broken: str | None = None
+        self._steps_since_admission = 0
         device = decoder.device
         slots = self.max_batch
         self._last = torch.zeros(slots, dtype=torch.int64, device=device)
@@ -191,6 +196,9 @@ class LocalEngine:
 
     def _admit(self) -> None:
         """Fill free slots in waves: a prompt whose next uncached block another is about to compute waits for it."""
+        if self._rows and self._steps_since_admission < ADMIT_EVERY:
+            return
+        self._steps_since_admission = 0
         while self._waiting and len(self._rows) < self.max_batch:
             wave: list[Row] = []
             coming: set[int] = set()
@@ -222,25 +230,15 @@ class LocalEngine:
         begun = time.perf_counter()
         first = len(self._rows)
         for number, row in enumerate(wave):
-            slot = first + number
             entry, length = self.prefixes.match(row.ids[:-1])
             if entry is not None:
-                self._kv[:, :, slot, :, :length] = entry.kv[:, :, :, :length]
+                self._kv[:, :, first + number, :, :length] = entry.kv[:, :, :, :length]
             row.cached = length
             row.continues = entry is not None and bool(row.request.session) and entry.session == row.request.session
             self.stats.reused += length
-            settings = row.request.sampling
-            self._last[slot] = row.ids[-1]
-            self._position[slot] = len(row.ids) - 1
-            self._temperature[slot] = settings.temperature
-            self._top_k[slot] = settings.top_k
-            self._top_p[slot] = settings.top_p
-            self._step[slot] = 0
-            if row.limit > self._noise.shape[1]:
-                self._noise = F.pad(self._noise, (0, row.limit - self._noise.shape[1]))
-            self._noise[slot, : row.limit] = uniforms(settings.seed, row.limit).to(self._noise.device)
+        self._configure(first, wave)
         pending = [(first + n, row, row.cached) for n, row in enumerate(wave) if row.cached < len(row.ids) - 1]
-        if pending:
+        if sum(len(row.ids) - done for _, row, done in pending) > MANY_TOKENS:
             torch.set_num_threads(self.all_threads)
         pending.sort(key=lambda item: len(item[1].ids) - item[2])
         while pending:
@@ -265,6 +263,22 @@ class LocalEngine:
                 self.prefixes.put(tuple(row.ids[:known]), self._kv[:, :, first + number, :, :known].clone())
         self._rows.extend(wave)
         self.stats.prefill_seconds += time.perf_counter() - begun
+
+    def _configure(self, first: int, wave: list[Row]) -> None:
+        """Per-slot settings of new rows, one transfer a field."""
+        place = slice(first, first + len(wave))
+        settings = [row.request.sampling for row in wave]
+        device = self._last.device
+        self._last[place] = torch.tensor([row.ids[-1] for row in wave], device=device)
+        self._position[place] = torch.tensor([len(row.ids) - 1 for row in wave], device=device)
+        self._temperature[place] = torch.tensor([s.temperature for s in settings], device=device)
+        self._top_k[place] = torch.tensor([s.top_k for s in settings], device=device)
+        self._top_p[place] = torch.tensor([s.top_p for s in settings], device=device)
+        self._step[place] = 0
+        longest = max(row.limit for row in wave)
+        if longest > self._noise.shape[1]:
+            self._noise = F.pad(self._noise, (0, longest - self._noise.shape[1]))
+        self._noise[place, :longest] = uniforms([s.seed for s in settings], longest).to(device)
 
     def _reserve(self, length: int) -> None:
         """Make the KV buffer [layers, 2, slots, K, keys, D] hold rows of this length."""
@@ -333,6 +347,7 @@ class LocalEngine:
                 if row.future.cancelled():
                     finished.append((slot, None))
         self.stats.decode_steps += self.burst
+        self._steps_since_admission += self.burst
         self.stats.decode_seconds += time.perf_counter() - begun
         for slot, reason in reversed(finished):
             self._finish(slot, reason)

@@ -39,7 +39,7 @@ class PrefixStore:
         self.bytes = 0
         self.version = 0
         self._entries: OrderedDict[int, Entry] = OrderedDict()
-        self._by_hash: dict[int, Entry] = {}
+        self._by_hash: dict[int, list[Entry]] = {}
         self._by_session: dict[str, Entry] = {}
 
     def __len__(self) -> int:
@@ -57,10 +57,10 @@ class PrefixStore:
         """The entry with the longest common beginning, and its length."""
         best: Entry | None = None
         for key in block_hashes(ids):
-            found = self._by_hash.get(key)
-            if found is None:
+            holders = self._by_hash.get(key)
+            if holders is None:
                 break
-            best = found
+            best = holders[-1]
         if best is None:
             return None, 0
         if best.version != self.version:
@@ -83,7 +83,7 @@ class PrefixStore:
         self._entries[id(entry)] = entry
         self.bytes += entry.bytes
         for key in entry.hashes:
-            self._by_hash[key] = entry
+            self._by_hash.setdefault(key, []).append(entry)
         if session:
             self._by_session[session] = entry
         while self.bytes > self.max_bytes:
@@ -98,7 +98,9 @@ class PrefixStore:
         del self._entries[id(entry)]
         self.bytes -= entry.bytes
         for key in entry.hashes:
-            if self._by_hash.get(key) is entry:
+            holders = self._by_hash[key]
+            holders.remove(entry)
+            if not holders:
                 del self._by_hash[key]
         if self._by_session.get(entry.session) is entry:
             del self._by_session[entry.session]

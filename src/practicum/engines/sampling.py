@@ -6,6 +6,8 @@ requests share the batch, so the same request gives the same reply whoever it ru
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -16,9 +18,10 @@ _MIX_A = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_B = -7723592293110705685  # 0x94D049BB133111EB
 
 
-def uniforms(seed: int, count: int) -> Tensor:
-    """`count` numbers in [0, 1) from a seed (splitmix64 over a counter) [count]."""
-    state = torch.arange(1, count + 1, dtype=torch.int64) * _GOLDEN + (seed & (2**63 - 1))
+def uniforms(seeds: Sequence[int], count: int) -> Tensor:
+    """`count` numbers in [0, 1) for each seed (splitmix64 over a counter) [seeds, count]."""
+    starts = torch.tensor([seed & (2**63 - 1) for seed in seeds], dtype=torch.int64)
+    state = torch.arange(1, count + 1, dtype=torch.int64) * _GOLDEN + starts[:, None]
     state = (state ^ _shift(state, 30)) * _MIX_A
     state = (state ^ _shift(state, 27)) * _MIX_B
     state = state ^ _shift(state, 31)

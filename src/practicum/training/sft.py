@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from practicum.errors import UserError
@@ -17,7 +17,7 @@ from practicum.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class SFTSettings:
-    """How to imitate."""
+    """How to imitate. `check_every` steps, `imitate` may be told that the apprentice is good enough."""
 
     epochs: int = 1
     batch_size: int = 8
@@ -25,6 +25,7 @@ class SFTSettings:
     warmup: int = 50
     schedule: str = "cosine"
     min_lr_ratio: float = 0.1
+    check_every: int = 50
     seed: int = 0
     optimizer: OptimizerSettings = field(default_factory=lambda: OptimizerSettings(weight_decay=0.01))
 
@@ -33,13 +34,14 @@ def planned_steps(samples: int, settings: SFTSettings) -> int:
     return settings.epochs * -(-samples // settings.batch_size)
 
 
-def imitate(
+async def imitate(
     apprentice: Apprentice,
     demonstrations: Sequence[Trajectory],
     settings: SFTSettings,
     on_step: Callable[[int, int, dict[str, float]], None] | None = None,
-) -> None:
-    """Train on demonstrations; `on_step(step, total, metrics)` hears of every update."""
+    good_enough: Callable[[], Awaitable[bool]] | None = None,
+) -> int:
+    """Train on demonstrations and return the steps taken; `on_step(step, total, metrics)` hears of every update."""
     samples = imitation_samples(demonstrations)
     if not samples:
         raise UserError("There is no scored demonstration to imitate; collect some with `practicum collect` first.")
@@ -59,3 +61,6 @@ def imitate(
             step += 1
             if on_step is not None:
                 on_step(step, total, metrics)
+            if good_enough is not None and step % settings.check_every == 0 and await good_enough():
+                return step
+    return step

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import torch
+
+from practicum.engines.prefix import BLOCK, PrefixStore
+
+
+def kv(length: int) -> torch.Tensor:
+    return torch.zeros(1, 2, 1, length, 4)
+
+
+STEM = tuple(range(2 * BLOCK))
+
+
+def test_the_longest_beginning_wins_and_may_end_inside_a_block() -> None:
+    store = PrefixStore(1 << 20)
+    store.put(STEM, kv(len(STEM)))
+    longer = (*STEM, *range(500, 500 + BLOCK + 5))
+    store.put(longer, kv(len(longer)), "s")
+    entry, length = store.match((*longer[:-2], 9, 9))
+    assert entry is not None
+    assert (entry.session, length) == ("s", len(longer) - 2)
+    assert store.match((1, 2, 3))[1] == 0
+
+
+def test_a_forgotten_session_does_not_take_the_shared_prompt_with_it() -> None:
+    store = PrefixStore(1 << 20)
+    store.put(STEM, kv(len(STEM)))
+    store.put((*STEM, *range(900, 900 + BLOCK)), kv(3 * BLOCK), "s")
+    store.forget("s")
+    assert store.match((*STEM, 7))[1] == len(STEM)
+
+
+def test_a_session_keeps_only_its_newest_entry() -> None:
+    store = PrefixStore(1 << 20)
+    store.put(STEM, kv(len(STEM)), "s")
+    store.put((*STEM, *STEM), kv(2 * len(STEM)), "s")
+    assert len(store) == 1
+
+
+def test_the_budget_holds_and_the_oldest_goes_first() -> None:
+    size = kv(len(STEM)).numel() * 4
+    store = PrefixStore(2 * size)
+    runs = [tuple(range(k, k + len(STEM))) for k in (0, 1000, 2000)]
+    store.put(runs[0], kv(len(STEM)))
+    store.put(runs[1], kv(len(STEM)))
+    store.match(runs[0])  # used again, so the other one is the oldest
+    store.put(runs[2], kv(len(STEM)))
+    assert store.bytes <= 2 * size
+    assert [store.match(run)[1] for run in runs] == [len(STEM), 0, len(STEM)]
+
+
+def test_a_new_version_empties_the_store() -> None:
+    store = PrefixStore(1 << 20)
+    store.put(STEM, kv(len(STEM)))
+    store.set_version(1)
+    assert store.match(STEM) == (None, 0)
+    assert store.bytes == 0

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from practicum.agent import Agent
+from practicum.engines.scripted import ScriptedEngine
+from practicum.environment import Action, ToolCall
+from practicum.environments.math import MathEnvironment, make_problem
+from practicum.errors import UserError
+from practicum.formats import make_format
+from practicum.render import Renderer
+from practicum.rollout import attempts, run_episodes
+from practicum.trajectory import Outcome, Trajectory
+
+
+def play(source: str, renderer: Renderer, count: int = 60, format: str = "hf") -> list[Trajectory]:
+    world = MathEnvironment(format=format, levels=(1, 2, 3, 4, 5))
+    engine = ScriptedEngine.of(source, world, make_format(format), renderer)
+    planned = attempts(world.tasks("train", count), 1, 0)
+    make = lambda: MathEnvironment(format=format)  # noqa: E731
+    return asyncio.run(run_episodes(planned, make, Agent(format=format, max_turns=8), engine, renderer))
+
+
+@pytest.mark.parametrize("format", ["hf", "react"])
+def test_the_expert_solves_everything(renderer: Renderer, format: str) -> None:
+    episodes = play("expert", renderer, format=format)
+    assert {e.outcome for e in episodes} == {Outcome.SUCCESS}
+    assert max(len(e.turns) for e in episodes) == 6
+
+
+def test_the_null_policy_is_at_its_floor(renderer: Renderer) -> None:
+    assert sum(e.reward for e in play("null", renderer)) == MathEnvironment.floor
+
+
+def test_the_random_policy_rarely_succeeds(renderer: Renderer) -> None:
+    episodes = play("random", renderer, 200)
+    assert all(e.scored for e in episodes)
+    assert sum(e.reward for e in episodes) / 200 < 0.2
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10**9), st.integers(1, 5))
+def test_every_story_is_its_steps(seed: int, level: int) -> None:
+    problem = make_problem(random.Random(seed), level)
+    steps = problem["steps"]
+    assert isinstance(steps, list)
+    assert len(steps) == level
+    value = None
+    for step in steps:
+        left, operator, right = re.fullmatch(r"(\d+)([-+*/])(\d+)", step).groups()  # type: ignore[union-attr]
+        assert value is None or int(left) == value
+        assert right in str(problem["question"])
+        value = {"+": int(left) + int(right), "-": int(left) - int(right), "*": int(left) * int(right),
+                 "/": int(left) // int(right)}[operator]  # fmt: skip
+        assert 1 <= value <= 999
+        assert operator != "/" or int(left) % int(right) == 0
+    assert str(value) == problem["answer"]
+    assert steps[0].split(next(c for c in steps[0] if c in "+-*/"))[0] in str(problem["question"])
+
+
+def test_splits_are_disjoint_and_stable() -> None:
+    world = MathEnvironment()
+    splits = {s: {t.hash for seed in range(3) for t in world.tasks(s, 300, seed)} for s in ("train", "val", "test")}
+    assert not splits["train"] & splits["val"]
+    assert not splits["train"] & splits["test"]
+    assert not splits["val"] & splits["test"]
+    assert world.tasks("test", 3)[2].hash == "41ec5e37b0dbcef6"  # the same on every machine
+
+
+def test_any_json_file_of_questions(tmp_path: Path, renderer: Renderer) -> None:
+    path = tmp_path / "gsm.json"
+    path.write_text(json.dumps([{"question": "What is 2,000 + 2?", "answer": "It is #### 2,002"}]))
+    world = MathEnvironment(files={"train": str(path)})
+    engine = ScriptedEngine.of("expert", world, make_format("hf"), renderer)
+    (episode,) = asyncio.run(
+        run_episodes(attempts(world.tasks("train", 9), 1, 0), lambda: world, Agent(), engine, renderer)
+    )
+    assert episode.outcome is Outcome.SUCCESS
+
+
+def test_the_reward_is_agentflys_when_asked() -> None:
+    world = MathEnvironment(reward="math_reward_string_equal")
+    (task,) = world.tasks("train", 1)
+
+    async def score(*replies: Action) -> float:
+        await world.reset(task, 0)
+        step = [await world.step(reply) for reply in replies][-1]
+        return step.reward
+
+    call = Action(calls=(ToolCall("calculator", {"expression": "1+1"}),))
+    right, wrong = Action(content=f"It is {task.fields['answer']}."), Action(content="0")
+    assert asyncio.run(score(right)) == 0.0
+    assert asyncio.run(score(call, right)) == 1.0
+    assert asyncio.run(score(call, wrong)) == 0.1
+
+
+def test_wrong_options() -> None:
+    with pytest.raises(UserError, match="levels"):
+        MathEnvironment(levels=[9])
+    with pytest.raises(UserError, match="Unknown tool 'calculater'. Did you mean 'calculator'"):
+        MathEnvironment(tools=["calculater"])
+    with pytest.raises(UserError, match="Unknown reward"):
+        MathEnvironment(reward="nope")

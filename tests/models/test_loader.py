@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from practicum.errors import UserError
+from practicum.models import loader, tiny
+
+
+def folder_hash(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def test_tiny_is_built_the_same_everywhere(tmp_path: Path) -> None:
+    """Two processes with different hash seeds write the same bytes."""
+    hashes = set()
+    for seed in ("1", "2"):
+        folder = tmp_path / seed
+        code = f"from pathlib import Path; from practicum.models import tiny; tiny.build(Path({str(folder)!r}))"
+        subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONHASHSEED": seed})
+        hashes.add(folder_hash(folder))
+    assert len(hashes) == 1
+
+
+def test_tiny_has_the_promised_size() -> None:
+    loaded = loader.load("tiny")
+    count = sum(parameter.numel() for parameter in loaded.model.parameters())
+    assert 1_000_000 <= count <= 4_000_000
+    assert type(loaded.model).__name__ == "LlamaForCausalLM"
+
+
+def test_any_text_survives_the_tokenizer() -> None:
+    tokenizer = loader.load_tokenizer("tiny")
+    for text in ("naïve café №7", "日本語 🙂", "tabs\tand\n\nlines", "1234567890"):
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert len(tokenizer("4711")["input_ids"]) == 4  # digits stand alone
+
+
+def test_seeds_give_other_weights_and_leave_the_global_state_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    first, second = tiny.build_model(100, 0), tiny.build_model(100, 1)
+    assert torch.equal(torch.rand(1), expected)
+    assert not torch.equal(first.lm_head.weight, second.lm_head.weight)
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nonexistent/model"])
+def test_missing_folder(name: str) -> None:
+    with pytest.raises(UserError, match="no config.json"):
+        loader.load(name)
+
+
+def test_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match="Unknown model 'tinny': not built in \\(tiny, smollm2\\)"):
+        loader.load("tinny")
+
+
+def test_broken_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        loader.load(str(tmp_path))

@@ -1,0 +1,253 @@
+"""The agent loop: what is recorded, and that a failure stays its own episode's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from practicum.agent import Agent, Deadlines
+from practicum.engines.base import Generation, Request, Sampling
+from practicum.engines.local import LocalEngine
+from practicum.engines.scripted import ReplayEngine, ScriptedEngine
+from practicum.environment import Action, Environment, Message, Observation, Step
+from practicum.environments.math import MathEnvironment
+from practicum.errors import EngineError, JudgeError, UserError
+from practicum.formats import make_format
+from practicum.models import loader
+from practicum.models.decoder import Decoder
+from practicum.render import Renderer
+from practicum.rollout import Attempt, attempts, run_episode, run_episodes
+from practicum.task import Task
+from practicum.trajectory import ActionSource, Origin, Outcome, StopReason, Trajectory
+
+
+class Says:
+    """An engine that gives prepared replies, in order."""
+
+    name = "says"
+
+    def __init__(self, renderer: Renderer, *replies: str, delay: float = 0.0) -> None:
+        self.renderer, self.replies, self.delay = renderer, list(replies), delay
+        self.requests: list[Request] = []
+
+    async def generate(self, request: Request) -> Generation:
+        self.requests.append(request)
+        await asyncio.sleep(self.delay)
+        if not self.replies:
+            raise EngineError("nothing left to say")
+        ids = self.renderer.encode_reply(self.replies.pop(0))
+        return Generation(ids, tuple(-0.5 for _ in ids), StopReason.END, 3, ActionSource.POLICY)
+
+    def forget(self, session: str) -> None:
+        self.forgotten = session
+
+    async def close(self) -> None:
+        return None
+
+
+TASK = MathEnvironment().tasks("train", 2)[1]
+CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "40-6"}}</tool_call>'
+
+
+def play(renderer: Renderer, *replies: str, agent: Agent | None = None, make: type[Environment] = MathEnvironment, delay: float = 0.0) -> Trajectory:  # fmt: skip
+    (attempt,) = attempts([TASK], 1, 0)
+    return asyncio.run(run_episode(attempt, make, agent or Agent(), Says(renderer, *replies, delay=delay), renderer))
+
+
+def test_a_whole_episode_is_recorded(renderer: Renderer) -> None:
+    episode = play(renderer, CALL, str(TASK.fields["answer"]))
+    assert episode.outcome is Outcome.SUCCESS
+    assert episode.reward == 1.0
+    assert [m.content for m in episode.turns[1].messages] == ["34"]
+    assert [turn.policy_version for turn in episode.turns] == [3, 3]
+    (run,) = episode.sequences()
+    spoken = [i for turn in episode.turns for span in turn.spans if span.origin is Origin.SAMPLED for i in span.ids]
+    assert [i for i, on in zip(run.ids, run.sampled, strict=True) if on] == spoken
+    assert all((value is not None) == on for value, on in zip(run.logprobs, run.sampled, strict=True))
+
+
+def test_a_wrong_answer_is_a_failure(renderer: Renderer) -> None:
+    assert play(renderer, "99999").outcome is Outcome.FAILURE
+
+
+def test_a_reply_that_does_not_parse_is_answered_not_ended(renderer: Renderer) -> None:
+    episode = play(renderer, "<tool_call>{oops</tool_call>", str(TASK.fields["answer"]))
+    assert episode.outcome is Outcome.SUCCESS
+    assert episode.invalid_replies == 1
+    assert "not valid JSON" in episode.turns[1].messages[0].content
+
+
+def test_unknown_tools_and_bad_arguments_become_observations(renderer: Renderer) -> None:
+    wrong = '<tool_call>{"name": "calculater", "arguments": {}}</tool_call>'
+    empty = '<tool_call>{"name": "calculator", "arguments": {}}</tool_call>'
+    episode = play(renderer, wrong, empty, "1")
+    assert "no tool 'calculater'. Did you mean 'calculator'?" in episode.turns[1].messages[0].content
+    assert "needs the argument 'expression'" in episode.turns[2].messages[0].content
+
+
+def test_running_out_of_turns_is_truncated_and_scored(renderer: Renderer) -> None:
+    episode = play(renderer, CALL, CALL, CALL, agent=Agent(max_turns=2))
+    assert (episode.outcome, len(episode.turns), episode.scored) == (Outcome.TRUNCATED, 2, True)
+
+
+def test_an_engine_that_fails(renderer: Renderer) -> None:
+    episode = play(renderer, CALL)
+    assert (episode.outcome, episode.error) == (Outcome.ENGINE_ERROR, "nothing left to say")
+    assert not episode.scored
+
+
+class Broken(MathEnvironment):
+    async def step(self, action: Action) -> Step:
+        raise RuntimeError("the world broke")
+
+
+class Hanging(MathEnvironment):
+    async def step(self, action: Action) -> Step:
+        await asyncio.sleep(60)
+        return Step()
+
+
+class Unjudged(MathEnvironment):
+    async def step(self, action: Action) -> Step:
+        raise JudgeError("the judge is ill")
+
+
+class NotANumber(MathEnvironment):
+    async def step(self, action: Action) -> Step:
+        return Step(reward=float("nan"), terminated=True)
+
+
+SHORT = Agent(deadlines=Deadlines(reset=0.2, generate=0.2, step=0.2, episode=5.0))
+
+
+@pytest.mark.parametrize(
+    ("make", "outcome", "says"),
+    [
+        (Broken, Outcome.ENV_ERROR, "RuntimeError: the world broke"),
+        (Hanging, Outcome.TIMEOUT, "environment step did not answer within 0.2 s"),
+        (Unjudged, Outcome.JUDGE_ERROR, "the judge is ill"),
+        (NotANumber, Outcome.ENV_ERROR, "reward nan"),
+    ],
+)
+def test_failures_have_their_own_outcome(renderer: Renderer, make: type[Environment], outcome: Outcome, says: str) -> None:
+    episode = play(renderer, CALL, agent=SHORT, make=make)
+    assert episode.outcome is outcome
+    assert says in (episode.error or "")
+    assert not episode.scored
+
+
+def test_a_slow_engine_meets_its_deadline(renderer: Renderer) -> None:
+    episode = play(renderer, CALL, agent=SHORT, delay=5.0)
+    assert (episode.outcome, episode.error) == (Outcome.TIMEOUT, "engine did not answer within 0.2 s")
+
+
+class Sometimes(MathEnvironment):
+    """Raises on every third task."""
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        if int(task.id.rsplit("-", 1)[1]) % 3 == 0:
+            raise OSError("no such simulator")
+        return await super().reset(task, seed)
+
+
+def test_one_episode_s_failure_is_nothing_to_the_others(renderer: Renderer) -> None:
+    world = MathEnvironment()
+    expert = ScriptedEngine.of("expert", world, make_format("hf"), renderer)
+    planned = attempts(world.tasks("train", 30), 1, 0)
+    episodes = asyncio.run(run_episodes(planned, Sometimes, Agent(max_turns=6), expert, renderer))
+    assert [e.task.id for e in episodes] == [a.task.id for a in planned]
+    for number, episode in enumerate(episodes):
+        assert episode.outcome is (Outcome.ENV_ERROR if number % 3 == 0 else Outcome.SUCCESS)
+
+
+def test_a_wrong_setting_stops_everything(renderer: Renderer) -> None:
+    class Wrong(MathEnvironment):
+        async def reset(self, task: Task, seed: int) -> Observation:
+            raise UserError("set it right")
+
+    with pytest.raises(UserError, match="set it right"):
+        play(renderer, CALL, make=Wrong)
+
+
+def test_retries_are_for_the_unscored_only(renderer: Renderer) -> None:
+    tries: list[str] = []
+
+    class Flaky(MathEnvironment):
+        async def reset(self, task: Task, seed: int) -> Observation:
+            tries.append(task.id)
+            if len(tries) == 1:
+                raise OSError("first time unlucky")
+            return await super().reset(task, seed)
+
+    expert = ScriptedEngine.of("expert", MathEnvironment(), make_format("hf"), renderer)
+    (episode,) = asyncio.run(
+        run_episodes(attempts([TASK], 1, 0), Flaky, Agent(max_turns=6), expert, renderer, retries=1)
+    )
+    assert episode.outcome is Outcome.SUCCESS
+    assert len(tries) == 2
+
+
+class Sleepy(MathEnvironment):
+    """One task's world takes its time, in a way that blocks a thread."""
+
+    async def step(self, action: Action) -> Step:
+        if self._task is not None and self._task.id.endswith("-0"):
+            await asyncio.to_thread(time.sleep, 3.0)
+        return await super().step(action)
+
+
+def test_a_slow_tool_never_stops_the_decoding_of_others(renderer: Renderer) -> None:
+    finished: dict[str, float] = {}
+
+    async def run() -> Sequence[Trajectory]:
+        engine = LocalEngine(Decoder(loader.load_tiny(0).model), renderer)
+        agent = Agent(max_turns=2, sampling=Sampling(max_tokens=8))
+        planned = attempts(MathEnvironment().tasks("train", 12), 1, 0)
+        begun = time.monotonic()
+        try:
+            return await run_episodes(
+                planned, Sleepy, agent, engine, renderer,
+                on_done=lambda e: finished.__setitem__(e.task.id, time.monotonic() - begun),
+            )  # fmt: skip
+        finally:
+            await engine.close()
+
+    asyncio.run(run())
+    slow = finished.pop("math-train-0-0")
+    assert slow > 3.0
+    assert max(finished.values()) < slow - 0.5
+
+
+def test_seeds_are_separate_and_kept() -> None:
+    first, second = attempts([TASK], 2, 7)
+    assert first.seeds.environment == second.seeds.environment
+    assert first.seeds.sampling != second.seeds.sampling
+    assert attempts([TASK], 2, 7) == [first, second]
+    assert attempts([TASK], 1, 8)[0].seeds.environment != first.seeds.environment
+
+
+def test_replay_says_the_same_again(renderer: Renderer) -> None:
+    episode = play(renderer, CALL, str(TASK.fields["answer"]))
+    attempt = Attempt(TASK, 0, episode.seeds)
+    again = asyncio.run(run_episode(attempt, MathEnvironment, Agent(), ReplayEngine({TASK.id: episode}), renderer))
+    assert again.sequences() == episode.sequences()
+    assert {turn.source for turn in again.turns} == {ActionSource.REPLAY}
+    assert (again.outcome, again.reward) == (episode.outcome, episode.reward)
+
+
+def test_a_plain_class_in_one_file_is_an_environment(renderer: Renderer) -> None:
+    class Parrot(Environment):
+        async def reset(self, task: Task, seed: int) -> Observation:
+            return Observation((Message("user", "Say hello."),))
+
+        async def step(self, action: Action) -> Step:
+            return Step(reward=float("hello" in action.content), terminated=True)
+
+    (attempt,) = attempts([Task("p", "parrot", "train")], 1, 0)
+    engine = Says(renderer, "hello there")
+    episode = asyncio.run(run_episode(attempt, Parrot, replace(Agent(), format="hf"), engine, renderer))
+    assert (episode.outcome, episode.reward) == (Outcome.SUCCESS, 1.0)

@@ -1,0 +1,80 @@
+"""Packing: shared beginnings, the causal alignment of specs A.2, and what each token may see."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from practicum.training.batch import Sample, micro_batches, pack
+
+
+def sample(ids: list[int], mask: list[int]) -> Sample:
+    on = np.array(mask, dtype=np.bool_)
+    numbers = np.arange(len(ids), dtype=np.float32)
+    return Sample(tuple(ids), on, on.astype(np.float32), numbers, -numbers)
+
+
+def test_logprob_j_belongs_to_token_j_plus_one() -> None:
+    (micro,) = micro_batches([sample([7, 8, 9, 5], [0, 0, 1, 1])], 64)
+    assert micro.ids.tolist() == [[7, 8, 9]]  # the last target is never an input
+    assert micro.at.tolist() == [1, 2]  # predictions are made at the tokens before
+    assert micro.targets.tolist() == [9, 5]
+    assert micro.advantages.tolist() == [2.0, 3.0]  # fields are those of the target token
+    assert micro.sampling_logprobs.tolist() == [-2.0, -3.0]
+
+
+def test_a_common_beginning_is_laid_down_once() -> None:
+    (micro,) = micro_batches([sample([1, 2, 3, 4], [0, 0, 1, 1]), sample([1, 2, 5, 6], [0, 0, 1, 1])], 64)
+    assert micro.ids.tolist() == [[1, 2, 3, 5]]
+    assert micro.positions.tolist() == [[0, 1, 2, 2]]
+    assert micro.at.tolist() == [1, 2, 1, 3]
+    assert micro.visible[0, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
+
+
+def test_the_first_token_cannot_be_trained() -> None:
+    with pytest.raises(ValueError, match="first token"):
+        sample([1, 2], [1, 0])
+
+
+def test_samples_without_a_trained_token_are_left_out() -> None:
+    assert list(micro_batches([sample([1, 2, 3], [0, 0, 0])], 64)) == []
+
+
+@st.composite
+def sample_lists(draw: st.DrawFn) -> list[Sample]:
+    stem = draw(st.lists(st.integers(1, 4), max_size=6))
+    made = []
+    for _ in range(draw(st.integers(1, 7))):
+        cut = draw(st.integers(0, len(stem)))
+        ids = stem[:cut] + draw(st.lists(st.integers(1, 4), min_size=2, max_size=9))
+        mask = [0] + draw(st.lists(st.integers(0, 1), min_size=len(ids) - 1, max_size=len(ids) - 1))
+        made.append(sample(ids, mask))
+    return made
+
+
+@settings(max_examples=200, deadline=None)
+@given(sample_lists(), st.integers(8, 40), st.integers(8, 60))
+def test_every_prediction_appears_once_with_its_own_history(samples: list[Sample], row: int, budget: int) -> None:
+    found: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+    for micro in micro_batches(samples, budget, row):
+        width = micro.ids.shape[1]
+        assert micro.ids.shape[0] == 1 or micro.ids.numel() <= budget
+        for k in range(len(micro.at)):
+            line, node = divmod(int(micro.at[k]), width)
+            seen = micro.visible[line, 0, node].nonzero()[:, 0]
+            order = seen[micro.positions[line, seen].argsort()]
+            assert micro.positions[line, order].tolist() == list(range(len(order)))
+            history = tuple(micro.ids[line, order].tolist())
+            found.setdefault(int(micro.sample_index[k]), []).append((history, int(micro.targets[k])))
+    for index, one in enumerate(samples):
+        expected = [(one.ids[:t], one.ids[t]) for t in np.flatnonzero(one.mask)]
+        assert found.get(index, []) == expected
+
+
+@settings(max_examples=50, deadline=None)
+@given(sample_lists())
+def test_packing_never_needs_more_tokens_than_single_rows(samples: list[Sample]) -> None:
+    used = sum(len(row.ids) for row in pack(samples, 64))
+    assert used <= sum(int(np.flatnonzero(s.mask)[-1]) for s in samples if s.mask.any())

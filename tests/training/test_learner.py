@@ -1,0 +1,168 @@
+"""The one learner: its gradients are Hugging Face's, whatever the packing; nothing else is trained."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from practicum.algorithms import kl, objectives
+from practicum.errors import UserError
+from practicum.models.decoder import Decoder
+from practicum.training.batch import Sample
+from practicum.training.learner import Learner, Objective, OptimizerSettings
+
+VOCABULARY = 53
+
+
+def fresh_model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
+                         initializer_range=0.08)  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def make_samples(count: int, seed: int, temperature: float = 1.0) -> list[Sample]:
+    rng = np.random.default_rng(seed)
+    stem = rng.integers(1, VOCABULARY, 12).tolist()
+    made = []
+    for _ in range(count):
+        ids = stem[: rng.integers(0, 13)] + rng.integers(1, VOCABULARY, rng.integers(3, 20)).tolist()
+        mask = rng.random(len(ids)) < 0.5
+        mask[0], mask[-1] = False, True
+        made.append(
+            Sample(
+                tuple(ids),
+                mask,
+                np.where(mask, rng.uniform(0.5, 2, len(ids)), 0).astype(np.float32),
+                np.where(mask, rng.normal(size=len(ids)), 0).astype(np.float32),
+                rng.uniform(-4, -1, len(ids)).astype(np.float32),
+                temperature,
+            )
+        )
+    return made
+
+
+def gradients(samples: list[Sample], objective: Objective, reference: list[torch.Tensor] | None = None, **packing: int) -> dict[str, torch.Tensor]:  # fmt: skip
+    model = fresh_model()
+    learner = Learner(Decoder(model), OptimizerSettings(grad_clip=0.0), **packing)
+    learner.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
+    learner.update(samples, 7.0, objective, 0.0, reference)
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def expected_gradients(samples: list[Sample], objective: Objective, reference: list[torch.Tensor] | None = None) -> dict[str, torch.Tensor]:  # fmt: skip
+    """The same loss, one sequence at a time, on Hugging Face's own forward."""
+    model = fresh_model()
+    total = torch.zeros(())
+    for number, sample in enumerate(samples):
+        ids = torch.tensor([sample.ids])
+        logits = model(ids).logits[0, :-1] / sample.temperature
+        table = logits.log_softmax(-1)
+        logprobs = table.gather(-1, ids[0, 1:, None])[:, 0]
+        on = torch.from_numpy(sample.mask[1:])
+        weights = torch.from_numpy(sample.weights[1:])[on]
+        if objective.kind == "ce":
+            losses = -logprobs[on]
+        else:
+            old = torch.from_numpy(sample.sampling_logprobs[1:])[on]
+            advantages = torch.from_numpy(sample.advantages[1:])[on]
+            losses = objectives.ppo(logprobs[on], old, advantages).loss
+            entropy = -(table.exp() * table).sum(-1)[on]
+            losses = losses - objective.entropy_coeff * entropy
+            if reference is not None:
+                losses = losses + objective.kl_coeff * kl.penalty(logprobs[on], reference[number], objective.kl_kind)
+        total = total + (losses * weights).sum() / 7.0
+    total.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def distance(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    a, b = (torch.cat([g[name].flatten() for name in sorted(g)]) for g in (found, expected))
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize("objective", [Objective("ce"), Objective("pg"), Objective("pg", entropy_coeff=0.05)])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_gradients_equal_hugging_face(objective: Objective, temperature: float) -> None:
+    samples = make_samples(9, 1, temperature)
+    assert distance(gradients(samples, objective), expected_gradients(samples, objective)) < 2e-6
+
+
+def test_kl_to_a_reference() -> None:
+    samples = make_samples(5, 2)
+    objective = Objective("pg", kl_coeff=0.3, kl_kind="mse")
+    reference = [torch.linspace(-3, -1, int(s.mask.sum())) for s in samples]
+    assert distance(gradients(samples, objective, reference), expected_gradients(samples, objective, reference)) < 2e-6
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000), st.integers(16, 200), st.integers(16, 400), st.sampled_from(["ce", "pg"]))
+def test_the_split_does_not_matter(seed: int, row_tokens: int, token_budget: int, kind: str) -> None:
+    samples = make_samples(8, seed)
+    whole = gradients(samples, Objective(kind), row_tokens=1000, token_budget=10_000)
+    order = np.random.default_rng(seed).permutation(len(samples))
+    cut = gradients([samples[i] for i in order], Objective(kind), row_tokens=row_tokens, token_budget=token_budget)
+    assert distance(cut, whole) < 1e-6
+
+
+def test_pieces_of_the_head_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = make_samples(6, 4)
+    whole = gradients(samples, Objective("pg", entropy_coeff=0.01))
+    monkeypatch.setattr("practicum.training.learner.LOGIT_ROWS", 3 * VOCABULARY)
+    assert distance(gradients(samples, Objective("pg", entropy_coeff=0.01)), whole) < 1e-6
+
+
+def test_untrained_tokens_give_no_gradient() -> None:
+    """Changing the weight or advantage of a token outside the mask changes nothing, to the bit."""
+    samples = make_samples(4, 5)
+    spoiled = [
+        Sample(s.ids, s.mask, np.where(s.mask, s.weights, 99).astype(np.float32),
+               np.where(s.mask, s.advantages, -77).astype(np.float32), s.sampling_logprobs)
+        for s in samples
+    ]  # fmt: skip
+    one, two = gradients(samples, Objective("pg")), gradients(spoiled, Objective("pg"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_what_comes_after_the_last_trained_token_is_not_computed() -> None:
+    (base,) = make_samples(1, 6)
+    length = len(base.ids)
+    longer = Sample(
+        (*base.ids, 1, 2, 3), np.append(base.mask, [False] * 3), np.append(base.weights, np.zeros(3, np.float32)),
+        np.append(base.advantages, np.zeros(3, np.float32)), np.append(base.sampling_logprobs, np.zeros(3, np.float32)),
+    )  # fmt: skip
+    assert length < len(longer.ids)
+    one, two = gradients([base], Objective("ce")), gradients([longer], Objective("ce"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_logprobs_in_order() -> None:
+    samples = make_samples(7, 8)
+    model = fresh_model()
+    found = Learner(Decoder(copy.deepcopy(model)), OptimizerSettings(), row_tokens=40, token_budget=80).logprobs(samples)
+    for sample, values in zip(samples, found, strict=True):
+        ids = torch.tensor([sample.ids])
+        table = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+        assert torch.allclose(values, table[torch.from_numpy(sample.mask[1:])], atol=1e-5)
+
+
+def test_a_loss_that_is_not_finite_updates_nothing() -> None:
+    samples = make_samples(3, 9)
+    broken = [Sample(s.ids, s.mask, s.weights * np.float32(np.nan), s.advantages, s.sampling_logprobs) for s in samples]
+    model = fresh_model()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(FloatingPointError, match="nothing was updated"):
+        Learner(Decoder(model), OptimizerSettings()).update(broken, 7.0, Objective("ce"), 1e-3)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_an_empty_batch_is_refused() -> None:
+    with pytest.raises(UserError, match="no token to train on"):
+        Learner(Decoder(fresh_model()), OptimizerSettings()).update([], 0.0, Objective("ce"), 1e-3)
