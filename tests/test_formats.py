@@ -56,7 +56,9 @@ def test_broken_replies_say_what_is_wrong(name: str, text: str, says: str) -> No
 
 
 def test_react_ignores_what_it_imagined_the_world_said() -> None:
-    action = make_format("react").parse('Action: calculator\nInput: {"expression": "1"}\nObservation: 7\nAnswer: 7', True)
+    action = make_format("react").parse(
+        'Action: calculator\nInput: {"expression": "1"}\nObservation: 7\nAnswer: 7', True
+    )
     assert action.error is None
     assert action.calls[0].arguments == {"expression": "1"}
 
@@ -73,7 +75,9 @@ PIECES = st.sampled_from(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(PIECES | st.text(max_size=6), max_size=14).map("".join), st.sampled_from(sorted(FORMATS)), st.booleans())
+@given(
+    st.lists(PIECES | st.text(max_size=6), max_size=14).map("".join), st.sampled_from(sorted(FORMATS)), st.booleans()
+)
 def test_no_reply_raises_or_calls_with_invented_arguments(text: str, name: str, has_tools: bool) -> None:
     action = make_format(name).parse(text, has_tools)
     if action.error is not None:

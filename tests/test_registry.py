@@ -26,7 +26,8 @@ def test_unknown_names_say_which_is_near(kind: str, name: str) -> None:
 def test_things_of_a_user_s_own_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "from practicum.tools.base import tool\n@tool()\ndef shout(text: str) -> str:\n    '''Shout.'''\n    return text.upper()\n"
+        "from practicum.tools.base import tool\n@tool()\n"
+        "def shout(text: str) -> str:\n    '''Shout.'''\n    return text.upper()\n"
     )
     assert registry.tool(f"{file}:shout").name == "shout"
     with pytest.raises(UserError, match="Did you mean 'shout'"):

@@ -45,7 +45,9 @@ STYLES = ["own", "qwen-style", *TEMPLATES]
 @pytest.mark.parametrize("style", STYLES)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_increments_spell_the_whole_conversation(style: str, tokenizer: PreTrainedTokenizerBase, data: st.DataObject) -> None:
+def test_increments_spell_the_whole_conversation(
+    style: str, tokenizer: PreTrainedTokenizerBase, data: st.DataObject
+) -> None:
     """Text of the ids held == the template's own rendering of the whole conversation, at every turn."""
     renderer = renderer_for(style, tokenizer)
     opening = [Message("system", data.draw(REPLY)), Message("user", data.draw(REPLY))]

@@ -53,7 +53,13 @@ TASK = MathEnvironment().tasks("train", 2)[1]
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "40-6"}}</tool_call>'
 
 
-def play(renderer: Renderer, *replies: str, agent: Agent | None = None, make: type[Environment] = MathEnvironment, delay: float = 0.0) -> Trajectory:  # fmt: skip
+def play(
+    renderer: Renderer,
+    *replies: str,
+    agent: Agent | None = None,
+    make: type[Environment] = MathEnvironment,
+    delay: float = 0.0,
+) -> Trajectory:
     (attempt,) = attempts([TASK], 1, 0)
     return asyncio.run(run_episode(attempt, make, agent or Agent(), Says(renderer, *replies, delay=delay), renderer))
 
@@ -133,7 +139,9 @@ SHORT = Agent(deadlines=Deadlines(reset=0.2, generate=0.2, step=0.2, episode=5.0
         (NotANumber, Outcome.ENV_ERROR, "reward nan"),
     ],
 )
-def test_failures_have_their_own_outcome(renderer: Renderer, make: type[Environment], outcome: Outcome, says: str) -> None:
+def test_failures_have_their_own_outcome(
+    renderer: Renderer, make: type[Environment], outcome: Outcome, says: str
+) -> None:
     episode = play(renderer, CALL, agent=SHORT, make=make)
     assert episode.outcome is outcome
     assert says in (episode.error or "")

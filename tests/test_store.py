@@ -19,7 +19,9 @@ TEXT = st.text(max_size=20)
 IDS = st.lists(st.integers(0, 50_000), max_size=6).map(tuple)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 CALLS = st.lists(st.builds(ToolCall, TEXT, st.dictionaries(TEXT, NUMBERS | TEXT, max_size=2)), max_size=2).map(tuple)
-MESSAGES = st.lists(st.builds(Message, st.sampled_from(["user", "tool"]), TEXT, st.none() | TEXT), max_size=2).map(tuple)
+MESSAGES = st.lists(st.builds(Message, st.sampled_from(["user", "tool"]), TEXT, st.none() | TEXT), max_size=2).map(
+    tuple
+)
 
 
 @st.composite

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from practicum.progress import Progress, duration
 from practicum.rollout import attempts, run_episodes
 from practicum.task import Task
 from practicum.training.apprentice import Apprentice
-from practicum.training.learner import Objective, OptimizerSettings
 from practicum.training.rl import Practice, RLSettings
 from practicum.training.sft import SFTSettings, imitate, planned_steps
 from practicum.trajectory import Trajectory
@@ -36,18 +35,26 @@ COLOURS = {"null": "#8a8a8a", "base": "#8a8a8a", "sft": "#b26a00", "rl": "#1a7f3
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of everything. The defaults are the quickstart; tests run a smaller one."""
+    """How much of everything. Imitation stops once `sft_target` of the validation tasks are solved."""
 
+    sft: SFTSettings
+    rl: RLSettings
     levels: tuple[int, ...] = (1, 2)
-    demonstrations: int = 4000
+    demonstrations: int = 6000
     panel: int = 400
-    sft: SFTSettings = field(default_factory=SFTSettings)
-    rl: RLSettings = field(default_factory=RLSettings)
     check_tasks: int = 100
-    sft_target: float = 0.35
+    sft_target: float = 0.4
     max_tokens: int = 32
     temperature: float = 1.0
-    examine_temperature: float = 1.0
+    examine_temperature: float = 0.0
+
+
+def default_plan(seed: int) -> Plan:
+    """The plan that `practicum quickstart` runs; tests run a smaller one."""
+    return Plan(
+        sft=SFTSettings(epochs=1, batch_size=8, lr=1e-3, warmup=30, schedule="constant", seed=seed),
+        rl=RLSettings(steps=100, tasks_per_step=16, chains=8, lr=3e-4, warmup=5, seed=seed),
+    )
 
 
 class Quickstart:
@@ -109,7 +116,7 @@ class Quickstart:
 
         async def good_enough() -> bool:
             result, _ = await self.apprentice.examine(
-                "val", check, self.make_environment, self.agent(self.plan.temperature)
+                "val", check, self.make_environment, self.agent(self.plan.examine_temperature)
             )
             self.checked = result.success_rate
             return result.success_rate >= self.plan.sft_target
@@ -232,21 +239,4 @@ def sentence(gain: Comparison) -> str:
         f"RL is {gain.verdict} than SFT by {100 * abs(gain.difference):.1f} points "
         f"[{100 * gain.interval.low:.1f}, {100 * gain.interval.high:.1f}] on the same {gain.count} tasks "
         f"(exact McNemar p = {gain.p_value:.2g})."
-    )
-
-
-def default_plan(seed: int) -> Plan:
-    """The plan that `practicum quickstart` runs."""
-    return Plan(
-        sft=SFTSettings(epochs=1, batch_size=8, lr=2e-3, warmup=50, seed=seed),
-        rl=RLSettings(
-            steps=60,
-            tasks_per_step=16,
-            chains=8,
-            lr=3e-4,
-            warmup=5,
-            objective=Objective("pg"),
-            optimizer=OptimizerSettings(),
-            seed=seed,
-        ),
     )

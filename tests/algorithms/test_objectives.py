@@ -16,7 +16,7 @@ def logs(*ratios: float) -> torch.Tensor:
 
 
 def test_ppo_clips_by_hand() -> None:
-    # ratio, advantage -> loss: 1.5,+1 clips at 1.2; 0.5,+1 stays; 0.5,-1 clips at 0.8; 1.5,-1 stays; 4,-1 dual-clips at 3
+    # ratio and advantage: 1.5,+1 clips at 1.2; 0.5,+1 stays; 0.5,-1 clips at 0.8; 1.5,-1 stays; 4,-1 dual-clips at 3
     result = ppo(logs(1.5, 0.5, 0.5, 1.5, 4.0), torch.zeros(5), torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0]))
     assert result.loss.tolist() == pytest.approx([-1.2, -0.5, 0.8, 1.5, 3.0], abs=1e-5)
     assert result.clipped.tolist() == [True, False, True, False, False]

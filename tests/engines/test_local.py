@@ -193,7 +193,9 @@ def test_a_cancelled_request_frees_its_place(model: LlamaForCausalLM, renderer: 
         engine = LocalEngine(Decoder(model), renderer, max_batch=8)
         renderer_ends, renderer.end_ids = renderer.end_ids, ()
         try:
-            hanging = [asyncio.create_task(engine.generate(request([9] * 20, max_tokens=1500, seed=k))) for k in range(8)]
+            hanging = [
+                asyncio.create_task(engine.generate(request([9] * 20, max_tokens=1500, seed=k))) for k in range(8)
+            ]
             await asyncio.sleep(0.2)
             for task in hanging:
                 task.cancel()

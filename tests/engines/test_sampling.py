@@ -24,7 +24,10 @@ def test_sampling_follows_the_softmax() -> None:
     ids, logprobs = sample(logits, uniforms([1], 40_000)[0], torch.full((40_000,), 0.8), None, None)
     expected = (logits[0] / 0.8).softmax(-1)
     observed = torch.bincount(ids, minlength=4)
-    assert stats.chisquare(observed.numpy(), (expected / expected.sum() * 40_000).double().numpy(), sum_check=False).pvalue > 0.01
+    assert (
+        stats.chisquare(observed.numpy(), (expected / expected.sum() * 40_000).double().numpy(), sum_check=False).pvalue
+        > 0.01
+    )
     assert torch.allclose(logprobs, expected.log()[ids], atol=1e-6)
 
 

@@ -21,10 +21,15 @@ from transformers import (
 from practicum.errors import UserError
 from practicum.models.decoder import Decoder, token_logprobs
 
-COMMON = dict(
-    vocab_size=97, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6,
-    num_key_value_heads=2, max_position_embeddings=64,
-)  # fmt: skip
+COMMON = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
 
 
 def build(name: str) -> PreTrainedModel:

@@ -49,7 +49,7 @@ def sample_lists(draw: st.DrawFn) -> list[Sample]:
     for _ in range(draw(st.integers(1, 7))):
         cut = draw(st.integers(0, len(stem)))
         ids = stem[:cut] + draw(st.lists(st.integers(1, 4), min_size=2, max_size=9))
-        mask = [0] + draw(st.lists(st.integers(0, 1), min_size=len(ids) - 1, max_size=len(ids) - 1))
+        mask = [0, *draw(st.lists(st.integers(0, 1), min_size=len(ids) - 1, max_size=len(ids) - 1))]
         made.append(sample(ids, mask))
     return made
 

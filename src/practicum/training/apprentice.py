@@ -35,7 +35,7 @@ class Apprentice:
         *,
         max_batch: int = 64,
         token_budget: int = 4096,
-        row_tokens: int = 512,
+        row_tokens: int = 384,
     ) -> None:
         self.loaded = loaded
         self.decoder = Decoder(loaded.model)

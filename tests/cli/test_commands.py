@@ -1,0 +1,210 @@
+"""Commands as a person types them, with right and wrong input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from practicum.cli.main import main
+from practicum.store import read_episode
+
+
+def episodes(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*__attempt_*.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs")
+    code = main(
+        [
+            "collect",
+            "--env",
+            "math",
+            "--policy",
+            "expert",
+            "--tasks",
+            "12",
+            "--rollouts-per-task",
+            "2",
+            "--out",
+            str(out),
+        ]
+    )
+    assert code == 0
+    return out
+
+
+def test_collect_writes_one_file_an_episode(collected: Path) -> None:
+    files = episodes(collected)
+    assert len(files) == 24
+    assert files[0].parent == collected / "collect" / "expert-train-seed0"
+    episode = read_episode(files[0])
+    assert episode.outcome.value == "success"
+    assert episode.provenance["policy"] == "expert"
+
+
+def test_show_colours_what_is_trained(collected: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(episodes(collected)[0]), "--colour", "always"]) == 0
+    shown = capsys.readouterr().out
+    assert '\x1b[1;32m<tool_call>{"name": "calculator"' in shown
+    assert main(["show", str(episodes(collected)[0])]) == 0
+    plain = capsys.readouterr().out
+    assert "\x1b" not in plain
+    assert '⟦<tool_call>{"name": "calculator"' in plain
+
+
+def test_show_disarms_control_characters(collected: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = episodes(collected)[0]
+    hostile = tmp_path / path.name
+    hostile.write_bytes(path.read_bytes().replace(b'"error":null}\n', b'"error":"\\u001b[2Jboo"}\n', 99))
+    assert main(["show", str(hostile)]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "\\x1b[2Jboo" in shown
+
+
+def test_sft_then_eval_then_train(collected: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "sft"
+    assert main(["sft", "--episodes", str(collected), "--out", str(out), "--batch-size", "4"]) == 0
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 6
+    model = str(out / "model")
+    result = tmp_path / "eval.json"
+    arguments = ["eval", "--env", "math", "--policy", model, "--tasks", "8", "--max-tokens", "16", "--out", str(result)]
+    assert main(arguments) == 0
+    assert "success 0.0% [0.0%," in capsys.readouterr().out
+    record = json.loads(result.read_text())
+    assert record["n"] == 8
+    assert len(record["panel"]) == 16
+    code = main(["train", f"actor_rollout_ref.model.path={model}", "agent.max_tokens_per_turn=12", "agent.num_chains=2",
+                 "data.train_batch_size=2", "data.val_batch_size=4", "trainer.total_training_steps=2",
+                 f"trainer.default_local_dir={tmp_path}", "trainer.test_freq=1", "trainer.save_freq=1"])  # fmt: skip
+    assert code == 0
+    lines = (tmp_path / "practicum" / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
+    assert "val/success/mean" in json.loads(lines[0])
+    assert (tmp_path / "practicum" / "run" / "model" / "model.safetensors").exists()
+    assert (tmp_path / "practicum" / "run" / "global_step_1" / "config.json").exists()
+
+
+def test_dry_run_prints_the_derived_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--dry-run", "agent.num_chains=4", "data.train_batch_size=3"]) == 0
+    shown = capsys.readouterr().out
+    assert "episodes per step: 12 (3 tasks × 4 chains)" in shown
+    assert "num_chains: 4" in shown
+
+
+def test_envs_and_their_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["envs"]) == 0
+    assert "agentgym:textcraft" in capsys.readouterr().out
+    assert main(["envs", "check", "all", "--tasks", "20"]) == 0
+    assert capsys.readouterr().out.count("sound") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["colect"], "Unknown command 'colect'. Did you mean 'collect'?"),
+        (["collect", "--env", "maths"], "Unknown environment 'maths'. Did you mean 'math'?"),
+        (["collect", "--env", "math", "--policy", "./none"], "'./none' is not a model folder"),
+        (
+            ["collect", "--env", "math", "--tools", "calculater"],
+            "Unknown tool 'calculater'. Did you mean 'calculator'?",
+        ),
+        (
+            ["collect", "--env", "math", "--reward", "math_rewrd"],
+            "Unknown reward 'math_rewrd'. Did you mean 'math_reward'?",
+        ),
+        (["collect", "--env", "math", "--format", "reakt"], "knows the formats hf, react, not 'reakt'"),
+        (["collect", "--env", "math", "--env-arg", "levls=[1]"], "has no option 'levls'"),
+        (["collect", "--env", "math", "--env-arg", "levels"], "write KEY=VALUE"),
+        (["collect", "--env", "agentgym:textcraft", "--tools", "calculator"], "has no option 'tools'"),
+        (["collect", "--env", "math", "--temperature", "-1", "--policy", "tiny"], "--temperature must be 0 or more"),
+        (["collect", "--env", "math", "--data", "none.json"], "Dataset 'none.json' does not exist"),
+        (["eval", "--env", "math", "--policy", "tiny", "--template", "chatm"], "Unknown chat template 'chatm'"),
+        (["train", "agent.tool=[calculator]"], "Unknown key 'agent.tool'. Did you mean 'agent.tools'?"),
+        (["train", "algorithm.adv_estimator=grop"], "Unknown advantage estimator 'grop'"),
+        (["train", "agent.num_chains=1"], "agent.num_chains must be at least 2"),
+        (["train", "actor_rollout_ref.rollout.name=vlm"], "rollout.name=vlm is not available here"),
+        (["train", "actor_rollout_ref.rollout.temperature=0"], "temperature above 0"),
+        (["train", "data.train_files=none.json"], "Dataset 'none.json' does not exist"),
+        (["show", "none.jsonl"], "There is no episode at 'none.jsonl'"),
+        (["sft", "--episodes", "none", "--out", "x"], "There is no folder 'none'"),
+    ],
+)
+def test_wrong_input_gets_one_sentence_and_leaves_nothing(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    lines = [line for line in error.splitlines() if line.startswith("practicum: ")]
+    assert len(lines) == 1
+    assert says in lines[0]
+    assert list(tmp_path.rglob("*")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("nonsense", "is not JSON"), ("[]", "is empty"), ('[{"answer": 1}]', "lacks 'question'")],
+)
+def test_bad_datasets(
+    text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = tmp_path / "data.json"
+    data.write_text(text)
+    assert main(["train", f"data.train_files={data}"]) == 2
+    assert says in capsys.readouterr().err
+    assert main(["collect", "--env", "math", "--data", str(data)]) == 2
+    assert list(tmp_path.iterdir()) == [data]
+
+
+def test_a_corrupt_episode_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x__attempt_0.jsonl"
+    path.write_text('{"type":"episode_start"')
+    assert main(["show", str(path)]) == 2
+    assert "is not a whole episode file" in capsys.readouterr().err
+
+
+def test_a_really_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Episodes are kept as they come; the one that does not fit says so, and no half of it stays."""
+    import errno
+
+    from practicum import store
+
+    real, count = os.fsync, iter(range(100))
+
+    def fsync(handle: int) -> None:
+        if next(count) >= 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    monkeypatch.setattr(store.os, "fsync", fsync)
+    assert main(["collect", "--env", "math", "--tasks", "8", "--out", str(tmp_path)]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    left = [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert len(left) == 3
+    for path in left:
+        read_episode(path)
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "practicum.cli", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("practicum 0.")
+
+
+def test_help_is_quick_and_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    for command in ("quickstart", "envs", "collect", "sft", "train", "eval", "show"):
+        assert command in shown

@@ -1,0 +1,145 @@
+"""The openai engine against an HTTP server that answers with a real (tiny) model, and against one that misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from practicum.agent import Agent
+from practicum.engines import openai
+from practicum.engines.base import Sampling
+from practicum.engines.openai import OpenAIEngine, wire_messages
+from practicum.environment import Message
+from practicum.environments.math import MathEnvironment
+from practicum.errors import UserError
+from practicum.formats import make_format
+from practicum.models import loader
+from practicum.render import Renderer
+from practicum.rollout import attempts, run_episodes
+from practicum.training.samples import practice_samples
+from practicum.trajectory import Outcome, Trajectory
+
+CALL = {"name": "calculator", "arguments": json.dumps({"expression": "40-6"})}
+
+
+class Server(BaseHTTPRequestHandler):
+    """Answers from `script` (status, body) while it lasts, then with the model."""
+
+    script: ClassVar[list[tuple[int, Any]]] = []
+    seen: ClassVar[list[dict[str, Any]]] = []
+    model: ClassVar[Any] = None
+    tokenizer: ClassVar[Any] = None
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.seen.append(body)
+        status, answer = self.script.pop(0) if self.script else (200, self.reply(body))
+        data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def reply(self, body: dict[str, Any]) -> dict[str, Any]:
+        text = self.tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True, tokenize=False)
+        ids = torch.tensor([self.tokenizer(text)["input_ids"]])
+        new = self.model.generate(ids, max_new_tokens=body["max_tokens"], do_sample=False, pad_token_id=0)[
+            0, ids.shape[1] :
+        ]
+        finish = "stop" if new[-1] == self.tokenizer.eos_token_id else "length"
+        return choice({"content": self.tokenizer.decode(new, skip_special_tokens=True)}, finish)
+
+    def log_message(self, *arguments: Any) -> None:
+        return None
+
+
+def choice(message: dict[str, Any], finish: str = "stop") -> dict[str, Any]:
+    return {"choices": [{"message": {"role": "assistant", **message}, "finish_reason": finish}]}
+
+
+@pytest.fixture
+def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    loaded = loader.load_tiny(0)
+    Server.model, Server.tokenizer, Server.script, Server.seen = loaded.model, loaded.tokenizer, [], []
+    monkeypatch.setattr(openai, "RETRY_SECONDS", (0.01, 0.01))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    server.server_close()
+
+
+def play(url: str, renderer: Renderer, count: int = 1) -> list[Trajectory]:
+    engine = OpenAIEngine(url, "tiny", make_format("hf"), renderer, timeout=20)
+    agent = Agent(max_turns=3, sampling=Sampling(max_tokens=6, temperature=0.0))
+    planned = attempts(MathEnvironment().tasks("train", count + 1)[1:], 1, 0)
+    return asyncio.run(run_episodes(planned, MathEnvironment, agent, engine, renderer))
+
+
+def test_episodes_of_a_served_model(url: str, renderer: Renderer) -> None:
+    episodes = play(url, renderer, 4)
+    assert all(e.scored for e in episodes)
+    body = Server.seen[0]
+    assert [m["role"] for m in body["messages"]] == ["system", "user"]
+    assert body["tools"][0]["function"]["name"] == "calculator"
+    assert (body["model"], body["max_tokens"], body["temperature"]) == ("tiny", 6, 0.0)
+
+
+def test_tool_calls_go_out_and_come_back_in_the_api_s_form(url: str, renderer: Renderer) -> None:
+    Server.script[:] = [
+        (200, choice({"content": None, "tool_calls": [{"id": "x", "type": "function", "function": CALL}]})),
+        (200, choice({"content": "17"})),
+    ]
+    (episode,) = play(url, renderer)
+    assert episode.turns[0].action.calls[0].arguments == {"expression": "40-6"}
+    assistant, tool = Server.seen[1]["messages"][2:]
+    assert assistant["tool_calls"][0]["function"]["name"] == "calculator"
+    assert tool == {"role": "tool", "content": "34", "tool_call_id": assistant["tool_calls"][0]["id"]}
+
+
+def test_a_passing_fault_is_tried_again(url: str, renderer: Renderer) -> None:
+    Server.script[:] = [(503, {}), (429, {})]
+    assert play(url, renderer)[0].scored
+    assert len(Server.seen) >= 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ((400, {"error": "no such model"}), "answered 400: {\"error\": \"no such model\"}"),
+        ((200, {"choices": []}), "without a usable choice"),
+        ((200, choice({"tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]})), "not a JSON object"),
+    ],
+)  # fmt: skip
+def test_what_a_server_gets_wrong_is_an_engine_error(
+    url: str, renderer: Renderer, answer: tuple[int, Any], says: str
+) -> None:
+    Server.script[:] = [answer]
+    (episode,) = play(url, renderer)
+    assert episode.outcome is Outcome.ENGINE_ERROR
+    assert says in (episode.error or "")
+
+
+def test_no_server_at_all(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai, "RETRY_SECONDS", (0.01,))
+    (episode,) = play("http://127.0.0.1:9", renderer)
+    assert episode.outcome is Outcome.ENGINE_ERROR
+    assert "did not answer" in (episode.error or "")
+
+
+def test_its_episodes_are_refused_for_policy_gradients(url: str, renderer: Renderer) -> None:
+    episodes = play(url, renderer)
+    with pytest.raises(UserError, match="no sampling log-probs"):
+        practice_samples([episodes], [[1.0]], "token-mean", 1.0)
+
+
+def test_an_answer_to_no_call_is_a_user_message() -> None:
+    conversation = (Message("user", "q"), Message("assistant", "<tool_call>{bad"), Message("tool", "unusable"))
+    assert [m["role"] for m in wire_messages(conversation, make_format("hf"), True)] == ["user", "assistant", "user"]

@@ -1,0 +1,135 @@
+"""The promise behind every loss mask: what is trained is what the engine saw and sampled, id for id."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from practicum.agent import Agent
+from practicum.engines.base import Engine, Generation, Request, Sampling
+from practicum.engines.local import LocalEngine
+from practicum.environment import Action, Environment, Message, Observation, Step
+from practicum.models import loader
+from practicum.models.decoder import Decoder
+from practicum.render import TEMPLATES, Renderer
+from practicum.rollout import attempts, run_episodes
+from practicum.store import dump, load
+from practicum.task import Task
+from practicum.training.learner import Learner, OptimizerSettings
+from practicum.training.samples import practice_samples
+from practicum.trajectory import Origin, Trajectory
+
+WORDS = ["calc", "12", "+", "7", "=", "get", "iron", "nugget", "<tool_call>", "{}", "naïve", "🙂", "\n", "\t", "''"]
+
+
+class Chatter(Environment):
+    """A world that answers random text for a random number of turns, whatever the agent says."""
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        self.rng = random.Random(seed)
+        return Observation((Message("system", self.text()), Message("user", self.text())))
+
+    async def step(self, action: Action) -> Step:
+        messages = tuple(Message("user", self.text()) for _ in range(self.rng.randint(1, 2)))
+        return Step(Observation(messages), self.rng.random(), terminated=self.rng.random() < 0.3)
+
+    def text(self) -> str:
+        return " ".join(self.rng.choices(WORDS, k=self.rng.randint(1, 12))).strip() or "x"
+
+
+class Witness:
+    """Passes everything on to an engine and remembers exactly what it saw and said."""
+
+    name = "witness"
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.seen: dict[str, list[tuple[Request, Generation]]] = {}
+
+    async def generate(self, request: Request) -> Generation:
+        reply = await self.engine.generate(request)
+        self.seen.setdefault(request.session, []).append((request, reply))
+        return reply
+
+    def forget(self, session: str) -> None:
+        self.engine.forget(session)
+
+    async def close(self) -> None:
+        await self.engine.close()
+
+
+@pytest.fixture(scope="module", params=["own", *TEMPLATES])
+def rolled(request: pytest.FixtureRequest) -> tuple[list[Trajectory], Witness, Decoder]:
+    loaded = loader.load_tiny(11)
+    with torch.no_grad():
+        loaded.model.model.embed_tokens.weight.mul_(2.0)  # varied replies, ends among them
+    renderer = Renderer(loaded.tokenizer, None if request.param == "own" else request.param)
+    decoder = Decoder(loaded.model)
+    witness = Witness(LocalEngine(decoder, renderer, max_batch=16))
+    agent = Agent(max_turns=4, sampling=Sampling(max_tokens=12, temperature=0.9))
+    planned = attempts([Task(f"t{k}", "chatter", "train") for k in range(24)], 2, 0)
+
+    async def run() -> list[Trajectory]:
+        try:
+            return await run_episodes(planned, Chatter, agent, witness, renderer)
+        finally:
+            await witness.close()
+
+    return asyncio.run(run()), witness, decoder
+
+
+def session_of(episode: Trajectory) -> str:
+    return f"{episode.group}#{episode.attempt}#{episode.seeds.sampling}"
+
+
+def test_the_record_is_what_the_engine_saw_and_said(rolled: tuple[list[Trajectory], Witness, Decoder]) -> None:
+    episodes, witness, _ = rolled
+    assert max(len(e.turns) for e in episodes) > 2
+    for episode in episodes:
+        (run,) = episode.sequences()
+        at = 0
+        for (asked, reply), turn in zip(witness.seen[session_of(episode)], episode.turns, strict=True):
+            end = len(asked.ids) + len(reply.ids)
+            assert run.ids[: len(asked.ids)] == asked.ids
+            assert run.ids[len(asked.ids) : end] == reply.ids
+            assert not any(run.sampled[at : len(asked.ids)])
+            assert all(run.sampled[len(asked.ids) : end])
+            assert run.logprobs[len(asked.ids) : end] == reply.logprobs
+            assert turn.spans[-1].origin is Origin.SAMPLED
+            at = end
+        assert at == len(run.ids)
+
+
+def test_the_learner_trains_exactly_that(rolled: tuple[list[Trajectory], Witness, Decoder]) -> None:
+    """After a trip through the store: mask 1 exactly on sampled tokens, log-probs within 1e-4 of the learner's."""
+    episodes, _, decoder = rolled
+    again = [load(dump(e)) for e in episodes]
+    samples, _ = practice_samples([again], [[1.0] * len(again)], "token-mean", 0.9)
+    learner = Learner(decoder, OptimizerSettings())
+    for episode, sample, logprobs in zip(episodes, samples, learner.logprobs(samples), strict=True):
+        (run,) = episode.sequences()
+        assert sample.ids == run.ids
+        assert sample.mask.tolist() == list(run.sampled)
+        mine = sample.sampling_logprobs[sample.mask]
+        assert np.abs(mine - logprobs.numpy()).max() <= 1e-4
+
+
+def test_a_reply_cut_short_is_closed_by_the_template_and_not_trained(
+    rolled: tuple[list[Trajectory], Witness, Decoder],
+) -> None:
+    episodes, witness, _ = rolled
+    cut = 0
+    for episode in episodes:
+        asked = [request for request, _ in witness.seen[session_of(episode)]]
+        for number, turn in enumerate(episode.turns[:-1]):
+            if turn.stop_reason.value == "length":
+                cut += 1
+                following = episode.turns[number + 1].spans[0]
+                assert following.origin is Origin.TEMPLATE
+                held = len(asked[number].ids) + len(turn.spans[-1].ids)
+                assert asked[number + 1].ids[held] == following.ids[0]
+    assert cut > 0

@@ -1,0 +1,59 @@
+"""The quickstart's own pipeline, smaller: a model from nothing learns by imitation and then, further, by practice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from practicum.quickstart import Plan, Quickstart
+from practicum.store import read_episodes
+from practicum.training.rl import RLSettings
+from practicum.training.sft import SFTSettings
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("quickstart")
+    plan = Plan(
+        levels=(1,),
+        demonstrations=4000,
+        panel=300,
+        check_tasks=60,
+        sft_target=0.35,
+        sft=SFTSettings(epochs=1, batch_size=8, lr=1e-3, warmup=30, schedule="constant", check_every=25, seed=0),
+        rl=RLSettings(steps=25, tasks_per_step=12, chains=8, lr=3e-4, warmup=3, seed=0),
+    )
+    asyncio.run(Quickstart(out, 0, plan, say=lambda text: None).run())
+    return out
+
+
+def test_practice_beats_imitation_beats_nothing(finished: Path) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    assert summary["null"]["success_rate"] == 0.0
+    assert summary["sft"]["low"] > summary["null"]["high"]
+    assert summary["difference"] >= 0.10
+    assert summary["p_value"] < 0.05
+    assert summary["verdict"] == "better"
+    for name in ("base", "sft", "rl"):
+        assert set(summary[name]) >= {"success_rate", "low", "high", "n"}
+        assert summary[name]["n"] == 300
+        assert summary[name]["low"] <= summary[name]["success_rate"] <= summary[name]["high"]
+
+
+def test_engine_and_learner_agree_at_every_step(finished: Path) -> None:
+    steps = [json.loads(line) for line in (finished / "rl" / "metrics.jsonl").read_text().splitlines()]
+    assert len(steps) == 25
+    assert max(step["mismatch/logprob/max"] for step in steps) <= 1e-4
+
+
+def test_everything_is_left_to_look_at(finished: Path) -> None:
+    page = (finished / "curve.html").read_text()
+    assert "<svg" in page
+    assert "<script" not in page
+    episodes = list(read_episodes(finished / "rl" / "examination"))
+    assert len(episodes) == 300
+    assert {e.provenance["panel"] for e in episodes} == {json.loads((finished / "summary.json").read_text())["panel"]}
+    assert (finished / "rl" / "model" / "model.safetensors").exists()
