@@ -271,6 +271,8 @@ async def run_episodes(
                 result = await run_episode(attempt, make_environment, agent, engine, renderer, provenance)
                 if result.scored or result.outcome is Outcome.CANCELLED or left == 0:
                     break
+            if result.outcome is Outcome.CANCELLED:
+                raise asyncio.CancelledError  # an episode that was stopped half-way is not a result to keep
             if on_done is not None:
                 on_done(result)
             return result

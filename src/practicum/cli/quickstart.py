@@ -16,8 +16,12 @@ def run(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     print("Practicum quickstart: demonstrations → SFT → GRPO → examination", flush=True)
 
-    from practicum.quickstart import Quickstart, default_plan
+    from practicum.progress import Progress
 
+    with Progress("load torch", 1) as progress:
+        from practicum.quickstart import Quickstart, default_plan
+
+        progress.advance()
     out = args.out or Path("runs") / f"quickstart-{args.seed}"
     asyncio.run(Quickstart(out, args.seed, default_plan(args.seed), say=lambda text: print(text, flush=True)).run())
     return 0

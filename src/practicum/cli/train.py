@@ -86,6 +86,9 @@ async def train(config: TrainConfig) -> int:
     }
     if files:
         options["files"] = files
+    folder = run_folder(config)
+    if (folder / "metrics.jsonl").exists():
+        raise UserError(f"'{folder}' already holds a run; choose another trainer.experiment_name.")
     maker, chosen = environment_maker(config.agent.environment, config.agent.agent_type, options)
     world = maker()
     settings = RLSettings(
@@ -113,7 +116,6 @@ async def train(config: TrainConfig) -> int:
         token_budget=actor.ppo_max_token_len_per_gpu,
     )
     practice = Practice(apprentice, tasks, maker, agent, settings)
-    folder = run_folder(config)
     write_atomic(folder / "config.yaml", configuration.show(config).encode())
     metrics = MetricsFile(folder / "metrics.jsonl")
     greedy = Agent(format=chosen, max_turns=config.agent.max_turns,

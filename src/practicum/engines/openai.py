@@ -19,6 +19,7 @@ from practicum.environment import Action, Message, ToolCall
 from practicum.errors import EngineError
 from practicum.formats import Format
 from practicum.render import Renderer
+from practicum.threads import in_thread
 from practicum.trajectory import ActionSource, StopReason
 
 RETRY_SECONDS = (0.5, 2.0)
@@ -79,7 +80,7 @@ class OpenAIEngine:
         data = json.dumps(body).encode()
         for wait in (*RETRY_SECONDS, None):
             try:
-                return await asyncio.to_thread(self._send, data)
+                return await in_thread(self._send, data)
             except urllib.error.HTTPError as error:
                 detail = error.read(300).decode("utf-8", "replace")
                 fault = f"{self.url} answered {error.code}: {detail}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -11,6 +10,7 @@ from practicum.environment import Action, Environment, Message, Observation, Ste
 from practicum.errors import UserError, nearest
 from practicum.formats import make_format
 from practicum.task import Task, read_task_file
+from practicum.threads import in_thread
 from practicum.tools.base import ToolResult
 
 
@@ -84,7 +84,7 @@ class ToolEnvironment(Environment):
 
     async def _finish(self, answer: str | None) -> Step:
         assert self._task is not None, "reset comes before step"
-        score = await asyncio.to_thread(self.reward.score, self._task, answer, tuple(self._calls))
+        score = await in_thread(self.reward.score, self._task, answer, tuple(self._calls))
         return Step(
             reward=score.reward,
             parts=score.parts,

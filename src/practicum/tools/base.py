@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from practicum.errors import nearest
+from practicum.threads import in_thread
 
 JSON_TYPES: dict[Any, str] = {
     str: "string",
@@ -93,7 +94,7 @@ class Tool:
                 if inspect.iscoroutinefunction(self.function):
                     value = await self.function(**arguments)
                 else:
-                    value = await asyncio.to_thread(self.function, **arguments)
+                    value = await in_thread(self.function, **arguments)
         except TimeoutError:
             raise TimeoutError(f"tool '{self.name}' did not answer within {self.timeout:g} s") from None
         except Exception as error:  # a tool's exception is something the agent may learn from

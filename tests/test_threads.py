@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+
+import pytest
+
+from practicum.threads import in_thread
+
+
+def test_many_slow_calls_run_side_by_side() -> None:
+    async def run() -> float:
+        begun = time.monotonic()
+        await asyncio.gather(*(in_thread(time.sleep, 0.3) for _ in range(60)))
+        return time.monotonic() - begun
+
+    assert asyncio.run(run()) < 3.0
+
+
+def test_values_and_exceptions_come_back() -> None:
+    def fail() -> None:
+        raise KeyError("gone")
+
+    assert asyncio.run(in_thread(lambda a, b: a + b, 1, b=2)) == 3
+    with pytest.raises(KeyError, match="gone"):
+        asyncio.run(in_thread(fail))
+
+
+def test_a_call_that_hangs_does_not_keep_the_process_alive() -> None:
+    code = (
+        "import asyncio, time\nfrom practicum.threads import in_thread\n"
+        "async def main():\n"
+        "    try:\n        await asyncio.wait_for(in_thread(time.sleep, 600), 0.1)\n"
+        "    except TimeoutError:\n        print('gave up')\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == "gave up\n"
