@@ -52,10 +52,10 @@ def generate(engine: LocalEngine, *requests: Request) -> list[Generation]:
     return asyncio.run(run())
 
 
-def mixed(count: int, seed: int = 0) -> list[Request]:
+def mixed(count: int, seed: int = 0, longest: int = 190) -> list[Request]:
     rng = random.Random(seed)
     return [
-        request([rng.randrange(10, 700) for _ in range(rng.randint(3, 190))], f"s{k}", max_tokens=rng.randint(1, 40),
+        request([rng.randrange(10, 700) for _ in range(rng.randint(3, longest))], f"s{k}", max_tokens=rng.randint(1, 40),
                 temperature=rng.choice([0.0, 0.7, 1.0]), seed=k)
         for k in range(count)
     ]  # fmt: skip
@@ -97,6 +97,15 @@ def test_a_reply_does_not_depend_on_its_neighbours(model: LlamaForCausalLM, rend
     for index in (0, 7, 23):
         alone = generate(LocalEngine(Decoder(model), renderer, max_batch=8), wanted[index])[0]
         assert (alone.ids, alone.logprobs) == (together[index].ids, together[index].logprobs)
+
+
+def test_rows_of_very_different_length(model: LlamaForCausalLM, renderer: Renderer) -> None:
+    """Contexts over five blocks of keys, so that rows are sorted, overtake one another and leave gaps."""
+    wanted = mixed(24, seed=4, longest=620)
+    together = generate(LocalEngine(Decoder(model), renderer, max_batch=16), *wanted)
+    for request_, reply in zip(wanted, together, strict=True):
+        alone = generate(LocalEngine(Decoder(model), renderer, max_batch=8), request_)[0]
+        assert (alone.ids, alone.logprobs) == (reply.ids, reply.logprobs)
 
 
 def test_grouped_heads_too(renderer: Renderer) -> None:

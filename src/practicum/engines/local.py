@@ -16,6 +16,7 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -97,7 +98,9 @@ class LocalEngine:
         self._capacity = 0
         self._rows: list[Row] = []
         self._waiting: deque[Row] = deque()
-        self._inbox: queue.SimpleQueue[Row | str | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Row | str | int | None] = queue.SimpleQueue()
+        """A request, a session to forget, a new policy version, or None to close: taken in this order."""
+        self._under_way = 0
         self._thread: threading.Thread | None = None
         self._broken: str | None = None
         self._steps_since_admission = 0
@@ -131,7 +134,11 @@ class LocalEngine:
             self._thread = threading.Thread(target=self._run, name="practicum-engine", daemon=True)
             self._thread.start()
         self._inbox.put(row)
-        return await row.future
+        self._under_way += 1
+        try:
+            return await row.future
+        finally:
+            self._under_way -= 1
 
     def forget(self, session: str) -> None:
         self._inbox.put(session)
@@ -144,9 +151,9 @@ class LocalEngine:
 
     def weights_changed(self, version: int) -> None:
         """The learner has stepped: from here on replies belong to `version`. No request may be under way."""
-        if self._rows or self._waiting:
+        if self._under_way:
             raise EngineError("weights changed while requests were under way")
-        self.prefixes.set_version(version)
+        self._inbox.put(version)
 
     # -- the engine thread's side -------------------------------------------------------------
 
@@ -177,6 +184,9 @@ class LocalEngine:
                 return False
             if isinstance(item, str):
                 self.prefixes.forget(item)
+                continue
+            if isinstance(item, int):
+                self.prefixes.set_version(item)
                 continue
             if idle:
                 torch.set_num_threads(self.threads)
@@ -306,14 +316,16 @@ class LocalEngine:
         keys = -(-(int(starts.max()) + width) // KEY_BUCKET) * KEY_BUCKET
         keys = min(keys, self._capacity)
         mask = causal_mask(positions, keys, self.decoder.dtype)
-        limit = self.decoder.shape.context - 1
+        limit, last = self.decoder.shape.context - 1, self.decoder.shape.layers - 1
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self._kv[layer, 0, slots[:, None], :, positions] = k
             self._kv[layer, 1, slots[:, None], :, positions] = v
+            if layer == last:
+                return v
             return attention(q, self._kv[layer, 0, slots, :, :keys], self._kv[layer, 1, slots, :, :keys], mask)
 
-        self.decoder.hidden(ids, positions.clamp(max=limit), attend)
+        self.decoder.hidden(ids, positions.clamp(max=limit), attend, keys_only=True)
 
     def _decode(self) -> None:
         """One burst of decode steps for every row, then the host's look at what came out."""
@@ -323,12 +335,11 @@ class LocalEngine:
         if wide > count:
             self._position[count:wide] = 0
             self._step[count:wide] = 0
-        longest = max(len(row.ids) for row in self._rows) + self.burst - 1
-        keys = min(-(-longest // KEY_BUCKET) * KEY_BUCKET, self._capacity)
+        reach = self._sort_rows()
         filtered = any(row.request.sampling.top_k or row.request.sampling.top_p < 1 for row in self._rows)
         ids, logprobs = [], []
         for _ in range(self.burst):
-            step_ids, step_logprobs = self._decode_step(wide, keys, filtered)
+            step_ids, step_logprobs = self._decode_step(wide, reach, filtered)
             ids.append(step_ids)
             logprobs.append(step_logprobs)
         host_ids = torch.stack(ids, 1).tolist()
@@ -352,17 +363,44 @@ class LocalEngine:
         for slot, reason in reversed(finished):
             self._finish(slot, reason)
 
-    def _decode_step(self, wide: int, keys: int, filtered: bool) -> tuple[Tensor, Tensor]:
+    def _sort_rows(self) -> tuple[int, ...]:
+        """Rows with more keys first, so that block j of the keys concerns rows 0..reach[j]-1 and no others."""
+        blocks = [-(-(len(row.ids) + self.burst - 1) // KEY_BUCKET) for row in self._rows]
+        for slot in range(1, len(blocks)):
+            while blocks[slot] > blocks[slot - 1]:  # the row put out of its place may itself belong further up
+                first = next(place for place, count in enumerate(blocks) if count < blocks[slot])
+                self._swap(first, slot)
+                blocks[first], blocks[slot] = blocks[slot], blocks[first]
+        most = min(blocks[0], self._capacity // KEY_BUCKET)
+        return tuple(sum(count > block for count in blocks) for block in range(most))
+
+    def _swap(self, a: int, b: int) -> None:
+        length = max(len(self._rows[a].ids), len(self._rows[b].ids)) - 1
+        pair, turned = [a, b], [b, a]
+        self._kv[:, :, pair, :, :length] = self._kv[:, :, turned, :, :length]
+        for tensor in self._slot_tensors():
+            tensor[pair] = tensor[turned]
+        self._rows[a], self._rows[b] = self._rows[b], self._rows[a]
+
+    def _slot_tensors(self) -> tuple[Tensor, ...]:
+        """Everything but the KV that belongs to a slot."""
+        return (self._last, self._position, self._temperature, self._top_k, self._top_p, self._step, self._noise)
+
+    def _decode_step(self, wide: int, reach: tuple[int, ...], filtered: bool) -> tuple[Tensor, Tensor]:
         """Feed the last token of rows 0..wide-1, sample the next; nothing here waits for the host."""
+        keys = len(reach) * KEY_BUCKET
+        spans = (wide, *reach[1:])
         positions = self._position[:wide]
         slots = self._slot_numbers[:wide]
+        kv_heads = self.decoder.shape.kv_heads
         mask = causal_mask(positions[:, None], keys, self.decoder.dtype)
+        bias = mask.expand(-1, kv_heads, -1, -1).reshape(wide * kv_heads, 1, keys)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             buffer_k, buffer_v = self._kv[layer, 0], self._kv[layer, 1]
             buffer_k[slots, :, positions] = k
             buffer_v[slots, :, positions] = v
-            return attention(q[:, None], buffer_k[:wide, :, :keys], buffer_v[:wide, :, :keys], mask)[:, 0]
+            return decode_attention(q, buffer_k[:wide, :, :keys], buffer_v[:wide, :, :keys], bias, spans)
 
         hidden = self.decoder.hidden(self._last[:wide], positions, attend)
         noise = self._noise[slots, self._step[:wide].clamp(max=self._noise.shape[1] - 1)]
@@ -396,15 +434,7 @@ class LocalEngine:
         if slot != last:
             length = len(self._rows[last].ids) - 1
             self._kv[:, :, slot, :, :length] = self._kv[:, :, last, :, :length]
-            for tensor in (
-                self._last,
-                self._position,
-                self._temperature,
-                self._top_k,
-                self._top_p,
-                self._step,
-                self._noise,
-            ):
+            for tensor in self._slot_tensors():
                 tensor[slot] = tensor[last]
             self._rows[slot] = self._rows[last]
         self._rows.pop()
@@ -427,25 +457,50 @@ def causal_mask(positions: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """q [R, T, H, D] over k, v [R, K, keys, D] gives [R, T, H·D].
-
-    Values are summed in blocks of KEY_BUCKET keys, always: a matrix library picks its own order of
-    summation by the length it is given, and a row's numbers must not depend on its neighbours' length.
-    """
+    """q [R, T, H, D] over k, v [R, K, keys, D] under mask [R, 1, T, keys] gives [R, T, H·D]."""
     rows, width, heads, size = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     group = heads // kv_heads
     grouped = (q * size**-0.5).view(rows, width, kv_heads, group, size).permute(0, 2, 3, 1, 4)
     scores = torch.matmul(grouped.reshape(rows, kv_heads, group * width, size), k.transpose(-1, -2))
     scores = scores.view(rows, kv_heads, group, width, keys) + mask[:, :, None]
-    weights = scores.softmax(-1).view(rows * kv_heads, group * width, keys)
-    values = v.flatten(0, 1)
-    mixed = torch.bmm(weights[:, :, :KEY_BUCKET], values[:, :KEY_BUCKET])
-    for start in range(KEY_BUCKET, keys, KEY_BUCKET):
-        stop = start + KEY_BUCKET
-        mixed = torch.baddbmm(mixed, weights[:, :, start:stop], values[:, start:stop])
+    blocks = [rows * kv_heads] * (keys // KEY_BUCKET)
+    mixed = _mix(scores.softmax(-1).view(rows * kv_heads, group * width, keys), v.flatten(0, 1), blocks)
     mixed = mixed.view(rows, kv_heads, group, width, size).permute(0, 3, 1, 2, 4)
     return mixed.reshape(rows, width, heads * size)
+
+
+def decode_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, reach: Sequence[int]) -> Tensor:
+    """The same for one query a row: q [R, H, D], bias [R·K, 1, keys]; gives [R, H·D].
+
+    Block j of the keys is looked at for rows 0..reach[j]-1 only; the others have none there.
+    """
+    rows, heads, size = q.shape
+    kv_heads = k.shape[1]
+    grouped = q.reshape(rows * kv_heads, heads // kv_heads, size)
+    keys, values, scale = k.flatten(0, 1).transpose(-1, -2), v.flatten(0, 1), size**-0.5
+    blocks = [count * kv_heads for count in reach]
+    if len(blocks) == 1:
+        scores = torch.baddbmm(bias, grouped, keys, alpha=scale)
+    else:
+        scores = bias.expand(-1, heads // kv_heads, -1).contiguous()
+        for number, count in enumerate(blocks):
+            part = slice(number * KEY_BUCKET, (number + 1) * KEY_BUCKET)
+            scores[:count, :, part].baddbmm_(grouped[:count], keys[:count, :, part], alpha=scale)
+    return _mix(scores.softmax(-1), values, blocks).view(rows, heads * size)
+
+
+def _mix(weights: Tensor, values: Tensor, blocks: Sequence[int]) -> Tensor:
+    """weights [N, T, keys] × values [N, keys, D], summed in blocks of KEY_BUCKET keys, always.
+
+    A matrix library picks its own order of summation by the length it is given, and a row's numbers
+    must not depend on its neighbours' length.
+    """
+    mixed = torch.bmm(weights[:, :, :KEY_BUCKET], values[:, :KEY_BUCKET])
+    for number, count in enumerate(blocks[1:], 1):
+        part = slice(number * KEY_BUCKET, (number + 1) * KEY_BUCKET)
+        mixed[:count].baddbmm_(weights[:count, :, part], values[:count, part])
+    return mixed
 
 
 def _answer(row: Row, value: Generation | EngineError) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -56,6 +57,8 @@ class Fused:
 
     @staticmethod
     def _join(parameters: Sequence[Tensor]) -> Tensor:
+        if len(parameters) == 1:
+            return parameters[0]
         joined = torch.cat([parameter.data for parameter in parameters])
         start = 0
         for parameter in parameters:
@@ -63,10 +66,39 @@ class Fused:
             start += parameter.shape[0]
         return joined
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+    def joined(self, x: Tensor) -> Tensor | None:
+        """All outputs side by side in one product, where no gradient and no adapter is in the way."""
         if torch.is_grad_enabled() or not self.plain:
+            return None
+        return F.linear(x, self.weight, self.bias)
+
+    def only(self, x: Tensor) -> Tensor:
+        """The output of a single layer."""
+        joined = self.joined(x)
+        result: Tensor = self.linears[0](x) if joined is None else joined
+        return result
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+        joined = self.joined(x)
+        if joined is None:
             return tuple(linear(x) for linear in self.linears)
-        return torch.split(F.linear(x, self.weight, self.bias), self.sizes, dim=-1)
+        return torch.split(joined, self.sizes, dim=-1)
+
+
+class Layer:
+    """One layer's pieces, looked up once: the model's own parameters, by reference."""
+
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.qkv = Fused([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.out = Fused([attention.o_proj])
+        self.gate_up = Fused([mlp.gate_proj, mlp.up_proj])
+        self.down = Fused([mlp.down_proj])
+        self.before_attention: Tensor = layer.input_layernorm.weight
+        self.before_mlp: Tensor = layer.post_attention_layernorm.weight
+        qwen3 = hasattr(attention, "q_norm")
+        self.q_norm: Tensor | None = attention.q_norm.weight if qwen3 else None
+        self.k_norm: Tensor | None = attention.k_norm.weight if qwen3 else None
 
 
 class Decoder:
@@ -81,7 +113,7 @@ class Decoder:
             )
         config = model.config
         self.model = model
-        self.layers = list(model.model.layers)
+        self.layers = [Layer(layer) for layer in model.model.layers]
         self.epsilon: float = config.rms_norm_eps
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.shape = Shape(
@@ -93,17 +125,21 @@ class Decoder:
             vocabulary=config.vocab_size,
             context=config.max_position_embeddings,
         )
-        self._qkv = [Fused([a.q_proj, a.k_proj, a.v_proj]) for a in (layer.self_attn for layer in self.layers)]
-        self._gate_up = [Fused([layer.mlp.gate_proj, layer.mlp.up_proj]) for layer in self.layers]
+        self._final_norm: Tensor = model.model.norm.weight
         self._cos, self._sin = self._rotary_tables()
 
     @torch.no_grad()
     def _rotary_tables(self) -> tuple[Tensor, Tensor]:
-        """cos and sin for every position [context, D], from the model's own rotary module (scaling included)."""
+        """cos and sin for every position [context, D], from the model's own rotary module (scaling included).
+
+        The first half of sin is negated: rotating is then x·cos + swapped(x)·sin.
+        """
         positions = torch.arange(self.shape.context, device=self.device)[None]
         probe = torch.zeros(1, dtype=torch.float32, device=self.device)
         cos, sin = self.model.model.rotary_emb(probe, positions)
-        return cos[0].to(self.dtype), sin[0].to(self.dtype)
+        half = self.shape.head_size // 2
+        signed = torch.cat((-sin[0][:, :half], sin[0][:, half:]), dim=-1)
+        return cos[0].to(self.dtype), signed.to(self.dtype)
 
     @property
     def device(self) -> torch.device:
@@ -117,42 +153,52 @@ class Decoder:
     def parameters(self) -> Iterator[nn.Parameter]:
         return (parameter for parameter in self.model.parameters() if parameter.requires_grad)
 
-    def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Final hidden states [.., E] of ids [..] at positions [..]."""
-        shape = self.shape
-        lead = ids.shape
+    def hidden(self, ids: Tensor, positions: Tensor, attend: Attend, keys_only: bool = False) -> Tensor:
+        """Final hidden states [.., E] of ids [..] at positions [..].
+
+        With `keys_only` the last layer ends once `attend` has seen its keys and values: a prompt that
+        is only being cached needs no more.
+        """
         cos, sin = self._cos[positions][..., None, :], self._sin[positions][..., None, :]  # [.., 1, D]
-        x = self.model.model.embed_tokens(ids)
+        x = F.embedding(ids, self.model.model.embed_tokens.weight)
         for number, layer in enumerate(self.layers):
-            q, k, v = self._qkv[number](self._norm(x, layer.input_layernorm))
-            q = q.view(*lead, shape.heads, shape.head_size)
-            k = k.view(*lead, shape.kv_heads, shape.head_size)
-            v = v.view(*lead, shape.kv_heads, shape.head_size)
-            if hasattr(layer.self_attn, "q_norm"):  # Qwen3
-                q, k = self._norm(q, layer.self_attn.q_norm), self._norm(k, layer.self_attn.k_norm)
-            attended = attend(number, _rotate(q, cos, sin), _rotate(k, cos, sin), v)
-            x = x + layer.self_attn.o_proj(attended)
-            gate, up = self._gate_up[number](self._norm(x, layer.post_attention_layernorm))
-            x = x + layer.mlp.down_proj(F.silu(gate) * up)
-        return self._norm(x, self.model.model.norm)
+            q, k, v = self._heads(layer, self._norm(x, layer.before_attention), cos, sin)
+            attended = attend(number, q, k, v)
+            if keys_only and number == self.shape.layers - 1:
+                return attended
+            x = x + layer.out.only(attended)
+            gate, up = layer.gate_up(self._norm(x, layer.before_mlp))
+            x = x + layer.down.only(F.silu(gate) * up)
+        return self._norm(x, self._final_norm)
+
+    def _heads(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries [.., H, D] and keys [.., K, D], and values [.., K, D]."""
+        shape = self.shape
+        joined = layer.qkv.joined(x)
+        if joined is not None and layer.q_norm is None:  # queries and keys turn together
+            heads = joined.view(*x.shape[:-1], shape.heads + 2 * shape.kv_heads, shape.head_size)
+            turned = _rotate(heads[..., : shape.heads + shape.kv_heads, :], cos, sin)
+            return turned[..., : shape.heads, :], turned[..., shape.heads :, :], heads[..., -shape.kv_heads :, :]
+        flat = layer.qkv(x) if joined is None else torch.split(joined, layer.qkv.sizes, dim=-1)
+        q, k, v = (part.view(*x.shape[:-1], -1, shape.head_size) for part in flat)
+        if layer.q_norm is not None and layer.k_norm is not None:  # Qwen3
+            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
+        return _rotate(q, cos, sin), _rotate(k, cos, sin), v
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [.., V] of hidden states [.., E]."""
         result: Tensor = self.model.lm_head(hidden)
         return result
 
-    def _norm(self, x: Tensor, module: nn.Module) -> Tensor:
-        weight = module.weight
-        assert isinstance(weight, Tensor)
-        if x.is_cuda:
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        if x.is_cuda or not torch.is_grad_enabled():
             return F.rms_norm(x, (x.shape[-1],), weight, self.epsilon)
-        wide = x.float()  # written out, because the fused operator is slower than this on CPU
+        wide = x.float()  # written out: the fused operator's backward is slower than this on CPU
         return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)).to(x.dtype)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 def token_logprobs(logits: Tensor, ids: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
