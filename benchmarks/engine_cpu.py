@@ -42,7 +42,7 @@ from practicum.render import Renderer
 from practicum.task import Task
 
 CORES = torch.get_num_threads()
-LONGEST = {"tiny": 384, "smollm2": 96}
+LONGEST = {"tiny": 384, "smollm2": 64}
 PROMPTS = {"tiny": (20, 150), "smollm2": (20, 100)}
 
 

@@ -36,6 +36,7 @@ class AgentConfig:
 class AlgorithmConfig:
     adv_estimator: str = "grpo"
     norm_adv_by_std_in_grpo: bool = True
+    gamma: float = 1.0
 
 
 @dataclass

@@ -1,10 +1,11 @@
-"""Golden values of specs A.4, by hand."""
+"""Golden values of specs A.4 to A.7, by hand."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from practicum.algorithms.advantages import grpo
+from practicum.algorithms.advantages import grpo, reinforce_plus_plus, remax, returns_to_go, rloo, whiten
 
 
 def test_grpo_golden() -> None:
@@ -25,3 +26,32 @@ def test_equal_rewards_say_nothing() -> None:
 
 def test_empty_group() -> None:
     assert grpo([]) == []
+
+
+def test_rloo_golden() -> None:
+    assert rloo([1, 0, 0, 1]) == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
+    assert rloo([3, 0, 0]) == pytest.approx([3, -1.5, -1.5])  # against the mean of the others
+    assert rloo([0.4]) == [0.4]
+
+
+def test_remax_is_against_the_greedy_rollout() -> None:
+    assert remax([1, 0], 0.25) == [0.75, -0.25]
+
+
+def test_returns_are_carried_to_the_first_turn() -> None:
+    assert returns_to_go(np.array([0.0, 0.0, 0.0, 1.0]), 1.0).tolist() == [1, 1, 1, 1]
+    assert returns_to_go(np.array([0.0, 1.0, 0.0, 2.0]), 0.5).tolist() == [0.75, 1.5, 1.0, 2.0]
+
+
+def test_whitening_is_global_and_guarded() -> None:
+    rows = whiten([np.array([1.0, 2.0]), np.array([3.0])])
+    assert np.concatenate(rows).tolist() == pytest.approx([-1, 0, 1], abs=1e-6)
+    assert whiten([np.array([5.0])])[0].tolist() == [0.0]
+    assert whiten([]) == []
+
+
+def test_reinforce_plus_plus_golden() -> None:
+    # Returns [1, 1] and [0]: mean 2/3, unbiased variance 1/3.
+    good, bad = reinforce_plus_plus([np.array([0.0, 1.0]), np.array([0.0])])
+    assert good.tolist() == pytest.approx([0.57735, 0.57735], abs=1e-5)
+    assert bad.tolist() == pytest.approx([-1.154701], abs=1e-5)

@@ -54,11 +54,12 @@ def generate(engine: LocalEngine, *requests: Request) -> list[Generation]:
 
 def mixed(count: int, seed: int = 0, longest: int = 190) -> list[Request]:
     rng = random.Random(seed)
-    return [
-        request([rng.randrange(10, 700) for _ in range(rng.randint(3, longest))], f"s{k}", max_tokens=rng.randint(1, 40),
-                temperature=rng.choice([0.0, 0.7, 1.0]), seed=k)
-        for k in range(count)
-    ]  # fmt: skip
+    made = []
+    for k in range(count):
+        prompt = [rng.randrange(10, 700) for _ in range(rng.randint(3, longest))]
+        limit, temperature = rng.randint(1, 40), rng.choice([0.0, 0.7, 1.0])
+        made.append(request(prompt, f"s{k}", max_tokens=limit, temperature=temperature, seed=k))
+    return made
 
 
 def test_greedy_equals_transformers_generate(engine: LocalEngine, model: LlamaForCausalLM) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -137,7 +138,7 @@ def test_no_server_at_all(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -
 def test_its_episodes_are_refused_for_policy_gradients(url: str, renderer: Renderer) -> None:
     episodes = play(url, renderer)
     with pytest.raises(UserError, match="no sampling log-probs"):
-        practice_samples([episodes], [[1.0]], "token-mean", 1.0)
+        practice_samples([episodes], [[np.ones(99)]], "token-mean", 1.0)
 
 
 def test_an_answer_to_no_call_is_a_user_message() -> None:

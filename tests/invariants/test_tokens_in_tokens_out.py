@@ -19,6 +19,7 @@ from practicum.render import TEMPLATES, Renderer
 from practicum.rollout import attempts, run_episodes
 from practicum.store import dump, load
 from practicum.task import Task
+from practicum.training.estimators import sampled_count
 from practicum.training.learner import Learner, OptimizerSettings
 from practicum.training.samples import practice_samples
 from practicum.trajectory import Origin, Trajectory
@@ -108,7 +109,7 @@ def test_the_learner_trains_exactly_that(rolled: tuple[list[Trajectory], Witness
     """After a trip through the store: mask 1 exactly on sampled tokens, log-probs within 1e-4 of the learner's."""
     episodes, _, decoder = rolled
     again = [load(dump(e)) for e in episodes]
-    samples, _ = practice_samples([again], [[1.0] * len(again)], "token-mean", 0.9)
+    samples, _ = practice_samples([again], [[np.ones(sampled_count(e)) for e in again]], "token-mean", 0.9)
     learner = Learner(decoder, OptimizerSettings())
     for episode, sample, logprobs in zip(episodes, samples, learner.logprobs(samples), strict=True):
         (run,) = episode.sequences()

@@ -41,8 +41,12 @@ def episode(group: str, reward: float, outcome: Outcome = Outcome.FAILURE, *turn
     return Trajectory(Task(group, "x", "train"), 0, group, outcome, body, reward, {}, Seeds(0, 0))
 
 
+def flat(*values: float) -> list[np.ndarray]:
+    return [np.full(3, value) for value in values]
+
+
 def test_advantages_are_painted_on_sampled_tokens_only() -> None:
-    samples, denominator = practice_samples([[episode("a", 1), episode("a", 0)]], [[0.5, -0.5]], "token-mean", 1.0)
+    samples, denominator = practice_samples([[episode("a", 1), episode("a", 0)]], [flat(0.5, -0.5)], "token-mean", 1.0)
     assert denominator == 6.0
     first = samples[0]
     assert first.ids == (1, 2, 3, 4, 5, 6)
@@ -53,16 +57,21 @@ def test_advantages_are_painted_on_sampled_tokens_only() -> None:
 
 def test_a_restarted_prompt_is_a_sequence_of_its_own_but_one_trajectory() -> None:
     two = episode("a", 1, Outcome.SUCCESS, turn((1,), (2, 3), True), turn((9, 9), (4, 5), True))
-    samples, denominator = practice_samples([[two, episode("a", 0)]], [[1.0, -1.0]], "seq-mean-token-mean", 1.0)
+    samples, denominator = practice_samples(
+        [[two, episode("a", 0)]], [[np.ones(4), -np.ones(3)]], "seq-mean-token-mean", 1.0
+    )
     assert [s.ids for s in samples[:2]] == [(1, 2, 3), (9, 9, 4, 5)]
     assert denominator == 2.0
     assert samples[0].weights.max() == samples[1].weights.max() == pytest.approx(1 / 4)
 
 
 def test_dead_groups_add_no_gradient_but_count() -> None:
-    samples, denominator = practice_samples([[episode("a", 1), episode("a", 1)]], [[0.0, 0.0]], "token-mean", 1.0)
+    group = [episode("a", 1), episode("a", 1)]
+    samples, denominator = practice_samples([group], [flat(0.0, 0.0)], "token-mean", 1.0)
     assert samples == []
     assert denominator == 6.0
+    kept, _ = practice_samples([group], [flat(0.0, 0.0)], "token-mean", 1.0, keep_all=True)
+    assert len(kept) == 2  # an entropy bonus is for their tokens too
 
 
 def test_only_scored_episodes_reach_a_baseline() -> None:

@@ -1,11 +1,16 @@
-"""How much better than expected was each trajectory? Pure functions over the rewards of one group."""
+"""How much better than expected? Pure functions over rewards; what a group or a token is, the caller knows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
 EPSILON = 1e-6
+WHITEN_EPSILON = 1e-8
 
 
 def grpo(rewards: Sequence[float], normalise: bool = True) -> list[float]:
@@ -17,12 +22,55 @@ def grpo(rewards: Sequence[float], normalise: bool = True) -> list[float]:
     Shao et al. 2024 (arXiv:2402.03300); Liu et al. 2025 (arXiv:2503.20783) for `normalise=False`.
     """
     count = len(rewards)
-    if count == 0:
-        return []
-    if count == 1:
-        return [float(rewards[0])]
+    if count < 2:
+        return [float(reward) for reward in rewards]
     mean = math.fsum(rewards) / count
     if not normalise:
         return [reward - mean for reward in rewards]
     deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (count - 1))
     return [(reward - mean) / (deviation + EPSILON) for reward in rewards]
+
+
+def rloo(rewards: Sequence[float]) -> list[float]:
+    """Each reward against the mean of the others: n/(n-1)·(R - mean). A group of one keeps its reward.
+
+    Ahmadian et al. 2024 (arXiv:2402.14740).
+    """
+    count = len(rewards)
+    if count < 2:
+        return [float(reward) for reward in rewards]
+    mean = math.fsum(rewards) / count
+    return [count / (count - 1) * (reward - mean) for reward in rewards]
+
+
+def remax(rewards: Sequence[float], baseline: float) -> list[float]:
+    """Each reward against that of the greedy rollout of the same task. Li et al. 2023 (arXiv:2310.10505)."""
+    return [reward - baseline for reward in rewards]
+
+
+def returns_to_go(rewards: Floats, gamma: float) -> Floats:
+    """G_t = r_t + γ·G_{t+1} over the policy's own tokens [T].
+
+    Observation tokens are not in the list, so the return is carried across them undiminished; masking
+    it at each gap (as is commonly done) would leave all turns but the last with nothing.
+    """
+    returns = np.zeros_like(rewards, dtype=np.float64)
+    running = 0.0
+    for place in range(len(rewards) - 1, -1, -1):
+        running = float(rewards[place]) + gamma * running
+        returns[place] = running
+    return returns
+
+
+def whiten(values: Sequence[Floats]) -> list[Floats]:
+    """Mean 0 and variance 1 (unbiased) over all values of the whole batch; fewer than two are only centred."""
+    flat = np.concatenate([np.asarray(v, dtype=np.float64) for v in values]) if values else np.zeros(0)
+    if len(flat) == 0:
+        return [np.asarray(v, dtype=np.float64) for v in values]
+    scale = 1.0 if len(flat) < 2 else 1.0 / math.sqrt(float(flat.var(ddof=1)) + WHITEN_EPSILON)
+    return [(np.asarray(v, dtype=np.float64) - float(flat.mean())) * scale for v in values]
+
+
+def reinforce_plus_plus(rewards: Sequence[Floats], gamma: float = 1.0) -> list[Floats]:
+    """Returns-to-go of every trajectory's tokens, whitened over the whole batch. Hu 2025 (arXiv:2501.03262)."""
+    return whiten([returns_to_go(row, gamma) for row in rewards])

@@ -70,6 +70,7 @@ async def train(config: TrainConfig) -> int:
     from practicum.progress import Progress
     from practicum.store import write_atomic
     from practicum.training.apprentice import Apprentice
+    from practicum.training.estimators import EstimatorSettings
     from practicum.training.learner import Objective, OptimizerSettings
     from practicum.training.rl import Practice, RLSettings
     from practicum.workbench import environment_maker
@@ -96,7 +97,7 @@ async def train(config: TrainConfig) -> int:
         tasks_per_step=config.data.train_batch_size,
         chains=config.agent.num_chains,
         estimator=config.algorithm.adv_estimator,
-        normalise=config.algorithm.norm_adv_by_std_in_grpo,
+        credit=EstimatorSettings(config.algorithm.gamma, config.algorithm.norm_adv_by_std_in_grpo),
         aggregation=actor.loss_agg_mode,
         lr=actor.optim.lr,
         warmup=actor.optim.lr_warmup_steps,

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from practicum.agent import Agent
-from practicum.algorithms import advantages
 from practicum.errors import UserError, nearest
 from practicum.metrics import spread
 from practicum.rollout import MakeEnvironment, attempts
 from practicum.task import Task
 from practicum.training.apprentice import Apprentice
+from practicum.training.estimators import ESTIMATORS, EstimatorSettings
 from practicum.training.learner import Objective, OptimizerSettings
 from practicum.training.samples import practice_samples
 from practicum.training.schedule import learning_rate
 from practicum.trajectory import Outcome, Trajectory
-
-ESTIMATORS = ("grpo",)
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class RLSettings:
     tasks_per_step: int = 16
     chains: int = 8
     estimator: str = "grpo"
-    normalise: bool = True
+    credit: EstimatorSettings = field(default_factory=EstimatorSettings)
     aggregation: str = "token-mean"
     lr: float = 3e-4
     warmup: int = 5
@@ -43,8 +43,11 @@ class RLSettings:
     def __post_init__(self) -> None:
         if self.estimator not in ESTIMATORS:
             raise UserError(f"Unknown advantage estimator '{self.estimator}'.{nearest(self.estimator, ESTIMATORS)}")
-        if self.chains < 2:
-            raise UserError("grpo compares the chains of one task: agent.num_chains must be at least 2.")
+        needed = ESTIMATORS[self.estimator].smallest_group
+        if self.chains < needed:
+            raise UserError(
+                f"{self.estimator} compares the chains of one task: agent.num_chains must be at least {needed}."
+            )
 
 
 class Practice:
@@ -89,12 +92,23 @@ class Practice:
         rolled = time.perf_counter()
         metrics = rollout_metrics(episodes)
         self._check_errors(step, episodes)
-        groups = group_scored(episodes)
-        relative = [advantages.grpo([e.reward for e in group], settings.normalise) for group in groups]
+        estimator = ESTIMATORS[settings.estimator]
+        groups = group_scored(episodes, estimator.smallest_group)
+        greedy: dict[str, float] = {}
+        if estimator.greedy:
+            greedy = await self._greedy_rewards(step)
+            groups = [group for group in groups if group[0].group in greedy]
+        advantages = estimator.function(groups, settings.credit, greedy)
         samples, denominator = practice_samples(
-            groups, relative, settings.aggregation, self.agent.sampling.temperature, self.agent.sampling.max_tokens
+            groups,
+            advantages,
+            settings.aggregation,
+            self.agent.sampling.temperature,
+            self.agent.sampling.max_tokens,
+            keep_all=bool(settings.objective.entropy_coeff),
         )
-        metrics["rollout/dead_groups"] = sum(not any(a) for a in relative) / len(relative) if relative else 1.0
+        dead = sum(not any(np.any(row) for row in rows) for rows in advantages)
+        metrics["rollout/dead_groups"] = dead / len(groups) if groups else 1.0
         if samples:
             lr = learning_rate(step, settings.steps, settings.lr, settings.schedule, settings.warmup)
             metrics |= self.apprentice.update(samples, denominator, settings.objective, lr, tick)
@@ -108,6 +122,14 @@ class Practice:
         metrics["timing/update"] = time.perf_counter() - rolled
         return metrics, episodes
 
+    async def _greedy_rewards(self, step: int) -> dict[str, float]:
+        """Reward of one greedy rollout of the whole agent, tools included, for every task of the step."""
+        sampling = replace(self.agent.sampling, temperature=0.0)
+        planned = attempts(self.tasks_of(step), 1, self.settings.seed, f"step-{step}/")
+        agent = replace(self.agent, sampling=sampling)
+        episodes = await self.apprentice.roll_out(planned, self.make_environment, agent)
+        return {episode.group: episode.reward for episode in episodes if episode.scored}
+
     def _check_errors(self, step: int, episodes: Sequence[Trajectory]) -> None:
         failed = [e for e in episodes if not e.scored]
         if len(failed) > self.settings.error_budget * len(episodes):
@@ -118,13 +140,13 @@ class Practice:
             )
 
 
-def group_scored(episodes: Sequence[Trajectory]) -> list[list[Trajectory]]:
-    """Scored episodes by group, in order. A group left with one member has nothing to be compared with."""
+def group_scored(episodes: Sequence[Trajectory], smallest: int = 2) -> list[list[Trajectory]]:
+    """Scored episodes by group, in order. A group that failures left too small to compare is not used."""
     groups: dict[str, list[Trajectory]] = {}
     for episode in episodes:
         if episode.scored:
             groups.setdefault(episode.group, []).append(episode)
-    return [group for group in groups.values() if len(group) > 1]
+    return [group for group in groups.values() if len(group) >= smallest]
 
 
 def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
