@@ -16,7 +16,7 @@ from practicum.models import loader
 from practicum.training.apprentice import Apprentice
 from practicum.training.estimators import ESTIMATORS, EstimatorSettings, token_rewards
 from practicum.training.rl import Practice, RLSettings
-from practicum.trajectory import Trajectory
+from practicum.trajectory import Outcome, Trajectory
 
 from .test_rl import episode, turn
 
@@ -24,15 +24,9 @@ from .test_rl import episode, turn
 def groups() -> Sequence[Sequence[Trajectory]]:
     short, long = [turn((1,), (2, 3), True)], [turn((1,), (2, 3), True), turn((9,), (4, 5, 6))]
     return [
-        [episode("a", 1.0, *_outcome(1.0), *long), episode("a", 0.0, *_outcome(0.0), *short)],
-        [episode("b", 0.5, *_outcome(0.5), *short), episode("b", 0.0, *_outcome(0.0), *long)],
+        [episode("a", 1.0, Outcome.SUCCESS, *long), episode("a", 0.0, Outcome.FAILURE, *short)],
+        [episode("b", 0.5, Outcome.SUCCESS, *short), episode("b", 0.0, Outcome.FAILURE, *long)],
     ]
-
-
-def _outcome(reward: float) -> tuple[object, ...]:
-    from practicum.trajectory import Outcome
-
-    return (Outcome.SUCCESS if reward > 0 else Outcome.FAILURE,)
 
 
 @pytest.mark.parametrize("name", list(ESTIMATORS))
@@ -63,7 +57,7 @@ def test_the_reward_stands_at_the_last_sampled_token() -> None:
 
 
 class ByLength(MathEnvironment):
-    """Pays for long answers and remembers at which temperature it was played."""
+    """Pays for long answers."""
 
     async def step(self, action: Action) -> Step:
         return Step(reward=float(len(action.content)), terminated=True)
