@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from practicum.environment import Message
 from practicum.errors import UserError
-from practicum.render import TEMPLATES, Renderer
+from practicum.render import Renderer
 from practicum.tools.calculator import calculator
 from practicum.trajectory import Origin
 
@@ -28,69 +30,98 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\u2402\u2403"), 
 REPLY = TEXT.filter(lambda text: text == text.strip() and "<|" not in text)
 
 
-def renderer_for(name: str, tokenizer: PreTrainedTokenizerBase) -> Renderer:
-    if name in TEMPLATES:
-        return Renderer(tokenizer, name)
-    original = tokenizer.chat_template
-    try:
-        tokenizer.chat_template = QWEN_STYLE if name == "qwen-style" else original
-        return Renderer(tokenizer)
-    finally:
-        tokenizer.chat_template = original
+LLAMA2_STYLE = (
+    "{%- for m in messages %}{%- if m.role == 'assistant' %}{{- ' ' + m.content + ' <|im_end|>' }}"
+    "{%- else %}{{- '[INST] ' + m.content + ' [/INST]' }}{%- endif %}{%- endfor %}"
+)
+"""Closes a reply with a space before its end token, as Llama-2 did."""
+
+OWN_TEXT = {"qwen-style": QWEN_STYLE, "llama-2-style": LLAMA2_STYLE}
 
 
-STYLES = ["own", "qwen-style", *TEMPLATES]
+@pytest.fixture(params=["own", "chatml", "llama-3", *OWN_TEXT])
+def styled(
+    request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerBase, llama_tokenizer: PreTrainedTokenizerBase
+) -> Renderer:
+    if request.param in OWN_TEXT:
+        changed = copy.deepcopy(tokenizer)
+        changed.chat_template = OWN_TEXT[request.param]
+        return Renderer(changed)
+    if request.param == "llama-3":
+        return Renderer(llama_tokenizer, "llama-3")
+    return Renderer(tokenizer, None if request.param == "own" else request.param)
 
 
-@pytest.mark.parametrize("style", STYLES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_increments_spell_the_whole_conversation(
-    style: str, tokenizer: PreTrainedTokenizerBase, data: st.DataObject
-) -> None:
+def test_increments_spell_the_whole_conversation(styled: Renderer, data: st.DataObject) -> None:
     """Text of the ids held == the template's own rendering of the whole conversation, at every turn."""
-    renderer = renderer_for(style, tokenizer)
     opening = [Message("system", data.draw(REPLY)), Message("user", data.draw(REPLY))]
-    conversation, held = list(opening), [i for span in renderer.start(opening) for i in span.ids]
+    conversation, held = list(opening), [i for span in styled.start(opening) for i in span.ids]
     for _ in range(data.draw(st.integers(1, 3))):
         reply = data.draw(REPLY)
-        held += renderer.encode_reply(reply)
+        held += styled.encode_reply(reply)
         role = data.draw(st.sampled_from(["tool", "user"]))
         new = [Message(role, data.draw(REPLY)) for _ in range(data.draw(st.integers(1, 2)))]
         before = list(held)
-        spans = renderer.extend(held, new)
+        spans = styled.extend(held, new)
         held += [i for span in spans for i in span.ids]
         assert held[: len(before)] == before
         conversation += [Message("assistant", reply), *new]
-    spelled = tokenizer.decode(held, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    assert spelled == renderer._apply(conversation, ())
+    spelled = styled.tokenizer.decode(held, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    expected = styled._apply(conversation, ())
+    if (
+        " <|im_end|>" in styled.template
+    ):  # the policy ends a reply by the token alone; the template's blank is not its own
+        expected = expected.replace(" <|im_end|>", "<|im_end|>")
+    assert spelled == expected
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_a_cut_reply_is_closed_by_the_template(style: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    renderer = renderer_for(style, tokenizer)
-    whole = renderer.encode_reply("abc")
-    cut = renderer.extend(whole[:-1], [Message("user", "go on")])
-    ended = renderer.extend(whole, [Message("user", "go on")])
-    flat = [i for span in cut for i in span.ids]
-    assert flat[0] == renderer.close_id
-    assert flat[1:] == [i for span in ended for i in span.ids]
+def test_a_cut_reply_is_closed_by_the_template(styled: Renderer) -> None:
+    whole = styled.encode_reply("abc")
+    cut = [i for span in styled.extend(whole[:-1], [Message("user", "go on")]) for i in span.ids]
+    ended = [i for span in styled.extend(whole, [Message("user", "go on")]) for i in span.ids]
+    at = cut.index(styled.close_id)
+    assert at <= 1
+    assert cut[at + 1 :] == ended
 
 
-@settings(max_examples=60, deadline=None)
-@given(content=REPLY)
-def test_origins_cover_the_message_and_nothing_is_sampled(tokenizer: PreTrainedTokenizerBase, content: str) -> None:
-    renderer = Renderer(tokenizer)
-    spans = renderer.start([Message("system", "You help."), Message("user", content)])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=REPLY | st.sampled_from(["user", "system", "i", "assistant", "<|im_end|>"]))
+@example("user")
+@example("i")
+def test_origins_cover_the_contents_and_nothing_else(styled: Renderer, content: str) -> None:
+    """Also where a content is a word of the template itself."""
+    spans = styled.start([Message("system", "You help."), Message("user", content)])
     assert {span.origin for span in spans} == {Origin.TEMPLATE, Origin.OBSERVATION}
-    seen = "".join(tokenizer.decode(list(span.ids)) for span in spans if span.origin is Origin.OBSERVATION)
-    assert "".join(f"You help.{content}".split()) in "".join(seen.split()) or "\ufffd" in seen
+    seen = [styled.tokenizer.decode(list(s.ids)) for s in spans if s.origin is Origin.OBSERVATION]
+    assert seen[0].strip() == "You help."
+    assert seen[-1].strip() == content.strip() or "\ufffd" in seen[-1]
 
 
 def test_tools_are_listed_in_the_system_message(renderer: Renderer) -> None:
     spans = renderer.start([Message("system", "S"), Message("user", "U")], [calculator.schema])
     text = renderer.tokenizer.decode([i for span in spans for i in span.ids])
     assert "calculator(expression): Work out an arithmetic expression." in text
+
+
+def test_a_template_that_hides_the_tools_is_refused(styled: Renderer) -> None:
+    messages = [Message("system", "S"), Message("user", "U")]
+    if "tools" in styled.template:
+        assert styled.start(messages, [calculator.schema]) != styled.start(messages)
+    else:
+        with pytest.raises(UserError, match="does not show tools"):
+            styled.start(messages, [calculator.schema])
+
+
+def test_a_template_of_another_family_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Llama-3's closing token is no token of this tokenizer: taking its first piece would end replies anywhere."""
+    with pytest.raises(UserError, match="no special token"):
+        Renderer(tokenizer, "llama-3")
+
+
+def test_a_model_s_own_end_tokens_count(tokenizer: PreTrainedTokenizerBase) -> None:
+    assert 0 in Renderer(tokenizer, end_ids=(0,)).end_ids
 
 
 def test_the_end_token_is_not_part_of_a_reply(renderer: Renderer) -> None:

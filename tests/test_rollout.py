@@ -122,6 +122,21 @@ class Unjudged(MathEnvironment):
         raise JudgeError("the judge is ill")
 
 
+class Unmakeable(MathEnvironment):
+    def __init__(self) -> None:
+        raise OSError("no licence for the simulator")
+
+
+class Unwritable(MathEnvironment):
+    async def step(self, action: Action) -> Step:
+        return Step(info={"object": object()}, terminated=True)
+
+
+class BadPart(MathEnvironment):
+    async def step(self, action: Action) -> Step:
+        return Step(parts={"speed": float("inf")}, terminated=True)
+
+
 class NotANumber(MathEnvironment):
     async def step(self, action: Action) -> Step:
         return Step(reward=float("nan"), terminated=True)
@@ -137,6 +152,9 @@ SHORT = Agent(deadlines=Deadlines(reset=0.2, generate=0.2, step=0.2, episode=5.0
         (Hanging, Outcome.TIMEOUT, "environment step did not answer within 0.2 s"),
         (Unjudged, Outcome.JUDGE_ERROR, "the judge is ill"),
         (NotANumber, Outcome.ENV_ERROR, "reward nan"),
+        (BadPart, Outcome.ENV_ERROR, "speed inf"),
+        (Unwritable, Outcome.ENV_ERROR, "cannot be written as JSON"),
+        (Unmakeable, Outcome.ENV_ERROR, "no licence"),
     ],
 )
 def test_failures_have_their_own_outcome(
@@ -151,6 +169,42 @@ def test_failures_have_their_own_outcome(
 def test_a_slow_engine_meets_its_deadline(renderer: Renderer) -> None:
     episode = play(renderer, CALL, agent=SHORT, delay=5.0)
     assert (episode.outcome, episode.error) == (Outcome.TIMEOUT, "engine did not answer within 0.2 s")
+
+
+class Talkative(MathEnvironment):
+    async def step(self, action: Action) -> Step:
+        return Step(Observation((Message("user", "word " * 300),)))
+
+
+def test_a_conversation_that_outgrows_the_window_is_cut_and_scored(renderer: Renderer) -> None:
+    async def run() -> Trajectory:
+        engine = LocalEngine(Decoder(loader.load_tiny(0).model), renderer)
+        (attempt,) = attempts([TASK], 1, 0)
+        try:
+            agent = Agent(max_turns=20, sampling=Sampling(max_tokens=30, stop=("e", "a", "o")))
+            return await run_episode(attempt, Talkative, agent, engine, renderer)
+        finally:
+            await engine.close()
+
+    episode = asyncio.run(run())
+    assert (episode.outcome, episode.error) == (Outcome.TRUNCATED, None)
+    assert 1 < len(episode.turns) < 20
+
+
+def test_half_an_answer_is_not_judged(renderer: Renderer) -> None:
+    class Cut(Says):
+        async def generate(self, request: Request) -> Generation:
+            reply = await super().generate(request)
+            return replace(reply, ids=reply.ids[:-1], logprobs=None, stop_reason=StopReason.LENGTH)
+
+    (attempt,) = attempts([TASK], 1, 0)
+    answer = str(TASK.fields["answer"])
+    episode = asyncio.run(
+        run_episode(attempt, MathEnvironment, Agent(max_turns=2), Cut(renderer, answer, answer), renderer)
+    )
+    assert episode.outcome is Outcome.TRUNCATED
+    assert episode.invalid_replies == 2
+    assert "cut off" in episode.turns[1].messages[0].content
 
 
 class Sometimes(MathEnvironment):
@@ -213,7 +267,7 @@ def test_a_slow_tool_never_stops_the_decoding_of_others(renderer: Renderer) -> N
 
     async def run() -> Sequence[Trajectory]:
         engine = LocalEngine(Decoder(loader.load_tiny(0).model), renderer)
-        agent = Agent(max_turns=2, sampling=Sampling(max_tokens=8))
+        agent = Agent(max_turns=2, sampling=Sampling(max_tokens=12, stop=("e", "a", "o")))
         planned = attempts(MathEnvironment().tasks("train", 12), 1, 0)
         begun = time.monotonic()
         try:

@@ -25,6 +25,13 @@ def test_a_task_cannot_change_under_its_hash() -> None:
         task.fields["question"] = "z"  # type: ignore[index]
 
 
+def test_frozen_all_the_way_down() -> None:
+    task = Task("a", "math", "train", {"steps": ["1+1"], "deep": {"x": [1]}})
+    assert task.fields["steps"] == ("1+1",)
+    with pytest.raises(TypeError):
+        task.fields["deep"]["x"] = 2
+
+
 def write(path: Path, text: str) -> Path:
     path.write_text(text, encoding="utf-8")
     return path
@@ -52,6 +59,7 @@ def test_reads_json_lines(tmp_path: Path) -> None:
         ("[1]", "expected an object"),
         ('"text"', "must be a JSON list"),
         ('[{"question": ""}]', "must be a non-empty text"),
+        ('[{"question": "a", "id": 1}, {"question": "b", "id": "1"}]', "the id '1' is used twice"),
         ('{"question": "a"}\n{"question": \n', "line 2 is not JSON"),
     ],
 )

@@ -23,6 +23,8 @@ def test_values_and_exceptions_come_back() -> None:
     def fail() -> None:
         raise KeyError("gone")
 
+    with pytest.raises(RuntimeError, match="SystemExit"):
+        asyncio.run(in_thread(sys.exit, 3))
     assert asyncio.run(in_thread(lambda a, b: a + b, 1, b=2)) == 3
     with pytest.raises(KeyError, match="gone"):
         asyncio.run(in_thread(fail))

@@ -19,6 +19,10 @@ class EngineError(Exception):
     """An engine could not answer one request; its episode ends as `engine_error`."""
 
 
+class ContextFull(EngineError):
+    """The conversation no longer fits the model's window: the agent's doing, so the episode is cut and scored."""
+
+
 class JudgeError(Exception):
     """A reward could not be computed; its episode ends as `judge_error`."""
 

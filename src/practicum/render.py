@@ -6,7 +6,9 @@ found by rendering a stand-in conversation whose reply is a marker, and taking w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -15,7 +17,9 @@ from practicum.environment import Message
 from practicum.errors import UserError, nearest
 from practicum.trajectory import Origin, Span
 
-MARKER = "\u2402practicum-reply\u2403"
+REPLY = "\u2402practicum-reply\u2403"
+MARKER = "\u2402practicum-content\u2403"
+"""Texts that stand for a reply and for a message's content while a template is being taken apart."""
 
 CHATML = (
     "{%- for m in messages %}"
@@ -50,9 +54,14 @@ TEMPLATES = {"chatml": CHATML, "llama-3": LLAMA3}
 
 
 class Renderer:
-    """Messages to spans of ids, for one tokenizer and one template (by name; None = the model's own)."""
+    """Messages to spans of ids, for one tokenizer and one template (by name; None = the model's own).
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str | None = None) -> None:
+    `end_ids` are tokens beyond the tokenizer's and the template's own that a model may end a reply with.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, template: str | None = None, end_ids: Sequence[int] = ()
+    ) -> None:
         if template is not None and template not in TEMPLATES:
             raise UserError(f"Unknown chat template '{template}'.{nearest(template, TEMPLATES)}")
         text = TEMPLATES[template] if template else tokenizer.chat_template
@@ -60,24 +69,38 @@ class Renderer:
             raise UserError("This model has no chat template of its own; choose one, e.g. template=chatml.")
         self.tokenizer = tokenizer
         self.template: str = text
-        self.close_id: int = self._encode(self._after_reply([Message("user", "x")]))[0][0]
+        self._tools_shown = False
+        special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+        closing = self._encode(self._after_reply([Message("user", "x")]))[0]
+        found = next((token for token in closing if token in special), None)
+        if found is None:
+            raise UserError(
+                "This chat template closes a reply with text that the model's tokenizer has no special token for; "
+                "use the model's own template, or one made for this tokenizer."
+            )
+        self.close_id: int = found
         """The token that the template closes a reply with."""
-        ends = {self.close_id} if tokenizer.eos_token_id is None else {self.close_id, tokenizer.eos_token_id}
-        self.end_ids: tuple[int, ...] = tuple(sorted(ends))
-        """Tokens that end a reply: the tokenizer's own and the template's."""
+        own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        self.end_ids: tuple[int, ...] = tuple(sorted({found, *own, *end_ids}))
+        """Tokens that end a reply."""
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[Span, ...]:
         """The first prompt."""
         text = self._apply(messages, tools)
-        return self._spans(text, messages)
+        if tools and not self._tools_shown:
+            if text == self._apply(messages, ()):
+                raise UserError(
+                    "This chat template does not show tools to the model; choose one that does, e.g. template=chatml."
+                )
+            self._tools_shown = True
+        return self._spans(text, self._apply(_marked(messages), tools), messages)
 
     def extend(self, held: Sequence[int], messages: Sequence[Message]) -> tuple[Span, ...]:
         """What follows the ids held (which end in a reply): the turn's closing, new messages, the next opening."""
-        spans = self._spans(self._after_reply(messages), messages)
-        if held and spans and spans[0].ids and held[-1] == spans[0].ids[0] and held[-1] in self.end_ids:
+        spans = self._spans(self._after_reply(messages), self._after_reply(_marked(messages)), messages)
+        if held and held[-1] == self.close_id:
             # The policy sampled the closing token itself; the template must not add it twice.
-            first = Span(spans[0].origin, spans[0].ids[1:])
-            spans = ((first,) if first.ids else ()) + spans[1:]
+            return _without_closing(spans, self.close_id)
         return spans
 
     def encode_reply(self, text: str) -> tuple[int, ...]:
@@ -92,9 +115,9 @@ class Renderer:
         return str(self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _after_reply(self, messages: Sequence[Message]) -> str:
-        text = self._apply([Message("user", "x"), Message("assistant", MARKER), *messages], ())
-        _, found, tail = text.partition(MARKER)
-        if not found or MARKER in tail:
+        text = self._apply([Message("user", "x"), Message("assistant", REPLY), *messages], ())
+        _, found, tail = text.partition(REPLY)
+        if not found or REPLY in tail:
             raise UserError("This chat template rewrites or drops an assistant's reply; choose another template.")
         return tail
 
@@ -113,15 +136,25 @@ class Renderer:
         coded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return coded["input_ids"], coded["offset_mapping"]
 
-    def _spans(self, text: str, messages: Sequence[Message]) -> tuple[Span, ...]:
+    def _spans(self, text: str, marked: str, messages: Sequence[Message]) -> tuple[Span, ...]:
+        """The text's ids, cut where template and message contents meet.
+
+        `marked` is the same rendering with a marker for every content: what stands between markers is
+        the template's, so a content is found by its place and never mistaken for a word of the template.
+        """
         ids, offsets = self._encode(text)
         ranges, position = [], 0
-        for message in messages:
-            content = message.content if message.content in text[position:] else message.content.strip()
-            start = text.find(content, position) if content else -1
-            if start >= 0:
+        literals = re.split(re.escape(MARKER) + r"\d+;", marked)
+        for message, literal in zip(messages, literals, strict=False):
+            start = position + len(literal)
+            content = message.content
+            if not text.startswith(content, start):
+                content = content.strip()  # templates may trim
+            if content and text.startswith(content, start):
+                ranges.append((start, start + len(content)))
                 position = start + len(content)
-                ranges.append((start, position))
+            else:
+                position = start
         origins = []
         cursor = 0
         for begin, end in offsets:
@@ -130,9 +163,22 @@ class Renderer:
             inside = cursor < len(ranges) and begin < ranges[cursor][1] and end > ranges[cursor][0]
             origins.append(Origin.OBSERVATION if inside else Origin.TEMPLATE)
         spans: list[Span] = []
-        start = 0
+        first = 0
         for stop in range(1, len(ids) + 1):
-            if stop == len(ids) or origins[stop] is not origins[start]:
-                spans.append(Span(origins[start], tuple(ids[start:stop])))
-                start = stop
+            if stop == len(ids) or origins[stop] is not origins[first]:
+                spans.append(Span(origins[first], tuple(ids[first:stop])))
+                first = stop
         return tuple(spans)
+
+
+def _marked(messages: Sequence[Message]) -> list[Message]:
+    return [replace(message, content=f"{MARKER}{number};") for number, message in enumerate(messages)]
+
+
+def _without_closing(spans: Sequence[Span], close_id: int) -> tuple[Span, ...]:
+    """Spans from just after the first closing token on."""
+    for number, span in enumerate(spans):
+        if close_id in span.ids:
+            rest = Span(span.origin, span.ids[span.ids.index(close_id) + 1 :])
+            return ((rest,) if rest.ids else ()) + tuple(spans[number + 1 :])
+    return tuple(spans)

@@ -16,9 +16,9 @@ from typing import Any
 from practicum.agent import Agent
 from practicum.engines.base import Engine, Generation, Request
 from practicum.environment import Action, Environment, Message, Observation, Step
-from practicum.errors import EngineError, JudgeError, UserError
+from practicum.errors import ContextFull, EngineError, JudgeError, UserError
 from practicum.render import Renderer
-from practicum.task import Task
+from practicum.task import Task, canonical_json
 from practicum.trajectory import Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
 
 MakeEnvironment = Callable[[], Environment]
@@ -55,10 +55,11 @@ class Episode:
     """One run of the loop; its state is what has been recorded so far."""
 
     def __init__(
-        self, attempt: Attempt, environment: Environment, agent: Agent, engine: Engine, renderer: Renderer
+        self, attempt: Attempt, make_environment: MakeEnvironment, agent: Agent, engine: Engine, renderer: Renderer
     ) -> None:
         self.attempt = attempt
-        self.environment = environment
+        self.make_environment = make_environment
+        self.made: Environment | None = None
         self.agent = agent
         self.engine = engine
         self.renderer = renderer
@@ -70,6 +71,15 @@ class Episode:
         self.tools: tuple[Mapping[str, Any], ...] = ()
         self.closing: tuple[Message, ...] = ()
         self.phase = "reset"
+
+    @property
+    def environment(self) -> Environment:
+        assert self.made is not None, "the environment is made when the episode begins"
+        return self.made
+
+    async def close(self) -> None:
+        if self.made is not None:
+            await self.made.close()
 
     async def run(self) -> tuple[Outcome, str | None]:
         """Play to the end: an outcome, and what went wrong where something did."""
@@ -94,6 +104,7 @@ class Episode:
     async def _play(self) -> Outcome:
         limits = self.agent.deadlines
         task, seeds = self.attempt.task, self.attempt.seeds
+        self.made = self.make_environment()
         async with _deadline(limits.reset, "environment reset"):
             observation = await self.environment.reset(task, seeds.environment)
         self.tools = observation.tools
@@ -103,8 +114,13 @@ class Episode:
             self.conversation.extend(observation.messages)
             self.phase = "generate"
             seed = derive_seed(seeds.sampling, number)
-            async with _deadline(limits.generate, "engine"):
-                reply = await self.engine.generate(self._request(observation, seed))
+            try:
+                async with _deadline(limits.generate, "engine"):
+                    reply = await self.engine.generate(self._request(observation, seed))
+            except ContextFull:
+                if not self.turns:
+                    raise  # a first prompt that does not fit is the task's fault, not the agent's
+                return await self._cut_off()
             self.phase = "step"
             action = self._record(spans, observation, reply, seed)
             if action.error is not None:
@@ -114,12 +130,9 @@ class Episode:
                     step = await self.environment.step(action)
             out_of_room = reply.stop_reason is StopReason.CONTEXT
             last = number + 1 == self.agent.max_turns or out_of_room
-            if last and not step.terminated and not step.truncated:
-                self._score(step)
-                async with _deadline(limits.step, "environment truncate"):
-                    step = await self.environment.truncate()
-                step = replace(step, truncated=True)
             self._score(step)
+            if last and not step.terminated and not step.truncated:
+                return await self._cut_off()
             self.closing = step.observation.messages
             if step.terminated:
                 success = step.success if step.success is not None else step.reward > 0
@@ -128,6 +141,15 @@ class Episode:
                 return Outcome.TRUNCATED
             observation = step.observation
         raise UserError("agent.max_turns must be at least 1.")
+
+    async def _cut_off(self) -> Outcome:
+        """The loop ends the episode; the world has the last word on what was done."""
+        self.phase = "truncate"
+        async with _deadline(self.agent.deadlines.step, "environment truncate"):
+            step = await self.environment.truncate()
+        self._score(step)
+        self.closing = step.observation.messages
+        return Outcome.TRUNCATED
 
     def _prompt(self, observation: Observation) -> tuple[Span, ...]:
         if not self.turns:
@@ -150,6 +172,9 @@ class Episode:
     def _record(self, spans: tuple[Span, ...], observation: Observation, reply: Generation, seed: int) -> Action:
         text = self.renderer.decode(reply.ids)
         action = self.format.parse(text, bool(self.tools))
+        if reply.stop_reason is StopReason.LENGTH and not action.calls and action.error is None:
+            # Half an answer is not an answer: "47" cut to "4" must not be judged.
+            action = replace(action, error=f"it was cut off after {len(reply.ids)} tokens; be shorter.")
         self.held.extend(reply.ids)
         self.conversation.append(Message("assistant", text))
         sampled = Span(Origin.SAMPLED, reply.ids, reply.logprobs)
@@ -174,8 +199,13 @@ class Episode:
 
     def _score(self, step: Step) -> None:
         """Add what the world said of the last turn to it."""
-        if not math.isfinite(step.reward):
-            raise ValueError(f"the environment gave the reward {step.reward}")
+        for name, value in {"reward": step.reward, "progress": step.progress or 0.0, **step.parts}.items():
+            if not math.isfinite(value):
+                raise ValueError(f"the environment gave the {name} {value}")
+        try:
+            canonical_json(dict(step.info))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the environment's info cannot be written as JSON: {error}") from None
         turn = self.turns[-1]
         parts = dict(turn.parts)
         for name, value in step.parts.items():
@@ -184,7 +214,7 @@ class Episode:
             turn,
             reward=turn.reward + float(step.reward),
             parts=parts,
-            progress=step.progress,
+            progress=None if step.progress is None else float(step.progress),
             info={**turn.info, **step.info},
         )
 
@@ -215,15 +245,14 @@ async def run_episode(
     provenance: Mapping[str, Any] | None = None,
 ) -> Trajectory:
     """Run one episode to its record, whatever happens in it."""
-    environment = make_environment()
     error_on_close: str | None = None
-    episode = Episode(attempt, environment, agent, engine, renderer)
+    episode = Episode(attempt, make_environment, agent, engine, renderer)
     try:
         outcome, error = await episode.run()
     finally:
         try:
             async with asyncio.timeout(agent.deadlines.step):
-                await environment.close()
+                await episode.close()
         except Exception as fault:  # the episode is over; a failing close must not change its outcome
             error_on_close = f"close: {type(fault).__name__}: {fault}"
     parts: dict[str, float] = {}

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from practicum.environment import Action, Message, ToolCall
 from practicum.errors import UserError
-from practicum.task import Task, content_hash
+from practicum.task import Task, content_hash, plain
 from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
 
 FORMAT_VERSION = 1
@@ -100,7 +100,10 @@ def dump(trajectory: Trajectory) -> bytes:
             "error": trajectory.error,
         }
     )
-    lines = (json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")) for record in records)
+    lines = (
+        json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain)
+        for record in records
+    )
     # Lone surrogates (half an emoji that a model sampled) have no UTF-8 form: they are kept as escapes.
     return "".join(line + "\n" for line in lines).encode("utf-8", "backslashreplace")
 

@@ -18,7 +18,21 @@ QUESTION_KEYS = ("question", "problem", "instruction", "messages")
 
 def canonical_json(value: Any) -> str:
     """The one JSON text of a value: sorted keys, no spaces, NaN refused."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=plain)
+
+
+def plain(value: Any) -> Any:
+    """For `json`: a read-only view as the mapping it shows."""
+    if isinstance(value, MappingProxyType):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _frozen(value: Any) -> Any:
+    """Mappings read-only and lists as tuples, all the way down."""
+    if isinstance(value, dict):
+        return MappingProxyType({key: _frozen(item) for key, item in value.items()})
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def content_hash(value: Any) -> str:
@@ -37,12 +51,12 @@ class Task:
 
     def __post_init__(self) -> None:
         # A private copy behind a read-only view: a task handed out can never change under its hash.
-        object.__setattr__(self, "fields", MappingProxyType(json.loads(canonical_json(dict(self.fields)))))
+        object.__setattr__(self, "fields", _frozen(json.loads(canonical_json(self.fields))))
 
     @cached_property
     def hash(self) -> str:
         """Names the content, not the place: the id and the split take no part."""
-        return content_hash([self.environment, dict(self.fields)])
+        return content_hash([self.environment, self.fields])
 
     def __hash__(self) -> int:
         return hash((self.id, self.hash))
@@ -62,7 +76,8 @@ def read_task_file(path: str | Path, environment: str, split: str) -> list[Task]
     rows = _rows(text, path)
     if not rows:
         raise UserError(f"Dataset '{path}' is empty; it needs at least one object with a 'question'.")
-    tasks = []
+    tasks: list[Task] = []
+    seen: set[str] = set()
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise UserError(f"Dataset '{path}', row {number}: expected an object, found {type(row).__name__}.")
@@ -73,7 +88,11 @@ def read_task_file(path: str | Path, environment: str, split: str) -> list[Task]
         if key != "messages" and not (isinstance(row[key], str) and row[key].strip()):
             raise UserError(f"Dataset '{path}', row {number}: '{key}' must be a non-empty text.")
         fields = {**row, "question": row[key]} if key in ("problem", "instruction") else row
-        tasks.append(Task(str(row.get("id", f"{path.stem}-{number}")), environment, split, fields))
+        task = Task(str(row.get("id", f"{path.stem}-{number}")), environment, split, fields)
+        if task.id in seen:
+            raise UserError(f"Dataset '{path}', row {number}: the id '{task.id}' is used twice; ids must be unique.")
+        seen.add(task.id)
+        tasks.append(task)
     return tasks
 
 

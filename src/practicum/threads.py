@@ -36,8 +36,10 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
             value = function(*args, **kwargs)
         except StopIteration as error:  # a future cannot carry one
             fault = RuntimeError(f"StopIteration: {error}")
-        except BaseException as error:
+        except Exception as error:
             fault = error
+        except BaseException as error:  # sys.exit() in a tool ends the tool, not the program
+            fault = RuntimeError(f"{type(error).__name__}: {error}")
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, value, fault)
 

@@ -35,6 +35,11 @@ class Workbench:
     renderer: Renderer
     model: str
 
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What an episode's ids belong to."""
+        return {"model": self.model, "tokenizer": loader.tokenizer_hash(self.renderer.tokenizer)}
+
 
 def environment_maker(
     name: str, format: str | None, options: Mapping[str, Any] | None = None
@@ -84,6 +89,6 @@ def make_workbench(
             engine = ScriptedEngine.of(policy, world, agent.make_format(), renderer)
         return Workbench(maker, world, agent, engine, renderer, model)
     loaded = loader.load(policy)
-    renderer = Renderer(loaded.tokenizer, template)
+    renderer = Renderer(loaded.tokenizer, template, loaded.end_ids)
     engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=max_batch)
     return Workbench(maker, world, agent, engine, renderer, policy)

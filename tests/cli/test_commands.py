@@ -43,7 +43,7 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_collect_writes_one_file_an_episode(collected: Path) -> None:
     files = episodes(collected)
     assert len(files) == 24
-    assert files[0].parent == collected / "collect" / "expert-train-seed0"
+    assert files[0].parent == collected / "collect" / "math-expert-train-seed0"
     episode = read_episode(files[0])
     assert episode.outcome.value == "success"
     assert episode.provenance["policy"] == "expert"
@@ -92,6 +92,23 @@ def test_sft_then_eval_then_train(collected: Path, tmp_path: Path, capsys: pytes
     assert (tmp_path / "practicum" / "run" / "global_step_1" / "config.json").exists()
 
 
+def test_nothing_is_overwritten(collected: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["collect", "--env", "math", "--tasks", "2", "--out", str(collected)]) == 2
+    assert "already holds episodes" in capsys.readouterr().err
+
+
+def test_tokens_of_another_model_are_refused(
+    collected: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    for path in episodes(collected)[:2]:
+        text = path.read_text().replace('"tokenizer":"', '"tokenizer":"x')
+        (foreign / path.name).write_text(text)
+    assert main(["sft", "--episodes", str(foreign), "--out", str(tmp_path / "out")]) == 2
+    assert "holds tokens of" in capsys.readouterr().err
+
+
 def test_dry_run_prints_the_derived_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--dry-run", "agent.num_chains=4", "data.train_batch_size=3"]) == 0
     shown = capsys.readouterr().out
@@ -133,6 +150,10 @@ def test_envs_and_their_check(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "actor_rollout_ref.rollout.name=vlm"], "rollout.name=vlm is not available here"),
         (["train", "actor_rollout_ref.rollout.temperature=0"], "temperature above 0"),
         (["train", "data.train_files=none.json"], "Dataset 'none.json' does not exist"),
+        (["train", "actor_rollout_ref.rollout.max_num_seqs=0"], "room for at least one request"),
+        (["train", "data.train_batch_size=0"], "must be at least 1"),
+        (["train", "actor_rollout_ref.actor.optim.warmup_style=cosin"], "Did you mean 'cosine'"),
+        (["train", "actor_rollout_ref.actor.loss_agg_mode=token-men"], "Did you mean 'token-mean'"),
         (["show", "none.jsonl"], "There is no episode at 'none.jsonl'"),
         (["sft", "--episodes", "none", "--out", "x"], "There is no folder 'none'"),
     ],
@@ -159,7 +180,7 @@ def test_bad_datasets(
     monkeypatch.chdir(tmp_path)
     data = tmp_path / "data.json"
     data.write_text(text)
-    assert main(["train", f"data.train_files={data}"]) == 2
+    assert main(["train", f"data.train_files={data}", f"data.val_files={data}"]) == 2
     assert says in capsys.readouterr().err
     assert main(["collect", "--env", "math", "--data", str(data)]) == 2
     assert list(tmp_path.iterdir()) == [data]

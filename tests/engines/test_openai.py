@@ -116,7 +116,7 @@ def test_a_passing_fault_is_tried_again(url: str, renderer: Renderer) -> None:
     [
         ((400, {"error": "no such model"}), "answered 400: {\"error\": \"no such model\"}"),
         ((200, {"choices": []}), "without a usable choice"),
-        ((200, choice({"tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]})), "not a JSON object"),
+        ((200, {"choices": [{"message": None}]}), "without a usable choice"),
     ],
 )  # fmt: skip
 def test_what_a_server_gets_wrong_is_an_engine_error(
@@ -126,6 +126,15 @@ def test_what_a_server_gets_wrong_is_an_engine_error(
     (episode,) = play(url, renderer)
     assert episode.outcome is Outcome.ENGINE_ERROR
     assert says in (episode.error or "")
+
+
+def test_a_model_s_broken_arguments_are_an_observation(url: str, renderer: Renderer) -> None:
+    broken = [{"id": "x", "type": "function", "function": {"name": "calculator", "arguments": "{oops"}}]
+    Server.script[:] = [(200, choice({"tool_calls": broken})), (200, choice({"content": "17"}))]
+    (episode,) = play(url, renderer)
+    assert episode.outcome is Outcome.SUCCESS
+    assert episode.turns[0].action.calls == ()
+    assert "not valid JSON" in episode.turns[1].messages[0].content
 
 
 def test_no_server_at_all(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,17 @@ def test_the_budget_holds_and_the_oldest_goes_first() -> None:
     assert [store.match(run)[1] for run in runs] == [len(STEM), 0, len(STEM)]
 
 
+def test_an_episode_continues_on_its_own_keys() -> None:
+    """Another chain that shares all whole blocks and finished later must not be preferred."""
+    store = PrefixStore(1 << 20)
+    mine, other = (*STEM, 7, 8, 9), (*STEM, 7, 8, 4)
+    store.put(mine, kv(len(mine)), "mine")
+    store.put(other, kv(len(other)), "other")
+    entry, length = store.match((*mine, 1, 2), "mine")
+    assert entry is not None
+    assert (entry.session, length) == ("mine", len(mine))
+
+
 def test_a_new_version_empties_the_store() -> None:
     store = PrefixStore(1 << 20)
     store.put(STEM, kv(len(STEM)))

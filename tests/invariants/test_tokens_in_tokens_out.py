@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from practicum.agent import Agent
 from practicum.engines.base import Engine, Generation, Request, Sampling
@@ -64,8 +66,13 @@ class Witness:
 
 
 @pytest.fixture(scope="module", params=["own", *TEMPLATES])
-def rolled(request: pytest.FixtureRequest) -> tuple[list[Trajectory], Witness, Decoder]:
+def rolled(
+    request: pytest.FixtureRequest, llama_tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[Trajectory], Witness, Decoder]:
     loaded = loader.load_tiny(11)
+    if request.param == "llama-3":
+        loaded.model.resize_token_embeddings(len(llama_tokenizer))
+        loaded = replace(loaded, tokenizer=llama_tokenizer)
     with torch.no_grad():
         loaded.model.model.embed_tokens.weight.mul_(2.0)  # varied replies, ends among them
     renderer = Renderer(loaded.tokenizer, None if request.param == "own" else request.param)

@@ -48,9 +48,8 @@ def test_one_grpo_step(tmp_path: Path) -> None:
     reward = f"{Path(__file__).with_name('rewards.py')}:shortness"
     overrides = [
         f"agent.reward_name={reward}",
-        "agent.num_chains=2",
         "agent.max_turns=1",
-        "agent.max_tokens_per_turn=16",
+        "agent.environment_args.system='Reply with one short word.'",
         "trainer.total_training_steps=1",
         f"trainer.default_local_dir={tmp_path}",
     ]

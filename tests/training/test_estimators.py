@@ -67,7 +67,7 @@ class ByLength(MathEnvironment):
 def test_each_estimator_takes_a_real_step(name: str) -> None:
     async def run() -> tuple[dict[str, float], int]:
         apprentice = Apprentice(loader.load_tiny(0))
-        agent = Agent(max_turns=1, sampling=Sampling(max_tokens=6))
+        agent = Agent(max_turns=1, sampling=Sampling(max_tokens=12, stop=("e",)))
         settings = RLSettings(steps=1, tasks_per_step=2, chains=3, estimator=name)
         practice = Practice(apprentice, ByLength().tasks("train", 2), ByLength, agent, settings)
         metrics, episodes = await practice.step(0)

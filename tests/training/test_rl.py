@@ -87,7 +87,7 @@ def test_unscored_demonstrations_are_not_imitated() -> None:
     assert len(imitation_samples([episode("a", 1, Outcome.SUCCESS), episode("a", 0, Outcome.TIMEOUT)])) == 1
 
 
-AGENT = Agent(max_turns=1, sampling=Sampling(max_tokens=4))
+AGENT = Agent(max_turns=1, sampling=Sampling(max_tokens=12, stop=("e",)))
 SETTINGS = RLSettings(steps=1, tasks_per_step=2, chains=2)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 from collections import Counter
 from pathlib import Path
 
 from practicum.cli.options import add_policy_flags, add_world_flags, environment_options, positive, sampling_of
+from practicum.errors import UserError
 
 
 def run(argv: list[str]) -> int:
@@ -41,8 +43,11 @@ async def collect(args: argparse.Namespace) -> int:
         url=args.url,
     )
     planned = attempts(bench.environment.tasks(args.split, args.tasks, args.seed), args.rollouts_per_task, args.seed)
-    name = args.run_id or f"{Path(args.policy).name}-{args.split}-seed{args.seed}"
-    folder = args.out / args.experiment / name
+    policy = re.sub(r"[^A-Za-z0-9_.-]+", "_", args.policy.strip("/.~"))
+    world = re.sub(r"[^A-Za-z0-9_.-]+", "_", args.env)
+    folder = args.out / args.experiment / (args.run_id or f"{world}-{policy}-{args.split}-seed{args.seed}")
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"'{folder}' already holds episodes; choose another --run-id or --out.")
     outcomes: Counter[str] = Counter()
     rewards: list[float] = []
     with Progress(f"collect {args.policy}"[:22], len(planned), "episodes") as progress:
@@ -61,7 +66,7 @@ async def collect(args: argparse.Namespace) -> int:
             bench.engine,
             bench.renderer,
             concurrency=args.concurrency,
-            provenance={"model": bench.model, "policy": args.policy, "environment": args.env},
+            provenance={**bench.provenance, "policy": args.policy},
             on_done=keep,
         )
     await bench.engine.close()

@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"practicum: {first}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\npracticum: stopped; everything finished so far is saved.", file=sys.stderr)
+        print("\npracticum: stopped; finished episodes, metrics and checkpoints are saved.", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -38,11 +38,12 @@ def run(argv: list[str]) -> int:
     if not episodes:
         raise UserError(f"No successful episode below '{args.episodes}'; collect some, or give --include-failed.")
     apprentice = Apprentice(loader.load(args.model))
+    vocabulary = loader.tokenizer_hash(apprentice.loaded.tokenizer)
     for episode in episodes:
-        trained_for = str(episode.provenance.get("model", args.model))
-        if trained_for != args.model and not Path(args.model).is_dir():
+        if episode.provenance.get("tokenizer", vocabulary) != vocabulary:
             raise UserError(
-                f"Episode '{episode.task.id}' holds tokens of '{trained_for}', not of '{args.model}'; "
+                f"Episode '{episode.task.id}' holds tokens of '{episode.provenance.get('model')}', "
+                f"not of '{args.model}'; "
                 f"collect again with --tokenizer {args.model}."
             )
     settings = SFTSettings(args.epochs, args.batch_size, args.lr, args.warmup, seed=args.seed)

@@ -109,6 +109,8 @@ async def train(config: TrainConfig) -> int:
     sampling = Sampling(rollout.temperature, max_tokens=config.agent.max_tokens_per_turn)
     agent = Agent(format=chosen, max_turns=config.agent.max_turns, sampling=sampling)
     tasks = training_tasks(world, config)
+    if config.data.train_files and not config.data.val_files and validates(config):
+        raise UserError("Validation needs data.val_files beside data.train_files (or trainer.val_before_train=false).")
     panel = Panel(tuple(world.tasks("val", config.data.val_batch_size)), trainer.seed) if validates(config) else None
     apprentice = Apprentice(
         loader.load(model_name(config)),

@@ -2,7 +2,7 @@
 
 One thread decodes; requests come from the event loop and answers go back to it, so a slow tool
 holds up nobody else. Rows that decode stand in slots 0..B-1 of one static KV buffer; a finished row's
-place is filled by the last one. Shapes are bucketed (rows by 8, keys by 64): a GPU can capture them,
+place is filled by the last one. Shapes are bucketed (rows by 8, keys by 128): a GPU can capture them,
 and on CPU they make a row's numbers independent of the rows beside it, to the last bit.
 
 A prompt's KV is computed up to its last token; the last token is fed by the first decode step, so
@@ -26,7 +26,7 @@ from torch import Tensor
 from practicum.engines.base import Generation, Request
 from practicum.engines.prefix import PrefixStore, block_hashes
 from practicum.engines.sampling import sample, uniforms
-from practicum.errors import EngineError, UserError
+from practicum.errors import ContextFull, EngineError, UserError
 from practicum.models.decoder import Decoder
 from practicum.render import Renderer
 from practicum.trajectory import ActionSource, StopReason
@@ -84,6 +84,8 @@ class LocalEngine:
         burst: int = 1,
         threads: int | None = None,
     ) -> None:
+        if max_batch < 1:
+            raise UserError("The engine needs room for at least one request (actor_rollout_ref.rollout.max_num_seqs).")
         self.decoder = decoder
         self.renderer = renderer
         self.max_batch = -(-max_batch // ROW_BUCKET) * ROW_BUCKET
@@ -124,7 +126,7 @@ class LocalEngine:
         if not request.ids:
             raise EngineError("the prompt is empty")
         if len(request.ids) >= context:
-            raise EngineError(f"the prompt has {len(request.ids)} tokens; the model's window is {context}")
+            raise ContextFull(f"the prompt has {len(request.ids)} tokens; the model's window is {context}")
         if any(len(text) > STOP_WINDOW for text in request.sampling.stop):
             raise UserError(f"Stop strings may have at most {STOP_WINDOW} characters.")
         limit = min(request.sampling.max_tokens, context - len(request.ids))
@@ -218,7 +220,7 @@ class LocalEngine:
                 row = self._waiting.popleft()
                 if row.future.cancelled():
                     continue
-                _, length = self.prefixes.match(row.ids[:-1])
+                _, length = self.prefixes.match(row.ids[:-1], row.request.session)
                 hashes = block_hashes(row.ids[:-1])
                 following = hashes[len(block_hashes(row.ids[:length])) :][:1]
                 if following and following[0] in coming:
@@ -240,7 +242,7 @@ class LocalEngine:
         begun = time.perf_counter()
         first = len(self._rows)
         for number, row in enumerate(wave):
-            entry, length = self.prefixes.match(row.ids[:-1])
+            entry, length = self.prefixes.match(row.ids[:-1], row.request.session)
             if entry is not None:
                 self._kv[:, :, first + number, :, :length] = entry.kv[:, :, :, :length]
             row.cached = length
@@ -391,6 +393,8 @@ class LocalEngine:
         keys = len(reach) * KEY_BUCKET
         spans = (wide, *reach[1:])
         positions = self._position[:wide]
+        if self.burst > 1:  # rows that stopped within a burst run on unheard, but not out of the window
+            positions = positions.clamp(max=self.decoder.shape.context - 1)
         slots = self._slot_numbers[:wide]
         kv_heads = self.decoder.shape.kv_heads
         mask = causal_mask(positions[:, None], keys, self.decoder.dtype)

@@ -7,6 +7,7 @@ are no log-probs: good for collecting and examining, refused for policy gradient
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import urllib.error
@@ -44,7 +45,7 @@ class OpenAIEngine:
             choice = answer["choices"][0]
             text = self._text(choice["message"])
             reason = StopReason.LENGTH if choice.get("finish_reason") == "length" else StopReason.END
-        except (KeyError, IndexError, TypeError) as error:
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise EngineError(
                 f"{self.url} answered without a usable choice ({type(error).__name__}: {error})"
             ) from None
@@ -62,6 +63,8 @@ class OpenAIEngine:
             "max_tokens": sampling.max_tokens,
             "seed": sampling.seed % 2**31,
         }
+        if sampling.top_k:
+            body["top_k"] = sampling.top_k  # not in the original API; vLLM and others read it, the rest refuse it
         if sampling.stop:
             body["stop"] = list(sampling.stop)
         if request.tools and self.format.schema_in_template:
@@ -69,12 +72,16 @@ class OpenAIEngine:
         return body
 
     def _text(self, message: Mapping[str, Any]) -> str:
-        calls = tuple(
-            ToolCall(call["function"]["name"], _arguments(call["function"]["arguments"]))
-            for call in message.get("tool_calls") or ()
-        )
-        content = message.get("content") or ""
-        return self.format.write(Action(calls=calls, thought=content.strip()), True) if calls else str(content)
+        """The reply as the format writes it; arguments that are not JSON stay as they are, for the format to refuse."""
+        content = str(message.get("content") or "")
+        calls = []
+        for call in message.get("tool_calls") or ():
+            name, arguments = call["function"]["name"], call["function"]["arguments"]
+            value = _arguments(arguments)
+            if value is None:
+                return f'{content}<tool_call>{{"name": {json.dumps(name)}, "arguments": {arguments}}}</tool_call>'
+            calls.append(ToolCall(name, value))
+        return self.format.write(Action(calls=tuple(calls), thought=content.strip()), True) if calls else content
 
     async def _post(self, body: Mapping[str, Any]) -> Any:
         data = json.dumps(body).encode()
@@ -86,7 +93,7 @@ class OpenAIEngine:
                 fault = f"{self.url} answered {error.code}: {detail}"
                 if error.code not in (408, 429, 500, 502, 503, 504) or wait is None:
                     raise EngineError(fault) from None
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, http.client.HTTPException) as error:
                 fault = f"{self.url} did not answer: {error}"
                 if wait is None:
                     raise EngineError(fault) from None
@@ -134,9 +141,10 @@ def wire_messages(conversation: tuple[Message, ...], format: Format, has_tools: 
     return rows
 
 
-def _arguments(text: Any) -> dict[str, Any]:
-    """A server's argument text; what is not a JSON object is an engine's fault, never an empty call."""
-    value = json.loads(text) if isinstance(text, str) else text
-    if not isinstance(value, dict):
-        raise TypeError("tool arguments are not a JSON object")
-    return value
+def _arguments(text: Any) -> dict[str, Any] | None:
+    """A server's arguments, or None where they are not a JSON object: never an empty or invented call."""
+    try:
+        value = json.loads(text) if isinstance(text, str) else text
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

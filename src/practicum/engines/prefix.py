@@ -53,23 +53,25 @@ class PrefixStore:
             self._by_session.clear()
             self.bytes, self.version = 0, version
 
-    def match(self, ids: Sequence[int]) -> tuple[Entry | None, int]:
-        """The entry with the longest common beginning, and its length."""
+    def match(self, ids: Sequence[int], session: str = "") -> tuple[Entry | None, int]:
+        """The entry with the longest common beginning, and its length; a session's own entry where it serves as well.
+
+        Preferring the session's own keeps an episode's numbers its own, whichever chain finished last.
+        """
         best: Entry | None = None
         for key in block_hashes(ids):
             holders = self._by_hash.get(key)
             if holders is None:
                 break
             best = holders[-1]
+        length = _common(ids, best.ids) if best is not None else 0
+        own = self._by_session.get(session) if session else None
+        if own is not None and _common(ids, own.ids) >= length:
+            best, length = own, _common(ids, own.ids)
         if best is None:
             return None, 0
         if best.version != self.version:
             raise AssertionError("a prefix of another policy version was about to be used")
-        length = 0
-        for mine, theirs in zip(ids, best.ids, strict=False):
-            if mine != theirs:
-                break
-            length += 1
         self._entries.move_to_end(id(best))
         return best, length
 
@@ -104,6 +106,16 @@ class PrefixStore:
                 del self._by_hash[key]
         if self._by_session.get(entry.session) is entry:
             del self._by_session[entry.session]
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many ids two runs begin with in common."""
+    length = 0
+    for a, b in zip(first, second, strict=False):
+        if a != b:
+            break
+        length += 1
+    return length
 
 
 def block_hashes(ids: Sequence[int]) -> list[int]:

@@ -21,6 +21,10 @@ class Panel:
     tasks: tuple[Task, ...]
     seed: int
 
+    def __post_init__(self) -> None:
+        if len({task.id for task in self.tasks}) != len(self.tasks):
+            raise UserError("A panel holds every task once; two of these have the same id.")
+
     @cached_property
     def hash(self) -> str:
         return content_hash([[[task.id, task.hash] for task in self.tasks], self.seed])

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from practicum import __version__
 from practicum.errors import UserError
 from practicum.models import smollm2, tiny
+from practicum.task import content_hash
 
 BUILDERS = {"tiny": tiny.build, "smollm2": smollm2.build}
 
@@ -28,6 +29,12 @@ class LoadedModel:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     source: str
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Tokens that the model's own generation settings end a reply with."""
+        ends = self.model.generation_config.eos_token_id if self.model.generation_config else None
+        return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
 
 
 def cache_folder() -> Path:
@@ -72,6 +79,11 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     with _explained(name):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_source(name))
     return tokenizer
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Names a vocabulary by its content: ids of one mean nothing in another."""
+    return content_hash(tokenizer.get_vocab())
 
 
 def _is_path(source: str) -> bool:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from practicum.agent import Agent
 from practicum.engines.local import LocalEngine
 from practicum.errors import UserError
@@ -39,7 +41,7 @@ class Apprentice:
     ) -> None:
         self.loaded = loaded
         self.decoder = Decoder(loaded.model)
-        self.renderer = Renderer(loaded.tokenizer, template)
+        self.renderer = Renderer(loaded.tokenizer, template, loaded.end_ids)
         self.engine = LocalEngine(self.decoder, self.renderer, max_batch=max_batch)
         self.max_batch = max_batch
         self.token_budget = token_budget
@@ -115,11 +117,12 @@ class Apprentice:
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as scratch:
                 made = Path(scratch) / "model"
                 self.loaded.model.save_pretrained(made)
+                self.loaded.tokenizer.chat_template = self.renderer.template  # what it was trained under
                 self.loaded.tokenizer.save_pretrained(made)
                 shutil.rmtree(folder, ignore_errors=True)
                 made.replace(folder)
-        except OSError as error:
-            raise UserError(f"Cannot save the model to '{folder}': {error.strerror}; free some space.") from error
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"Cannot save the model to '{folder}' ({error}); free some space.") from error
 
     async def close(self) -> None:
         await self.engine.close()

@@ -89,6 +89,8 @@ class Learner:
 
         `reference`, when given, holds the reference log-probs of each sample's predictions.
         """
+        if objective.kl_coeff and reference is None:
+            raise ValueError("a KL term needs the reference's log-probs")
         torch.set_num_threads(self.threads)
         if denominator <= 0:
             raise UserError("The batch has no token to train on.")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from practicum.agent import Agent
+from practicum.algorithms import objectives
 from practicum.errors import UserError, nearest
 from practicum.metrics import spread
 from practicum.rollout import MakeEnvironment, attempts
@@ -43,6 +44,10 @@ class RLSettings:
     def __post_init__(self) -> None:
         if self.estimator not in ESTIMATORS:
             raise UserError(f"Unknown advantage estimator '{self.estimator}'.{nearest(self.estimator, ESTIMATORS)}")
+        if self.tasks_per_step < 1 or self.steps < 1:
+            raise UserError("data.train_batch_size and trainer.total_training_steps must be at least 1.")
+        learning_rate(self.warmup, self.steps, self.lr, self.schedule)  # a misspelt schedule is an error now, not later
+        objectives.token_weights([1], self.aggregation)
         needed = ESTIMATORS[self.estimator].smallest_group
         if self.chains < needed:
             raise UserError(
