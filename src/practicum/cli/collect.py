@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from practicum.cli.options import add_policy_flags, add_world_flags, environment_options, positive, sampling_of
+from practicum.cli.options import add_policy_flags, add_world_flags, positive, workbench_of
 from practicum.errors import UserError
 
 
@@ -29,19 +29,8 @@ async def collect(args: argparse.Namespace) -> int:
     from practicum.progress import Progress
     from practicum.rollout import attempts, run_episodes
     from practicum.trajectory import Trajectory
-    from practicum.workbench import make_workbench
 
-    bench = make_workbench(
-        args.env,
-        args.policy,
-        format=args.format,
-        model=args.tokenizer,
-        options=environment_options(args),
-        sampling=sampling_of(args, 1.0),
-        max_turns=args.max_turns,
-        template=args.template,
-        url=args.url,
-    )
+    bench = workbench_of(args, 1.0)
     planned = attempts(bench.environment.tasks(args.split, args.tasks, args.seed), args.rollouts_per_task, args.seed)
     policy = re.sub(r"[^A-Za-z0-9_.-]+", "_", args.policy.strip("/.~"))
     world = re.sub(r"[^A-Za-z0-9_.-]+", "_", args.env)

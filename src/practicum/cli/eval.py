@@ -7,7 +7,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from practicum.cli.options import add_policy_flags, add_world_flags, environment_options, sampling_of
+from practicum.cli.options import add_policy_flags, add_world_flags, workbench_of
 
 
 def run(argv: list[str]) -> int:
@@ -26,19 +26,8 @@ async def evaluate(args: argparse.Namespace) -> int:
     from practicum.rollout import run_episodes
     from practicum.store import write_atomic
     from practicum.trajectory import Trajectory
-    from practicum.workbench import make_workbench
 
-    bench = make_workbench(
-        args.env,
-        args.policy,
-        format=args.format,
-        model=args.tokenizer,
-        options=environment_options(args),
-        sampling=sampling_of(args, 0.0),
-        max_turns=args.max_turns,
-        template=args.template,
-        url=args.url,
-    )
+    bench = workbench_of(args, 0.0)
     panel = Panel(tuple(bench.environment.tasks(args.split, args.tasks)), args.seed)
     with Progress(f"eval {args.policy}"[:22], len(panel.tasks), "episodes") as progress:
 

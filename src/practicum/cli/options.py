@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from practicum.engines.base import Sampling
 from practicum.errors import UserError
+
+if TYPE_CHECKING:
+    from practicum.workbench import Workbench
 
 
 def add_world_flags(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +58,23 @@ def sampling_of(args: argparse.Namespace, default_temperature: float) -> Samplin
     if args.top_k < 0:
         raise UserError("--top-k must be 0 (off) or more.")
     return Sampling(temperature, args.top_k, args.top_p, args.max_tokens, (), args.seed)
+
+
+def workbench_of(args: argparse.Namespace, default_temperature: float) -> Workbench:
+    """What the flags put together."""
+    from practicum.workbench import make_workbench  # torch is slow to import: not for --help
+
+    return make_workbench(
+        args.env,
+        args.policy,
+        format=args.format,
+        model=args.tokenizer,
+        options=environment_options(args),
+        sampling=sampling_of(args, default_temperature),
+        max_turns=args.max_turns,
+        template=args.template,
+        url=args.url,
+    )
 
 
 def environment_options(args: argparse.Namespace) -> dict[str, Any]:
