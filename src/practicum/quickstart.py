@@ -78,6 +78,8 @@ class Quickstart:
     async def run(self) -> dict[str, Any]:
         """Every stage in turn; returns the summary that is also written to disk."""
         plan = self.plan
+        # First of all, so that a folder that cannot be written to is known before any work is done.
+        store.write_atomic(self.out / "plan.json", (json.dumps(asdict(plan), indent=1) + "\n").encode())
         with Progress("build tiny", 1) as progress:
             # A model of its own for every seed: what is shown must not hang on one lucky start.
             self.apprentice = Apprentice(loader.load_tiny(self.seed), max_batch=128)
@@ -87,6 +89,12 @@ class Quickstart:
         self.say(f"model  tiny, {count / 1e6:.2f} M parameters, from nothing")
         self.say(f"world  math, levels {', '.join(map(str, plan.levels))}, calculator; "
                  f"panel {self.panel.hash} of {plan.panel} held-out tasks")  # fmt: skip
+        try:
+            return await self._stages()
+        finally:
+            await self.apprentice.close()
+
+    async def _stages(self) -> dict[str, Any]:
         null = await self._scripted("null")
         base = await self._examine("base")
         await self._imitate(await self._demonstrate())
@@ -95,7 +103,6 @@ class Quickstart:
         curve = await self._practise()
         self.apprentice.save(self.out / "rl" / "model")
         rl = await self._examine("rl")
-        await self.apprentice.close()
         return self._report({"null": null, "base": base, "sft": sft, "rl": rl}, curve)
 
     async def _demonstrate(self) -> list[Trajectory]:

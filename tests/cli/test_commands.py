@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -229,3 +231,34 @@ def test_help_is_quick_and_complete(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for command in ("quickstart", "envs", "collect", "sft", "train", "eval", "show"):
         assert command in shown
+
+
+def test_ctrl_c_stops_cleanly_and_keeps_what_is_finished(tmp_path: Path) -> None:
+    command = [
+        "collect",
+        "--env",
+        "math",
+        "--policy",
+        "tiny",
+        "--tasks",
+        "400",
+        "--max-tokens",
+        "60",
+        "--concurrency",
+        "8",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "practicum.cli", *command, "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while len(episodes(tmp_path)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "practicum: stopped; finished episodes" in errors
+    assert "Traceback" not in errors
+    kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert 3 <= len(kept) < 400
+    for path in kept:
+        assert read_episode(path).scored

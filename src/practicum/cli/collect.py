@@ -39,26 +39,28 @@ async def collect(args: argparse.Namespace) -> int:
         raise UserError(f"'{folder}' already holds episodes; choose another --run-id or --out.")
     outcomes: Counter[str] = Counter()
     rewards: list[float] = []
-    with Progress(f"collect {args.policy}"[:22], len(planned), "episodes") as progress:
+    try:
+        with Progress(f"collect {args.policy}"[:22], len(planned), "episodes") as progress:
 
-        def keep(episode: Trajectory) -> None:
-            store.write_episode(folder, episode)
-            outcomes[episode.outcome.value] += 1
-            if episode.scored:
-                rewards.append(episode.reward)
-            progress.advance(1, ", ".join(f"{n} {k}" for k, n in outcomes.most_common()))
+            def keep(episode: Trajectory) -> None:
+                store.write_episode(folder, episode)
+                outcomes[episode.outcome.value] += 1
+                if episode.scored:
+                    rewards.append(episode.reward)
+                progress.advance(1, ", ".join(f"{n} {k}" for k, n in outcomes.most_common()))
 
-        await run_episodes(
-            planned,
-            bench.make_environment,
-            bench.agent,
-            bench.engine,
-            bench.renderer,
-            concurrency=args.concurrency,
-            provenance={**bench.provenance, "policy": args.policy},
-            on_done=keep,
-        )
-    await bench.engine.close()
+            await run_episodes(
+                planned,
+                bench.make_environment,
+                bench.agent,
+                bench.engine,
+                bench.renderer,
+                concurrency=args.concurrency,
+                provenance={**bench.provenance, "policy": args.policy},
+                on_done=keep,
+            )
+    finally:
+        await bench.engine.close()
     mean = f"mean reward {sum(rewards) / len(rewards):.3f}" if rewards else "none scored"
     print(f"{len(planned)} episodes in {folder}: {', '.join(f'{n} {k}' for k, n in outcomes.most_common())}; {mean}")
     return 0 if rewards else 1

@@ -29,22 +29,24 @@ async def evaluate(args: argparse.Namespace) -> int:
 
     bench = workbench_of(args, 0.0)
     panel = Panel(tuple(bench.environment.tasks(args.split, args.tasks)), args.seed)
-    with Progress(f"eval {args.policy}"[:22], len(panel.tasks), "episodes") as progress:
+    try:
+        with Progress(f"eval {args.policy}"[:22], len(panel.tasks), "episodes") as progress:
 
-        def heard(episode: Trajectory) -> None:
-            progress.advance()
+            def heard(episode: Trajectory) -> None:
+                progress.advance()
 
-        episodes = await run_episodes(
-            panel.attempts(),
-            bench.make_environment,
-            bench.agent,
-            bench.engine,
-            bench.renderer,
-            concurrency=args.concurrency,
-            retries=1,
-            on_done=heard,
-        )
-    await bench.engine.close()
+            episodes = await run_episodes(
+                panel.attempts(),
+                bench.make_environment,
+                bench.agent,
+                bench.engine,
+                bench.renderer,
+                concurrency=args.concurrency,
+                retries=1,
+                on_done=heard,
+            )
+    finally:
+        await bench.engine.close()
     result = score(args.policy, panel, episodes)
     interval = result.interval()
     if args.out is not None:

@@ -131,24 +131,26 @@ async def train(config: TrainConfig) -> int:
         return {"val/success/mean": result.success_rate, "val/success/low": interval.low,
                 "val/success/high": interval.high, "val/n": float(result.count)}  # fmt: skip
 
-    episodes_per_step = settings.tasks_per_step * settings.chains
-    with Progress("train", settings.steps * episodes_per_step, "episodes") as progress:
-        if panel is not None and trainer.val_before_train:
-            values = await validate()
-            metrics.write(0, values)
-            progress.note = f"before: val {values['val/success/mean']:.1%}"
-        for step in range(settings.steps):
-            values, _ = await practice.step(step, on_episode=lambda episode: progress.advance())
-            last = step + 1 == settings.steps
-            if panel is not None and trainer.test_freq > 0 and ((step + 1) % trainer.test_freq == 0 or last):
-                values |= await validate()
-            metrics.write(step + 1, values)
-            progress.note = f"step {step + 1}: reward {values.get('reward/mean', float('nan')):.3f}"
-            if trainer.save_freq > 0 and (step + 1) % trainer.save_freq == 0 and not last:
-                apprentice.save(folder / f"global_step_{step + 1}")
-    apprentice.save(folder / "model")
-    metrics.close()
-    await apprentice.close()
+    try:
+        episodes_per_step = settings.tasks_per_step * settings.chains
+        with Progress("train", settings.steps * episodes_per_step, "episodes") as progress:
+            if panel is not None and trainer.val_before_train:
+                values = await validate()
+                metrics.write(0, values)
+                progress.note = f"before: val {values['val/success/mean']:.1%}"
+            for step in range(settings.steps):
+                values, _ = await practice.step(step, on_episode=lambda episode: progress.advance())
+                last = step + 1 == settings.steps
+                if panel is not None and trainer.test_freq > 0 and ((step + 1) % trainer.test_freq == 0 or last):
+                    values |= await validate()
+                metrics.write(step + 1, values)
+                progress.note = f"step {step + 1}: reward {values.get('reward/mean', float('nan')):.3f}"
+                if trainer.save_freq > 0 and (step + 1) % trainer.save_freq == 0 and not last:
+                    apprentice.save(folder / f"global_step_{step + 1}")
+        apprentice.save(folder / "model")
+    finally:
+        metrics.close()
+        await apprentice.close()
     print(f"{settings.steps} steps; metrics in {folder / 'metrics.jsonl'}, model in {folder / 'model'}")
     return 0
 

@@ -15,7 +15,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from practicum import __version__
-from practicum.errors import UserError
+from practicum.errors import UserError, nearest
 from practicum.models import smollm2, tiny
 from practicum.task import content_hash
 
@@ -93,6 +93,10 @@ def _is_path(source: str) -> bool:
 def _source(name: str) -> str:
     source = model_folder(name)
     if not _is_path(source):
+        if "/" not in source:
+            raise UserError(
+                f"Unknown model '{name}'.{nearest(name, BUILDERS)} Besides these: a Hugging Face folder, or OWNER/NAME."
+            )
         return source
     folder = Path(source).expanduser()
     if not (folder / "config.json").is_file():
@@ -109,6 +113,4 @@ def _explained(name: str) -> Iterator[None]:
     except (OSError, ValueError) as error:
         if _is_path(model_folder(name)):
             raise UserError(f"Model folder '{name}' cannot be loaded: {str(error).splitlines()[0]}") from error
-        raise UserError(
-            f"Unknown model '{name}': not built in ({', '.join(BUILDERS)}), not a folder, and no hub answered for it."
-        ) from error
+        raise UserError(f"Model '{name}' is no folder here, and no hub answered for that id.") from error
