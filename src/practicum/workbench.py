@@ -34,11 +34,13 @@ class Workbench:
     engine: Engine
     renderer: Renderer
     model: str
+    template: str | None
 
     @property
     def provenance(self) -> dict[str, Any]:
         """What an episode's ids belong to."""
-        return {"model": self.model, "tokenizer": loader.tokenizer_hash(self.renderer.tokenizer)}
+        vocabulary = loader.tokenizer_hash(self.renderer.tokenizer)
+        return {"model": self.model, "tokenizer": vocabulary, "template": self.template}
 
 
 def environment_maker(
@@ -87,8 +89,8 @@ def make_workbench(
             engine = OpenAIEngine(url, policy, agent.make_format(), renderer)
         else:
             engine = ScriptedEngine.of(policy, world, agent.make_format(), renderer)
-        return Workbench(maker, world, agent, engine, renderer, model)
+        return Workbench(maker, world, agent, engine, renderer, model, template)
     loaded = loader.load(policy)
     renderer = Renderer(loaded.tokenizer, template, loaded.end_ids)
     engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=max_batch)
-    return Workbench(maker, world, agent, engine, renderer, policy)
+    return Workbench(maker, world, agent, engine, renderer, policy, template)

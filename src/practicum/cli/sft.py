@@ -37,7 +37,12 @@ def run(argv: list[str]) -> int:
     episodes = [e for e in store.read_episodes(args.episodes) if args.include_failed or e.outcome is Outcome.SUCCESS]
     if not episodes:
         raise UserError(f"No successful episode below '{args.episodes}'; collect some, or give --include-failed.")
-    apprentice = Apprentice(loader.load(args.model))
+    templates = {episode.provenance.get("template") for episode in episodes}
+    if len(templates) > 1:
+        raise UserError(
+            f"These episodes were rendered under different chat templates ({templates}); train on one kind."
+        )
+    apprentice = Apprentice(loader.load(args.model), templates.pop())
     vocabulary = loader.tokenizer_hash(apprentice.loaded.tokenizer)
     for episode in episodes:
         if episode.provenance.get("tokenizer", vocabulary) != vocabulary:
