@@ -40,7 +40,8 @@ def test_practice_beats_imitation_beats_nothing(finished: Path) -> None:
     for name in ("base", "sft", "rl"):
         assert set(summary[name]) >= {"success_rate", "low", "high", "n"}
         assert summary[name]["n"] == 300
-        assert summary[name]["low"] <= summary[name]["success_rate"] <= summary[name]["high"]
+        # Jeffreys' interval of 0 successes begins a hair above 0.
+        assert summary[name]["low"] - 1e-4 <= summary[name]["success_rate"] <= summary[name]["high"] + 1e-4
 
 
 def test_engine_and_learner_agree_at_every_step(finished: Path) -> None:
