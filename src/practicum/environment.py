@@ -26,12 +26,11 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message. `name` is the tool's on a tool message; `calls` stand on an assistant's."""
+    """One chat message. `name` is the tool's on a tool message."""
 
     role: str
     content: str
     name: str | None = None
-    calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from practicum.training.rl import Practice, RLSettings
 from practicum.training.sft import SFTSettings, imitate, planned_steps
 from practicum.trajectory import Trajectory
 
-COLOURS = {"null": "#8a8a8a", "base": "#8a8a8a", "sft": "#b26a00", "rl": "#1a7f37"}
+COLOURS = {"sft": "#b26a00", "rl": "#1a7f37"}
 
 
 @dataclass(frozen=True)

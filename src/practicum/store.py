@@ -197,14 +197,11 @@ def _message_record(message: Message) -> dict[str, Any]:
     record: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name is not None:
         record["name"] = message.name
-    if message.calls:
-        record["calls"] = [_call_record(call) for call in message.calls]
     return record
 
 
 def _message(record: Mapping[str, Any]) -> Message:
-    calls = tuple(_call(c) for c in record.get("calls", ()))
-    return Message(record["role"], record["content"], record.get("name"), calls)
+    return Message(record["role"], record["content"], record.get("name"))
 
 
 def _call_record(call: ToolCall) -> dict[str, Any]:

@@ -124,6 +124,21 @@ def test_failures_within_the_budget_change_nothing() -> None:
     assert all(torch.equal(v, before[k]) for k, v in run.apprentice.loaded.model.state_dict().items())
 
 
+class Flat(MathEnvironment):
+    async def step(self, action: Action) -> Step:
+        return Step(reward=1.0, terminated=True)
+
+    async def truncate(self) -> Step:
+        return Step(reward=1.0, truncated=True)
+
+
+def test_a_step_without_an_update_measures_the_mismatch_all_the_same() -> None:
+    metrics = step(practice(Flat, settings=replace(SETTINGS, chains=8)))
+    assert metrics["rollout/dead_groups"] == 1.0
+    assert "actor/grad_norm" not in metrics
+    assert 0 < metrics["mismatch/logprob/max"] <= 1e-4
+
+
 class Lottery(MathEnvironment):
     async def step(self, action: Action) -> Step:
         return Step(reward=float(len(action.content) % 3), terminated=True)

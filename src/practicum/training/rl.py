@@ -15,7 +15,7 @@ from practicum.metrics import spread
 from practicum.rollout import MakeEnvironment, attempts
 from practicum.task import Task
 from practicum.training.apprentice import Apprentice
-from practicum.training.estimators import ESTIMATORS, EstimatorSettings
+from practicum.training.estimators import ESTIMATORS, EstimatorSettings, Groups, sampled_count
 from practicum.training.learner import Objective, OptimizerSettings
 from practicum.training.samples import practice_samples
 from practicum.training.schedule import learning_rate
@@ -117,15 +117,26 @@ class Practice:
         if samples:
             lr = learning_rate(step, settings.steps, settings.lr, settings.schedule, settings.warmup)
             metrics |= self.apprentice.update(samples, denominator, settings.objective, lr, tick)
-            if metrics["mismatch/logprob/mean"] > settings.mismatch_limit:
-                raise UserError(
-                    f"Step {step}: engine and learner disagree by {metrics['mismatch/logprob/mean']:.3g} "
-                    "a token on average; "
-                    "the engine is not running the policy being trained, so the run stops."
-                )
+        elif groups:  # nothing to learn from is still something to check the engine by
+            metrics |= self._mismatch(groups)
+        if metrics.get("mismatch/logprob/mean", 0.0) > settings.mismatch_limit:
+            raise UserError(
+                f"Step {step}: engine and learner disagree by {metrics['mismatch/logprob/mean']:.3g} "
+                "a token on average; "
+                "the engine is not running the policy being trained, so the run stops."
+            )
         metrics["timing/rollout"] = rolled - begun
         metrics["timing/update"] = time.perf_counter() - rolled
         return metrics, episodes
+
+    def _mismatch(self, groups: Groups) -> dict[str, float]:
+        """|engine - learner| log-probs of a step that brings no update."""
+        zeros = [[np.zeros(sampled_count(episode)) for episode in group] for group in groups]
+        samples, _ = practice_samples(groups, zeros, "token-mean", self.agent.sampling.temperature, keep_all=True)
+        engine = np.concatenate([sample.sampling_logprobs[sample.mask] for sample in samples])
+        learner = np.concatenate([values.numpy() for values in self.apprentice.learner.logprobs(samples)])
+        difference = np.abs(engine - learner)
+        return {"mismatch/logprob/mean": float(difference.mean()), "mismatch/logprob/max": float(difference.max())}
 
     async def _greedy_rewards(self, step: int) -> dict[str, float]:
         """Reward of one greedy rollout of the whole agent, tools included, for every task of the step."""
