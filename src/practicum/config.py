@@ -16,27 +16,56 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from practicum.errors import UserError, nearest
+from practicum.training.hacking import HackingSettings
+from practicum.training.health import HealthSettings
 
 
 @dataclass
 class AgentConfig:
-    environment: str = "math"
+    use_agent: bool = True  # False: one turn, no tools
+    environment: str | None = None  # default: `tools` with data.train_files, else `math`
     environment_args: dict[str, Any] = field(default_factory=dict)
-    model_name_or_path: str = "tiny"
+    model_name_or_path: str | None = None
     template: str | None = None
     agent_type: str = "hf"
     tools: list[str] | None = None
     reward_name: str | None = None
+    verifier_name: str | None = None  # a second reward: scored, never trained on
+    backend: str = "async_verl"
     max_turns: int = 4
     num_chains: int = 8
-    max_tokens_per_turn: int = 256
+    max_tokens_per_turn: int | None = None  # default: rollout.response_length
+
+
+@dataclass
+class KLControlConfig:
+    type: str = "fixed"
+    kl_coef: float = 0.001
+    target_kl: float = 0.1
+    horizon: int = 10_000
+
+
+@dataclass
+class FilterGroupsConfig:
+    enable: bool = False
+    max_num_gen_batches: int = 1
 
 
 @dataclass
 class AlgorithmConfig:
-    adv_estimator: str = "grpo"
-    norm_adv_by_std_in_grpo: bool = True
+    adv_estimator: str = "gae"
     gamma: float = 1.0
+    lam: float = 1.0
+    norm_adv_by_std_in_grpo: bool = True
+    turn_rewards: bool = False
+    row_weighted: bool = False
+    bootstrap_truncated: bool = True
+    use_kl_in_reward: bool = False
+    kl_penalty: str = "kl"
+    kl_ctrl: KLControlConfig = field(default_factory=KLControlConfig)
+    filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
+    error_budget: float = 0.5
+    mismatch_limit: float = 0.01
 
 
 @dataclass
@@ -44,11 +73,29 @@ class TrainerConfig:
     project_name: str = "practicum"
     experiment_name: str = "run"
     default_local_dir: str = "runs"
-    total_training_steps: int = 50
+    logger: list[str] = field(default_factory=lambda: ["console"])
+    total_training_steps: int | None = None
+    total_epochs: int | None = None
+    nnodes: int = 1
+    n_gpus_per_node: int = 8
     save_freq: int = -1
+    save_total_limit: int | None = None
     test_freq: int = -1
     val_before_train: bool = True
+    best_metric: str = "val/success/mean"
+    early_stopping_patience: int = 0
+    critic_warmup: int = 0
+    resume_mode: str = "auto"
+    resume_from_path: str | None = None
     seed: int = 0
+
+
+@dataclass
+class CurriculumConfig:
+    enable: bool = False
+    field: str = "level"
+    threshold: float = 0.7
+    window: int = 64
 
 
 @dataclass
@@ -57,6 +104,7 @@ class DataConfig:
     val_files: str | None = None
     train_batch_size: int = 16
     val_batch_size: int = 300
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
 
 
 @dataclass
@@ -64,24 +112,51 @@ class OptimConfig:
     lr: float = 5e-7
     lr_warmup_steps: int = 0
     warmup_style: str = "constant"
+    min_lr_ratio: float = 0.1
     weight_decay: float = 0.0
+
+
+@dataclass
+class FSDPConfig:
+    param_offload: bool = False
+    optimizer_offload: bool = False
+
+
+@dataclass
+class PolicyLossConfig:
+    loss_mode: str = "vanilla"
 
 
 @dataclass
 class ActorConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
+    ppo_mini_batch_size: int | None = None
+    ppo_micro_batch_size_per_gpu: int | None = None
+    ppo_max_token_len_per_gpu: int = 4096
+    ppo_epochs: int = 1
     clip_ratio_low: float = 0.2
     clip_ratio_high: float = 0.2
     clip_ratio_c: float = 3.0
+    policy_loss: PolicyLossConfig = field(default_factory=PolicyLossConfig)
+    use_kl_loss: bool = True
+    kl_loss_coef: float = 0.001
+    kl_loss_type: str = "mse"
     entropy_coeff: float = 0.001
-    loss_agg_mode: str = "token-mean"
+    loss_agg_mode: str | None = None  # default: the estimator's own
+    tis_imp_ratio_cap: float = 0.0
     grad_clip: float = 1.0
-    ppo_max_token_len_per_gpu: int = 4096
+    fsdp_config: FSDPConfig = field(default_factory=FSDPConfig)
 
 
 @dataclass
 class ModelConfig:
     path: str | None = None
+    enable_gradient_checkpointing: bool = False
+    lora_rank: int = 0  # 0: train all weights
+    lora_alpha: float = 32.0
+    lora_dropout: float = 0.0
+    target_modules: list[str] | None = None  # default: all linear layers
+    lora_adapter_path: str | None = None  # go on from this adapter
 
 
 @dataclass
@@ -89,7 +164,21 @@ class RolloutConfig:
     name: str = "local"
     temperature: float = 1.0
     val_temperature: float = 0.0
+    response_length: int = 256
     max_num_seqs: int = 64
+    tensor_model_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.5
+    log_prob_micro_batch_size_per_gpu: int | None = None
+
+
+@dataclass
+class RefFSDPConfig:
+    param_offload: bool = False
+
+
+@dataclass
+class RefConfig:
+    fsdp_config: RefFSDPConfig = field(default_factory=RefFSDPConfig)
 
 
 @dataclass
@@ -97,6 +186,29 @@ class ActorRolloutRefConfig:
     actor: ActorConfig = field(default_factory=ActorConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    ref: RefConfig = field(default_factory=RefConfig)
+
+
+@dataclass
+class CriticModelConfig:
+    path: str | None = None  # default: a head on the policy's hidden states
+
+
+@dataclass
+class CriticOptimConfig:
+    lr: float = 1e-5
+    weight_decay: float = 0.0
+
+
+@dataclass
+class CriticConfig:
+    model: CriticModelConfig = field(default_factory=CriticModelConfig)
+    optim: CriticOptimConfig = field(default_factory=CriticOptimConfig)
+    ppo_mini_batch_size: int | None = None
+    ppo_micro_batch_size_per_gpu: int | None = None
+    ppo_epochs: int = 1
+    cliprange_value: float = 0.5
+    grad_clip: float = 1.0
 
 
 @dataclass
@@ -108,6 +220,21 @@ class TrainConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     data: DataConfig = field(default_factory=DataConfig)
     actor_rollout_ref: ActorRolloutRefConfig = field(default_factory=ActorRolloutRefConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    health: HealthSettings = field(default_factory=HealthSettings)
+    hacking: HackingSettings = field(default_factory=HackingSettings)
+
+
+CLUSTER_ONLY = (
+    "actor_rollout_ref.actor.fsdp_config.param_offload",
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
+    "actor_rollout_ref.ref.fsdp_config.param_offload",
+)
+SERVER_ONLY = (
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "actor_rollout_ref.rollout.gpu_memory_utilization",
+)
+"""Keys of an engine that is a server; the local one cannot honour them, so setting them is an error there."""
 
 
 def resolve(overrides: list[str], recipes: Path | None = None) -> TrainConfig:
@@ -117,18 +244,82 @@ def resolve(overrides: list[str], recipes: Path | None = None) -> TrainConfig:
         parsed = OverridesParser.create().parse_overrides(overrides)
     except OverrideParseException as error:
         raise UserError(f"Cannot read the override '{error.override}'; write KEY=VALUE.") from None
+    given: set[str] = set()
     for override in parsed:
         if override.key_or_group == "recipe":
-            _merge_recipe(config, str(override.value()), recipes)
+            given |= _merge_recipe(config, str(override.value()), recipes)
     for override in parsed:
         if override.is_delete() or override.is_add() or override.is_force_add():
             raise UserError(f"'{override.input_line}': keys are set with KEY=VALUE; none can be added or removed.")
         if override.key_or_group != "recipe":
-            _set(config, str(override.key_or_group), override.value())
-    return _typed(config)
+            given.add(_set(config, str(override.key_or_group), override.value()))
+    made = _typed(config)
+    check_backend(made, given)
+    check_batches(made)
+    return made
 
 
-def _set(config: DictConfig, key: str, value: Any) -> None:
+def check_backend(config: TrainConfig, given: set[str]) -> None:
+    """What the chosen backend cannot honour is an error where somebody asked for it."""
+    engine, trainer = config.actor_rollout_ref.rollout.name, config.trainer
+    if engine == "local":
+        for key in SERVER_ONLY:
+            if key in given:
+                raise UserError(f"{key} means nothing to actor_rollout_ref.rollout.name=local; leave it out.")
+        if "trainer.n_gpus_per_node" in given and trainer.n_gpus_per_node > 1:
+            raise UserError(
+                f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}: actor_rollout_ref.rollout.name=local works on one "
+                "device; set it to 1 (or 0)."
+            )
+        if trainer.nnodes > 1:
+            raise UserError(f"trainer.nnodes={trainer.nnodes}: actor_rollout_ref.rollout.name=local is one process.")
+    tree = OmegaConf.structured(config)
+    for key in CLUSTER_ONLY:
+        if OmegaConf.select(tree, key):
+            raise UserError(f"{key}=true: only a sharded (FSDP) learner can offload; this one is not, set it to false.")
+    if config.agent.backend not in ("async_verl", engine, f"async_{engine}"):
+        raise UserError(
+            f"agent.backend={config.agent.backend} is not actor_rollout_ref.rollout.name={engine}; "
+            "leave it out, or make the two agree."
+        )
+
+
+def check_batches(config: TrainConfig) -> None:
+    """The batch-size knobs against each other, each with what it counts."""
+    tasks, actor, rollout = (
+        config.data.train_batch_size,
+        config.actor_rollout_ref.actor,
+        config.actor_rollout_ref.rollout,
+    )
+    for name, mini in (
+        ("actor_rollout_ref.actor.ppo_mini_batch_size", actor.ppo_mini_batch_size),
+        ("critic.ppo_mini_batch_size", config.critic.ppo_mini_batch_size),
+    ):
+        if mini is None:
+            continue
+        if mini < 1 or mini > tasks:
+            raise UserError(
+                f"{name}={mini} counts tasks of one step, of which there are data.train_batch_size={tasks}; "
+                "choose a number from 1 to that."
+            )
+        if tasks % mini:
+            raise UserError(
+                f"{name}={mini} does not divide data.train_batch_size={tasks}: the last update of a step would be over "
+                f"{tasks % mini} tasks and weigh as much as the others; choose a divisor."
+            )
+    for name, micro in (
+        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", actor.ppo_micro_batch_size_per_gpu),
+        ("critic.ppo_micro_batch_size_per_gpu", config.critic.ppo_micro_batch_size_per_gpu),
+        ("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu", rollout.log_prob_micro_batch_size_per_gpu),
+    ):
+        if micro is not None and micro < 1:
+            raise UserError(f"{name}={micro} counts the sequences computed at once; it must be at least 1.")
+    if tasks < 1 or config.agent.num_chains < 1:
+        raise UserError("data.train_batch_size (tasks a step) and agent.num_chains (chains a task) must be at least 1.")
+
+
+def _set(config: DictConfig, key: str, value: Any) -> str:
+    """Set one key; its canonical name."""
     key = key.replace("agent.init_args.", "agent.")
     node: Any = config
     parts = key.split(".")
@@ -142,6 +333,7 @@ def _set(config: DictConfig, key: str, value: Any) -> None:
         OmegaConf.update(config, key, value, merge=True, force_add=_free(parts[:-1]))
     except OmegaConfBaseException as error:
         raise UserError(f"{key}={value}: {str(error).splitlines()[0]}.") from None
+    return key
 
 
 def _free(path: list[str]) -> bool:
@@ -149,7 +341,7 @@ def _free(path: list[str]) -> bool:
     return path[:2] == ["agent", "environment_args"]
 
 
-def _merge_recipe(config: DictConfig, name: str, recipes: Path | None) -> None:
+def _merge_recipe(config: DictConfig, name: str, recipes: Path | None) -> set[str]:
     folder = recipes or Path("recipes")
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     if not path.is_file():
@@ -159,8 +351,7 @@ def _merge_recipe(config: DictConfig, name: str, recipes: Path | None) -> None:
         loaded = OmegaConf.to_container(OmegaConf.load(path))
     except Exception as error:  # YAML's own errors have no common base with OmegaConf's
         raise UserError(f"Recipe '{path}' is not valid YAML: {str(error).splitlines()[0]}") from None
-    for key, value in _leaves(loaded if isinstance(loaded, dict) else {}, ""):
-        _set(config, key, value)
+    return {_set(config, key, value) for key, value in _leaves(loaded if isinstance(loaded, dict) else {}, "")}
 
 
 def _leaves(tree: dict[Any, Any], prefix: str) -> list[tuple[str, Any]]:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from practicum.errors import UserError
+from practicum.store import write_atomic
 
 
 class MetricsFile:
-    """Appends steps; each line is written whole and flushed."""
+    """Appends steps; each line is written whole and flushed.
 
-    def __init__(self, path: Path) -> None:
+    A new file takes the place of an old one; with `keep_to`, the old one's lines up to that step stay
+    as they are (a line that a crash cut short goes).
+    """
+
+    def __init__(self, path: Path, keep_to: int | None = None) -> None:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("w", encoding="utf-8")
+            if keep_to is not None and path.exists():
+                write_atomic(path, b"".join(_lines_to(path, keep_to)))
+            self._file = path.open("w" if keep_to is None else "a", encoding="utf-8")
         except OSError as error:
             raise UserError(f"Cannot write '{path}': {error.strerror}; choose another --out.") from error
 
@@ -33,6 +40,16 @@ class MetricsFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _lines_to(path: Path, step: int) -> Iterator[bytes]:
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            number = json.loads(line)["step"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        if line.endswith(b"\n") and number <= step:
+            yield line
 
 
 def spread(name: str, values: Sequence[float]) -> dict[str, float]:

@@ -94,6 +94,15 @@ class Quickstart:
         finally:
             await self.apprentice.close()
 
+    async def imitation_only(self) -> None:
+        """Demonstrations and imitation, nothing else: a start for other experiments, in `sft/model`."""
+        self.apprentice = Apprentice(loader.load_tiny(self.seed), max_batch=128)
+        try:
+            await self._imitate(await self._demonstrate())
+            self.apprentice.save(self.out / "sft" / "model")
+        finally:
+            await self.apprentice.close()
+
     async def _stages(self) -> dict[str, Any]:
         null = await self._scripted("null")
         base = await self._examine("base")

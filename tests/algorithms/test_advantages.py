@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from practicum.algorithms.advantages import grpo, reinforce_plus_plus, remax, returns_to_go, rloo, whiten
+from practicum.algorithms.advantages import (
+    flow_grpo,
+    gae,
+    grpo,
+    reinforce_plus_plus,
+    remax,
+    returns_to_go,
+    rloo,
+    whiten,
+)
 
 
 def test_grpo_golden() -> None:
@@ -35,7 +44,8 @@ def test_rloo_golden() -> None:
 
 
 def test_remax_is_against_the_greedy_rollout() -> None:
-    assert remax([1, 0], 0.25) == [0.75, -0.25]
+    assert remax(np.array([0.0, 1.0]), 0.25).tolist() == [0.75, 0.75]
+    assert remax(np.array([1.0, 2.0]), 0.25).tolist() == [2.75, 1.75]  # returns to go
 
 
 def test_returns_are_carried_to_the_first_turn() -> None:
@@ -55,3 +65,31 @@ def test_reinforce_plus_plus_golden() -> None:
     good, bad = reinforce_plus_plus([np.array([0.0, 1.0]), np.array([0.0])])
     assert good.tolist() == pytest.approx([0.57735, 0.57735], abs=1e-5)
     assert bad.tolist() == pytest.approx([-1.154701], abs=1e-5)
+
+
+def test_gae_golden() -> None:
+    found, returns = gae(np.array([0, 0, 1.0]), np.array([0.5, 0.5, 0.5]), 1.0, 1.0)
+    assert found.tolist() == pytest.approx([0.5, 0.5, 0.5])
+    assert returns.tolist() == pytest.approx([1, 1, 1])
+
+
+def test_gae_across_an_observation() -> None:
+    """specs A.3: m = [1,0,0,1]; the observation's tokens are not in the list, so their values play no part."""
+    found, _ = gae(np.array([0, 1.0]), np.array([0.2, 0.4]), 0.5, 1.0)
+    assert found.tolist() == pytest.approx([0.3, 0.6])
+
+
+def test_gae_bootstraps_what_was_cut_off() -> None:
+    """r = [0, 0], V = [1, 2], γ = .9, λ = .5, V beyond = 3: δ₁ = .7, δ₀ = .8, A₀ = .8 + .45·.7."""
+    found, returns = gae(np.array([0, 0.0]), np.array([1, 2.0]), 0.9, 0.5, bootstrap=3.0)
+    assert found.tolist() == pytest.approx([0.8 + 0.45 * 0.7, 0.7])
+    assert returns.tolist() == pytest.approx([1.8 + 0.45 * 0.7, 2.7])
+
+
+def test_flow_grpo_over_trajectories_and_over_rows() -> None:
+    rewards, turns = [1.0, 0.0, 0.0, 1.0], [1, 3, 2, 2]
+    assert flow_grpo(rewards, turns) == pytest.approx([0.866024, -0.866024, -0.866024, 0.866024], abs=1e-5)
+    rows = [1.0, 0, 0, 0, 0, 0, 1, 1]  # eight rows, mean 3/8
+    deviation = float(np.std(rows, ddof=1))
+    expected = [(reward - 0.375) / (deviation + 1e-6) for reward in rewards]
+    assert flow_grpo(rewards, turns, row_weighted=True) == pytest.approx(expected)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from practicum.algorithms.kl import penalty
+from practicum.algorithms.kl import KINDS, Controller, full, penalty
 from practicum.errors import UserError
 
 LOGPROBS, REFERENCE = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])  # d = 0.5, -1.0
@@ -40,3 +40,53 @@ def test_mse_has_the_right_gradient() -> None:
 def test_unknown_kind_names_the_nearest() -> None:
     with pytest.raises(UserError, match="low_var_kl"):
         penalty(LOGPROBS, REFERENCE, "low_var")
+
+
+def test_full_divergence_by_hand() -> None:
+    """π = (½, ½), reference (¼, ¾): ½·ln 2 + ½·ln ⅔."""
+    mine, theirs = torch.log(torch.tensor([[0.5, 0.5]])), torch.log(torch.tensor([[0.25, 0.75]]))
+    assert full(mine, theirs).item() == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3), abs=1e-6)
+
+
+def test_sampled_kinds_estimate_the_full_one() -> None:
+    """k1 and k3, averaged over the policy itself, are the divergence; k2 is near it for close policies."""
+    torch.manual_seed(0)
+    logits = torch.randn(6)
+    mine = logits.log_softmax(-1)
+    theirs = (logits + 0.1 * torch.randn(6)).log_softmax(-1)
+    exact = full(mine, theirs).item()
+    for kind, tolerance in (("kl", 1e-6), ("low_var_kl", 1e-6), ("mse", 0.1 * exact)):
+        expected = float((mine.exp() * penalty(mine, theirs, kind)).sum())
+        assert expected == pytest.approx(exact, abs=tolerance)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.endswith("+")])
+def test_plus_keeps_the_value_and_takes_the_gradient_of_k2(kind: str) -> None:
+    logprobs = LOGPROBS.clone().requires_grad_()
+    whole = torch.tensor([0.3, 0.4])
+    found = penalty(logprobs, REFERENCE, kind, whole)
+    assert found.tolist() == pytest.approx(penalty(LOGPROBS, REFERENCE, kind[:-1], whole).tolist(), abs=1e-6)
+    found.sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([0.5, -1.0])
+
+
+def test_adaptive_controller_golden() -> None:
+    controller = Controller("adaptive", 0.001, 0.1, 10_000)
+    controller.update(0.3, 64)
+    assert controller.coefficient == pytest.approx(0.00100128, abs=1e-12)
+    controller = Controller("adaptive", 0.001, 0.1, 10_000)
+    controller.update(0.09, 64)  # e = -0.1, within the clip
+    assert controller.coefficient == pytest.approx(0.001 * (1 - 0.1 * 64 / 10_000), abs=1e-12)
+
+
+def test_fixed_controller_stays() -> None:
+    controller = Controller("fixed", 0.01)
+    controller.update(5.0, 64)
+    assert controller.coefficient == 0.01
+
+
+@pytest.mark.parametrize(("arguments", "says"), [(("adaptiv",), "adaptive"), (("adaptive", 0.1, 0.1, 0), "horizon")])
+def test_controllers_that_cannot_work(arguments: tuple[object, ...], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        Controller(*arguments)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from practicum.formats import make_format
 from practicum.models import loader
 from practicum.render import Renderer
 from practicum.rollout import attempts, run_episodes
-from practicum.training.samples import practice_samples
+from practicum.training.samples import lessons
 from practicum.trajectory import Outcome, Trajectory
 
 CALL = {"name": "calculator", "arguments": json.dumps({"expression": "40-6"})}
@@ -147,7 +147,7 @@ def test_no_server_at_all(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -
 def test_its_episodes_are_refused_for_policy_gradients(url: str, renderer: Renderer) -> None:
     episodes = play(url, renderer)
     with pytest.raises(UserError, match="no sampling log-probs"):
-        practice_samples([episodes], [[np.ones(99)]], "token-mean", 1.0)
+        lessons([episodes], [[np.ones(99)]], "token-mean", 1.0)
 
 
 def test_an_answer_to_no_call_is_a_user_message() -> None:

@@ -23,7 +23,7 @@ from practicum.store import dump, load
 from practicum.task import Task
 from practicum.training.estimators import sampled_count
 from practicum.training.learner import Learner, OptimizerSettings
-from practicum.training.samples import practice_samples
+from practicum.training.samples import batch_of, lessons
 from practicum.trajectory import Origin, Trajectory
 
 WORDS = ["calc", "12", "+", "7", "=", "get", "iron", "nugget", "<tool_call>", "{}", "naïve", "🙂", "\n", "\t", "''"]
@@ -116,7 +116,8 @@ def test_the_learner_trains_exactly_that(rolled: tuple[list[Trajectory], Witness
     """After a trip through the store: mask 1 exactly on sampled tokens, log-probs within 1e-4 of the learner's."""
     episodes, _, decoder = rolled
     again = [load(dump(e)) for e in episodes]
-    samples, _ = practice_samples([again], [[np.ones(sampled_count(e)) for e in again]], "token-mean", 0.9)
+    (taught,) = lessons([again], [[np.ones(sampled_count(e)) for e in again]], "token-mean", 0.9)
+    samples, _ = batch_of(taught)
     learner = Learner(decoder, OptimizerSettings())
     for episode, sample, logprobs in zip(episodes, samples, learner.logprobs(samples), strict=True):
         (run,) = episode.sequences()

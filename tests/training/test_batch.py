@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from practicum.training.batch import Sample, micro_batches, pack
+from practicum.training.batch import Cut, Sample, micro_batches, pack
 
 
 def sample(ids: list[int], mask: list[int]) -> Sample:
@@ -17,7 +17,7 @@ def sample(ids: list[int], mask: list[int]) -> Sample:
 
 
 def test_logprob_j_belongs_to_token_j_plus_one() -> None:
-    (micro,) = micro_batches([sample([7, 8, 9, 5], [0, 0, 1, 1])], 64)
+    (micro,) = micro_batches([sample([7, 8, 9, 5], [0, 0, 1, 1])], Cut(64))
     assert micro.ids.tolist() == [[7, 8, 9]]  # the last target is never an input
     assert micro.at.tolist() == [1, 2]  # predictions are made at the tokens before
     assert micro.targets.tolist() == [9, 5]
@@ -26,7 +26,7 @@ def test_logprob_j_belongs_to_token_j_plus_one() -> None:
 
 
 def test_a_common_beginning_is_laid_down_once() -> None:
-    (micro,) = micro_batches([sample([1, 2, 3, 4], [0, 0, 1, 1]), sample([1, 2, 5, 6], [0, 0, 1, 1])], 64)
+    (micro,) = micro_batches([sample([1, 2, 3, 4], [0, 0, 1, 1]), sample([1, 2, 5, 6], [0, 0, 1, 1])], Cut(64))
     assert micro.ids.tolist() == [[1, 2, 3, 5]]
     assert micro.positions.tolist() == [[0, 1, 2, 2]]
     assert micro.at.tolist() == [1, 2, 1, 3]
@@ -39,7 +39,7 @@ def test_the_first_token_cannot_be_trained() -> None:
 
 
 def test_samples_without_a_trained_token_are_left_out() -> None:
-    assert list(micro_batches([sample([1, 2, 3], [0, 0, 0])], 64)) == []
+    assert list(micro_batches([sample([1, 2, 3], [0, 0, 0])], Cut(64))) == []
 
 
 @st.composite
@@ -55,12 +55,15 @@ def sample_lists(draw: st.DrawFn) -> list[Sample]:
 
 
 @settings(max_examples=200, deadline=None)
-@given(sample_lists(), st.integers(8, 40), st.integers(8, 60))
-def test_every_prediction_appears_once_with_its_own_history(samples: list[Sample], row: int, budget: int) -> None:
+@given(sample_lists(), st.integers(8, 40), st.integers(8, 60), st.none() | st.integers(1, 4))
+def test_every_prediction_appears_once_with_its_own_history(
+    samples: list[Sample], row: int, budget: int, most: int | None
+) -> None:
     found: dict[int, list[tuple[tuple[int, ...], int]]] = {}
-    for micro in micro_batches(samples, budget, row):
+    for micro in micro_batches(samples, Cut(budget, row, most)):
         width = micro.ids.shape[1]
         assert micro.ids.shape[0] == 1 or micro.ids.numel() <= budget
+        assert most is None or len(set(micro.sample_index.tolist())) <= most
         for k in range(len(micro.at)):
             line, node = divmod(int(micro.at[k]), width)
             seen = micro.visible[line, 0, node].nonzero()[:, 0]

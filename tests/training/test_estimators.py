@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,14 +14,14 @@ from practicum.environment import Action, Step
 from practicum.environments.math import MathEnvironment
 from practicum.models import loader
 from practicum.training.apprentice import Apprentice
-from practicum.training.estimators import ESTIMATORS, EstimatorSettings, token_rewards
+from practicum.training.estimators import ESTIMATORS, Credit, EstimatorSettings, Rated, rate
 from practicum.training.rl import Practice, RLSettings
 from practicum.trajectory import Outcome, Trajectory
 
 from .test_rl import episode, turn
 
 
-def groups() -> Sequence[Sequence[Trajectory]]:
+def groups() -> list[list[Trajectory]]:
     short, long = [turn((1,), (2, 3), True)], [turn((1,), (2, 3), True), turn((9,), (4, 5, 6))]
     return [
         [episode("a", 1.0, Outcome.SUCCESS, *long), episode("a", 0.0, Outcome.FAILURE, *short)],
@@ -29,9 +29,22 @@ def groups() -> Sequence[Sequence[Trajectory]]:
     ]
 
 
+def rated(settings: EstimatorSettings, greedy: tuple[float, float] = (0.5, 0.0)) -> list[list[Rated]]:
+    """Rewards on tokens, a critic that says 0.4 everywhere, and greedy rewards of both groups."""
+    return [
+        [replace(one, values=np.full(len(one.rewards), 0.4), last_value=0.9, greedy=base) for one in items]
+        for items, base in (([rate(e, settings) for e in g], b) for g, b in zip(groups(), greedy, strict=True))
+    ]
+
+
+def credit(name: str, settings: EstimatorSettings | None = None, greedy: tuple[float, float] = (0.5, 0.0)) -> Credit:
+    settings = settings or EstimatorSettings()
+    return ESTIMATORS[name].function(rated(settings, greedy), settings)
+
+
 @pytest.mark.parametrize("name", list(ESTIMATORS))
 def test_one_number_a_sampled_token_in_every_turn(name: str) -> None:
-    found = ESTIMATORS[name].function(groups(), EstimatorSettings(), {"a": 0.5, "b": 0.0})
+    found = credit(name).advantages
     assert [[len(row) for row in rows] for rows in found] == [[5, 2], [2, 5]]
     winner, loser = found[0]
     assert winner[0] > 0  # the first turn of a success is credited, not only the last
@@ -40,12 +53,12 @@ def test_one_number_a_sampled_token_in_every_turn(name: str) -> None:
 
 
 def test_remax_subtracts_the_greedy_reward() -> None:
-    found = ESTIMATORS["remax"].function(groups(), EstimatorSettings(), {"a": 0.25, "b": 0.5})
+    found = credit("remax", greedy=(0.25, 0.5)).advantages
     assert [row[0] for rows in found for row in rows] == [0.75, -0.25, 0.0, -0.5]
 
 
 def test_the_baseline_variant_centres_each_group_first() -> None:
-    found = ESTIMATORS["reinforce_plus_plus_baseline"].function(groups(), EstimatorSettings(), {})
+    found = credit("reinforce_plus_plus_baseline").advantages
     everything = np.concatenate([row for rows in found for row in rows])
     assert everything.mean() == pytest.approx(0, abs=1e-9)
     assert everything.std(ddof=1) == pytest.approx(1, abs=1e-6)
@@ -53,7 +66,43 @@ def test_the_baseline_variant_centres_each_group_first() -> None:
 
 
 def test_the_reward_stands_at_the_last_sampled_token() -> None:
-    assert token_rewards(groups()[0][0]).tolist() == [0, 0, 0, 0, 1]
+    assert rate(groups()[0][0], EstimatorSettings()).rewards.tolist() == [0, 0, 0, 0, 1]
+
+
+def test_turn_rewards_stand_at_their_own_turns_last_token() -> None:
+    first, second = turn((1,), (2, 3), True), turn((9,), (4, 5, 6))
+    paid = episode("a", 3.0, Outcome.SUCCESS, replace(first, reward=1.0), replace(second, reward=2.0))
+    found = rate(paid, EstimatorSettings(turn_rewards=True))
+    assert found.rewards.tolist() == [0, 1, 0, 0, 2]
+    assert found.turns.tolist() == [0, 0, 1, 1, 1]
+
+
+def test_gae_over_turns_by_hand() -> None:
+    """Turn rewards 1 and 2, values .4 at both beginnings, γ=.5, λ=1: A₁ = 1.6, A₀ = 1+.2-.4+.8 = 1.6; then B's one."""
+    settings = EstimatorSettings(gamma=0.5, turn_rewards=True)
+    two = Rated(np.array([0, 1.0, 0, 2.0]), np.array([0, 0, 1, 1]), values=np.array([0.4, 9, 0.4, 9]))
+    one = Rated(np.array([0.0]), np.array([0]), values=np.array([0.4]))
+    found = ESTIMATORS["turn_gae"].function([[two, one]], settings)
+    assert found.returns is not None
+    assert np.allclose(found.returns[0][0], [2.0, np.nan, 2.0, np.nan], equal_nan=True)
+    mean, deviation = np.mean([1.6] * 4 + [-0.4]), np.std([1.6] * 4 + [-0.4], ddof=1)
+    assert np.allclose(found.advantages[0][0], (1.6 - mean) / deviation)
+    assert np.allclose(found.advantages[0][1], (-0.4 - mean) / deviation)
+
+
+@pytest.mark.parametrize("name", ["gae", "turn_gae"])
+def test_only_truncated_episodes_are_bootstrapped(name: str) -> None:
+    settings = EstimatorSettings()
+
+    def last_return(truncated: bool, bootstrap: bool = True) -> float:
+        one = Rated(np.array([0.0]), np.array([0]), truncated, np.array([0.4]), 0.9)
+        found = ESTIMATORS[name].function([[one]], replace(settings, bootstrap=bootstrap)).returns
+        assert found is not None
+        return float(found[0][0][0])
+
+    assert last_return(truncated=True) == pytest.approx(0.9)
+    assert last_return(truncated=False) == 0.0
+    assert last_return(truncated=True, bootstrap=False) == 0.0
 
 
 class ByLength(MathEnvironment):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from practicum.algorithms import kl, objectives
 from practicum.errors import UserError
 from practicum.models.decoder import Decoder
-from practicum.training.batch import Sample
+from practicum.training.batch import Cut, Sample
 from practicum.training.learner import Learner, Objective, OptimizerSettings
 
 VOCABULARY = 53
@@ -53,22 +54,22 @@ Gradients = dict[str, torch.Tensor]
 
 
 def gradients(
-    samples: list[Sample], objective: Objective, reference: list[torch.Tensor] | None = None, **packing: int
+    samples: list[Sample], objective: Objective, reference: LlamaForCausalLM | None = None, cut: Cut | None = None
 ) -> Gradients:
     model = fresh_model()
-    learner = Learner(Decoder(model), OptimizerSettings(grad_clip=0.0), **packing)
+    learner = Learner(Decoder(model), OptimizerSettings(grad_clip=0.0), cut)
     learner.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
-    learner.update(samples, 7.0, objective, 0.0, reference)
+    learner.update(samples, 7.0, objective, 0.0, None if reference is None else Decoder(copy.deepcopy(reference)))
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def expected_gradients(
-    samples: list[Sample], objective: Objective, reference: list[torch.Tensor] | None = None
+    samples: list[Sample], objective: Objective, reference: LlamaForCausalLM | None = None
 ) -> Gradients:
     """The same loss, one sequence at a time, on Hugging Face's own forward."""
     model = fresh_model()
     total = torch.zeros(())
-    for number, sample in enumerate(samples):
+    for sample in samples:
         ids = torch.tensor([sample.ids])
         logits = model(ids).logits[0, :-1] / sample.temperature
         table = logits.log_softmax(-1)
@@ -80,11 +81,22 @@ def expected_gradients(
         else:
             old = torch.from_numpy(sample.sampling_logprobs[1:])[on]
             advantages = torch.from_numpy(sample.advantages[1:])[on]
-            losses = objectives.ppo(logprobs[on], old, advantages).loss
+            if objective.policy_loss == "gspo":  # the sequence's own ratio, differentiated as it stands
+                ratio = (logprobs[on] - old).mean().exp()
+                held = ratio.clamp(1 - objective.clip_low, 1 + objective.clip_high)
+                losses = torch.maximum(-advantages * ratio, -advantages * held)
+            elif objective.policy_loss == "cispo":
+                losses = objectives.cispo(logprobs[on], old, advantages).loss
+            else:
+                losses = objectives.ppo(logprobs[on], old, advantages).loss
             entropy = -(table.exp() * table).sum(-1)[on]
             losses = losses - objective.entropy_coeff * entropy
             if reference is not None:
-                losses = losses + objective.kl_coeff * kl.penalty(logprobs[on], reference[number], objective.kl_kind)
+                with torch.no_grad():
+                    other = (reference(ids).logits[0, :-1] / sample.temperature).log_softmax(-1)
+                theirs = other.gather(-1, ids[0, 1:, None])[:, 0]
+                whole = (table.exp() * (table - other)).sum(-1)[on]
+                losses = losses + objective.kl_coeff * kl.penalty(logprobs[on], theirs[on], objective.kl_kind, whole)
         total = total + (losses * weights).sum() / 7.0
     total.backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -102,27 +114,90 @@ def test_gradients_equal_hugging_face(objective: Objective, temperature: float) 
     assert distance(gradients(samples, objective), expected_gradients(samples, objective)) < 2e-6
 
 
-def test_kl_to_a_reference() -> None:
-    samples = make_samples(5, 2)
-    objective = Objective("pg", kl_coeff=0.3, kl_kind="mse")
-    reference = [torch.linspace(-3, -1, int(s.mask.sum())) for s in samples]
+@pytest.mark.parametrize("kind", ["mse", "low_var_kl", "full", "kl+", "full+"])
+def test_kl_to_a_reference(kind: str) -> None:
+    samples = make_samples(5, 2, 0.8)
+    objective = Objective("pg", kl_coeff=0.3, kl_kind=kind)
+    reference = fresh_model()
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.mul_(1.3)
     assert distance(gradients(samples, objective, reference), expected_gradients(samples, objective, reference)) < 2e-6
 
 
+@pytest.mark.parametrize("loss", ["gspo", "cispo"])
+def test_other_surrogates_equal_hugging_face(loss: str) -> None:
+    """One-sequence advantages, as GSPO is meant for; ratios near one, so that some are clipped and some not."""
+    model, samples = fresh_model(), []
+    rng = np.random.default_rng(3)
+    for sample in make_samples(9, 3):
+        ids = torch.tensor([sample.ids])
+        with torch.no_grad():
+            table = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].numpy()
+        near = np.append(0, table + rng.normal(0, 0.3, len(table))).astype(np.float32)
+        flat = np.where(sample.mask, rng.normal(), 0).astype(np.float32)
+        share = (sample.mask / sample.mask.sum()).astype(np.float32)
+        samples.append(replace(sample, sampling_logprobs=near, advantages=flat, weights=share))
+    objective = Objective("pg", policy_loss=loss)
+    assert distance(gradients(samples, objective), expected_gradients(samples, objective)) < 2e-6
+    pieces = gradients(samples, objective, cut=Cut(30, 20, 2))
+    assert distance(pieces, expected_gradients(samples, objective)) < 2e-6
+
+
+def test_corrections_weigh_the_policy_gradient() -> None:
+    samples = make_samples(5, 11)
+    twice = [replace(s, corrections=np.full(len(s.ids), 2.0, np.float32)) for s in samples]
+    heavy = [replace(s, weights=s.weights * 2) for s in samples]
+    assert distance(gradients(twice, Objective("pg")), gradients(heavy, Objective("pg"))) < 1e-6
+
+
+def test_ratios_are_taken_against_the_old_logprobs() -> None:
+    samples = make_samples(5, 12)
+    moved = [replace(s, old_logprobs=s.sampling_logprobs, sampling_logprobs=s.sampling_logprobs - 1) for s in samples]
+    one, two = gradients(samples, Objective("pg")), gradients(moved, Objective("pg"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_gradient_checkpointing_changes_no_gradient() -> None:
+    samples = make_samples(6, 13)
+    plain = gradients(samples, Objective("pg"))
+    model = fresh_model()
+    decoder = Decoder(model)
+    decoder.checkpointing = True
+    learner = Learner(decoder, OptimizerSettings(grad_clip=0.0))
+    learner.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
+    learner.update(samples, 7.0, Objective("pg"), 0.0)
+    again = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    assert distance(again, plain) < 1e-6
+
+
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10_000), st.integers(16, 200), st.integers(16, 400), st.sampled_from(["ce", "pg"]))
-def test_the_split_does_not_matter(seed: int, row_tokens: int, token_budget: int, kind: str) -> None:
+@given(
+    st.integers(0, 10_000),
+    st.integers(16, 200),
+    st.integers(16, 400),
+    st.none() | st.integers(1, 5),
+    st.sampled_from(
+        [Objective("ce"), Objective("pg"), Objective("pg", policy_loss="gspo"), Objective("pg", kl_coeff=0.5)]
+    ),
+)
+def test_the_split_does_not_matter(
+    seed: int, row_tokens: int, tokens: int, most: int | None, objective: Objective
+) -> None:
     samples = make_samples(8, seed)
-    whole = gradients(samples, Objective(kind), row_tokens=1000, token_budget=10_000)
+    reference = fresh_model()
+    with torch.no_grad():
+        reference.lm_head.weight.mul_(1.5)
+    whole = gradients(samples, objective, reference, Cut(10_000, 1000))
     order = np.random.default_rng(seed).permutation(len(samples))
-    cut = gradients([samples[i] for i in order], Objective(kind), row_tokens=row_tokens, token_budget=token_budget)
-    assert distance(cut, whole) < 1e-6
+    shuffled = gradients([samples[i] for i in order], objective, reference, Cut(tokens, row_tokens, most))
+    assert distance(shuffled, whole) < 1e-6
 
 
 def test_pieces_of_the_head_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = make_samples(6, 4)
     whole = gradients(samples, Objective("pg", entropy_coeff=0.01))
-    monkeypatch.setattr("practicum.training.learner.LOGIT_ROWS", 3 * VOCABULARY)
+    monkeypatch.setattr("practicum.training.forward.LOGIT_ROWS", 3 * VOCABULARY)
     assert distance(gradients(samples, Objective("pg", entropy_coeff=0.01)), whole) < 1e-6
 
 
@@ -153,9 +228,7 @@ def test_what_comes_after_the_last_trained_token_is_not_computed() -> None:
 def test_logprobs_in_order() -> None:
     samples = make_samples(7, 8)
     model = fresh_model()
-    found = Learner(Decoder(copy.deepcopy(model)), OptimizerSettings(), row_tokens=40, token_budget=80).logprobs(
-        samples
-    )
+    found = Learner(Decoder(copy.deepcopy(model)), OptimizerSettings(), Cut(80, 40)).logprobs(samples)
     for sample, values in zip(samples, found, strict=True):
         ids = torch.tensor([sample.ids])
         table = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]

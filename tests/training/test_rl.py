@@ -17,8 +17,9 @@ from practicum.errors import UserError
 from practicum.models import loader
 from practicum.task import Task
 from practicum.training.apprentice import Apprentice
-from practicum.training.rl import Practice, RLSettings, group_scored, rollout_metrics
-from practicum.training.samples import imitation_samples, practice_samples
+from practicum.training.rl import Practice, RLSettings, group_scored
+from practicum.training.rollout_metrics import rollout_metrics
+from practicum.training.samples import batch_of, imitation_samples, lessons
 from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
 
 
@@ -46,7 +47,8 @@ def flat(*values: float) -> list[np.ndarray]:
 
 
 def test_advantages_are_painted_on_sampled_tokens_only() -> None:
-    samples, denominator = practice_samples([[episode("a", 1), episode("a", 0)]], [flat(0.5, -0.5)], "token-mean", 1.0)
+    ((one, two),) = lessons([[episode("a", 1), episode("a", 0)]], [flat(0.5, -0.5)], "token-mean", 1.0)
+    samples, denominator = batch_of([one, two])
     assert denominator == 6.0
     first = samples[0]
     assert first.ids == (1, 2, 3, 4, 5, 6)
@@ -57,9 +59,8 @@ def test_advantages_are_painted_on_sampled_tokens_only() -> None:
 
 def test_a_restarted_prompt_is_a_sequence_of_its_own_but_one_trajectory() -> None:
     two = episode("a", 1, Outcome.SUCCESS, turn((1,), (2, 3), True), turn((9, 9), (4, 5), True))
-    samples, denominator = practice_samples(
-        [[two, episode("a", 0)]], [[np.ones(4), -np.ones(3)]], "seq-mean-token-mean", 1.0
-    )
+    (taught,) = lessons([[two, episode("a", 0)]], [[np.ones(4), -np.ones(3)]], "seq-mean-token-mean", 1.0)
+    samples, denominator = batch_of(taught)
     assert [s.ids for s in samples[:2]] == [(1, 2, 3), (9, 9, 4, 5)]
     assert denominator == 2.0
     assert samples[0].weights.max() == samples[1].weights.max() == pytest.approx(1 / 4)
@@ -67,10 +68,11 @@ def test_a_restarted_prompt_is_a_sequence_of_its_own_but_one_trajectory() -> Non
 
 def test_dead_groups_add_no_gradient_but_count() -> None:
     group = [episode("a", 1), episode("a", 1)]
-    samples, denominator = practice_samples([group], [flat(0.0, 0.0)], "token-mean", 1.0)
+    (taught,) = lessons([group], [flat(0.0, 0.0)], "token-mean", 1.0)
+    samples, denominator = batch_of(taught)
     assert samples == []
     assert denominator == 6.0
-    kept, _ = practice_samples([group], [flat(0.0, 0.0)], "token-mean", 1.0, keep_all=True)
+    kept, _ = batch_of(taught, keep_all=True)
     assert len(kept) == 2  # an entropy bonus is for their tokens too
 
 

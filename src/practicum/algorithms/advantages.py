@@ -43,11 +43,6 @@ def rloo(rewards: Sequence[float]) -> list[float]:
     return [count / (count - 1) * (reward - mean) for reward in rewards]
 
 
-def remax(rewards: Sequence[float], baseline: float) -> list[float]:
-    """Each reward against that of the greedy rollout of the same task. Li et al. 2023 (arXiv:2310.10505)."""
-    return [reward - baseline for reward in rewards]
-
-
 def returns_to_go(rewards: Floats, gamma: float) -> Floats:
     """G_t = r_t + γ·G_{t+1} over the policy's own tokens [T].
 
@@ -62,6 +57,14 @@ def returns_to_go(rewards: Floats, gamma: float) -> Floats:
     return returns
 
 
+def remax(rewards: Floats, baseline: float) -> Floats:
+    """Returns-to-go of a trajectory's tokens against the reward of the greedy rollout of the same task.
+
+    Li et al. 2023 (arXiv:2310.10505).
+    """
+    return returns_to_go(rewards, 1.0) - baseline
+
+
 def whiten(values: Sequence[Floats]) -> list[Floats]:
     """Mean 0 and variance 1 (unbiased) over all values of the whole batch; fewer than two are only centred."""
     flat = np.concatenate([np.asarray(v, dtype=np.float64) for v in values]) if values else np.zeros(0)
@@ -74,3 +77,37 @@ def whiten(values: Sequence[Floats]) -> list[Floats]:
 def reinforce_plus_plus(rewards: Sequence[Floats], gamma: float = 1.0) -> list[Floats]:
     """Returns-to-go of every trajectory's tokens, whitened over the whole batch. Hu 2025 (arXiv:2501.03262)."""
     return whiten([returns_to_go(row, gamma) for row in rewards])
+
+
+def gae(rewards: Floats, values: Floats, gamma: float, lam: float, bootstrap: float = 0.0) -> tuple[Floats, Floats]:
+    """Generalised advantages and the returns a critic learns from, over the policy's own steps [T].
+
+    δ_t = r_t + γ·V_{t+1} - V_t; A_t = δ_t + γλ·A_{t+1}; return_t = A_t + V_t. A step is a sampled token
+    (observations are not in the list, so values and errors are carried across them) or a whole turn.
+    `bootstrap` is the value of the state after the last step: zero where the episode terminated, the
+    critic's word where it was only cut off. Schulman et al. 2015 (arXiv:1506.02438).
+    """
+    advantages = np.zeros(len(rewards), dtype=np.float64)
+    running, following = 0.0, float(bootstrap)
+    for place in range(len(rewards) - 1, -1, -1):
+        value = float(values[place])
+        running = float(rewards[place]) + gamma * following - value + gamma * lam * running
+        advantages[place] = running
+        following = value
+    return advantages, advantages + np.asarray(values, dtype=np.float64)
+
+
+def flow_grpo(rewards: Sequence[float], turns: Sequence[int], row_weighted: bool = False) -> list[float]:
+    """Group-relative advantages of trajectories, each to be spread over all its turns.
+
+    Mean and deviation are taken over trajectories. `row_weighted` takes them over turns instead, so
+    that long trajectories weigh more (what the authors' code does; the paper's formula does not).
+
+    Li et al. 2025, AgentFlow (arXiv:2510.05592).
+    """
+    if not row_weighted:
+        return grpo(rewards)
+    counts = [max(1, count) for count in turns]
+    rows = grpo([reward for reward, count in zip(rewards, counts, strict=True) for _ in range(count)])
+    starts = np.cumsum([0, *counts[:-1]])
+    return [rows[start] for start in starts]

@@ -1,22 +1,39 @@
-"""How far a policy has moved from a reference, token by token, from the sampled token's log-probs."""
+"""How far a policy has moved from a reference, token by token, and how hard to hold it back."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from practicum.errors import UserError, nearest
 
-KINDS = ("kl", "abs", "mse", "low_var_kl")
+SAMPLED_KINDS = ("kl", "abs", "mse", "low_var_kl")
+KINDS = (*SAMPLED_KINDS, "full", *(f"{kind}+" for kind in (*SAMPLED_KINDS, "full")))
+CONTROLLERS = ("fixed", "adaptive")
 
 
-def penalty(logprobs: Tensor, reference: Tensor, kind: str) -> Tensor:
-    """A KL estimate for each token [N]; d = log-prob minus reference.
+def check(kind: str) -> str:
+    """The kind itself, or an error that names the nearest one."""
+    if kind not in KINDS:
+        raise UserError(f"Unknown KL kind '{kind}'.{nearest(kind, KINDS)}")
+    return kind
+
+
+def penalty(logprobs: Tensor, reference: Tensor, kind: str, whole: Tensor | None = None) -> Tensor:
+    """A KL estimate for each token [N]; d = log-prob of the sampled token minus the reference's.
 
     kl (k1) = d; abs = |d|; mse (k2) = d²/2, the one whose gradient as a loss is right; low_var_kl
-    (k3) = exp(-d) + d - 1, clamped as its authors do. Schulman 2020, "Approximating KL Divergence".
+    (k3) = exp(-d) + d - 1, clamped as its authors do; full = the divergence over the vocabulary,
+    given as `whole`. A `+` behind a name keeps its value and takes the gradient of k2.
+    Schulman 2020, "Approximating KL Divergence".
     """
     difference = logprobs - reference
+    if check(kind).endswith("+"):
+        value = penalty(logprobs, reference, kind[:-1], whole).detach()
+        squared = 0.5 * difference.square()
+        return value + squared - squared.detach()
     if kind == "kl":
         return difference
     if kind == "abs":
@@ -26,4 +43,38 @@ def penalty(logprobs: Tensor, reference: Tensor, kind: str) -> Tensor:
     if kind == "low_var_kl":
         negative = (-difference).clamp(-20.0, 20.0)
         return (torch.exp(negative) - negative - 1.0).clamp(-10.0, 10.0)
-    raise UserError(f"Unknown KL kind '{kind}'.{nearest(kind, KINDS)}")
+    if whole is None:
+        raise ValueError("the full divergence needs both distributions")
+    return whole
+
+
+def full(logits: Tensor, reference: Tensor) -> Tensor:
+    """Σ_v π(v)·(log π(v) - log π_ref(v)) for logits [.., V], temperature already applied [..]."""
+    mine, theirs = logits.float().log_softmax(-1), reference.float().log_softmax(-1)
+    return (mine.exp() * (mine - theirs)).sum(-1)
+
+
+@dataclass
+class Controller:
+    """The coefficient of a KL penalty: constant (`fixed`), or steered towards a target (`adaptive`).
+
+    adaptive: e = clip(KL/target - 1, ±0.2); coefficient ← coefficient·(1 + e·sequences/horizon).
+    Ziegler et al. 2019 (arXiv:1909.08593).
+    """
+
+    kind: str = "fixed"
+    coefficient: float = 0.001
+    target: float = 0.1
+    horizon: int = 10_000
+
+    def __post_init__(self) -> None:
+        if self.kind not in CONTROLLERS:
+            raise UserError(f"Unknown algorithm.kl_ctrl.type '{self.kind}'.{nearest(self.kind, CONTROLLERS)}")
+        if self.kind == "adaptive" and (self.horizon <= 0 or self.target <= 0):
+            raise UserError("algorithm.kl_ctrl.horizon and target_kl must be above 0 for the adaptive controller.")
+
+    def update(self, divergence: float, sequences: int) -> None:
+        """Hear of a batch: its mean divergence (mean over sequences of their token means) and its size."""
+        if self.kind == "adaptive":
+            error = min(0.2, max(-0.2, divergence / self.target - 1.0))
+            self.coefficient *= 1.0 + error * sequences / self.horizon

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from practicum.environment import Message, Observation
@@ -63,3 +64,21 @@ class Engine(Protocol):
         """The session is over; whatever was kept for it may go."""
 
     async def close(self) -> None: ...
+
+
+class Weights(Protocol):
+    """What an engine with a copy of its own needs of the policy: its files, and its word on log-probs."""
+
+    def write(self, folder: Path) -> None:
+        """The whole model, or only its adapter, as a folder."""
+
+    def score(self, prompt: Sequence[int], reply: Sequence[int]) -> list[float]:
+        """Log-probs of a reply's tokens after a prompt, at temperature 1, under the weights as they are now."""
+
+
+class PolicyEngine(Engine, Protocol):
+    """An engine whose policy is being trained."""
+
+    async def adopt(self, version: int, weights: Weights) -> None:
+        """From here on replies belong to `version`. No request may be under way. An engine that cannot prove that the
+        weights arrived raises `EngineError`."""

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from practicum.engines.base import Generation, Request
+from practicum.engines.base import Generation, Request, Weights
 from practicum.engines.prefix import PrefixStore, block_hashes
 from practicum.engines.sampling import sample, uniforms
 from practicum.errors import ContextFull, EngineError, UserError
@@ -151,8 +151,12 @@ class LocalEngine:
             await asyncio.to_thread(self._thread.join)
             self._thread = None
 
+    async def adopt(self, version: int, weights: Weights) -> None:
+        """The learner changes the very tensors that are decoded with: only what was cached must go."""
+        self.weights_changed(version)
+
     def weights_changed(self, version: int) -> None:
-        """The learner has stepped: from here on replies belong to `version`. No request may be under way."""
+        """From here on replies belong to `version`. No request may be under way."""
         if self._under_way:
             raise EngineError("weights changed while requests were under way")
         self._inbox.put(version)

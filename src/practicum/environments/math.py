@@ -53,9 +53,10 @@ class MathEnvironment(ToolEnvironment):
         format: str = "hf",
         files: dict[str, str] | None = None,
         system: str | None = None,
+        verifier: str | None = None,
         levels: Sequence[int] = (1, 2, 3),
     ) -> None:
-        super().__init__(tools, reward, format, files, system)
+        super().__init__(tools, reward, format, files, system, verifier)
         self.levels = tuple(levels)
         if not self.levels or not all(isinstance(n, int) and 1 <= n <= MAX_LEVEL for n in self.levels):
             raise UserError(f"math levels must be whole numbers from 1 to {MAX_LEVEL}, got {list(levels)}.")

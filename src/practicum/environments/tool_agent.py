@@ -17,9 +17,11 @@ from practicum.tools.base import ToolResult
 class ToolEnvironment(Environment):
     """Tasks with a `question`; the agent calls tools until it answers, then the reward scores it.
 
-    Tasks come from JSON files (`files`: split to path) or, in a subclass, from a generator.
+    Tasks come from JSON files (`files`: split to path) or, in a subclass, from a generator. A
+    `verifier` is a second reward whose score is recorded beside the first and never trained on.
     """
 
+    name = "tools"
     system: ClassVar[str] = "Answer the question."
     default_tools: ClassVar[tuple[str, ...]] = ()
     default_reward: ClassVar[str] = ""
@@ -31,9 +33,13 @@ class ToolEnvironment(Environment):
         format: str = "hf",
         files: dict[str, str] | None = None,
         system: str | None = None,
+        verifier: str | None = None,
     ) -> None:
+        if not (reward or self.default_reward):
+            raise UserError(f"Environment '{self.name}' needs a reward (agent.reward_name, or --reward).")
         self.tools = {tool.name: tool for tool in map(registry.tool, self.default_tools if tools is None else tools)}
         self.reward = registry.reward(reward or self.default_reward)
+        self.verifier = registry.reward(verifier) if verifier else None
         self.format = make_format(format)
         self.files = dict(files or {})
         self.prompt = self.system if system is None else system
@@ -85,9 +91,12 @@ class ToolEnvironment(Environment):
     async def _finish(self, answer: str | None) -> Step:
         assert self._task is not None, "reset comes before step"
         score = await in_thread(self.reward.score, self._task, answer, tuple(self._calls))
+        parts = dict(score.parts)
+        if self.verifier is not None:
+            parts["verifier"] = (await in_thread(self.verifier.score, self._task, answer, tuple(self._calls))).reward
         return Step(
             reward=score.reward,
-            parts=score.parts,
+            parts=parts,
             terminated=answer is not None,
             truncated=answer is None,
             success=score.success,

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from practicum.errors import UserError
@@ -86,14 +87,21 @@ class Fused:
 
 
 class Layer:
-    """One layer's pieces, looked up once: the model's own parameters, by reference."""
+    """One layer's pieces, looked up once: the model's own parameters, by reference.
 
-    def __init__(self, layer: Any) -> None:
+    `adapted=False` looks beneath a LoRA adapter, at the layers it was put on.
+    """
+
+    def __init__(self, layer: Any, adapted: bool = True) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self.qkv = Fused([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.out = Fused([attention.o_proj])
-        self.gate_up = Fused([mlp.gate_proj, mlp.up_proj])
-        self.down = Fused([mlp.down_proj])
+
+        def fused(*linears: Any) -> Fused:
+            return Fused([linear if adapted else getattr(linear, "base_layer", linear) for linear in linears])
+
+        self.qkv = fused(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.out = fused(attention.o_proj)
+        self.gate_up = fused(mlp.gate_proj, mlp.up_proj)
+        self.down = fused(mlp.down_proj)
         self.before_attention: Tensor = layer.input_layernorm.weight
         self.before_mlp: Tensor = layer.post_attention_layernorm.weight
         qwen3 = hasattr(attention, "q_norm")
@@ -104,7 +112,7 @@ class Layer:
 class Decoder:
     """A causal language model as a function of ids, positions and an attention."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, adapted: bool = True) -> None:
         architecture = type(model).__name__
         if architecture not in ARCHITECTURES:
             raise UserError(
@@ -113,7 +121,8 @@ class Decoder:
             )
         config = model.config
         self.model = model
-        self.layers = [Layer(layer) for layer in model.model.layers]
+        self.adapted = adapted
+        self.layers = [Layer(layer, adapted) for layer in model.model.layers]
         self.epsilon: float = config.rms_norm_eps
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.shape = Shape(
@@ -125,6 +134,8 @@ class Decoder:
             vocabulary=config.vocab_size,
             context=config.max_position_embeddings,
         )
+        self.checkpointing = False
+        """Whether a training pass keeps only layer inputs and computes the rest again for the gradient."""
         self._final_norm: Tensor = model.model.norm.weight
         self._cos, self._sin = self._rotary_tables()
 
@@ -162,14 +173,22 @@ class Decoder:
         cos, sin = self._cos[positions][..., None, :], self._sin[positions][..., None, :]  # [.., 1, D]
         x = F.embedding(ids, self.model.model.embed_tokens.weight)
         for number, layer in enumerate(self.layers):
-            q, k, v = self._heads(layer, self._norm(x, layer.before_attention), cos, sin)
-            attended = attend(number, q, k, v)
+            if self.checkpointing and torch.is_grad_enabled():
+                x = checkpoint(self._layer, number, layer, x, cos, sin, attend, use_reentrant=False)
+                continue
             if keys_only and number == self.shape.layers - 1:
-                return attended
-            x = x + layer.out.only(attended)
-            gate, up = layer.gate_up(self._norm(x, layer.before_mlp))
-            x = x + layer.down.only(F.silu(gate) * up)
+                return self._attended(number, layer, x, cos, sin, attend)
+            x = self._layer(number, layer, x, cos, sin, attend)
         return self._norm(x, self._final_norm)
+
+    def _attended(self, number: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        q, k, v = self._heads(layer, self._norm(x, layer.before_attention), cos, sin)
+        return attend(number, q, k, v)
+
+    def _layer(self, number: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        x = x + layer.out.only(self._attended(number, layer, x, cos, sin, attend))
+        gate, up = layer.gate_up(self._norm(x, layer.before_mlp))
+        return x + layer.down.only(F.silu(gate) * up)
 
     def _heads(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [.., H, D] and keys [.., K, D], and values [.., K, D]."""
@@ -187,7 +206,8 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [.., V] of hidden states [.., E]."""
-        result: Tensor = self.model.lm_head(hidden)
+        head = self.model.lm_head
+        result: Tensor = (head if self.adapted else getattr(head, "base_layer", head))(hidden)
         return result
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -24,11 +25,12 @@ BUILDERS = {"tiny": tiny.build, "smollm2": smollm2.build}
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with its tokenizer and the folder they came from."""
+    """A model with its tokenizer and the folder they came from; `adapter` is PEFT's wrapper, where there is one."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     source: str
+    adapter: Any = None
 
     @property
     def end_ids(self) -> tuple[int, ...]:

@@ -6,15 +6,18 @@ the engine at once, and the engine's caches of the old one are gone.
 
 from __future__ import annotations
 
+import copy
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError
 
 from practicum.agent import Agent
+from practicum.engines.base import PolicyEngine
 from practicum.engines.local import LocalEngine
 from practicum.errors import UserError
 from practicum.evaluation.panel import Panel, Result, score
@@ -22,7 +25,8 @@ from practicum.models.decoder import Decoder
 from practicum.models.loader import LoadedModel
 from practicum.render import Renderer
 from practicum.rollout import Attempt, MakeEnvironment, run_episodes
-from practicum.training.batch import Sample
+from practicum.training import forward
+from practicum.training.batch import Cut, Sample
 from practicum.training.learner import Learner, Objective, OptimizerSettings
 from practicum.trajectory import Trajectory
 
@@ -36,22 +40,37 @@ class Apprentice:
         template: str | None = None,
         *,
         max_batch: int = 64,
-        token_budget: int = 4096,
-        row_tokens: int = 384,
+        cut: Cut | None = None,
+        measuring: Cut | None = None,
+        make_engine: Callable[[Renderer], PolicyEngine] | None = None,
     ) -> None:
         self.loaded = loaded
         self.decoder = Decoder(loaded.model)
         self.renderer = Renderer(loaded.tokenizer, template, loaded.end_ids)
-        self.engine = LocalEngine(self.decoder, self.renderer, max_batch=max_batch)
+        self.engine: PolicyEngine
+        if make_engine is None:
+            self.engine = LocalEngine(self.decoder, self.renderer, max_batch=max_batch)
+        else:
+            self.engine = make_engine(self.renderer)
         self.max_batch = max_batch
-        self.token_budget = token_budget
-        self.row_tokens = row_tokens
+        self.cut = cut or Cut(row_tokens=384)
+        self.measuring = measuring or self.cut
+        """How passes without a gradient are cut."""
         self.version = 0
+        self._adopted = False
+        self.reference: Decoder | None = None
         self._learner: Learner | None = None
 
     def start_stage(self, settings: OptimizerSettings) -> None:
         """A fresh optimizer for a new stage; the weights stay."""
-        self._learner = Learner(self.decoder, settings, self.token_budget, self.row_tokens)
+        self._learner = Learner(self.decoder, settings, self.cut)
+
+    def keep_reference(self) -> None:
+        """The weights as they are now, to measure the distance from: a frozen copy, or what lies beneath an adapter."""
+        if self.loaded.adapter is not None:
+            self.reference = Decoder(self.loaded.model, adapted=False)
+        else:
+            self.reference = Decoder(copy.deepcopy(self.loaded.model).requires_grad_(False))
 
     @property
     def learner(self) -> Learner:
@@ -68,10 +87,23 @@ class Apprentice:
         tick: Callable[[], None] | None = None,
     ) -> dict[str, float]:
         """One step of the learner, and a new version for the engine."""
-        metrics = self.learner.update(samples, denominator, objective, lr, tick=tick)
-        self.version += 1
-        self.engine.weights_changed(self.version)
+        metrics = self.learner.update(samples, denominator, objective, lr, self.reference, tick)
+        self.set_version(self.version + 1)
         return metrics
+
+    def set_version(self, version: int) -> None:
+        """The weights are now those of `version`; the engine takes them over before the next rollout."""
+        self.version = version
+        self._adopted = False
+
+    def score(self, prompt: Sequence[int], reply: Sequence[int]) -> list[float]:
+        """Log-probs of a reply under the weights as they are now."""
+        ids = (*prompt, *reply)
+        mask = np.arange(len(ids)) >= len(prompt)
+        nothing = np.zeros(len(ids), dtype=np.float32)
+        (found,) = forward.logprobs(self.decoder, [Sample(ids, mask, nothing, nothing, nothing)], self.cut)
+        values: list[float] = found.tolist()
+        return values
 
     async def roll_out(
         self,
@@ -84,6 +116,9 @@ class Apprentice:
         provenance: Mapping[str, Any] | None = None,
     ) -> list[Trajectory]:
         """Episodes of the current policy."""
+        if not self._adopted:
+            await self.engine.adopt(self.version, self)
+            self._adopted = True
         return await run_episodes(
             planned,
             make_environment,
@@ -110,15 +145,19 @@ class Apprentice:
         )
         return score(name, panel, episodes), episodes
 
+    def write(self, folder: Path) -> None:
+        """The model (or only its adapter) and its tokenizer, as Hugging Face and PEFT write them."""
+        (self.loaded.adapter or self.loaded.model).save_pretrained(folder)
+        self.loaded.tokenizer.chat_template = self.renderer.template  # what it was trained under
+        self.loaded.tokenizer.save_pretrained(folder)
+
     def save(self, folder: Path) -> None:
         """A Hugging Face folder, whole or not there."""
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as scratch:
                 made = Path(scratch) / "model"
-                self.loaded.model.save_pretrained(made)
-                self.loaded.tokenizer.chat_template = self.renderer.template  # what it was trained under
-                self.loaded.tokenizer.save_pretrained(made)
+                self.write(made)
                 shutil.rmtree(folder, ignore_errors=True)
                 made.replace(folder)
         except (OSError, SafetensorError) as error:

@@ -8,7 +8,7 @@ index j of a sequence's log-probs belongs to token j+1, made at token j.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,11 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Sample:
-    """One sequence for the learner [T]. Position 0 cannot be predicted, so its mask is False."""
+    """One sequence for the learner [T]. Position 0 cannot be predicted, so its mask is False.
+
+    `old_logprobs` is what ratios are taken against: the engine's own unless the learner computed
+    them again, and then `corrections` weighs each token's policy gradient for the difference.
+    """
 
     ids: tuple[int, ...]
     mask: NDArray[np.bool_]
@@ -29,15 +33,12 @@ class Sample:
     advantages: Floats
     sampling_logprobs: Floats
     temperature: float = 1.0
+    old_logprobs: Floats | None = None
+    corrections: Floats | None = None
 
     def __post_init__(self) -> None:
-        if (
-            not len(self.ids)
-            == len(self.mask)
-            == len(self.weights)
-            == len(self.advantages)
-            == len(self.sampling_logprobs)
-        ):
+        arrays = (self.mask, self.weights, self.advantages, self.sampling_logprobs, self.old_logprobs, self.corrections)
+        if any(array is not None and len(array) != len(self.ids) for array in arrays):
             raise ValueError("a sample's arrays must have one entry a token")
         if len(self.ids) and self.mask[0]:
             raise ValueError("the first token of a sequence cannot be predicted")
@@ -55,6 +56,8 @@ class Micro:
     weights: Tensor  # [P]
     advantages: Tensor  # [P]
     sampling_logprobs: Tensor  # [P]
+    old_logprobs: Tensor  # [P]
+    corrections: Tensor  # [P]
     temperatures: Tensor  # [P]
     sample_index: Tensor  # [P] which sample a prediction belongs to
 
@@ -110,8 +113,8 @@ class _Row:
             start = stop
 
 
-def pack(samples: Sequence[Sample], row_tokens: int = 512) -> list[_Row]:
-    """Samples to rows, in order; a row closes when the next sample's new tokens would overfill it.
+def pack(samples: Sequence[Sample], row_tokens: int = 512, row_samples: int | None = None) -> list[_Row]:
+    """Samples to rows, in order; a row closes when the next sample would overfill it.
 
     What a sequence ends with after its last prediction feeds nothing and is left out.
     """
@@ -122,19 +125,41 @@ def pack(samples: Sequence[Sample], row_tokens: int = 512) -> list[_Row]:
             continue
         ids = sample.ids[: predicted[-1]]  # the last target itself is never an input
         row = rows[-1] if rows else None
-        if row is None or len(row.ids) + len(ids) - len(row.shared(ids)) > row_tokens:
+        if (
+            row is None
+            or (row_samples is not None and len(row.members) >= row_samples)
+            or len(row.ids) + len(ids) - len(row.shared(ids)) > row_tokens
+        ):
             row = _Row()
             rows.append(row)
         row.add(index, ids)
     return rows
 
 
-def micro_batches(samples: Sequence[Sample], token_budget: int, row_tokens: int = 512) -> Iterator[Micro]:
-    """The batch in pieces of at most `token_budget` tokens, padding included (a longer row goes alone)."""
-    rows = sorted(pack(samples, min(row_tokens, token_budget)), key=lambda row: -len(row.ids))
+@dataclass(frozen=True)
+class Cut:
+    """How a batch is cut into pieces; no number that comes out depends on it.
+
+    At most `tokens` a piece, padding included (a longer row goes alone), and `samples` where given.
+    """
+
+    tokens: int = 4096
+    row_tokens: int = 512
+    samples: int | None = None
+
+
+def micro_batches(samples: Sequence[Sample], cut: Cut) -> Iterator[Micro]:
+    """The batch in pieces."""
+    rows = pack(samples, min(cut.row_tokens, cut.tokens), cut.samples)
+    rows.sort(key=lambda row: -len(row.ids))
     while rows:
         width = len(rows[0].ids)
-        count = max(1, token_budget // width)
+        count, members = 1, len(rows[0].members)
+        while count < len(rows) and (count + 1) * width <= cut.tokens:
+            members += len(rows[count].members)
+            if cut.samples is not None and members > cut.samples:
+                break
+            count += 1
         yield _assemble(rows[:count], samples, width)
         rows = rows[count:]
 
@@ -157,17 +182,21 @@ def _assemble(rows: Sequence[_Row], samples: Sequence[Sample], width: int) -> Mi
             at.append(np.asarray(nodes, dtype=np.int64)[wanted - 1] + number * width)
             picked.append((index, wanted))
     targets = np.concatenate([np.asarray(samples[i].ids, dtype=np.int64)[w] for i, w in picked])
+
+    def column(values: Callable[[Sample], Floats]) -> Tensor:
+        return torch.from_numpy(np.concatenate([values(samples[i])[w] for i, w in picked]))
+
     return Micro(
         ids=torch.from_numpy(ids),
         positions=torch.from_numpy(positions),
         visible=torch.from_numpy(visible)[:, None],
         at=torch.from_numpy(np.concatenate(at)),
         targets=torch.from_numpy(targets),
-        weights=torch.from_numpy(np.concatenate([samples[i].weights[w] for i, w in picked])),
-        advantages=torch.from_numpy(np.concatenate([samples[i].advantages[w] for i, w in picked])),
-        sampling_logprobs=torch.from_numpy(np.concatenate([samples[i].sampling_logprobs[w] for i, w in picked])),
-        temperatures=torch.from_numpy(
-            np.concatenate([np.full(len(w), samples[i].temperature, dtype=np.float32) for i, w in picked])
-        ),
+        weights=column(lambda sample: sample.weights),
+        advantages=column(lambda sample: sample.advantages),
+        sampling_logprobs=column(lambda sample: sample.sampling_logprobs),
+        old_logprobs=column(lambda s: s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs),
+        corrections=column(lambda s: np.ones_like(s.weights) if s.corrections is None else s.corrections),
+        temperatures=column(lambda sample: np.full(len(sample.ids), sample.temperature, dtype=np.float32)),
         sample_index=torch.from_numpy(np.concatenate([np.full(len(w), i, dtype=np.int64) for i, w in picked])),
     )

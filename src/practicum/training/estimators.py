@@ -1,59 +1,128 @@
 """From grouped trajectories to an advantage for every sampled token.
 
-An estimator gets groups (the scored trajectories of one task each) and gives, for each trajectory,
-one number a sampled token, in order. Adding one: a pure function in `algorithms/advantages.py`, its
-golden values beside it in the tests, and an entry in ESTIMATORS here.
+An estimator gets groups (the scored trajectories of one task each, as `Rated` records) and gives, for
+each trajectory, one number a sampled token, in order. Adding one: a pure function in
+`algorithms/advantages.py`, its golden values beside it in the tests, and an entry in ESTIMATORS here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from practicum.algorithms import advantages
 from practicum.algorithms.advantages import Floats
 from practicum.trajectory import Trajectory
 
-Groups = Sequence[Sequence[Trajectory]]
+PER_TOKEN, PER_TURN_AND_TOKEN = "token-mean", "seq-mean-turn-mean-token-mean"
 
 
 @dataclass(frozen=True)
 class EstimatorSettings:
-    """What estimators read besides the rewards."""
+    """What estimators read besides the rewards.
+
+    `turn_rewards` puts every turn's own reward at that turn's last token; otherwise the whole reward
+    stands at the trajectory's last one. `bootstrap`: whether a cut-off episode goes on in the critic's eyes.
+    """
 
     gamma: float = 1.0
+    lam: float = 1.0
     normalise: bool = True
+    turn_rewards: bool = False
+    row_weighted: bool = False
+    bootstrap: bool = True
+
+
+@dataclass(frozen=True)
+class Rated:
+    """What an estimator reads of one trajectory: a reward and a turn number for each sampled token [T].
+
+    `values` and `last_value` (of the state after the last token) come from the critic; `greedy` is the
+    reward of a greedy rollout of the same task.
+    """
+
+    rewards: Floats
+    turns: NDArray[np.int64]
+    truncated: bool = False
+    values: Floats | None = None
+    last_value: float = 0.0
+    greedy: float | None = None
+
+    @property
+    def total(self) -> float:
+        return float(self.rewards.sum())
+
+    @property
+    def turn_count(self) -> int:
+        return len(np.unique(self.turns))
+
+
+Groups = Sequence[Sequence[Rated]]
+
+
+@dataclass(frozen=True)
+class Credit:
+    """Advantages, and for a critic the returns it should have foreseen (NaN where it is not asked)."""
+
+    advantages: list[list[Floats]]
+    returns: list[list[Floats]] | None = None
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """A named way to credit tokens. `smallest_group`: chains it needs; `greedy`: whether it needs a greedy rollout."""
+    """A named way to credit tokens.
 
-    function: Callable[[Groups, EstimatorSettings, Mapping[str, float]], list[list[Floats]]]
+    `smallest_group`: chains it needs; `greedy`, `critic`: what else it needs; `aggregation`: how its
+    paper weighs tokens.
+    """
+
+    function: Callable[[Groups, EstimatorSettings], Credit]
     smallest_group: int = 1
     greedy: bool = False
+    critic: bool = False
+    aggregation: str = PER_TOKEN
+
+
+def sampled_turns(episode: Trajectory) -> NDArray[np.int64]:
+    """The turn of every sampled token [T]."""
+    numbers = [
+        turn for run in episode.sequences() for turn, sampled in zip(run.turns, run.sampled, strict=True) if sampled
+    ]
+    return np.array(numbers, dtype=np.int64)
 
 
 def sampled_count(episode: Trajectory) -> int:
-    return sum(sum(run.sampled) for run in episode.sequences())
+    return len(sampled_turns(episode))
 
 
-def token_rewards(episode: Trajectory) -> Floats:
-    """The whole reward at the last sampled token, nothing before [T]."""
-    rewards = np.zeros(sampled_count(episode))
-    if len(rewards):
+def rate(episode: Trajectory, settings: EstimatorSettings) -> Rated:
+    """An episode's rewards, put on its tokens."""
+    turns = sampled_turns(episode)
+    rewards = np.zeros(len(turns))
+    if len(turns) and settings.turn_rewards:
+        owed = 0.0  # by turns without a token of their own
+        for number, turn in enumerate(episode.turns):
+            places = np.flatnonzero(turns == number)
+            owed += turn.reward
+            if len(places):
+                rewards[places[-1]], owed = owed, 0.0
+        rewards[-1] += owed
+    elif len(turns):
         rewards[-1] = episode.reward
-    return rewards
+    return Rated(rewards, turns, episode.outcome == "truncated")
 
 
-def _spread(groups: Groups, scalars: Sequence[Sequence[float]]) -> list[list[Floats]]:
+def _spread(groups: Groups, scalars: Sequence[Sequence[float]]) -> Credit:
     """One number a trajectory, the same for all its tokens."""
-    return [
-        [np.full(sampled_count(episode), value) for episode, value in zip(group, values, strict=True)]
-        for group, values in zip(groups, scalars, strict=True)
-    ]
+    return Credit(
+        [
+            [np.full(len(rated.rewards), value) for rated, value in zip(group, values, strict=True)]
+            for group, values in zip(groups, scalars, strict=True)
+        ]
+    )
 
 
 def _regroup(groups: Groups, flat: Sequence[Floats]) -> list[list[Floats]]:
@@ -61,30 +130,90 @@ def _regroup(groups: Groups, flat: Sequence[Floats]) -> list[list[Floats]]:
     return [[next(rest) for _ in group] for group in groups]
 
 
-def _grpo(groups: Groups, settings: EstimatorSettings, greedy: Mapping[str, float]) -> list[list[Floats]]:
-    return _spread(groups, [advantages.grpo([e.reward for e in group], settings.normalise) for group in groups])
+def _totals(group: Sequence[Rated]) -> list[float]:
+    return [rated.total for rated in group]
 
 
-def _rloo(groups: Groups, settings: EstimatorSettings, greedy: Mapping[str, float]) -> list[list[Floats]]:
-    return _spread(groups, [advantages.rloo([e.reward for e in group]) for group in groups])
+def _grpo(groups: Groups, settings: EstimatorSettings) -> Credit:
+    return _spread(groups, [advantages.grpo(_totals(group), settings.normalise) for group in groups])
 
 
-def _remax(groups: Groups, settings: EstimatorSettings, greedy: Mapping[str, float]) -> list[list[Floats]]:
-    return _spread(groups, [advantages.remax([e.reward for e in group], greedy[group[0].group]) for group in groups])
+def _flow_grpo(groups: Groups, settings: EstimatorSettings) -> Credit:
+    counts = [[rated.turn_count for rated in group] for group in groups]
+    scalars = [
+        advantages.flow_grpo(_totals(group), turns, settings.row_weighted)
+        for group, turns in zip(groups, counts, strict=True)
+    ]
+    return _spread(groups, scalars)
 
 
-def _reinforce(groups: Groups, settings: EstimatorSettings, greedy: Mapping[str, float]) -> list[list[Floats]]:
-    rows = [token_rewards(episode) for group in groups for episode in group]
-    return _regroup(groups, advantages.reinforce_plus_plus(rows, settings.gamma))
+def _rloo(groups: Groups, settings: EstimatorSettings) -> Credit:
+    return _spread(groups, [advantages.rloo(_totals(group)) for group in groups])
 
 
-def _reinforce_baseline(groups: Groups, settings: EstimatorSettings, greedy: Mapping[str, float]) -> list[list[Floats]]:
-    centred = _spread(groups, [advantages.grpo([e.reward for e in group], normalise=False) for group in groups])
-    return _regroup(groups, advantages.whiten([row for group in centred for row in group]))
+def _remax(groups: Groups, settings: EstimatorSettings) -> Credit:
+    """Return-to-go against the greedy rollout's reward."""
+
+    def row(rated: Rated) -> Floats:
+        assert rated.greedy is not None, "remax needs a greedy rollout"
+        return advantages.remax(rated.rewards, rated.greedy)
+
+    return Credit([[row(rated) for rated in group] for group in groups])
+
+
+def _reinforce(groups: Groups, settings: EstimatorSettings) -> Credit:
+    rows = [rated.rewards for group in groups for rated in group]
+    return Credit(_regroup(groups, advantages.reinforce_plus_plus(rows, settings.gamma)))
+
+
+def _reinforce_baseline(groups: Groups, settings: EstimatorSettings) -> Credit:
+    centred = _spread(groups, [advantages.grpo(_totals(group), normalise=False) for group in groups]).advantages
+    return Credit(_regroup(groups, advantages.whiten([row for group in centred for row in group])))
+
+
+def _gae(groups: Groups, settings: EstimatorSettings) -> Credit:
+    """Over tokens, then whitened over the batch; returns before whitening."""
+    pairs = [
+        advantages.gae(rated.rewards, _values(rated), settings.gamma, settings.lam, _beyond(rated, settings))
+        for group in groups
+        for rated in group
+    ]
+    whitened = advantages.whiten([advantage for advantage, _ in pairs])
+    return Credit(_regroup(groups, whitened), _regroup(groups, [returns for _, returns in pairs]))
+
+
+def _turn_gae(groups: Groups, settings: EstimatorSettings) -> Credit:
+    """Over turns: a turn's reward and the value of the state it began in; all its tokens share the credit."""
+    painted: list[Floats] = []
+    targets: list[Floats] = []
+    for rated in (rated for group in groups for rated in group):
+        numbers, starts, owner = np.unique(rated.turns, return_index=True, return_inverse=True)
+        rewards = np.zeros(len(numbers))
+        np.add.at(rewards, owner, rated.rewards)
+        by_turn, returns = advantages.gae(
+            rewards, _values(rated)[starts], settings.gamma, settings.lam, _beyond(rated, settings)
+        )
+        target = np.full(len(rated.turns), np.nan)
+        target[starts] = returns
+        painted.append(by_turn[owner])
+        targets.append(target)
+    return Credit(_regroup(groups, advantages.whiten(painted)), _regroup(groups, targets))
+
+
+def _values(rated: Rated) -> Floats:
+    assert rated.values is not None, "this estimator needs a critic"
+    return rated.values
+
+
+def _beyond(rated: Rated, settings: EstimatorSettings) -> float:
+    return rated.last_value if rated.truncated and settings.bootstrap else 0.0
 
 
 ESTIMATORS: dict[str, Estimator] = {
+    "gae": Estimator(_gae, critic=True),
+    "turn_gae": Estimator(_turn_gae, critic=True),
     "grpo": Estimator(_grpo, smallest_group=2),
+    "flow_grpo": Estimator(_flow_grpo, smallest_group=2, aggregation=PER_TURN_AND_TOKEN),
     "rloo": Estimator(_rloo, smallest_group=2),
     "remax": Estimator(_remax, greedy=True),
     "reinforce_plus_plus": Estimator(_reinforce),

@@ -12,16 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from practicum.algorithms import kl, objectives
-from practicum.errors import UserError
+from practicum.errors import UserError, nearest
 from practicum.models.decoder import Decoder, token_logprobs
-from practicum.training.batch import Micro, Sample, micro_batches
+from practicum.training import forward
+from practicum.training.batch import Cut, Micro, Sample, micro_batches
 
-LOGIT_ROWS = 4_000_000
-"""Logits held at once (predictions × vocabulary): larger batches go through the head in pieces."""
+PROBED = 4096
+"""Weights looked at to see whether an update moved anything."""
+UNMOVED_LIMIT = 3
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Objective:
     """What is minimised: imitation (`ce`) or the policy gradient (`pg`), plus a KL to a reference.
 
     Tokens of `pg` carry advantages and the log-probs they were sampled with; `ce` ignores both.
+    `policy_loss` says which surrogate: the clipped one (vanilla), GSPO's or CISPO's.
     """
 
     kind: str = "pg"
@@ -48,33 +50,32 @@ class Objective:
     entropy_coeff: float = 0.0
     kl_coeff: float = 0.0
     kl_kind: str = "low_var_kl"
+    policy_loss: str = "vanilla"
 
     def __post_init__(self) -> None:
         if self.kind not in ("pg", "ce"):
             raise ValueError(f"no objective '{self.kind}'")
+        if self.policy_loss not in objectives.POLICY_LOSSES:
+            hint = nearest(self.policy_loss, objectives.POLICY_LOSSES)
+            raise UserError(f"Unknown actor_rollout_ref.actor.policy_loss.loss_mode '{self.policy_loss}'.{hint}")
+        kl.check(self.kl_kind)
 
 
 class Learner:
     """Owns the optimizer over a decoder's weights; the engine reads the same weights."""
 
     def __init__(
-        self,
-        decoder: Decoder,
-        settings: OptimizerSettings,
-        token_budget: int = 4096,
-        row_tokens: int = 512,
-        threads: int | None = None,
+        self, decoder: Decoder, settings: OptimizerSettings, cut: Cut | None = None, threads: int | None = None
     ) -> None:
         self.decoder = decoder
         self.settings = settings
-        self.token_budget = token_budget
-        self.row_tokens = row_tokens
+        self.cut = cut or Cut()
         self.threads = threads or torch.get_num_threads()
         self.version = 0
         self.parameters = list(decoder.parameters())
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
-        )
+        self.optimizer = make_optimizer(self.parameters, settings)
+        self._probe = [parameter for parameter in self.parameters if parameter.dim() == 2][-1]
+        self._unmoved = 0
 
     def update(
         self,
@@ -82,114 +83,112 @@ class Learner:
         denominator: float,
         objective: Objective,
         lr: float,
-        reference: Sequence[Tensor] | None = None,
+        reference: Decoder | None = None,
         tick: Callable[[], None] | None = None,
     ) -> dict[str, float]:
-        """One optimizer step over a whole batch. Returns metrics; raises before stepping on a non-finite loss.
-
-        `reference`, when given, holds the reference log-probs of each sample's predictions.
-        """
+        """One optimizer step over a whole batch. Returns metrics; raises before stepping on a non-finite loss."""
         if objective.kl_coeff and reference is None:
-            raise ValueError("a KL term needs the reference's log-probs")
-        torch.set_num_threads(self.threads)
+            raise ValueError("a KL term needs a reference")
         if denominator <= 0:
             raise UserError("The batch has no token to train on.")
+        torch.set_num_threads(self.threads)
         self.optimizer.zero_grad(set_to_none=True)
         totals = _Totals()
-        for micro in micro_batches(samples, self.token_budget, self.row_tokens):
-            self._accumulate(micro, denominator, objective, reference, totals)
+        for micro in micro_batches(samples, self.cut):
+            self._accumulate(micro.to(self.decoder.device), denominator, objective, reference, totals)
             if tick is not None:
                 tick()
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.grad_clip or math.inf))
-        if not math.isfinite(norm) or not math.isfinite(totals.loss):
-            raise FloatingPointError(f"the loss is {totals.loss} and its gradient norm {norm}: nothing was updated")
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
+        before = self._probe.detach().flatten()[:PROBED].clone()
+        norm = apply_gradient(self.optimizer, self.parameters, self.settings, lr, totals.loss)
+        self._check_moved(before, lr * norm > 0)
         self.version += 1
         return {"actor/grad_norm": norm, "actor/lr": lr, **totals.metrics(objective.kind)}
 
     def _accumulate(
-        self,
-        micro: Micro,
-        denominator: float,
-        objective: Objective,
-        reference: Sequence[Tensor] | None,
-        totals: _Totals,
+        self, micro: Micro, denominator: float, objective: Objective, reference: Decoder | None, totals: _Totals
     ) -> None:
         """Backward through one micro-batch; the head's logits exist only a piece at a time."""
-        micro = micro.to(self.decoder.device)
-        hidden = self._hidden(micro)
+        hidden = forward.hidden_at(self.decoder, micro)
         leaf = hidden.detach().requires_grad_()
-        wanted = None if reference is None else _gather_reference(micro, reference).to(leaf.device)
-        step = max(1, LOGIT_ROWS // self.decoder.shape.vocabulary)
-        for start in range(0, len(leaf), step):
-            part = slice(start, start + step)
+        ratios = None
+        with torch.no_grad():
+            other = forward.hidden_at(reference, micro) if reference is not None else None
+            if objective.kind == "pg" and objective.policy_loss == "gspo":  # a sequence's ratio before any gradient
+                known = forward.head_logprobs(self.decoder, leaf, micro)
+                ratios = objectives.sequence_log_ratios(known, micro.old_logprobs, micro.sample_index)
+        for part in forward.pieces(len(leaf), self.decoder.shape.vocabulary):
             logits = self.decoder.logits(leaf[part])
-            logprobs = token_logprobs(logits, micro.targets[part], micro.temperatures[part, None])
-            losses, stats = _token_losses(objective, logprobs, logits, micro, part, wanted)
+            losses, stats = _token_losses(objective, logits, micro, part, None if ratios is None else ratios[part])
+            if reference is not None and other is not None:
+                with torch.no_grad():
+                    theirs = reference.logits(other[part])
+                    stats["kl"] = forward.divergence(logits, theirs, micro, part, "low_var_kl")
+                if objective.kl_coeff:
+                    distance = forward.divergence(logits, theirs, micro, part, objective.kl_kind)
+                    losses = losses + objective.kl_coeff * distance
+                    stats["kl_loss"] = distance.detach()
             loss = (losses * micro.weights[part]).sum() / denominator
             torch.autograd.backward(loss)
             totals.add(float(loss.detach()), stats)
         assert leaf.grad is not None
         torch.autograd.backward(hidden, leaf.grad)
 
-    def _hidden(self, micro: Micro) -> Tensor:
-        """Hidden states [P, E] at the tokens where predictions are made."""
-        rows, width = micro.ids.shape
-        shape = self.decoder.shape
-        grouped = shape.heads != shape.kv_heads
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            mixed = F.scaled_dot_product_attention(
-                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=micro.visible, enable_gqa=grouped
+    def _check_moved(self, before: Tensor, should: bool) -> None:
+        """Updates that change nothing are a run that learns nothing: stop and say so."""
+        moved = not torch.equal(before, self._probe.detach().flatten()[:PROBED])
+        self._unmoved = self._unmoved + 1 if should and not moved else 0
+        if self._unmoved >= UNMOVED_LIMIT:
+            raise UserError(
+                f"{self._unmoved} updates in a row changed no weight: the parameters are frozen, or the learning rate "
+                "is below what their precision can hold; raise actor_rollout_ref.actor.optim.lr or load in float32."
             )
-            return mixed.transpose(1, 2).reshape(rows, width, shape.heads * shape.head_size)
 
-        states = self.decoder.hidden(micro.ids, micro.positions, attend)
-        return states.reshape(rows * width, -1)[micro.at]
-
-    @torch.no_grad()
-    def logprobs(self, samples: Sequence[Sample]) -> list[Tensor]:
+    def logprobs(self, samples: Sequence[Sample], cut: Cut | None = None) -> list[Tensor]:
         """Log-probs of every sample's predictions, in the order of its tokens [one tensor a sample]."""
         torch.set_num_threads(self.threads)
-        result: list[Tensor] = [torch.empty(0)] * len(samples)
-        step = max(1, LOGIT_ROWS // self.decoder.shape.vocabulary)
-        for cpu_micro in micro_batches(samples, self.token_budget, self.row_tokens):
-            micro = cpu_micro.to(self.decoder.device)
-            hidden = self._hidden(micro)
-            pieces = [
-                token_logprobs(
-                    self.decoder.logits(hidden[start : start + step]),
-                    micro.targets[start : start + step],
-                    micro.temperatures[start : start + step, None],
-                )
-                for start in range(0, len(hidden), step)
-            ]
-            values, owners = torch.cat(pieces).cpu(), cpu_micro.sample_index
-            for index in torch.unique(owners).tolist():
-                result[index] = values[owners == index]
-        return result
+        return forward.logprobs(self.decoder, samples, cut or self.cut)
+
+
+def make_optimizer(parameters: Sequence[torch.nn.Parameter], settings: OptimizerSettings) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        parameters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
+    )
+
+
+def apply_gradient(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[torch.nn.Parameter],
+    settings: OptimizerSettings,
+    lr: float,
+    loss: float,
+) -> float:
+    """Clip and step, unless something is not finite; the gradient's norm."""
+    norm = float(torch.nn.utils.clip_grad_norm_(parameters, settings.grad_clip or math.inf))
+    if not math.isfinite(norm) or not math.isfinite(loss):
+        raise FloatingPointError(f"the loss is {loss} and its gradient norm {norm}: nothing was updated")
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    return norm
 
 
 def _token_losses(
-    objective: Objective, logprobs: Tensor, logits: Tensor, micro: Micro, part: slice, reference: Tensor | None
+    objective: Objective, logits: Tensor, micro: Micro, part: slice, ratios: Tensor | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of each prediction [P] and figures to sum up."""
+    logprobs = token_logprobs(logits, micro.targets[part], micro.temperatures[part, None])
     with torch.set_grad_enabled(objective.entropy_coeff != 0):
         shifted = (logits.float() / micro.temperatures[part, None]).log_softmax(-1)
         entropy = -(shifted.exp() * shifted).sum(-1)
     stats: dict[str, Tensor] = {"entropy": entropy.detach(), "logprob": logprobs.detach()}
     if objective.kind == "ce":
         return -logprobs, stats
-    old = micro.sampling_logprobs[part]
-    surrogate = objectives.ppo(
-        logprobs, old, micro.advantages[part], objective.clip_low, objective.clip_high, objective.dual_clip
-    )
-    losses = surrogate.loss
-    difference = (logprobs.detach() - old).abs()
+    old, advantages = micro.old_logprobs[part], micro.advantages[part]
+    surrogate = _surrogate(objective, logprobs, old, advantages, ratios)
+    losses = surrogate.loss * micro.corrections[part]
+    difference = (logprobs.detach() - micro.sampling_logprobs[part]).abs()
     stats |= {
-        "pg_loss": surrogate.loss.detach(),
+        "pg_loss": losses.detach(),
         "clipped": surrogate.clipped.float(),
         "clipped_low": surrogate.clipped_low.float(),
         "ppo_kl": old - logprobs.detach(),
@@ -198,20 +197,18 @@ def _token_losses(
     }
     if objective.entropy_coeff:
         losses = losses - objective.entropy_coeff * entropy
-    if reference is not None and objective.kl_coeff:
-        distance = kl.penalty(logprobs, reference[part], objective.kl_kind)
-        losses = losses + objective.kl_coeff * distance
-        stats["kl_loss"] = distance.detach()
     return losses, stats
 
 
-def _gather_reference(micro: Micro, reference: Sequence[Tensor]) -> Tensor:
-    """Reference log-probs in the order of a micro-batch's predictions [P]."""
-    owners = micro.sample_index.cpu()
-    result = torch.empty(len(owners))
-    for index in torch.unique(owners).tolist():
-        result[owners == index] = reference[index]
-    return result
+def _surrogate(
+    objective: Objective, logprobs: Tensor, old: Tensor, advantages: Tensor, ratios: Tensor | None
+) -> objectives.PolicyLoss:
+    low, high = objective.clip_low, objective.clip_high
+    if ratios is not None:
+        return objectives.gspo(logprobs, ratios, advantages, low, high)
+    if objective.policy_loss == "cispo":
+        return objectives.cispo(logprobs, old, advantages, high)
+    return objectives.ppo(logprobs, old, advantages, low, high, objective.dual_clip)
 
 
 class _Totals:
@@ -245,6 +242,7 @@ class _Totals:
             "mismatch/logprob/mean": mean["mismatch"],
             "mismatch/logprob/max": self.largest,
         }
-        if "kl_loss" in mean:
-            found["actor/kl_loss"] = mean["kl_loss"]
+        for name in ("kl", "kl_loss"):
+            if name in mean:
+                found[f"actor/{name}"] = mean[name]
         return found

@@ -2,54 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from practicum.algorithms import objectives
 from practicum.algorithms.advantages import Floats
 from practicum.errors import UserError
+from practicum.training.batch import Floats as BatchFloats
 from practicum.training.batch import Sample
-from practicum.training.estimators import sampled_count
+from practicum.training.estimators import sampled_turns
 from practicum.trajectory import Trajectory
 
 
 def imitation_samples(episodes: Sequence[Trajectory]) -> list[Sample]:
     """Every token that the demonstrator wrote, and nothing else, with weight one."""
-    samples: list[Sample] = []
-    for episode in episodes:
-        if episode.scored:
-            samples += _samples(episode, np.zeros(sampled_count(episode)), 1.0)
-    return samples
+    return [
+        replace(sample, weights=sample.mask.astype(np.float32))
+        for episode in episodes
+        if episode.scored
+        for sample in bare_samples(episode)
+    ]
 
 
-def practice_samples(
+@dataclass(frozen=True)
+class Lesson:
+    """One trajectory ready for the learner; `share` is what it adds to a batch's denominator."""
+
+    samples: tuple[Sample, ...]
+    share: float
+
+    @property
+    def flat(self) -> bool:
+        """Whether no token has an advantage."""
+        return not any(np.any(sample.advantages) for sample in self.samples)
+
+
+def lessons(
     groups: Sequence[Sequence[Trajectory]],
     advantages: Sequence[Sequence[Floats]],
     aggregation: str,
     temperature: float,
     norm: float = 1.0,
-    keep_all: bool = False,
-) -> tuple[list[Sample], float]:
-    """Sampled tokens painted with their advantages, and the batch's denominator.
+) -> list[list[Lesson]]:
+    """Sampled tokens painted with advantages and weights.
 
     `advantages` holds one number a sampled token of each trajectory. A trajectory counts as one
-    sequence for aggregation, however many runs of ids it holds. Where all advantages are zero the
-    policy gradient is zero: such a trajectory is counted in the denominator and left out, unless
-    `keep_all` says that another loss (entropy, KL) wants its tokens too.
+    sequence for aggregation, however many runs of ids it holds.
     """
-    flat = [
-        (episode, painted)
+    return [
+        [
+            _lesson(episode, painted, aggregation, temperature, norm)
+            for episode, painted in zip(group, rows, strict=True)
+        ]
         for group, rows in zip(groups, advantages, strict=True)
-        for episode, painted in zip(group, rows, strict=True)
     ]
-    weights, denominator = objectives.token_weights([sampled_count(e) for e, _ in flat], aggregation, norm)
-    samples: list[Sample] = []
-    for (episode, painted), weight in zip(flat, weights, strict=True):
-        if keep_all or np.any(painted):
-            _check_logprobs(episode)
-            samples += _samples(episode, painted, weight, temperature)
-    return samples, denominator
+
+
+def batch_of(taught: Iterable[Lesson], keep_all: bool = False) -> tuple[list[Sample], float]:
+    """The samples of a batch and its denominator.
+
+    Where all advantages are zero the policy gradient is zero: such a trajectory is counted in the
+    denominator and left out, unless `keep_all` says that another loss (entropy, KL) wants its tokens too.
+    """
+    taught = list(taught)
+    samples = [sample for lesson in taught if keep_all or not lesson.flat for sample in lesson.samples]
+    return samples, float(sum(lesson.share for lesson in taught))
+
+
+def _lesson(episode: Trajectory, painted: Floats, aggregation: str, temperature: float, norm: float) -> Lesson:
+    _check_logprobs(episode)
+    turns = sampled_turns(episode)
+    numbers, owner = np.unique(turns, return_inverse=True)
+    lengths = [int((owner == number).sum()) for number in range(len(numbers))]
+    (by_turn,), share = objectives.token_weights([lengths], aggregation, norm)
+    weights = np.asarray(by_turn, dtype=np.float32)[owner] if len(turns) else np.zeros(0, dtype=np.float32)
+    samples = []
+    used = 0
+    for sample in bare_samples(episode, temperature):
+        count = int(sample.mask.sum())
+        place = slice(used, used + count)
+        samples.append(
+            replace(sample, advantages=spread(sample, painted[place]), weights=spread(sample, weights[place]))
+        )
+        used += count
+    return Lesson(tuple(samples), share)
+
+
+def spread(sample: Sample, values: Floats | BatchFloats) -> BatchFloats:
+    """Numbers of the predicted tokens laid out over all tokens of a sample [T]."""
+    result = np.zeros(len(sample.ids), dtype=np.float32)
+    result[sample.mask] = values
+    return result
+
+
+def bare_samples(episode: Trajectory, temperature: float = 1.0) -> list[Sample]:
+    """An episode's runs of ids with their masks and sampling log-probs; runs without a sampled token are left out."""
+    samples = []
+    for run in episode.sequences():
+        mask = np.array(run.sampled, dtype=np.bool_)
+        if mask.any():
+            logprobs = np.array([0.0 if value is None else value for value in run.logprobs], dtype=np.float32)
+            nothing = np.zeros(len(run.ids), dtype=np.float32)
+            samples.append(Sample(run.ids, mask, nothing, nothing, logprobs, temperature))
+    return samples
 
 
 def _check_logprobs(episode: Trajectory) -> None:
@@ -59,20 +116,3 @@ def _check_logprobs(episode: Trajectory) -> None:
                 f"Episode '{episode.task.id}' has no sampling log-probs, so it cannot be used for policy gradients; "
                 "collect it with an engine that reports them."
             )
-
-
-def _samples(episode: Trajectory, painted: Floats, weight: float, temperature: float = 1.0) -> list[Sample]:
-    samples = []
-    used = 0
-    for run in episode.sequences():
-        mask = np.array(run.sampled, dtype=np.bool_)
-        count = int(mask.sum())
-        if count == 0:
-            continue
-        advantages = np.zeros(len(run.ids), dtype=np.float32)
-        advantages[mask] = painted[used : used + count]
-        used += count
-        logprobs = np.array([0.0 if value is None else value for value in run.logprobs], dtype=np.float32)
-        weights = np.where(mask, weight, 0.0).astype(np.float32)
-        samples.append(Sample(run.ids, mask, weights, advantages, logprobs, temperature))
-    return samples

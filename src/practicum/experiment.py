@@ -1,0 +1,360 @@
+"""A training run put together from its configuration: every key is read here, and nowhere else."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from practicum import config as configuration
+from practicum.agent import Agent
+from practicum.algorithms import kl
+from practicum.config import TrainConfig
+from practicum.engines.base import Sampling
+from practicum.environment import Environment
+from practicum.errors import UserError
+from practicum.evaluation.panel import Panel, Result
+from practicum.loggers import make_loggers
+from practicum.models import loader, lora
+from practicum.models.decoder import Decoder
+from practicum.rollout import MakeEnvironment
+from practicum.store import write_atomic
+from practicum.task import Task
+from practicum.training.apprentice import Apprentice
+from practicum.training.batch import Cut
+from practicum.training.checkpoint import Checkpoints
+from practicum.training.critic import CriticSettings
+from practicum.training.curriculum import CurriculumSettings
+from practicum.training.estimators import ESTIMATORS, EstimatorSettings
+from practicum.training.learner import Objective, OptimizerSettings
+from practicum.training.rl import Admission, Practice, RLSettings
+from practicum.training.run import Run, RunSettings
+from practicum.trajectory import Trajectory
+from practicum.workbench import environment_maker
+
+GENERATED_TASKS = 100_000
+MAY_CHANGE = (
+    "trainer.total_training_steps",
+    "trainer.total_epochs",
+    "trainer.logger",
+    "trainer.save_freq",
+    "trainer.save_total_limit",
+    "trainer.resume_mode",
+    "trainer.resume_from_path",
+    "trainer.default_local_dir",
+    "trainer.early_stopping_patience",
+)
+"""Keys that a resumed run may have otherwise than the one it goes on from."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Where the episodes take place."""
+
+    make_environment: MakeEnvironment
+    environment: Environment
+    format: str
+
+
+def model_name(config: TrainConfig) -> str:
+    """`actor_rollout_ref.model.path` and `agent.model_name_or_path` are two names of one thing."""
+    path, name = config.actor_rollout_ref.model.path, config.agent.model_name_or_path
+    if path and name and path != name:
+        raise UserError(
+            f"actor_rollout_ref.model.path={path} and agent.model_name_or_path={name} name two models; give one."
+        )
+    return path or name or "tiny"
+
+
+def environment_name(config: TrainConfig) -> str:
+    return config.agent.environment or ("tools" if config.data.train_files else "math")
+
+
+def reply_tokens(config: TrainConfig) -> int:
+    """The most tokens of one reply."""
+    return config.agent.max_tokens_per_turn or config.actor_rollout_ref.rollout.response_length
+
+
+def turns(config: TrainConfig) -> int:
+    return config.agent.max_turns if config.agent.use_agent else 1
+
+
+def run_folder(config: TrainConfig) -> Path:
+    trainer = config.trainer
+    return Path(trainer.default_local_dir) / trainer.project_name / trainer.experiment_name
+
+
+def validates(config: TrainConfig) -> bool:
+    return config.trainer.val_before_train or config.trainer.test_freq > 0
+
+
+def build_world(config: TrainConfig) -> World:
+    agent, data = config.agent, config.data
+    options = dict(agent.environment_args)
+    tools = agent.tools if agent.use_agent else []
+    for key, value in (("tools", tools), ("reward", agent.reward_name), ("verifier", agent.verifier_name)):
+        if value is not None:
+            options[key] = value
+    files = {split: path for split, path in (("train", data.train_files), ("val", data.val_files)) if path}
+    if files:
+        options["files"] = files
+    maker, chosen = environment_maker(environment_name(config), agent.agent_type, options)
+    return World(maker, maker(), chosen)
+
+
+def training_steps(config: TrainConfig, tasks: int | None = None) -> int:
+    """The run's steps: said directly, or from epochs over a file's tasks."""
+    trainer = config.trainer
+    if trainer.total_training_steps is not None:
+        return trainer.total_training_steps
+    if trainer.total_epochs is None:
+        raise UserError("How long? Set trainer.total_training_steps (or trainer.total_epochs with data.train_files).")
+    if not config.data.train_files or tasks is None:
+        raise UserError("trainer.total_epochs counts passes over data.train_files; set trainer.total_training_steps.")
+    return max(1, trainer.total_epochs * (tasks // config.data.train_batch_size))
+
+
+def training_tasks(world: Environment, config: TrainConfig) -> Sequence[Task]:
+    """A file's tasks, all of them; or as many generated ones as the run will see."""
+    if config.data.train_files:
+        return world.tasks("train", GENERATED_TASKS)
+    wanted = config.data.train_batch_size * training_steps(config)
+    return world.tasks("train", min(wanted, GENERATED_TASKS), config.trainer.seed)
+
+
+def rl_settings(config: TrainConfig, steps: int) -> RLSettings:
+    algorithm, actor, critic = config.algorithm, config.actor_rollout_ref.actor, config.critic
+    curriculum = config.data.curriculum
+    return RLSettings(
+        steps=steps,
+        tasks_per_step=config.data.train_batch_size,
+        chains=config.agent.num_chains,
+        estimator=algorithm.adv_estimator,
+        credit=EstimatorSettings(
+            gamma=algorithm.gamma,
+            lam=algorithm.lam,
+            normalise=algorithm.norm_adv_by_std_in_grpo,
+            turn_rewards=algorithm.turn_rewards,
+            row_weighted=algorithm.row_weighted,
+            bootstrap=algorithm.bootstrap_truncated,
+        ),
+        aggregation=actor.loss_agg_mode,
+        lr=actor.optim.lr,
+        warmup=actor.optim.lr_warmup_steps,
+        schedule=actor.optim.warmup_style,
+        min_lr_ratio=actor.optim.min_lr_ratio,
+        objective=Objective(
+            "pg",
+            clip_low=actor.clip_ratio_low,
+            clip_high=actor.clip_ratio_high,
+            dual_clip=actor.clip_ratio_c,
+            entropy_coeff=actor.entropy_coeff,
+            kl_coeff=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
+            kl_kind=actor.kl_loss_type,
+            policy_loss=actor.policy_loss.loss_mode,
+        ),
+        optimizer=OptimizerSettings(actor.optim.lr, actor.optim.weight_decay, grad_clip=actor.grad_clip),
+        epochs=actor.ppo_epochs,
+        mini_batch=actor.ppo_mini_batch_size,
+        importance_cap=actor.tis_imp_ratio_cap,
+        kl_in_reward=algorithm.use_kl_in_reward,
+        kl_penalty=algorithm.kl_penalty,
+        kl_control=kl.Controller(
+            algorithm.kl_ctrl.type, algorithm.kl_ctrl.kl_coef, algorithm.kl_ctrl.target_kl, algorithm.kl_ctrl.horizon
+        ),
+        critic=CriticSettings(
+            lr=critic.optim.lr,
+            clip=critic.cliprange_value,
+            epochs=critic.ppo_epochs,
+            optimizer=OptimizerSettings(critic.optim.lr, critic.optim.weight_decay, grad_clip=critic.grad_clip),
+        ),
+        critic_mini_batch=critic.ppo_mini_batch_size,
+        critic_warmup=config.trainer.critic_warmup,
+        admission=Admission(algorithm.filter_groups.enable, algorithm.filter_groups.max_num_gen_batches),
+        curriculum=CurriculumSettings(curriculum.field, curriculum.threshold, curriculum.window)
+        if curriculum.enable
+        else None,
+        error_budget=algorithm.error_budget,
+        mismatch_limit=algorithm.mismatch_limit,
+        seed=config.trainer.seed,
+    )
+
+
+def run_settings(config: TrainConfig, steps: int) -> RunSettings:
+    trainer = config.trainer
+    return RunSettings(
+        steps=steps,
+        save_freq=trainer.save_freq,
+        save_total_limit=trainer.save_total_limit,
+        test_freq=trainer.test_freq,
+        val_before_train=trainer.val_before_train,
+        best_metric=trainer.best_metric,
+        patience=trainer.early_stopping_patience,
+        resume_mode=trainer.resume_mode,
+        resume_from_path=trainer.resume_from_path,
+        health=config.health,
+        hacking=config.hacking,
+    )
+
+
+def build_run(
+    config: TrainConfig,
+    on_step: Callable[[int, dict[str, float]], None] | None = None,
+    on_episode: Callable[[Trajectory], None] | None = None,
+    tick: Callable[[], None] | None = None,
+    say: Callable[[str], None] = print,
+) -> Run:
+    """Everything loaded and checked, resumed where there is something to resume."""
+    check_machine(config)
+    folder = run_folder(config)
+    check_continuation(config, folder)
+    world = build_world(config)
+    tasks = training_tasks(world.environment, config)
+    steps = training_steps(config, len(tasks))
+    settings = rl_settings(config, steps)
+    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
+    agent = Agent(
+        format=world.format,
+        max_turns=turns(config),
+        sampling=Sampling(rollout.temperature, max_tokens=reply_tokens(config)),
+    )
+    if config.data.train_files and not config.data.val_files and validates(config):
+        raise UserError("Validation needs data.val_files beside data.train_files (or trainer.val_before_train=false).")
+    cut = Cut(actor.ppo_max_token_len_per_gpu, 384, actor.ppo_micro_batch_size_per_gpu)
+    apprentice = Apprentice(
+        load_model(config),
+        config.agent.template,
+        max_batch=rollout.max_num_seqs,
+        cut=cut,
+        measuring=Cut(actor.ppo_max_token_len_per_gpu, 384, rollout.log_prob_micro_batch_size_per_gpu),
+    )
+    apprentice.decoder.checkpointing = config.actor_rollout_ref.model.enable_gradient_checkpointing
+    own = config.critic.model.path if ESTIMATORS[settings.estimator].critic else None
+    practice = Practice(
+        apprentice, tasks, world.make_environment, agent, settings, Decoder(loader.load(own).model) if own else None
+    )
+    if practice.critic is not None and config.critic.ppo_micro_batch_size_per_gpu is not None:
+        practice.critic.cut = Cut(actor.ppo_max_token_len_per_gpu, 384, config.critic.ppo_micro_batch_size_per_gpu)
+    validate = None
+    if validates(config):
+        panel = Panel(tuple(world.environment.tasks("val", config.data.val_batch_size)), config.trainer.seed)
+        examined = Agent(
+            format=world.format,
+            max_turns=turns(config),
+            sampling=Sampling(rollout.val_temperature, max_tokens=reply_tokens(config)),
+        )
+        validate = functools.partial(_examine, apprentice, panel, world.make_environment, examined)
+    write_atomic(folder / "config.yaml", configuration.show(config).encode())
+    trainer = config.trainer
+    run = Run(
+        folder,
+        practice,
+        run_settings(config, steps),
+        validate,
+        lambda resumed: make_loggers(
+            trainer.logger, folder, trainer.project_name, trainer.experiment_name, asdict(config), resumed
+        ),
+        say,
+        on_step,
+        on_episode,
+        tick,
+    )
+    run.resume()
+    return run
+
+
+def load_model(config: TrainConfig) -> loader.LoadedModel:
+    """The policy, with an adapter where the configuration wants one."""
+    loaded, model = loader.load(model_name(config)), config.actor_rollout_ref.model
+    if model.lora_adapter_path:
+        return lora.load_adapter(loaded, model.lora_adapter_path)
+    if not model.lora_rank:
+        return loaded
+    if model.lora_dropout:
+        raise UserError(
+            "actor_rollout_ref.model.lora_dropout must be 0 here: a policy that drops weights at random is not "
+            "the one that sampled."
+        )
+    settings = lora.LoRASettings(model.lora_rank, model.lora_alpha, targets=model.target_modules or lora.ALL_LINEAR)
+    return lora.add_adapter(loaded, settings, config.trainer.seed)
+
+
+async def _examine(apprentice: Apprentice, panel: Panel, maker: MakeEnvironment, agent: Agent) -> Result:
+    result, _ = await apprentice.examine("val", panel, maker, agent)
+    return result
+
+
+def check_machine(config: TrainConfig) -> None:
+    """What this machine lacks, said before anything is loaded."""
+    name, trainer = config.actor_rollout_ref.rollout.name, config.trainer
+    if name != "local":
+        raise UserError(f"actor_rollout_ref.rollout.name={name} is not available here; use 'local'.")
+    if trainer.n_gpus_per_node == 1 and not torch.cuda.is_available():
+        raise UserError("trainer.n_gpus_per_node=1, but no GPU is to be seen here; set it to 0.")
+
+
+def check_continuation(config: TrainConfig, folder: Path) -> None:
+    """A folder that holds another experiment's run is not to be written into."""
+    stored, trainer = folder / "config.yaml", config.trainer
+    begun = (folder / "metrics.jsonl").exists()
+    if begun and (trainer.resume_mode == "disable" or not stored.is_file()):
+        raise UserError(f"'{folder}' already holds a run; choose another trainer.experiment_name.")
+    if begun and trainer.save_freq <= 0 and not Checkpoints(folder).steps():
+        raise UserError(
+            f"'{folder}' already holds a run, and no checkpoint to go on from; choose another trainer.experiment_name."
+        )
+    if not stored.is_file():
+        return
+    before = _flat(OmegaConf.to_container(OmegaConf.load(stored)))
+    now = _flat(OmegaConf.to_container(OmegaConf.structured(config)))
+    changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+    refused = [key for key in changed if key not in MAY_CHANGE]
+    if refused:
+        key = refused[0]
+        raise UserError(
+            f"'{folder}' holds a run with {key}={before.get(key)}, not {now.get(key)} "
+            f"({len(refused)} such differences); choose another trainer.experiment_name."
+        )
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict):
+        return {prefix[:-1]: tree}
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= _flat(value, f"{prefix}{key}.")
+    return found
+
+
+def derived(config: TrainConfig) -> list[str]:
+    """The numbers that follow from the settings."""
+    actor, tasks, chains = config.actor_rollout_ref.actor, config.data.train_batch_size, config.agent.num_chains
+    mini = actor.ppo_mini_batch_size or tasks
+    estimator = config.algorithm.adv_estimator
+    settings = rl_settings(config, config.trainer.total_training_steps or 1)
+    long = config.trainer.total_training_steps or f"{config.trainer.total_epochs} epochs of"
+    lines = [
+        f"model: {model_name(config)}",
+        f"environment: {environment_name(config)}",
+        f"run folder: {run_folder(config)}",
+        f"episodes per step: {tasks * chains} ({tasks} tasks × {chains} chains)",
+        f"sampled tokens per step, at most: {tasks * chains * turns(config) * reply_tokens(config)}",
+        f"updates per step: {actor.ppo_epochs * tasks // mini} ({actor.ppo_epochs} epochs × {tasks // mini} "
+        f"mini-batches of {mini} tasks = {mini * chains} episodes)",
+        f"one update goes through in pieces of at most {actor.ppo_max_token_len_per_gpu} tokens"
+        + (f" and {actor.ppo_micro_batch_size_per_gpu} sequences" if actor.ppo_micro_batch_size_per_gpu else "")
+        + "; its gradient does not depend on that",
+        f"steps: {long}",
+        f"loss aggregation: {settings.weighing}",
+        "reference model: " + ("a frozen copy of the start" if settings.needs_reference else "none"),
+    ]
+    if ESTIMATORS[estimator].critic:
+        lines.append(f"critic: {config.critic.model.path or 'a two-layer head on the policy'}")
+    elif config.critic.model.path:
+        lines.append(f"critic.model.path is not used: {estimator} has no critic")
+    return lines

@@ -1,0 +1,78 @@
+"""LoRA through PEFT: small trainable matrices beside frozen weights, in the field's own file format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from practicum.errors import UserError
+from practicum.models.loader import LoadedModel
+
+ALL_LINEAR = "all-linear"
+
+
+@dataclass(frozen=True)
+class LoRASettings:
+    """What PEFT's LoraConfig wants to know. `targets`: names of projections, or all-linear."""
+
+    rank: int = 16
+    alpha: float = 32.0
+    dropout: float = 0.0
+    targets: str | Sequence[str] = ALL_LINEAR
+    dora: bool = False
+    rslora: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise UserError(f"A LoRA rank must be at least 1, got {self.rank}.")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"A LoRA dropout must be from 0 to below 1, got {self.dropout}.")
+
+
+def add_adapter(loaded: LoadedModel, settings: LoRASettings, seed: int = 0) -> LoadedModel:
+    """The model with a fresh adapter; its own weights are frozen. The same seed gives the same adapter."""
+    import peft
+    import torch
+
+    targets = settings.targets if isinstance(settings.targets, str) else list(settings.targets)
+    config = peft.LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # PEFT takes fractions too
+        lora_dropout=settings.dropout,
+        target_modules=targets,
+        use_dora=settings.dora,
+        use_rslora=settings.rslora,
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            wrapped = peft.get_peft_model(loaded.model, config)
+        except ValueError as error:
+            raise UserError(f"LoRA targets {settings.targets}: {str(error).splitlines()[0]}") from error
+    wrapped.eval()
+    return replace(loaded, adapter=wrapped)
+
+
+def load_adapter(loaded: LoadedModel, folder: str | Path, trainable: bool = True) -> LoadedModel:
+    """The model with an adapter from a PEFT folder."""
+    import peft
+
+    path = Path(folder)
+    if not (path / "adapter_config.json").is_file() or not (path / "adapter_model.safetensors").is_file():
+        raise UserError(f"'{folder}' is not an adapter (it needs adapter_config.json and adapter_model.safetensors).")
+    try:
+        wrapped = peft.PeftModel.from_pretrained(loaded.model, str(path), is_trainable=trainable)
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise UserError(f"Adapter '{folder}' does not fit this model: {str(error).splitlines()[0]}") from error
+    wrapped.eval()
+    return replace(loaded, adapter=wrapped)
+
+
+def parameter_counts(loaded: LoadedModel) -> tuple[int, int]:
+    """Trainable parameters and all of them, counted one by one."""
+    model: Any = loaded.adapter or loaded.model
+    everything = list(model.parameters())
+    return sum(p.numel() for p in everything if p.requires_grad), sum(p.numel() for p in everything)

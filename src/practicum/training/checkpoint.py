@@ -1,0 +1,243 @@
+"""Checkpoints: everything the next step depends on, written whole, hashed, and checked before use.
+
+`<run>/global_step_N/` holds `actor/` (a Hugging Face folder), the optimizer's moments, the critic,
+`state.json`, and `manifest.json` with the SHA-256 of every file. It is written beside its place and
+moved in; one that was torn or edited no longer fits its manifest, and the one before it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from practicum.errors import UserError
+from practicum.store import write_atomic
+from practicum.training.apprentice import Apprentice
+from practicum.training.critic import Critic
+
+MANIFEST = "manifest.json"
+LATEST = "latest_checkpointed_iteration.txt"
+NAME = re.compile(r"global_step_(\d+)")
+
+
+class Checkpoints:
+    """The checkpoints of one run folder. `limit` keeps so many of the newest, and the best one besides."""
+
+    def __init__(self, folder: Path, limit: int | None = None) -> None:
+        if limit is not None and limit < 1:
+            raise UserError("trainer.save_total_limit must be at least 1, or null to keep all checkpoints.")
+        self.folder = folder
+        self.limit = limit
+
+    def steps(self) -> list[int]:
+        """Steps that have a checkpoint folder, sound or not, oldest first."""
+        found = (NAME.fullmatch(path.name) for path in self.folder.glob("global_step_*"))
+        return sorted(int(match[1]) for match in found if match)
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"global_step_{step}"
+
+    def save(
+        self,
+        step: int,
+        apprentice: Apprentice,
+        critic: Critic | None,
+        state: Mapping[str, Any],
+        best: int | None = None,
+    ) -> Path:
+        """Write the checkpoint of a step; then old ones beyond the limit go, except the `best` step's."""
+        self._sweep()
+        target = self.path(step)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self.folder, prefix=".writing-") as scratch:
+                made = Path(scratch) / target.name
+                made.mkdir()
+                apprentice.write(made / "actor")
+                learner = apprentice.learner
+                save_file(_moments(learner.optimizer, _names(apprentice)), made / "actor_optimizer.safetensors")
+                if critic is not None:
+                    save_file(_critic_weights(critic), made / "critic.safetensors")
+                    moments = _moments(critic.optimizer, _numbered(critic.parameters))
+                    save_file(moments, made / "critic_optimizer.safetensors")
+                (made / "state.json").write_text(json.dumps({"step": step, **state}, sort_keys=True, allow_nan=False))
+                _seal(made)
+                if target.exists():
+                    shutil.rmtree(target)
+                os.replace(made, target)
+                _sync(self.folder)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"Cannot write the checkpoint '{target}' ({error}); free some space.") from error
+        write_atomic(self.folder / LATEST, f"{step}\n".encode())
+        self._prune(step, best)
+        return target
+
+    def newest(self) -> tuple[Path | None, list[str]]:
+        """The newest sound checkpoint, and a sentence for each damaged one that was passed over."""
+        complaints: list[str] = []
+        for step in reversed(self.steps()):
+            path = self.path(step)
+            damage = damage_of(path)
+            if damage is None:
+                return path, complaints
+            complaints.append(f"Checkpoint '{path}' is damaged ({damage}); the one before it is used.")
+        return None, complaints
+
+    def _prune(self, newest: int, best: int | None) -> None:
+        if self.limit is None:
+            return
+        older = [step for step in self.steps() if step != best and step <= newest]
+        for step in older[: -self.limit]:
+            shutil.rmtree(self.path(step), ignore_errors=True)
+
+    def _sweep(self) -> None:
+        """Half-written checkpoints of a process that was killed."""
+        for path in self.folder.glob(".writing-*"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def load(path: Path, apprentice: Apprentice, critic: Critic | None) -> dict[str, Any]:
+    """Put a checkpoint's weights and moments in place; the rest of its state is returned."""
+    damage = damage_of(path)
+    if damage is not None:
+        raise UserError(f"Checkpoint '{path}' cannot be used ({damage}); point at another one.")
+    state: dict[str, Any] = json.loads((path / "state.json").read_text())
+    if apprentice.loaded.adapter is not None:
+        _copy_adapter(apprentice.loaded.adapter, path)
+    else:
+        _copy_into(apprentice.loaded.model, _all_tensors(path / "actor"), path)
+    _restore_moments(
+        apprentice.learner.optimizer, _names(apprentice), load_file(path / "actor_optimizer.safetensors"), path
+    )
+    if critic is not None:
+        if not (path / "critic.safetensors").exists():
+            raise UserError(f"Checkpoint '{path}' has no critic; resume it with the estimator it was made with.")
+        tensors = load_file(path / "critic.safetensors")
+        _copy_into(critic.head, {k[5:]: v for k, v in tensors.items() if k.startswith("head.")}, path)
+        if critic.own is not None:
+            _copy_into(critic.own.model, {k[6:]: v for k, v in tensors.items() if k.startswith("model.")}, path)
+        moments = load_file(path / "critic_optimizer.safetensors")
+        _restore_moments(critic.optimizer, _numbered(critic.parameters), moments, path)
+    return state
+
+
+def damage_of(path: Path) -> str | None:
+    """What is wrong with a checkpoint folder; None when every file is what the manifest says."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        files: dict[str, str] = manifest["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return "its manifest is missing or unreadable"
+    for name, digest in files.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if _digest(file) != digest:
+            return f"{name} is not what was written"
+    return None
+
+
+def _seal(folder: Path) -> None:
+    """Flush every file to the disk and write down its hash; the manifest comes last."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    digests = {}
+    for file in files:
+        _sync(file)
+        digests[str(file.relative_to(folder))] = _digest(file)
+    (folder / MANIFEST).write_text(json.dumps({"files": digests}, indent=1))
+    _sync(folder / MANIFEST)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _names(apprentice: Apprentice) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in apprentice.loaded.model.named_parameters() if p.requires_grad}
+
+
+def _numbered(parameters: list[nn.Parameter]) -> dict[str, nn.Parameter]:
+    return {str(number): parameter for number, parameter in enumerate(parameters)}
+
+
+def _moments(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """An optimizer's state as flat tensors `<parameter>/<moment>`."""
+    return {
+        f"{name}/{key}": value.detach().clone().contiguous()
+        for name, parameter in names.items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _restore_moments(
+    optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor], path: Path
+) -> None:
+    optimizer.state.clear()
+    for full, value in tensors.items():
+        name, _, key = full.rpartition("/")
+        if name not in names:
+            raise UserError(f"Checkpoint '{path}' belongs to another model: it has moments for '{name}'.")
+        parameter = names[name]
+        optimizer.state[parameter][key] = value.to(parameter.device)
+
+
+def _critic_weights(critic: Critic) -> dict[str, Tensor]:
+    tensors = {f"head.{name}": value for name, value in critic.head.state_dict().items()}
+    if critic.own is not None:  # tied tensors are written twice rather than shared: safetensors wants them apart
+        tensors |= {f"model.{name}": value for name, value in critic.own.model.state_dict().items()}
+    return {name: value.detach().clone().contiguous() for name, value in tensors.items()}
+
+
+def _all_tensors(folder: Path) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors |= load_file(file)
+    return tensors
+
+
+def _copy_adapter(adapter: Any, path: Path) -> None:
+    import peft
+
+    file = path / "actor" / "adapter_model.safetensors"
+    if not file.exists():
+        raise UserError(f"Checkpoint '{path}' holds a whole model, not an adapter; resume it without LoRA.")
+    loaded: Any = peft.set_peft_model_state_dict(adapter, load_file(file))
+    if loaded.unexpected_keys:
+        raise UserError(f"Checkpoint '{path}' holds an adapter of another shape ({loaded.unexpected_keys[0]}).")
+
+
+@torch.no_grad()
+def _copy_into(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """In place: the engine and the optimizer hold on to these very tensors."""
+    wanted = module.state_dict()
+    unknown = set(tensors) - set(wanted)
+    pointers = {wanted[name].data_ptr() for name in tensors if name in wanted}
+    missing = [name for name, value in wanted.items() if name not in tensors and value.data_ptr() not in pointers]
+    if unknown or missing:
+        raise UserError(f"Checkpoint '{path}' belongs to another model ({len(unknown) + len(missing)} tensors differ).")
+    for name, value in tensors.items():
+        if wanted[name].shape != value.shape:
+            raise UserError(f"Checkpoint '{path}' belongs to another model ('{name}' has another shape).")
+        wanted[name].copy_(value)

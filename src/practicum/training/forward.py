@@ -1,0 +1,97 @@
+"""Passes over a packed batch: hidden states where predictions are made, and what is read off them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from practicum.algorithms import kl
+from practicum.models.decoder import Decoder, token_logprobs
+from practicum.training.batch import Cut, Micro, Sample, micro_batches
+
+LOGIT_ROWS = 4_000_000
+"""Logits held at once (predictions × vocabulary): larger batches go through the head in pieces."""
+
+
+def hidden_at(decoder: Decoder, micro: Micro) -> Tensor:
+    """Hidden states [P, E] at the tokens where predictions are made."""
+    rows, width = micro.ids.shape
+    shape = decoder.shape
+    grouped = shape.heads != shape.kv_heads
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mixed = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=micro.visible, enable_gqa=grouped
+        )
+        return mixed.transpose(1, 2).reshape(rows, width, shape.heads * shape.head_size)
+
+    states = decoder.hidden(micro.ids, micro.positions, attend)
+    return states.reshape(rows * width, -1)[micro.at]
+
+
+def pieces(count: int, vocabulary: int) -> Iterator[slice]:
+    """`count` predictions in pieces whose logits fit."""
+    step = max(1, LOGIT_ROWS // vocabulary)
+    return (slice(start, start + step) for start in range(0, count, step))
+
+
+def head_logprobs(decoder: Decoder, hidden: Tensor, micro: Micro) -> Tensor:
+    """Log-probs of a piece's targets [P]."""
+    return torch.cat(
+        [
+            token_logprobs(decoder.logits(hidden[part]), micro.targets[part], micro.temperatures[part, None])
+            for part in pieces(len(hidden), decoder.shape.vocabulary)
+        ]
+    )
+
+
+def gather(micro: Micro, values: Sequence[Tensor]) -> Tensor:
+    """Numbers given one a prediction of each sample, in the order of a micro-batch's predictions [P]."""
+    owners = micro.sample_index.cpu()
+    result = torch.empty(len(owners))
+    for index in torch.unique(owners).tolist():
+        result[owners == index] = values[index]
+    return result.to(micro.sample_index.device)
+
+
+@torch.no_grad()
+def measure(samples: Sequence[Sample], cut: Cut, device: torch.device, of: Callable[[Micro], Tensor]) -> list[Tensor]:
+    """What `of` gives for every prediction, sample by sample, in the order of its tokens."""
+    result: list[Tensor] = [torch.empty(0)] * len(samples)
+    for on_cpu in micro_batches(samples, cut):
+        values, owners = of(on_cpu.to(device)).cpu(), on_cpu.sample_index
+        for index in torch.unique(owners).tolist():
+            result[index] = values[owners == index]
+    return result
+
+
+def logprobs(decoder: Decoder, samples: Sequence[Sample], cut: Cut) -> list[Tensor]:
+    """Log-probs of every sample's predictions."""
+    return measure(samples, cut, decoder.device, lambda m: head_logprobs(decoder, hidden_at(decoder, m), m))
+
+
+def divergences(decoder: Decoder, reference: Decoder, samples: Sequence[Sample], kind: str, cut: Cut) -> list[Tensor]:
+    """A KL estimate of every sample's predictions, policy against reference."""
+
+    def of(micro: Micro) -> Tensor:
+        mine, theirs = hidden_at(decoder, micro), hidden_at(reference, micro)
+        return torch.cat(
+            [
+                divergence(decoder.logits(mine[part]), reference.logits(theirs[part]), micro, part, kind)
+                for part in pieces(len(mine), decoder.shape.vocabulary)
+            ]
+        )
+
+    return measure(samples, cut, decoder.device, of)
+
+
+def divergence(logits: Tensor, reference: Tensor, micro: Micro, part: slice, kind: str) -> Tensor:
+    """The KL estimate of a piece of predictions [P] from both models' logits [P, V]."""
+    heat = micro.temperatures[part, None]
+    mine = token_logprobs(logits, micro.targets[part], heat)
+    theirs = token_logprobs(reference, micro.targets[part], heat)
+    whole = kl.full(logits / heat, reference / heat) if kind.startswith("full") else None
+    return kl.penalty(mine, theirs, kind, whole)

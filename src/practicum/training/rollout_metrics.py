@@ -1,0 +1,35 @@
+"""What happened in a batch of episodes, as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from practicum.metrics import spread
+from practicum.training.health import repetition
+from practicum.trajectory import Origin, Outcome, StopReason, Trajectory
+
+
+def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    """Rewards, successes, lengths, tool calls and failures."""
+    scored = [e for e in episodes if e.scored]
+    metrics = {"rollout/episodes": float(len(episodes)), **spread("reward", [e.reward for e in scored])}
+    if scored:
+        turns = sum(len(e.turns) for e in scored)
+        sampled = [[i for t in e.turns for s in t.spans if s.origin is Origin.SAMPLED for i in s.ids] for e in scored]
+        cut = sum(t.stop_reason in (StopReason.LENGTH, StopReason.CONTEXT) for e in scored for t in e.turns)
+        metrics |= {
+            "success/mean": sum(e.outcome is Outcome.SUCCESS for e in scored) / len(scored),
+            "rollout/turns/mean": turns / len(scored),
+            "rollout/invalid_replies": sum(e.invalid_replies for e in scored) / turns,
+            "rollout/tool_calls/mean": sum(len(t.action.calls) for e in scored for t in e.turns) / len(scored),
+            "rollout/truncated": sum(e.outcome is Outcome.TRUNCATED for e in scored) / len(scored),
+            "rollout/length_clipped": cut / turns,
+            "rollout/repetition": sum(map(repetition, sampled)) / len(scored),
+            **spread("response_length", [float(len(ids)) for ids in sampled]),
+        }
+        for name in sorted({part for e in scored for part in e.parts}):
+            metrics |= spread(f"reward_part/{name}", [e.parts.get(name, 0.0) for e in scored])
+    for outcome in Outcome:
+        if not outcome.scored:
+            metrics[f"outcome/{outcome.value}"] = float(sum(e.outcome is outcome for e in episodes))
+    return metrics

@@ -1,0 +1,304 @@
+"""The life of a training run: validate, step, watch, save; stop cleanly; go on as if nothing had happened.
+
+`metrics.jsonl` and the checkpoints hold nothing that depends on the clock, so a run that was killed
+and resumed leaves the same bytes as one that was not. Times and memory are in `timing.jsonl`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from practicum import store
+from practicum.errors import UserError
+from practicum.evaluation.panel import Result
+from practicum.loggers import Logger
+from practicum.metrics import MetricsFile, spread
+from practicum.training import checkpoint
+from practicum.training.checkpoint import Checkpoints
+from practicum.training.hacking import HackingPanel, HackingSettings
+from practicum.training.health import Finding, HealthMonitor, HealthSettings
+from practicum.training.rl import Practice
+from practicum.trajectory import Trajectory
+
+RESUME_MODES = ("auto", "disable", "resume_path")
+CLOCKED = ("timing/", "memory/")
+"""Metrics that two equal runs do not share."""
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """When to validate, save and stop. Frequencies of -1 mean never; `patience` 0 means no early stop."""
+
+    steps: int
+    save_freq: int = -1
+    save_total_limit: int | None = None
+    test_freq: int = -1
+    val_before_train: bool = True
+    best_metric: str = "val/success/mean"
+    patience: int = 0
+    resume_mode: str = "auto"
+    resume_from_path: str | None = None
+    health: HealthSettings = field(default_factory=HealthSettings)
+    hacking: HackingSettings = field(default_factory=HackingSettings)
+
+
+@dataclass
+class Standing:
+    """Where a run stands; with the practice's own state, all that a checkpoint needs besides tensors."""
+
+    step: int = 0
+    best_value: float | None = None
+    best_step: int | None = None
+    stale_validations: int = 0
+    finished: str | None = None
+
+
+class Run:
+    """One run in one folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        practice: Practice,
+        settings: RunSettings,
+        validate: Callable[[], Awaitable[Result]] | None = None,
+        loggers: Callable[[bool], Sequence[Logger]] = lambda resumed: (),
+        say: Callable[[str], None] = print,
+        on_step: Callable[[int, dict[str, float]], None] | None = None,
+        on_episode: Callable[[Trajectory], None] | None = None,
+        tick: Callable[[], None] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.practice = practice
+        self.settings = settings
+        self.validate = validate
+        self.say = say
+        self.on_step, self.on_episode, self.tick = on_step, on_episode, tick
+        self.checkpoints = Checkpoints(folder, settings.save_total_limit)
+        self.health = HealthMonitor(settings.health)
+        self.hacking = HackingPanel(settings.hacking)
+        self.standing = Standing()
+        self.resumed = False
+        self._make_loggers = loggers
+        self._asked_to_stop = False
+        self._hacked: Finding | None = None
+
+    @property
+    def apprentice(self) -> Any:
+        return self.practice.apprentice
+
+    # -- resume -----------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Find where to go on, by `resume_mode`, and put that state in place."""
+        mode, path = self.settings.resume_mode, self.settings.resume_from_path
+        if mode not in RESUME_MODES:
+            raise UserError(f"trainer.resume_mode={mode}: choose one of {', '.join(RESUME_MODES)}.")
+        if mode == "disable":
+            if self.checkpoints.steps():
+                raise UserError(
+                    f"'{self.folder}' holds checkpoints and trainer.resume_mode is 'disable'; "
+                    "choose another trainer.experiment_name, or resume_mode=auto."
+                )
+            return
+        if mode == "resume_path":
+            if not path or not checkpoint.NAME.fullmatch(Path(path).name) or not Path(path).is_dir():
+                raise UserError("trainer.resume_mode=resume_path needs trainer.resume_from_path=…/global_step_N.")
+            self._restore(Path(path))
+            return
+        found, complaints = self.checkpoints.newest()
+        for complaint in complaints:
+            self.say(complaint)
+        if found is not None:
+            self._restore(found)
+
+    def _restore(self, path: Path) -> None:
+        state = checkpoint.load(path, self.apprentice, self.practice.critic)
+        self.practice.restore(state["practice"])
+        self.health.restore(state["health"])
+        self.hacking.restore(state["hacking"])
+        self.standing = Standing(**state["standing"])
+        self.resumed = True
+        self.say(f"Resumed at step {self.standing.step} from '{path}'.")
+
+    def _save(self) -> None:
+        self.checkpoints.save(
+            self.standing.step,
+            self.apprentice,
+            self.practice.critic,
+            {
+                "practice": self.practice.state(),
+                "health": self.health.state(),
+                "hacking": self.hacking.state(),
+                "standing": vars(self.standing),
+            },
+            best=self.standing.best_step,
+        )
+
+    # -- the loop ---------------------------------------------------------------------------
+
+    async def go(self) -> Standing:
+        """From wherever the run stands to its end."""
+        standing, settings = self.standing, self.settings
+        if standing.step >= settings.steps or standing.finished is not None:
+            self.say(
+                f"Nothing to do: this run has {standing.step} steps ({standing.finished or 'all it was asked for'})."
+            )
+            return standing
+        loggers = list(self._make_loggers(self.resumed))
+        metrics = MetricsFile(self.folder / "metrics.jsonl", keep_to=standing.step if self.resumed else None)
+        timing = MetricsFile(self.folder / "timing.jsonl", keep_to=standing.step if self.resumed else None)
+
+        def write(step: int, values: dict[str, float]) -> None:
+            metrics.write(step, {k: v for k, v in values.items() if not k.startswith(CLOCKED)})
+            timing.write(step, {k: v for k, v in values.items() if k.startswith(CLOCKED)})
+            for logger in loggers:
+                logger.write(step, values)
+
+        try:
+            with self._signals():
+                if standing.step == 0 and self.validate is not None and settings.val_before_train:
+                    write(0, await self._validated(0))
+                while standing.step < settings.steps and standing.finished is None and not self._asked_to_stop:
+                    await self._one_step(standing.step, write)
+                if self._asked_to_stop and standing.finished is None:
+                    self._save()
+                    raise KeyboardInterrupt
+        finally:
+            metrics.close()
+            timing.close()
+            for logger in loggers:
+                logger.close()
+        return standing
+
+    async def _one_step(self, step: int, write: Callable[[int, dict[str, float]], None]) -> None:
+        settings, standing, done = self.settings, self.standing, step + 1
+        self.apprentice.set_version(self.apprentice.version)  # every step begins with empty caches, resumed or not
+        try:
+            values, episodes = await self.practice.step(step, self.on_episode, self.tick)
+        except FloatingPointError as error:
+            raise UserError(f"Step {done}: {error}. {self._last_good()}") from error
+        values["memory/rss_mb"] = resident_megabytes()
+        found = self._watch(done, values, episodes)
+        last = done == settings.steps
+        if self.validate is not None and settings.test_freq > 0 and (done % settings.test_freq == 0 or last):
+            values |= await self._validated(done)
+        write(done, values)
+        if self.on_step is not None:
+            self.on_step(done, values)
+        standing.step = done
+        self._act(done, found)
+        if settings.patience and standing.stale_validations >= settings.patience:
+            standing.finished = f"stopped early: {standing.stale_validations} validations without a new best"
+            self.say(f"Step {done}: {standing.finished}; the best was step {standing.best_step}.")
+        due = settings.save_freq > 0 and (done % settings.save_freq == 0 or last or standing.finished is not None)
+        if due or (settings.save_freq > 0 and standing.best_step == done):
+            self._save()
+
+    async def _validated(self, step: int) -> dict[str, float]:
+        assert self.validate is not None
+        result = await self.validate()
+        interval = result.interval()
+        values = {
+            "val/success/mean": result.success_rate,
+            "val/success/low": interval.low,
+            "val/success/high": interval.high,
+            "val/n": float(result.count),
+            "val/errors": float(len(result.errors)),
+            **spread("val/reward", list(result.rewards.values())),
+        }
+        if self.settings.best_metric not in values:
+            raise UserError(f"trainer.best_metric={self.settings.best_metric}: validation gives {', '.join(values)}.")
+        value, standing = values[self.settings.best_metric], self.standing
+        if standing.best_value is None or value > standing.best_value:
+            standing.best_value, standing.best_step, standing.stale_validations = value, step, 0
+        else:
+            standing.stale_validations += 1
+        return values
+
+    # -- watching ---------------------------------------------------------------------------
+
+    def _watch(self, step: int, values: dict[str, float], episodes: Sequence[Trajectory]) -> list[Finding]:
+        found = self.health.observe(step, values)
+        if self.settings.hacking.enable:
+            shares, finding = self.hacking.observe(step, episodes)
+            values |= shares
+            self._keep_top(step)
+            self._hacked = finding
+            if finding is not None:
+                found.append(finding)
+        values["health/findings"] = float(len(found))
+        return found
+
+    def _keep_top(self, step: int) -> None:
+        """The best-paid episodes on disk, and no others."""
+        folder = self.folder / "top_episodes"
+        for episode in self.hacking.fresh_top:
+            store.write_episode(folder / f"step_{step}", episode)
+        wanted = {store.episode_path(folder / f"step_{p.step}", p.task, p.attempt) for p in self.hacking.places}
+        for path in folder.glob("step_*/*.jsonl"):
+            if path not in wanted:
+                path.unlink()
+                with contextlib.suppress(OSError):  # others are still in there
+                    path.parent.rmdir()
+
+    def _act(self, step: int, found: list[Finding]) -> None:
+        for finding in found:
+            self.say(finding.sentence(step))
+        adjustment = self.health.adjustment(found)
+        if adjustment is not None:
+            self.practice.lr_scale *= adjustment.lr_scale
+            self.practice.clip_scale *= adjustment.clip_scale
+            self.say(
+                f"Step {step}: health.action=adjust: learning rate × {adjustment.lr_scale:.3g}, "
+                f"clip × {adjustment.clip_scale:.3g} from here on."
+            )
+        fatal = self.health.should_stop(found)
+        if self.settings.hacking.action == "stop" and self._hacked is not None:
+            fatal = self._hacked
+        if fatal is not None:
+            raise UserError(f"{fatal.sentence(step)} The run stops here. {self._last_good()}")
+
+    def _last_good(self) -> str:
+        found, _ = self.checkpoints.newest()
+        return f"The last good checkpoint is '{found}'." if found is not None else "There is no checkpoint yet."
+
+    # -- stopping ---------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self) -> Any:
+        """Ctrl-C once: finish the step, save, stop. Twice: stop now."""
+        loop = asyncio.get_running_loop()
+
+        def ask() -> None:
+            if self._asked_to_stop:
+                signal.raise_signal(signal.SIGKILL)
+            self._asked_to_stop = True
+            self.say("Stopping after this step, with a checkpoint; once more to stop at once.")
+
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, ask)
+        except (RuntimeError, NotImplementedError, ValueError):  # not the main thread: somebody else listens
+            yield
+            return
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+
+def resident_megabytes() -> float:
+    """Memory of this process, from the kernel; 0 where it does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return pages * 4096 / 1e6

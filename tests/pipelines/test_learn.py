@@ -1,0 +1,49 @@
+"""Two more estimators learn from an SFT start, short; `make learn` does all of them, longer."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from practicum import experiment
+from practicum.agent import Agent
+from practicum.config import resolve
+from practicum.engines.base import Sampling
+from practicum.environments.math import MathEnvironment
+from practicum.evaluation.panel import Panel, Result, compare
+
+STEPS = 25
+RECIPES = Path(__file__).parent.parent.parent / "recipes"
+
+
+@pytest.mark.parametrize("estimator", ["gae", "rloo"])
+def test_practice_beats_its_start(estimator: str, finished: Path, tmp_path: Path) -> None:
+    panel = Panel(tuple(MathEnvironment(levels=(1,)).tasks("test", 300, 7)), 7)
+    agent = Agent(format="hf", max_turns=3, sampling=Sampling(0.0, max_tokens=32))
+    config = resolve(
+        [
+            "recipe=math-tiny", f"actor_rollout_ref.model.path={finished / 'sft' / 'model'}",
+            f"trainer.default_local_dir={tmp_path}", f"trainer.total_training_steps={STEPS}", "trainer.logger=[]",
+            "trainer.val_before_train=false", "trainer.test_freq=-1", "data.train_batch_size=12",
+            "agent.environment_args.levels=[1]", "agent.max_turns=3", f"algorithm.adv_estimator={estimator}",
+            "critic.optim.lr=1e-3",
+        ],
+        RECIPES,
+    )  # fmt: skip
+    run = experiment.build_run(config, say=lambda text: None)
+
+    async def whole() -> tuple[Result, Result]:
+        make = lambda: MathEnvironment(levels=(1,))  # noqa: E731
+        try:
+            before, _ = await run.apprentice.examine("sft", panel, make, agent)
+            await run.go()
+            after, _ = await run.apprentice.examine(estimator, panel, make, agent)
+        finally:
+            await run.apprentice.close()
+        return before, after
+
+    gain = compare(*asyncio.run(whole()))
+    assert gain.verdict == "better"
+    assert gain.difference > 0.05

@@ -1,0 +1,60 @@
+"""Which tasks come next."""
+
+from __future__ import annotations
+
+import pytest
+
+from practicum.errors import UserError
+from practicum.task import Task
+from practicum.training.curriculum import CurriculumSettings, TaskStream
+from practicum.trajectory import Outcome, Seeds, Trajectory
+
+TASKS = [Task(f"{level}-{n}", "x", "train", {"level": level}) for n in range(4) for level in (3, 1, 2)]
+
+
+def played(task: Task, success: bool) -> Trajectory:
+    outcome = Outcome.SUCCESS if success else Outcome.FAILURE
+    return Trajectory(task, 0, task.id, outcome, (), float(success), {}, Seeds(0, 0))
+
+
+def test_without_a_curriculum_tasks_go_round() -> None:
+    stream = TaskStream(TASKS[:5], draw=3)
+    assert [t.id for t in stream.take(3) + stream.take(3)] == [t.id for t in [*TASKS[:5], TASKS[0]]]
+
+
+def test_easy_tasks_come_first_and_success_opens_the_next_level() -> None:
+    stream = TaskStream(TASKS, CurriculumSettings(threshold=0.75, window=4), draw=2)
+    assert {t.fields["level"] for t in stream.take(2)} == {1}
+    stream.hear([played(TASKS[1], success) for success in (True, True, False, False)])
+    assert stream.open == 1
+    stream.hear([played(TASKS[1], True), played(TASKS[1], True)])  # the last four: no, no, yes, yes
+    assert stream.open == 1
+    stream.hear([played(TASKS[1], True)])  # no, yes, yes, yes
+    assert stream.open == 2
+    assert {t.fields["level"] for t in stream.take(4)} == {1, 2}
+    assert stream.metrics() == {"curriculum/open_levels": 2.0}
+
+
+def test_a_draw_never_holds_a_task_twice() -> None:
+    stream = TaskStream(TASKS, CurriculumSettings(), draw=3)
+    for _ in range(5):
+        taken = [t.id for t in stream.take(4)]
+        assert len(set(taken)) == len(taken) == 4
+    assert len(stream.take(9)) == 4  # the open level has no more
+
+
+def test_state_goes_on_where_it_was() -> None:
+    one = TaskStream(TASKS, CurriculumSettings(threshold=0.5, window=2), draw=2)
+    one.take(3)
+    one.hear([played(TASKS[1], True), played(TASKS[1], True)])
+    two = TaskStream(TASKS, CurriculumSettings(threshold=0.5, window=2), draw=2)
+    two.restore(one.state())
+    assert [t.id for t in one.take(5)] == [t.id for t in two.take(5)]
+    assert one.state() == two.state()
+
+
+def test_what_cannot_work_is_said() -> None:
+    with pytest.raises(UserError, match="4 training tasks of the easiest level are fewer than the 5"):
+        TaskStream(TASKS, CurriculumSettings(), draw=5)
+    with pytest.raises(UserError, match="has no such field"):
+        TaskStream(TASKS, CurriculumSettings(field="depth"))

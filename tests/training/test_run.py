@@ -1,0 +1,278 @@
+"""The life of a run: what is saved, what is kept, what stops it and with which sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from practicum.agent import Agent
+from practicum.engines.base import Sampling
+from practicum.environment import Action, Observation, Step
+from practicum.environments.math import MathEnvironment
+from practicum.errors import UserError
+from practicum.evaluation.panel import Result
+from practicum.models import loader
+from practicum.rewards.base import reward
+from practicum.task import Task
+from practicum.training.apprentice import Apprentice
+from practicum.training.checkpoint import Checkpoints
+from practicum.training.estimators import Credit, Estimator
+from practicum.training.hacking import HackingSettings
+from practicum.training.health import HealthSettings
+from practicum.training.rl import Admission, Practice, RLSettings
+from practicum.training.run import Run, RunSettings
+
+AGENT = Agent(max_turns=1, sampling=Sampling(max_tokens=10, stop=("e",)))
+RL = RLSettings(steps=6, tasks_per_step=3, chains=4, lr=1e-3, warmup=0)
+
+
+class ByLength(MathEnvironment):
+    """Pays for short answers."""
+
+    async def step(self, action: Action) -> Step:
+        return Step(reward=1.0 / (1 + len(action.content)), terminated=True, success=False)
+
+
+def make_run(
+    folder: Path,
+    settings: RunSettings,
+    rl: RLSettings = RL,
+    environment: type[MathEnvironment] = ByLength,
+    **more: Any,
+) -> Run:
+    tasks = environment().tasks("train", rl.tasks_per_step * rl.steps)
+    practice = Practice(Apprentice(loader.load_tiny(0)), tasks, environment, AGENT, rl)
+    return Run(folder, practice, settings, say=more.pop("say", lambda text: None), **more)
+
+
+def go(run: Run) -> None:
+    async def whole() -> None:
+        try:
+            await run.go()
+        finally:
+            await run.apprentice.close()
+
+    asyncio.run(whole())
+
+
+def validations(*rates: float) -> Any:
+    """A validation that has these success rates, one after the other."""
+    rest = iter(rates)
+
+    async def validate() -> Result:
+        share = next(rest)
+        solved = {str(i): i < share * 10 for i in range(10)}
+        return Result("val", "panel", {k: float(v) for k, v in solved.items()}, solved, {}, 1.0, 0.0)
+
+    return validate
+
+
+def test_the_best_checkpoint_outlives_the_limit(tmp_path: Path) -> None:
+    settings = RunSettings(6, save_freq=1, save_total_limit=2, test_freq=1)
+    run = make_run(tmp_path, settings, validate=validations(0.0, 0.3, 0.9, 0.5, 0.4, 0.3, 0.2))
+    go(run)
+    assert run.standing.best_step == 2
+    assert Checkpoints(tmp_path).steps() == [2, 5, 6]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4, 5, 6]
+    assert lines[2]["val/success/mean"] == 0.9
+    assert not any(key.startswith("timing/") for line in lines for key in line)
+    assert "timing/rollout" in (tmp_path / "timing.jsonl").read_text()
+
+
+def test_a_new_best_is_saved_at_once(tmp_path: Path) -> None:
+    settings = RunSettings(4, save_freq=4, test_freq=1)
+    go(make_run(tmp_path, settings, replace(RL, steps=4), validate=validations(0.0, 0.1, 0.8, 0.2, 0.3)))
+    assert Checkpoints(tmp_path).steps() == [1, 2, 4]
+
+
+def test_early_stopping(tmp_path: Path) -> None:
+    said: list[str] = []
+    settings = RunSettings(6, save_freq=10, test_freq=1, patience=2)
+    run = make_run(tmp_path, settings, validate=validations(0.0, 0.5, 0.4, 0.5, 0.6, 0.7, 0.8), say=said.append)
+    go(run)
+    assert run.standing.step == 3
+    assert any("2 validations without a new best" in text for text in said)
+    again = make_run(tmp_path, settings, validate=validations(), say=said.append)
+    again.resume()
+    go(again)
+    assert said[-1].startswith("Nothing to do")
+
+
+def test_resuming_is_refused_where_it_would_lose_something(tmp_path: Path) -> None:
+    go(make_run(tmp_path, RunSettings(2, save_freq=1), replace(RL, steps=2)))
+    for settings, says in (
+        (RunSettings(2, resume_mode="disable"), "holds checkpoints"),
+        (RunSettings(2, resume_mode="sometimes"), "choose one of auto"),
+        (RunSettings(2, resume_mode="resume_path"), "needs trainer.resume_from_path"),
+        (RunSettings(2, resume_mode="resume_path", resume_from_path=str(tmp_path / "global_step_9")), "needs trainer"),
+    ):
+        with pytest.raises(UserError, match=says):
+            make_run(tmp_path, settings).resume()
+    path = tmp_path / "global_step_1"
+    run = make_run(tmp_path / "other", RunSettings(3, resume_mode="resume_path", resume_from_path=str(path)))
+    run.resume()
+    assert run.standing.step == 1
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    go(make_run(tmp_path, RunSettings(2, save_freq=2), replace(RL, steps=2)))
+    run = make_run(tmp_path, RunSettings(2, save_freq=2), replace(RL, estimator="gae"))
+    with pytest.raises(UserError, match="has no critic"):
+        run.resume()
+
+
+# -- what must stop a run ---------------------------------------------------------------------
+
+
+def test_a_planted_nan(tmp_path: Path) -> None:
+    """An estimator that begins to give NaN at the third step."""
+    run = make_run(tmp_path, RunSettings(6, save_freq=1))
+    calls = 0
+
+    def broken(groups: Any, settings: Any) -> Credit:
+        nonlocal calls
+        calls += 1
+        value = np.nan if calls == 3 else 1.0
+        return Credit([[np.full(len(rated.rewards), value) for rated in group] for group in groups])
+
+    run.practice.estimator = Estimator(broken)
+    with pytest.raises(UserError, match=r"Step 3: the loss is nan .*nothing was updated.*last good .*global_step_2"):
+        go(run)
+    assert all(torch.isfinite(value).all() for value in run.apprentice.loaded.model.state_dict().values())
+
+
+def test_a_dead_environment(tmp_path: Path) -> None:
+    class Dying(ByLength):
+        steps = 0
+
+        async def reset(self, task: Task, seed: int) -> Observation:
+            Dying.steps += 1
+            if Dying.steps > 2 * 12:
+                raise ConnectionError("the simulator is gone")
+            return await super().reset(task, seed)
+
+    with pytest.raises(UserError, match="Step 2: 12 of 12 episodes could not be scored .*the simulator is gone"):
+        go(make_run(tmp_path, RunSettings(6), environment=Dying))
+
+
+def test_a_frozen_weight_update(tmp_path: Path) -> None:
+    run = make_run(tmp_path, RunSettings(6))
+    run.apprentice.learner.optimizer.step = lambda closure=None: None
+    with pytest.raises(UserError, match="3 updates in a row changed no weight"):
+        go(run)
+
+
+def test_an_update_that_does_not_reach_the_engine(tmp_path: Path) -> None:
+    """The engine keeps decoding the weights of the start, while the learner moves on."""
+    run = make_run(tmp_path, RunSettings(6))
+    stale = loader.load_tiny(0).model
+    run.apprentice.engine.decoder = type(run.apprentice.decoder)(stale)
+    with pytest.raises(UserError, match="the engine is not running the policy being trained"):
+        go(run)
+
+
+# -- health -----------------------------------------------------------------------------------
+
+
+def test_health_can_stop_a_run_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    run = make_run(tmp_path, RunSettings(6, save_freq=1, health=HealthSettings(action="stop")))
+    original = run.practice.step
+
+    async def step(number: int, *rest: Any) -> Any:
+        values, episodes = await original(number, *rest)
+        return (values | {"actor/kl": 0.9} if number == 3 else values), episodes
+
+    run.practice.step = step  # type: ignore[method-assign]
+    with pytest.raises(UserError, match=r"kl_high 0.9, limit 0.5.*The run stops here.*global_step_3"):
+        go(run)
+    assert Checkpoints(tmp_path).steps() == [1, 2, 3]
+
+
+def test_health_can_adjust(tmp_path: Path) -> None:
+    said: list[str] = []
+    run = make_run(
+        tmp_path, RunSettings(3, health=HealthSettings(action="adjust")), replace(RL, steps=3), say=said.append
+    )
+    original = run.practice.step
+
+    async def step(number: int, *rest: Any) -> Any:
+        values, episodes = await original(number, *rest)
+        return values | {"actor/kl": 0.9}, episodes
+
+    run.practice.step = step  # type: ignore[method-assign]
+    go(run)
+    assert run.practice.clip_scale == 0.5  # 0.2 → 0.1, once
+    assert any("clip × 0.5" in text for text in said)
+
+
+@reward()
+def short_answers(answer_given: str | None) -> float:
+    """The planted exploit: it never looks at the answer."""
+    return 1.0 / (1 + len(answer_given or ""))
+
+
+def test_a_planted_exploit_is_flagged_before_thirty_steps(tmp_path: Path) -> None:
+    """Trained on a reward that pays for shortness; the verifier that is never trained on stays where it was."""
+    here = Path(__file__)
+    rl = replace(RL, steps=29, tasks_per_step=6, chains=6, lr=2e-3)
+    maker = lambda: MathEnvironment(reward=f"{here}:short_answers", verifier="math_reward")  # noqa: E731
+    practice = Practice(Apprentice(loader.load_tiny(0)), maker().tasks("train", 6 * 29), maker, AGENT, rl)
+    said: list[str] = []
+    run = Run(tmp_path, practice, RunSettings(29, hacking=HackingSettings(action="stop")), say=said.append)
+    with pytest.raises(UserError, match="verifier .*The run stops here"):
+        go(run)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) < 29
+    assert lines[-1]["reward/mean"] > lines[0]["reward/mean"]
+    assert lines[-1]["hacking/gap"] > 0.2
+    kept = list((tmp_path / "top_episodes").rglob("*.jsonl"))
+    assert len(kept) == HackingSettings().keep_top
+
+
+# -- what is practised ------------------------------------------------------------------------
+
+
+class Half(ByLength):
+    """Every other task pays all chains alike."""
+
+    async def step(self, action: Action) -> Step:
+        assert self._task is not None
+        alike = int(self._task.id.rsplit("-", 1)[1]) % 2
+        return Step(reward=1.0 if alike else 1.0 / (1 + len(action.content)), terminated=True)
+
+    async def truncate(self) -> Step:
+        return Step(truncated=True, reward=1.0 if self._task and int(self._task.id.rsplit("-", 1)[1]) % 2 else 0.0)
+
+
+def first_step(settings: RLSettings) -> Iterator[dict[str, float]]:
+    practice = Practice(Apprentice(loader.load_tiny(0)), Half().tasks("train", 24), Half, AGENT, settings)
+
+    async def once() -> dict[str, float]:
+        try:
+            return (await practice.step(0))[0]
+        finally:
+            await practice.apprentice.close()
+
+    return asyncio.run(once())
+
+
+def test_dynamic_sampling_draws_again_until_enough_groups_have_signal() -> None:
+    settings = replace(RL, tasks_per_step=4, chains=6)
+    plain = first_step(settings)
+    assert plain["rollout/episodes"] == 24
+    assert plain["rollout/dead_groups"] == pytest.approx(0.5)
+    skipping = first_step(replace(settings, admission=Admission(True, 1)))
+    assert skipping["rollout/episodes"] == 24
+    drawing = first_step(replace(settings, admission=Admission(True, 3)))
+    assert drawing["rollout/episodes"] == 48
+    assert drawing["rollout/rounds"] == 2
+    assert drawing["actor/tokens"] > 1.5 * skipping["actor/tokens"]
