@@ -25,6 +25,8 @@ class Agent:
     format: str = "hf"
     max_turns: int = 4
     sampling: Sampling = field(default_factory=Sampling)
+    thoughts: str = "keep"
+    """What becomes of <think>…</think> once a reply is history: keep or strip."""
     deadlines: Deadlines = field(default_factory=Deadlines)
 
     def make_format(self) -> Format:

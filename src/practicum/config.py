@@ -32,6 +32,7 @@ class AgentConfig:
     reward_name: str | None = None
     verifier_name: str | None = None  # a second reward: scored, never trained on
     backend: str = "async_verl"
+    thoughts: str = "keep"  # or strip: <think>…</think> of earlier turns is not shown again
     max_turns: int = 4
     num_chains: int = 8
     max_tokens_per_turn: int | None = None  # default: rollout.response_length

@@ -221,6 +221,7 @@ def build_run(
     agent = Agent(
         format=world.format,
         max_turns=turns(config),
+        thoughts=config.agent.thoughts,
         sampling=Sampling(rollout.temperature, max_tokens=reply_tokens(config)),
     )
     if config.data.train_files and not config.data.val_files and validates(config):
@@ -246,6 +247,7 @@ def build_run(
         examined = Agent(
             format=world.format,
             max_turns=turns(config),
+            thoughts=config.agent.thoughts,
             sampling=Sampling(rollout.val_temperature, max_tokens=reply_tokens(config)),
         )
         validate = functools.partial(_examine, apprentice, panel, world.make_environment, examined)

@@ -15,42 +15,12 @@ from transformers import PreTrainedTokenizerBase
 
 from practicum.environment import Message
 from practicum.errors import UserError, nearest
+from practicum.templates import TEMPLATES
 from practicum.trajectory import Origin, Span
 
 REPLY = "\u2402practicum-reply\u2403"
 MARKER = "\u2402practicum-content\u2403"
 """Texts that stand for a reply and for a message's content while a template is being taken apart."""
-
-CHATML = (
-    "{%- for m in messages %}"
-    "{{- '<|im_start|>' + m.role + '\n' + m.content }}"
-    "{%- if loop.first and tools %}"
-    "{%- if m.role != 'system' %}{{- raise_exception('tools need a system message') }}{%- endif %}"
-    "{{- '\n\nTools:' }}{%- for tool in tools %}{{- '\n' + (tool.function | tojson) }}{%- endfor %}"
-    '{{- \'\nTo call one: <tool_call>{"name": ..., "arguments": ...}</tool_call>\' }}'
-    "{%- endif %}"
-    "{{- '<|im_end|>\n' }}"
-    "{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
-)
-"""ChatML with the tools listed below the system message."""
-
-LLAMA3 = (
-    "{{- bos_token }}"
-    "{%- for m in messages %}"
-    "{{- '<|start_header_id|>' + ('ipython' if m.role == 'tool' else m.role) + '<|end_header_id|>\n\n' }}"
-    "{{- m.content | trim }}"
-    "{%- if loop.first and tools %}"
-    "{{- '\n\nTools:' }}{%- for tool in tools %}{{- '\n' + (tool.function | tojson) }}{%- endfor %}"
-    '{{- \'\nTo call one: <tool_call>{"name": ..., "arguments": ...}</tool_call>\' }}'
-    "{%- endif %}"
-    "{{- '<|eot_id|>' }}"
-    "{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
-)
-"""Llama-3's headers, with tools listed the same way."""
-
-TEMPLATES = {"chatml": CHATML, "llama-3": LLAMA3}
 
 
 class Renderer:

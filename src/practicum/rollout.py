@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from practicum import thoughts
 from practicum.agent import Agent
 from practicum.engines.base import Engine, Generation, Request
 from practicum.environment import Action, Environment, Message, Observation, Step
@@ -63,10 +64,13 @@ class Episode:
         self.agent = agent
         self.engine = engine
         self.renderer = renderer
+        thoughts.check(agent.thoughts)
         self.format = agent.make_format()
         self.session = f"{attempt.group}#{attempt.number}#{attempt.seeds.sampling}"
         self.turns: list[Turn] = []
         self.held: list[int] = []
+        self.history: list[Span] = []
+        """The last prompt, as it would be shown from nothing; earlier replies in it are not trained again."""
         self.conversation: list[Message] = []
         self.tools: tuple[Mapping[str, Any], ...] = ()
         self.closing: tuple[Message, ...] = ()
@@ -109,8 +113,8 @@ class Episode:
             observation = await self.environment.reset(task, seeds.environment)
         self.tools = observation.tools
         for number in range(self.agent.max_turns):
-            spans = self._prompt(observation)
-            self.held.extend(i for span in spans for i in span.ids)
+            spans, restart = self._prompt(observation)
+            self.held = [*(() if restart else self.held), *(i for span in spans for i in span.ids)]
             self.conversation.extend(observation.messages)
             self.phase = "generate"
             seed = derive_seed(seeds.sampling, number)
@@ -122,7 +126,7 @@ class Episode:
                     raise  # a first prompt that does not fit is the task's fault, not the agent's
                 return await self._cut_off()
             self.phase = "step"
-            action = self._record(spans, observation, reply, seed)
+            action = self._record(spans, restart, observation, reply, seed)
             if action.error is not None:
                 step = Step(self._complain(action.error), reward=self.environment.invalid_reward)
             else:
@@ -151,11 +155,19 @@ class Episode:
         self.closing = step.observation.messages
         return Outcome.TRUNCATED
 
-    def _prompt(self, observation: Observation) -> tuple[Span, ...]:
+    def _prompt(self, observation: Observation) -> tuple[tuple[Span, ...], bool]:
+        """The next prompt's spans: only what is new, or all of them where the history is no longer what it was."""
         if not self.turns:
             listed = self.tools if self.format.schema_in_template else ()
-            return self.renderer.start(observation.messages, listed)
-        return self.renderer.extend(self.held, observation.messages)
+            self.history = list(self.renderer.start(observation.messages, listed))
+            return tuple(self.history), True
+        new = self.renderer.extend(self.held, observation.messages)
+        reply = self.turns[-1].spans[-1].ids
+        kept = thoughts.stripped(self.renderer, reply) if self.agent.thoughts == "strip" else reply
+        self.history.append(Span(Origin.OBSERVATION, kept))
+        whole = [i for span in self.history for i in span.ids]
+        self.history.extend(new)
+        return (new, False) if whole == self.held else (tuple(self.history), True)
 
     def _request(self, observation: Observation, seed: int) -> Request:
         sampling = replace(self.agent.sampling.with_seed(seed), stop=self.agent.sampling.stop + self.format.stop)
@@ -169,19 +181,22 @@ class Episode:
             session=self.session,
         )
 
-    def _record(self, spans: tuple[Span, ...], observation: Observation, reply: Generation, seed: int) -> Action:
+    def _record(
+        self, spans: tuple[Span, ...], restart: bool, observation: Observation, reply: Generation, seed: int
+    ) -> Action:
         text = self.renderer.decode(reply.ids)
-        action = self.format.parse(text, bool(self.tools))
+        action = self._parse(text)
         if reply.stop_reason is StopReason.LENGTH and not action.calls and action.error is None:
             # Half an answer is not an answer: "47" cut to "4" must not be judged.
             action = replace(action, error=f"it was cut off after {len(reply.ids)} tokens; be shorter.")
         self.held.extend(reply.ids)
-        self.conversation.append(Message("assistant", text))
+        said = thoughts.split(text) if self.agent.thoughts == "strip" else None
+        self.conversation.append(Message("assistant", said[1] if said else text))
         sampled = Span(Origin.SAMPLED, reply.ids, reply.logprobs)
         self.turns.append(
             Turn(
                 spans=(*spans, sampled),
-                restart=not self.turns,
+                restart=restart,
                 messages=observation.messages,
                 reply=text,
                 action=action,
@@ -192,6 +207,17 @@ class Episode:
             )
         )
         return action
+
+    def _parse(self, text: str) -> Action:
+        """The reply, understood; its reasoning is not part of what the format reads."""
+        parts = thoughts.split(text)
+        if parts is None:
+            return Action(text, error=f"the {thoughts.OPEN} needs its {thoughts.CLOSE}.")
+        reasoning, rest = parts
+        action = self.format.parse(rest, bool(self.tools))
+        if not reasoning and rest == text:
+            return action
+        return replace(action, text=text, thought="\n".join(t for t in (reasoning, action.thought) if t))
 
     def _complain(self, error: str) -> Observation:
         text = f"Your reply could not be used: {error}"

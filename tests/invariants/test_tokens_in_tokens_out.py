@@ -17,7 +17,8 @@ from practicum.engines.local import LocalEngine
 from practicum.environment import Action, Environment, Message, Observation, Step
 from practicum.models import loader
 from practicum.models.decoder import Decoder
-from practicum.render import TEMPLATES, Renderer
+from practicum.render import Renderer
+from practicum.templates import TEMPLATES
 from practicum.rollout import attempts, run_episodes
 from practicum.store import dump, load
 from practicum.task import Task
