@@ -33,6 +33,7 @@ class AgentConfig:
     verifier_name: str | None = None  # a second reward: scored, never trained on
     backend: str = "async_verl"
     thoughts: str = "keep"  # or strip: <think>…</think> of earlier turns is not shown again
+    stream: bool = False  # show one chain as it happens; needs num_chains=1
     max_turns: int = 4
     num_chains: int = 8
     max_tokens_per_turn: int | None = None  # default: rollout.response_length

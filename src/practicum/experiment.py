@@ -35,6 +35,7 @@ from practicum.training.learner import Objective, OptimizerSettings
 from practicum.training.rl import Admission, Practice, RLSettings
 from practicum.training.run import Run, RunSettings
 from practicum.trajectory import Trajectory
+from practicum.watching import ConsoleWatcher
 from practicum.workbench import environment_maker
 
 GENERATED_TASKS = 100_000
@@ -239,6 +240,10 @@ def build_run(
     practice = Practice(
         apprentice, tasks, world.make_environment, agent, settings, Decoder(loader.load(own).model) if own else None
     )
+    if config.agent.stream:
+        if config.agent.num_chains != 1:
+            raise UserError("agent.stream shows one chain as it happens: set agent.num_chains=1.")
+        practice.watcher = ConsoleWatcher(apprentice.renderer)
     if practice.critic is not None and config.critic.ppo_micro_batch_size_per_gpu is not None:
         practice.critic.cut = Cut(actor.ppo_max_token_len_per_gpu, 384, config.critic.ppo_micro_batch_size_per_gpu)
     validate = None

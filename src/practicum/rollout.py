@@ -21,6 +21,7 @@ from practicum.errors import ContextFull, EngineError, JudgeError, UserError
 from practicum.render import Renderer
 from practicum.task import Task, canonical_json
 from practicum.trajectory import Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
+from practicum.watching import Watcher
 
 MakeEnvironment = Callable[[], Environment]
 
@@ -56,9 +57,16 @@ class Episode:
     """One run of the loop; its state is what has been recorded so far."""
 
     def __init__(
-        self, attempt: Attempt, make_environment: MakeEnvironment, agent: Agent, engine: Engine, renderer: Renderer
+        self,
+        attempt: Attempt,
+        make_environment: MakeEnvironment,
+        agent: Agent,
+        engine: Engine,
+        renderer: Renderer,
+        watcher: Watcher | None = None,
     ) -> None:
         self.attempt = attempt
+        self.watcher = watcher
         self.make_environment = make_environment
         self.made: Environment | None = None
         self.agent = agent
@@ -117,6 +125,8 @@ class Episode:
             self.held = [*(() if restart else self.held), *(i for span in spans for i in span.ids)]
             self.conversation.extend(observation.messages)
             self.phase = "generate"
+            if self.watcher is not None:
+                self.watcher.shown(observation.messages)
             seed = derive_seed(seeds.sampling, number)
             try:
                 async with _deadline(limits.generate, "engine"):
@@ -179,6 +189,7 @@ class Episode:
             conversation=tuple(self.conversation),
             tools=self.tools,
             session=self.session,
+            listen=None if self.watcher is None else self.watcher.token,
         )
 
     def _record(
@@ -206,6 +217,8 @@ class Episode:
                 seed=seed,
             )
         )
+        if self.watcher is not None:
+            self.watcher.replied(self.turns[-1])
         return action
 
     def _parse(self, text: str) -> Action:
@@ -243,6 +256,8 @@ class Episode:
             progress=None if step.progress is None else float(step.progress),
             info={**turn.info, **step.info},
         )
+        if self.watcher is not None:
+            self.watcher.stepped(step)
 
 
 class _deadline:
@@ -269,10 +284,11 @@ async def run_episode(
     engine: Engine,
     renderer: Renderer,
     provenance: Mapping[str, Any] | None = None,
+    watcher: Watcher | None = None,
 ) -> Trajectory:
     """Run one episode to its record, whatever happens in it."""
     error_on_close: str | None = None
-    episode = Episode(attempt, make_environment, agent, engine, renderer)
+    episode = Episode(attempt, make_environment, agent, engine, renderer, watcher)
     try:
         outcome, error = await episode.run()
     finally:
@@ -285,6 +301,8 @@ async def run_episode(
     for turn in episode.turns:
         for name, value in turn.parts.items():
             parts[name] = parts.get(name, 0.0) + value
+    if watcher is not None:
+        watcher.ended(outcome, error, math.fsum(turn.reward for turn in episode.turns))
     return Trajectory(
         task=attempt.task,
         attempt=attempt.number,
@@ -313,17 +331,20 @@ async def run_episodes(
     retries: int = 0,
     provenance: Mapping[str, Any] | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
+    watcher: Watcher | None = None,
 ) -> list[Trajectory]:
     """Run many episodes at once; results come back in the order they were planned.
 
-    An episode that ends unscored is tried again up to `retries` times.
+    An episode that ends unscored is tried again up to `retries` times. A `watcher` hears of the first one.
     """
+    planned = list(planned)
     gate = asyncio.Semaphore(concurrency)
 
     async def one(attempt: Attempt) -> Trajectory:
         async with gate:
             for left in range(retries, -1, -1):
-                result = await run_episode(attempt, make_environment, agent, engine, renderer, provenance)
+                watched = watcher if attempt is planned[0] else None
+                result = await run_episode(attempt, make_environment, agent, engine, renderer, provenance, watched)
                 if result.scored or result.outcome is Outcome.CANCELLED or left == 0:
                     break
             if result.outcome is Outcome.CANCELLED:

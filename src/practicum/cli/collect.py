@@ -20,6 +20,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs"))
     parser.add_argument("--experiment", default="collect")
     parser.add_argument("--run-id", default=None, help="folder of this run (default: from the policy and the seed)")
+    parser.add_argument("--watch", action="store_true", help="show the first episode as it happens")
     args = parser.parse_args(argv)
     return asyncio.run(collect(args))
 
@@ -29,6 +30,7 @@ async def collect(args: argparse.Namespace) -> int:
     from practicum.progress import Progress
     from practicum.rollout import attempts, run_episodes
     from practicum.trajectory import Trajectory
+    from practicum.watching import ConsoleWatcher
 
     bench = workbench_of(args, 1.0)
     planned = attempts(bench.environment.tasks(args.split, args.tasks, args.seed), args.rollouts_per_task, args.seed)
@@ -58,6 +60,7 @@ async def collect(args: argparse.Namespace) -> int:
                 concurrency=args.concurrency,
                 provenance={**bench.provenance, "policy": args.policy},
                 on_done=keep,
+                watcher=ConsoleWatcher(bench.renderer) if args.watch else None,
             )
     finally:
         await bench.engine.close()

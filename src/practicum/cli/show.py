@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 
 from practicum import store
 from practicum.trajectory import Origin, Trajectory
+from practicum.watching import harmless
 
 COLOURS = {Origin.SAMPLED: "\x1b[1;32m", Origin.OBSERVATION: "\x1b[36m", Origin.TEMPLATE: "\x1b[2m"}
 MARKS = {Origin.SAMPLED: ("⟦", "⟧"), Origin.OBSERVATION: ("", ""), Origin.TEMPLATE: ("", "")}
@@ -30,11 +30,6 @@ def run(argv: list[str]) -> int:
     coloured = args.colour == "always" or (args.colour == "auto" and sys.stdout.isatty())
     print("\n".join(lines(episode, tokenizer, coloured, args.logprobs)))
     return 0
-
-
-def harmless(text: str) -> str:
-    """Control characters made visible: what a model wrote must not drive the terminal."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def lines(episode: Trajectory, tokenizer: object, coloured: bool, logprobs: bool) -> list[str]:

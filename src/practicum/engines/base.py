@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,6 +40,8 @@ class Request:
     conversation: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     session: str = ""
+    listen: Callable[[int], None] | None = None
+    """Hears every token as it is sampled, where the engine can tell."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -354,6 +354,8 @@ class LocalEngine:
         for slot, row in enumerate(self._rows):
             for token, logprob in zip(host_ids[slot], host_logprobs[slot], strict=True):
                 row.new.append(token)
+                if row.request.listen is not None:
+                    row.loop.call_soon_threadsafe(row.request.listen, token)
                 row.ids.append(token)
                 row.logprobs.append(logprob)
                 reason = self._stopped(row)

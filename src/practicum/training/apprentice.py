@@ -29,6 +29,7 @@ from practicum.training import forward
 from practicum.training.batch import Cut, Sample
 from practicum.training.learner import Learner, Objective, OptimizerSettings
 from practicum.trajectory import Trajectory
+from practicum.watching import Watcher
 
 
 class Apprentice:
@@ -114,6 +115,7 @@ class Apprentice:
         concurrency: int | None = None,
         on_done: Callable[[Trajectory], None] | None = None,
         provenance: Mapping[str, Any] | None = None,
+        watcher: Watcher | None = None,
     ) -> list[Trajectory]:
         """Episodes of the current policy."""
         if not self._adopted:
@@ -129,6 +131,7 @@ class Apprentice:
             retries=1,
             provenance={"model": self.loaded.source, **(provenance or {})},
             on_done=on_done,
+            watcher=watcher,
         )
 
     async def examine(

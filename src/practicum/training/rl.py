@@ -30,6 +30,7 @@ from practicum.training.samples import Lesson, bare_samples, batch_of, lessons
 from practicum.training.samples import spread as laid_out
 from practicum.training.schedule import learning_rate
 from practicum.trajectory import Trajectory
+from practicum.watching import Watcher
 
 Scored = list[list[Trajectory]]
 
@@ -130,6 +131,8 @@ class Practice:
         self.settings = settings
         self.estimator = ESTIMATORS[settings.estimator]
         self.kl_control = replace(settings.kl_control)
+        self.watcher: Watcher | None = None
+        """Hears of the first episode of every rollout."""
         self.lr_scale = self.clip_scale = 1.0
         """Set by whoever watches the run's health."""
         apprentice.start_stage(settings.optimizer)
@@ -205,7 +208,9 @@ class Practice:
             label = f"step-{step}/" if number == 0 else f"step-{step}+{number}/"
             tasks = self.stream.take(settings.tasks_per_step)
             planned = attempts(tasks, settings.chains, settings.seed, label)
-            rolled = await self.apprentice.roll_out(planned, self.make_environment, self.agent, on_done=on_episode)
+            rolled = await self.apprentice.roll_out(
+                planned, self.make_environment, self.agent, on_done=on_episode, watcher=self.watcher
+            )
             episodes += rolled
             self._check_errors(step, rolled)
             self.stream.hear(rolled)
