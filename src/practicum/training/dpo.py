@@ -1,0 +1,146 @@
+"""Preference: raise what was better above what was worse, measured from a reference.
+
+A step first asks policy and reference for the log-probs of a batch of pairs, then gives the learner
+every token with the weight that the loss's derivative puts on it: the gradient is the preference
+loss's own, and the learner needs to know nothing of pairs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from practicum.algorithms.preferences import PairLoss, Pairs, preference_loss
+from practicum.errors import UserError
+from practicum.models.decoder import Decoder
+from practicum.training import forward
+from practicum.training.apprentice import Apprentice
+from practicum.training.batch import Sample
+from practicum.training.learner import Objective, OptimizerSettings
+from practicum.training.schedule import learning_rate
+
+
+@dataclass(frozen=True)
+class DPOSettings:
+    """How to prefer. `batch_size` counts pairs of one update."""
+
+    epochs: int = 2
+    batch_size: int = 16
+    lr: float = 5e-5
+    beta: float = 0.1
+    loss: str = "dpo"
+    label_smoothing: float = 0.0
+    warmup_ratio: float = 0.1
+    schedule: str = "cosine"
+    min_lr_ratio: float = 0.1
+    seed: int = 0
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+
+    def __post_init__(self) -> None:
+        preference_loss(self.loss)
+        if self.beta <= 0 or not 0 <= self.label_smoothing < 0.5:
+            raise UserError("beta must be above 0, and label_smoothing from 0 to below 0.5.")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two replies in one state: their masks say which tokens are judged."""
+
+    chosen: Sample
+    rejected: Sample
+
+
+def totals(decoder: Decoder, apprentice: Apprentice, samples: Sequence[Sample]) -> Tensor:
+    """Summed log-probs of each sample's judged tokens [N]."""
+    found = forward.logprobs(decoder, samples, apprentice.cut)
+    return torch.stack([values.double().sum() for values in found])
+
+
+def judge(
+    apprentice: Apprentice, pairs: Sequence[Pair], reference: Tensor, settings: DPOSettings
+) -> tuple[Pairs, PairLoss]:
+    """The batch's log-probs and its loss; `reference` holds the reference's totals, chosen then rejected [2B]."""
+    samples = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
+    mine = totals(apprentice.decoder, apprentice, samples)
+    lengths = torch.tensor([float(sample.mask.sum()) for sample in samples], dtype=torch.float64)
+    count = len(pairs)
+    batch = Pairs(mine[:count], mine[count:], reference[:count], reference[count:], lengths[:count], lengths[count:])
+    return batch, preference_loss(settings.loss)(batch, settings.beta, settings.label_smoothing)
+
+
+def step(
+    apprentice: Apprentice, pairs: Sequence[Pair], reference: Tensor, settings: DPOSettings, lr: float
+) -> dict[str, float]:
+    """One update over a batch of pairs."""
+    batch, loss = judge(apprentice, pairs, reference, settings)
+    slopes = torch.cat([loss.by_chosen, loss.by_rejected])
+    samples = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
+    # Cross-entropy is -log-prob, so a slope of the loss by a log-prob is a weight of the opposite sign.
+    weighted = [
+        replace(sample, weights=np.where(sample.mask, -float(slope), 0.0).astype(np.float32))
+        for sample, slope in zip(samples, slopes, strict=True)
+    ]
+    metrics = apprentice.update(weighted, float(len(pairs)), Objective("ce"), lr)
+    won, lost = (settings.beta * gain for gain in batch.gains)
+    return {
+        "dpo/loss": float(loss.loss.mean()),
+        "dpo/reward_chosen": float(won.mean()),
+        "dpo/reward_rejected": float(lost.mean()),
+        "dpo/reward_margin": float((won - lost).mean()),
+        "dpo/accuracy": float((won > lost).double().mean()),
+        "actor/grad_norm": metrics["actor/grad_norm"],
+        "actor/lr": lr,
+        "actor/tokens": metrics["actor/tokens"],
+    }
+
+
+def planned_steps(pairs: int, settings: DPOSettings) -> int:
+    return settings.epochs * -(-pairs // settings.batch_size)
+
+
+def prefer(
+    apprentice: Apprentice,
+    pairs: Sequence[Pair],
+    settings: DPOSettings,
+    on_step: Callable[[int, int, dict[str, float]], None] | None = None,
+    start: int = 0,
+    stage: bool = True,
+) -> int:
+    """Train on pairs; `on_step(step, total, metrics)` hears of every update. Returns the steps taken.
+
+    The reference is the policy at the start (what lies beneath an adapter, where there is one). With `start` the
+    first so many steps are passed over: they are in the weights already.
+    """
+    if not pairs:
+        raise UserError("There is no pair to learn from: collect episodes of tasks that are solved sometimes.")
+    if stage:
+        apprentice.start_stage(settings.optimizer)
+    if apprentice.reference is None:
+        apprentice.keep_reference()
+    assert apprentice.reference is not None
+    samples = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
+    reference = totals(apprentice.reference, apprentice, samples)
+    frozen, apprentice.reference = apprentice.reference, None  # the learner needs no KL term beside the loss
+    total = planned_steps(len(pairs), settings)
+    number = 0
+    for epoch in range(settings.epochs):
+        order = list(range(len(pairs)))
+        random.Random(f"dpo/{settings.seed}/{epoch}").shuffle(order)
+        for begin in range(0, len(order), settings.batch_size):
+            number += 1
+            if number <= start:
+                continue
+            chunk = order[begin : begin + settings.batch_size]
+            wanted = reference[torch.tensor(chunk + [len(pairs) + place for place in chunk])]
+            warmup = round(settings.warmup_ratio * total)
+            lr = learning_rate(number - 1, total, settings.lr, settings.schedule, warmup, settings.min_lr_ratio)
+            metrics = step(apprentice, [pairs[place] for place in chunk], wanted, settings, lr)
+            if on_step is not None:
+                on_step(number, total, metrics)
+    apprentice.reference = frozen
+    return number

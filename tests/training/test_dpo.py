@@ -1,0 +1,101 @@
+"""Preference through the one learner: the gradient is the loss's own, and pairs are learnt."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from practicum.algorithms.preferences import LOSSES, Pairs
+from practicum.errors import UserError
+from practicum.models import loader, lora
+from practicum.training.apprentice import Apprentice
+from practicum.training.batch import Sample
+from practicum.training.dpo import DPOSettings, Pair, prefer, step, totals
+from practicum.training.learner import OptimizerSettings
+
+
+def sample(ids: list[int], prompt: int) -> Sample:
+    mask = np.arange(len(ids)) >= prompt
+    nothing = np.zeros(len(ids), dtype=np.float32)
+    return Sample(tuple(ids), mask, nothing, nothing, nothing)
+
+
+def make_pairs(count: int, seed: int) -> list[Pair]:
+    rng = np.random.default_rng(seed)
+    pairs = []
+    for _ in range(count):
+        prompt = rng.integers(5, 200, 9).tolist()
+        sides = [prompt + rng.integers(5, 200, rng.integers(2, 8)).tolist() for _ in range(2)]
+        pairs.append(Pair(sample(sides[0], 9), sample(sides[1], 9)))
+    return pairs
+
+
+@pytest.mark.parametrize("kind", list(LOSSES))
+def test_the_gradient_is_autograds_through_hugging_face(kind: str) -> None:
+    pairs = make_pairs(4, 1)
+    settings = DPOSettings(loss=kind, beta=0.7, optimizer=OptimizerSettings(grad_clip=0.0))
+    apprentice = Apprentice(loader.load_tiny(0))
+    apprentice.start_stage(settings.optimizer)
+    apprentice.learner.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
+    samples = [p.chosen for p in pairs] + [p.rejected for p in pairs]
+    reference = totals(apprentice.decoder, apprentice, samples) + torch.linspace(-2, 2, 8, dtype=torch.float64)
+    step(apprentice, pairs, reference, settings, 0.0)
+    mine = {n: p.grad.clone() for n, p in apprentice.loaded.model.named_parameters() if p.grad is not None}
+
+    model = loader.load_tiny(0).model
+    sums = []
+    for one in samples:
+        ids = torch.tensor([one.ids])
+        table = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+        sums.append(table[torch.from_numpy(one.mask[1:])].double().sum())
+    stacked = torch.stack(sums)
+    lengths = torch.tensor([float(one.mask.sum()) for one in samples], dtype=torch.float64)
+    batch = Pairs(stacked[:4], stacked[4:], reference[:4], reference[4:], lengths[:4], lengths[4:])
+    if kind == "kto":  # z carries no gradient
+        won, lost = batch.gains
+        up = torch.sigmoid(0.7 * (won - lost.mean().clamp(min=0).detach()))
+        down = torch.sigmoid(0.7 * (won.mean().clamp(min=0).detach() - lost))
+        (2 - up - down).mean().backward()
+    else:
+        LOSSES[kind](batch, 0.7, 0.0).loss.mean().backward()
+    theirs = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    difference = math.sqrt(sum(float((mine[n] - theirs[n]).square().sum()) for n in theirs))
+    size = math.sqrt(sum(float(theirs[n].square().sum()) for n in theirs))
+    assert difference / size < 1e-5
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_pairs_are_learnt_from_a_loss_of_ln_2(adapter: bool) -> None:
+    loaded = loader.load_tiny(0)
+    apprentice = Apprentice(lora.add_adapter(loaded, lora.LoRASettings(8)) if adapter else loaded)
+    heard: list[dict[str, float]] = []
+    settings = DPOSettings(epochs=12, batch_size=8, lr=5e-3 if adapter else 1e-3, warmup_ratio=0.0)
+    taken = prefer(apprentice, make_pairs(16, 2), settings, lambda n, total, values: heard.append(values))
+    assert taken == 24
+    assert heard[0]["dpo/loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert heard[-1]["dpo/loss"] < 0.3
+    assert heard[-1]["dpo/accuracy"] == 1.0
+    assert heard[-1]["dpo/reward_margin"] > 1.0
+
+
+def test_the_same_seed_gives_the_same_weights_and_a_later_start_the_rest() -> None:
+    pairs = make_pairs(10, 3)
+    settings = DPOSettings(epochs=2, batch_size=4, lr=1e-3)
+
+    def run() -> dict[str, torch.Tensor]:
+        apprentice = Apprentice(loader.load_tiny(0))
+        prefer(apprentice, pairs, settings)
+        return dict(apprentice.loaded.model.state_dict())
+
+    one, two = run(), run()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_no_pairs_and_wrong_settings() -> None:
+    with pytest.raises(UserError, match="no pair to learn from"):
+        prefer(Apprentice(loader.load_tiny(0)), [], DPOSettings())
+    with pytest.raises(UserError, match="beta must be above 0"):
+        DPOSettings(beta=0)
