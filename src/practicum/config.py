@@ -23,7 +23,7 @@ from practicum.training.health import HealthSettings
 @dataclass
 class AgentConfig:
     use_agent: bool = True  # False: one turn, no tools
-    environment: str | None = None  # default: `tools` with data.train_files, else `math`
+    environment: str | None = None  # default: what the data and the tools are for (`--dry-run` says)
     environment_args: dict[str, Any] = field(default_factory=dict)
     model_name_or_path: str | None = None
     template: str | None = None
@@ -162,6 +162,18 @@ class ModelConfig:
 
 
 @dataclass
+class VLLMConfig:
+    url: str | None = None  # a server that runs; without one, a server is started
+    python: str | None = None  # interpreter of an environment that has vLLM; default: this one
+    port: int = 0  # of a started server; 0: a free one
+    dtype: str = "float32"  # the learner's; bfloat16 is faster, and wants actor.tis_imp_ratio_cap
+    max_model_len: int | None = None  # default: the model's own window
+    extra_args: list[str] = field(default_factory=list)  # handed to the server as they are
+    start_timeout: float = 600.0
+    canary_limit: float = 0.05  # mean |engine - learner| log-prob at which an update is refused
+
+
+@dataclass
 class RolloutConfig:
     name: str = "local"
     temperature: float = 1.0
@@ -171,6 +183,7 @@ class RolloutConfig:
     tensor_model_parallel_size: int = 1
     gpu_memory_utilization: float = 0.5
     log_prob_micro_batch_size_per_gpu: int | None = None
+    vllm: VLLMConfig = field(default_factory=VLLMConfig)
 
 
 @dataclass
@@ -237,6 +250,12 @@ SERVER_ONLY = (
     "actor_rollout_ref.rollout.gpu_memory_utilization",
 )
 """Keys of an engine that is a server; the local one cannot honour them, so setting them is an error there."""
+VLLM = "actor_rollout_ref.rollout.vllm."
+STARTED_ONLY = (
+    *SERVER_ONLY,
+    *(VLLM + key for key in ("python", "port", "dtype", "max_model_len", "extra_args", "start_timeout")),
+)
+"""Keys of a server that we start; one that is found running has settled them already."""
 
 
 def resolve(overrides: list[str], recipes: Path | None = None) -> TrainConfig:
@@ -265,8 +284,8 @@ def check_backend(config: TrainConfig, given: set[str]) -> None:
     """What the chosen backend cannot honour is an error where somebody asked for it."""
     engine, trainer = config.actor_rollout_ref.rollout.name, config.trainer
     if engine == "local":
-        for key in SERVER_ONLY:
-            if key in given:
+        for key in sorted(given):
+            if key in SERVER_ONLY or key.startswith(VLLM):
                 raise UserError(f"{key} means nothing to actor_rollout_ref.rollout.name=local; leave it out.")
         if "trainer.n_gpus_per_node" in given and trainer.n_gpus_per_node > 1:
             raise UserError(
@@ -275,6 +294,10 @@ def check_backend(config: TrainConfig, given: set[str]) -> None:
             )
         if trainer.nnodes > 1:
             raise UserError(f"trainer.nnodes={trainer.nnodes}: actor_rollout_ref.rollout.name=local is one process.")
+    if engine == "vllm" and config.actor_rollout_ref.rollout.vllm.url:
+        for key in STARTED_ONLY:
+            if key in given:
+                raise UserError(f"{key} is for a server that is started here; leave it out, or leave out {VLLM}url.")
     tree = OmegaConf.structured(config)
     for key in CLUSTER_ONLY:
         if OmegaConf.select(tree, key):

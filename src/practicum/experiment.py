@@ -15,13 +15,16 @@ from practicum import config as configuration
 from practicum.agent import Agent
 from practicum.algorithms import kl
 from practicum.config import TrainConfig
-from practicum.engines.base import Sampling
+from practicum.engines.base import PolicyEngine, Sampling
+from practicum.engines.vllm import VLLMEngine, VLLMSettings
+from practicum.engines.vllm_server import ServerSettings, find_python
 from practicum.environment import Environment
-from practicum.errors import UserError
+from practicum.errors import UserError, nearest
 from practicum.evaluation.panel import Panel, Result
 from practicum.loggers import make_loggers
 from practicum.models import loader, lora
 from practicum.models.decoder import Decoder
+from practicum.render import Renderer
 from practicum.rollout import MakeEnvironment
 from practicum.store import write_atomic
 from practicum.task import Task
@@ -39,6 +42,7 @@ from practicum.watching import ConsoleWatcher
 from practicum.workbench import environment_maker
 
 GENERATED_TASKS = 100_000
+ENGINES = ("local", "vllm")
 MAY_CHANGE = (
     "trainer.total_training_steps",
     "trainer.total_epochs",
@@ -49,6 +53,10 @@ MAY_CHANGE = (
     "trainer.resume_from_path",
     "trainer.default_local_dir",
     "trainer.early_stopping_patience",
+    "actor_rollout_ref.rollout.vllm.url",
+    "actor_rollout_ref.rollout.vllm.python",
+    "actor_rollout_ref.rollout.vllm.port",
+    "actor_rollout_ref.rollout.vllm.start_timeout",
 )
 """Keys that a resumed run may have otherwise than the one it goes on from."""
 
@@ -73,7 +81,15 @@ def model_name(config: TrainConfig) -> str:
 
 
 def environment_name(config: TrainConfig) -> str:
-    return config.agent.environment or ("tools" if config.data.train_files else "math")
+    """The one that is named, or the one that a file's tasks, this agent and these tools belong to."""
+    agent = config.agent
+    if agent.environment is not None:
+        return agent.environment
+    if not config.data.train_files:
+        return "math"
+    if agent.agent_type == "code":
+        return "code"
+    return "search" if "google_search" in (agent.tools or ()) else "tools"
 
 
 def reply_tokens(config: TrainConfig) -> int:
@@ -234,6 +250,7 @@ def build_run(
         max_batch=rollout.max_num_seqs,
         cut=cut,
         measuring=Cut(actor.ppo_max_token_len_per_gpu, 384, rollout.log_prob_micro_batch_size_per_gpu),
+        make_engine=engine_maker(config, folder),
     )
     apprentice.decoder.checkpointing = config.actor_rollout_ref.model.enable_gradient_checkpointing
     own = config.critic.model.path if ESTIMATORS[settings.estimator].critic else None
@@ -275,6 +292,36 @@ def build_run(
     return run
 
 
+def engine_maker(config: TrainConfig, folder: Path) -> Callable[[Renderer], PolicyEngine] | None:
+    """The engine that the configuration names; None is the one in this process."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name == "local":
+        return None
+    vllm, place = rollout.vllm, folder / "vllm"
+    settings = VLLMSettings(
+        base=loader.model_folder(model_name(config)),
+        folder=place,
+        url=vllm.url,
+        server=None
+        if vllm.url
+        else ServerSettings(
+            folder=place,
+            python=vllm.python,
+            port=vllm.port,
+            dtype=vllm.dtype,
+            max_model_len=vllm.max_model_len,
+            max_num_seqs=rollout.max_num_seqs,
+            tensor_parallel=rollout.tensor_model_parallel_size,
+            memory_share=rollout.gpu_memory_utilization,
+            extra_args=tuple(vllm.extra_args),
+            start_timeout=vllm.start_timeout,
+        ),
+        max_num_seqs=rollout.max_num_seqs,
+        canary_limit=vllm.canary_limit,
+    )
+    return functools.partial(VLLMEngine, settings=settings)
+
+
 def load_model(config: TrainConfig) -> loader.LoadedModel:
     """The policy, with an adapter where the configuration wants one."""
     loaded, model = loader.load(model_name(config)), config.actor_rollout_ref.model
@@ -299,8 +346,14 @@ async def _examine(apprentice: Apprentice, panel: Panel, maker: MakeEnvironment,
 def check_machine(config: TrainConfig) -> None:
     """What this machine lacks, said before anything is loaded."""
     name, trainer = config.actor_rollout_ref.rollout.name, config.trainer
-    if name != "local":
-        raise UserError(f"actor_rollout_ref.rollout.name={name} is not available here; use 'local'.")
+    if name not in ENGINES:
+        raise UserError(f"Unknown actor_rollout_ref.rollout.name '{name}'.{nearest(name, ENGINES)}")
+    if name == "vllm" and not config.actor_rollout_ref.rollout.vllm.url:
+        find_python(config.actor_rollout_ref.rollout.vllm.python)
+    if name == "vllm" and trainer.nnodes > 1:
+        raise UserError(
+            f"trainer.nnodes={trainer.nnodes}: the learner is one process; only the vLLM server may be large."
+        )
     if trainer.n_gpus_per_node == 1 and not torch.cuda.is_available():
         raise UserError("trainer.n_gpus_per_node=1, but no GPU is to be seen here; set it to 0.")
 

@@ -1,0 +1,175 @@
+"""Does each `tiny` recipe improve held-out reward over its SFT start?
+
+    python benchmarks/learn_recipes.py [--only search-tiny] [--seed 0] [--out runs/learn]
+
+For each recipe: demonstrations of the expert, imitation until a stated share of validation tasks is solved, practice by
+the recipe itself, and the same 300 test tasks before and after, greedy, compared pairwise. The search agent is also
+examined without its search tool.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+import argparse
+import asyncio
+import json
+import shutil
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from practicum import experiment
+from practicum.agent import Agent
+from practicum.config import TrainConfig, resolve
+from practicum.engines.base import Sampling
+from practicum.engines.scripted import ScriptedEngine
+from practicum.evaluation.panel import Panel, Result, compare
+from practicum.evaluation.statistics import paired_difference
+from practicum.models import loader
+from practicum.rollout import attempts, run_episodes
+from practicum.training.apprentice import Apprentice
+from practicum.training.sft import SFTSettings, imitate
+from practicum.trajectory import Trajectory
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+
+
+@dataclass(frozen=True)
+class Start:
+    """How the SFT start is made: imitation ends at `target` of the validation tasks."""
+
+    demonstrations: int
+    target: float
+    check_every: int = 50
+
+
+STARTS = {
+    "math-tiny": Start(6000, 0.4),
+    "search-tiny": Start(8000, 0.4),
+    "code-tiny": Start(6000, 0.4),
+}
+
+
+def agent_of(config: TrainConfig, world: experiment.World, temperature: float) -> Agent:
+    return Agent(
+        format=world.format,
+        max_turns=config.agent.max_turns,
+        sampling=Sampling(temperature, max_tokens=experiment.reply_tokens(config)),
+    )
+
+
+async def make_start(name: str, config: TrainConfig, out: Path, seed: int) -> Path:
+    folder = out / f"start-{name}-{seed}"
+    if (folder / "config.json").exists():
+        return folder
+    plan, world = STARTS[name], experiment.build_world(config)
+    apprentice = Apprentice(loader.load_tiny(seed), max_batch=128)
+    agent = agent_of(config, world, 1.0)
+    engine = ScriptedEngine.of("expert", world.environment, agent.make_format(), apprentice.renderer)
+    planned = attempts(world.environment.tasks("train", plan.demonstrations, 1000 * seed + 1), 1, seed)
+    shown = await run_episodes(planned, world.make_environment, agent, engine, apprentice.renderer)
+    panel = Panel(tuple(world.environment.tasks("val", 100, 1000 * seed)), seed)
+
+    async def good_enough() -> bool:
+        result, _ = await apprentice.examine("val", panel, world.make_environment, agent_of(config, world, 0.0))
+        print(f"  {name}: validation {result.success_rate:.0%}", flush=True)
+        return result.success_rate >= plan.target
+
+    settings = SFTSettings(
+        epochs=1, batch_size=8, lr=1e-3, warmup=30, schedule="constant", seed=seed, check_every=plan.check_every
+    )
+    try:
+        steps = await imitate(apprentice, shown, settings, good_enough=good_enough)
+        print(f"  {name}: {steps} steps of imitation", flush=True)
+        apprentice.save(folder)
+    finally:
+        await apprentice.close()
+    return folder
+
+
+async def examined(
+    apprentice: Apprentice, label: str, panel: Panel, config: TrainConfig, world: experiment.World
+) -> tuple[Result, list[Trajectory]]:
+    return await apprentice.examine(label, panel, world.make_environment, agent_of(config, world, 0.0))
+
+
+async def learn(name: str, out: Path, seed: int, tasks: int, extra: list[str]) -> dict[str, Any]:
+    plain = resolve([f"recipe={name}", *extra], RECIPES)
+    world = experiment.build_world(plain)
+    begun = time.monotonic()
+    start = await make_start(name, plain, out, seed)
+    imitated = time.monotonic()
+    shutil.rmtree(out / "runs" / "recipes" / f"{name}-{seed}", ignore_errors=True)
+    config = resolve(
+        [
+            f"recipe={name}", f"actor_rollout_ref.model.path={start}", f"trainer.seed={seed}",
+            f"trainer.default_local_dir={out / 'runs'}", "trainer.project_name=recipes",
+            f"trainer.experiment_name={name}-{seed}", "trainer.val_before_train=false", "trainer.test_freq=-1",
+            "trainer.logger=[]", *extra,
+        ],
+        RECIPES,
+    )  # fmt: skip
+    panel = Panel(tuple(world.environment.tasks("test", tasks, 1000 * seed)), seed)
+    run = experiment.build_run(config)
+    try:
+        before, _ = await examined(run.apprentice, "sft", panel, config, world)
+        await run.go()
+        trained = time.monotonic()
+        after, episodes = await examined(run.apprentice, name, panel, config, world)
+        gain = compare(before, after)
+        both = sorted(before.rewards.keys() & after.rewards.keys())
+        _, interval = paired_difference([before.rewards[t] for t in both], [after.rewards[t] for t in both])
+        row: dict[str, Any] = {
+            "sft": before.record(), "rl": after.record(), "difference": gain.difference,
+            "low": gain.interval.low, "high": gain.interval.high, "p": gain.p_value,
+            "reward_difference": [interval.low, interval.high], "minutes_sft": (imitated - begun) / 60,
+            "minutes_rl": (trained - imitated) / 60, "steps": run.standing.step,
+            "tool_calls": sum(len(t.action.calls) for e in episodes for t in e.turns) / len(episodes),
+        }  # fmt: skip
+        if name == "search-tiny":
+            searches = [sum(c.name == "google_search" for t in e.turns for c in t.action.calls) for e in episodes]
+            blind = experiment.build_world(replace_tools(config, ["answer"]))
+            ablated, _ = await examined(run.apprentice, "no search", panel, config, blind)
+            row |= {"searches": sum(searches) / len(searches), "no_search": ablated.record()}
+    finally:
+        await run.apprentice.close()
+    return row
+
+
+def replace_tools(config: TrainConfig, tools: list[str]) -> TrainConfig:
+    return replace(config, agent=replace(config.agent, tools=tools))
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tasks", type=int, default=300)
+    parser.add_argument("--out", type=Path, default=Path("runs/learn"))
+    parser.add_argument("extra", nargs="*", metavar="KEY=VALUE")
+    args = parser.parse_args()
+    results = Path(__file__).parent / "results" / "learn_recipes.json"
+    rows = json.loads(results.read_text()) if results.exists() and args.only else {}
+    for name in args.only.split(",") if args.only else STARTS:
+        row = await learn(name, args.out, args.seed, args.tasks, args.extra)
+        rows[name] = row | {"seed": args.seed}
+        print(
+            f"{name}: {row['sft']['success_rate']:.1%} (reward {row['sft']['mean_reward']:.3f}) → "
+            f"{row['rl']['success_rate']:.1%} (reward {row['rl']['mean_reward']:.3f}), "
+            f"{100 * row['difference']:+.1f} points [{100 * row['low']:.1f}, {100 * row['high']:.1f}], "
+            f"p = {row['p']:.1g}; {row['minutes_sft']:.1f} + {row['minutes_rl']:.1f} minutes",
+            flush=True,
+        )
+        if "no_search" in row:
+            print(
+                f"  {row['searches']:.2f} searches an episode; without the tool {row['no_search']['mean_reward']:.3f}"
+            )
+        results.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
