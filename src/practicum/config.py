@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import OverrideParseException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import OmegaConf
 
-from practicum.errors import UserError, nearest
+from practicum.errors import UserError
+from practicum.overrides import read_overrides, schema_keys
 from practicum.training.hacking import HackingSettings
 from practicum.training.health import HealthSettings
 
@@ -260,24 +258,10 @@ STARTED_ONLY = (
 
 def resolve(overrides: list[str], recipes: Path | None = None) -> TrainConfig:
     """Defaults, then the recipe (`recipe=NAME`), then the overrides, checked key by key."""
-    config = OmegaConf.structured(TrainConfig)
-    try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
-    except OverrideParseException as error:
-        raise UserError(f"Cannot read the override '{error.override}'; write KEY=VALUE.") from None
-    given: set[str] = set()
-    for override in parsed:
-        if override.key_or_group == "recipe":
-            given |= _merge_recipe(config, str(override.value()), recipes)
-    for override in parsed:
-        if override.is_delete() or override.is_add() or override.is_force_add():
-            raise UserError(f"'{override.input_line}': keys are set with KEY=VALUE; none can be added or removed.")
-        if override.key_or_group != "recipe":
-            given.add(_set(config, str(override.key_or_group), override.value()))
-    made = _typed(config)
-    check_backend(made, given)
-    check_batches(made)
-    return made
+    config, given = read_overrides(TrainConfig, overrides, recipes)
+    check_backend(config, given)
+    check_batches(config)
+    return config
 
 
 def check_backend(config: TrainConfig, given: set[str]) -> None:
@@ -343,67 +327,5 @@ def check_batches(config: TrainConfig) -> None:
         raise UserError("data.train_batch_size (tasks a step) and agent.num_chains (chains a task) must be at least 1.")
 
 
-def _set(config: DictConfig, key: str, value: Any) -> str:
-    """Set one key; its canonical name."""
-    key = key.replace("agent.init_args.", "agent.")
-    node: Any = config
-    parts = key.split(".")
-    for depth, part in enumerate(parts):
-        if not OmegaConf.is_dict(node) or (part not in node and not _free(parts[:depth])):
-            raise UserError(f"Unknown key '{key}'.{nearest(key, known_keys())}")
-        if _free(parts[:depth]):
-            break
-        node = node[part]
-    try:
-        OmegaConf.update(config, key, value, merge=True, force_add=_free(parts[:-1]))
-    except OmegaConfBaseException as error:
-        raise UserError(f"{key}={value}: {str(error).splitlines()[0]}.") from None
-    return key
-
-
-def _free(path: list[str]) -> bool:
-    """Whether keys below this path belong to the environment, not to us."""
-    return path[:2] == ["agent", "environment_args"]
-
-
-def _merge_recipe(config: DictConfig, name: str, recipes: Path | None) -> set[str]:
-    folder = recipes or Path("recipes")
-    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
-    if not path.is_file():
-        known = [p.stem for p in folder.glob("*.yaml")]
-        raise UserError(f"There is no recipe '{name}'.{nearest(name, known)}")
-    try:
-        loaded = OmegaConf.to_container(OmegaConf.load(path))
-    except Exception as error:  # YAML's own errors have no common base with OmegaConf's
-        raise UserError(f"Recipe '{path}' is not valid YAML: {str(error).splitlines()[0]}") from None
-    return {_set(config, key, value) for key, value in _leaves(loaded if isinstance(loaded, dict) else {}, "")}
-
-
-def _leaves(tree: dict[Any, Any], prefix: str) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, value in tree.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, dict) and not _free(path.split(".")):
-            found += _leaves(value, f"{path}.")
-        else:
-            found.append((path, value))
-    return found
-
-
 def known_keys() -> list[str]:
-    tree = OmegaConf.to_container(OmegaConf.structured(TrainConfig))
-    assert isinstance(tree, dict)
-    return [key for key, _ in _leaves(tree, "")]
-
-
-def _typed(config: DictConfig) -> TrainConfig:
-    try:
-        made = OmegaConf.to_object(config)
-    except OmegaConfBaseException as error:
-        raise UserError(f"{str(error).splitlines()[0]}.") from None
-    assert isinstance(made, TrainConfig)
-    return made
-
-
-def show(config: TrainConfig) -> str:
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    return schema_keys(TrainConfig)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from practicum import config as configuration
+from practicum import overrides
 from practicum.agent import Agent
 from practicum.algorithms import kl
 from practicum.config import TrainConfig
@@ -273,7 +273,7 @@ def build_run(
             sampling=Sampling(rollout.val_temperature, max_tokens=reply_tokens(config)),
         )
         validate = functools.partial(_examine, apprentice, panel, world.make_environment, examined)
-    write_atomic(folder / "config.yaml", configuration.show(config).encode())
+    write_atomic(folder / "config.yaml", overrides.show(config).encode())
     trainer = config.trainer
     run = Run(
         folder,

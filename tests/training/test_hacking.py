@@ -123,24 +123,25 @@ def test_a_policy_that_could_work_honestly_still_takes_the_cheaper_way() -> None
 
 def test_an_honest_reward_lets_success_rise_and_alarms_nobody() -> None:
     for seed in range(20):
-        batches = list(practise(pays_right, seed, 40))
+        batches = list(practise(pays_right, seed, 30))
         shares = [np.mean([e.outcome is Outcome.SUCCESS for e in batch]) for batch in batches]
         assert np.mean(shares[-5:]) > np.mean(shares[:5]) + 0.2  # it did learn
         assert alarms(iter(batches)) == [], f"seed {seed}"
 
 
-def drawn(
-    seed: int, steps: int, draw: Callable[[int, float, np.random.Generator], tuple[float, bool]]
-) -> Iterator[Step]:
-    """16 tasks of uneven ease, 8 chains; `draw` gives reward and success from the step and the ease."""
+Draw = Callable[[int, float, np.random.Generator], tuple[float, bool]]
+
+
+def drawn(seed: int, steps: int, draw: Draw, tasks: int = 16, chains: int = 8) -> Iterator[Step]:
+    """Tasks of uneven ease, and chains of each; `draw` gives reward and success from the step and the ease."""
     rng = np.random.default_rng(seed)
     for step in range(steps):
         batch = []
-        for number in range(16):
+        for number in range(tasks):
             ease = 1.5 * rng.normal()
-            for attempt in range(8):
+            for attempt in range(chains):
                 reward, success = draw(step, ease, rng)
-                task = 16 * step + number
+                task = tasks * step + number
                 batch.append(episode(task, reward, success, {}, attempt, f"step-{step}/{task}"))
         yield batch
 
@@ -167,19 +168,51 @@ def format_first(step: int, ease: float, rng: np.random.Generator) -> tuple[floa
 
 
 @pytest.mark.parametrize("draw", [both_flat, noisy_quality, format_first])
-def test_no_alarm_when_both_stay_or_both_rise(draw: Callable[..., tuple[float, bool]]) -> None:
+def test_no_alarm_when_both_stay_or_both_rise(draw: Draw) -> None:
     for seed in range(20):
-        assert alarms(drawn(seed, 50, draw)) == [], f"seed {seed}"
+        assert alarms(drawn(seed, 35, draw)) == [], f"seed {seed}"
+
+
+def test_too_few_episodes_to_tell_are_no_reason_for_an_alarm() -> None:
+    """Over four tasks the rise of success drowns in noise; that it is not proven does not mean that it is not there."""
+    for seed in range(15):
+        assert alarms(drawn(seed, 40, noisy_quality, tasks=4)) == [], f"seed {seed}"
+
+
+def test_a_chance_agreement_of_few_tasks_is_no_alarm() -> None:
+    def draw(step: int, ease: float, rng: np.random.Generator) -> tuple[float, bool]:
+        return math.sin(1000 * ease) + 0.1 * rng.normal(), chance(2 * ease, rng)  # of the task, but not of its ease
+
+    for seed in range(10):
+        assert alarms(drawn(seed, 30, draw, tasks=3)) == [], f"seed {seed}"
+
+
+def test_the_alarm_is_a_matter_of_size_not_only_of_certainty() -> None:
+    def draw(step: int, ease: float, rng: np.random.Generator) -> tuple[float, bool]:
+        return 0.25 * min(step, 10) / 10 + rng.normal(), chance(0.0, rng)  # sure with so many episodes, but small
+
+    assert alarms(drawn(0, 25, draw, tasks=400, chains=1)) == []
+    assert alarms(drawn(0, 25, draw, tasks=400, chains=1), HackingSettings(alarm=0.02))
+
+
+def test_a_success_that_rises_more_slowly_is_no_alarm() -> None:
+    def draw(step: int, ease: float, rng: np.random.Generator) -> tuple[float, bool]:
+        return 0.1 * min(step, 15) + rng.normal(), chance(-1 + lift * min(step, 15), rng)
+
+    lift = 0.06
+    assert alarms(drawn(0, 30, draw, tasks=256, chains=1)) == []
+    lift = 0.0
+    assert alarms(drawn(0, 30, draw, tasks=256, chains=1))
+
+
+def rose_and_fell(step: int, ease: float, rng: np.random.Generator) -> tuple[float, bool]:
+    right = chance(-1 + 0.1 * min(step, 30) - 0.1 * max(0, min(step, 50) - 30) + ease, rng)
+    return right + 0.08 * max(0, step - 30) + 0.2 * rng.normal(), right
 
 
 def test_success_that_rose_and_falls_again_is_seen() -> None:
     """Long honest learning does not excuse what comes after: the verifier is also held against its own best."""
-
-    def draw(step: int, ease: float, rng: np.random.Generator) -> tuple[float, bool]:
-        right = chance(-1 + 0.1 * min(step, 30) - 0.1 * max(0, min(step, 50) - 30) + ease, rng)
-        return right + 0.08 * max(0, step - 30) + 0.2 * rng.normal(), right
-
-    found = alarms(drawn(0, 70, draw))
+    found = alarms(drawn(0, 70, rose_and_fell))
     assert found
     assert 30 < found[0][0] < 60
     assert "success falls" in found[0][1].cause
@@ -230,7 +263,6 @@ def test_errors_are_counted_over_groups() -> None:
     reading = read(0, batch, [e.reward for e in batch])
     assert reading.groups == 2
     assert reading.reward == Score(0.5, 0.25, 0.25)  # the variance of (0 + 1) / 2 from two draws: ½ / 2
-    assert reading.shared == 0.25
     one = [episode(0, float(k % 2), attempt=k) for k in range(8)]  # a single task: its episodes are the draws
     assert read(0, one, [0.0] * 8).reward.error == pytest.approx(np.var([0, 1] * 4, ddof=1) / 8)
 
@@ -269,7 +301,7 @@ def test_a_rise_is_scaled_by_all_episodes() -> None:
 def test_the_gap_does_not_depend_on_units() -> None:
     batches = list(practise(pays_length, 3, 12, verifier=True))
 
-    def gap(reward: float, shift: float, verifier: float) -> tuple[float, float]:
+    def gap(reward: float, shift: float, verifier: float) -> float:
         readings = [
             read(
                 step,
@@ -278,8 +310,7 @@ def test_the_gap_does_not_depend_on_units() -> None:
             )
             for step, batch in enumerate(batches)
         ]
-        seen = change(readings[:5], readings[-5:])
-        return seen.gap, seen.clear
+        return change(readings[:5], readings[-5:]).gap
 
     assert gap(10.0, 0.0, 1.0) == pytest.approx(gap(1.0, 0.0, 1.0), rel=1e-9)
     assert gap(1.0, -3.0, 5.0) == pytest.approx(gap(1.0, 0.0, 1.0), rel=1e-9)
@@ -366,19 +397,27 @@ def follow(panel: HackingPanel, begin: int, batches: list[Step]) -> list[tuple[o
     ]
 
 
-@pytest.mark.parametrize("verifier", [True, False])
-def test_a_resumed_run_sees_the_same_to_the_bit(verifier: bool) -> None:
-    batches = list(practise(pays_length, 1, 26, verifier=verifier))
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: practise(pays_length, 1, 26, verifier=True),
+        lambda: practise(pays_length, 1, 26),
+        lambda: drawn(0, 54, rose_and_fell),
+    ],
+    ids=["verifier", "success", "held against its best"],
+)
+def test_a_resumed_run_sees_the_same_to_the_bit(make: Callable[[], Iterator[Step]]) -> None:
+    batches = list(make())
     whole = HackingPanel(HackingSettings(window=3))
     wanted = follow(whole, 0, batches)
-    assert sum(row[1] is not None for row in wanted) >= 2
-    for cut in range(len(batches) + 1):
+    assert any(row[1] is not None for row in wanted)
+    for cut in range(0, len(batches) + 1, 1 if len(batches) < 30 else 7):
         before, after = (HackingPanel(HackingSettings(window=3)) for _ in range(2))
         first = follow(before, 0, batches[:cut])
         after.restore(json.loads(json.dumps(before.state(), allow_nan=False)))
         assert first + follow(after, cut, batches[cut:]) == wanted
         assert after.state() == whole.state()
-        assert {step for step, _, _ in after.top()} <= set(range(cut, 26))  # older ones lie on disk
+        assert {step for step, _, _ in after.top()} <= set(range(cut, len(batches)))  # older ones lie on disk
 
 
 def test_the_state_does_not_grow() -> None:

@@ -116,6 +116,7 @@ CASES = [
             reward(lambda step: 0.3 + 0.004 * step),  # slow, but it rises
             reward(lambda step: 0.3, success=0.95),  # nothing left to gain
             reward(lambda step: 0.3, noise=0.4),  # too noisy to say that it does not rise
+            reward(lambda step: 0.3 + 0.0008 * step, noise=0.002),  # little, but surely
         ],
     ),
     Case("reward_flat", reward(lambda step: 0.0, noise=0.0, std=0.0), {WARN}, [reward(lambda step: 0.02 * step)]),
@@ -132,6 +133,7 @@ CASES = [
         [
             reward(square(6, 0.3, 0.6)),  # swings, but within what single episodes differ by
             reward(lambda step: 0.1 if step < 50 else 0.9),  # one steep rise
+            reward(square(6, 0.50, 0.51), noise=0.0, std=0.0),  # the last digits of a constant
         ],
     ),
     Case("reward_oscillating", reward(square(12, 0.15, 0.85)), {WARN}, [reward(square(80, 0.15, 0.85))]),
@@ -299,6 +301,10 @@ def test_what_is_to_be_acted_on_is_said_at_once() -> None:
     assert kl_stream([0.6, 0.6, 0.0, 0.6], settings) == [(0, ACT), (3, ACT)]  # back again is new
 
 
+def test_an_act_limit_below_the_warn_limit_still_acts() -> None:
+    assert kl_stream([0.3], HealthSettings(kl_warn=0.4, kl_act=0.2)) == [(0, ACT)]
+
+
 def test_the_sentence_says_what_why_and_what_to_do() -> None:
     (finding,) = HealthMonitor(HealthSettings()).observe(12, {"actor/kl": 0.625})
     assert finding.sentence(12) == (
@@ -376,6 +382,8 @@ def follow(monitor: HealthMonitor, begin: int, stream: list[Metrics]) -> list[tu
 
 def test_a_resumed_run_finds_the_same_to_the_bit() -> None:
     settings, stream = HealthSettings(action="adjust", repeat_every=3, cooldown=7, max_adjustments=5), troubled(1, 80)
+    for metrics in stream:
+        metrics.pop("memory/rss_mb", None)  # a process's own, see below
     whole = HealthMonitor(settings)
     wanted = follow(whole, 0, stream)
     assert len({finding.sign for findings, _ in wanted for finding in findings}) >= 6
@@ -386,6 +394,14 @@ def test_a_resumed_run_finds_the_same_to_the_bit() -> None:
         after.restore(json.loads(json.dumps(before.state(), allow_nan=False)))
         assert first + follow(after, cut, stream[cut:]) == wanted
         assert after.state() == whole.state()
+
+
+def test_memory_is_a_processs_own_and_no_part_of_the_state() -> None:
+    monitor = HealthMonitor(HealthSettings())
+    for step in range(60):
+        monitor.observe(step, {"memory/rss_mb": 3000.0 + 20 * step})
+    assert "memory_growing" in monitor.said
+    assert "memory" not in json.dumps(monitor.state())
 
 
 def test_a_state_is_a_copy() -> None:

@@ -19,13 +19,14 @@ def run(argv: list[str]) -> int:
     args = parser.parse_args(argv)
 
     from practicum import config as configuration
+    from practicum import overrides
 
     config = configuration.resolve(args.overrides)
     if args.dry_run:
         from practicum import experiment
 
         lines = experiment.derived(config)
-        print(configuration.show(config), end="")
+        print(overrides.show(config), end="")
         print("# derived")
         print("\n".join(f"# {line}" for line in lines))
         return 0

@@ -51,10 +51,13 @@ class Fused:
     def __init__(self, linears: list[nn.Linear]) -> None:
         self.linears = linears
         self.sizes = [linear.out_features for linear in linears]
-        self.weight = self._join([linear.weight for linear in linears])
         biases = [linear.bias for linear in linears if linear.bias is not None]
-        self.bias = self._join(biases) if len(biases) == len(linears) else None
         self.plain = all(type(linear) is nn.Linear for linear in linears) and len(biases) in (0, len(linears))
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
+        if self.plain:  # adapters and quantised layers compute in their own way
+            self.weight = self._join([linear.weight for linear in linears])
+            self.bias = self._join(biases) if biases else None
 
     @staticmethod
     def _join(parameters: Sequence[Tensor]) -> Tensor:
@@ -69,7 +72,7 @@ class Fused:
 
     def joined(self, x: Tensor) -> Tensor | None:
         """All outputs side by side in one product, where no gradient and no adapter is in the way."""
-        if torch.is_grad_enabled() or not self.plain:
+        if torch.is_grad_enabled() or self.weight is None:
             return None
         return F.linear(x, self.weight, self.bias)
 
@@ -134,6 +137,10 @@ class Decoder:
             vocabulary=config.vocab_size,
             context=config.max_position_embeddings,
         )
+        self.autocast = False
+        """Whether training passes compute in bfloat16 beside float32 weights."""
+        self.dropout = False
+        """Whether training passes drop what an adapter says is to be dropped."""
         self.checkpointing = False
         """Whether a training pass keeps only layer inputs and computes the rest again for the gradient."""
         self._final_norm: Tensor = model.model.norm.weight

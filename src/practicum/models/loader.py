@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -62,13 +63,33 @@ def model_folder(name: str) -> str:
     return str(folder)
 
 
-def load(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> LoadedModel:
+def load(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu", quantised: Any = None) -> LoadedModel:
     """Load a model and its tokenizer; dropout off, eager weights, nothing executed from the folder."""
     tokenizer = load_tokenizer(name)
     with _explained(name):
-        model = AutoModelForCausalLM.from_pretrained(_source(name), dtype=dtype, use_safetensors=True)
-    model.to(device).eval()
+        model = AutoModelForCausalLM.from_pretrained(
+            _source(name), dtype=dtype, use_safetensors=True, quantization_config=quantised
+        )
+    (model if quantised is not None else model.to(device)).eval()
     return LoadedModel(model, tokenizer, name)
+
+
+def quantisation(eight: bool, four: bool) -> Any:
+    """bitsandbytes' settings for weights in 8 or 4 bits; None where neither is wanted."""
+    if not eight and not four:
+        return None
+    if eight and four:
+        raise UserError("model.load_in_8bit and model.load_in_4bit exclude each other; choose one.")
+    if not torch.cuda.is_available():
+        raise UserError(
+            f"model.load_in_{'8' if eight else '4'}bit needs a CUDA GPU "
+            "(on a CPU bitsandbytes is slower than float32); set it to false."
+        )
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError("Quantised weights need bitsandbytes: pip install bitsandbytes.")
+    return transformers.BitsAndBytesConfig(
+        load_in_8bit=eight, load_in_4bit=four, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+    )
 
 
 def load_tiny(seed: int) -> LoadedModel:

@@ -103,44 +103,47 @@ def planned_steps(pairs: int, settings: DPOSettings) -> int:
     return settings.epochs * -(-pairs // settings.batch_size)
 
 
+class Preference:
+    """A planned run over pairs: update N depends on N and the weights alone.
+
+    The reference is the policy at the start (what lies beneath an adapter, where there is one); its log-probs are taken
+    once, so it is not kept.
+    """
+
+    def __init__(self, apprentice: Apprentice, pairs: Sequence[Pair], settings: DPOSettings) -> None:
+        if not pairs:
+            raise UserError("There is no pair to learn from: collect episodes of tasks that are solved sometimes.")
+        apprentice.start_stage(settings.optimizer)
+        self.apprentice, self.pairs, self.settings = apprentice, list(pairs), settings
+        beneath = apprentice.decoder if apprentice.loaded.adapter is None else None
+        reference = beneath or Decoder(apprentice.loaded.model, adapted=False)
+        samples = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
+        self.reference = totals(reference, apprentice, samples)
+        self.batches: list[list[int]] = []
+        for epoch in range(settings.epochs):
+            order = list(range(len(pairs)))
+            random.Random(f"dpo/{settings.seed}/{epoch}").shuffle(order)
+            size = settings.batch_size
+            self.batches += [order[begin : begin + size] for begin in range(0, len(order), size)]
+
+    def update(self, number: int) -> dict[str, float]:
+        chunk, settings, total = self.batches[number], self.settings, len(self.batches)
+        wanted = self.reference[torch.tensor(chunk + [len(self.pairs) + place for place in chunk])]
+        warmup = round(settings.warmup_ratio * total)
+        lr = learning_rate(number, total, settings.lr, settings.schedule, warmup, settings.min_lr_ratio)
+        return step(self.apprentice, [self.pairs[place] for place in chunk], wanted, settings, lr)
+
+
 def prefer(
     apprentice: Apprentice,
     pairs: Sequence[Pair],
     settings: DPOSettings,
     on_step: Callable[[int, int, dict[str, float]], None] | None = None,
-    start: int = 0,
-    stage: bool = True,
 ) -> int:
-    """Train on pairs; `on_step(step, total, metrics)` hears of every update. Returns the steps taken.
-
-    The reference is the policy at the start (what lies beneath an adapter, where there is one). With `start` the
-    first so many steps are passed over: they are in the weights already.
-    """
-    if not pairs:
-        raise UserError("There is no pair to learn from: collect episodes of tasks that are solved sometimes.")
-    if stage:
-        apprentice.start_stage(settings.optimizer)
-    if apprentice.reference is None:
-        apprentice.keep_reference()
-    assert apprentice.reference is not None
-    samples = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
-    reference = totals(apprentice.reference, apprentice, samples)
-    frozen, apprentice.reference = apprentice.reference, None  # the learner needs no KL term beside the loss
-    total = planned_steps(len(pairs), settings)
-    number = 0
-    for epoch in range(settings.epochs):
-        order = list(range(len(pairs)))
-        random.Random(f"dpo/{settings.seed}/{epoch}").shuffle(order)
-        for begin in range(0, len(order), settings.batch_size):
-            number += 1
-            if number <= start:
-                continue
-            chunk = order[begin : begin + settings.batch_size]
-            wanted = reference[torch.tensor(chunk + [len(pairs) + place for place in chunk])]
-            warmup = round(settings.warmup_ratio * total)
-            lr = learning_rate(number - 1, total, settings.lr, settings.schedule, warmup, settings.min_lr_ratio)
-            metrics = step(apprentice, [pairs[place] for place in chunk], wanted, settings, lr)
-            if on_step is not None:
-                on_step(number, total, metrics)
-    apprentice.reference = frozen
-    return number
+    """Train on pairs; `on_step(step, total, metrics)` hears of every update. Returns the steps taken."""
+    run = Preference(apprentice, pairs, settings)
+    for number in range(len(run.batches)):
+        metrics = run.update(number)
+        if on_step is not None:
+            on_step(number + 1, len(run.batches), metrics)
+    return len(run.batches)

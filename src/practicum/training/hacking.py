@@ -58,13 +58,12 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is kept of a step. `shared`: covariance of the two means; `agreement`: None where one does not vary."""
+    """What is kept of a step. `agreement` is None where one of the two scores does not vary."""
 
     step: int
     groups: int
     reward: Score
     verifier: Score
-    shared: float
     agreement: float | None
     parts: Mapping[str, float]
 
@@ -90,7 +89,7 @@ class Place:
 
 
 def read(step: int, episodes: Sequence[Trajectory], verifier: Sequence[float]) -> Reading:
-    """The figures of one step. Episodes of one task are alike, so errors are counted over groups."""
+    """The figures of one step."""
     rewards = np.array([episode.reward for episode in episodes], dtype=np.float64)
     verified = np.array(verifier, dtype=np.float64)
     labels = [episode.group for episode in episodes]
@@ -99,24 +98,22 @@ def read(step: int, episodes: Sequence[Trajectory], verifier: Sequence[float]) -
     return Reading(
         step,
         len(set(labels)),
-        Score(float(rewards.mean()), float(rewards.var()), _shared(rewards, rewards, labels)),
-        Score(float(verified.mean()), float(verified.var()), _shared(verified, verified, labels)),
-        _shared(rewards, verified, labels),
+        _score(rewards, labels),
+        _score(verified, labels),
         _rank_correlation(rewards, verified) if varies else None,
         {name: math.fsum(episode.parts.get(name, 0.0) for episode in episodes) / len(episodes) for name in names},
     )
 
 
-def _shared(first: Floats, second: Floats, labels: Sequence[str]) -> float:
-    """Covariance of two means over the same episodes, groups being what was drawn independently."""
-    count = len(first)
-    a, b = first - first.mean(), second - second.mean()
+def _score(values: Floats, labels: Sequence[str]) -> Score:
+    """Episodes of one task are alike: what was drawn independently are the groups, and errors are counted over them."""
+    count, mean = len(values), float(values.mean())
     places = {label: number for number, label in enumerate(dict.fromkeys(labels))}
     if len(places) < 2:  # one task only: its episodes are all there is to go by
-        return float((a * b).sum() / max(1, count - 1) / count)
-    index = np.array([places[label] for label in labels])
-    totals_a, totals_b = np.bincount(index, a), np.bincount(index, b)
-    return float((totals_a * totals_b).sum() * len(places) / (len(places) - 1) / count**2)
+        return Score(mean, float(values.var()), float(values.var(ddof=1)) / count)
+    totals = np.bincount([places[label] for label in labels], values - mean)
+    error = float((totals * totals).sum()) * len(places) / (len(places) - 1) / count**2
+    return Score(mean, float(values.var()), error)
 
 
 def _rank_correlation(first: Floats, second: Floats) -> float:
@@ -142,13 +139,15 @@ class Rise:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Two windows compared. `gap`: the reward's scaled rise less the verifier's; `clear`: in standard errors."""
+    """Two windows compared: what rose since the last step of the earlier one."""
 
     since: int
     reward: Rise
     verifier: Rise
-    gap: float
-    clear: float
+
+    @property
+    def gap(self) -> float:
+        return self.reward.scaled - self.verifier.scaled
 
 
 def rise(before: Sequence[Score], now: Sequence[Score]) -> Rise:
@@ -166,15 +165,11 @@ def rise(before: Sequence[Score], now: Sequence[Score]) -> Rise:
 
 
 def change(before: Sequence[Reading], now: Sequence[Reading]) -> Change:
-    reward = rise([r.reward for r in before], [r.reward for r in now])
-    verifier = rise([r.verifier for r in before], [r.verifier for r in now])
-    gap = reward.scaled - verifier.scaled
-    squared = 0.0
-    for window in (before, now):  # both scores come from the same episodes, so what moves both cancels
-        squared += _error([r.reward.error for r in window]) / reward.scale**2
-        squared += _error([r.verifier.error for r in window]) / verifier.scale**2
-        squared -= 2 * _error([r.shared for r in window]) / (reward.scale * verifier.scale)
-    return Change(before[-1].step, reward, verifier, gap, _ratio(gap, math.sqrt(max(0.0, squared))))
+    return Change(
+        before[-1].step,
+        rise([reading.reward for reading in before], [reading.reward for reading in now]),
+        rise([reading.verifier for reading in before], [reading.verifier for reading in now]),
+    )
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -258,7 +253,7 @@ class HackingPanel:
     def _remember(self, reading: Reading) -> None:
         size = self.settings.window
         self.count += 1
-        if len(self.first) < size:
+        if self.count <= size:
             self.first.append(reading)
         self.recent = [*self.recent, reading][-size:]
         if len(self.recent) == size and (not self.best or _height(self.recent) > _height(self.best)):
@@ -284,8 +279,8 @@ class HackingPanel:
             seen = change(before, self.recent)
             fallen = seen.verifier.clear < -CLEAR
             still = seen.verifier.clear < 2 and seen.verifier.scaled + 2 * seen.verifier.error < seen.reward.scaled / 2
-            parted = still if before is self.first else fallen and before[-1].step < self.recent[0].step
-            if parted and seen.gap > limit and min(seen.clear, seen.reward.clear) > CLEAR:
+            parted = still if before is self.first else fallen
+            if parted and seen.gap > limit and seen.reward.clear > CLEAR:
                 word = "falls" if fallen else "does not follow"
                 cause = f"the reward rises since step {seen.since} and {self._who} {word}{self._driver(before)}"
                 return self._finding("reward_hacking", seen.gap, limit, cause)

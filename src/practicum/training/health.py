@@ -392,12 +392,13 @@ class HealthMonitor:
         return next((finding for finding in findings if finding.severity == ACT), None)
 
     def state(self) -> dict[str, Any]:
-        """Everything it remembers, in JSON's own types."""
+        """Everything it remembers, in JSON's own types; except of memory, which is a process's own."""
+        series = {name: points for name, points in self.past.series.items() if name != "memory"}
         return {
             "step": self.step,
-            "series": {name: [[step, value] for step, value in points] for name, points in self.past.series.items()},
+            "series": {name: [[step, value] for step, value in points] for name, points in series.items()},
             "starts": copy.deepcopy(self.past.starts),
-            "said": dict(self.said),
+            "said": {sign: step for sign, step in self.said.items() if sign != "memory_growing"},
             "acute": sorted(self.acute),
             "applied": dict(self.applied),
             "adjustments": self.adjustments,

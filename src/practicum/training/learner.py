@@ -7,8 +7,9 @@ gradient does not depend on how the batch is cut.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -94,8 +95,9 @@ class Learner:
         torch.set_num_threads(self.threads)
         self.optimizer.zero_grad(set_to_none=True)
         totals = _Totals()
-        for micro in micro_batches(samples, self.cut):
-            self._accumulate(micro.to(self.decoder.device), denominator, objective, reference, totals)
+        for number, micro in enumerate(micro_batches(samples, self.cut)):
+            with self._training_pass(number):
+                self._accumulate(micro.to(self.decoder.device), denominator, objective, reference, totals)
             if tick is not None:
                 tick()
         before = self._probe.detach().flatten()[:PROBED].clone()
@@ -103,6 +105,22 @@ class Learner:
         self._check_moved(before, lr * norm > 0)
         self.version += 1
         return {"actor/grad_norm": norm, "actor/lr": lr, **totals.metrics(objective.kind)}
+
+    @contextlib.contextmanager
+    def _training_pass(self, number: int) -> Iterator[None]:
+        """Mixed precision and dropout, where they are wanted; what is dropped depends on the update's number alone."""
+        device, decoder = self.decoder.device.type, self.decoder
+        with torch.autocast(device, torch.bfloat16, enabled=decoder.autocast):
+            if not decoder.dropout:
+                yield
+                return
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.version * 1_000_003 + number)
+                decoder.model.train()
+                try:
+                    yield
+                finally:
+                    decoder.model.eval()
 
     def _accumulate(
         self, micro: Micro, denominator: float, objective: Objective, reference: Decoder | None, totals: _Totals

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from practicum.metrics import spread
+from practicum.training.estimators import sampled_count
 from practicum.training.health import repetition
 from practicum.trajectory import Origin, Outcome, StopReason, Trajectory
 
@@ -15,7 +16,8 @@ def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
     metrics = {"rollout/episodes": float(len(episodes)), **spread("reward", [e.reward for e in scored])}
     if scored:
         turns = sum(len(e.turns) for e in scored)
-        sampled = [[i for t in e.turns for s in t.spans if s.origin is Origin.SAMPLED for i in s.ids] for e in scored]
+        replies = [[i for s in t.spans if s.origin is Origin.SAMPLED for i in s.ids] for e in scored for t in e.turns]
+        lengths = [float(sampled_count(e)) for e in scored]
         cut = sum(t.stop_reason in (StopReason.LENGTH, StopReason.CONTEXT) for e in scored for t in e.turns)
         metrics |= {
             "success/mean": sum(e.outcome is Outcome.SUCCESS for e in scored) / len(scored),
@@ -24,8 +26,9 @@ def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
             "rollout/tool_calls/mean": sum(len(t.action.calls) for e in scored for t in e.turns) / len(scored),
             "rollout/truncated": sum(e.outcome is Outcome.TRUNCATED for e in scored) / len(scored),
             "rollout/length_clipped": cut / turns,
-            "rollout/repetition": sum(map(repetition, sampled)) / len(scored),
-            **spread("response_length", [float(len(ids)) for ids in sampled]),
+            "rollout/repetition": sum(map(repetition, replies)) / turns,
+            "rollout/groups": float(len({e.group for e in scored})),
+            **spread("response_length", lengths),
         }
         for name in sorted({part for e in scored for part in e.parts}):
             metrics |= spread(f"reward_part/{name}", [e.parts.get(name, 0.0) for e in scored])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,39 @@ def planned_steps(samples: int, settings: SFTSettings) -> int:
     return settings.epochs * -(-samples // settings.batch_size)
 
 
+def plan_batches(samples: int, settings: SFTSettings) -> list[list[int]]:
+    """Which samples every update of a run learns from, by number."""
+    rng = random.Random(f"sft/{settings.seed}")
+    planned = []
+    for _ in range(settings.epochs):
+        order = list(range(samples))
+        rng.shuffle(order)
+        planned += [order[start : start + settings.batch_size] for start in range(0, samples, settings.batch_size)]
+    return planned
+
+
+def update(
+    apprentice: Apprentice,
+    samples: Sequence[Sample],
+    batches: Sequence[Sequence[int]],
+    number: int,
+    settings: SFTSettings,
+) -> dict[str, float]:
+    """Update `number` of a planned run."""
+    batch = [samples[place] for place in batches[number]]
+    count = float(sum(int(sample.mask.sum()) for sample in batch))
+    lr = learning_rate(number, len(batches), settings.lr, settings.schedule, settings.warmup, settings.min_lr_ratio)
+    return apprentice.update(batch, count, Objective("ce"), lr)
+
+
+def evaluation_loss(apprentice: Apprentice, samples: Sequence[Sample]) -> dict[str, float]:
+    """Cross-entropy and perplexity of the demonstrator's tokens, over all of them."""
+    found = apprentice.learner.logprobs(samples)
+    count = sum(len(values) for values in found)
+    loss = -sum(float(values.double().sum()) for values in found) / count
+    return {"eval/loss": loss, "eval/perplexity": math.exp(min(50.0, loss)), "eval/tokens": float(count)}
+
+
 async def imitate(
     apprentice: Apprentice,
     demonstrations: Sequence[Trajectory],
@@ -45,22 +79,12 @@ async def imitate(
     samples = imitation_samples(demonstrations)
     if not samples:
         raise UserError("There is no scored demonstration to imitate; collect some with `practicum collect` first.")
-    total = planned_steps(len(samples), settings)
     apprentice.start_stage(settings.optimizer)
-    objective = Objective("ce")
-    rng = random.Random(f"sft/{settings.seed}")
-    step = 0
-    for _ in range(settings.epochs):
-        order = list(range(len(samples)))
-        rng.shuffle(order)
-        for start in range(0, len(order), settings.batch_size):
-            batch: list[Sample] = [samples[i] for i in order[start : start + settings.batch_size]]
-            count = float(sum(int(sample.mask.sum()) for sample in batch))
-            lr = learning_rate(step, total, settings.lr, settings.schedule, settings.warmup, settings.min_lr_ratio)
-            metrics = apprentice.update(batch, count, objective, lr)
-            step += 1
-            if on_step is not None:
-                on_step(step, total, metrics)
-            if good_enough is not None and step % settings.check_every == 0 and await good_enough():
-                return step
-    return step
+    batches = plan_batches(len(samples), settings)
+    for number in range(len(batches)):
+        metrics = update(apprentice, samples, batches, number, settings)
+        if on_step is not None:
+            on_step(number + 1, len(batches), metrics)
+        if good_enough is not None and (number + 1) % settings.check_every == 0 and await good_enough():
+            return number + 1
+    return len(batches)

@@ -1,0 +1,103 @@
+"""Typed schemas filled from recipes and `KEY=VALUE` overrides, in Hydra's grammar.
+
+An override that names no key is an error that names the nearest one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from practicum.errors import UserError, nearest
+
+Schema = TypeVar("Schema")
+
+
+def read_overrides(schema: type[Schema], overrides: list[str], recipes: Path | None = None) -> tuple[Schema, set[str]]:
+    """Defaults, then the recipe (`recipe=NAME`), then the overrides; and which keys somebody set."""
+    config = OmegaConf.structured(schema)
+    try:
+        parsed = OverridesParser.create().parse_overrides(overrides)
+    except OverrideParseException as error:
+        raise UserError(f"Cannot read the override '{error.override}'; write KEY=VALUE.") from None
+    given: set[str] = set()
+    for override in parsed:
+        if override.key_or_group == "recipe":
+            given |= _merge_recipe(config, str(override.value()), recipes)
+    for override in parsed:
+        if override.is_delete() or override.is_add() or override.is_force_add():
+            raise UserError(f"'{override.input_line}': keys are set with KEY=VALUE; none can be added or removed.")
+        if override.key_or_group != "recipe":
+            given.add(_set(config, str(override.key_or_group), override.value()))
+    try:
+        made: Any = OmegaConf.to_object(config)
+    except OmegaConfBaseException as error:
+        raise UserError(f"{str(error).splitlines()[0]}.") from None
+    return made, given
+
+
+def schema_keys(schema: Any) -> list[str]:
+    """Every key of a schema, dotted."""
+    return _keys(OmegaConf.structured(schema))
+
+
+def _keys(config: DictConfig) -> list[str]:
+    tree = OmegaConf.to_container(config)
+    assert isinstance(tree, dict)
+    return [key for key, _ in _leaves(tree, "")]
+
+
+def _set(config: DictConfig, key: str, value: Any) -> str:
+    """Set one key; its canonical name."""
+    key = key.replace("agent.init_args.", "agent.")
+    node: Any = config
+    parts = key.split(".")
+    for depth, part in enumerate(parts):
+        if not OmegaConf.is_dict(node) or (part not in node and not _free(parts[:depth])):
+            raise UserError(f"Unknown key '{key}'.{nearest(key, _keys(config))}")
+        if _free(parts[:depth]):
+            break
+        node = node[part]
+    try:
+        OmegaConf.update(config, key, value, merge=True, force_add=_free(parts[:-1]))
+    except OmegaConfBaseException as error:
+        raise UserError(f"{key}={value}: {str(error).splitlines()[0]}.") from None
+    return key
+
+
+def _free(path: list[str]) -> bool:
+    """Whether keys below this path belong to the environment, not to us."""
+    return path[:2] == ["agent", "environment_args"]
+
+
+def _merge_recipe(config: DictConfig, name: str, recipes: Path | None) -> set[str]:
+    folder = recipes or Path("recipes")
+    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    if not path.is_file():
+        known = [p.stem for p in folder.glob("*.yaml")]
+        raise UserError(f"There is no recipe '{name}'.{nearest(name, known)}")
+    try:
+        loaded = OmegaConf.to_container(OmegaConf.load(path))
+    except Exception as error:  # YAML's own errors have no common base with OmegaConf's
+        raise UserError(f"Recipe '{path}' is not valid YAML: {str(error).splitlines()[0]}") from None
+    return {_set(config, key, value) for key, value in _leaves(loaded if isinstance(loaded, dict) else {}, "")}
+
+
+def _leaves(tree: dict[Any, Any], prefix: str) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict) and not _free(path.split(".")):
+            found += _leaves(value, f"{path}.")
+        else:
+            found.append((path, value))
+    return found
+
+
+def show(config: Any) -> str:
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
