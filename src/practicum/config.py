@@ -225,6 +225,12 @@ class CriticConfig:
 
 
 @dataclass
+class SandboxConfig:
+    level: str = "namespaces"  # the weakest isolation that model-written code may run in
+    concurrency: int | None = None
+
+
+@dataclass
 class TrainConfig:
     """Everything `practicum train` reads."""
 
@@ -234,6 +240,7 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     actor_rollout_ref: ActorRolloutRefConfig = field(default_factory=ActorRolloutRefConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     health: HealthSettings = field(default_factory=HealthSettings)
     hacking: HackingSettings = field(default_factory=HackingSettings)
 

@@ -26,6 +26,7 @@ from practicum.models import loader, lora
 from practicum.models.decoder import Decoder
 from practicum.render import Renderer
 from practicum.rollout import MakeEnvironment
+from practicum.sandbox import base as sandbox
 from practicum.store import write_atomic
 from practicum.task import Task
 from practicum.training.apprentice import Apprentice
@@ -112,6 +113,7 @@ def validates(config: TrainConfig) -> bool:
 
 def build_world(config: TrainConfig) -> World:
     agent, data = config.agent, config.data
+    sandbox.configure(config.sandbox.level, config.sandbox.concurrency)
     options = dict(agent.environment_args)
     tools = agent.tools if agent.use_agent else []
     for key, value in (("tools", tools), ("reward", agent.reward_name), ("verifier", agent.verifier_name)):

@@ -1,0 +1,119 @@
+"""`code`: write a small Python function, try it in a sandbox, hand it in.
+
+Problems are made from templates (`code_problems.py`); a question's own hash says which split it
+belongs to. Any JSON file of `question` and `test_cases` works too, in the forms that `code_reward`
+reads: MBPP's and HumanEval's fields among them.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from typing import ClassVar
+
+from practicum.environment import Action, Observation, Policy, ToolCall
+from practicum.environments.code_problems import TEMPLATES, make_problem
+from practicum.environments.tool_agent import ToolEnvironment
+from practicum.errors import UserError
+from practicum.rewards.code_reward import read_cases
+from practicum.sandbox import base
+from practicum.task import Task, content_hash
+
+SPLIT_OF_BUCKET = ("train",) * 8 + ("val", "test")
+EXECUTORS = ("python_executor", "code_interpreter")
+SOLUTIONS = ("solution", "code", "canonical_solution")
+"""Fields in which a file may hold a right answer for the expert."""
+TRIES = 1000
+"""Problems drawn in vain, one after the other, before the levels count as used up."""
+
+
+class CodeEnvironment(ToolEnvironment):
+    """Small Python functions to write and try, or any JSON file of `question`/`test_cases`."""
+
+    name = "code"
+    formats = ("code", "hf", "react")
+    system = "Write the Python function. Try it first, then hand it in."
+    default_tools: ClassVar[tuple[str, ...]] = ("python_executor",)
+    default_reward = "code_reward"
+
+    def __init__(
+        self,
+        tools: Sequence[str] | None = None,
+        reward: str | None = None,
+        format: str = "code",
+        files: dict[str, str] | None = None,
+        system: str | None = None,
+        verifier: str | None = None,
+        levels: Sequence[int] = (1, 2),
+        sandbox_level: str | None = None,
+    ) -> None:
+        super().__init__(tools, reward, format, files, system, verifier)
+        self.levels = tuple(levels)
+        if not self.levels or not all(level in TEMPLATES for level in self.levels):
+            raise UserError(f"code levels must be whole numbers from 1 to {max(TEMPLATES)}, got {list(levels)}.")
+        if sandbox_level is not None:
+            base.configure(sandbox_level)
+        base.current()  # a machine that cannot shut programs in is known before the first episode
+
+    def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
+        tasks = super().tasks(split, count, seed)
+        if split in self.files and self.reward.name == self.default_reward:
+            for task in tasks:
+                try:
+                    read_cases(task.fields.get("test_cases"), task.fields.get("entry_point"))
+                except ValueError as error:
+                    raise UserError(f"Dataset '{self.files[split]}', task '{task.id}': {error}.") from None
+        return tasks
+
+    def generate(self, split: str, count: int, seed: int) -> Sequence[Task]:
+        rng = random.Random(f"code/{split}/{seed}")
+        tasks: list[Task] = []
+        seen: set[str] = set()
+        vain = 0
+        while len(tasks) < count:
+            fields = make_problem(rng, self.levels[len(tasks) % len(self.levels)])
+            key = content_hash(fields["question"])
+            # A question belongs to the split its hash says, so no seed can leak one into another split.
+            if SPLIT_OF_BUCKET[int(key, 16) % 10] != split or key in seen:
+                vain += 1
+                if vain > TRIES:
+                    raise UserError(
+                        f"code has about {len(tasks)} different '{split}' problems of these levels; ask for fewer."
+                    )
+                continue
+            vain = 0
+            seen.add(key)
+            tasks.append(Task(f"code-{split}-{seed}-{len(tasks)}", self.name, split, fields))
+        return tasks
+
+    def expert(self, task: Task) -> Policy:
+        """Runs its solution on an example, then hands it in."""
+        solution = next((str(task.fields[key]) for key in SOLUTIONS if key in task.fields), None)
+        if solution is None:
+            raise UserError(f"Task '{task.id}' has no 'solution' for the expert to hand in; add that field.")
+        example = str(task.fields.get("example", ""))
+        trial = f"{solution}\nprint({example})" if example else solution
+        replies = iter((Action(calls=(ToolCall(self._executor(), {"code": trial}),)),))
+        return lambda observation: next(replies, Action(content=solution))
+
+    def random(self, task: Task, seed: int) -> Policy:
+        """Knows the protocol and nothing else: a function of the right name that does something with its argument."""
+        rng = random.Random(f"code-random/{seed}")
+        question = str(task.fields.get("question", ""))
+        head = re.search(r"(\w+)\(([\w, ]+)\)", question)
+        name, arguments = head.groups() if head else ("f", "x")
+        numbers = re.findall(r"\d+", question) or ["1"]
+        body = f"{arguments.split(',')[0]} {rng.choice('+-*%')} {rng.choice(numbers)}"
+        code = f"def {name}({arguments}):\n    return {body}"
+        turns = iter(range(rng.randint(0, 2)))
+
+        def act(observation: Observation) -> Action:
+            if next(turns, None) is None:
+                return Action(content=code)
+            return Action(calls=(ToolCall(self._executor(), {"code": code}),))
+
+        return act
+
+    def _executor(self) -> str:
+        return next((name for name in EXECUTORS if name in self.tools), EXECUTORS[0])

@@ -1,0 +1,296 @@
+"""Programming problems made from nothing: small functions with random numbers and names, and their tests.
+
+A template says in words what is asked, writes a solution, and holds a reference of its own (a Python
+function, not the solution's text) that says what is right. So a slip in the one shows against the other.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+CASES = 5
+FUNCTIONS = ("f", "g", "h", "run", "calc", "solve", "make", "work")
+NUMBERS = ("x", "n", "k", "a")
+TEXTS = ("s", "t", "word")
+LISTS = ("xs", "nums", "items")
+WORDS = ("apple", "tree", "banana", "sky", "letter", "noon", "river", "go", "stone", "moss", "level", "ant")
+LETTERS = "aeilnorst"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a template makes of its random choices, before names and cases are drawn."""
+
+    text: str
+    """What the function returns, in words."""
+    arguments: tuple[str, ...]
+    lines: tuple[str, ...]
+    """The solution's body."""
+    reference: Callable[..., object]
+    inputs: Sequence[tuple[object, ...]]
+    """Inputs to take cases from."""
+
+
+Template = Callable[[random.Random], Draft]
+
+
+def _numbers(rng: random.Random, near: int = 0) -> list[tuple[object, ...]]:
+    """Single numbers: zero, negative ones, and those around the number at which something changes."""
+    return [(n,) for n in (0, 1, -rng.randint(2, 9), near - 1, near, near + 1, *rng.sample(range(2, 60), 4))]
+
+
+def _texts(rng: random.Random) -> list[tuple[object, ...]]:
+    return [(word,) for word in ("", *rng.sample(WORDS, 6))]
+
+
+def _lists(rng: random.Random) -> list[tuple[object, ...]]:
+    return [([],), *(([rng.randint(-9, 30) for _ in range(size)],) for size in (1, 2, 3, 3, 4, 5))]
+
+
+# Level 1: one expression of one number.
+
+
+def times_plus(rng: random.Random) -> Draft:
+    x, a, b = rng.choice(NUMBERS), rng.randint(2, 9), rng.randint(1, 99)
+    return Draft(f"{x} times {a} plus {b}", (x,), (f"return {x} * {a} + {b}",), lambda v: v * a + b, _numbers(rng))
+
+
+def times_minus(rng: random.Random) -> Draft:
+    x, a, b = rng.choice(NUMBERS), rng.randint(2, 9), rng.randint(1, 99)
+    return Draft(f"{x} times {a} minus {b}", (x,), (f"return {x} * {a} - {b}",), lambda v: v * a - b, _numbers(rng))
+
+
+def square_plus(rng: random.Random) -> Draft:
+    x, b = rng.choice(NUMBERS), rng.randint(1, 99)
+    return Draft(f"the square of {x} plus {b}", (x,), (f"return {x} ** 2 + {b}",), lambda v: v * v + b, _numbers(rng))
+
+
+def remainder(rng: random.Random) -> Draft:
+    x, a, b = rng.choice(NUMBERS), rng.randint(3, 12), rng.randint(1, 30)
+    text = f"the remainder of {x} divided by {a}, plus {b}"
+    return Draft(text, (x,), (f"return {x} % {a} + {b}",), lambda v: v - v // a * a + b, _numbers(rng, a))
+
+
+def larger_of(rng: random.Random) -> Draft:
+    x, a = rng.choice(NUMBERS), rng.randint(3, 60)
+    return Draft(
+        f"the larger of {x} and {a}", (x,), (f"return max({x}, {a})",), lambda v: v if v > a else a,
+        [*_numbers(rng, a), (a + rng.randint(2, 9),), (a + rng.randint(10, 20),)],
+    )  # fmt: skip
+
+
+def distance(rng: random.Random) -> Draft:
+    x, a = rng.choice(NUMBERS), rng.randint(3, 60)
+    return Draft(
+        f"the distance of {x} from {a}", (x,), (f"return abs({x} - {a})",),
+        lambda v: v - a if v > a else a - v, _numbers(rng, a),
+    )  # fmt: skip
+
+
+# Level 2: one expression of a text or a list.
+
+
+def repeat(rng: random.Random) -> Draft:
+    s, a, end = rng.choice(TEXTS), rng.randint(2, 5), _letters(rng)
+    text = f"{s} {a} times in a row and then '{end}'"
+    return Draft(text, (s,), (f"return {s} * {a} + '{end}'",), lambda v: "".join([v] * a) + end, _texts(rng))
+
+
+def between(rng: random.Random) -> Draft:
+    s, left, right = rng.choice(TEXTS), _letters(rng), _letters(rng)
+    return Draft(
+        f"{s} between '{left}' and '{right}'", (s,), (f"return '{left}' + {s} + '{right}'",),
+        lambda v: f"{left}{v}{right}", _texts(rng),
+    )  # fmt: skip
+
+
+def first_letters(rng: random.Random) -> Draft:
+    s, a, end = rng.choice(TEXTS), rng.randint(1, 4), _letters(rng)
+    return Draft(
+        f"the first {a} letters of {s} and then '{end}'", (s,), (f"return {s}[:{a}] + '{end}'",),
+        lambda v: "".join(c for i, c in enumerate(v) if i < a) + end, _texts(rng),
+    )  # fmt: skip
+
+
+def backwards(rng: random.Random) -> Draft:
+    s, end = rng.choice(TEXTS), _letters(rng)
+    return Draft(
+        f"{s} backwards and then '{end}'", (s,), (f"return {s}[::-1] + '{end}'",),
+        lambda v: "".join(reversed(v)) + end, _texts(rng),
+    )  # fmt: skip
+
+
+def count_letter(rng: random.Random) -> Draft:
+    s, letter, b = rng.choice(TEXTS), rng.choice(LETTERS), rng.randint(1, 30)
+    text = f"how many '{letter}' are in {s}, plus {b}"
+    inputs = [*_texts(rng), *((letter * n + rng.choice(WORDS),) for n in (1, 2, 3))]
+    return Draft(
+        text, (s,), (f"return {s}.count('{letter}') + {b}",), lambda v: sum(c == letter for c in v) + b, inputs
+    )
+
+
+def sum_plus(rng: random.Random) -> Draft:
+    xs, b = rng.choice(LISTS), rng.randint(1, 99)
+    return Draft(
+        f"the sum of {xs} plus {b}", (xs,), (f"return sum({xs}) + {b}",),
+        lambda v: b - sum(-n for n in v), _lists(rng),
+    )  # fmt: skip
+
+
+def each_plus(rng: random.Random) -> Draft:
+    xs, b = rng.choice(LISTS), rng.randint(1, 99)
+    return Draft(
+        f"a list of every number in {xs} plus {b}", (xs,), (f"return [x + {b} for x in {xs}]",),
+        lambda v: list(map(b.__add__, v)), _lists(rng),
+    )  # fmt: skip
+
+
+def above(rng: random.Random) -> Draft:
+    xs, a = rng.choice(LISTS), rng.randint(1, 25)
+    inputs = [*_lists(rng), ([a, a + 1, a - 1],), ([a + 2, 0, a + 5],)]
+    return Draft(
+        f"a list of the numbers in {xs} above {a}", (xs,), (f"return [x for x in {xs} if x > {a}]",),
+        lambda v: list(filter(a.__lt__, v)), inputs,
+    )  # fmt: skip
+
+
+# Level 3: a decision, two arguments, or a computation with digits and ranges.
+
+
+def either(rng: random.Random) -> Draft:
+    x, a, b, c = rng.choice(NUMBERS), rng.randint(3, 40), rng.randint(2, 9), rng.randint(1, 50)
+    return Draft(
+        f"{x} times {b} if {x} is above {a}, else {x} minus {c}", (x,),
+        (f"if {x} > {a}:", f"    return {x} * {b}", f"return {x} - {c}"),
+        lambda v: [v - c, v * b][v > a], _numbers(rng, a),
+    )  # fmt: skip
+
+
+def divisible(rng: random.Random) -> Draft:
+    x, a, yes, no = rng.choice(NUMBERS), rng.randint(2, 9), _letters(rng), _letters(rng)
+    inputs = [(a * n + rest,) for n in (0, 1, rng.randint(2, 5), rng.randint(6, 9)) for rest in (0, 1)]
+    return Draft(
+        f"'{yes}' if {x} can be divided by {a}, else '{no}!'", (x,),
+        (f"if {x} % {a} == 0:", f"    return '{yes}'", f"return '{no}!'"),
+        lambda v: yes if v // a * a == v else f"{no}!", inputs,
+    )  # fmt: skip
+
+
+def clamp(rng: random.Random) -> Draft:
+    x, low = rng.choice(NUMBERS), rng.randint(1, 30)
+    high = low + rng.randint(5, 40)
+    inputs = [(low - 3,), (low,), (high,), (high + 5,), *((rng.randint(low, high),) for _ in range(3))]
+    return Draft(
+        f"{x}, but at least {low} and at most {high}", (x,), (f"return min(max({x}, {low}), {high})",),
+        lambda v: sorted((low, v, high))[1], inputs,
+    )  # fmt: skip
+
+
+def two_arguments(rng: random.Random) -> Draft:
+    x, y = rng.sample(NUMBERS, 2)
+    a, b = rng.randint(2, 9), rng.randint(2, 9)
+    return Draft(
+        f"{x} times {a} plus {y} times {b}", (x, y), (f"return {x} * {a} + {y} * {b}",),
+        lambda v, w: sum([v] * a) + sum([w] * b), [(rng.randint(-9, 30), rng.randint(-9, 30)) for _ in range(8)],
+    )  # fmt: skip
+
+
+def digits(rng: random.Random) -> Draft:
+    x, b = rng.choice(NUMBERS), rng.randint(1, 99)
+    inputs = [(0,), *((rng.randint(10**size, 10 ** (size + 1)),) for size in (0, 1, 1, 2, 3, 4))]
+    return Draft(
+        f"the sum of the digits of {x} plus {b}", (x,), (f"return sum(map(int, str({x}))) + {b}",),
+        lambda v: sum(v // 10**place % 10 for place in range(9)) + b, inputs,
+    )  # fmt: skip
+
+
+def multiples(rng: random.Random) -> Draft:
+    x, a = rng.choice(NUMBERS), rng.randint(2, 9)
+    return Draft(
+        f"the sum of the multiples of {a} from 0 up to {x}", (x,), (f"return sum(range(0, {x} + 1, {a}))",),
+        lambda v: a * (v // a) * (v // a + 1) // 2, [(n,) for n in (0, a, 2 * a - 1, *rng.sample(range(10, 60), 4))],
+    )  # fmt: skip
+
+
+# Level 4: two steps.
+
+
+def sum_of_squares(rng: random.Random) -> Draft:
+    xs, a = rng.choice(LISTS), rng.randint(1, 20)
+    inputs = [*_lists(rng), ([a, a + 1, a - 1],), ([a + 2, 0, a + 5],)]
+    return Draft(
+        f"the sum of the squares of the numbers in {xs} above {a}", (xs,),
+        (f"big = [x for x in {xs} if x > {a}]", "return sum(x * x for x in big)"),
+        lambda v: sum(n**2 * (n > a) for n in v), inputs,
+    )  # fmt: skip
+
+
+def long_words(rng: random.Random) -> Draft:
+    s, a, glue = rng.choice(TEXTS), rng.randint(2, 4), rng.choice("-+/")
+    inputs: list[tuple[object, ...]] = [("",), *((" ".join(rng.sample(WORDS, size)),) for size in (1, 2, 3, 3, 4, 5))]
+    return Draft(
+        f"the words of {s} with more than {a} letters, joined by '{glue}'", (s,),
+        (f"words = [w for w in {s}.split() if len(w) > {a}]", f"return '{glue}'.join(words)"),
+        lambda v: glue.join(filter(lambda w: len(w) >= a + 1, v.split(" "))), inputs,
+    )  # fmt: skip
+
+
+def by_remainder(rng: random.Random) -> Draft:
+    xs, a = rng.choice(LISTS), rng.randint(3, 9)
+    return Draft(
+        f"the numbers in {xs}, sorted by their remainder when divided by {a} and then by size", (xs,),
+        (f"key = lambda x: (x % {a}, x)", f"return sorted({xs}, key=key)"),
+        lambda v: [n for rest in range(a) for n in sorted(v) if (n - rest) % a == 0], _lists(rng),
+    )  # fmt: skip
+
+
+def steps_down(rng: random.Random) -> Draft:
+    x, a, b = rng.choice(NUMBERS), rng.randint(2, 5), rng.randint(1, 30)
+    inputs = [(n,) for n in (1, a, a * a, a**3 + 1, *rng.sample(range(2, 900), 4))]
+    return Draft(
+        f"how often {x} can be divided by {a} (rounding down) until it is 0, plus {b}", (x,),
+        ("count = 0", f"while {x} > 0:", f"    {x}, count = {x} // {a}, count + 1", f"return count + {b}"),
+        lambda v: next(n for n in range(64) if a**n > v) + b, inputs,
+    )  # fmt: skip
+
+
+TEMPLATES: dict[int, tuple[Template, ...]] = {
+    1: (times_plus, times_minus, square_plus, remainder, larger_of, distance),
+    2: (repeat, between, first_letters, backwards, count_letter, sum_plus, each_plus, above),
+    3: (either, divisible, clamp, two_arguments, digits, multiples),
+    4: (sum_of_squares, long_words, by_remainder, steps_down),
+}
+
+
+def make_problem(rng: random.Random, level: int) -> dict[str, object]:
+    """A problem of a level: question, tests, and a solution with an example to try it on."""
+    template = rng.choice(TEMPLATES[level])
+    name = rng.choice(FUNCTIONS)
+    while True:
+        draft = template(rng)
+        inputs = list({repr(given): given for given in draft.inputs}.values())
+        if len(inputs) <= CASES:
+            continue
+        values = {repr(draft.reference(*given)) for given in inputs}
+        *chosen, example = rng.sample(inputs, CASES + 1)
+        expected = [draft.reference(*given) for given in chosen]
+        if len({repr(value) for value in expected}) >= min(3, len(values)) > 1:  # else a constant would go far
+            break
+    head = f"{name}({', '.join(draft.arguments)})"
+    return {
+        "question": f"Write {head} that returns {draft.text}.",
+        "test_cases": [
+            {"call": f"{name}({', '.join(map(repr, given))})", "expected": value}
+            for given, value in zip(chosen, expected, strict=True)
+        ],
+        "solution": "\n    ".join((f"def {head}:", *draft.lines)),
+        "example": f"{name}({', '.join(map(repr, example))})",
+        "level": level,
+        "template": template.__name__,
+    }
+
+
+def _letters(rng: random.Random) -> str:
+    return "".join(rng.choice(LETTERS) for _ in range(rng.randint(1, 3)))

@@ -1,0 +1,239 @@
+"""Does the program pass its tests? Run in a sandbox, judged outside it.
+
+A test case is one of
+* `{"input": text, "output": text}`: the program is run with that standard input;
+* `{"call": "f(1, 2)", "expected": value}`: the expression's value after the program has run;
+* a text of Python with asserts, as in MBPP;
+* a text that defines `check(candidate)`, as in HumanEval; the task then has an `entry_point`.
+
+What a case expects never enters the candidate's sandbox. An assert of the form `EXPRESSION ==
+LITERAL` is split: the expression is evaluated inside, the literal stays here. Other tests run in a
+second sandbox, where the candidate's functions are stand-ins that only exchange data.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import math
+import re
+import secrets
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from practicum.errors import JudgeError
+from practicum.rewards.base import reward
+from practicum.sandbox import base
+from practicum.sandbox.harness import program_text, values
+from practicum.sandbox.limits import KIB, MIB, Limits, Reason
+
+CASE_CPU_SECONDS = 2
+CASE_SECONDS = 8.0
+"""Longer than the CPU time: on a busy machine a program waits for its turn, and that is not its fault."""
+CASE_OUTPUT = 64 * KIB
+MOST_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test: what goes into the candidate's sandbox, and how what comes out is judged outside."""
+
+    inside: Mapping[str, str] | None
+    """`input` or `call`; None for a test that needs a sandbox of its own."""
+    judge: Callable[[str], bool] | None = None
+    """Whether the text that came out is right."""
+    test: str = ""
+
+
+def read_cases(test_cases: object, entry_point: str | None = None) -> list[Case]:
+    """Test cases of a task; ValueError says which one cannot be understood."""
+    if isinstance(test_cases, str):
+        test_cases = [test_cases]
+    if not isinstance(test_cases, Sequence) or not test_cases:
+        raise ValueError("'test_cases' must be a list with at least one test")
+    return [_read_case(case, number, entry_point) for number, case in enumerate(test_cases)]
+
+
+def _read_case(case: object, number: int, entry_point: str | None) -> Case:
+    if isinstance(case, Mapping):
+        if set(case) == {"input", "output"} and all(isinstance(text, str) for text in case.values()):
+            wanted = lines(case["output"])
+            return Case({"input": case["input"]}, lambda said: lines(said) == wanted)
+        if set(case) == {"call", "expected"} and isinstance(case["call"], str):
+            return Case({"call": case["call"]}, _judge_value(lambda value: same(value, case["expected"])))
+    if isinstance(case, str):
+        try:
+            return _read_test(case, entry_point)
+        except SyntaxError as error:
+            raise ValueError(f"test case {number} is not Python: {error.msg}") from None
+    raise ValueError(
+        f"test case {number} must be {{input, output}}, {{call, expected}}, or a text of Python with asserts"
+    )
+
+
+def _read_test(text: str, entry_point: str | None) -> Case:
+    tree = ast.parse(textwrap.dedent(text))
+    if any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body):
+        if not entry_point:
+            raise ValueError("a test that defines check(candidate) needs the task's 'entry_point'")
+        return Case(None, test=f"{ast.unparse(tree)}\ncheck({entry_point})\n")
+    if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
+        raise ValueError("a test written as Python needs an assert")
+    if len(tree.body) == 1 and isinstance(tree.body[0], ast.Assert):
+        split = _split_assert(tree.body[0].test)
+        if split is not None:
+            return split
+    return Case(None, test=ast.unparse(tree))
+
+
+def _split_assert(test: ast.expr) -> Case | None:
+    """An assert of which one side is a literal: the other side goes inside, the literal stays here."""
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        left, right, operator = test.left, test.comparators[0], test.ops[0]
+        if isinstance(operator, ast.Eq | ast.Is):
+            for asked, wanted in ((left, right), (right, left)):
+                if isinstance(operator, ast.Is) and not isinstance(wanted, ast.Constant):
+                    continue
+                try:
+                    expected = ast.literal_eval(wanted)
+                except ValueError:
+                    continue
+                if any(isinstance(node, ast.Call) for node in ast.walk(asked)):
+                    return Case({"call": ast.unparse(asked)}, _judge_value(_equals(expected)))
+        return None
+    wanted_truth = not (isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not))
+    asked = test if wanted_truth else test.operand  # type: ignore[attr-defined]
+    # Just the call of one function of the candidate's: its value comes out and is looked at here. In anything more,
+    # isclose(f(2), 1.4) say, part of the judging would be done in there.
+    calls = [node for node in ast.walk(asked) if isinstance(node, ast.Call)]
+    if (
+        len(calls) == 1
+        and calls[0] is asked
+        and isinstance(asked.func, ast.Name)
+        and asked.func.id not in dir(builtins)
+    ):
+        return Case({"call": ast.unparse(asked)}, _judge_value(lambda value: bool(value) == wanted_truth))
+    return None
+
+
+def _equals(expected: object) -> Callable[[object], bool]:
+    return lambda value: bool(value == expected)
+
+
+def _judge_value(right: Callable[[object], bool]) -> Callable[[str], bool]:
+    def judge(said: str) -> bool:
+        try:
+            return right(values.loads(said))
+        except (ValueError, RecursionError):  # nothing was said, or not a value
+            return False
+
+    return judge
+
+
+def lines(text: str) -> list[str]:
+    """Lines as a person compares them: blanks at their ends and empty lines at the end do not count."""
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def same(given: object, expected: object) -> bool:
+    """Equal as JSON sees it: lists and tuples alike, keys as text, decimal numbers to nine digits."""
+    if isinstance(expected, float) and isinstance(given, int | float):
+        return math.isclose(given, expected, rel_tol=1e-9, abs_tol=1e-12) or (given != given and expected != expected)
+    if isinstance(expected, int) and isinstance(given, float):
+        return math.isclose(given, expected, rel_tol=1e-9, abs_tol=1e-12)
+    if isinstance(expected, list | tuple):
+        if not isinstance(given, list | tuple) or len(given) != len(expected):
+            return False
+        return all(same(one, other) for one, other in zip(given, expected, strict=True))
+    if isinstance(expected, Mapping):
+        if not isinstance(given, Mapping) or len(given) != len(expected):
+            return False
+        named = {str(key): value for key, value in given.items()}
+        return all(str(key) in named and same(named[str(key)], value) for key, value in expected.items())
+    return bool(given == expected)
+
+
+def extract_code(answer: str) -> str:
+    """The answer's last fenced block, or the whole answer."""
+    blocks = re.findall(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", answer, re.S | re.M)
+    return textwrap.dedent(blocks[-1] if blocks else answer).strip("\n")
+
+
+def complete(code: str, prompt: str, entry_point: str | None) -> str:
+    """HumanEval's prompt holds imports, helpers and the head of the function; an answer may be the body alone."""
+    if not prompt or not entry_point:
+        return code
+    if re.search(rf"^def {re.escape(entry_point)}\b", code, re.M):
+        return f"{prompt}\n{code}"
+    return f"{prompt}\n{textwrap.indent(code, '    ')}"
+
+
+@reward()
+def code_reward(
+    answer_given: str | None,
+    test_cases: Sequence[object],
+    entry_point: str | None = None,
+    prompt: str = "",
+    test_setup_code: str = "",
+    test_imports: Sequence[str] = (),
+) -> Mapping[str, float]:
+    """The share of test cases that the answer's program passes; solved when it passes all."""
+    try:
+        cases = read_cases(test_cases, entry_point)
+    except ValueError as error:
+        raise JudgeError(str(error)) from None
+    code = "" if answer_given is None else complete(extract_code(answer_given), prompt, entry_point)
+    passed, compiled = 0, False
+    if code.strip():
+        setup = "\n".join([*test_imports, test_setup_code])
+        compiled, passed = _try_inside(code, setup, [case for case in cases if case.inside is not None])
+        if compiled:
+            passed += sum(_try_beside(code, setup, case) for case in cases if case.inside is None)
+    return {
+        "reward": passed / len(cases),
+        "success": float(passed == len(cases)),
+        "passed": float(passed),
+        "cases": float(len(cases)),
+        "compiled": float(compiled),
+    }
+
+
+def _limits(cases: int) -> Limits:
+    wall = min(CASE_SECONDS * max(cases, 1) + 2, MOST_SECONDS)
+    output = 4 * KIB + max(cases, 1) * 8 * CASE_OUTPUT  # a byte may take six as a JSON text
+    return Limits(wall=wall, cpu=CASE_CPU_SECONDS, memory=256 * MIB, output=output, processes=8)
+
+
+def _try_inside(code: str, setup: str, cases: Sequence[Case]) -> tuple[bool, int]:
+    """Whether it compiles, and how many cases that are judged here it passes."""
+    asked = [dict(case.inside or {}) for case in cases]
+    call = f"try_cases({code!r}, {setup!r}, {asked!r}, {CASE_SECONDS!r}, {CASE_OUTPUT!r})"
+    result = base.current().run_sync(f"{program_text('candidate')}\n{call}\n", limits=_limits(len(cases)))
+    first, *rest = result.stdout.splitlines() or [""]
+    passed = 0
+    for case, line in zip(cases, rest, strict=False):  # fewer lines than cases: the rest was not reached
+        ended, _, said = line.partition(" ")
+        assert case.judge is not None
+        passed += ended == "done" and case.judge(_text(said))
+    return first == "compiled", passed
+
+
+def _text(said: str) -> str:
+    try:
+        return str(json.loads(said))
+    except ValueError:
+        return ""
+
+
+def _try_beside(code: str, setup: str, case: Case) -> bool:
+    """Whether the candidate in one sandbox passes a test that runs in another."""
+    token = secrets.token_hex(16)
+    server = f"{program_text('candidate')}\nserve({code!r})\n"
+    client = f"{program_text('checker')}\ncheck_candidate({setup!r}, {case.test!r}, {token!r})\n"
+    _, result = base.current().converse(server, client, _limits(1))
+    verdict = next((line.split(" ", 2)[1:] for line in result.stdout.splitlines() if line.startswith(f"{token} ")), [])
+    if verdict[:1] == ["unusable"]:
+        raise JudgeError(f"this test cannot be judged: {' '.join(verdict[1:])}")
+    return verdict == ["pass"] and result.reason is Reason.OK

@@ -1,0 +1,45 @@
+"""Run a Python program in a sandbox and read what it prints."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from practicum.errors import UserError
+from practicum.sandbox import base
+from practicum.sandbox.limits import Limits, Reason, Result, SandboxError
+from practicum.tools.base import tool
+from practicum.tools.errors import ToolFailure
+
+LIMITS = Limits(wall=10.0, cpu=5, output=16 * 1024)
+ENDINGS = {
+    Reason.TIMEOUT: f"Error: stopped, it took too long (at most {LIMITS.cpu} s of computing, {LIMITS.wall:g} s in all)",
+    Reason.MEMORY: f"Error: stopped, it wanted more than {LIMITS.memory // 2**20} MiB of memory",
+    Reason.OUTPUT: f"Error: stopped, it printed more than {LIMITS.output // 1024} KiB",
+    Reason.KILLED: "Error: it was killed",
+}
+
+
+def show_result(result: Result) -> str:
+    """What an agent sees of a run: its output, then what went wrong."""
+    parts = [result.stdout.rstrip(), result.stderr.strip(), ENDINGS.get(result.reason, "")]
+    if result.reason is Reason.ERROR and not result.stderr.strip():
+        parts.append(f"Error: exit status {result.status}")
+    return "\n".join(part for part in parts if part) or "(no output)"
+
+
+# The sandbox has deadlines of its own; this one also covers the wait for a free place among many episodes.
+@tool(timeout=110.0)
+async def python_executor(code: str) -> str:
+    """Run Python code; returns what it prints. Nothing is kept between calls.
+
+    Args:
+        code: a whole program; the value of a last line that is an expression is printed too
+    """
+    try:
+        return show_result(await base.current().run(code, limits=LIMITS, show_last=True))
+    except (SandboxError, UserError) as error:
+        raise ToolFailure(str(error)) from error  # nothing that the agent's program did
+
+
+code_interpreter = dataclasses.replace(python_executor, name="code_interpreter")
+"""The same under the name that AgentFly's code agent calls."""
