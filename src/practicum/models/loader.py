@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from practicum import __version__
@@ -72,6 +73,20 @@ def load(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu", qua
         )
     (model if quantised is not None else model.to(device)).eval()
     return LoadedModel(model, tokenizer, name)
+
+
+def save(loaded: LoadedModel, folder: Path) -> None:
+    """A Hugging Face folder (or, with an adapter, a PEFT one), whole or not there."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as scratch:
+            made = Path(scratch) / "model"
+            (loaded.adapter or loaded.model).save_pretrained(made)
+            loaded.tokenizer.save_pretrained(made)
+            shutil.rmtree(folder, ignore_errors=True)
+            made.replace(folder)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"Cannot save the model to '{folder}' ({error}); free some space.") from error
 
 
 def quantisation(eight: bool, four: bool) -> Any:

@@ -71,6 +71,13 @@ def load_adapter(loaded: LoadedModel, folder: str | Path, trainable: bool = True
     return replace(loaded, adapter=wrapped)
 
 
+def merge(loaded: LoadedModel) -> LoadedModel:
+    """The model with its adapter's matrices added into its own weights."""
+    if loaded.adapter is None:
+        raise UserError("There is no adapter to merge.")
+    return replace(loaded, model=loaded.adapter.merge_and_unload(), adapter=None)
+
+
 def parameter_counts(loaded: LoadedModel) -> tuple[int, int]:
     """Trainable parameters and all of them, counted one by one."""
     model: Any = loaded.adapter or loaded.model

@@ -7,20 +7,18 @@ the engine at once, and the engine's caches of the old one are gone.
 from __future__ import annotations
 
 import copy
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
 
 from practicum.agent import Agent
 from practicum.engines.base import PolicyEngine
 from practicum.engines.local import LocalEngine
 from practicum.errors import UserError
 from practicum.evaluation.panel import Panel, Result, score
+from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.models.loader import LoadedModel
 from practicum.render import Renderer
@@ -155,16 +153,9 @@ class Apprentice:
         self.loaded.tokenizer.save_pretrained(folder)
 
     def save(self, folder: Path) -> None:
-        """A Hugging Face folder, whole or not there."""
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as scratch:
-                made = Path(scratch) / "model"
-                self.write(made)
-                shutil.rmtree(folder, ignore_errors=True)
-                made.replace(folder)
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"Cannot save the model to '{folder}' ({error}); free some space.") from error
+        """The same, whole or not there."""
+        self.loaded.tokenizer.chat_template = self.renderer.template  # what it was trained under
+        loader.save(self.loaded, folder)
 
     async def close(self) -> None:
         await self.engine.close()
