@@ -17,16 +17,29 @@ from practicum.rewards.base import Reward
 from practicum.tools.base import Tool
 
 ENVIRONMENTS = {
+    "tools": "practicum.environments.tool_agent:ToolEnvironment",
     "math": "practicum.environments.math:MathEnvironment",
+    "search": "practicum.environments.search:SearchEnvironment",
+    "code": "practicum.environments.code:CodeEnvironment",
+    "gui": "practicum.environments.gui:GuiEnvironment",
     "agentgym:textcraft": "practicum.environments.agentgym.textcraft:TextCraft",
 }
 TOOLS = {
     "calculator": "practicum.tools.calculator:calculator",
     "answer": "practicum.tools.answer:answer",
+    "python_executor": "practicum.tools.python_executor:python_executor",
+    "code_interpreter": "practicum.tools.python_executor:code_interpreter",
+    "google_search": "practicum.tools.google_search:google_search",
 }
+SAME_TOOL = (("python_executor", "code_interpreter"),)
+"""Names of one tool: whichever of them an agent has, a call by any of them reaches it."""
 REWARDS = {
+    "code_reward": "practicum.rewards.code_reward:code_reward",
     "math_reward": "practicum.rewards.math_reward:math_reward",
     "math_reward_string_equal": "practicum.rewards.math_reward:math_reward_string_equal",
+    "math_equal_reward": "practicum.rewards.math_equal_reward:math_equal_reward",
+    "qa_f1_reward": "practicum.rewards.qa_f1_reward:qa_f1_reward",
+    "qa_em_reward": "practicum.rewards.qa_f1_reward:qa_em_reward",
 }
 
 
@@ -43,6 +56,20 @@ def tool(name: str) -> Tool:
     if not isinstance(found, Tool):
         raise UserError(f"'{name}' is not a tool; decorate the function with @tool.")
     return found
+
+
+def tools(name: str) -> tuple[Tool, ...]:
+    """The tools that a name stands for: one of them, or all that an MCP server has (`mcp:COMMAND`, `mcp:URL`)."""
+    if not name.startswith(("mcp:", "mcp[")):
+        return (tool(name),)
+    from practicum.tools.mcp import tools_of  # only those who have MCP servers need that package
+
+    return tools_of(name)
+
+
+def other_names(name: str) -> tuple[str, ...]:
+    """What else a tool of this name is called."""
+    return tuple(other for names in SAME_TOOL if name in names for other in names if other != name)
 
 
 def reward(name: str) -> Reward:

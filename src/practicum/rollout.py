@@ -316,7 +316,9 @@ async def run_episode(
         error=error or error_on_close,
         provenance={"engine": engine.name, "format": agent.format, "max_turns": agent.max_turns,
                     "temperature": agent.sampling.temperature, "top_k": agent.sampling.top_k,
-                    "top_p": agent.sampling.top_p, "max_tokens": agent.sampling.max_tokens, **(provenance or {})},
+                    "top_p": agent.sampling.top_p, "max_tokens": agent.sampling.max_tokens,
+                    **({"tools": [dict(tool) for tool in episode.tools]} if episode.tools else {}),
+                    **(provenance or {})},
     )  # fmt: skip
 
 

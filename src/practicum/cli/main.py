@@ -13,9 +13,12 @@ COMMANDS = {
     "quickstart": "the whole apprenticeship on the built-in tiny model, in minutes",
     "envs": "what can be trained on; `envs check NAME` proves one sound",
     "collect": "rollouts of any policy into a folder of episodes",
-    "sft": "imitate collected episodes",
+    "export": "collected episodes as bc.jsonl, dpo.jsonl and sft.jsonl",
+    "sft": "imitate collected episodes (KEY=VALUE overrides)",
+    "dpo": "prefer the better of two replies (KEY=VALUE overrides)",
     "train": "practise: reinforcement learning (KEY=VALUE overrides)",
     "eval": "score a policy on a held-out panel, with intervals",
+    "merge": "an adapter into full weights",
     "show": "print an episode with its trained tokens coloured",
 }
 

@@ -8,9 +8,7 @@ from pathlib import Path
 
 def run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="practicum merge", description=__doc__)
-    parser.add_argument(
-        "--model", required=True, help="what the adapter was trained on (name, folder, hub id)"
-    )
+    parser.add_argument("--model", required=True, help="what the adapter was trained on (name, folder, hub id)")
     parser.add_argument("--adapter", type=Path, required=True, help="PEFT folder (adapter_config.json, …)")
     parser.add_argument("--out", type=Path, required=True, help="folder for the full model")
     args = parser.parse_args(argv)

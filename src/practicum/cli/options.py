@@ -94,3 +94,12 @@ def environment_options(args: argparse.Namespace) -> dict[str, Any]:
     if args.data is not None:
         options["files"] = {args.split: args.data}
     return options
+
+
+def either_spelling(argv: list[str]) -> list[str]:
+    """Flags may be written with - or _ between their words: --rollouts_per_task is --rollouts-per-task."""
+    result = []
+    for word in argv:
+        flag, equals, value = word.partition("=")
+        result.append(flag.replace("_", "-") + equals + value if flag.startswith("--") else word)
+    return result

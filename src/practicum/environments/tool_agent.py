@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar
 
 from practicum import registry
 from practicum.environment import Action, Environment, Message, Observation, Step, ToolCall
@@ -11,7 +13,8 @@ from practicum.errors import UserError, nearest
 from practicum.formats import make_format
 from practicum.task import Task, read_task_file
 from practicum.threads import in_thread
-from practicum.tools.base import ToolResult
+from practicum.tools.base import Tool, ToolResult
+from practicum.tools.pool import Lease, StatePool
 
 
 class ToolEnvironment(Environment):
@@ -19,6 +22,7 @@ class ToolEnvironment(Environment):
 
     Tasks come from JSON files (`files`: split to path) or, in a subclass, from a generator. A
     `verifier` is a second reward whose score is recorded beside the first and never trained on.
+    States of stateful tools are taken at the first call and given back in `close`.
     """
 
     name = "tools"
@@ -37,14 +41,22 @@ class ToolEnvironment(Environment):
     ) -> None:
         if not (reward or self.default_reward):
             raise UserError(f"Environment '{self.name}' needs a reward (agent.reward_name, or --reward).")
-        self.tools = {tool.name: tool for tool in map(registry.tool, self.default_tools if tools is None else tools)}
+        self.tools: dict[str, Tool] = {}
+        for tool in (
+            found for name in (self.default_tools if tools is None else tools) for found in registry.tools(name)
+        ):
+            if tool.name in self.tools:
+                raise UserError(f"Two of the tools are named '{tool.name}'; leave one out.")
+            self.tools[tool.name] = tool
         self.reward = registry.reward(reward or self.default_reward)
         self.verifier = registry.reward(verifier) if verifier else None
         self.format = make_format(format)
         self.files = dict(files or {})
         self.prompt = self.system if system is None else system
         self._task: Task | None = None
+        self._seed = 0
         self._calls: list[ToolCall] = []
+        self._leases: dict[StatePool, Lease] = {}
 
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
         if split in self.files:
@@ -56,7 +68,8 @@ class ToolEnvironment(Environment):
         raise UserError(f"Environment '{self.name}' has no '{split}' tasks; give it a JSON file for that split.")
 
     async def reset(self, task: Task, seed: int) -> Observation:
-        self._task, self._calls = task, []
+        self._release()
+        self._task, self._seed, self._calls = task, seed, []
         schemas = tuple(tool.schema for tool in self.tools.values())
         if "messages" in task.fields:
             given = tuple(Message(m["role"], m["content"]) for m in task.fields["messages"])
@@ -69,35 +82,79 @@ class ToolEnvironment(Environment):
     async def step(self, action: Action) -> Step:
         if not action.calls:
             return await self._finish(action.content)
-        messages = []
+        messages: list[Message] = []
+        told: list[dict[str, Any]] = []
         for call in action.calls:
             result = await self._run(call)
+            if result.info:
+                told.append({"name": call.name, **result.info})
             if not result.failed:
                 self._calls.append(call)
             if result.finish and not result.failed:
-                return await self._finish(result.text)
+                step = await self._finish(result.text)
+                break
             messages.append(self.format.observe(call.name, result.text))
-        return Step(Observation(tuple(messages)))
+        else:
+            step = Step(Observation(tuple(messages)))
+        return replace(step, info={**step.info, "tools": told}) if told else step
 
     async def truncate(self) -> Step:
         return await self._finish(None)
 
+    async def close(self) -> None:
+        self._release()
+
     async def _run(self, call: ToolCall) -> ToolResult:
-        tool = self.tools.get(call.name)
+        names = (call.name, *registry.other_names(call.name))
+        tool = next((self.tools[name] for name in names if name in self.tools), None)
         if tool is None:
             return ToolResult(f"Error: there is no tool '{call.name}'.{nearest(call.name, self.tools)}", failed=True)
-        return await tool.call(call.arguments)
+        if tool.pool is None or tool.check(call.arguments) is not None:
+            return await tool.call(call.arguments)
+        await self._take_states()
+        return await tool.call(call.arguments, self._leases[tool.pool])
 
     async def _finish(self, answer: str | None) -> Step:
         assert self._task is not None, "reset comes before step"
-        score = await in_thread(self.reward.score, self._task, answer, tuple(self._calls))
-        parts = dict(score.parts)
+        judges = (self.reward,) if self.verifier is None else (self.reward, self.verifier)
+        asked = {name for judge in judges for name in judge.asks}
+        judged = [tool for tool in self.tools.values() if tool.pool is not None and tool.name in asked]
+        if judged:
+            await self._take_states()
+        async with contextlib.AsyncExitStack() as stack:
+            held = {
+                pool: await stack.enter_async_context(self._leases[pool].borrowed()) for pool in self._pools(judged)
+            }
+            states = {tool.name: held[tool.pool] for tool in judged if tool.pool is not None}
+            seeing = [judge.seeing(states) for judge in judges]
+            scores = [await in_thread(judge.score, self._task, answer, tuple(self._calls)) for judge in seeing]
+        parts = dict(scores[0].parts)
         if self.verifier is not None:
-            parts["verifier"] = (await in_thread(self.verifier.score, self._task, answer, tuple(self._calls))).reward
+            parts["verifier"] = scores[1].reward
         return Step(
-            reward=score.reward,
+            reward=scores[0].reward,
             parts=parts,
             terminated=answer is not None,
             truncated=answer is None,
-            success=score.success,
+            success=scores[0].success,
         )
+
+    # -- states -----------------------------------------------------------------------------
+
+    @staticmethod
+    def _pools(tools: Sequence[Tool]) -> list[StatePool]:
+        """In the order in which pools are entered, so that no two episodes can wait for each other."""
+        return sorted({tool.pool for tool in tools if tool.pool is not None}, key=lambda pool: pool.number)
+
+    async def _take_states(self) -> None:
+        """This episode's states, all of them at once."""
+        assert self._task is not None, "reset comes before step"
+        offered = {**self._task.fields, "task": self._task, "seed": self._seed}
+        for pool in self._pools(list(self.tools.values())):
+            if pool not in self._leases:
+                self._leases[pool] = await pool.lease(offered)
+
+    def _release(self) -> None:
+        """Nothing is waited for here, so an episode that is cancelled while it closes gives everything back too."""
+        while self._leases:
+            self._leases.popitem()[1].release()

@@ -1,17 +1,19 @@
 """`@reward`: a plain function scores an episode.
 
 It asks for what it needs by parameter name: `answer_given` (the agent's final answer, or None),
-`calls` (the tool calls made, failed ones left out), and any field of the task. It returns a number,
-or a mapping with `reward` and further parts that are logged beside it. A part named `success` (0 or
-1) says whether the task was solved; without it, a reward above zero means solved.
+`calls` (the tool calls made, failed ones left out), any field of the task, and the state of a stateful
+tool under the tool's name. It returns a number, or a mapping with `reward` and further parts that are
+logged beside it. A part named `success` (0 or 1) says whether the task was solved; without it, a
+reward above zero means solved.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from practicum.environment import ToolCall
@@ -34,6 +36,16 @@ class Reward:
 
     name: str
     function: Callable[..., float | Mapping[str, float]]
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """What the function asks for, by name."""
+        return tuple(inspect.signature(self.function).parameters)
+
+    def seeing(self, states: Mapping[str, Any]) -> Reward:
+        """The same reward for one episode, with those states of its tools that it asks for."""
+        wanted = {name: states[name] for name in self.asks if name in states}
+        return replace(self, function=functools.partial(self.function, **wanted)) if wanted else self
 
     def score(self, task: Task, answer_given: str | None, calls: Sequence[ToolCall]) -> Score:
         """Score an episode; a function that fails or asks for a missing field is a judge error."""

@@ -1,0 +1,27 @@
+"""`practicum convert FORMAT INPUT OUTPUT`: a published data set as a JSON file of tasks."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from practicum.convert import FORMATS, convert, write
+
+
+def run(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="practicum convert", description=__doc__)
+    parser.add_argument("format", choices=tuple(FORMATS), help="whose file it is")
+    parser.add_argument("input", type=Path, help="the file as its authors publish it, .gz or not")
+    parser.add_argument("output", type=Path, help="the JSON file to write")
+    parser.add_argument(
+        "--corpus",
+        type=Path,
+        help="folder for the texts of hotpotqa and squad (default: OUTPUT without .json, -corpus)",
+    )
+    args = parser.parse_args(argv)
+    converted = convert(args.format, args.input)
+    corpus = args.corpus or args.output.with_name(f"{args.output.stem}-corpus")
+    write(converted, args.output, corpus)
+    texts = f", {len(converted.documents)} documents in {corpus}" if converted.documents else ""
+    print(f"{len(converted.rows)} tasks in {args.output}{texts}")
+    return 0

@@ -1,0 +1,279 @@
+"""Imitation and preference as configured stages: what `practicum sft` and `practicum dpo` read and run."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from practicum import overrides, store
+from practicum.errors import UserError
+from practicum.export import DPO_FIELDS
+from practicum.models import loader, lora
+from practicum.rows import read_rows
+from practicum.store import write_atomic
+from practicum.training import dpo, sft
+from practicum.training.apprentice import Apprentice
+from practicum.training.batch import Cut, Sample
+from practicum.training.checkpoint import Checkpoints
+from practicum.training.learner import OptimizerSettings
+from practicum.training.pairs import mine_pairs, pairs_from_rows
+from practicum.training.samples import imitation_samples
+from practicum.training.stage import Stage, StageSettings
+from practicum.trajectory import Outcome, Trajectory
+
+PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+@dataclass
+class StageModel:
+    path: str = "tiny"
+    template: str | None = None
+    adapter_path: str | None = None  # go on from this adapter
+    load_in_8bit: bool = False
+    load_in_4bit: bool = False
+
+
+@dataclass
+class StageData:
+    episodes: str | None = None  # folder written by `practicum collect`
+    dataset_path: str | None = None  # dpo: rows of prompt, chosen, rejected
+    include_failed: bool = False
+    val_share: float = 0.1
+    pairing: str = "same_state"  # dpo from episodes: or trajectory
+
+
+@dataclass
+class SFTTraining:
+    """Founding paper 003's keys and defaults."""
+
+    use_lora: bool = True
+    lora_r: int = 64
+    lora_alpha: float = 128.0
+    lora_dropout: float = 0.05
+    lora_target_modules: list[str] = field(default_factory=lambda: list(PROJECTIONS))
+    use_dora: bool = False
+    use_rslora: bool = False
+    num_epochs: int = 3
+    batch_size: int = 2
+    gradient_accumulation_steps: int = 8
+    learning_rate: float = 2.0e-5
+    warmup_steps: int = 100
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    scheduler_type: str = "cosine"
+    min_lr_ratio: float = 0.1
+    bf16: bool = True
+    fp16: bool = False
+    gradient_checkpointing: bool = True
+    save_steps: int = 1000
+    save_total_limit: int | None = 3
+    eval_steps: int = 500
+    seed: int = 42
+
+
+@dataclass
+class DPOTraining(SFTTraining):
+    """Founding paper 002's, where it says otherwise."""
+
+    lora_r: int = 16
+    lora_alpha: float = 32.0
+    num_epochs: int = 2
+    learning_rate: float = 5.0e-5
+    warmup_ratio: float = 0.1
+    beta: float = 0.1
+    loss: str = "dpo"  # or ipo, kto
+    label_smoothing: float = 0.0
+    save_steps: int = 50
+
+
+@dataclass
+class SFTConfig:
+    """Everything `practicum sft` reads."""
+
+    model: StageModel = field(default_factory=StageModel)
+    data: StageData = field(default_factory=StageData)
+    training: SFTTraining = field(default_factory=SFTTraining)
+    output_dir: str = "runs/sft"
+
+
+@dataclass
+class DPOConfig:
+    """Everything `practicum dpo` reads."""
+
+    model: StageModel = field(default_factory=StageModel)
+    data: StageData = field(default_factory=StageData)
+    training: DPOTraining = field(default_factory=DPOTraining)
+    output_dir: str = "runs/dpo"
+
+
+MAY_CHANGE = ("training.save_steps", "training.save_total_limit", "training.eval_steps")
+
+
+def load_apprentice(config: SFTConfig | DPOConfig, template: str | None) -> Apprentice:
+    """The model to train, with its adapter, cut as the configuration says."""
+    model, training = config.model, config.training
+    if training.fp16:
+        raise UserError("training.fp16=true needs loss scaling, which is not built; use training.bf16=true.")
+    loaded = loader.load(model.path, quantised=loader.quantisation(model.load_in_8bit, model.load_in_4bit))
+    if model.adapter_path:
+        loaded = lora.load_adapter(loaded, model.adapter_path)
+    elif training.use_lora:
+        settings = lora.LoRASettings(
+            training.lora_r, training.lora_alpha, training.lora_dropout, training.lora_target_modules,
+            training.use_dora, training.use_rslora,
+        )  # fmt: skip
+        loaded = lora.add_adapter(loaded, settings, training.seed)
+    apprentice = Apprentice(loaded, template, cut=Cut(samples=training.batch_size))
+    apprentice.decoder.checkpointing = training.gradient_checkpointing
+    apprentice.decoder.autocast = training.bf16
+    apprentice.decoder.dropout = bool(training.use_lora and training.lora_dropout)
+    return apprentice
+
+
+def read_demonstrations(config: SFTConfig | DPOConfig) -> list[Trajectory]:
+    """Episodes of a folder, all of one chat template."""
+    if config.data.episodes is None:
+        raise UserError("What to learn from? Set data.episodes to a folder written by `practicum collect`.")
+    folder = Path(config.data.episodes)
+    if not folder.is_dir():
+        raise UserError(f"There is no folder '{folder}'; make one with `practicum collect`.")
+    episodes = [episode for episode in store.read_episodes(folder) if episode.scored]
+    templates = {episode.provenance.get("template") for episode in episodes}
+    if len(templates) > 1:
+        raise UserError(
+            f"These episodes were rendered under different chat templates ({templates}); train on one kind."
+        )
+    return episodes
+
+
+def check_tokens(apprentice: Apprentice, episodes: Sequence[Trajectory], model: str) -> None:
+    vocabulary = loader.tokenizer_hash(apprentice.loaded.tokenizer)
+    for episode in episodes:
+        if episode.provenance.get("tokenizer", vocabulary) != vocabulary:
+            raise UserError(
+                f"Episode '{episode.task.id}' holds tokens of '{episode.provenance.get('model')}', not of '{model}'; "
+                f"collect again with --tokenizer {model}."
+            )
+
+
+def optimizer_of(training: SFTTraining) -> OptimizerSettings:
+    return OptimizerSettings(training.learning_rate, training.weight_decay, grad_clip=training.max_grad_norm)
+
+
+def build_sft(config: SFTConfig, on_step: Callable[[int, dict[str, float]], None] | None = None) -> Stage:
+    training, folder = config.training, Path(config.output_dir)
+    check_continuation(config, folder)
+    wanted = [e for e in read_demonstrations(config) if config.data.include_failed or e.outcome is Outcome.SUCCESS]
+    if not wanted:
+        raise UserError(
+            f"No successful episode below '{config.data.episodes}'; collect some, or set data.include_failed=true."
+        )
+    apprentice = load_apprentice(config, config.model.template or wanted[0].provenance.get("template"))
+    check_tokens(apprentice, wanted, config.model.path)
+    settings = sft.SFTSettings(
+        epochs=training.num_epochs,
+        batch_size=training.batch_size * training.gradient_accumulation_steps,
+        lr=training.learning_rate,
+        warmup=training.warmup_steps,
+        schedule=training.scheduler_type,
+        min_lr_ratio=training.min_lr_ratio,
+        seed=training.seed,
+        optimizer=optimizer_of(training),
+    )
+    train, held_out = split(wanted, config.data.val_share, training.seed)
+    samples, checked = imitation_samples(train), imitation_samples(held_out)
+    apprentice.start_stage(settings.optimizer)
+    batches = sft.plan_batches(len(samples), settings)
+    return _stage(
+        config,
+        apprentice,
+        len(batches),
+        lambda number: sft.update(apprentice, samples, batches, number, settings),
+        functools.partial(sft.evaluation_loss, apprentice, checked) if checked else None,
+        on_step,
+    )
+
+
+def build_dpo(config: DPOConfig, on_step: Callable[[int, dict[str, float]], None] | None = None) -> Stage:
+    training, folder = config.training, Path(config.output_dir)
+    check_continuation(config, folder)
+    if (config.data.episodes is None) == (config.data.dataset_path is None):
+        raise UserError("Give either data.episodes (pairs are mined from them) or data.dataset_path (rows of pairs).")
+    if config.data.dataset_path is not None:
+        apprentice = load_apprentice(config, config.model.template)
+        rows = read_rows(Path(config.data.dataset_path), DPO_FIELDS)
+        pairs = pairs_from_rows(rows, apprentice.renderer, config.data.dataset_path)
+    else:
+        episodes = read_demonstrations(config)
+        template = config.model.template or (episodes[0].provenance.get("template") if episodes else None)
+        apprentice = load_apprentice(config, template)
+        check_tokens(apprentice, episodes, config.model.path)
+        pairs = [mined.pair for mined in mine_pairs(episodes, config.data.pairing)]
+    settings = dpo.DPOSettings(
+        epochs=training.num_epochs,
+        batch_size=training.batch_size * training.gradient_accumulation_steps,
+        lr=training.learning_rate,
+        beta=training.beta,
+        loss=training.loss,
+        label_smoothing=training.label_smoothing,
+        warmup_ratio=training.warmup_ratio,
+        schedule=training.scheduler_type,
+        min_lr_ratio=training.min_lr_ratio,
+        seed=training.seed,
+        optimizer=optimizer_of(training),
+    )
+    run = dpo.Preference(apprentice, pairs, settings)
+    return _stage(config, apprentice, len(run.batches), run.update, None, on_step)
+
+
+def _stage(
+    config: SFTConfig | DPOConfig,
+    apprentice: Apprentice,
+    steps: int,
+    update: Callable[[int], dict[str, float]],
+    evaluate: Callable[[], dict[str, float]] | None,
+    on_step: Callable[[int, dict[str, float]], None] | None,
+) -> Stage:
+    training, folder = config.training, Path(config.output_dir)
+    settings = StageSettings(steps, training.save_steps, training.eval_steps, training.save_total_limit)
+    stage = Stage(folder, apprentice, settings, update, evaluate, on_step)
+    write_atomic(folder / "config.yaml", overrides.show(config).encode())
+    stage.resume()
+    return stage
+
+
+def split(episodes: Sequence[Trajectory], share: float, seed: int) -> tuple[list[Trajectory], list[Trajectory]]:
+    """Train and validation by task: all episodes of one task are on one side."""
+    if not 0 <= share < 1:
+        raise UserError(f"data.val_share={share} must be from 0 to below 1.")
+    tasks = sorted({episode.task.id for episode in episodes})
+    random.Random(f"split/{seed}").shuffle(tasks)
+    held = set(tasks[: round(share * len(tasks))])
+    return [e for e in episodes if e.task.id not in held], [e for e in episodes if e.task.id in held]
+
+
+def check_continuation(config: SFTConfig | DPOConfig, folder: Path) -> None:
+    """A folder that holds another run is not to be written into."""
+    stored, begun = folder / "config.yaml", (folder / "metrics.jsonl").exists()
+    if begun and not (stored.is_file() and Checkpoints(folder).steps()):
+        raise UserError(f"'{folder}' already holds a run, and no checkpoint to go on from; choose another output_dir.")
+    if not stored.is_file():
+        return
+    before, now = OmegaConf.load(stored), OmegaConf.structured(config)
+    for key in overrides.schema_keys(type(config)):
+        if key not in MAY_CHANGE and OmegaConf.select(before, key) != OmegaConf.select(now, key):
+            raise UserError(
+                f"'{folder}' holds a run with {key}={OmegaConf.select(before, key)}, "
+                f"not {OmegaConf.select(now, key)}; choose another output_dir."
+            )
+
+
+def describe(apprentice: Apprentice, samples: Sequence[Sample] = ()) -> str:
+    """How much is trained: true counts."""
+    trainable, everything = lora.parameter_counts(apprentice.loaded)
+    return f"{trainable:,} of {everything:,} parameters are trained ({trainable / everything:.2%})"

@@ -1,0 +1,168 @@
+"""`google_search`: the best few snippets for a query.
+
+By default it searches a folder of documents with an embedded BM25 index. A web-search service stands
+behind the same name where its address and key are given. Settings come from the environment, since a
+tool is asked for by its bare name:
+
+PRACTICUM_SEARCH_CORPUS   folder of *.txt and *.jsonl documents
+PRACTICUM_SEARCH_URL      address of a web-search service, instead of a corpus
+PRACTICUM_SEARCH_KEY      its key
+PRACTICUM_SEARCH_STYLE    how it is spoken to: serper (default) or brave
+PRACTICUM_SEARCH_CACHE    folder in which its answers are kept (default: nowhere)
+PRACTICUM_SEARCH_TIMEOUT  seconds it may take (default 10)
+"""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import json
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from practicum.errors import UserError, nearest
+from practicum.retrieval import Index, index_of, show
+from practicum.store import write_atomic
+from practicum.task import content_hash
+from practicum.tools.base import Tool, tool
+
+RESULTS = 3
+SNIPPET_LENGTH = 300
+MAX_ANSWER_BYTES = 2_000_000
+STYLES = ("serper", "brave")
+
+
+@tool()
+def google_search(query: str) -> str:
+    """Search for facts.
+
+    Args:
+        query: a few words
+    """
+    return configured_search()(query)
+
+
+def google_search_over(index: Index, results: int = RESULTS) -> Tool:
+    """The same tool over one given index: what an environment with a corpus of its own hands out."""
+    return replace(google_search, function=functools.partial(look_up, index, results))
+
+
+def look_up(index: Index, results: int, query: str) -> str:
+    """The best documents of an index as the agent sees them."""
+    return show(index.search(query, results), query, SNIPPET_LENGTH)
+
+
+def configured_search() -> Callable[[str], str]:
+    """What the environment's variables ask for; UserError where they ask for nothing or for two things."""
+    corpus, url = os.environ.get("PRACTICUM_SEARCH_CORPUS"), os.environ.get("PRACTICUM_SEARCH_URL")
+    if corpus and url:
+        raise UserError("Both PRACTICUM_SEARCH_CORPUS and PRACTICUM_SEARCH_URL are set; unset one of them.")
+    if url:
+        return web_service(os.environ).search
+    if corpus:
+        return functools.partial(look_up, index_of(corpus), RESULTS)
+    raise UserError(
+        "google_search has nothing to search: set PRACTICUM_SEARCH_CORPUS to a folder of documents, "
+        "or PRACTICUM_SEARCH_URL and PRACTICUM_SEARCH_KEY to a web-search service."
+    )
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect would carry the key to another host."""
+
+    def redirect_request(self, *arguments: Any, **named: Any) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class WebService:
+    """A web-search service that answers in JSON, spoken to as Serper or Brave are."""
+
+    url: str
+    key: str
+    style: str = "serper"
+    cache: Path | None = None
+    timeout: float = 10.0
+
+    def search(self, query: str) -> str:
+        """The first results, one line each. Faults of the service are ValueErrors, which the agent sees."""
+        kept = self.cache / f"{content_hash([self.style, self.url, query])}.json" if self.cache else None
+        lines = _cached(kept)
+        if lines is None:
+            lines = self._lines(self._ask(query))
+            if kept is not None:
+                record = {"query": query, "lines": lines}
+                write_atomic(kept, (json.dumps(record, ensure_ascii=False) + "\n").encode())
+        return "\n".join(lines) or "No results."
+
+    def _request(self, query: str) -> urllib.request.Request:
+        if self.style == "serper":
+            body = json.dumps({"q": query, "num": RESULTS}).encode()
+            return urllib.request.Request(self.url, body, {"X-API-KEY": self.key, "Content-Type": "application/json"})
+        asked = urllib.parse.urlencode({"q": query, "count": RESULTS})
+        headers = {"X-Subscription-Token": self.key, "Accept": "application/json"}
+        return urllib.request.Request(f"{self.url}{'&' if '?' in self.url else '?'}{asked}", headers=headers)
+
+    def _ask(self, query: str) -> Any:
+        try:
+            opener = urllib.request.build_opener(_NoRedirect)
+            with opener.open(self._request(query), timeout=self.timeout) as response:
+                return json.loads(response.read(MAX_ANSWER_BYTES))
+        except urllib.error.HTTPError as error:
+            raise ValueError(f"the search service answered {error.code}") from None
+        except (OSError, http.client.HTTPException) as error:
+            # Never a TimeoutError: that would end the episode, and a slow search is something to try again.
+            late = isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
+            what = f"did not answer within {self.timeout:g} s" if late else "could not be reached"
+            raise ValueError(f"the search service {what}") from None
+        except ValueError:
+            raise ValueError("the search service did not answer in JSON") from None
+
+    def _lines(self, answer: Any) -> list[str]:
+        try:
+            rows: Sequence[Mapping[str, Any]]
+            if self.style == "serper":
+                rows, text = answer.get("organic", []), "snippet"
+            else:
+                rows, text = answer.get("web", {}).get("results", []), "description"
+            pairs = [(str(row.get("title", "")), str(row.get(text, ""))) for row in rows[:RESULTS]]
+        except (AttributeError, TypeError, KeyError):
+            raise ValueError("the search service answered in an unknown form") from None
+        return [" ".join(f"{title}: {said}".split())[:SNIPPET_LENGTH] for title, said in pairs]
+
+
+def web_service(settings: Mapping[str, str]) -> WebService:
+    """The service that variables describe; UserError says which of them is wrong."""
+    url, key = settings["PRACTICUM_SEARCH_URL"], settings.get("PRACTICUM_SEARCH_KEY", "")
+    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        raise UserError(f"PRACTICUM_SEARCH_URL is '{url}'; give an address that begins with https://.")
+    if not key:
+        raise UserError("PRACTICUM_SEARCH_URL is set without PRACTICUM_SEARCH_KEY; set that to your key.")
+    style = settings.get("PRACTICUM_SEARCH_STYLE", STYLES[0])
+    if style not in STYLES:
+        raise UserError(f"PRACTICUM_SEARCH_STYLE is '{style}'.{nearest(style, STYLES)}")
+    seconds = settings.get("PRACTICUM_SEARCH_TIMEOUT", "10")
+    try:
+        timeout = float(seconds)
+    except ValueError:
+        timeout = 0.0
+    if not 0 < timeout < google_search.timeout:
+        limit = f"above 0 and below {google_search.timeout:g}"
+        raise UserError(f"PRACTICUM_SEARCH_TIMEOUT is '{seconds}'; give seconds {limit}.")
+    cache = settings.get("PRACTICUM_SEARCH_CACHE")
+    return WebService(url, key, style, Path(cache).expanduser() if cache else None, timeout)
+
+
+def _cached(path: Path | None) -> list[str] | None:
+    """The lines kept in a file; None where there are none or the file is damaged."""
+    try:
+        lines = json.loads(path.read_text(encoding="utf-8"))["lines"] if path is not None else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return [str(line) for line in lines] if isinstance(lines, list) else None

@@ -1,0 +1,128 @@
+"""MCP servers as tools: point at a server, and what it offers can be trained on.
+
+`mcp:COMMAND`                     a server that is started here and spoken to over its pipes
+`mcp:http://HOST/mcp`             a server that runs elsewhere (streamable HTTP)
+`…#one,two`                       only these of its tools
+`mcp[servers=8]:COMMAND`          a server to itself for every episode, a new one each; at most eight at once
+`mcp[timeout=60,length=4096]:…`   seconds a call may take, characters an observation may have
+
+A server that dies takes the calls under way with it: they are `ToolFailure`s, for the world broke and
+not the agent. It is started again for the next call. What a tool itself reports as an error is an
+observation.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from practicum.errors import UserError, nearest
+from practicum.tools.base import Tool
+from practicum.tools.errors import ToolFailure
+from practicum.tools.mcp_server import Server
+from practicum.tools.pool import StatePool
+
+ADDRESS = re.compile(r"mcp(?:\[(?P<options>[^\]]*)\])?:(?P<target>.+?)(?:#(?P<chosen>[^#\s]+))?", re.S)
+OPTIONS: Mapping[str, Callable[[str], float]] = {"servers": int, "timeout": float, "length": int}
+
+_making = threading.RLock()
+_servers: dict[str, Server] = {}
+_tools: dict[str, tuple[Tool, ...]] = {}
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server is, and how it is to be used. `servers` 0: one, shared by all episodes."""
+
+    target: str
+    chosen: tuple[str, ...] = ()
+    servers: int = 0
+    timeout: float = 30.0
+    length: int = 2048
+
+
+def read_address(text: str) -> Address:
+    """An address from its name; UserError says what is wrong with it."""
+    found = ADDRESS.fullmatch(text)
+    if found is None or not found["target"].strip():
+        raise UserError(
+            f"'{text}': write mcp:COMMAND or mcp:http://HOST/mcp, and #TOOL,TOOL to choose among its tools."
+        )
+    options: dict[str, Any] = {}
+    for pair in filter(None, (found["options"] or "").split(",")):
+        key, _, value = (part.strip() for part in pair.partition("="))
+        if key not in OPTIONS:
+            raise UserError(f"'{text}' has an unknown option '{key}'.{nearest(key, OPTIONS)}")
+        try:
+            options[key] = OPTIONS[key](value)
+        except ValueError:
+            options[key] = 0
+        if not 0 < options[key] < math.inf:
+            raise UserError(f"'{text}': {key} must be a number above 0.")
+    target = found["target"].strip()
+    if target.startswith("http") and "servers" in options:
+        raise UserError(f"'{text}': servers= is for a command; a server at an address is there once.")
+    return Address(target, tuple(found["chosen"].split(",")) if found["chosen"] else (), **options)
+
+
+def tools_of(name: str) -> tuple[Tool, ...]:
+    """The tools behind an address. The server is started the first time; every later time costs nothing."""
+    with _making:
+        if name not in _tools:
+            address = read_address(name)
+            try:
+                _tools[name] = _make_tools(address)
+            except ToolFailure as error:
+                raise UserError(f"'{name}' cannot be used: {error}.") from error
+        return _tools[name]
+
+
+def _make_tools(address: Address) -> tuple[Tool, ...]:
+    pool: StatePool | None = None
+    if address.servers:
+        server = Server(address.target).start()
+        make = lambda: Server(address.target).start()  # noqa: E731
+        pool = StatePool(make, address.servers, f"the MCP server '{address.target}'")
+        pool.add(server)
+    else:
+        if address.target not in _servers:
+            _servers[address.target] = Server(address.target)
+        server = _servers[address.target].start()
+    names = [offer.name for offer in server.offers]
+    for wanted in address.chosen:
+        if wanted not in names:
+            raise UserError(f"The MCP server '{address.target}' has no tool '{wanted}'.{nearest(wanted, names)}")
+    chosen = [offer for offer in server.offers if not address.chosen or offer.name in address.chosen]
+    if not chosen:
+        raise UserError(f"The MCP server '{address.target}' offers no tools.")
+    return tuple(_make_tool(offer, address, server, pool) for offer in chosen)
+
+
+def _make_tool(offer: Any, address: Address, server: Server, pool: StatePool | None) -> Tool:
+    """One tool of a server, with the server's own schema."""
+    schema: Mapping[str, Any] = offer.input_schema
+    properties = schema.get("properties") or {}
+    ask = _asking(offer.name)
+    return Tool(
+        name=offer.name,
+        description=offer.description or "",
+        function=functools.partial(ask, server) if pool is None else ask,
+        parameters={key: value if isinstance(value, Mapping) else {} for key, value in properties.items()},
+        required=tuple(schema.get("required") or ()),
+        max_length=address.length,
+        timeout=address.timeout,
+        pool=pool,
+        given=schema,
+    )
+
+
+def _asking(name: str) -> Callable[..., Awaitable[str]]:
+    async def ask(server: Server, /, **arguments: Any) -> str:
+        return await server.call(name, arguments)
+
+    return ask
