@@ -22,6 +22,7 @@ def episodes(folder: Path) -> list[Path]:
 
 
 STEPS = "trainer.total_training_steps=2"
+PLAINLY = ["--full", "--epochs", "1", "training.gradient_accumulation_steps=1", "training.bf16=false", "--lr", "1e-3"]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,7 @@ def test_show_disarms_control_characters(collected: Path, tmp_path: Path, capsys
 
 def test_sft_then_eval_then_train(collected: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "sft"
-    assert main(["sft", "--episodes", str(collected), "--out", str(out), "--batch-size", "4"]) == 0
+    assert main(["sft", "--episodes", str(collected), "--out", str(out), "--batch-size", "4", *PLAINLY]) == 0
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 6
     model = str(out / "model")
     result = tmp_path / "eval.json"
@@ -155,7 +156,11 @@ def test_envs_and_their_check(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "agent.tool=[calculator]"], "Unknown key 'agent.tool'. Did you mean 'agent.tools'?"),
         (["train", STEPS, "algorithm.adv_estimator=grop"], "Unknown advantage estimator 'grop'"),
         (["train", STEPS, "algorithm.adv_estimator=grpo", "agent.num_chains=1"], "agent.num_chains must be at least 2"),
-        (["train", "actor_rollout_ref.rollout.name=vlm"], "rollout.name=vlm is not available here"),
+        (["train", "actor_rollout_ref.rollout.name=vlm"], "Did you mean 'vllm'"),
+        (["sft", "training.lora_rank=4"], "Unknown key 'training.lora_rank'"),
+        (["sft"], "Set data.episodes"),
+        (["dpo"], "either data.episodes"),
+        (["dpo", "--episodes", "none", "--loss", "dop"], "There is no folder 'none'"),
         (["train", STEPS, "actor_rollout_ref.rollout.temperature=0"], "temperature above 0"),
         (
             ["train", STEPS, "agent.environment=math", "data.train_files=none.json"],

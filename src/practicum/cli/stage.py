@@ -38,7 +38,7 @@ def run_stage(
         parser.add_argument(*_spellings(switch), dest=switch, action="store_true", help=f"{text} ({key})")
     parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
 
     from practicum import overrides, stages
     from practicum.progress import Progress

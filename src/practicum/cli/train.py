@@ -16,7 +16,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--dry-run", action="store_true", help="print the resolved configuration and what follows from it"
     )
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
 
     from practicum import config as configuration
     from practicum import overrides

@@ -43,6 +43,7 @@ class DPOSettings:
 
     def __post_init__(self) -> None:
         preference_loss(self.loss)
+        learning_rate(0, 1, self.lr, self.schedule)
         if self.beta <= 0 or not 0 <= self.label_smoothing < 0.5:
             raise UserError("beta must be above 0, and label_smoothing from 0 to below 0.5.")
 

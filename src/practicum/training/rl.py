@@ -84,7 +84,7 @@ class RLSettings:
             raise UserError(f"Unknown advantage estimator '{self.estimator}'.{nearest(self.estimator, ESTIMATORS)}")
         if self.tasks_per_step < 1 or self.steps < 1:
             raise UserError("data.train_batch_size and trainer.total_training_steps must be at least 1.")
-        learning_rate(self.warmup, self.steps, self.lr, self.schedule)  # a misspelt schedule is an error now, not later
+        learning_rate(0, self.steps, self.lr, self.schedule)  # a misspelt schedule is an error now, not later
         objectives.token_weights([[1]], self.weighing)
         kl.check(self.kl_penalty)
         needed = ESTIMATORS[self.estimator].smallest_group
@@ -165,6 +165,7 @@ class Practice:
         self.kl_control.coefficient = float(state["kl_coefficient"])
         self.lr_scale, self.clip_scale = float(state["lr_scale"]), float(state["clip_scale"])
         self.apprentice.set_version(int(state["version"]))
+        self.apprentice.learner.version = int(state["version"])
 
     # -- one step ---------------------------------------------------------------------------
 

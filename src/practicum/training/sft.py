@@ -30,6 +30,11 @@ class SFTSettings:
     seed: int = 0
     optimizer: OptimizerSettings = field(default_factory=lambda: OptimizerSettings(weight_decay=0.01))
 
+    def __post_init__(self) -> None:
+        learning_rate(0, 1, self.lr, self.schedule)  # a misspelt schedule is an error now, not later
+        if self.epochs < 1 or self.batch_size < 1:
+            raise UserError("Epochs and batch sizes must be at least 1.")
+
 
 def planned_steps(samples: int, settings: SFTSettings) -> int:
     return settings.epochs * -(-samples // settings.batch_size)

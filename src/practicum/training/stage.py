@@ -65,6 +65,7 @@ class Stage:
             state = checkpoint.load(found, self.apprentice, None)
             self.standing = Progressed(**state["standing"])
             self.apprentice.set_version(self.standing.step)
+            self.apprentice.learner.version = self.standing.step
             self.say(f"Resumed at step {self.standing.step} from '{found}'.")
 
     def run(self) -> Progressed:
