@@ -1,6 +1,6 @@
 """Does each way of practising learn? Every estimator from one SFT start on `math` with `tiny`, on held-out tasks.
 
-    python benchmarks/learn.py [--only grpo,gae] [--steps 60] [--seed 0] [--out runs/learn]
+    python benchmarks/learn.py [--only grpo,gae] [--steps 40] [--seed 0] [--out runs/learn]
 
 One start is made (imitation until 40 % of validation tasks are solved), then every entry trains from it with
 `practicum train`'s own parts and is compared with it on the same 400 test tasks, greedy, by an exact McNemar test.
@@ -89,7 +89,7 @@ async def practise(name: str, extra: list[str], start: Path, out: Path, steps: i
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="comma-separated entries")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tasks", type=int, default=400)
     parser.add_argument("--out", type=Path, default=Path("runs/learn"))
