@@ -77,9 +77,7 @@ PIECES = st.sampled_from(
 
 
 @settings(max_examples=300, deadline=None)
-@given(
-    st.lists(PIECES | st.text(max_size=6), max_size=14).map("".join), st.sampled_from(GENERAL), st.booleans()
-)
+@given(st.lists(PIECES | st.text(max_size=6), max_size=14).map("".join), st.sampled_from(GENERAL), st.booleans())
 def test_no_reply_raises_or_calls_with_invented_arguments(text: str, name: str, has_tools: bool) -> None:
     action = make_format(name).parse(text, has_tools)
     if action.error is not None:

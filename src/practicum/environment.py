@@ -26,11 +26,12 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message. `name` is the tool's on a tool message."""
+    """One chat message. `name` is the tool's on a tool message; `images` are PNG screenshots as data URIs."""
 
     role: str
     content: str
     name: str | None = None
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

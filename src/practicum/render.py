@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from practicum.environment import Message
@@ -40,6 +41,7 @@ class Renderer:
         self.tokenizer = tokenizer
         self.template: str = text
         self._tools_shown = False
+        self._images_shown: bool | None = None
         special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
         closing = self._encode(self._after_reply([Message("user", "x")]))[0]
         found = next((token for token in closing if token in special), None)
@@ -92,9 +94,31 @@ class Renderer:
         return tail
 
     def _apply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
-        rows = [{"role": m.role, "content": m.content, **({"name": m.name} if m.name else {})} for m in messages]
+        if self._images_shown is None and any(m.images for m in messages):
+            self._images_shown = self._shows_images()
+        if not self._images_shown and any(m.images for m in messages):
+            raise UserError(
+                "This chat template cannot show images; choose text observations (for gui: observe=text), "
+                "or the tokenizer of a vision model."
+            )
+        rows = [{"role": m.role, "content": _parts(m), **({"name": m.name} if m.name else {})} for m in messages]
+        return self._fill(rows, tools)
+
+    def _shows_images(self) -> bool:
+        """Whether a picture changes what the template writes, and a text in parts does not."""
+        text = {"type": "text", "text": "x"}
+        try:
+            plain, parted, pictured = (
+                self._fill([{"role": "user", "content": content}], ())
+                for content in ("x", [text], [text, {"type": "image"}])
+            )
+        except (TypeError, ValueError, TemplateError):
+            return False
+        return plain == parted != pictured
+
+    def _fill(self, rows: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
         text = self.tokenizer.apply_chat_template(
-            rows,
+            [dict(row) for row in rows],
             tools=[dict(tool) for tool in tools] or None,
             chat_template=self.template,
             add_generation_prompt=True,
@@ -139,6 +163,13 @@ class Renderer:
                 spans.append(Span(origins[first], tuple(ids[first:stop])))
                 first = stop
         return tuple(spans)
+
+
+def _parts(message: Message) -> str | list[dict[str, str]]:
+    """A content as templates want it: a text, or parts where there are images. The pixels are none of ours."""
+    if not message.images:
+        return message.content
+    return [{"type": "text", "text": message.content}, *({"type": "image"} for _ in message.images)]
 
 
 def _marked(messages: Sequence[Message]) -> list[Message]:

@@ -197,11 +197,13 @@ def _message_record(message: Message) -> dict[str, Any]:
     record: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name is not None:
         record["name"] = message.name
+    if message.images:
+        record["images"] = list(message.images)
     return record
 
 
 def _message(record: Mapping[str, Any]) -> Message:
-    return Message(record["role"], record["content"], record.get("name"))
+    return Message(record["role"], record["content"], record.get("name"), tuple(record.get("images", ())))
 
 
 def _call_record(call: ToolCall) -> dict[str, Any]:

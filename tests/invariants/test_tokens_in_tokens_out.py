@@ -18,10 +18,10 @@ from practicum.environment import Action, Environment, Message, Observation, Ste
 from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.render import Renderer
-from practicum.templates import TEMPLATES
 from practicum.rollout import attempts, run_episodes
 from practicum.store import dump, load
 from practicum.task import Task
+from practicum.templates import TEMPLATES
 from practicum.training.estimators import sampled_count
 from practicum.training.learner import Learner, OptimizerSettings
 from practicum.training.samples import batch_of, lessons

@@ -13,6 +13,7 @@ COMMANDS = {
     "quickstart": "the whole apprenticeship on the built-in tiny model, in minutes",
     "envs": "what can be trained on; `envs check NAME` proves one sound",
     "collect": "rollouts of any policy into a folder of episodes",
+    "convert": "published datasets (GSM8K, HotpotQA, SQuAD, HumanEval, MBPP) into task files",
     "export": "collected episodes as bc.jsonl, dpo.jsonl and sft.jsonl",
     "sft": "imitate collected episodes (KEY=VALUE overrides)",
     "dpo": "prefer the better of two replies (KEY=VALUE overrides)",

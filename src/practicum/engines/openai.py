@@ -137,6 +137,9 @@ def wire_messages(conversation: tuple[Message, ...], format: Format, has_tools: 
                 row["tool_call_id"] = open_calls.pop(0)
             else:
                 row["role"] = "user"  # an answer to a reply that made no call: the API knows no such tool message
+        if message.images:
+            pictures = [{"type": "image_url", "image_url": {"url": image}} for image in message.images]
+            row["content"] = [{"type": "text", "text": message.content}, *pictures]
         rows.append(row)
     return rows
 

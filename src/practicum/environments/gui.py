@@ -1,0 +1,206 @@
+"""`gui`: click, type and scroll on generated screens of windows, by pixel boxes.
+
+The agent sees the screen as a list of its widgets with their boxes, as a screenshot, or as both, and
+replies in the format `gui`. A button or menu item does its deed at once and cannot be taken back: it ends
+the episode, with 1 where the goal's conditions all hold and 0 otherwise. Anything else can be undone.
+Nothing here is left to chance: a task and its actions give the same screens everywhere.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from practicum.environment import SPLITS, Action, Environment, Message, Observation, Policy, Step, ToolCall
+from practicum.environments.gui_drawing import require_pillow, screenshot
+from practicum.environments.gui_screens import HEIGHT, WIDTH, Desktop, Widget
+from practicum.environments.gui_tasks import LEVELS, make_task
+from practicum.errors import UserError, nearest
+from practicum.formats import GUI_ACTIONS, gui_misfit, make_format
+from practicum.task import Task, content_hash
+
+OBSERVE = ("text", "image", "both")
+SPLIT_OF_BUCKET = ("train",) * 8 + ("val", "test")
+BOX = re.compile(r"\[(\d+), (\d+), (\d+), (\d+)\]$", re.M)
+PROPERTIES: Mapping[str, Mapping[str, Any]] = {
+    "box": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 4},
+    "text": {"type": "string"},
+    "direction": {"type": "string", "enum": ["up", "down", "left", "right"]},
+    "key": {"type": "string"},
+}
+
+
+class GuiEnvironment(Environment):
+    """Generated desktop screens to click, type and scroll on."""
+
+    name = "gui"
+    formats = ("gui",)
+    floor = 0.0
+
+    def __init__(self, format: str = "gui", observe: str = "text", levels: Sequence[int] = (1, 2, 3)) -> None:
+        if observe not in OBSERVE:
+            raise UserError(f"gui has no observe '{observe}'.{nearest(str(observe), OBSERVE)}")
+        listed = isinstance(levels, (list, tuple)) and len(levels) > 0
+        if not listed or not all(isinstance(n, int) and not isinstance(n, bool) and n in LEVELS for n in levels):
+            raise UserError(f"gui levels must be a list of whole numbers from 1 to {max(LEVELS)}, got {levels}.")
+        if observe != "text":
+            require_pillow()
+        self.format, self.observe, self.levels = make_format(format), observe, tuple(levels)
+        self._desktop: Desktop | None = None
+        self._goal: Sequence[Mapping[str, Any]] = ()
+        self._over = False
+
+    @property
+    def desktop(self) -> Desktop:
+        assert self._desktop is not None, "reset comes before step"
+        return self._desktop
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        for key in ("question", "screen", "goal"):
+            if key not in task.fields:
+                raise UserError(f"Task '{task.id}' has no '{key}'; gui plays the tasks it makes.")
+        self._desktop, self._goal, self._over = Desktop(task.fields["screen"]), task.fields["goal"], False
+        tools = tuple(_schema(name) for name in GUI_ACTIONS if name != "finished")
+        system = f"Do what is asked on the screen.\n{self.format.instructions(tools)}"
+        shown = self._show(str(task.fields["question"]))
+        return Observation((Message("system", system), shown), tools)
+
+    async def step(self, action: Action) -> Step:
+        if not action.calls or self._over:
+            return self._end("The episode is over.")
+        said = ""
+        for call in action.calls:
+            wrong = gui_misfit(call.name, call.arguments)
+            said = self.desktop.act(call.name, call.arguments) if wrong is None else wrong
+            if self.desktop.pressed is not None or self._reached():
+                return self._end(said)
+        return Step(Observation((self._show(said),)), progress=self._progress())
+
+    async def truncate(self) -> Step:
+        return Step(truncated=True, success=self._reached(), progress=self._progress())
+
+    def _end(self, said: str) -> Step:
+        reward = 0.0 if self._over else float(self._reached())
+        self._over = True
+        return Step(
+            Observation((self._show(said),)),
+            reward=reward,
+            parts={"goal": reward},
+            terminated=True,
+            success=self._reached(),
+            progress=self._progress(),
+        )
+
+    def _reached(self) -> bool:
+        return all(self.desktop.holds(condition) for condition in self._goal)
+
+    def _progress(self) -> float:
+        """The share of the goal's conditions that hold now."""
+        return sum(self.desktop.holds(condition) for condition in self._goal) / len(self._goal)
+
+    def _show(self, said: str) -> Message:
+        """What was said and what is on the screen now."""
+        lines = [said, f"Screen {WIDTH} x {HEIGHT}"]
+        if self.observe != "image":
+            lines.append(self.desktop.describe())
+        images = () if self.observe == "text" else (screenshot(self.desktop),)
+        return Message("user", "\n".join(lines), images=images)
+
+    def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
+        if split not in SPLITS:
+            raise UserError(f"gui has no split '{split}'.{nearest(split, SPLITS)}")
+        rng = random.Random(f"gui/{split}/{seed}")
+        tasks: list[Task] = []
+        seen: set[str] = set()
+        while len(tasks) < count:
+            fields = make_task(rng, self.levels[len(tasks) % len(self.levels)])
+            key = content_hash(fields)
+            # A task belongs to the split its hash says, so no seed can leak one into another split.
+            if SPLIT_OF_BUCKET[int(key, 16) % 10] != split or key in seen:
+                continue
+            seen.add(key)
+            tasks.append(Task(f"gui-{split}-{seed}-{len(tasks)}", self.name, split, fields))
+        return tasks
+
+    def expert(self, task: Task) -> Policy:
+        """Meets the goal's conditions one after the other, on a desktop of its own that it keeps in step.
+
+        Its thoughts say a widget's line again before the action copies the box: the more there is to copy, the
+        sooner a small model learns to.
+        """
+        desktop, goal = Desktop(task.fields["screen"]), task.fields["goal"]
+
+        def act(observation: Observation) -> Action:
+            unmet = next((condition for condition in goal if not desktop.holds(condition)), None)
+            if unmet is None:
+                return Action(content="done")
+            thought, call = next_call(desktop, unmet)
+            desktop.act(call.name, call.arguments)
+            return Action(calls=(call,), thought=thought)
+
+        return act
+
+    def random(self, task: Task, seed: int) -> Policy:
+        """Knows the protocol and nothing else: clicks on boxes it is shown, types and scrolls now and then."""
+        rng = random.Random(f"gui-random/{seed}")
+
+        def act(observation: Observation) -> Action:
+            shown = BOX.findall(observation.messages[-1].content if observation.messages else "")
+            point = [rng.randrange(WIDTH), rng.randrange(HEIGHT)]
+            box = [int(number) for number in rng.choice(shown)] if shown else point
+            verb = rng.choice(("click",) * 6 + ("type", "scroll", "press", "wait"))
+            choices: dict[str, dict[str, Any]] = {
+                "click": {"box": box},
+                "type": {"text": rng.choice(str(task.fields["question"]).split())},
+                "scroll": {"direction": rng.choice(("up", "down"))},
+                "press": {"key": rng.choice(("enter", "tab", "backspace"))},
+                "wait": {},
+            }
+            return Action(calls=(ToolCall(verb, choices[verb]),))
+
+        return act
+
+
+def next_call(desktop: Desktop, condition: Mapping[str, Any]) -> tuple[str, ToolCall]:
+    """What brings a condition nearer, and why."""
+    kind, title = condition["is"], condition["window"]
+    if kind == "fields":
+        label, text = next((k, t) for k, t in condition["texts"].items() if desktop.texts[title, k] != t)
+        held = desktop.texts[title, label]
+        if desktop.focus == (title, label) and (desktop.marked or not held):
+            return f"Type '{text}'.", ToolCall("type", {"text": text})
+        return _click(desktop, "field", title, label, "double_click" if held else "click")
+    if kind == "shown":
+        widget = _seen(desktop, "list", title, condition["list"])
+        rows = desktop.widget(widget.place)["rows"]
+        down = rows.index(condition["label"]) > desktop.scrolled[widget.place]
+        direction = "down" if down else "up"
+        return f"Scroll {direction} {widget.line}", ToolCall(
+            "scroll", {"direction": direction, "box": list(widget.box)}
+        )
+    if kind == "ticked":
+        ticked = {label for window, label in desktop.ticked if window == title}
+        return _click(desktop, "checkbox", title, min(ticked ^ set(condition["labels"])))
+    if kind == "front":
+        return _click(desktop, "window", title, title)
+    wanted = {"selected": "row", "open": "menu"}.get(kind)
+    return _click(desktop, wanted or ("button" if desktop.open is None else "item"), title, condition["label"])
+
+
+def _seen(desktop: Desktop, kind: str, title: str, label: str) -> Widget:
+    return next(w for w in desktop.visible() if (w.kind, w.window, w.label) == (kind, title, label))
+
+
+def _click(desktop: Desktop, kind: str, title: str, label: str, verb: str = "click") -> tuple[str, ToolCall]:
+    widget = _seen(desktop, kind, title, label)
+    return f"{verb.replace('_', ' ').capitalize()} {widget.line}", ToolCall(verb, {"box": list(widget.box)})
+
+
+def _schema(name: str) -> dict[str, Any]:
+    """An action in the form that tools have everywhere."""
+    needed, optional, form = GUI_ACTIONS[name]
+    properties = {key: dict(PROPERTIES[key]) for key in sorted(needed | optional)}
+    parameters = {"type": "object", "properties": properties, "required": sorted(needed)}
+    return {"type": "function", "function": {"name": name, "description": form, "parameters": parameters}}

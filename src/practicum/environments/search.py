@@ -1,0 +1,158 @@
+"""`search`: questions that only reading can answer.
+
+A question asks for a fact, or for a fact about a fact (levels 1 to 3), of a small invented world. The
+agent searches that world's sentences with `google_search` and hands in what it found with `answer`.
+Each few questions have a world of their own, so nothing learned by heart helps; without searching, the
+best there is to do is to guess one name out of hundreds.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from typing import ClassVar
+
+from practicum.environment import Action, Observation, Policy, ToolCall
+from practicum.environments.search_worlds import RELATION, WORLD_NAME, make_world, names_of, world_index, world_name
+from practicum.environments.tool_agent import ToolEnvironment
+from practicum.errors import UserError
+from practicum.retrieval import index_of
+from practicum.task import Task
+from practicum.tools.google_search import RESULTS, configured_search, google_search_over
+
+MAX_LEVEL = 3
+QUESTIONS_PER_WORLD = 6
+SEARCH = "google_search"
+NAME = re.compile(r"\b[A-Z]\w+")
+
+
+class SearchEnvironment(ToolEnvironment):
+    """Multi-hop questions over generated worlds, or any JSON file of questions with a folder of documents."""
+
+    name = "search"
+    formats: ClassVar[tuple[str, ...]] = ("react", "hf")
+    system = "Search for what is asked, then answer with one name."
+    default_tools: ClassVar[tuple[str, ...]] = (SEARCH, "answer")
+    default_reward = "qa_f1_reward"
+
+    def __init__(
+        self,
+        tools: Sequence[str] | None = None,
+        reward: str | None = None,
+        format: str = "react",
+        files: dict[str, str] | None = None,
+        system: str | None = None,
+        verifier: str | None = None,
+        levels: Sequence[int] = (1, 2, 3),
+        corpus: str | None = None,
+        results: int = RESULTS,
+    ) -> None:
+        """`tools=["answer"]` takes searching away; `corpus` is the folder that a file's questions are asked of."""
+        super().__init__(tools, reward, format, files, system, verifier)
+        self.levels, self.corpus, self.results = tuple(levels), corpus, results
+        if not self.levels or not all(isinstance(n, int) and 1 <= n <= MAX_LEVEL for n in self.levels):
+            raise UserError(f"search levels must be whole numbers from 1 to {MAX_LEVEL}, got {list(levels)}.")
+        if not isinstance(results, int) or not 1 <= results <= 10:
+            raise UserError(f"search results must be a whole number from 1 to 10, got {results}.")
+        if SEARCH in self.tools and corpus is not None:
+            self.tools[SEARCH] = google_search_over(index_of(corpus), results)
+        elif SEARCH in self.tools and self.files:
+            configured_search()  # nothing to search is a wrong setting: say so before the first episode
+
+    def generate(self, split: str, count: int, seed: int) -> Sequence[Task]:
+        if self.corpus is not None:
+            raise UserError(
+                f"A search corpus is given but no '{split}' questions; give a JSON file for that split too."
+            )
+        tasks: list[Task] = []
+        number = 0
+        while len(tasks) < count:
+            name = world_name(split, seed, number)
+            world, rng = make_world(name), random.Random(f"search-questions/{name}")
+            asked: set[object] = set()
+            while len(asked) < QUESTIONS_PER_WORLD and len(tasks) < count:
+                fields = world.question(rng, self.levels[len(tasks) % len(self.levels)])
+                if fields["question"] not in asked:
+                    asked.add(fields["question"])
+                    fields["world"] = name
+                    tasks.append(Task(f"search-{split}-{seed}-{len(tasks)}", self.name, split, fields))
+            number += 1
+        return tasks
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        world = _world_of(task)
+        if SEARCH in self.tools and self.corpus is None and world is not None:
+            self.tools[SEARCH] = google_search_over(world_index(world), self.results)
+        return await super().reset(task, seed)
+
+    def expert(self, task: Task) -> Policy:
+        """Looks up one fact after the other and reads each from what was found: it knows no answers.
+
+        Its thoughts say the fact again, name for name. Who imitates it so has much to copy from, and a small
+        model learns to copy in far fewer steps than from bare calls.
+        """
+        if SEARCH not in self.tools:
+            return self._guesser(task, f"search-guess/{task.hash}")
+        if _world_of(task) is None:
+            return self._solver_for_plain(task)
+        subject, hops, position = str(task.fields["subject"]), list(task.fields["hops"]), 0
+
+        def act(observation: Observation) -> Action:
+            nonlocal subject, position
+            thought = RELATION[hops[0]].ask.format(subject)
+            if position:
+                relation = RELATION[hops[position - 1]]
+                found = relation.read(subject, observation.messages[-1].content)
+                if found is None:
+                    return self._answer("unknown")
+                thought, subject = relation.sentence(subject, found), found
+            if position == len(hops):
+                return self._answer(subject, thought)
+            position += 1
+            return _search(RELATION[hops[position - 1]].query(subject), thought)
+
+        return act
+
+    def random(self, task: Task, seed: int) -> Policy:
+        """Knows the protocol and nothing else: searches for names it has seen, then answers with one of them."""
+        if SEARCH not in self.tools:
+            return self._guesser(task, f"search-random/{seed}")
+        rng = random.Random(f"search-random/{seed}")
+        turns = iter(range(rng.randint(1, MAX_LEVEL)))
+        seen: list[str] = []
+
+        def act(observation: Observation) -> Action:
+            nonlocal seen
+            seen = NAME.findall(observation.messages[-1].content.removeprefix("Observation:")) or seen or ["nothing"]
+            choice = rng.choice(seen)
+            return self._answer(choice) if next(turns, None) is None else _search(choice)
+
+        return act
+
+    def _answer(self, text: str, thought: str = "") -> Action:
+        """The answer by the tool for it or, where that was taken away, in plain words."""
+        if "answer" in self.tools:
+            return Action(calls=(ToolCall("answer", {"answer": text}),), thought=thought)
+        return Action(content=text, thought=thought)
+
+    def _guesser(self, task: Task, seed: str) -> Policy:
+        """What is left without searching: any name of the split."""
+        rng = random.Random(seed)
+        return lambda observation: self._answer(rng.choice(names_of(task.split)))
+
+    def _solver_for_plain(self, task: Task) -> Policy:
+        """A file's task has no facts to follow: search for the question once, then give its answer."""
+        gold = task.fields["answer"]
+        replies = iter((_search(str(task.fields["question"])),))
+        return lambda observation: next(replies, self._answer(str(gold if isinstance(gold, str) else gold[0])))
+
+
+def _search(query: str, thought: str = "") -> Action:
+    return Action(calls=(ToolCall(SEARCH, {"query": query}),), thought=thought)
+
+
+def _world_of(task: Task) -> str | None:
+    """The generated world that a task is about; None for a question of a user's own."""
+    name = str(task.fields.get("world", ""))
+    return name if WORLD_NAME.fullmatch(name) else None

@@ -1,0 +1,165 @@
+"""Documents in a folder, and a BM25 index over them.
+
+The index is some sixty lines of numpy rather than a dependency: a package would rank ties as its sort
+happens to leave them, and here the same query must give the same observation on every machine.
+The formula is Lucene's, which is never negative:
+idf(t) · f / (f + k1 · (1 - b + b · length / mean length)), idf(t) = ln(1 + (N - n + 0.5) / (n + 0.5)).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from practicum.errors import UserError
+
+WORD = re.compile(r"\w+")
+SENTENCE = re.compile(r"(?<=[.!?])\s+")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text that can be found. Titles are searched too."""
+
+    id: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A document found, and how well it fits."""
+
+    document: Document
+    score: float
+
+
+def words(text: str) -> list[str]:
+    """The words that are indexed: runs of letters and digits, in lower case."""
+    return WORD.findall(text.lower())
+
+
+class Index:
+    """BM25 over documents. It never changes once made, so any number of threads may search it."""
+
+    def __init__(self, documents: Iterable[Document], k1: float = 1.5, b: float = 0.75) -> None:
+        # In the order of their ids, so that a document's number breaks ties by id.
+        self.documents: tuple[Document, ...] = tuple(sorted(documents, key=lambda document: document.id))
+        counts = [Counter(words(f"{document.title} {document.text}")) for document in self.documents]
+        lengths = np.array([sum(count.values()) for count in counts], dtype=np.float64)
+        mean = float(lengths.mean()) if lengths.any() else 1.0
+        norms = k1 * (1 - b + b * lengths / mean)
+        places: defaultdict[str, list[int]] = defaultdict(list)
+        occurrences: defaultdict[str, list[int]] = defaultdict(list)
+        for number, count in enumerate(counts):
+            for word, times in count.items():
+                places[word].append(number)
+                occurrences[word].append(times)
+        self._postings: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        for word, numbers in places.items():
+            held, frequency = np.array(numbers), np.array(occurrences[word], dtype=np.float64)
+            rarity = np.log(1 + (len(counts) - len(numbers) + 0.5) / (len(numbers) + 0.5))
+            self._postings[word] = (held, rarity * frequency / (frequency + norms[held]))
+
+    def search(self, query: str, count: int = 3) -> list[Hit]:
+        """The best documents that share a word with the query; equals stand in the order of their ids."""
+        scores = np.zeros(len(self.documents))
+        for word in sorted(set(words(query))):
+            if word in self._postings:
+                held, weights = self._postings[word]
+                scores[held] += weights
+        found = np.flatnonzero(scores)
+        values = scores[found].round(9)  # a last bit that differs between machines must not part a tie
+        if len(found) > count:
+            enough = values >= np.partition(values, len(found) - count)[len(found) - count]
+            found, values = found[enough], values[enough]
+        best = np.argsort(-values, kind="stable")[:count]
+        return [Hit(self.documents[found[place]], float(values[place])) for place in best]
+
+
+def snippet(text: str, query: str, limit: int) -> str:
+    """At most `limit` characters of a text, from the sentence on in which most of the query is found."""
+    text = " ".join(text.split())
+    if len(text) <= limit:
+        return text
+    wanted = set(words(query))
+    starts = [0, *(found.end() for found in SENTENCE.finditer(text))]
+
+    def worth(span: tuple[int, int]) -> tuple[int, int]:
+        """Words of the query in the piece, then in its first sentence, lest the piece end where they begin."""
+        whole, first = text[span[0] : span[0] + limit], text[span[0] : min(span[1], span[0] + limit)]
+        return len(wanted & set(words(whole))), len(wanted & set(words(first)))
+
+    begin = max(zip(starts, [*starts[1:], len(text)], strict=True), key=worth)[0]
+    piece = text[begin : begin + limit]
+    if begin + limit < len(text):
+        piece = f"{piece.rsplit(' ', 1)[0]} …"
+    return piece
+
+
+def read_corpus(folder: Path) -> list[Document]:
+    """Every `*.txt` (one document each) and `*.jsonl` (objects with `text`, `title`, `id`) below a folder."""
+    if not folder.is_dir():
+        raise UserError(f"The search corpus '{folder}' is not a folder; give one that holds *.txt or *.jsonl files.")
+    documents: list[Document] = []
+    for path in sorted(p for p in folder.rglob("*") if p.suffix in (".txt", ".jsonl") and p.is_file()):
+        name = path.relative_to(folder).with_suffix("").as_posix()
+        text = _read(path)
+        documents += _lines(path, name, text) if path.suffix == ".jsonl" else [Document(name, path.stem, text)]
+    if not documents:
+        raise UserError(f"The search corpus '{folder}' holds no documents; put *.txt or *.jsonl files into it.")
+    twice = [name for name, times in Counter(document.id for document in documents).items() if times > 1]
+    if twice:
+        raise UserError(f"The search corpus '{folder}' has the document id '{twice[0]}' twice; ids must be unique.")
+    return documents
+
+
+_indexes: dict[Path, Index] = {}
+_making = threading.Lock()
+
+
+def index_of(folder: str | Path) -> Index:
+    """The index of a corpus folder, made once a process: whoever else asks meanwhile waits for it."""
+    path = Path(folder).expanduser().resolve()
+    with _making:
+        if path not in _indexes:
+            _indexes[path] = Index(read_corpus(path))
+        return _indexes[path]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"'{path}' is not UTF-8 text (byte {error.start}); save it as UTF-8.") from None
+    except OSError as error:
+        raise UserError(f"'{path}' cannot be read: {error.strerror}.") from None
+
+
+def _lines(path: Path, name: str, text: str) -> Iterator[Document]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"'{path}', line {number} is not JSON: {error}.") from None
+        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+            raise UserError(f"'{path}', line {number} must be an object with a 'text'.")
+        yield Document(str(row.get("id", f"{name}:{number}")), str(row.get("title") or ""), row["text"])
+
+
+def show(hits: Sequence[Hit], query: str, limit: int) -> str:
+    """Hits as an agent sees them: one line each, the title before the text."""
+    lines = []
+    for hit in hits:
+        text = snippet(hit.document.text, query, limit)
+        lines.append(f"{hit.document.title}: {text}" if hit.document.title else text)
+    return "\n".join(lines) or "No results."
