@@ -27,7 +27,7 @@ quickstart: $(STAMP)
 	$(BIN)/practicum quickstart --seed $(SEED)
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not vllm"
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

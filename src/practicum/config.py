@@ -168,7 +168,7 @@ class VLLMConfig:
     max_model_len: int | None = None  # default: the model's own window
     extra_args: list[str] = field(default_factory=list)  # handed to the server as they are
     start_timeout: float = 600.0
-    canary_limit: float = 0.05  # mean |engine - learner| log-prob at which an update is refused
+    canary_limit: float = 0.1  # mean |engine - learner| log-prob at which an update is refused
 
 
 @dataclass
