@@ -43,7 +43,7 @@ vllm: .venv-vllm/.installed
 
 # The real server, on CPU.
 test-vllm: $(STAMP) vllm
-	$(BIN)/python -m pytest -m vllm
+	$(BIN)/python -m pytest -m vllm -s tests/vllm
 
 # Every estimator from one SFT start, with intervals: about half an hour.
 learn: $(STAMP)
