@@ -134,6 +134,7 @@ def practicum_side(case: Case, order: Order, answer: Answer) -> None:
             Request(ids, Sampling(max_tokens=tokens, seed=1000 * step + n), task, Observation(), ())
             for n, ids in enumerate(asked)
         ]
+        await apprentice.engine.adopt(apprentice.version, apprentice)  # what the last step cached is of older weights
         replies = await asyncio.gather(*(apprentice.engine.generate(request) for request in requests))
         rolled = time.perf_counter()
         rewards = make_rewards(step)

