@@ -192,7 +192,8 @@ def history(path: Path) -> Iterator[dict[str, float]]:
 
 def processes() -> list[tuple[int, int, str]]:
     """(id, parent, command line) of what is alive on this machine."""
-    listing = subprocess.run(["ps", "-axo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    command = ["ps", "-axww", "-o", "pid=,ppid=,args="]  # ww: whole lines, however deep this folder lies
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     rows = [line.split(maxsplit=2) for line in listing.splitlines()]
     return [(int(row[0]), int(row[1]), row[2]) for row in rows if len(row) == 3 and "<defunct>" not in row[2]]
 
