@@ -87,6 +87,33 @@ def test_the_fused_weights_are_the_parameters() -> None:
     assert torch.allclose(after, expected, atol=2e-5)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_gradients_equal_hugging_face(name: str) -> None:
+    """Weights that are multiplied side by side get each its own gradient, biases included."""
+    ids, wanted = torch.randint(0, 97, (2, 30)), torch.randn(2, 30, 97)
+    theirs = build(name)
+    (theirs(ids).logits * wanted).sum().backward()
+    ours = build(name)
+    decoder = Decoder(ours)
+    (decoder.logits(decoder.hidden(ids, torch.arange(30).expand(2, 30), causal)) * wanted).sum().backward()
+    for (label, expected), found in zip(theirs.named_parameters(), ours.parameters(), strict=True):
+        assert expected.grad is not None
+        assert found.grad is not None
+        assert torch.allclose(found.grad, expected.grad, rtol=1e-4, atol=1e-4 * float(expected.grad.abs().max())), label
+
+
+def test_a_second_decoder_takes_no_weights_from_the_first() -> None:
+    model = build("qwen2")
+    first, second = Decoder(model), Decoder(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        ids, positions = torch.randint(0, 97, (1, 8)), torch.arange(8)[None]
+        expected = model(ids).logits
+        for decoder in (first, second):
+            assert torch.allclose(decoder.logits(decoder.hidden(ids, positions, causal)), expected, atol=2e-5)
+
+
 def test_other_architectures_are_refused_with_a_way_out() -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=10, n_embd=8, n_layer=1, n_head=1))
     with pytest.raises(UserError, match="openai engine"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from practicum.training.batch import Cut, Sample, micro_batches, pack
+from practicum.training.batch import Cut, Micro, Sample, micro_batches, pack
 
 
 def sample(ids: list[int], mask: list[int]) -> Sample:
@@ -18,7 +18,7 @@ def sample(ids: list[int], mask: list[int]) -> Sample:
 
 def test_logprob_j_belongs_to_token_j_plus_one() -> None:
     (micro,) = micro_batches([sample([7, 8, 9, 5], [0, 0, 1, 1])], Cut(64))
-    assert micro.ids.tolist() == [[7, 8, 9]]  # the last target is never an input
+    assert micro.ids.tolist() == [7, 8, 9]  # the last target is never an input
     assert micro.at.tolist() == [1, 2]  # predictions are made at the tokens before
     assert micro.targets.tolist() == [9, 5]
     assert micro.advantages.tolist() == [2.0, 3.0]  # fields are those of the target token
@@ -27,10 +27,10 @@ def test_logprob_j_belongs_to_token_j_plus_one() -> None:
 
 def test_a_common_beginning_is_laid_down_once() -> None:
     (micro,) = micro_batches([sample([1, 2, 3, 4], [0, 0, 1, 1]), sample([1, 2, 5, 6], [0, 0, 1, 1])], Cut(64))
-    assert micro.ids.tolist() == [[1, 2, 3, 5]]
-    assert micro.positions.tolist() == [[0, 1, 2, 2]]
+    assert micro.ids.tolist() == [1, 2, 3, 5]
+    assert micro.positions.tolist() == [0, 1, 2, 2]
     assert micro.at.tolist() == [1, 2, 1, 3]
-    assert micro.visible[0, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
+    assert seen_by(micro) == [[0], [0, 1], [0, 1, 2], [0, 1, 3]]
 
 
 def test_the_first_token_cannot_be_trained() -> None:
@@ -54,22 +54,30 @@ def sample_lists(draw: st.DrawFn) -> list[Sample]:
     return made
 
 
-@settings(max_examples=200, deadline=None)
-@given(sample_lists(), st.integers(8, 40), st.integers(8, 60), st.none() | st.integers(1, 4))
+def seen_by(micro: Micro) -> list[list[int]]:
+    """The tokens that each token looks at, in order, read off the sights as the learner reads them."""
+    answers: list[list[int]] = []
+    for sight in micro.sights:
+        for keys, rows in zip(sight.keys, sight.visible[:, 0], strict=True):
+            answers += [keys[row].tolist() for row in rows]
+    return [answers[place] for place in micro.places.tolist()]
+
+
+@settings(max_examples=300, deadline=None)
+@given(sample_lists(), st.integers(8, 60), st.none() | st.integers(1, 4))
 def test_every_prediction_appears_once_with_its_own_history(
-    samples: list[Sample], row: int, budget: int, most: int | None
+    samples: list[Sample], budget: int, most: int | None
 ) -> None:
     found: dict[int, list[tuple[tuple[int, ...], int]]] = {}
-    for micro in micro_batches(samples, Cut(budget, row, most)):
-        width = micro.ids.shape[1]
-        assert micro.ids.shape[0] == 1 or micro.ids.numel() <= budget
-        assert most is None or len(set(micro.sample_index.tolist())) <= most
-        for k in range(len(micro.at)):
-            line, node = divmod(int(micro.at[k]), width)
-            seen = micro.visible[line, 0, node].nonzero()[:, 0]
-            order = seen[micro.positions[line, seen].argsort()]
-            assert micro.positions[line, order].tolist() == list(range(len(order)))
-            history = tuple(micro.ids[line, order].tolist())
+    for micro in micro_batches(samples, Cut(budget, most)):
+        members = set(micro.sample_index.tolist())
+        assert len(members) == 1 or len(micro.ids) <= budget
+        assert most is None or len(members) <= most
+        seen = seen_by(micro)
+        for k, node in enumerate(micro.at.tolist()):
+            assert seen[node][-1] == node
+            assert micro.positions[seen[node]].tolist() == list(range(len(seen[node])))
+            history = tuple(micro.ids[seen[node]].tolist())
             found.setdefault(int(micro.sample_index[k]), []).append((history, int(micro.targets[k])))
     for index, one in enumerate(samples):
         expected = [(one.ids[:t], one.ids[t]) for t in np.flatnonzero(one.mask)]
@@ -77,7 +85,13 @@ def test_every_prediction_appears_once_with_its_own_history(
 
 
 @settings(max_examples=50, deadline=None)
-@given(sample_lists())
-def test_packing_never_needs_more_tokens_than_single_rows(samples: list[Sample]) -> None:
-    used = sum(len(row.ids) for row in pack(samples, 64))
+@given(sample_lists(), st.integers(8, 60))
+def test_packing_never_needs_more_tokens_than_single_sequences(samples: list[Sample], budget: int) -> None:
+    used = sum(len(micro.ids) for micro in micro_batches(samples, Cut(budget)))
     assert used <= sum(int(np.flatnonzero(s.mask)[-1]) for s in samples if s.mask.any())
+
+
+def test_a_full_piece_is_cut_between_groups() -> None:
+    group = [[sample([g, *range(10, 20), n, 1], [0] * 12 + [1]) for n in range(4)] for g in range(3)]
+    pieces = pack([one for chains in group for one in chains], Cut(35))  # two groups of 11 + 4, and 5 to spare
+    assert pieces == [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11]]

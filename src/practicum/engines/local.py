@@ -33,6 +33,8 @@ from practicum.trajectory import ActionSource, StopReason
 
 ROW_BUCKET = 8
 KEY_BUCKET = 128
+FIRST_BLOCK = 64
+"""Keys are looked at in blocks: one of 64, one more up to 128, then by 128. Short prompts read half as much."""
 MANY_TOKENS = 512
 """Prompt tokens from which on more threads pay on a small model."""
 ADMIT_EVERY = 4
@@ -373,13 +375,13 @@ class LocalEngine:
 
     def _sort_rows(self) -> tuple[int, ...]:
         """Rows with more keys first, so that block j of the keys concerns rows 0..reach[j]-1 and no others."""
-        blocks = [-(-(len(row.ids) + self.burst - 1) // KEY_BUCKET) for row in self._rows]
+        blocks = [block_count(len(row.ids) + self.burst - 1) for row in self._rows]
         for slot in range(1, len(blocks)):
             while blocks[slot] > blocks[slot - 1]:  # the row put out of its place may itself belong further up
                 first = next(place for place, count in enumerate(blocks) if count < blocks[slot])
                 self._swap(first, slot)
                 blocks[first], blocks[slot] = blocks[slot], blocks[first]
-        most = min(blocks[0], self._capacity // KEY_BUCKET)
+        most = min(blocks[0], block_count(self._capacity))
         return tuple(sum(count > block for count in blocks) for block in range(most))
 
     def _swap(self, a: int, b: int) -> None:
@@ -394,9 +396,10 @@ class LocalEngine:
         """Everything but the KV that belongs to a slot."""
         return (self._last, self._position, self._temperature, self._top_k, self._top_p, self._step, self._noise)
 
+    @torch.inference_mode()
     def _decode_step(self, wide: int, reach: tuple[int, ...], filtered: bool) -> tuple[Tensor, Tensor]:
         """Feed the last token of rows 0..wide-1, sample the next; nothing here waits for the host."""
-        keys = len(reach) * KEY_BUCKET
+        keys = edge(len(reach))
         spans = (wide, *reach[1:])
         positions = self._position[:wide]
         if self.burst > 1:  # rows that stopped within a burst run on unheard, but not out of the window
@@ -460,6 +463,16 @@ class LocalEngine:
             ))  # fmt: skip
 
 
+def edge(block: int) -> int:
+    """The key at which a block begins."""
+    return FIRST_BLOCK * block if block < 2 else KEY_BUCKET * (block - 1)
+
+
+def block_count(keys: int) -> int:
+    """Blocks that hold so many keys."""
+    return 1 if keys <= FIRST_BLOCK else 1 + -(-keys // KEY_BUCKET)
+
+
 def causal_mask(positions: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
     """0 where a query at positions [R, T] may look, -inf where not: [R, 1, T, keys]."""
     unseen = torch.arange(keys, device=positions.device) > positions[..., None]
@@ -474,7 +487,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     grouped = (q * size**-0.5).view(rows, width, kv_heads, group, size).permute(0, 2, 3, 1, 4)
     scores = torch.matmul(grouped.reshape(rows, kv_heads, group * width, size), k.transpose(-1, -2))
     scores = scores.view(rows, kv_heads, group, width, keys) + mask[:, :, None]
-    blocks = [rows * kv_heads] * (keys // KEY_BUCKET)
+    blocks = [rows * kv_heads] * block_count(keys)
     mixed = _mix(scores.softmax(-1).view(rows * kv_heads, group * width, keys), v.flatten(0, 1), blocks)
     mixed = mixed.view(rows, kv_heads, group, width, size).permute(0, 3, 1, 2, 4)
     return mixed.reshape(rows, width, heads * size)
@@ -490,25 +503,25 @@ def decode_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, reach: Seque
     grouped = q.reshape(rows * kv_heads, heads // kv_heads, size)
     keys, values, scale = k.flatten(0, 1).transpose(-1, -2), v.flatten(0, 1), size**-0.5
     blocks = [count * kv_heads for count in reach]
-    if len(blocks) == 1:
-        scores = torch.baddbmm(bias, grouped, keys, alpha=scale)
-    else:
-        scores = bias.expand(-1, heads // kv_heads, -1).contiguous()
-        for number, count in enumerate(blocks):
-            part = slice(number * KEY_BUCKET, (number + 1) * KEY_BUCKET)
-            scores[:count, :, part].baddbmm_(grouped[:count], keys[:count, :, part], alpha=scale)
-    return _mix(scores.softmax(-1), values, blocks).view(rows, heads * size)
+    scores = []
+    for number, count in enumerate(blocks):  # each a tensor of its own: into a slice, the product would go row by row
+        part = slice(edge(number), edge(number + 1))
+        seen = torch.baddbmm(bias[:count, :, part], grouped[:count], keys[:count, :, part], alpha=scale)
+        rest = len(grouped) - count
+        scores.append(F.pad(seen, (0, 0, 0, 0, 0, rest), value=-torch.inf) if rest else seen)
+    weights = (torch.cat(scores, -1) if len(scores) > 1 else scores[0]).softmax(-1)
+    return _mix(weights, values, blocks).view(rows, heads * size)
 
 
 def _mix(weights: Tensor, values: Tensor, blocks: Sequence[int]) -> Tensor:
-    """weights [N, T, keys] × values [N, keys, D], summed in blocks of KEY_BUCKET keys, always.
+    """weights [N, T, keys] × values [N, keys, D], summed block by block, always.
 
     A matrix library picks its own order of summation by the length it is given, and a row's numbers
     must not depend on its neighbours' length.
     """
-    mixed = torch.bmm(weights[:, :, :KEY_BUCKET], values[:, :KEY_BUCKET])
+    mixed = torch.bmm(weights[:, :, :FIRST_BLOCK], values[:, :FIRST_BLOCK])
     for number, count in enumerate(blocks[1:], 1):
-        part = slice(number * KEY_BUCKET, (number + 1) * KEY_BUCKET)
+        part = slice(edge(number), edge(number + 1))
         mixed[:count].baddbmm_(weights[:count, :, part], values[:count, part])
     return mixed
 

@@ -44,10 +44,13 @@ def sample(
     divisor = torch.where(greedy, 1.0, temperature)[:, None]
     if top_k is not None and top_p is not None:
         logits = restrict(logits.float() / divisor, top_k, top_p) * divisor
-    weights = (logits.float() / divisor).softmax(-1).cumsum(-1)
+    scaled = logits.float() / divisor
+    weights = scaled.softmax(-1).cumsum(-1)
     drawn = torch.searchsorted(weights, uniform[:, None] * weights[:, -1:], right=True)[:, 0]
-    ids = torch.where(greedy, logits.argmax(-1), drawn.clamp(max=logits.shape[-1] - 1))
-    return ids, token_logprobs(logits, ids, divisor)
+    ids = drawn.clamp_(max=logits.shape[-1] - 1)
+    if logits.is_cuda or bool(greedy.any()):  # asking a GPU would make it wait
+        ids = torch.where(greedy, logits.argmax(-1), ids)
+    return ids, token_logprobs(scaled, ids)
 
 
 def restrict(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:

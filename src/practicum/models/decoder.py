@@ -63,6 +63,8 @@ class Fused:
     def _join(parameters: Sequence[Tensor]) -> Tensor:
         if len(parameters) == 1:
             return parameters[0]
+        if (whole := _side_by_side(parameters)) is not None:  # another decoder has joined them
+            return whole
         joined = torch.cat([parameter.data for parameter in parameters])
         start = 0
         for parameter in parameters:
@@ -71,10 +73,17 @@ class Fused:
         return joined
 
     def joined(self, x: Tensor) -> Tensor | None:
-        """All outputs side by side in one product, where no gradient and no adapter is in the way."""
-        if torch.is_grad_enabled() or self.weight is None:
+        """All outputs side by side in one product, where no adapter is in the way."""
+        if self.weight is None:
             return None
-        return F.linear(x, self.weight, self.bias)
+        if not torch.is_grad_enabled():
+            return F.linear(x, self.weight, self.bias)
+        if len(self.linears) == 1 or torch.is_autocast_enabled(x.device.type):
+            return None
+        weights = [linear.weight for linear in self.linears]
+        biases = [linear.bias for linear in self.linears if linear.bias is not None]
+        result: Tensor = _Product.apply(x, self.weight, self.bias, self.sizes, *weights, *biases)  # type: ignore[no-untyped-call]
+        return result
 
     def only(self, x: Tensor) -> Tensor:
         """The output of a single layer."""
@@ -87,6 +96,63 @@ class Fused:
         if joined is None:
             return tuple(linear(x) for linear in self.linears)
         return torch.split(joined, self.sizes, dim=-1)
+
+
+def _side_by_side(parameters: Sequence[Tensor]) -> Tensor | None:
+    """The one tensor that these are consecutive parts of, if they are."""
+    first = parameters[0]
+    end = first.data_ptr()
+    for parameter in parameters:
+        if parameter.data_ptr() != end or not parameter.is_contiguous() or parameter.dtype != first.dtype:
+            return None
+        end += parameter.numel() * parameter.element_size()
+    if (end - first.data_ptr()) // first.element_size() + first.storage_offset() > (
+        first.untyped_storage().nbytes() // first.element_size()
+    ):
+        return None
+    rows = sum(parameter.shape[0] for parameter in parameters)
+    return first.data.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
+
+
+class _Product(torch.autograd.Function):
+    """x times weights laid side by side, and the gradient of each: one product where there would be several."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sizes: list[int], *parameters: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.sizes, ctx.biased = sizes, bias is not None
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        x, weight = ctx.saved_tensors
+        flat = gradient.flatten(0, -2)
+        parts = torch.split(flat.t() @ x.flatten(0, -2), ctx.sizes)
+        if ctx.biased:
+            parts += torch.split(flat.sum(0), ctx.sizes)
+        return gradient @ weight, None, None, None, *parts
+
+
+class _Gated(torch.autograd.Function):
+    """silu(gate) · up of both side by side; keeps nothing but its input."""
+
+    @staticmethod
+    def forward(ctx: Any, joined: Tensor) -> Tensor:
+        ctx.save_for_backward(joined)
+        gate, up = joined.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (joined,) = ctx.saved_tensors
+        gate, up = joined.chunk(2, dim=-1)
+        result = torch.empty_like(joined)
+        to_gate, to_up = result.chunk(2, dim=-1)
+        torch.mul(gradient, F.silu(gate), out=to_up)
+        torch.ops.aten.silu_backward.grad_input(gradient * up, gate, grad_input=to_gate)
+        return result
 
 
 class Layer:
@@ -194,8 +260,14 @@ class Decoder:
 
     def _layer(self, number: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         x = x + layer.out.only(self._attended(number, layer, x, cos, sin, attend))
-        gate, up = layer.gate_up(self._norm(x, layer.before_mlp))
-        return x + layer.down.only(F.silu(gate) * up)
+        normal = self._norm(x, layer.before_mlp)
+        joined = layer.gate_up.joined(normal)
+        if joined is not None and torch.is_grad_enabled():
+            mixed: Tensor = _Gated.apply(joined)  # type: ignore[no-untyped-call]
+        else:
+            gate, up = layer.gate_up(normal) if joined is None else joined.chunk(2, dim=-1)
+            mixed = F.silu(gate) * up
+        return x + layer.down.only(mixed)
 
     def _heads(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [.., H, D] and keys [.., K, D], and values [.., K, D]."""
@@ -233,5 +305,7 @@ def token_logprobs(logits: Tensor, ids: Tensor, temperature: Tensor | float = 1.
 
     Learner and engine both call this, so "log-prob" means one thing in Practicum.
     """
-    scaled = logits.float() / temperature
+    scaled = logits.float()
+    if not isinstance(temperature, float) or temperature != 1.0:
+        scaled = scaled / temperature
     return scaled.gather(-1, ids[..., None])[..., 0] - scaled.logsumexp(-1)

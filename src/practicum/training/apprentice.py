@@ -52,7 +52,7 @@ class Apprentice:
         else:
             self.engine = make_engine(self.renderer)
         self.max_batch = max_batch
-        self.cut = cut or Cut(row_tokens=384)
+        self.cut = cut or Cut()
         self.measuring = measuring or self.cut
         """How passes without a gradient are cut."""
         self.version = 0

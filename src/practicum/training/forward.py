@@ -18,18 +18,22 @@ LOGIT_ROWS = 4_000_000
 
 def hidden_at(decoder: Decoder, micro: Micro) -> Tensor:
     """Hidden states [P, E] at the tokens where predictions are made."""
-    rows, width = micro.ids.shape
-    shape = decoder.shape
-    grouped = shape.heads != shape.kv_heads
+    grouped = decoder.shape.heads != decoder.shape.kv_heads
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        mixed = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=micro.visible, enable_gqa=grouped
-        )
-        return mixed.transpose(1, 2).reshape(rows, width, shape.heads * shape.head_size)
+        mixed = []
+        for sight in micro.sights:
+            asked, keys, values = _laid_out(q, sight.queries), _laid_out(k, sight.keys), _laid_out(v, sight.keys)
+            answer = F.scaled_dot_product_attention(asked, keys, values, attn_mask=sight.visible, enable_gqa=grouped)
+            mixed.append(answer.transpose(1, 2).flatten(0, 1))
+        return torch.cat(mixed).flatten(1).index_select(0, micro.places)
 
-    states = decoder.hidden(micro.ids, micro.positions, attend)
-    return states.reshape(rows * width, -1)[micro.at]
+    return decoder.hidden(micro.ids, micro.positions, attend).index_select(0, micro.at)
+
+
+def _laid_out(x: Tensor, where: Tensor) -> Tensor:
+    """Tokens [N, H, D] as padded rows [B, H, L, D]."""
+    return x.flatten(1).index_select(0, where.flatten()).view(*where.shape, *x.shape[1:]).transpose(1, 2)
 
 
 def pieces(count: int, vocabulary: int) -> Iterator[slice]:
