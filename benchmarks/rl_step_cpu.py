@@ -8,10 +8,11 @@ Each side is a process of its own with the same imports, the same environment an
 turns, so that what else the machine does meets both. Each warms up with a short step (4 tokens a chain), and two
 whole ones where they are cheap. Beside the time by the clock stands the processor time of all threads: it is the
 steadier of the two on a busy machine, but does not show how well two cores are used.
-TRL gets fp32, no gradient checkpointing, no logging, its fused AdamW, and no look at old or reference
-log-probs (`beta=0`, `num_iterations=1`). How TRL cuts the 64 completions into micro-batches, and with how many
-threads, is its fastest of those tried: all of them here for `tiny`; for `smollm2` with `--search`, without which
-the fastest known is used. Practicum runs as `Apprentice` sets it up, nothing tuned to the case.
+TRL gets fp32, no logging, its fused AdamW, and no look at old or reference log-probs (`beta=0`,
+`num_iterations=1`). On `tiny` it is measured twice. As it comes: micro-batches of 8 and gradient checkpointing, its
+defaults. Tuned: no checkpointing, and how it cuts the 64 completions into micro-batches, and with how many threads,
+is its fastest of those tried. On `smollm2` it is tuned: tried with `--search`, else the fastest known.
+Practicum runs as `Apprentice` sets it up, nothing tuned to the case.
 No chain may end early: end tokens end nothing in Practicum, and TRL suppresses them (`min_new_tokens`).
 Memory is the peak resident set of each process (VmHWM), and its growth over what it was after the imports.
 """
@@ -44,6 +45,8 @@ SPLITS = (64, 16, 8)
 """Completions in one micro-batch of TRL; the rest of the 64 follows by gradient accumulation."""
 FASTEST_KNOWN = {40: 8, 200: 8}
 """TRL's fastest split on SmolLM2 by prompt length, from `--search`; two threads were always faster than one."""
+AS_IT_COMES = 0
+"""In the place of a split: TRL's own default, and gradient checkpointing as it is by default."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,8 @@ def trl_side(case: Case, split: int, order: Order, answer: Answer) -> None:
     loaded = loader.load(case.model)
     texts = make_prompts(loaded.tokenizer, case.prompt_tokens)
     now: dict[str, Any] = {}
+    cut = {} if split == AS_IT_COMES else {"per_device_train_batch_size": split, "gradient_checkpointing": False}
+    parts = PROMPTS * CHAINS // (split or GRPOConfig.per_device_train_batch_size)
 
     class Enough(Exception):
         pass
@@ -200,11 +205,11 @@ def trl_side(case: Case, split: int, order: Order, answer: Answer) -> None:
             processing_class=loaded.tokenizer,
             callbacks=[Turns()],
             args=GRPOConfig(
-                output_dir=scratch, per_device_train_batch_size=split, gradient_accumulation_steps=64 // split,
+                output_dir=scratch, gradient_accumulation_steps=parts, **cut,
                 num_generations=CHAINS, max_completion_length=TOKENS, temperature=1.0, top_p=1.0, top_k=0,
                 beta=0.0, num_iterations=1, generation_kwargs={"min_new_tokens": TOKENS}, shuffle_dataset=False,
                 learning_rate=LEARNING_RATE, lr_scheduler_type="constant", optim="adamw_torch_fused",
-                max_grad_norm=1.0, bf16=False, fp16=False, gradient_checkpointing=False, use_cpu=True,
+                max_grad_norm=1.0, bf16=False, fp16=False, use_cpu=True,
                 report_to="none", logging_strategy="no", save_strategy="no", disable_tqdm=True,
                 dataloader_num_workers=0, dataloader_pin_memory=False, max_steps=1000, seed=0,
             ),
@@ -323,6 +328,8 @@ def run_case(case: Case, repeats: int, searching: bool) -> dict[str, Any]:
         split, threads, tried = search(case, repeats)
     sides = {"practicum": Side("practicum", case), "trl": Side("trl", case, split)}
     counts = {"practicum": CORES, "trl": threads}
+    if case.model == "tiny":
+        sides["trl as it comes"], counts["trl as it comes"] = Side("trl", case, AS_IT_COMES), CORES
     for side in sides.values():
         side.warm_up(case.model == "tiny")
     found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
@@ -341,8 +348,8 @@ def run_case(case: Case, repeats: int, searching: bool) -> dict[str, Any]:
     return {
         "case": str(case),
         "ratio": median("trl", "seconds") / median("practicum", "seconds"),
+        "ratios": {n: median(n, "seconds") / median("practicum", "seconds") for n in sides if n != "practicum"},
         "seconds": {name: median(name, "seconds") for name in sides},
-        "processor ratio": median("trl", "processor") / median("practicum", "processor"),
         "processor seconds": {name: median(name, "processor") for name in sides},
         "rollout seconds": {name: median(name, "rollout") for name in sides},
         "peak MiB": peaks,
@@ -363,10 +370,14 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for result in results:
-        both = [f"{result['seconds'][n]:.2f} ({result['rollout seconds'][n]:.2f})" for n in ("practicum", "trl")]
-        peaks = " / ".join(f"{result['peak MiB'][name]:.0f}" for name in ("practicum", "trl"))
-        ratios = f"{result['ratio']:.2f} | {result['processor ratio']:.2f}"
-        lines.append(f"| {result['case']} | {both[0]} | {both[1]} | {ratios} | {peaks} |")
+        for peer, ratio in result["ratios"].items():
+            both = [f"{result['seconds'][n]:.2f} ({result['rollout seconds'][n]:.2f})" for n in ("practicum", peer)]
+            peaks = " / ".join(f"{result['peak MiB'][name]:.0f}" for name in ("practicum", peer))
+            worked = result["processor seconds"][peer] / result["processor seconds"]["practicum"]
+            manner = "as it comes" if peer.endswith("comes") else "tuned"
+            lines.append(
+                f"| {result['case']} | {both[0]} | {manner}: {both[1]} | {ratio:.2f} | {worked:.2f} | {peaks} |"
+            )
     return "\n".join(lines)
 
 

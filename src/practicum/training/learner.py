@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -101,11 +101,11 @@ class Learner:
         torch.set_num_threads(self.threads)
         self.optimizer.zero_grad(set_to_none=True)
         totals = _Totals()
-        pieces = micro_batches(samples, self.cut)
         if self._twin is not None and not (self.decoder.dropout or self.decoder.autocast):
-            self._accumulate_on_two(list(pieces), denominator, objective, reference, totals, tick)
+            half = replace(self.cut, tokens=max(1, self.cut.tokens // 2))  # two are in memory at once
+            self._accumulate_on_two(list(micro_batches(samples, half)), denominator, objective, reference, totals, tick)
         else:
-            for number, micro in enumerate(pieces):
+            for number, micro in enumerate(micro_batches(samples, self.cut)):
                 with self._training_pass(number):
                     on_device = micro.to(self.decoder.device)
                     self._accumulate(self.decoder, on_device, denominator, objective, reference, totals)
