@@ -40,6 +40,8 @@ class Request:
     conversation: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     session: str = ""
+    adapter: str = ""
+    """The adapter to answer with, where the engine serves several; "" is the policy itself."""
     listen: Callable[[int], None] | None = None
     """Hears every token as it is sampled, where the engine can tell."""
 

@@ -16,25 +16,25 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from practicum.engines.attention import KEY_BUCKET, attention, block_count, causal_mask, decode_attention, edge
 from practicum.engines.base import Generation, Request, Weights
 from practicum.engines.prefix import PrefixStore, block_hashes
 from practicum.engines.sampling import sample, uniforms
 from practicum.errors import ContextFull, EngineError, UserError
+from practicum.models.adapters import BASE, AdapterBank, read_adapter
 from practicum.models.decoder import Decoder
 from practicum.render import Renderer
 from practicum.trajectory import ActionSource, StopReason
 
 ROW_BUCKET = 8
-KEY_BUCKET = 128
-FIRST_BLOCK = 64
-"""Keys are looked at in blocks: one of 64, one more up to 128, then by 128. Short prompts read half as much."""
 MANY_TOKENS = 512
 """Prompt tokens from which on more threads pay on a small model."""
 ADMIT_EVERY = 4
@@ -56,6 +56,15 @@ class Row:
     continues: bool = False
     new: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Change:
+    """Something to be done between two steps, by the thread that decodes."""
+
+    do: Callable[[], None]
+    future: asyncio.Future[None]
+    loop: asyncio.AbstractEventLoop
 
 
 @dataclass
@@ -102,8 +111,9 @@ class LocalEngine:
         self._capacity = 0
         self._rows: list[Row] = []
         self._waiting: deque[Row] = deque()
-        self._inbox: queue.SimpleQueue[Row | str | int | None] = queue.SimpleQueue()
-        """A request, a session to forget, a new policy version, or None to close: taken in this order."""
+        self.adapters: AdapterBank | None = None
+        self._inbox: queue.SimpleQueue[Row | Change | str | int | None] = queue.SimpleQueue()
+        """A request, a change, a session to forget, a new policy version, or None to close: taken in this order."""
         self._under_way = 0
         self._thread: threading.Thread | None = None
         self._broken: str | None = None
@@ -118,6 +128,8 @@ class LocalEngine:
         self._step = torch.zeros(slots, dtype=torch.int64, device=device)
         self._noise = torch.zeros(slots, 64, device=device)
         self._slot_numbers = torch.arange(slots, device=device)
+        self._columns = torch.zeros(slots, 0, device=device)
+        """What of the adapters' matrices each slot lets through."""
 
     # -- the event loop's side ---------------------------------------------------------------
 
@@ -131,18 +143,59 @@ class LocalEngine:
             raise ContextFull(f"the prompt has {len(request.ids)} tokens; the model's window is {context}")
         if any(len(text) > STOP_WINDOW for text in request.sampling.stop):
             raise UserError(f"Stop strings may have at most {STOP_WINDOW} characters.")
+        if request.adapter != BASE:
+            self._bank().check(request.adapter)
         limit = min(request.sampling.max_tokens, context - len(request.ids))
         loop = asyncio.get_running_loop()
         row = Row(request, loop.create_future(), loop, list(request.ids), limit)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="practicum-engine", daemon=True)
-            self._thread.start()
-        self._inbox.put(row)
+        self._hand_over(row)
         self._under_way += 1
         try:
             return await row.future
         finally:
             self._under_way -= 1
+
+    def _hand_over(self, item: Row | Change) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="practicum-engine", daemon=True)
+            self._thread.start()
+        self._inbox.put(item)
+
+    def _bank(self) -> AdapterBank:
+        if self.adapters is None:
+            self.adapters = AdapterBank(self.decoder)
+        return self.adapters
+
+    async def load_adapter(self, name: str, folder: str | Path) -> None:
+        """Serve a LoRA adapter from a PEFT folder under a name, beside those there are; requests go on meanwhile."""
+        bank = self._bank()
+        adapter = await asyncio.to_thread(read_adapter, folder, self.decoder)
+        await self._change(name, lambda: bank.add(name, adapter))
+
+    async def unload_adapter(self, name: str) -> None:
+        bank = self._bank()
+        bank.check(name)
+        await self._change(name, lambda: bank.remove(name))
+
+    async def _change(self, name: str, do: Callable[[], None]) -> None:
+        """Do something to the bank while nobody decodes, unless a reply under way wears what is to be changed."""
+
+        def work() -> None:
+            if any(row.request.adapter == name for row in (*self._rows, *self._waiting)):
+                raise UserError(f"Adapter '{name}' is answering a request; change it when it is not.")
+            do()
+            self.prefixes.disown(name)
+            self._columns = self._bank().columns([row.request.adapter for row in self._rows])
+            self._columns = F.pad(self._columns, (0, 0, 0, self.max_batch - len(self._rows)))
+
+        loop = asyncio.get_running_loop()
+        change = Change(work, loop.create_future(), loop)
+        self._hand_over(change)
+        await change.future
+
+    def wearing(self, adapter: str) -> Wearing:
+        """This engine, every reply by one adapter."""
+        return Wearing(self, adapter)
 
     def forget(self, session: str) -> None:
         self._inbox.put(session)
@@ -196,6 +249,9 @@ class LocalEngine:
             if isinstance(item, int):
                 self.prefixes.set_version(item)
                 continue
+            if isinstance(item, Change):
+                _make(item)
+                continue
             if idle:
                 torch.set_num_threads(self.threads)
             idle = False
@@ -207,10 +263,12 @@ class LocalEngine:
             item = self._inbox.get()
             if isinstance(item, Row):
                 rows.append(item)
+            if isinstance(item, Change):
+                _settle(item, EngineError(reason))
         self._rows.clear()
         self._waiting.clear()
         for row in rows:
-            _answer(row, EngineError(reason))
+            _settle(row, EngineError(reason))
 
     def _admit(self) -> None:
         """Fill free slots in waves: a prompt whose next uncached block another is about to compute waits for it."""
@@ -226,8 +284,9 @@ class LocalEngine:
                 row = self._waiting.popleft()
                 if row.future.cancelled():
                     continue
-                _, length = self.prefixes.match(row.ids[:-1], row.request.session)
-                hashes = block_hashes(row.ids[:-1])
+                adapter = row.request.adapter
+                _, length = self.prefixes.match(row.ids[:-1], row.request.session, adapter)
+                hashes = block_hashes(row.ids[:-1], adapter)
                 following = hashes[len(block_hashes(row.ids[:length])) :][:1]
                 if following and following[0] in coming:
                     later.append(row)
@@ -248,7 +307,7 @@ class LocalEngine:
         begun = time.perf_counter()
         first = len(self._rows)
         for number, row in enumerate(wave):
-            entry, length = self.prefixes.match(row.ids[:-1], row.request.session)
+            entry, length = self.prefixes.match(row.ids[:-1], row.request.session, row.request.adapter)
             if entry is not None:
                 self._kv[:, :, first + number, :, :length] = entry.kv[:, :, :, :length]
             row.cached = length
@@ -269,6 +328,7 @@ class LocalEngine:
                 group.append(item)
                 widest = max(widest, width)
             pending = pending[len(group) :]
+            self._wear(self._columns[[slot for slot, _, _ in group], None], [row for _, row, _ in group])
             self._prefill([(slot, row.ids[done : done + widest], done) for slot, row, done in group])
             left = [(slot, row, done + widest) for slot, row, done in group if done + widest < len(row.ids) - 1]
             pending = left + pending
@@ -278,7 +338,8 @@ class LocalEngine:
             self.stats.prefilled += known - row.cached
             if not row.continues and row.cached < known:
                 # A fresh prompt: other chains will come asking. (A later turn is kept when it ends.)
-                self.prefixes.put(tuple(row.ids[:known]), self._kv[:, :, first + number, :, :known].clone())
+                fresh = self._kv[:, :, first + number, :, :known].clone()
+                self.prefixes.put(tuple(row.ids[:known]), fresh, owner=row.request.adapter)
         self._rows.extend(wave)
         self.stats.prefill_seconds += time.perf_counter() - begun
 
@@ -293,6 +354,8 @@ class LocalEngine:
         self._top_k[place] = torch.tensor([s.top_k for s in settings], device=device)
         self._top_p[place] = torch.tensor([s.top_p for s in settings], device=device)
         self._step[place] = 0
+        if self.adapters is not None and self._columns.shape[1]:
+            self._columns[place] = self.adapters.columns([row.request.adapter for row in wave])
         longest = max(row.limit for row in wave)
         if longest > self._noise.shape[1]:
             self._noise = F.pad(self._noise, (0, longest - self._noise.shape[1]))
@@ -394,7 +457,15 @@ class LocalEngine:
 
     def _slot_tensors(self) -> tuple[Tensor, ...]:
         """Everything but the KV that belongs to a slot."""
-        return (self._last, self._position, self._temperature, self._top_k, self._top_p, self._step, self._noise)
+        return (
+            self._last, self._position, self._temperature, self._top_k, self._top_p, self._step, self._noise,
+            self._columns,
+        )  # fmt: skip
+
+    def _wear(self, columns: Tensor, rows: Sequence[Row]) -> None:
+        """Set what the rows of the next pass wear; for the base alone, nothing is to be computed."""
+        if self.adapters is not None:
+            self.adapters.wear(columns if any(row.request.adapter for row in rows) else None)
 
     @torch.inference_mode()
     def _decode_step(self, wide: int, reach: tuple[int, ...], filtered: bool) -> tuple[Tensor, Tensor]:
@@ -415,6 +486,7 @@ class LocalEngine:
             buffer_v[slots, :, positions] = v
             return decode_attention(q, buffer_k[:wide, :, :keys], buffer_v[:wide, :, :keys], bias, spans)
 
+        self._wear(self._columns[:wide], self._rows)
         hidden = self.decoder.hidden(self._last[:wide], positions, attend)
         noise = self._noise[slots, self._step[:wide].clamp(max=self._noise.shape[1] - 1)]
         limits = (self._top_k[:wide], self._top_p[:wide]) if filtered else (None, None)
@@ -442,7 +514,7 @@ class LocalEngine:
         known = len(row.ids) - 1
         if row.request.session and reason is not None:
             kept = self._kv[:, :, slot, :, :known].clone()
-            self.prefixes.put(tuple(row.ids[:known]), kept, row.request.session)
+            self.prefixes.put(tuple(row.ids[:known]), kept, row.request.session, row.request.adapter)
         last = len(self._rows) - 1
         if slot != last:
             length = len(self._rows[last].ids) - 1
@@ -453,7 +525,7 @@ class LocalEngine:
         self._rows.pop()
         self.stats.generated += len(row.new)
         if reason is not None:
-            _answer(row, Generation(
+            _settle(row, Generation(
                 ids=tuple(row.new),
                 logprobs=tuple(row.logprobs),
                 stop_reason=reason,
@@ -463,79 +535,47 @@ class LocalEngine:
             ))  # fmt: skip
 
 
-def edge(block: int) -> int:
-    """The key at which a block begins."""
-    return FIRST_BLOCK * block if block < 2 else KEY_BUCKET * (block - 1)
+class Wearing:
+    """A local engine as one adapter sees it: who rolls out with it need not know that there are others."""
+
+    def __init__(self, engine: LocalEngine, adapter: str) -> None:
+        self.engine, self.adapter = engine, adapter
+        self.name = engine.name
+
+    async def generate(self, request: Request) -> Generation:
+        own = self._own(request.session) if request.session else ""
+        return await self.engine.generate(replace(request, adapter=self.adapter, session=own))
+
+    def forget(self, session: str) -> None:
+        self.engine.forget(self._own(session))
+
+    def _own(self, session: str) -> str:
+        """Two adapters may be at the same task at once."""
+        return f"{self.adapter}/{session}"
+
+    async def close(self) -> None:
+        """The engine is closed by whoever made it."""
 
 
-def block_count(keys: int) -> int:
-    """Blocks that hold so many keys."""
-    return 1 if keys <= FIRST_BLOCK else 1 + -(-keys // KEY_BUCKET)
+def _make(change: Change) -> None:
+    try:
+        change.do()
+    except Exception as error:
+        _settle(change, error)
+    else:
+        _settle(change, None)
 
 
-def causal_mask(positions: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
-    """0 where a query at positions [R, T] may look, -inf where not: [R, 1, T, keys]."""
-    unseen = torch.arange(keys, device=positions.device) > positions[..., None]
-    return torch.zeros(unseen.shape, dtype=dtype, device=unseen.device).masked_fill_(unseen, -torch.inf)[:, None]
-
-
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """q [R, T, H, D] over k, v [R, K, keys, D] under mask [R, 1, T, keys] gives [R, T, H·D]."""
-    rows, width, heads, size = q.shape
-    kv_heads, keys = k.shape[1], k.shape[2]
-    group = heads // kv_heads
-    grouped = (q * size**-0.5).view(rows, width, kv_heads, group, size).permute(0, 2, 3, 1, 4)
-    scores = torch.matmul(grouped.reshape(rows, kv_heads, group * width, size), k.transpose(-1, -2))
-    scores = scores.view(rows, kv_heads, group, width, keys) + mask[:, :, None]
-    blocks = [rows * kv_heads] * block_count(keys)
-    mixed = _mix(scores.softmax(-1).view(rows * kv_heads, group * width, keys), v.flatten(0, 1), blocks)
-    mixed = mixed.view(rows, kv_heads, group, width, size).permute(0, 3, 1, 2, 4)
-    return mixed.reshape(rows, width, heads * size)
-
-
-def decode_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, reach: Sequence[int]) -> Tensor:
-    """The same for one query a row: q [R, H, D], bias [R·K, 1, keys]; gives [R, H·D].
-
-    Block j of the keys is looked at for rows 0..reach[j]-1 only; the others have none there.
-    """
-    rows, heads, size = q.shape
-    kv_heads = k.shape[1]
-    grouped = q.reshape(rows * kv_heads, heads // kv_heads, size)
-    keys, values, scale = k.flatten(0, 1).transpose(-1, -2), v.flatten(0, 1), size**-0.5
-    blocks = [count * kv_heads for count in reach]
-    scores = []
-    for number, count in enumerate(blocks):  # each a tensor of its own: into a slice, the product would go row by row
-        part = slice(edge(number), edge(number + 1))
-        seen = torch.baddbmm(bias[:count, :, part], grouped[:count], keys[:count, :, part], alpha=scale)
-        rest = len(grouped) - count
-        scores.append(F.pad(seen, (0, 0, 0, 0, 0, rest), value=-torch.inf) if rest else seen)
-    weights = (torch.cat(scores, -1) if len(scores) > 1 else scores[0]).softmax(-1)
-    return _mix(weights, values, blocks).view(rows, heads * size)
-
-
-def _mix(weights: Tensor, values: Tensor, blocks: Sequence[int]) -> Tensor:
-    """weights [N, T, keys] × values [N, keys, D], summed block by block, always.
-
-    A matrix library picks its own order of summation by the length it is given, and a row's numbers
-    must not depend on its neighbours' length.
-    """
-    mixed = torch.bmm(weights[:, :, :FIRST_BLOCK], values[:, :FIRST_BLOCK])
-    for number, count in enumerate(blocks[1:], 1):
-        part = slice(edge(number), edge(number + 1))
-        mixed[:count].baddbmm_(weights[:count, :, part], values[:count, part])
-    return mixed
-
-
-def _answer(row: Row, value: Generation | EngineError) -> None:
+def _settle(item: Row | Change, value: Generation | Exception | None) -> None:
     """Settle a future from the engine's thread; an episode that gave up no longer listens."""
 
     def settle() -> None:
-        if row.future.done():
+        if item.future.done():
             return
-        if isinstance(value, Generation):
-            row.future.set_result(value)
+        if isinstance(value, Exception):
+            item.future.set_exception(value)
         else:
-            row.future.set_exception(value)
+            item.future.set_result(value)  # type: ignore[arg-type]
 
-    if not row.loop.is_closed():
-        row.loop.call_soon_threadsafe(settle)
+    if not item.loop.is_closed():
+        item.loop.call_soon_threadsafe(settle)

@@ -24,6 +24,7 @@ class Entry:
     kv: Tensor
     version: int
     session: str
+    owner: str = ""
     hashes: list[int] = field(default_factory=list)
 
     @property
@@ -53,33 +54,34 @@ class PrefixStore:
             self._by_session.clear()
             self.bytes, self.version = 0, version
 
-    def match(self, ids: Sequence[int], session: str = "") -> tuple[Entry | None, int]:
+    def match(self, ids: Sequence[int], session: str = "", owner: str = "") -> tuple[Entry | None, int]:
         """The entry with the longest common beginning, and its length; a session's own entry where it serves as well.
 
-        Preferring the session's own keeps an episode's numbers its own, whichever chain finished last.
+        Preferring the session's own keeps an episode's numbers its own, whichever chain finished last. What one
+        `owner` (an adapter) computed is of no use to another.
         """
         best: Entry | None = None
-        for key in block_hashes(ids):
+        for key in block_hashes(ids, owner):
             holders = self._by_hash.get(key)
             if holders is None:
                 break
             best = holders[-1]
         length = _common(ids, best.ids) if best is not None else 0
         own = self._by_session.get(session) if session else None
-        if own is not None and _common(ids, own.ids) >= length:
+        if own is not None and own.owner == owner and _common(ids, own.ids) >= length:
             best, length = own, _common(ids, own.ids)
         if best is None:
             return None, 0
-        if best.version != self.version:
-            raise AssertionError("a prefix of another policy version was about to be used")
+        if best.version != self.version or best.owner != owner:
+            raise AssertionError("a prefix of another policy was about to be used")
         self._entries.move_to_end(id(best))
         return best, length
 
-    def put(self, ids: tuple[int, ...], kv: Tensor, session: str = "") -> None:
+    def put(self, ids: tuple[int, ...], kv: Tensor, session: str = "", owner: str = "") -> None:
         """Keep a run. A session keeps one entry: its newest, which holds all the older ones."""
         if session:
             self.forget(session)
-        entry = Entry(ids, kv, self.version, session, block_hashes(ids))
+        entry = Entry(ids, kv, self.version, session, owner, block_hashes(ids, owner))
         if not entry.hashes or entry.bytes > self.max_bytes:
             return
         self._entries[id(entry)] = entry
@@ -94,6 +96,11 @@ class PrefixStore:
     def forget(self, session: str) -> None:
         entry = self._by_session.get(session)
         if entry is not None:
+            self._drop(entry)
+
+    def disown(self, owner: str) -> None:
+        """What an adapter computed goes with it."""
+        for entry in [entry for entry in self._entries.values() if entry.owner == owner]:
             self._drop(entry)
 
     def _drop(self, entry: Entry) -> None:
@@ -118,10 +125,10 @@ def _common(first: Sequence[int], second: Sequence[int]) -> int:
     return length
 
 
-def block_hashes(ids: Sequence[int]) -> list[int]:
+def block_hashes(ids: Sequence[int], owner: str = "") -> list[int]:
     """One hash a whole block, each covering everything before it."""
     hashes: list[int] = []
-    running = 0
+    running = hash(owner) if owner else 0
     for start in range(0, len(ids) - BLOCK + 1, BLOCK):
         running = hash((running, *ids[start : start + BLOCK]))
         hashes.append(running)

@@ -41,6 +41,29 @@ class Shape:
     context: int
 
 
+@dataclass
+class Worn:
+    """Which adapter's columns the rows of the next pass let through [.., width]; None: nobody wears one."""
+
+    columns: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Aside:
+    """Low-rank matrices of several adapters beside one product of `projections` layers, of `width` columns each."""
+
+    down: Tensor  # [projections · width, in]
+    up: Tensor  # [out, projections · width]
+    projections: int
+    worn: Worn
+
+    def add_to(self, product: Tensor, x: Tensor) -> Tensor:
+        if self.worn.columns is None:
+            return product
+        narrow = F.linear(x, self.down) * self.worn.columns.tile(self.projections)
+        return product + F.linear(narrow, self.up)
+
+
 class Fused:
     """Several linear layers with one input, their weights laid side by side in one storage.
 
@@ -55,6 +78,8 @@ class Fused:
         self.plain = all(type(linear) is nn.Linear for linear in linears) and len(biases) in (0, len(linears))
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
+        self.aside: Aside | None = None
+        """Adapters that rows may wear while decoding."""
         if self.plain:  # adapters and quantised layers compute in their own way
             self.weight = self._join([linear.weight for linear in linears])
             self.bias = self._join(biases) if biases else None
@@ -77,7 +102,8 @@ class Fused:
         if self.weight is None:
             return None
         if not torch.is_grad_enabled():
-            return F.linear(x, self.weight, self.bias)
+            product = F.linear(x, self.weight, self.bias)
+            return product if self.aside is None else self.aside.add_to(product, x)
         if len(self.linears) == 1 or torch.is_autocast_enabled(x.device.type):
             return None
         weights = [linear.weight for linear in self.linears]
