@@ -1,0 +1,188 @@
+"""Supervised fine-tuning against TRL's `SFTTrainer`: same model, same conversations, same batches, one run.
+
+    python benchmarks/sft_cpu.py [--model tiny|smollm2] [--batches 24] [--rounds 3] [--out FILE.json]
+
+The conversations are the expert's on `math`, levels 1 to 5: many turns, many lengths; only what the expert wrote is
+trained. Each side is a process of its own, trains over the same batches of 8 in the same order with AdamW at the same
+learning rate, in fp32 and with every thread, and the two take turns by whole runs. The first two batches are not timed.
+TRL is measured as it comes (gradient checkpointing) and tuned (without); it pads, for packing without flash attention
+would let conversations see one another. Tokens are those of the conversations, padding left out. The loss of every step
+is compared: the two must walk down the same curve.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+BATCH, UNTIMED, LEARNING_RATE = 8, 2, 5e-4
+LEVELS = (1, 2, 3, 4, 5)
+SIDES = ("practicum", "trl", "trl as it comes")
+
+
+def make_samples(model: str, count: int) -> tuple[Any, list[Any]]:
+    """The model, and the expert's conversations as the learner takes them."""
+    from practicum.agent import Agent
+    from practicum.engines.base import Sampling
+    from practicum.engines.scripted import ScriptedEngine
+    from practicum.environments.math import MathEnvironment
+    from practicum.models import loader
+    from practicum.render import Renderer
+    from practicum.rollout import attempts, run_episodes
+    from practicum.training.samples import imitation_samples
+
+    loaded = loader.load(model)
+    renderer = Renderer(loaded.tokenizer, None, loaded.end_ids)
+    agent = Agent(format="hf", max_turns=12, sampling=Sampling(1.0, max_tokens=64))
+    environment = MathEnvironment(levels=LEVELS)
+    engine = ScriptedEngine.of("expert", environment, agent.make_format(), renderer)
+    planned = attempts(environment.tasks("train", count, 1), 1, 0)
+    shown = asyncio.run(run_episodes(planned, lambda: MathEnvironment(levels=LEVELS), agent, engine, renderer))
+    return loaded, imitation_samples(shown)
+
+
+def practicum_run(model: str, batches: int) -> dict[str, Any]:
+    from practicum.training.apprentice import Apprentice
+    from practicum.training.learner import Objective, OptimizerSettings
+
+    loaded, samples = make_samples(model, batches * BATCH)
+    apprentice = Apprentice(loaded)
+    apprentice.start_stage(OptimizerSettings(lr=LEARNING_RATE, betas=(0.9, 0.999)))
+    losses, begun = [], 0.0
+    for number in range(batches):
+        if number == UNTIMED:
+            begun = time.perf_counter()
+        batch = samples[number * BATCH : (number + 1) * BATCH]
+        count = float(sum(int(sample.mask.sum()) for sample in batch))
+        losses.append(apprentice.update(batch, count, Objective("ce"), LEARNING_RATE)["actor/loss"])
+    return report(samples, losses, time.perf_counter() - begun)
+
+
+def trl_run(model: str, batches: int, tuned: bool) -> dict[str, Any]:
+    import transformers
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
+
+    transformers.utils.logging.set_verbosity_error()
+    loaded, samples = make_samples(model, batches * BATCH)
+    rows = [
+        {"input_ids": list(s.ids), "labels": [i if m else -100 for i, m in zip(s.ids, s.mask, strict=True)]}
+        for s in samples
+    ]
+    marks: dict[int, float] = {}
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+            marks[state.global_step] = time.perf_counter()
+
+    class InOrder(SFTTrainer):  # type: ignore[misc]
+        def _get_train_sampler(self, *_: Any, **__: Any) -> Any:
+            from torch.utils.data import SequentialSampler
+
+            return SequentialSampler(self.train_dataset)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        trainer: Any = InOrder(
+            model=loaded.model,
+            train_dataset=Dataset.from_list(rows),
+            processing_class=loaded.tokenizer,
+            callbacks=[Clock()],
+            args=SFTConfig(
+                output_dir=scratch, per_device_train_batch_size=BATCH, gradient_accumulation_steps=1, max_length=None,
+                learning_rate=LEARNING_RATE, lr_scheduler_type="constant", weight_decay=0.0,
+                max_grad_norm=1.0, num_train_epochs=1, bf16=False, fp16=False, use_cpu=True, packing=False,
+                report_to="none", logging_steps=1, save_strategy="no", disable_tqdm=True, seed=0,
+                dataset_kwargs={"skip_prepare_dataset": True}, dataloader_pin_memory=False, remove_unused_columns=False,
+                **({"gradient_checkpointing": False} if tuned else {}),
+            ),
+        )  # fmt: skip
+        trainer.train()
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return report(samples, losses, marks[batches] - marks[UNTIMED])
+
+
+def report(samples: list[Any], losses: list[float], seconds: float) -> dict[str, Any]:
+    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    timed = samples[UNTIMED * BATCH :]
+    tokens = sum(len(sample.ids) for sample in timed)
+    longest = [max(len(s.ids) for s in timed[i : i + BATCH]) for i in range(0, len(timed), BATCH)]
+    return {
+        "tokens": tokens, "seconds": seconds, "tokens per second": tokens / seconds, "losses": losses,
+        "padded tokens": BATCH * sum(longest), "peak MiB": int(peak.split()[1]) / 1024,
+    }  # fmt: skip
+
+
+def one_run(side: str, model: str, batches: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "result.json"
+        command = [
+            sys.executable,
+            __file__,
+            "--model",
+            model,
+            "--batches",
+            str(batches),
+            "--side",
+            side,
+            "--out",
+            str(out),
+        ]
+        ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+        if ran.returncode:
+            raise SystemExit(f"a side of the benchmark failed:\n{ran.stderr}")
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="tiny", choices=["tiny", "smollm2"])
+    parser.add_argument("--batches", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.side:
+        if args.side == "practicum":
+            found = practicum_run(args.model, args.batches)
+        else:
+            found = trl_run(args.model, args.batches, tuned=args.side == "trl")
+        args.out.write_text(json.dumps(found))
+        return
+    runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+    for number in range(args.rounds):
+        for side in SIDES if number % 2 == 0 else reversed(SIDES):
+            runs[side].append(one_run(side, args.model, args.batches))
+    rates = {side: statistics.median(run["tokens per second"] for run in found) for side, found in runs.items()}
+    ours, theirs = runs["practicum"][0], runs["trl"][0]
+    apart = max(abs(a - b) for a, b in zip(ours["losses"], theirs["losses"], strict=True))
+    print(f"{args.model}: {args.batches} batches of {BATCH}, {ours['tokens']} tokens ({ours['padded tokens']} padded)")
+    print("| | tokens/s, median | ratio | peak memory, MiB |\n|---|---|---|---|")
+    for side, found in runs.items():
+        print(f"| {side} | {rates[side]:.0f} | {rates['practicum'] / rates[side]:.2f} | {found[0]['peak MiB']:.0f} |")
+    print(f"loss {ours['losses'][0]:.3f} → {ours['losses'][-1]:.3f}; largest difference of a step: {apart:.1e}")
+    if args.out:
+        import torch
+        import trl
+
+        versions = {"torch": torch.__version__, "trl": trl.__version__, "date": time.strftime("%Y-%m-%d")}
+        row = {"versions": versions, "rates": rates, "largest loss difference": apart, "runs": runs}
+        kept = json.loads(args.out.read_text()) if args.out.exists() else {}
+        args.out.write_text(json.dumps(kept | {args.model: row}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
