@@ -29,10 +29,12 @@ FIELDS: Mapping[str, Sequence[str]] = {
 
 def read_rows(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
     """Objects of a JSON-lines file, each with these fields as texts that are not empty; blank lines are no rows."""
-    rows = []
-    for number, line in enumerate(read_lines(path), 1):
-        if line.strip():
-            rows.append(check_row(_object(path, number, line), fields, f"'{path}', line {number}"))
+    return [check_row(row, fields, f"'{path}', line {number}") for number, row in read_objects(path)]
+
+
+def read_objects(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """The objects of a JSON-lines file, each with the number of its line."""
+    rows = [(number, _object(path, number, line)) for number, line in enumerate(read_lines(path), 1) if line.strip()]
     if not rows:
         raise UserError(f"'{path}' is empty; make it with `practicum export`.")
     return rows
@@ -145,6 +147,8 @@ def _checks(episode: Trajectory) -> Iterator[tuple[int, str, bool]]:
     """Line, field, and whether the field holds what it should."""
     yield 1, "task.id", isinstance(episode.task.id, str) and bool(episode.task.id)
     yield 1, "provenance", isinstance(episode.provenance, Mapping)
+    for name in ("temperature", "top_k", "top_p"):
+        yield 1, f"provenance.{name}", name not in episode.provenance or _is_number(episode.provenance[name])
     last = len(episode.turns) + 2
     for number, turn in enumerate(episode.turns):
         line = number + 2
@@ -152,15 +156,24 @@ def _checks(episode: Trajectory) -> Iterator[tuple[int, str, bool]]:
         yield line, "messages", all(_is_message(m.role, m.content) for m in turn.messages)
         yield line, "spans", bool(turn.spans) and turn.spans[-1].origin is Origin.SAMPLED
         yield line, "spans", all(type(i) is int and 0 <= i < 2**31 for span in turn.spans for i in span.ids)
+        yield line, "spans", all(_is_logprob(value) for span in turn.spans for value in span.logprobs or ())
+        yield line, "spans", not (number == 0 or turn.restart) or bool(turn.spans[0].origin is not Origin.SAMPLED)
         yield line, "reward", _is_number(turn.reward)
+        yield line, "parts", all(map(_is_number, turn.parts.values()))
         yield line, "progress", turn.progress is None or _is_number(turn.progress)
         yield line, "info", isinstance(turn.info, Mapping)
     yield last, "reward", _is_number(episode.reward)
+    yield last, "parts", all(map(_is_number, episode.parts.values()))
     yield last, "closing", all(_is_message(m.role, m.content) for m in episode.closing)
 
 
 def _is_message(role: object, content: object) -> bool:
     return isinstance(role, str) and isinstance(content, str)
+
+
+def _is_logprob(value: object) -> bool:
+    """A last digit above 0 is rounding; more is no probability."""
+    return isinstance(value, (int, float)) and _is_number(value) and value < 1e-3
 
 
 def _is_number(value: object) -> bool:

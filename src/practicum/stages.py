@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from omegaconf import OmegaConf
 
-from practicum import overrides, store
-from practicum.errors import UserError
+from practicum import overrides
+from practicum.errors import UserError, nearest
 from practicum.export import DPO_FIELDS
 from practicum.models import loader, lora
-from practicum.rows import read_rows
+from practicum.rows import read_rows, read_whole_episode
 from practicum.store import write_atomic
 from practicum.training import dpo, sft
 from practicum.training.apprentice import Apprentice
@@ -24,8 +25,10 @@ from practicum.training.learner import OptimizerSettings
 from practicum.training.pairs import mine_pairs, pairs_from_rows
 from practicum.training.samples import imitation_samples
 from practicum.training.stage import Stage, StageSettings
+from practicum.training.written import read_demonstration_rows
 from practicum.trajectory import Outcome, Trajectory
 
+Item = TypeVar("Item")
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -41,7 +44,7 @@ class StageModel:
 @dataclass
 class StageData:
     episodes: str | None = None  # folder written by `practicum collect`
-    dataset_path: str | None = None  # dpo: rows of prompt, chosen, rejected
+    dataset_path: str | None = None  # a JSON-lines file instead: messages, or prompt and action (sft); pairs (dpo)
     include_failed: bool = False
     val_share: float = 0.1
     pairing: str = "same_state"  # dpo from episodes: or trajectory
@@ -111,6 +114,21 @@ class DPOConfig:
     output_dir: str = "runs/dpo"
 
 
+HARDWARE: Mapping[str, tuple[int, int]] = {
+    "24gb": (1, 16), "40gb": (2, 8), "80gb": (4, 4),  # paper 003, for its 4 B model
+    "3090": (1, 16), "4090": (2, 8), "a100": (4, 4), "h100": (8, 2),  # paper 002, for its 3 B model
+}  # fmt: skip
+"""Sequences computed at once, and such batches an update, by card: 16 an update on each."""
+
+
+def preset(name: str) -> list[str]:
+    """The overrides that a card's name stands for."""
+    if name not in HARDWARE:
+        raise UserError(f"Unknown hardware '{name}'.{nearest(name, HARDWARE)} Known: {', '.join(HARDWARE)}.")
+    batch, accumulation = HARDWARE[name]
+    return [f"training.batch_size={batch}", f"training.gradient_accumulation_steps={accumulation}"]
+
+
 MAY_CHANGE = ("training.save_steps", "training.save_total_limit", "training.eval_steps")
 
 
@@ -135,14 +153,27 @@ def load_apprentice(config: SFTConfig | DPOConfig, template: str | None) -> Appr
     return apprentice
 
 
-def read_demonstrations(config: SFTConfig | DPOConfig) -> list[Trajectory]:
-    """Episodes of a folder, all of one chat template."""
+def read_demonstrations(
+    config: SFTConfig | DPOConfig, imitated: Callable[[Trajectory], bool] | None = None
+) -> list[Trajectory]:
+    """Scored episodes of a folder, all of one chat template. One that is to be `imitated` must say something."""
     if config.data.episodes is None:
         raise UserError("What to learn from? Set data.episodes to a folder written by `practicum collect`.")
     folder = Path(config.data.episodes)
     if not folder.is_dir():
         raise UserError(f"There is no folder '{folder}'; make one with `practicum collect`.")
-    episodes = [episode for episode in store.read_episodes(folder) if episode.scored]
+    episodes = []
+    for path in sorted(folder.rglob("*__attempt_*.jsonl")):
+        episode = read_whole_episode(path)
+        if not episode.scored or (imitated is not None and not imitated(episode)):
+            continue
+        silent = next((number for number, turn in enumerate(episode.turns) if not turn.reply.strip()), None)
+        if imitated is not None and silent is not None:
+            raise UserError(
+                f"'{path}', line {silent + 2}: 'reply' is empty, so there is no action to imitate; "
+                "take that episode out of the folder."
+            )
+        episodes.append(episode)
     templates = {episode.provenance.get("template") for episode in episodes}
     if len(templates) > 1:
         raise UserError(
@@ -168,12 +199,19 @@ def optimizer_of(training: SFTTraining) -> OptimizerSettings:
 def build_sft(config: SFTConfig, on_step: Callable[[int, dict[str, float]], None] | None = None) -> Stage:
     training, folder = config.training, Path(config.output_dir)
     check_continuation(config, folder)
-    wanted = [e for e in read_demonstrations(config) if config.data.include_failed or e.outcome is Outcome.SUCCESS]
-    if not wanted:
+    if (config.data.episodes is None) == (config.data.dataset_path is None):
         raise UserError(
-            f"No successful episode below '{config.data.episodes}'; collect some, or set data.include_failed=true."
+            "Give either data.episodes (a folder written by `practicum collect`) or data.dataset_path (rows)."
         )
-    apprentice = load_apprentice(config, config.model.template or wanted[0].provenance.get("template"))
+    wanted: list[Trajectory] = []
+    if config.data.episodes is not None:
+        wanted = read_demonstrations(config, lambda e: config.data.include_failed or e.outcome is Outcome.SUCCESS)
+        if not wanted:
+            raise UserError(
+                f"No successful episode below '{config.data.episodes}'; collect some, or set data.include_failed=true."
+            )
+    known = wanted[0].provenance.get("template") if wanted else None
+    apprentice = load_apprentice(config, config.model.template or known)
     check_tokens(apprentice, wanted, config.model.path)
     settings = sft.SFTSettings(
         epochs=training.num_epochs,
@@ -185,8 +223,13 @@ def build_sft(config: SFTConfig, on_step: Callable[[int, dict[str, float]], None
         seed=training.seed,
         optimizer=optimizer_of(training),
     )
-    train, held_out = split(wanted, config.data.val_share, training.seed)
-    samples, checked = imitation_samples(train), imitation_samples(held_out)
+    if config.data.dataset_path is not None:
+        rows = read_demonstration_rows(Path(config.data.dataset_path), apprentice.renderer)
+        sides = split(rows, lambda row: row[0], config.data.val_share, training.seed)
+        samples, checked = ([sample for _, sample in side] for side in sides)
+    else:
+        train, held_out = split(wanted, lambda episode: episode.task.id, config.data.val_share, training.seed)
+        samples, checked = imitation_samples(train), imitation_samples(held_out)
     apprentice.start_stage(settings.optimizer)
     batches = sft.plan_batches(len(samples), settings)
     return _stage(
@@ -247,14 +290,14 @@ def _stage(
     return stage
 
 
-def split(episodes: Sequence[Trajectory], share: float, seed: int) -> tuple[list[Trajectory], list[Trajectory]]:
-    """Train and validation by task: all episodes of one task are on one side."""
+def split(found: Sequence[Item], task: Callable[[Item], str], share: float, seed: int) -> tuple[list[Item], list[Item]]:
+    """Train and validation by task: all that belongs to one task is on one side."""
     if not 0 <= share < 1:
         raise UserError(f"data.val_share={share} must be from 0 to below 1.")
-    tasks = sorted({episode.task.id for episode in episodes})
+    tasks = sorted({task(item) for item in found})
     random.Random(f"split/{seed}").shuffle(tasks)
     held = set(tasks[: round(share * len(tasks))])
-    return [e for e in episodes if e.task.id not in held], [e for e in episodes if e.task.id in held]
+    return [item for item in found if task(item) not in held], [item for item in found if task(item) in held]
 
 
 def check_continuation(config: SFTConfig | DPOConfig, folder: Path) -> None:

@@ -6,6 +6,7 @@ from practicum.cli.stage import Flag, run_stage
 
 FLAGS = {
     "episodes": Flag("data.episodes", "folder written by `practicum collect`"),
+    "dataset_path": Flag("data.dataset_path", "or a file of rows: messages, or prompt and action"),
     "model": Flag("model.path", "what to start from: tiny, smollm2, a folder, a hub id"),
     "base_model": Flag("model.path", "the same"),
     "out": Flag("output_dir", "folder for checkpoints, metrics and the trained model"),

@@ -36,6 +36,9 @@ def run_stage(
         )
     for switch, (key, text) in switches.items():
         parser.add_argument(*_spellings(switch), dest=switch, action="store_true", help=f"{text} ({key})")
+    parser.add_argument(
+        "--hardware", metavar="CARD", help="batch and accumulation for a card: 80gb, 40gb, 24gb, 4090, ..."
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_intermixed_args(argv)
@@ -47,7 +50,8 @@ def run_stage(
         f"{key}={_quoted(value)}" for flag, (key, _) in flags.items() if (value := getattr(args, flag)) is not None
     ]
     given += [key for switch, (key, _) in switches.items() if getattr(args, switch)]
-    config, _ = overrides.read_overrides(schema, [*given, *args.overrides])
+    fitting = stages.preset(args.hardware) if args.hardware else []
+    config, _ = overrides.read_overrides(schema, [*fitting, *given, *args.overrides])
     if args.dry_run:
         print(overrides.show(config), end="")
         return 0

@@ -13,16 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from practicum.environment import Message
 from practicum.errors import UserError
 from practicum.export import DPO_FIELDS
-from practicum.render import MARKER, Renderer
+from practicum.render import Renderer
 from practicum.rows import check_row
 from practicum.states import Visit, prompt_ids, visits
-from practicum.templates import TEMPLATES
 from practicum.training.batch import Sample
 from practicum.training.dpo import Pair
 from practicum.training.samples import bare_samples
+from practicum.training.written import Prompts, reply_sample
 from practicum.trajectory import Trajectory
 
 Ids = tuple[int, ...]
@@ -66,11 +65,9 @@ def mine_pairs(
 def pairs_from_rows(rows: Iterable[Mapping[str, Any]], renderer: Renderer, name: str = "dpo.jsonl") -> list[Pair]:
     """Pairs out of rows of `dpo.jsonl`.
 
-    A prompt that ends with the template's own opening of a reply is one that `practicum export` rendered: it is taken
-    as it stands. Any other text becomes the message of a user. Both replies are closed by the end token.
+    Both replies are closed by the end token.
     """
-    opening = _opening(renderer, renderer.template)
-    foreign = {_opening(renderer, text): known for known, text in TEMPLATES.items()}
+    prompts = Prompts(renderer)
     pairs: list[Pair] = []
     for number, row in enumerate(rows, 1):
         place = f"'{name}', row {number}"
@@ -78,18 +75,8 @@ def pairs_from_rows(rows: Iterable[Mapping[str, Any]], renderer: Renderer, name:
         prompt, chosen, rejected = (str(checked[field]) for field in DPO_FIELDS[:3])
         if chosen == rejected:
             raise UserError(f"{place}: 'chosen' and 'rejected' are the same text; leave that row out.")
-        if prompt.endswith(opening):
-            before = tuple(renderer.tokenizer(prompt, add_special_tokens=False)["input_ids"])
-        else:
-            other = next((known for end, known in foreign.items() if end.strip() and prompt.endswith(end)), None)
-            if other is not None:
-                raise UserError(
-                    f"{place}: 'prompt' was rendered under the template '{other}', which is not this model's; "
-                    "choose that template, or export again with --prompt plain."
-                )
-            before = tuple(i for span in renderer.start((Message("user", prompt),)) for i in span.ids)
-        sides = (_sample(before, renderer.encode_reply(text)) for text in (chosen, rejected))
-        pairs.append(Pair(*sides))
+        before = prompts.ids(prompt, place)
+        pairs.append(Pair(*(reply_sample(before, renderer.encode_reply(text)) for text in (chosen, rejected))))
     return pairs
 
 
@@ -140,29 +127,9 @@ def _order(pair: MinedPair) -> tuple[float, int, str, Ids, Ids]:
 
 def _reply(visit: Visit) -> Sample:
     span = visit.turn.spans[-1]
-    sample = _sample(prompt_ids(visit.episode, visit.number), span.ids)
+    sample = reply_sample(prompt_ids(visit.episode, visit.number), span.ids)
     if span.logprobs is None:
         return sample
     logprobs = np.zeros(len(sample.ids), dtype=np.float32)
     logprobs[sample.mask] = span.logprobs
     return replace(sample, sampling_logprobs=logprobs)
-
-
-def _sample(before: Sequence[int], reply: Sequence[int]) -> Sample:
-    """A reply after its prompt; only the reply is judged."""
-    ids = (*before, *reply)
-    nothing = np.zeros(len(ids), dtype=np.float32)
-    return Sample(ids, np.arange(len(ids)) >= len(before), nothing, nothing, nothing)
-
-
-def _opening(renderer: Renderer, template: str) -> str:
-    """What a template writes after the last message for the reply to follow."""
-    shut, opened = (
-        str(
-            renderer.tokenizer.apply_chat_template(
-                [{"role": "user", "content": MARKER}], chat_template=template, add_generation_prompt=on, tokenize=False
-            )
-        )
-        for on in (False, True)
-    )
-    return opened.removeprefix(shut) if opened != shut else opened.rpartition(MARKER)[2]
