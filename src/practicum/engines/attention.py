@@ -37,6 +37,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """q [R, T, H, D] over k, v [R, K, keys, D] under mask [R, 1, T, keys] gives [R, T, H·D]."""
     rows, width, heads, size = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
+    if q.is_cuda:
+        wide_k, wide_v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
+        mixed = F.scaled_dot_product_attention(q.transpose(1, 2), wide_k, wide_v, attn_mask=mask)
+        return mixed.transpose(1, 2).reshape(rows, width, heads * size)
     group = heads // kv_heads
     grouped = (q * size**-0.5).view(rows, width, kv_heads, group, size).permute(0, 2, 3, 1, 4)
     scores = torch.matmul(grouped.reshape(rows, kv_heads, group * width, size), k.transpose(-1, -2))

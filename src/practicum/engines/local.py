@@ -17,8 +17,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -28,17 +29,23 @@ from practicum.engines.attention import KEY_BUCKET, attention, block_count, caus
 from practicum.engines.base import Generation, Request, Weights
 from practicum.engines.prefix import PrefixStore, block_hashes
 from practicum.engines.sampling import sample, uniforms
+from practicum.engines.wearing import Wearing
 from practicum.errors import ContextFull, EngineError, UserError
 from practicum.models.adapters import BASE, AdapterBank, read_adapter
 from practicum.models.decoder import Decoder
 from practicum.render import Renderer
 from practicum.trajectory import ActionSource, StopReason
 
+if TYPE_CHECKING:
+    from practicum.engines.cuda import CudaSteps
+
 ROW_BUCKET = 8
 MANY_TOKENS = 512
 """Prompt tokens from which on more threads pay on a small model."""
 ADMIT_EVERY = 4
 """Decode steps between two admissions: prompts go better in company, and a reply is many steps long."""
+BURST = 8
+"""Decode steps on a GPU between two looks from the host."""
 STOP_WINDOW = 24
 """Tokens decoded to look for a stop string; longer ones are refused."""
 
@@ -90,9 +97,9 @@ class LocalEngine:
         renderer: Renderer,
         *,
         max_batch: int = 64,
-        prefill_tokens: int = 2048,
-        cache_bytes: int = 1 << 30,
-        burst: int = 1,
+        prefill_tokens: int | None = None,
+        cache_bytes: int | None = None,
+        burst: int | None = None,
         threads: int | None = None,
     ) -> None:
         if max_batch < 1:
@@ -100,12 +107,13 @@ class LocalEngine:
         self.decoder = decoder
         self.renderer = renderer
         self.max_batch = -(-max_batch // ROW_BUCKET) * ROW_BUCKET
-        self.prefill_tokens = prefill_tokens
-        self.burst = burst
+        on_gpu = decoder.device.type == "cuda"
+        self.prefill_tokens = prefill_tokens or (32768 if on_gpu else 2048)
+        self.burst = burst or (BURST if on_gpu else 1)
         # Two threads on small matrices lose more to waking up than they gain; a prompt's are large enough.
         self.all_threads = torch.get_num_threads()
         self.threads = threads or (1 if decoder.shape.hidden < 512 else self.all_threads)
-        self.prefixes = PrefixStore(cache_bytes)
+        self.prefixes = PrefixStore((8 << 30 if on_gpu else 1 << 30) if cache_bytes is None else cache_bytes)
         self.stats = EngineStats()
         self._kv = torch.empty(0)
         self._capacity = 0
@@ -126,10 +134,15 @@ class LocalEngine:
         self._top_k = torch.zeros(slots, dtype=torch.int64, device=device)
         self._top_p = torch.ones(slots, device=device)
         self._step = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._noise = torch.zeros(slots, 64, device=device)
+        self._noise = torch.zeros(slots, decoder.shape.context if on_gpu else 64, device=device)
         self._slot_numbers = torch.arange(slots, device=device)
         self._columns = torch.zeros(slots, 0, device=device)
         """What of the adapters' matrices each slot lets through."""
+        self._steps: CudaSteps | None = None
+        if on_gpu:
+            from practicum.engines.cuda import CudaSteps  # needs Triton
+
+            self._steps = CudaSteps(self, self.burst)
 
     # -- the event loop's side ---------------------------------------------------------------
 
@@ -187,6 +200,8 @@ class LocalEngine:
             self.prefixes.disown(name)
             self._columns = self._bank().columns([row.request.adapter for row in self._rows])
             self._columns = F.pad(self._columns, (0, 0, 0, self.max_batch - len(self._rows)))
+            if self._steps is not None:
+                self._steps.forget()
 
         loop = asyncio.get_running_loop()
         change = Change(work, loop.create_future(), loop)
@@ -375,6 +390,8 @@ class LocalEngine:
         if self._rows:
             kv[:, :, : len(self._rows), :, : self._capacity] = self._kv[:, :, : len(self._rows)]
         self._kv, self._capacity = kv, wanted
+        if self._steps is not None:
+            self._steps.forget()
 
     def _prefill(self, rows: list[tuple[int, list[int], int]]) -> None:
         """KV of ids from a start, for several slots at once. The last prompt token is left to decoding."""
@@ -403,38 +420,52 @@ class LocalEngine:
         begun = time.perf_counter()
         count = len(self._rows)
         wide = -(-count // ROW_BUCKET) * ROW_BUCKET
+        if self._steps is not None:
+            wide = self._steps.bucket(count)
         if wide > count:
             self._position[count:wide] = 0
             self._step[count:wide] = 0
-        reach = self._sort_rows()
         filtered = any(row.request.sampling.top_k or row.request.sampling.top_p < 1 for row in self._rows)
-        ids, logprobs = [], []
-        for _ in range(self.burst):
-            step_ids, step_logprobs = self._decode_step(wide, reach, filtered)
-            ids.append(step_ids)
-            logprobs.append(step_logprobs)
-        host_ids = torch.stack(ids, 1).tolist()
-        host_logprobs = torch.stack(logprobs, 1).tolist()
+        if self._steps is not None:
+            dressed = any(row.request.adapter for row in self._rows)
+            ids, logprobs = self._steps.run(wide, filtered, dressed)
+        else:
+            reach = self._sort_rows()
+            steps = [self._decode_step(wide, reach, filtered) for _ in range(self.burst)]
+            ids = torch.stack([step for step, _ in steps], 1).tolist()
+            logprobs = torch.stack([step for _, step in steps], 1).tolist()
         finished: list[tuple[int, StopReason | None]] = []
         for slot, row in enumerate(self._rows):
-            for token, logprob in zip(host_ids[slot], host_logprobs[slot], strict=True):
-                row.new.append(token)
-                if row.request.listen is not None:
-                    row.loop.call_soon_threadsafe(row.request.listen, token)
-                row.ids.append(token)
-                row.logprobs.append(logprob)
-                reason = self._stopped(row)
-                if reason is not None:
-                    finished.append((slot, reason))
-                    break
-            else:
-                if row.future.cancelled():
-                    finished.append((slot, None))
+            reason = self._hear(row, ids[slot], logprobs[slot])
+            if reason is not None or row.future.cancelled():
+                finished.append((slot, reason))
         self.stats.decode_steps += self.burst
         self._steps_since_admission += self.burst
         self.stats.decode_seconds += time.perf_counter() - begun
         for slot, reason in reversed(finished):
             self._finish(slot, reason)
+
+    def _hear(self, row: Row, ids: list[int], logprobs: list[float]) -> StopReason | None:
+        """Take what a burst gave a row, up to where it stopped."""
+        ends = self.renderer.end_ids
+        if row.request.sampling.stop or row.request.listen is not None:
+            stop = 1  # token by token
+        else:
+            stop = next((place + 1 for place, token in enumerate(ids) if token in ends), len(ids))
+            stop = min(stop, row.limit - len(row.new))
+        at = 0
+        while at < len(ids):
+            new = ids[at : at + stop]
+            row.new += new
+            row.ids += new
+            row.logprobs += logprobs[at : at + stop]
+            at += stop
+            if row.request.listen is not None:
+                row.loop.call_soon_threadsafe(row.request.listen, new[0])
+            reason = self._stopped(row)
+            if reason is not None:
+                return reason
+        return None
 
     def _sort_rows(self) -> tuple[int, ...]:
         """Rows with more keys first, so that block j of the keys concerns rows 0..reach[j]-1 and no others."""
@@ -533,28 +564,6 @@ class LocalEngine:
                 source=ActionSource.POLICY,
                 prompt_cached=row.cached,
             ))  # fmt: skip
-
-
-class Wearing:
-    """A local engine as one adapter sees it: who rolls out with it need not know that there are others."""
-
-    def __init__(self, engine: LocalEngine, adapter: str) -> None:
-        self.engine, self.adapter = engine, adapter
-        self.name = engine.name
-
-    async def generate(self, request: Request) -> Generation:
-        own = self._own(request.session) if request.session else ""
-        return await self.engine.generate(replace(request, adapter=self.adapter, session=own))
-
-    def forget(self, session: str) -> None:
-        self.engine.forget(self._own(session))
-
-    def _own(self, session: str) -> str:
-        """Two adapters may be at the same task at once."""
-        return f"{self.adapter}/{session}"
-
-    async def close(self) -> None:
-        """The engine is closed by whoever made it."""
 
 
 def _make(change: Change) -> None:

@@ -235,11 +235,11 @@ class Decoder:
         """Whether training passes drop what an adapter says is to be dropped."""
         self.checkpointing = False
         """Whether a training pass keeps only layer inputs and computes the rest again for the gradient."""
-        self._final_norm: Tensor = model.model.norm.weight
-        self._cos, self._sin = self._rotary_tables()
+        self.final_norm: Tensor = model.model.norm.weight
+        self._cos, self._sin = self.rotary_tables(self.dtype)
 
     @torch.no_grad()
-    def _rotary_tables(self) -> tuple[Tensor, Tensor]:
+    def rotary_tables(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin for every position [context, D], from the model's own rotary module (scaling included).
 
         The first half of sin is negated: rotating is then x·cos + swapped(x)·sin.
@@ -249,7 +249,7 @@ class Decoder:
         cos, sin = self.model.model.rotary_emb(probe, positions)
         half = self.shape.head_size // 2
         signed = torch.cat((-sin[0][:, :half], sin[0][:, half:]), dim=-1)
-        return cos[0].to(self.dtype), signed.to(self.dtype)
+        return cos[0].to(dtype), signed.to(dtype)
 
     @property
     def device(self) -> torch.device:
@@ -278,7 +278,7 @@ class Decoder:
             if keys_only and number == self.shape.layers - 1:
                 return self._attended(number, layer, x, cos, sin, attend)
             x = self._layer(number, layer, x, cos, sin, attend)
-        return self._norm(x, self._final_norm)
+        return self._norm(x, self.final_norm)
 
     def _attended(self, number: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         q, k, v = self._heads(layer, self._norm(x, layer.before_attention), cos, sin)

@@ -1,0 +1,199 @@
+"""Decoding on a GPU: each kernel against plain PyTorch, the engine against the learner's forward."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from practicum.engines.base import Generation, Request, Sampling
+from practicum.engines.local import LocalEngine
+from practicum.environment import Observation
+from practicum.models.decoder import Decoder
+from practicum.render import Renderer
+from practicum.task import Task
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+TASK = Task("t", "x", "train")
+SIZES = {
+    "vocab_size": 800, "hidden_size": 192, "intermediate_size": 400, "num_hidden_layers": 4, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "max_position_embeddings": 640, "initializer_range": 0.08,
+}  # fmt: skip
+
+
+def build(name: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    if name == "qwen2":
+        model: PreTrainedModel = Qwen2ForCausalLM(Qwen2Config(**SIZES))
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
+        return model.eval()
+    if name == "qwen3":
+        return Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=64)).eval()
+    return LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True)).eval()
+
+
+def random_tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def close(found: Tensor, expected: Tensor, limit: float) -> None:
+    error = float((found.double() - expected.double()).norm() / expected.double().norm())
+    assert error < limit, error
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_add_norm(dtype: torch.dtype) -> None:
+    from practicum.engines import cuda_kernels
+
+    x, delta, weight = (random_tensor(*shape, dtype=dtype) for shape in ((40, 576), (40, 576), (576,)))
+    expected = x + delta
+    out = cuda_kernels.add_norm(x, delta, weight, 1e-5)
+    assert torch.equal(x, expected)
+    close(out, F.rms_norm(expected.double(), (576,), weight.double(), 1e-5), 1e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "rows"), [(9, 3, 64, 300), (4, 4, 32, 5), (32, 2, 128, 40)])
+def test_attention_over_rows_of_every_length(
+    dtype: torch.dtype, heads: int, kv_heads: int, size: int, rows: int
+) -> None:
+    from practicum.engines import cuda_kernels
+
+    kv = random_tensor(2, rows, kv_heads, 512, size, dtype=dtype)
+    query = random_tensor(rows, heads, size, dtype=dtype)
+    positions = torch.randint(0, 512, (rows,), device="cuda")
+    positions[0], positions[-1] = 0, 511
+    mask = torch.arange(512, device="cuda") <= positions[:, None]
+    wide = kv.double().repeat_interleave(heads // kv_heads, dim=2)
+    expected = F.scaled_dot_product_attention(
+        query.double()[:, :, None], wide[0], wide[1], attn_mask=mask[:, None, None]
+    )[:, :, 0]
+    out = cuda_kernels.attend(query, kv, positions).view(rows, heads, size)
+    close(out, expected, 1e-2 if dtype == torch.bfloat16 else 1e-5)
+    assert torch.equal(out.flatten(1), cuda_kernels.attend(query, kv, positions))
+
+
+def test_gate() -> None:
+    from practicum.engines import cuda_kernels
+
+    joined = random_tensor(37, 2 * 1536)
+    left, right = joined.double().chunk(2, -1)
+    close(cuda_kernels.gate(joined), F.silu(left) * right, 1e-2)
+
+
+def test_sampling_is_the_inverse_of_the_distribution() -> None:
+    from practicum.engines import cuda_kernels
+
+    logits = random_tensor(200, 49152) * 3
+    noise = torch.rand(200, 7, device="cuda")
+    heat = torch.where(torch.arange(200, device="cuda") % 3 == 0, 0.0, torch.rand(200, device="cuda") + 0.5)
+    steps = torch.randint(0, 7, (200,), device="cuda")
+    ids, logprobs = cuda_kernels.sample(logits, noise, heat, steps)
+    divisor = torch.where(heat == 0, 1.0, heat)[:, None]
+    exact = (logits.double() / divisor).log_softmax(-1)
+    assert torch.allclose(logprobs.double(), exact.gather(-1, ids[:, None])[:, 0], atol=1e-4)
+    greedy = heat == 0
+    assert torch.equal(ids[greedy], logits[greedy].argmax(-1))
+    above = exact.exp().cumsum(-1).gather(-1, ids[:, None])[:, 0]
+    below = above - exact.exp().gather(-1, ids[:, None])[:, 0]
+    uniform = noise[torch.arange(200, device="cuda"), steps].double()
+    assert bool(((below - 1e-5 <= uniform) & (uniform <= above + 1e-5))[~greedy].all())
+
+
+def requests(count: int, seed: int = 0, adapter: str = "") -> list[Request]:
+    rng = random.Random(seed)
+    shared = tuple(rng.randrange(10, 780) for _ in range(50))
+    made = []
+    for number in range(count):
+        ids = shared if number % 3 else tuple(rng.randrange(10, 780) for _ in range(rng.randint(3, 400)))
+        sampling = Sampling(rng.choice([0.0, 0.8, 1.0]), max_tokens=rng.randint(1, 60), seed=number)
+        made.append(Request(ids, sampling, TASK, Observation(), (), session=f"s{number}", adapter=adapter))
+    return made
+
+
+def generate(engine: LocalEngine, asked: list[Request]) -> list[Generation]:
+    async def run() -> list[Generation]:
+        try:
+            return list(await asyncio.gather(*(engine.generate(one) for one in asked)))
+        finally:
+            await engine.close()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-3), (torch.bfloat16, 0.25)])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_logprobs_are_the_models_own(name: str, dtype: torch.dtype, limit: float, renderer: Renderer) -> None:
+    model = build(name).to("cuda", dtype)
+    asked = requests(90)
+    replies = generate(LocalEngine(Decoder(model), renderer, max_batch=32), asked)
+    exact = build(name).double().to("cuda")
+    off = []
+    for one, reply in zip(asked, replies, strict=True):
+        ids = torch.tensor([[*one.ids, *reply.ids]], device="cuda")
+        with torch.no_grad():
+            rows = exact(ids).logits[0, len(one.ids) - 1 : -1] / (one.sampling.temperature or 1.0)
+        known = rows.log_softmax(-1).gather(-1, torch.tensor(reply.ids, device="cuda")[:, None])[:, 0]
+        assert reply.logprobs is not None
+        off.append((torch.tensor(reply.logprobs, device="cuda").double() - known).abs())
+    assert float(torch.cat(off).max()) < limit
+    assert float(torch.cat(off).mean()) < limit / 8
+
+
+def test_the_same_seed_gives_the_same_tokens(renderer: Renderer) -> None:
+    first, second = (
+        generate(LocalEngine(Decoder(build("llama").to("cuda", torch.bfloat16)), renderer, max_batch=48), requests(90))
+        for _ in range(2)
+    )
+    assert [(reply.ids, reply.logprobs) for reply in first] == [(reply.ids, reply.logprobs) for reply in second]
+
+
+def test_adapters_in_the_decode_path(renderer: Renderer, tmp_path: Path) -> None:
+    import peft
+
+    torch.manual_seed(1)
+    wrapped = peft.get_peft_model(build("llama"), peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
+    with torch.no_grad():
+        for key, parameter in wrapped.named_parameters():
+            if "lora_B" in key:
+                parameter.normal_(std=0.05)
+    wrapped.save_pretrained(str(tmp_path))
+    exact = wrapped.double().to("cuda").eval()
+    asked = [*requests(20, 1, "a"), *requests(20, 1)]
+
+    async def run() -> list[Generation]:
+        engine = LocalEngine(Decoder(build("llama").to("cuda")), renderer, max_batch=64)
+        await engine.load_adapter("a", tmp_path)
+        try:
+            return list(await asyncio.gather(*(engine.generate(one) for one in asked)))
+        finally:
+            await engine.close()
+
+    for one, reply in zip(asked, asyncio.run(run()), strict=True):
+        ids = torch.tensor([[*one.ids, *reply.ids]], device="cuda")
+        with torch.no_grad():
+            if one.adapter:
+                rows = exact(ids).logits
+            else:
+                with exact.disable_adapter():
+                    rows = exact(ids).logits
+        rows = rows[0, len(one.ids) - 1 : -1] / (one.sampling.temperature or 1.0)
+        known = rows.log_softmax(-1).gather(-1, torch.tensor(reply.ids, device="cuda")[:, None])[:, 0]
+        assert reply.logprobs is not None
+        assert torch.allclose(torch.tensor(reply.logprobs, device="cuda").double(), known, atol=3e-3)
