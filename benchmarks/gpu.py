@@ -59,7 +59,7 @@ def measure_engine(
     model: Any, renderer: Renderer, batch: int, chains: int, repeats: int, mixed: bool
 ) -> dict[str, Any]:
     engine = LocalEngine(Decoder(model), renderer, max_batch=batch)
-    total = batch * 3 if mixed else batch
+    total = batch * 6 if mixed else batch
 
     async def run() -> list[dict[str, float]]:
         found = []
@@ -86,9 +86,71 @@ def measure_engine(
     return {"batch": batch, "chains": chains, "mixed": mixed, **middle}
 
 
+def make_samples(chains: int, mixed: bool) -> list[Any]:
+    import numpy as np
+
+    from practicum.training.batch import Sample
+
+    rng, made = random.Random(1), []
+    for request in make_requests(256, chains, 1, mixed):
+        ids = (*request.ids, *(rng.randrange(10, 49000) for _ in range(request.sampling.max_tokens)))
+        mask = np.arange(len(ids)) >= len(request.ids)
+        paint = mask.astype(np.float32)
+        made.append(Sample(ids, mask, paint, paint * np.float32(rng.gauss(0, 1)), np.full(len(ids), -10.8, np.float32)))
+    return made
+
+
+def measure_learner(dtype: torch.dtype, chains: int, mixed: bool, repeats: int) -> dict[str, Any]:
+    from practicum.training.batch import Cut
+    from practicum.training.learner import Learner, Objective, OptimizerSettings
+
+    decoder = Decoder(make_model(dtype))
+    decoder.autocast = dtype == torch.float32
+    learner = Learner(decoder, OptimizerSettings(), Cut(16384))
+    samples = make_samples(chains, mixed)
+    tokens = sum(len(sample.ids) for sample in samples)
+    trained = float(sum(int(sample.mask.sum()) for sample in samples))
+    torch.cuda.reset_peak_memory_stats()
+    times = []
+    for _ in range(repeats + 1):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        learner.update(samples, trained, Objective(), 1e-5)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begun)
+    seconds = statistics.median(times[1:])
+    return {
+        "learner": str(dtype), "chains": chains, "mixed": mixed, "tokens/s": tokens / seconds, "seconds": seconds,
+        "peak GiB": torch.cuda.max_memory_allocated() / 2**30,
+    }  # fmt: skip
+
+
+def measure_plain(repeats: int) -> dict[str, Any]:
+    """transformers' own forward and backward: 256 sequences of 328 tokens, 64 at a time, fused AdamW."""
+    model = make_model().train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    ids = torch.randint(10, 49000, (256, PROMPT + NEW), device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    times = []
+    for _ in range(repeats + 1):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        for part in ids.split(64):
+            logits = model(part).logits[:, PROMPT - 1 : -1].float()
+            logprobs = logits.gather(-1, part[:, PROMPT:, None])[..., 0] - logits.logsumexp(-1)
+            (-logprobs.sum() / (256 * NEW)).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begun)
+    seconds = statistics.median(times[1:])
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    return {"learner": "plain transformers", "tokens/s": ids.numel() / seconds, "seconds": seconds, "peak GiB": peak}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="engine")
+    parser.add_argument("--only", default="engine,learner")
     parser.add_argument("--batches", default="64,256,1024")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
@@ -111,6 +173,16 @@ def main() -> None:
                     f"  {row['ms a step']:.2f} ms a step, prefill {row['prefill']:.3f} s of {row['seconds']:.3f}",
                     flush=True,
                 )
+    if "learner" in args.only.split(","):
+        found = [measure_plain(args.repeats)]
+        half, full = torch.bfloat16, torch.float32
+        for dtype, chains, mixed in ((half, 1, False), (half, 1, True), (half, 8, False), (full, 8, False)):
+            found.append(measure_learner(dtype, chains, mixed, args.repeats))
+        for row in found:
+            print(
+                {key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}, flush=True
+            )
+        rows += found
     peak = torch.cuda.max_memory_allocated() / 2**30
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; peak {peak:.1f} GiB")
     if args.out:

@@ -52,8 +52,16 @@ class FilterGroupsConfig:
 
 
 @dataclass
+class OfflineConfig:
+    """How a log is learnt from, where `data.from_trajectories` names one."""
+
+    method: str = "grpo"  # logged episodes of a task compared; or bandit: logged actions paid, as in founding paper 002
+    top_percent: float = 0.2  # bandit: share of a task's episodes, the furthest first, whose actions are paid
+
+
+@dataclass
 class AlgorithmConfig:
-    adv_estimator: str = "gae"
+    adv_estimator: str = "gae"  # grpo, where a log is learnt from and none is named
     gamma: float = 1.0
     lam: float = 1.0
     norm_adv_by_std_in_grpo: bool = True
@@ -64,6 +72,7 @@ class AlgorithmConfig:
     kl_penalty: str = "kl"
     kl_ctrl: KLControlConfig = field(default_factory=KLControlConfig)
     filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
+    offline: OfflineConfig = field(default_factory=OfflineConfig)
     error_budget: float = 0.5
     mismatch_limit: float = 0.01
 
@@ -102,6 +111,7 @@ class CurriculumConfig:
 class DataConfig:
     train_files: str | None = None
     val_files: str | None = None
+    from_trajectories: str | None = None  # folder of episodes to learn from instead of playing; --from-trajectories
     train_batch_size: int = 16
     val_batch_size: int = 300
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
@@ -261,6 +271,17 @@ STARTED_ONLY = (
     *(VLLM + key for key in ("python", "port", "dtype", "max_model_len", "extra_args", "start_timeout")),
 )
 """Keys of a server that we start; one that is found running has settled them already."""
+OFFLINE_ONLY = ("algorithm.offline.method", "algorithm.offline.top_percent")
+NOT_OFFLINE = {
+    "algorithm.filter_groups.enable": "groups without a difference are left out of a log anyway",
+    "data.curriculum.enable": "it follows the successes of the policy, which a log does not hold",
+    "agent.stream": "no episode is played that could be shown",
+}
+NOT_FROM_GROUPS = {
+    "algorithm.use_kl_in_reward": "logged rewards are compared as they are; use actor_rollout_ref.actor.use_kl_loss",
+    "actor_rollout_ref.actor.tis_imp_ratio_cap": "ratios are taken against the log's own log-probs",
+}
+"""Keys that mean nothing to a run over a log, and why."""
 
 
 def resolve(overrides: list[str], recipes: Path | None = None) -> TrainConfig:
@@ -268,7 +289,23 @@ def resolve(overrides: list[str], recipes: Path | None = None) -> TrainConfig:
     config, given = read_overrides(TrainConfig, overrides, recipes)
     check_backend(config, given)
     check_batches(config)
+    check_offline(config, given)
     return config
+
+
+def check_offline(config: TrainConfig, given: set[str]) -> None:
+    """What a run over a log can honour; its estimator is grpo where nobody named another."""
+    if config.data.from_trajectories is None:
+        for key in OFFLINE_ONLY:
+            if key in given:
+                raise UserError(f"{key} is for learning from a log; name one with --from-trajectories.")
+        return
+    if "algorithm.adv_estimator" not in given:
+        config.algorithm.adv_estimator = "grpo"
+    method, tree = config.algorithm.offline.method, OmegaConf.structured(config)
+    for key, why in (NOT_OFFLINE | (NOT_FROM_GROUPS if method == "grpo" else {})).items():
+        if OmegaConf.select(tree, key):
+            raise UserError(f"{key} does not go with --from-trajectories: {why}.")
 
 
 def check_backend(config: TrainConfig, given: set[str]) -> None:

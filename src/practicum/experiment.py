@@ -30,12 +30,14 @@ from practicum.sandbox import base as sandbox
 from practicum.store import write_atomic
 from practicum.task import Task
 from practicum.training.apprentice import Apprentice
+from practicum.training.bandit import BanditPractice, LoggedState, tabulate
 from practicum.training.batch import Cut
 from practicum.training.checkpoint import Checkpoints
 from practicum.training.critic import CriticSettings
 from practicum.training.curriculum import CurriculumSettings
 from practicum.training.estimators import ESTIMATORS, EstimatorSettings
 from practicum.training.learner import Objective, OptimizerSettings
+from practicum.training.offline import METHODS, Log, OfflinePractice, read_log, signal_groups
 from practicum.training.rl import Admission, Practice, RLSettings
 from practicum.training.run import Run, RunSettings
 from practicum.trajectory import Trajectory
@@ -133,7 +135,7 @@ def training_steps(config: TrainConfig, tasks: int | None = None) -> int:
         return trainer.total_training_steps
     if trainer.total_epochs is None:
         raise UserError("How long? Set trainer.total_training_steps (or trainer.total_epochs with data.train_files).")
-    if not config.data.train_files or tasks is None:
+    if not (config.data.train_files or config.data.from_trajectories) or tasks is None:
         raise UserError("trainer.total_epochs counts passes over data.train_files; set trainer.total_training_steps.")
     return max(1, trainer.total_epochs * (tasks // config.data.train_batch_size))
 
@@ -233,8 +235,9 @@ def build_run(
     folder = run_folder(config)
     check_continuation(config, folder)
     world = build_world(config)
-    tasks = training_tasks(world.environment, config)
-    steps = training_steps(config, len(tasks))
+    material = logged_material(config, world) if config.data.from_trajectories else None
+    tasks = training_tasks(world.environment, config) if material is None else ()
+    steps = training_steps(config, len(tasks if material is None else material.units))
     settings = rl_settings(config, steps)
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
     agent = Agent(
@@ -245,26 +248,32 @@ def build_run(
     )
     if config.data.train_files and not config.data.val_files and validates(config):
         raise UserError("Validation needs data.val_files beside data.train_files (or trainer.val_before_train=false).")
-    cut = Cut(actor.ppo_max_token_len_per_gpu, 384, actor.ppo_micro_batch_size_per_gpu)
+    loaded = load_model(config)
+    limit = actor.ppo_max_token_len_per_gpu
+    if loaded.model.device.type == "cpu":
+        limit = min(limit, Cut.tokens)  # smaller pieces are as fast there, and need less memory
     apprentice = Apprentice(
-        load_model(config),
-        config.agent.template,
+        loaded,
+        config.agent.template or (material.log.template if material is not None else None),
         max_batch=rollout.max_num_seqs,
-        cut=cut,
-        measuring=Cut(actor.ppo_max_token_len_per_gpu, 384, rollout.log_prob_micro_batch_size_per_gpu),
+        cut=Cut(limit, actor.ppo_micro_batch_size_per_gpu),
+        measuring=Cut(limit, rollout.log_prob_micro_batch_size_per_gpu),
         make_engine=engine_maker(config, folder),
     )
     apprentice.decoder.checkpointing = config.actor_rollout_ref.model.enable_gradient_checkpointing
     own = config.critic.model.path if ESTIMATORS[settings.estimator].critic else None
-    practice = Practice(
-        apprentice, tasks, world.make_environment, agent, settings, Decoder(loader.load(own).model) if own else None
-    )
+    if material is not None:
+        practice = material.practice(apprentice, world.make_environment, agent, settings, say)
+    else:
+        practice = Practice(
+            apprentice, tasks, world.make_environment, agent, settings, Decoder(loader.load(own).model) if own else None
+        )
     if config.agent.stream:
         if config.agent.num_chains != 1:
             raise UserError("agent.stream shows one chain as it happens: set agent.num_chains=1.")
         practice.watcher = ConsoleWatcher(apprentice.renderer)
     if practice.critic is not None and config.critic.ppo_micro_batch_size_per_gpu is not None:
-        practice.critic.cut = Cut(actor.ppo_max_token_len_per_gpu, 384, config.critic.ppo_micro_batch_size_per_gpu)
+        practice.critic.cut = Cut(limit, config.critic.ppo_micro_batch_size_per_gpu)
     validate = None
     if validates(config):
         panel = Panel(tuple(world.environment.tasks("val", config.data.val_batch_size)), config.trainer.seed)
@@ -292,6 +301,53 @@ def build_run(
     )
     run.resume()
     return run
+
+
+@dataclass(frozen=True)
+class Material:
+    """A log and what a run draws from it: groups of episodes, or states with their actions."""
+
+    log: Log
+    groups: Sequence[list[Trajectory]] = ()
+    states: Sequence[LoggedState] = ()
+
+    @property
+    def units(self) -> Sequence[object]:
+        return self.groups or self.states
+
+    def practice(
+        self,
+        apprentice: Apprentice,
+        maker: MakeEnvironment,
+        agent: Agent,
+        settings: RLSettings,
+        say: Callable[[str], None],
+    ) -> Practice:
+        self.log.check_tokens(apprentice)
+        if self.states:
+            return BanditPractice(apprentice, self.states, maker, agent, settings, say)
+        return OfflinePractice(apprentice, list(self.groups), maker, agent, settings, say)
+
+
+def logged_material(config: TrainConfig, world: World) -> Material:
+    """The episodes that `data.from_trajectories` names, as its method wants them."""
+    method, seed = config.algorithm.offline.method, config.trainer.seed
+    if method not in METHODS:
+        raise UserError(f"Unknown algorithm.offline.method '{method}'.{nearest(method, METHODS)}")
+    log = read_log(Path(str(config.data.from_trajectories)))
+    played = sorted({episode.task.environment for episode in log.episodes})
+    if validates(config) and world.environment.name not in played:
+        raise UserError(
+            f"Validation would be on '{world.environment.name}', but the log is of {', '.join(played)}; "
+            "set agent.environment."
+        )
+    formats = sorted({str(episode.provenance.get("format", world.format)) for episode in log.episodes})
+    if formats != [world.format] and (validates(config) or method == "bandit"):
+        raise UserError(f"The log's replies are in the format {', '.join(formats)}, not {world.format}; "
+                        "set agent.agent_type.")  # fmt: skip
+    if method == "bandit":
+        return Material(log, states=tabulate(log, config.algorithm.offline.top_percent, seed))
+    return Material(log, groups=signal_groups(log, seed))
 
 
 def engine_maker(config: TrainConfig, folder: Path) -> Callable[[Renderer], PolicyEngine] | None:
@@ -400,14 +456,14 @@ def derived(config: TrainConfig) -> list[str]:
     estimator = config.algorithm.adv_estimator
     settings = rl_settings(config, config.trainer.total_training_steps or 1)
     long = config.trainer.total_training_steps or f"{config.trainer.total_epochs} epochs of"
+    size = f" = {mini * chains} episodes" if config.data.from_trajectories is None else ""
     lines = [
         f"model: {model_name(config)}",
         f"environment: {environment_name(config)}",
         f"run folder: {run_folder(config)}",
-        f"episodes per step: {tasks * chains} ({tasks} tasks × {chains} chains)",
-        f"sampled tokens per step, at most: {tasks * chains * turns(config) * reply_tokens(config)}",
+        *(_drawn(config) if config.data.from_trajectories is None else _logged(config)),
         f"updates per step: {actor.ppo_epochs * tasks // mini} ({actor.ppo_epochs} epochs × {tasks // mini} "
-        f"mini-batches of {mini} tasks = {mini * chains} episodes)",
+        f"mini-batches of {mini} tasks{size})",
         f"one update goes through in pieces of at most {actor.ppo_max_token_len_per_gpu} tokens"
         + (f" and {actor.ppo_micro_batch_size_per_gpu} sequences" if actor.ppo_micro_batch_size_per_gpu else "")
         + "; its gradient does not depend on that",
@@ -420,3 +476,29 @@ def derived(config: TrainConfig) -> list[str]:
     elif config.critic.model.path:
         lines.append(f"critic.model.path is not used: {estimator} has no critic")
     return lines
+
+
+def _drawn(config: TrainConfig) -> list[str]:
+    tasks, chains = config.data.train_batch_size, config.agent.num_chains
+    return [
+        f"episodes per step: {tasks * chains} ({tasks} tasks × {chains} chains)",
+        f"sampled tokens per step, at most: {tasks * chains * turns(config) * reply_tokens(config)}",
+    ]
+
+
+def _logged(config: TrainConfig) -> list[str]:
+    """What a step takes from a log."""
+    tasks, actor = config.data.train_batch_size, config.actor_rollout_ref.actor
+    log = config.data.from_trajectories
+    if config.algorithm.offline.method == "bandit":
+        share = config.algorithm.offline.top_percent
+        return [
+            f"learns from: the states of '{log}', actions of each task's furthest {share:.0%} of episodes",
+            f"replies per step: {tasks * config.agent.num_chains} ({tasks} states × {config.agent.num_chains} chains)",
+        ]
+    return [
+        f"learns from: the episodes of '{log}'; nothing is rolled out",
+        f"logged tasks per step: {tasks}, each with all its episodes",
+        f"a logged token may become {1 + actor.clip_ratio_high:g} times as likely as it was, or "
+        f"{1 - actor.clip_ratio_low:g} times (the floor)",
+    ]

@@ -16,6 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 from practicum.errors import UserError, nearest
 
 Schema = TypeVar("Schema")
+FREE = ("agent.environment_args", "data.environment_args", "rl_training.shares")
+"""Keys below which the names are not ours: an environment's options, environments."""
 
 
 def read_overrides(schema: type[Schema], overrides: list[str], recipes: Path | None = None) -> tuple[Schema, set[str]]:
@@ -71,8 +73,8 @@ def _set(config: DictConfig, key: str, value: Any) -> str:
 
 
 def _free(path: list[str]) -> bool:
-    """Whether keys below this path belong to the environment, not to us."""
-    return path[:2] == ["agent", "environment_args"]
+    """Whether keys below this path are not ours to know."""
+    return ".".join(path[:2]) in FREE
 
 
 def _merge_recipe(config: DictConfig, name: str, recipes: Path | None) -> set[str]:

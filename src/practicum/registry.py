@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,18 @@ from practicum.tools.base import Tool
 
 ENVIRONMENTS = {
     "tools": "practicum.environments.tool_agent:ToolEnvironment",
+    "mix": "practicum.environments.mix:MixEnvironment",
     "math": "practicum.environments.math:MathEnvironment",
     "search": "practicum.environments.search:SearchEnvironment",
     "code": "practicum.environments.code:CodeEnvironment",
     "gui": "practicum.environments.gui:GuiEnvironment",
+    "affine:sat": "practicum.environments.affine.sat:SatEnvironment",
+    "affine:abd": "practicum.environments.affine.abd:AbdEnvironment",
+    "affine:ded": "practicum.environments.affine.ded:DedEnvironment",
+    "agentgym:babyai": "practicum.environments.agentgym.babyai:BabyAI",
+    "agentgym:webshop": "practicum.environments.agentgym.webshop:WebShop",
+    "agentgym:sciworld": "practicum.environments.agentgym.sciworld:SciWorld",
+    "agentgym:alfworld": "practicum.environments.agentgym.alfworld:AlfWorld",
     "agentgym:textcraft": "practicum.environments.agentgym.textcraft:TextCraft",
 }
 TOOLS = {
@@ -77,6 +87,20 @@ def reward(name: str) -> Reward:
     if not isinstance(found, Reward):
         raise UserError(f"'{name}' is not a reward; decorate the function with @reward.")
     return found
+
+
+def function(name: str) -> Callable[..., Any]:
+    """A user's own function, `path/to/file.py:function`."""
+    found = _resolve("function", name, {})
+    if not callable(found):
+        raise UserError(f"'{name}' is not a function; point at a `def` of that file.")
+    made: Callable[..., Any] = found
+    return made
+
+
+def takes(name: str, option: str) -> bool:
+    """Whether an environment has such an option."""
+    return option in inspect.signature(environment_class(name)).parameters
 
 
 def _resolve(kind: str, name: str, table: dict[str, str]) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 from practicum.environment import SPLITS, Environment
 from practicum.errors import UserError
 from practicum.export import site_of
+from practicum.rows import read_lines
 from practicum.task import Task, content_hash
 
 WIDEST_SEARCH = 8192
@@ -67,12 +68,12 @@ def registry_hash(tasks: Iterable[Task]) -> str:
 def read_registry(path: Path, environment: str, split: str) -> TaskRegistry:
     """A JSON file: {"tasks": [...], "hash": ..., "subsets": {...}}, or a plain list, of task objects or ids."""
     try:
-        whole = json.loads(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise UserError(f"Cannot read the task registry '{path}': {error.strerror}.") from None
+        if not path.is_file():
+            raise UserError(f"Cannot read the task registry '{path}': there is no such file.")
+        whole = json.loads(b"".join(read_lines(path)).decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(f"Task registry '{path}' is not UTF-8 text (byte {error.start}).") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"Task registry '{path}' is not JSON: {error}.") from None
     listed = whole.get("tasks") if isinstance(whole, dict) else whole
     if not isinstance(listed, list) or not listed:

@@ -84,7 +84,7 @@ def test_sft_then_eval_then_train(collected: Path, tmp_path: Path, capsys: pytes
     result = tmp_path / "eval.json"
     arguments = ["eval", "--env", "math", "--policy", model, "--tasks", "8", "--max-tokens", "16", "--out", str(result)]
     assert main(arguments) == 0
-    assert "success 0.0% [0.0%," in capsys.readouterr().out
+    assert "success 0.0% [0.1%, 15.1%] (80 %)" in capsys.readouterr().out
     record = json.loads(result.read_text())
     assert record["n"] == 8
     assert len(record["panel"]) == 16
@@ -158,7 +158,7 @@ def test_envs_and_their_check(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", STEPS, "algorithm.adv_estimator=grpo", "agent.num_chains=1"], "agent.num_chains must be at least 2"),
         (["train", "actor_rollout_ref.rollout.name=vlm"], "Did you mean 'vllm'"),
         (["sft", "training.lora_rank=4"], "Unknown key 'training.lora_rank'"),
-        (["sft"], "Set data.episodes"),
+        (["sft"], "either data.episodes"),
         (["dpo"], "either data.episodes"),
         (["dpo", "--episodes", "none", "--loss", "dop"], "There is no folder 'none'"),
         (["train", STEPS, "actor_rollout_ref.rollout.temperature=0"], "temperature above 0"),

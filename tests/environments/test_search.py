@@ -71,6 +71,29 @@ def test_prompts_are_short(renderer: Renderer) -> None:
     assert max(len(turn.messages[-1].content) for e in episodes for turn in e.turns) < 130
 
 
+def test_brief_tells_of_each_tool_in_one_line_and_changes_nothing_else(renderer: Renderer) -> None:
+    long, short = play("expert", renderer, 30, results=2), play("expert", renderer, 30, results=2, brief=True)
+    assert short[0].turns[0].messages[0].content == (
+        "Search for what is asked, then answer with one name.\n"
+        "google_search(query): Search for facts.\n"
+        "answer(answer): Give the final answer."
+    )
+    assert solved(short) == 1.0
+    replies = [[[turn.reply for turn in episode.turns] for episode in episodes] for episodes in (long, short)]
+    assert replies[0] == replies[1]
+    lengths = [[len(run.ids) for e in episodes for run in e.sequences()] for episodes in (long, short)]
+    assert all(whole - brief > 140 for whole, brief in zip(*lengths, strict=True))
+    assert "google_search" not in str(play("expert", renderer, 1, brief=True, tools=["answer"])[0].turns[0].messages)
+
+
+def test_brief_leaves_a_task_with_messages_of_its_own_alone() -> None:
+    world = SearchEnvironment(brief=True)
+    task = Task(
+        "t", "search", "train", {"messages": [{"role": "user", "content": "Who wrote Dolke?"}], "answer": "Vinri"}
+    )
+    assert [m.content for m in asyncio.run(world.reset(task, 0)).messages] == ["Who wrote Dolke?"]
+
+
 def test_the_expert_reads_its_answers_and_does_not_know_them() -> None:
     """In a world with other facts the same expert gives the other world's answer."""
     world = SearchEnvironment(levels=(2,))
@@ -213,6 +236,8 @@ def test_wrong_options() -> None:
     for options in ({"levels": [4]}, {"levels": []}, {"results": 0}, {"results": 2.5}):
         with pytest.raises(UserError, match="must be"):
             SearchEnvironment(**options)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="'hf' has no such text"):
+        SearchEnvironment(format="hf", brief=True)
     with pytest.raises(UserError, match="no generated world"):
         make_world("train/x")
 

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
-from practicum.evaluation.panel import Panel, compare, score
+from practicum.evaluation.panel import Panel, compare, read_panel, score
+from practicum.task_selection import read_registry
 from practicum.trajectory import Outcome, Seeds, Trajectory
 
 PANEL = Panel(tuple(MathEnvironment().tasks("test", 40)), 0)
@@ -44,3 +47,47 @@ def test_other_panels_are_not_compared() -> None:
     other = Panel(PANEL.tasks, 5)
     with pytest.raises(UserError, match="only results on one panel"):
         compare(score("a", PANEL, []), score("b", other, []))
+
+
+def test_rules_are_part_of_a_panel() -> None:
+    """The same tasks with another reward or fewer turns are another examination."""
+    ruled = Panel(PANEL.tasks, 0, {"max_turns": 3})
+    assert len({PANEL.hash, ruled.hash, Panel(PANEL.tasks, 0, {"max_turns": 4}).hash}) == 3
+    assert Panel(PANEL.tasks, 0, {}).hash == PANEL.hash
+
+
+def test_more_attempts_begin_with_the_same_ones() -> None:
+    four = PANEL.attempts(4)
+    assert len(four) == 160
+    assert [attempt for attempt in four if attempt.number == 0] == PANEL.attempts()
+    assert len({attempt.seeds.sampling for attempt in four}) == 160
+
+
+def test_a_panel_file_is_the_panel(tmp_path: Path) -> None:
+    made = Panel(PANEL.tasks, 3, {"max_turns": 3, "options": {"levels": [1]}})
+    path = tmp_path / "panel.json"
+    made.write(path)
+    assert read_panel(path) == made
+    assert read_panel(path).hash == made.hash
+    listed = read_registry(path, "math", "test").tasks(MathEnvironment(), "test", 0)  # and a task registry besides
+    assert listed == list(made.tasks)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('"seed": 3', '"seed": 4', "it was changed"),
+        ('"max_turns": 3', '"max_turns": 30', "it was changed"),
+        ('"practicum panel 1"', '"practicum panel 9"', "is not a panel"),
+        ('"tasks"', '"tusks"', "is not a panel"),
+        ("{", "", "is not JSON"),
+    ],
+)
+def test_a_changed_panel_is_refused(old: str, new: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "panel.json"
+    Panel(PANEL.tasks[:2], 3, {"max_turns": 3}).write(path)
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(UserError, match=says):
+        read_panel(path)
+    with pytest.raises(UserError, match="Cannot read the panel"):
+        read_panel(tmp_path / "none.json")

@@ -1,60 +1,218 @@
-"""`practicum eval`: score a policy on a held-out panel, with intervals."""
+"""`practicum eval`: score a policy on a frozen panel, with intervals; run again, it goes on where it stopped."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from practicum.cli.options import add_policy_flags, add_world_flags, workbench_of
+from practicum.cli.options import add_policy_flags, add_world_flags, either_spelling, positive, sampling_of
+from practicum.errors import UserError
+
+if TYPE_CHECKING:
+    from practicum.collection import Collection
+    from practicum.evaluation.examination import Examination
+    from practicum.evaluation.examinee import Examinee
+    from practicum.evaluation.panel import Panel
+    from practicum.evaluation.sitting_room import SittingRoom
+
+TASKS = 300
 
 
 def run(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="practicum eval", description=__doc__)
-    add_world_flags(parser)
-    add_policy_flags(parser)
-    parser.add_argument("--out", type=Path, help="write the result as JSON here")
-    parser.set_defaults(split="test", tasks=300)
-    args = parser.parse_args(argv)
+    args = make_parser().parse_args(either_spelling(argv))
+    if not 0 < args.level < 1:
+        raise UserError(f"--level {args.level:g}: a level lies between 0 and 1, such as 0.8.")
+    if args.out is not None and args.out.suffix != ".json":
+        raise UserError(f"--out {args.out}: a result is one JSON file; give it a name that ends in .json.")
     return asyncio.run(evaluate(args))
 
 
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="practicum eval",
+        description=__doc__,
+        epilog="A --policy folder may be a model, an adapter, or a run's folder: its RL model is examined, or else its "
+        "DPO, SFT or base model. Words of a flag may be joined by - or _ alike.",
+    )
+    add_world_flags(parser)
+    add_policy_flags(parser)
+    parser.set_defaults(split="test", tasks=None)
+    parser.add_argument("--panel", type=Path, help="a frozen panel (OUT.run/panel.json of another result)")
+    parser.add_argument("--sample-size", type=positive, help="draw so many tasks of the split or registry by --seed")
+    parser.add_argument("--subset", help="only tasks of an environment, site, level or FIELD=VALUE, or these ids: a,b")
+    parser.add_argument("--task-registry", type=Path, help="JSON file of the tasks to examine on")
+    parser.add_argument("-k", "--attempts", type=positive, default=1, help="attempts at every task: mean@k and pass@k")
+    parser.add_argument("--base", help="the model beneath an adapter, where the adapter's folder does not say")
+    parser.add_argument("--name", help="what to call the policy in tables (default: --policy)")
+    parser.add_argument("--level", type=float, default=0.8, help="level of the intervals (default: 0.8)")
+    parser.add_argument("--out", type=Path, help="write the result here (FILE.json; episodes go into FILE.run/)")
+    return parser
+
+
 async def evaluate(args: argparse.Namespace) -> int:
-    from practicum.evaluation.panel import Panel, score
+    from practicum.evaluation import examinee as examinees
+    from practicum.evaluation.sitting_room import SittingRoom
+
+    examinee = examinees.find(args.policy, args.url, args.base)
+    panel = chosen_panel(args)
+    room = SittingRoom(args.name or args.policy, args.env, panel, args.attempts, settings_of(args, examinee, panel))
+    kept = None if args.out is None else kept_episodes(args.out, room)
+    if room.recall(kept):
+        await play(args, examinee, room, kept)
+    examination = room.examination()
+    if kept is not None:
+        kept.finish(room.rows())
+        panel.write(run_folder(args.out) / "panel.json")
+        examination.write(args.out, args.level)
+    print(described(examination, args, examinee))
+    return 0 if examination.scored else 1
+
+
+def chosen_panel(args: argparse.Namespace) -> Panel:
+    """The panel of a file, or one made of the tasks that the flags choose."""
+    from practicum.cli.collect import chosen_tasks, make_world
+    from practicum.cli.options import environment_options
+    from practicum.evaluation.panel import Panel, read_panel
+
+    options = environment_options(args)
+    options.pop("files", None)  # the tasks that were read say more than the file's name
+    rules = {"max_turns": args.max_turns, **({"options": options} if options else {})}
+    if args.panel is None:
+        if args.tasks is None and args.task_registry is None and args.sample_size is None:
+            args.tasks = TASKS
+        world = make_world(args)
+        return Panel(tuple(chosen_tasks(args, world)), args.seed, rules)
+    for flag in ("tasks", "sample_size", "subset", "task_registry", "data"):
+        if vars(args)[flag] is not None:
+            raise UserError(f"--panel says which tasks there are; leave --{flag.replace('_', '-')} out.")
+    panel = read_panel(args.panel)
+    args.seed = panel.seed
+    worlds = sorted({task.environment for task in panel.tasks})
+    if worlds != [make_world(args).name]:
+        raise UserError(f"Panel '{args.panel}' is of {', '.join(worlds)}; --env {args.env} cannot play it.")
+    if dict(panel.rules) != rules:
+        raise UserError(
+            f"Panel '{args.panel}' is played under the rules {dict(panel.rules)}, not {rules}; give --max-turns, "
+            "--env-arg, --tools and --reward as there."
+        )
+    return panel
+
+
+def settings_of(args: argparse.Namespace, examinee: Examinee, panel: Panel) -> dict[str, Any]:
+    """What a result depends on besides the panel; another answer to any of these is another examination."""
+    from practicum.cli.collect import policy_name
+
+    sampling = sampling_of(args, default_temperature(args))
+    content = argparse.Namespace(policy=examinee.name, url=args.url)
+    return {
+        "policy": policy_name(content),
+        "stage": examinee.stage,
+        **({"base": examinee.model} if examinee.adapter else {}),
+        **({"run": examinee.run} if examinee.run else {}),
+        **({"url": args.url} if args.url else {}),
+        "panel": panel.hash,
+        "seed": panel.seed,
+        "rules": dict(panel.rules),
+        "format": args.format,
+        "template": args.template,
+        "tokenizer": args.tokenizer,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_tokens,
+    }
+
+
+def default_temperature(args: argparse.Namespace) -> float:
+    """Greedy for one attempt; several would all be the same, so they are sampled."""
+    return 0.0 if args.attempts == 1 else 1.0
+
+
+def run_folder(out: Path) -> Path:
+    return out.with_name(f"{out.stem}.run")
+
+
+def kept_episodes(out: Path, room: SittingRoom) -> Collection:
+    from practicum.collection import Collection
+
+    about = {"run_id": out.stem, "experiment": "eval", "mode": room.settings["stage"], "policy": room.policy}
+    return Collection(run_folder(out) / "episodes", room.planned, room.settings, about)
+
+
+async def play(args: argparse.Namespace, examinee: Examinee, room: SittingRoom, kept: Collection | None) -> None:
+    """The attempts that are not there yet."""
+    from practicum.cli.options import environment_options
+    from practicum.evaluation.examinee import make_bench
     from practicum.progress import Progress
     from practicum.rollout import run_episodes
-    from practicum.store import write_atomic
     from practicum.trajectory import Trajectory
 
-    bench = workbench_of(args, 0.0)
-    panel = Panel(tuple(bench.environment.tasks(args.split, args.tasks)), args.seed)
+    bench = make_bench(
+        examinee,
+        args.env,
+        format=args.format,
+        options=environment_options(args),
+        sampling=sampling_of(args, default_temperature(args)),
+        max_turns=args.max_turns,
+        template=args.template,
+        tokenizer=args.tokenizer,
+        url=args.url,
+    )
+    missing = room.missing()
+    provenance = {**bench.provenance, "policy": args.policy, "panel": room.panel.hash}
+    if kept is not None:
+        provenance["collect"] = kept.hash
     try:
-        with Progress(f"eval {args.policy}"[:22], len(panel.tasks), "episodes") as progress:
+        with Progress(f"eval {room.policy}"[:22], len(missing), "episodes") as progress:
 
             def heard(episode: Trajectory) -> None:
+                room.seat(episode, kept)
                 progress.advance()
 
-            episodes = await run_episodes(
-                panel.attempts(),
-                bench.make_environment,
+            await run_episodes(
+                missing,
+                room.timed(bench.make_environment),
                 bench.agent,
                 bench.engine,
                 bench.renderer,
                 concurrency=args.concurrency,
                 retries=1,
+                provenance=provenance,
                 on_done=heard,
             )
     finally:
         await bench.engine.close()
-    result = score(args.policy, panel, episodes)
-    interval = result.interval()
-    if args.out is not None:
-        record = {"policy": args.policy, "environment": args.env, "panel": panel.hash, **result.record(),
-                  "successes": result.successes, "rewards": result.rewards, "unscored": result.errors}  # fmt: skip
-        write_atomic(args.out, (json.dumps(record, indent=1) + "\n").encode())
-    print(
-        f"{args.policy} on {args.env} ({args.split}, panel {panel.hash}): success {result.success_rate:.1%} "
-        f"[{interval.low:.1%}, {interval.high:.1%}] (95 %), n = {result.count}, not scored {len(result.errors)}"
-    )
-    return 0 if result.count else 1
+
+
+def described(examination: Examination, args: argparse.Namespace, examinee: Examinee) -> str:
+    """The table of one examination and its last line."""
+    from practicum.evaluation.table import number, percent, shortened, table
+    from practicum.watching import harmless
+
+    metrics, interval = examination.metrics(args.level), examination.interval(args.level)
+    level = f"{100 * args.level:g} %"
+    rows = [
+        ("Success rate", percent(metrics["success_rate"]), f"[{percent(interval.low)}, {percent(interval.high)}]"),
+        ("Accuracy (score > 0.5)", percent(metrics["accuracy"]), ""),
+        ("Non-zero scores", percent(metrics["positive_rate"]), ""),
+        ("Mean score", number(metrics["mean_reward"]), f"[{number(metrics['reward_low'])}, "
+         f"{number(metrics['reward_high'])}]"),
+        ("Standard deviation", number(metrics["std_reward"]), ""),
+        ("Median score", number(metrics["median_reward"]), ""),
+        ("Mean / median turns", f"{number(metrics['mean_turns'])} / {number(metrics['median_turns'])}", ""),
+        ("Unusable replies", percent(metrics["invalid_reply_rate"]), ""),
+    ]  # fmt: skip
+    rows += [(name, percent(value), "") for name, value in metrics.items() if name.startswith("pass@")]
+    rows += [(name, number(value), "") for name, value in metrics.items() if name.startswith(("part/", "figure/"))]
+    found = f" (found {examinee.stage}: {shortened(examinee.name, 32)})" if examinee.name != args.policy else ""
+    each = f" × {examination.attempts} attempts" if examination.attempts > 1 else ""
+    who = shortened(harmless(examination.policy), 32)
+    head = f"{who}{found} on {args.env}: {examination.size} {args.split} tasks{each}"
+    kept = [f"result in {args.out}, episodes and panel in {run_folder(args.out)}"] if args.out is not None else []
+    rate = "nothing scored" if not examination.scored else (
+        f"success {percent(examination.success_rate)} [{percent(interval.low)}, {percent(interval.high)}] ({level})"
+    )  # fmt: skip
+    last = f"panel {examination.panel}: {rate}, n = {len(examination.scored)}, not scored {len(examination.unscored)}"
+    return "\n".join([head, table(["Metric", "Value", f"{level} interval"], rows), last, *kept])

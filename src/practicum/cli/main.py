@@ -18,8 +18,13 @@ COMMANDS = {
     "sft": "imitate collected episodes (KEY=VALUE overrides)",
     "dpo": "prefer the better of two replies (KEY=VALUE overrides)",
     "train": "practise: reinforcement learning (KEY=VALUE overrides)",
+    "pipeline": "collect, sft, train and eval of one recipe over many environments; resumable (KEY=VALUE overrides)",
     "eval": "score a policy on a held-out panel, with intervals",
+    "compare": "policies on the same panel: is a difference shown, and is it enough?",
+    "matrix": "many modes side by side: success, steps, usefulness",
     "merge": "an adapter into full weights",
+    "report": "runs in one HTML file: curves, health, tables, episodes token by token",
+    "ui": "the same as a live page over a folder of runs",
     "show": "print an episode with its trained tokens coloured",
 }
 

@@ -1,10 +1,16 @@
-"""`practicum train KEY=VALUE ...`: reinforcement learning; `recipe=NAME` loads an experiment, `--dry-run` shows it."""
+"""`practicum train KEY=VALUE ...`: reinforcement learning; `recipe=NAME` loads an experiment, `--dry-run` shows it.
+
+`--from-trajectories DIR` learns from episodes that were collected before instead of playing new ones.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 from typing import TYPE_CHECKING
+
+from practicum.cli.options import either_spelling
 
 if TYPE_CHECKING:
     from practicum.config import TrainConfig
@@ -16,11 +22,16 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--dry-run", action="store_true", help="print the resolved configuration and what follows from it"
     )
-    args = parser.parse_intermixed_args(argv)
+    parser.add_argument(
+        "--from-trajectories", metavar="DIR", help="learn from the episodes below DIR (data.from_trajectories=DIR)"
+    )
+    args = parser.parse_intermixed_args(either_spelling(argv))
 
     from practicum import config as configuration
     from practicum import overrides
 
+    if args.from_trajectories is not None:
+        args.overrides.append(f"data.from_trajectories={quoted(args.from_trajectories)}")
     config = configuration.resolve(args.overrides)
     if args.dry_run:
         from practicum import experiment
@@ -37,16 +48,23 @@ async def train(config: TrainConfig) -> int:
     from practicum import experiment
     from practicum.progress import Progress
 
-    episodes = config.data.train_batch_size * config.agent.num_chains
-    progress = Progress("train", 0, "episodes")
+    played = config.data.from_trajectories is None or config.algorithm.offline.method == "bandit"
+    each = config.data.train_batch_size * config.agent.num_chains if played else 1
+    progress = Progress("train", 0, "episodes" if played else "steps")
 
     def stepped(step: int, values: dict[str, float]) -> None:
-        progress.note = f"step {step}: reward {values.get('reward/mean', float('nan')):.3f}"
+        if played:
+            progress.note = f"step {step}: reward {values.get('reward/mean', float('nan')):.3f}"
+        else:
+            far = values.get("offline/distance/mean", float("nan"))
+            progress.advance(1, f"loss {values.get('actor/loss', float('nan')):+.4f}, distance from the log {far:.3f}")
 
-    run = experiment.build_run(config, on_step=stepped, on_episode=lambda episode: progress.advance())
+    run = experiment.build_run(
+        config, on_step=stepped, on_episode=(lambda episode: progress.advance()) if played else None
+    )
     try:
-        progress.total = run.settings.steps * episodes
-        progress.done = run.standing.step * episodes
+        progress.total = run.settings.steps * each
+        progress.done = run.standing.step * each
         with progress:
             standing = await run.go()
         run.apprentice.save(run.folder / "model")
@@ -55,3 +73,8 @@ async def train(config: TrainConfig) -> int:
     best = f"; best validation at step {standing.best_step}" if standing.best_step is not None else ""
     print(f"{standing.step} steps{best}; metrics in {run.folder / 'metrics.jsonl'}, model in {run.folder / 'model'}")
     return 0
+
+
+def quoted(text: str) -> str:
+    """A text as the override grammar reads it back: quotes escaped, and backslashes where they stand before one."""
+    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + (found[2] and "\\'"), text) + "'"

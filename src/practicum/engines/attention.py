@@ -51,6 +51,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return mixed.reshape(rows, width, heads * size)
 
 
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The same among one another: q [R, T, H, D], k, v [R, T, K, D], each token over those up to itself."""
+    rows, width, heads, size = q.shape
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads != k.shape[1])
+    return mixed.transpose(1, 2).reshape(rows, width, heads * size)
+
+
 def decode_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, reach: Sequence[int]) -> Tensor:
     """The same for one query a row: q [R, H, D], bias [R·K, 1, keys]; gives [R, H·D].
 

@@ -31,6 +31,7 @@ class CudaSteps:
         self._ids = torch.zeros(slots, burst, dtype=torch.int64, device=device)
         self._logprobs = torch.zeros(slots, burst, device=device)
         self._place = torch.zeros(1, dtype=torch.int64, device=device)
+        self._homes = torch.arange(slots, device=device)
         self._graphs: dict[tuple[int, bool, bool], Any] = {}
         self._pool: Any = None
         self._cos, self._sin = engine.decoder.rotary_tables(torch.float32)
@@ -40,6 +41,16 @@ class CudaSteps:
         fitting = next((size for size in SMALL_BUCKETS if size >= rows), -(-rows // LARGE_BUCKET) * LARGE_BUCKET)
         return min(fitting, self.engine.max_batch)
 
+    def follow(self, moved: list[tuple[int, int]]) -> None:
+        """Rows have taken the places of others, one after the other: their settings go along, in one go."""
+        engine = self.engine
+        came_from: dict[int, int] = {}
+        for to, source in moved:
+            came_from[to] = came_from.pop(source, source)
+        places = torch.tensor([list(came_from), list(came_from.values())], device=self._place.device)
+        for tensor in engine._slot_tensors():
+            tensor[places[0]] = tensor[places[1]]
+
     def forget(self) -> None:
         """Buffers have moved: what was captured is of no use."""
         self._graphs.clear()
@@ -47,18 +58,14 @@ class CudaSteps:
     def run(self, wide: int, filtered: bool, dressed: bool) -> tuple[list[list[int]], list[list[float]]]:
         """A burst of steps for rows 0..wide-1: ids and log-probs of each, on the host."""
         key = (wide, filtered, dressed)
+        self._homes[:wide] = torch.tensor(self.engine._homes[:wide], device=self._homes.device)
         if key not in self._graphs:
             self._capture(key)
         self._place.zero_()
         graph = self._graphs[key]
         for _ in range(self.burst):
             graph.replay()
-        ids, logprobs = (
-            self._ids[:wide].to("cpu", non_blocking=True),
-            self._logprobs[:wide].to("cpu", non_blocking=True),
-        )
-        torch.cuda.current_stream().synchronize()
-        return ids.tolist(), logprobs.tolist()
+        return self._ids[:wide].tolist(), self._logprobs[:wide].tolist()
 
     def _capture(self, key: tuple[int, bool, bool]) -> None:
         """Capturing runs nothing, but the kernels must have been built: by a step whose traces are wiped out."""
@@ -83,18 +90,21 @@ class CudaSteps:
     def _step(self, wide: int, filtered: bool, dressed: bool) -> None:
         """Feed the last token of every row and sample the next."""
         engine, decoder = self.engine, self.engine.decoder
-        shape, epsilon = decoder.shape, decoder.epsilon
         if engine.adapters is not None:
             engine.adapters.wear(engine._columns[:wide] if dressed else None)
-        positions = engine._position[:wide].clamp(max=shape.context - 1)
+        positions, homes = engine._position[:wide].clamp(max=decoder.shape.context - 1), self._homes[:wide]
+
+        epsilon, tables = decoder.epsilon, (self._cos, self._sin)
         x = F.embedding(engine._last[:wide], decoder.model.model.embed_tokens.weight)
         added: Tensor | None = None
         for number, layer in enumerate(decoder.layers):
             kv = engine._kv[number]
             joined = product(layer.qkv, cuda_kernels.add_norm(x, added, layer.before_attention, epsilon))
             norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
-            query = cuda_kernels.turn_and_keep(joined, kv, positions, self._cos, self._sin, shape.heads, norms, epsilon)
-            added = product(layer.out, cuda_kernels.attend(query, kv, positions))
+            query = cuda_kernels.turn_and_keep(
+                joined, kv, homes, positions, tables, decoder.shape.heads, norms, epsilon
+            )
+            added = product(layer.out, cuda_kernels.attend(query, kv, homes, positions))
             joined = product(layer.gate_up, cuda_kernels.add_norm(x, added, layer.before_mlp, epsilon))
             added = product(layer.down, cuda_kernels.gate(joined))
         logits = decoder.logits(cuda_kernels.add_norm(x, added, decoder.final_norm, epsilon))

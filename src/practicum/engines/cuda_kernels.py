@@ -47,17 +47,18 @@ def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float) ->
 
 @triton.jit
 def _turn_and_keep(
-    joined, query, keys, values, positions, cos, sin, query_norm, key_norm, epsilon,
+    joined, query, keys, values, homes, positions, cos, sin, query_norm, key_norm, epsilon,
     slot_stride, head_stride, heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, normed: tl.constexpr,
 ) -> None:  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
     half: tl.constexpr = size // 2
     place = tl.arange(0, half)
     position = tl.load(positions + row)
+    home = tl.load(homes + row) * slot_stride
     source = joined + (row * (heads + 2 * kv_heads) + head) * size
     first, second = tl.load(source + place), tl.load(source + half + place)
     if head >= heads + kv_heads:
-        target = values + row * slot_stride + (head - heads - kv_heads) * head_stride + position * size
+        target = values + home + (head - heads - kv_heads) * head_stride + position * size
         tl.store(target + place, first)
         tl.store(target + half + place, second)
     else:
@@ -75,24 +76,25 @@ def _turn_and_keep(
         if head < heads:
             target = query + (row * heads + head) * size
         else:
-            target = keys + row * slot_stride + (head - heads) * head_stride + position * size
+            target = keys + home + (head - heads) * head_stride + position * size
         tl.store(target + place, turned.to(first.dtype))
         tl.store(target + half + place, other.to(first.dtype))
 
 
 def turn_and_keep(
-    joined: Tensor, kv: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, heads: int,
+    joined: Tensor, kv: Tensor, homes: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor], heads: int,
     norms: tuple[Tensor, Tensor] | None, epsilon: float,
 ) -> Tensor:  # fmt: skip
-    """Rotated queries [W, H, D] of joined projections [W, (H + 2K)·D]; keys and values go to kv [2, slots, K, keys, D].
-
-    cos and sin [context, D] are float32, the first half of sin negated.
+    """Rotated queries [W, H, D] of joined projections [W, (H + 2K)·D]; keys and values go to kv [2, slots, K, keys, D],
+    at each row's home.
+    `tables`: cos and sin [context, D] in float32, the first half of sin negated.
     """
+    cos, sin = tables
     rows, kv_heads, size = joined.shape[0], kv.shape[2], kv.shape[4]
     query = joined.new_empty(rows, heads, size)
     first, second = norms if norms is not None else (cos, cos)
     _turn_and_keep[(rows, heads + 2 * kv_heads)](
-        joined, query, kv[0], kv[1], positions, cos, sin, first, second, epsilon, kv.stride(1), kv.stride(2),
+        joined, query, kv[0], kv[1], homes, positions, cos, sin, first, second, epsilon, kv.stride(1), kv.stride(2),
         heads, kv_heads, size, norms is not None, num_warps=1,
     )  # fmt: skip
     return query
@@ -100,7 +102,7 @@ def turn_and_keep(
 
 @triton.jit
 def _attend(
-    query, keys, values, positions, out, peaks, sums, scale, slot_stride, head_stride,
+    query, keys, values, homes, positions, out, peaks, sums, scale, slot_stride, head_stride,
     heads: tl.constexpr, kv_heads: tl.constexpr, group: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
     parts: tl.constexpr, exact: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -113,7 +115,7 @@ def _attend(
     each: tl.constexpr = heads // kv_heads
     asked = query + (row * heads + head * each + member[:, None]) * size + place[None, :]
     wanted = tl.load(asked, mask=member[:, None] < each, other=0.0)
-    offset = row.to(tl.int64) * slot_stride + head * head_stride
+    offset = tl.load(homes + row) * slot_stride + head * head_stride
     peak = tl.full((group,), -float("inf"), tl.float32)
     total = tl.zeros((group,), tl.float32)
     mixed = tl.zeros((group, size), tl.float32)
@@ -160,7 +162,7 @@ def _gather_parts(mixed, peaks, sums, out, size: tl.constexpr, parts: tl.constex
     tl.store(out + head * size + place, result.to(out.dtype.element_ty))
 
 
-def attend(query: Tensor, kv: Tensor, positions: Tensor) -> Tensor:
+def attend(query: Tensor, kv: Tensor, homes: Tensor, positions: Tensor) -> Tensor:
     """One query a row [W, H, D] over its first positions + 1 keys in kv [2, slots, K, keys, D]: [W, H·D]."""
     rows, heads, size = query.shape
     kv_heads = kv.shape[2]
@@ -174,7 +176,7 @@ def attend(query: Tensor, kv: Tensor, positions: Tensor) -> Tensor:
         place = query.new_empty(rows, heads, parts, size, dtype=torch.float32)
         peaks, sums = (query.new_empty(rows, heads, parts, dtype=torch.float32) for _ in range(2))
     _attend[(rows, kv_heads, parts)](
-        query, kv[0], kv[1], positions, place, peaks, sums, size**-0.5, kv.stride(1), kv.stride(2),
+        query, kv[0], kv[1], homes, positions, place, peaks, sums, size**-0.5, kv.stride(1), kv.stride(2),
         heads, kv_heads, group, size, KEYS, parts, exact, num_warps=4, num_stages=3,
     )  # fmt: skip
     if parts > 1:

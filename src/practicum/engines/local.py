@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,9 +25,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from practicum.engines.attention import KEY_BUCKET, attention, block_count, causal_mask, decode_attention, edge
+from practicum.engines.attention import (
+    KEY_BUCKET,
+    attention,
+    block_count,
+    causal_attention,
+    causal_mask,
+    decode_attention,
+    edge,
+)
 from practicum.engines.base import Generation, Request, Weights
-from practicum.engines.prefix import PrefixStore, block_hashes
+from practicum.engines.prefix import BLOCK, Entry, PrefixStore, block_hashes
+from practicum.engines.row import Change, Row, settle
 from practicum.engines.sampling import sample, uniforms
 from practicum.engines.wearing import Wearing
 from practicum.errors import ContextFull, EngineError, UserError
@@ -48,30 +57,6 @@ BURST = 8
 """Decode steps on a GPU between two looks from the host."""
 STOP_WINDOW = 24
 """Tokens decoded to look for a stop string; longer ones are refused."""
-
-
-@dataclass(eq=False)
-class Row:
-    """One request under way."""
-
-    request: Request
-    future: asyncio.Future[Generation]
-    loop: asyncio.AbstractEventLoop
-    ids: list[int]
-    limit: int
-    cached: int = 0
-    continues: bool = False
-    new: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class Change:
-    """Something to be done between two steps, by the thread that decodes."""
-
-    do: Callable[[], None]
-    future: asyncio.Future[None]
-    loop: asyncio.AbstractEventLoop
 
 
 @dataclass
@@ -138,6 +123,8 @@ class LocalEngine:
         self._slot_numbers = torch.arange(slots, device=device)
         self._columns = torch.zeros(slots, 0, device=device)
         """What of the adapters' matrices each slot lets through."""
+        self._homes = list(range(slots))
+        """Where in the KV buffer each slot's keys are: on CPU in its own place, on a GPU wherever they came to lie."""
         self._steps: CudaSteps | None = None
         if on_gpu:
             from practicum.engines.cuda import CudaSteps  # needs Triton
@@ -161,6 +148,7 @@ class LocalEngine:
         limit = min(request.sampling.max_tokens, context - len(request.ids))
         loop = asyncio.get_running_loop()
         row = Row(request, loop.create_future(), loop, list(request.ids), limit)
+        row.hashes = block_hashes(request.ids[:-1], request.adapter)
         self._hand_over(row)
         self._under_way += 1
         try:
@@ -265,7 +253,7 @@ class LocalEngine:
                 self.prefixes.set_version(item)
                 continue
             if isinstance(item, Change):
-                _make(item)
+                item.make()
                 continue
             if idle:
                 torch.set_num_threads(self.threads)
@@ -279,34 +267,33 @@ class LocalEngine:
             if isinstance(item, Row):
                 rows.append(item)
             if isinstance(item, Change):
-                _settle(item, EngineError(reason))
+                settle(item, EngineError(reason))
         self._rows.clear()
         self._waiting.clear()
         for row in rows:
-            _settle(row, EngineError(reason))
+            settle(row, EngineError(reason))
 
     def _admit(self) -> None:
         """Fill free slots in waves: a prompt whose next uncached block another is about to compute waits for it."""
-        if self._rows and self._steps_since_admission < ADMIT_EVERY:
+        if self._rows and self._steps_since_admission < (ADMIT_EVERY if self._steps is None else 2 * self.burst):
             return
         self._steps_since_admission = 0
         while self._waiting and len(self._rows) < self.max_batch:
             wave: list[Row] = []
-            coming: set[int] = set()
+            coming: dict[int, Row] = {}
             later: deque[Row] = deque()
             budget = self.prefill_tokens
             while self._waiting and len(self._rows) + len(wave) < self.max_batch and (budget > 0 or not wave):
                 row = self._waiting.popleft()
                 if row.future.cancelled():
                     continue
-                adapter = row.request.adapter
-                _, length = self.prefixes.match(row.ids[:-1], row.request.session, adapter)
-                hashes = block_hashes(row.ids[:-1], adapter)
-                following = hashes[len(block_hashes(row.ids[:length])) :][:1]
+                length = self._match(row)[1]
+                following = row.hashes[length // BLOCK : length // BLOCK + 1]
                 if following and following[0] in coming:
+                    coming[following[0]].awaited = True
                     later.append(row)
                     continue
-                coming.update(following)
+                coming.update(dict.fromkeys(following, row))
                 budget -= len(row.ids) - 1 - length
                 wave.append(row)
             self._waiting = later + self._waiting
@@ -316,18 +303,24 @@ class LocalEngine:
             if budget <= 0:
                 return  # let the others decode a step before the next wave
 
+    def _match(self, row: Row) -> tuple[Entry | None, int]:
+        return self.prefixes.match(row.ids[:-1], row.request.session, row.request.adapter, row.hashes)
+
     def _start(self, wave: list[Row]) -> None:
         """Give rows their slots, copy what is cached, compute the rest."""
         self._reserve(max(len(row.ids) + row.limit for row in wave))
         begun = time.perf_counter()
         first = len(self._rows)
+        takers: dict[tuple[int, int], tuple[Entry, list[int]]] = {}
         for number, row in enumerate(wave):
-            entry, length = self.prefixes.match(row.ids[:-1], row.request.session, row.request.adapter)
+            entry, length = self._match(row)
             if entry is not None:
-                self._kv[:, :, first + number, :, :length] = entry.kv[:, :, :, :length]
+                takers.setdefault((id(entry), length), (entry, []))[1].append(self._homes[first + number])
             row.cached = length
             row.continues = entry is not None and bool(row.request.session) and entry.session == row.request.session
             self.stats.reused += length
+        for (_, length), (entry, homes) in takers.items():
+            self._kv[:, :, homes, :, :length] = entry.kv[:, :, None, :, :length]
         self._configure(first, wave)
         pending = [(first + n, row, row.cached) for n, row in enumerate(wave) if row.cached < len(row.ids) - 1]
         if sum(len(row.ids) - done for _, row, done in pending) > MANY_TOKENS:
@@ -351,9 +344,9 @@ class LocalEngine:
         for number, row in enumerate(wave):
             known = len(row.ids) - 1
             self.stats.prefilled += known - row.cached
-            if not row.continues and row.cached < known:
+            if not row.continues and row.cached < known and (row.awaited or self._steps is None):
                 # A fresh prompt: other chains will come asking. (A later turn is kept when it ends.)
-                fresh = self._kv[:, :, first + number, :, :known].clone()
+                fresh = self._kv[:, :, self._homes[first + number], :, :known].clone()
                 self.prefixes.put(tuple(row.ids[:known]), fresh, owner=row.request.adapter)
         self._rows.extend(wave)
         self.stats.prefill_seconds += time.perf_counter() - begun
@@ -388,7 +381,8 @@ class LocalEngine:
             dtype=self.decoder.dtype, device=self.decoder.device,
         )  # fmt: skip
         if self._rows:
-            kv[:, :, : len(self._rows), :, : self._capacity] = self._kv[:, :, : len(self._rows)]
+            homes = self._homes[: len(self._rows)]
+            kv[:, :, homes, :, : self._capacity] = self._kv[:, :, homes]
         self._kv, self._capacity = kv, wanted
         if self._steps is not None:
             self._steps.forget()
@@ -397,13 +391,14 @@ class LocalEngine:
         """KV of ids from a start, for several slots at once. The last prompt token is left to decoding."""
         device = self.decoder.device
         width = -(-max(len(ids) for _, ids, _ in rows) // ROW_BUCKET) * ROW_BUCKET
-        slots = torch.tensor([slot for slot, _, _ in rows], device=device)
+        slots = torch.tensor([self._homes[slot] for slot, _, _ in rows], device=device)
         ids = torch.tensor([ids + [0] * (width - len(ids)) for _, ids, _ in rows], device=device)
         starts = torch.tensor([start for _, _, start in rows], device=device)
         positions = (starts[:, None] + torch.arange(width, device=device)).clamp(max=self._capacity - 1)
         keys = -(-(int(starts.max()) + width) // KEY_BUCKET) * KEY_BUCKET
         keys = min(keys, self._capacity)
-        mask = causal_mask(positions, keys, self.decoder.dtype)
+        alone = self._steps is not None and not any(start for _, _, start in rows)
+        mask = None if alone else causal_mask(positions, keys, self.decoder.dtype)
         limit, last = self.decoder.shape.context - 1, self.decoder.shape.layers - 1
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -411,6 +406,8 @@ class LocalEngine:
             self._kv[layer, 1, slots[:, None], :, positions] = v
             if layer == last:
                 return v
+            if mask is None:  # nothing was cached: what is looked at is all here
+                return causal_attention(q, k, v)
             return attention(q, self._kv[layer, 0, slots, :, :keys], self._kv[layer, 1, slots, :, :keys], mask)
 
         self.decoder.hidden(ids, positions.clamp(max=limit), attend, keys_only=True)
@@ -442,8 +439,11 @@ class LocalEngine:
         self.stats.decode_steps += self.burst
         self._steps_since_admission += self.burst
         self.stats.decode_seconds += time.perf_counter() - begun
+        moved: list[tuple[int, int]] = []
         for slot, reason in reversed(finished):
-            self._finish(slot, reason)
+            moved += self._finish(slot, reason)
+        if moved and self._steps is not None:
+            self._steps.follow(moved)
 
     def _hear(self, row: Row, ids: list[int], logprobs: list[float]) -> StopReason | None:
         """Take what a burst gave a row, up to where it stopped."""
@@ -539,24 +539,28 @@ class LocalEngine:
             return StopReason.CONTEXT if full else StopReason.LENGTH
         return None
 
-    def _finish(self, slot: int, reason: StopReason | None) -> None:
-        """Answer, keep the KV for the next turn, and let the last row take the place."""
+    def _finish(self, slot: int, reason: StopReason | None) -> list[tuple[int, int]]:
+        """Answer, keep the KV for the next turn, and let the last row take the place: (to, from), if it did."""
         row = self._rows[slot]
         known = len(row.ids) - 1
         if row.request.session and reason is not None:
-            kept = self._kv[:, :, slot, :, :known].clone()
+            kept = self._kv[:, :, self._homes[slot], :, :known].clone()
             self.prefixes.put(tuple(row.ids[:known]), kept, row.request.session, row.request.adapter)
         last = len(self._rows) - 1
-        if slot != last:
-            length = len(self._rows[last].ids) - 1
-            self._kv[:, :, slot, :, :length] = self._kv[:, :, last, :, :length]
-            for tensor in self._slot_tensors():
-                tensor[slot] = tensor[last]
+        moved = [(slot, last)] if slot != last else []
+        if moved:
             self._rows[slot] = self._rows[last]
+            if self._steps is None:
+                length = len(self._rows[last].ids) - 1
+                self._kv[:, :, slot, :, :length] = self._kv[:, :, last, :, :length]
+                for tensor in self._slot_tensors():
+                    tensor[slot] = tensor[last]
+            else:
+                self._homes[slot], self._homes[last] = self._homes[last], self._homes[slot]
         self._rows.pop()
         self.stats.generated += len(row.new)
         if reason is not None:
-            _settle(row, Generation(
+            settle(row, Generation(
                 ids=tuple(row.new),
                 logprobs=tuple(row.logprobs),
                 stop_reason=reason,
@@ -564,27 +568,4 @@ class LocalEngine:
                 source=ActionSource.POLICY,
                 prompt_cached=row.cached,
             ))  # fmt: skip
-
-
-def _make(change: Change) -> None:
-    try:
-        change.do()
-    except Exception as error:
-        _settle(change, error)
-    else:
-        _settle(change, None)
-
-
-def _settle(item: Row | Change, value: Generation | Exception | None) -> None:
-    """Settle a future from the engine's thread; an episode that gave up no longer listens."""
-
-    def settle() -> None:
-        if item.future.done():
-            return
-        if isinstance(value, Exception):
-            item.future.set_exception(value)
-        else:
-            item.future.set_result(value)  # type: ignore[arg-type]
-
-    if not item.loop.is_closed():
-        item.loop.call_soon_threadsafe(settle)
+        return moved

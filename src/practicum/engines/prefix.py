@@ -54,14 +54,16 @@ class PrefixStore:
             self._by_session.clear()
             self.bytes, self.version = 0, version
 
-    def match(self, ids: Sequence[int], session: str = "", owner: str = "") -> tuple[Entry | None, int]:
+    def match(
+        self, ids: Sequence[int], session: str = "", owner: str = "", hashes: Sequence[int] | None = None
+    ) -> tuple[Entry | None, int]:
         """The entry with the longest common beginning, and its length; a session's own entry where it serves as well.
 
         Preferring the session's own keeps an episode's numbers its own, whichever chain finished last. What one
         `owner` (an adapter) computed is of no use to another.
         """
         best: Entry | None = None
-        for key in block_hashes(ids, owner):
+        for key in block_hashes(ids, owner) if hashes is None else hashes:
             holders = self._by_hash.get(key)
             if holders is None:
                 break

@@ -11,14 +11,16 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
-from practicum.environment import Action, Observation, Policy, ToolCall
+from practicum.environment import Action, Message, Observation, Policy, ToolCall
 from practicum.environments.search_worlds import RELATION, WORLD_NAME, make_world, names_of, world_index, world_name
 from practicum.environments.tool_agent import ToolEnvironment
 from practicum.errors import UserError
 from practicum.retrieval import index_of
 from practicum.task import Task
+from practicum.tools.base import Tool
 from practicum.tools.google_search import RESULTS, configured_search, google_search_over
 
 MAX_LEVEL = 3
@@ -47,14 +49,21 @@ class SearchEnvironment(ToolEnvironment):
         levels: Sequence[int] = (1, 2, 3),
         corpus: str | None = None,
         results: int = RESULTS,
+        brief: bool = False,
     ) -> None:
-        """`tools=["answer"]` takes searching away; `corpus` is the folder that a file's questions are asked of."""
+        """`tools=["answer"]` takes searching away; `corpus` is the folder that a file's questions are asked of.
+
+        `brief` tells of each tool in one line and of the reply format not at all: that has to come from
+        demonstrations, and who starts from nothing learns it from them sooner when the prompt is short.
+        """
         super().__init__(tools, reward, format, files, system, verifier)
-        self.levels, self.corpus, self.results = tuple(levels), corpus, results
+        self.levels, self.corpus, self.results, self.brief = tuple(levels), corpus, results, brief
         if not self.levels or not all(isinstance(n, int) and 1 <= n <= MAX_LEVEL for n in self.levels):
             raise UserError(f"search levels must be whole numbers from 1 to {MAX_LEVEL}, got {list(levels)}.")
         if not isinstance(results, int) or not 1 <= results <= 10:
             raise UserError(f"search results must be a whole number from 1 to 10, got {results}.")
+        if brief and self.format.schema_in_template:
+            raise UserError(f"search brief=true shortens what 'react' tells of its tools; '{format}' has no such text.")
         if SEARCH in self.tools and corpus is not None:
             self.tools[SEARCH] = google_search_over(index_of(corpus), results)
         elif SEARCH in self.tools and self.files:
@@ -84,7 +93,11 @@ class SearchEnvironment(ToolEnvironment):
         world = _world_of(task)
         if SEARCH in self.tools and self.corpus is None and world is not None:
             self.tools[SEARCH] = google_search_over(world_index(world), self.results)
-        return await super().reset(task, seed)
+        observation = await super().reset(task, seed)
+        if not self.brief or "messages" in task.fields:
+            return observation
+        system = "\n".join((self.prompt, *map(_signature, self.tools.values())))
+        return replace(observation, messages=(Message("system", system), observation.messages[-1]))
 
     def expert(self, task: Task) -> Policy:
         """Looks up one fact after the other and reads each from what was found: it knows no answers.
@@ -150,6 +163,11 @@ class SearchEnvironment(ToolEnvironment):
 
 def _search(query: str, thought: str = "") -> Action:
     return Action(calls=(ToolCall(SEARCH, {"query": query}),), thought=thought)
+
+
+def _signature(tool: Tool) -> str:
+    """A tool in one line, as the chat template of `tiny` writes one."""
+    return f"{tool.name}({', '.join(tool.schema['function']['parameters']['properties'])}): {tool.description}"
 
 
 def _world_of(task: Task) -> str | None:

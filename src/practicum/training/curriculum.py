@@ -81,14 +81,33 @@ class TaskStream:
 
 
 def _by_level(tasks: Sequence[Task], field: str) -> list[list[Task]]:
-    levels: dict[Any, list[Task]] = {}
+    """Tasks by the rank of their field's value among those of their own environment.
+
+    So the levels of several environments, whatever they are called, open together. An environment whose tasks have
+    no such field is open from the start, unless it is the only one.
+    """
+    if not any(field in task.fields for task in tasks):
+        raise _no_field(field, tasks[0])
+    found: dict[str, dict[Any, list[Task]]] = {}
+    plain = {task.environment for task in tasks} - {task.environment for task in tasks if field in task.fields}
     for task in tasks:
-        if field not in task.fields:
-            raise UserError(
-                f"data.curriculum.field={field}: task '{task.id}' has no such field; name one that all tasks have."
-            )
-        levels.setdefault(task.fields[field], []).append(task)
-    try:
-        return [levels[key] for key in sorted(levels)]
-    except TypeError:
-        raise UserError(f"data.curriculum.field={field}: its values cannot be put in order.") from None
+        if field not in task.fields and task.environment not in plain:
+            raise _no_field(field, task)
+        found.setdefault(task.environment, {}).setdefault(task.fields.get(field), []).append(task)
+    levels: list[list[Task]] = []
+    for own in found.values():
+        try:
+            ranked = sorted(own)
+        except TypeError:
+            raise UserError(f"data.curriculum.field={field}: its values cannot be put in order.") from None
+        for rank, value in enumerate(ranked):
+            levels.extend([] for _ in range(rank + 1 - len(levels)))
+            levels[rank] += own[value]
+    place = {task.id: number for number, task in enumerate(tasks)}
+    return [sorted(level, key=lambda task: place[task.id]) for level in levels]
+
+
+def _no_field(field: str, task: Task) -> UserError:
+    return UserError(
+        f"data.curriculum.field={field}: task '{task.id}' has no such field; name one that all tasks have."
+    )

@@ -30,6 +30,13 @@ def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
             "rollout/groups": float(len({e.group for e in scored})),
             **spread("response_length", lengths),
         }
+        worlds = sorted({e.task.environment for e in scored})
+        for world in worlds if len(worlds) > 1 else ():
+            own = [e for e in scored if e.task.environment == world]
+            metrics |= {
+                f"reward/{world}/mean": sum(e.reward for e in own) / len(own),
+                f"success/{world}/mean": sum(e.outcome is Outcome.SUCCESS for e in own) / len(own),
+            }
         for name in sorted({part for e in scored for part in e.parts}):
             metrics |= spread(f"reward_part/{name}", [e.parts.get(name, 0.0) for e in scored])
     for outcome in Outcome:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from practicum.environments.agentgym.grammar.bracket import read_bracket
+from practicum.environments.agentgym.grammar.line import Refused, one_line
 from practicum.environments.agentgym.recipes import Amounts
 
-GRAMMARS = ("agentgym", "bracket", "both")
 USAGE = {
     "agentgym": "get N item | craft N item using N item, N item | inventory",
     "bracket": "get[N item] | craft[item] | inventory[]",
@@ -29,19 +30,12 @@ class Command:
     ingredients: Amounts | None = None
 
 
-class Refused(Exception):
-    """A command that cannot be done; its text is what the agent is told."""
-
-
 def read_command(text: str, grammar: str) -> Command:
     """The command in a text, strictly; a `Refused` says what is wrong with it."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    if len(lines) > 1:
-        raise Refused("Give one command on one line.")
-    plain = " ".join("".join(lines).lower().split()).rstrip(".")
+    plain = one_line(text)
     usage = USAGE["bracket" if grammar == "bracket" else "agentgym"]
-    bracket = re.fullmatch(r"(get|craft|inventory) ?\[ ?(.*?) ?\]", plain)
-    verb, rest = (bracket[1], bracket[2]) if bracket else plain.partition(" ")[::2]
+    bracket = read_bracket(plain)
+    verb, rest = (bracket.verb, bracket.rest) if bracket else plain.partition(" ")[::2]
     if verb == "inventory" and not rest:
         return Command("inventory")
     if verb not in ("get", "craft") or not rest or re.search(r"[\[\]]", rest):

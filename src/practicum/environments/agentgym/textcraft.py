@@ -11,30 +11,32 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from practicum.environment import SPLITS, Action, Environment, Message, Observation, Policy, Step
-from practicum.environments.agentgym.commands import GRAMMARS, USAGE, Command, Refused, read_command
+from practicum.environment import Action, Observation, Policy
+from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire, by_hash, split_by_hash
+from practicum.environments.agentgym.commands import USAGE, Command, read_command
+from practicum.environments.agentgym.grammar.line import Refused
 from practicum.environments.agentgym.recipes import Amounts, Recipe, full_plan, lines_for, load_book, make_plan
-from practicum.errors import UserError, nearest
-from practicum.formats import make_format
+from practicum.environments.agentgym.shaping import Shaping
+from practicum.errors import UserError
 from practicum.task import Task, content_hash
 
-REWARDS = ("native", "shaped")
 INSTRUCTION = (
     "Craft the goal item. Commands: {usage}\n"
     "Get what no recipe makes. Craft with the exact amounts of a recipe. "
     "Where a recipe says planks or wool, any kind of it will do: name one, such as oak planks."
 )
 MAX_DISTRACTORS = 10
-STEP_REWARD, COMPLETION_REWARD, PENALTY = 0.15, 1.0, -0.05
-SPLIT_OF_BUCKET = ("train",) * 8 + ("val", "test")
 
 
-class TextCraft(Environment):
+class TextCraft(AgentGymEnvironment):
     """One crafting episode at a time; the recipe book is shared by all instances and never changes."""
 
     name = "agentgym:textcraft"
-    formats = ("react", "hf")
-    floor = 0.0
+    instruction = INSTRUCTION
+    # The paper's steps are gets and crafts; looking is free, or looking for ever would pay.
+    shaping = Shaping(step=0.15)
+    wire = Wire(started=True, facts=("commands", "goal"))
+    native_part = "completion"
 
     def __init__(
         self,
@@ -43,23 +45,18 @@ class TextCraft(Environment):
         reward: str = "native",
         min_depth: int = 2,
         max_depth: int = 4,
+        protocol: str = "system",
     ) -> None:
-        for option, value, known in (("grammar", grammar, GRAMMARS), ("reward", reward, REWARDS)):
-            if value not in known:
-                raise UserError(f"textcraft has no {option} '{value}'.{nearest(str(value), known)}")
+        super().__init__(format, grammar, reward, protocol)
         whole = all(isinstance(depth, int) and not isinstance(depth, bool) for depth in (min_depth, max_depth))
-        self.format = make_format(format)
-        self.grammar, self.shaped = grammar, reward == "shaped"
         self.min_depth, self.max_depth = min_depth, max_depth
         self.book = load_book()
         if not whole or min_depth < 1 or not self.goals():
             raise UserError(
                 f"textcraft needs 1 <= min_depth <= max_depth and min_depth <= 4; got {min_depth}..{max_depth}."
             )
-        if self.shaped:
-            # A reply that does not parse is an invalid action too.
-            self.invalid_reward = PENALTY
         self._goal = ""
+        self._listed = ""
         self._held: dict[str, int] = {}
         self._milestones: dict[str, int] = {}
         self._finished = False
@@ -70,65 +67,34 @@ class TextCraft(Environment):
         return dict(self._held)
 
     @property
-    def shown_grammar(self) -> str:
-        return "bracket" if self.grammar == "bracket" else "agentgym"
+    def shown_usage(self) -> str:
+        return USAGE["bracket" if self.grammar == "bracket" else "agentgym"]
 
-    async def reset(self, task: Task, seed: int) -> Observation:
+    async def begin(self, task: Task, seed: int) -> Reply:
         """Begin with empty hands. The world has no chance in it, so the seed changes nothing."""
         goal = str(task.fields.get("goal"))
         if goal not in self.book.items:
             raise UserError(f"Task '{task.id}' has a goal that Minecraft lacks: '{goal}'; name an item in 'goal'.")
         self._goal, self._held, self._finished = goal, {}, False
         self._milestones = dict(full_plan(goal).milestones)
-        guide = self.format.instructions(()) or "Reply with one command and nothing else."
-        system = f"{INSTRUCTION.format(usage=USAGE[self.shown_grammar])}\n{guide}"
-        listed = "\n".join(task.fields.get("commands", ()))
-        question = f"Crafting commands:\n{listed}\n\nGoal: craft {goal}."
-        return Observation((Message("system", system), Message("user", question)))
+        self._listed = "\n".join(task.fields.get("commands", ()))
+        return Reply(f"Crafting commands:\n{self._listed}\n\nGoal: craft {goal}.")
 
-    async def step(self, action: Action) -> Step:
-        assert self._goal, "reset comes before step"
+    def read(self, text: str) -> str:
+        """As it stands: `read_command` knows both grammars and tells more about what is wrong."""
+        return text
+
+    async def act(self, command: str) -> Reply:
+        read = read_command(command, self.grammar)
+        text = self._do(read)
         if self._finished:
-            return self._answer("The goal is reached; the episode is over.", {}, terminated=True, success=True)
-        try:
-            if action.calls:
-                raise Refused("There are no tools here; reply with one command.")
-            command = read_command(action.content, self.grammar)
-            text = self._do(command)
-        except Refused as refusal:
-            return self._answer(str(refusal), {"penalty": PENALTY}, valid=False)
-        if self._finished:
-            return self._answer(text, {"completion": COMPLETION_REWARD}, terminated=True, success=True)
-        # The paper's steps are gets and crafts; looking is free, or looking for ever would pay.
-        return self._answer(text, {"step": STEP_REWARD} if command.verb != "inventory" else {})
+            return Reply(text, native=1.0, done=True, success=True)
+        return Reply(text, kind=read.verb if read.verb != "inventory" else "")
 
-    async def truncate(self) -> Step:
-        return Step(truncated=True, success=self._finished, progress=self._progress())
+    def fact(self, name: str) -> str:
+        return {"commands": self._listed, "goal": self._goal}[name]
 
-    def _answer(
-        self,
-        text: str,
-        earned: Mapping[str, float],
-        terminated: bool = False,
-        success: bool = False,
-        valid: bool = True,
-    ) -> Step:
-        """The step for a text; of what was earned, native reward counts completion only."""
-        names = ("step", "completion", "penalty") if self.shaped else ("completion",)
-        parts = {name: earned.get(name, 0.0) for name in names}
-        # A command world speaks as the user in every format; only the wording is the format's.
-        message = Message("user", self.format.observe("textcraft", text).content)
-        return Step(
-            Observation((message,)),
-            reward=sum(parts.values()),
-            parts=parts,
-            terminated=terminated,
-            success=success,
-            progress=self._progress(),
-            info={"valid": valid},
-        )
-
-    def _progress(self) -> float:
+    def progress(self) -> float:
         """The share of the plan's crafts that are done."""
         if self._finished:
             return 1.0
@@ -203,15 +169,13 @@ class TextCraft(Environment):
 
         The seed sets the order of the goals; a task's id names its content whatever the seed.
         """
-        if split not in SPLITS:
-            raise UserError(f"textcraft has no split '{split}'.{nearest(split, SPLITS)}")
+        self.check_split(split)
         goals = [goal for goal in self.goals() if split_of(goal) == split]
         if not goals:
             raise UserError(
                 f"textcraft has no '{split}' goal of depth {self.min_depth}..{self.max_depth}; widen these."
             )
-        # Ordered by hash, not by a random generator: the same on every version of Python.
-        goals.sort(key=lambda goal: content_hash([seed, goal]))
+        goals = by_hash(goals, seed)
         return [make_task(goals[number % len(goals)], number // len(goals)) for number in range(count)]
 
     def goals(self) -> tuple[str, ...]:
@@ -273,7 +237,7 @@ class TextCraft(Environment):
 
 
 def split_of(goal: str) -> str:
-    return SPLIT_OF_BUCKET[int(content_hash(["textcraft", goal]), 16) % 10]
+    return split_by_hash("textcraft", goal)
 
 
 def make_task(goal: str, variant: int) -> Task:

@@ -1,0 +1,157 @@
+"""Steps a second of the stock ALFWorld and ScienceWorld packages and of ours, on the same commands, in one run.
+
+    python benchmarks/agentgym_engines.py [alfworld] [sciworld] [--rounds N]
+
+Both play the same games with the same commands; rounds alternate, so a busy machine hurts both alike. Ours includes the
+way to the worker and back. Transcripts are compared too: a faster engine that says something else would be no engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from practicum.environments.agentgym import alfworld, sciworld, sciworld_tasks
+from practicum.environments.worker import WorkerPool, close_pools
+
+STOCK_ALFWORLD = """
+import json, sys, time
+from practicum.environments.agentgym import alfworld_engine, alfworld_host
+alfworld_engine.stock()
+import textworld
+from alfworld.agents.environment.alfred_tw_env import AlfredDemangler, AlfredInfos
+from textworld.envs.pddl.pddl import PddlEnv
+for line in sys.stdin:
+    number, commands = json.loads(line)
+    infos = textworld.EnvInfos(won=True, admissible_commands=True, extras=["gamefile"])
+    world = AlfredInfos(AlfredDemangler(PddlEnv(infos), shuffle=False))
+    begun = time.perf_counter()
+    world.load(alfworld_host.load(number))
+    state = world.reset()
+    loaded, told = time.perf_counter(), []
+    for command in commands:
+        state, _, _ = world.step(command)
+        told.append([state.feedback, state.admissible_commands])
+    print(json.dumps([loaded - begun, time.perf_counter() - loaded, told]), flush=True)
+"""
+STOCK_SCIWORLD = """
+import json, sys, time
+from scienceworld import ScienceWorldEnv
+env = ScienceWorldEnv("", None, envStepLimit=10_000)
+for line in sys.stdin:
+    (name, variation), commands = json.loads(line)
+    begun = time.perf_counter()
+    env.load(name, variation, "")
+    env.reset()
+    loaded, told = time.perf_counter(), []
+    for command in commands:
+        text, _, _, info = env.step(command)
+        told.append([text, info["score"]])
+    print("TOLD" + json.dumps([loaded - begun, time.perf_counter() - loaded, told]), flush=True)
+"""
+JAVA = "-Xmx1024m -XX:+UseSerialGC -XX:+UnlockExperimentalVMOptions -XX:hashCode=2"
+Way = tuple[Any, list[str]]
+Play = Callable[[Way], tuple[float, float, list[Any]]]
+
+
+def stock(program: str) -> tuple[Play, subprocess.Popen[str]]:
+    """The stock package in a process of its own, asked line by line."""
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "JAVA_TOOL_OPTIONS": JAVA}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        text=True, env=environment,
+    )  # fmt: skip
+
+    def play(way: Way) -> tuple[float, float, list[Any]]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(way) + "\n")
+        process.stdin.flush()
+        loaded, stepped, told = json.loads(process.stdout.readline().removeprefix("TOLD"))
+        return loaded, stepped, told
+
+    return play, process
+
+
+def ours(pool: WorkerPool, begin: Callable[[Any], dict[str, Any]], step: dict[str, Any], keys: list[str]) -> Play:
+    def play(way: Way) -> tuple[float, float, list[Any]]:
+        async def run() -> tuple[float, float, list[Any]]:
+            seat = pool.seat()
+            begun = time.perf_counter()
+            await seat.call("begin", **begin(way[0]))
+            loaded, told = time.perf_counter(), []
+            for command in way[1]:
+                answer = await seat.call("step", command=command, **step)
+                told.append([answer[key] for key in keys])
+            done = time.perf_counter()
+            seat.leave()
+            return loaded - begun, done - loaded, told
+
+        return asyncio.run(run())
+
+    return play
+
+
+def compare(name: str, ways: list[Way], theirs: Play, mine: Play, rounds: int) -> None:
+    theirs(ways[0]), mine(ways[0])  # the first of each starts processes and fills caches
+    rates: dict[str, list[float]] = {"stock": [], "ours": []}
+    loads: dict[str, list[float]] = {"stock": [], "ours": []}
+    same = True
+    for _ in range(rounds):
+        for way in ways:
+            (a, b, said), (c, d, told) = theirs(way), mine(way)
+            same = same and said == told
+            rates["stock"].append(len(way[1]) / b)
+            rates["ours"].append(len(way[1]) / d)
+            loads["stock"].append(a)
+            loads["ours"].append(c)
+    ratio = statistics.median(y / x for x, y in zip(rates["stock"], rates["ours"], strict=True))
+    print(
+        f"{name}: stock {statistics.median(rates['stock']):.1f} steps/s, ours {statistics.median(rates['ours']):.1f}, "
+        f"{ratio:.1f} x; load {statistics.median(loads['stock']):.2f} s, ours {statistics.median(loads['ours']):.2f}; "
+        f"transcripts {'the same' if same else 'DIFFER'}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("engines", nargs="*", default=["alfworld", "sciworld"])
+    parser.add_argument("--rounds", type=int, default=2)
+    args = parser.parse_args()
+    ways: list[Way]
+    if "alfworld" in args.engines:
+        pool = alfworld.pool_of(1)
+        ways = [
+            (n, [*pool.ask("plan", game=n, expert="walkthrough"), "look", "inventory", "sing"]) for n in (1, 2, 6, 8)
+        ]
+        theirs, process = stock(STOCK_ALFWORLD)
+        mine = ours(pool, lambda game: {"game": game, "expert": ""}, {}, ["text", "legal"])
+        compare("alfworld", ways, theirs, mine, args.rounds)
+        process.kill()
+    if "sciworld" in args.engines:
+        pool = sciworld.pool_of("", 1, 1024)
+        ways = []
+        for name, variation in (("find-animal", 15), ("power-component", 1), ("change-the-state-of-matter-of", 12)):
+            assert name in sciworld_tasks.VARIATIONS
+            ways.append(([name, variation], pool.ask("gold", task=name, variation=variation)))
+        theirs, process = stock(STOCK_SCIWORLD)
+
+        def begin(named: list[Any]) -> dict[str, Any]:
+            return {"task": named[0], "variation": named[1], "gold": False}
+
+        compare("sciworld", ways, theirs, ours(pool, begin, {"legal": False}, ["text", "score"]), args.rounds)
+        process.kill()
+    close_pools()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""Is every rung of the apprenticeship higher than the one below? `math` with `tiny`, three seeds, one fixed budget.
+
+    python benchmarks/ladder.py [--seeds 0,1,2] [--out runs/ladder]
+
+For each seed a model of its own: base (untrained) → BC (imitation of an expert until 35 % of validation is solved) →
+DPO on pairs mined from the BC agent's own rollouts, and offline GRPO on the same rollouts → online GRPO from BC. Every
+policy plays the same held-out tasks, greedy; neighbours are compared by an exact McNemar test, over each seed's tasks
+and over all seeds' together. The budgets below were chosen on seeds 10 and 11 and are the same for every seed.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+import argparse
+import asyncio
+import json
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from practicum import experiment, store
+from practicum.agent import Agent
+from practicum.config import resolve
+from practicum.engines.base import Sampling
+from practicum.engines.scripted import ScriptedEngine
+from practicum.environments.math import MathEnvironment
+from practicum.evaluation.panel import Panel, Result, compare
+from practicum.models import loader
+from practicum.rollout import attempts, run_episodes
+from practicum.task import Task
+from practicum.training.apprentice import Apprentice
+from practicum.training.dpo import DPOSettings, prefer
+from practicum.training.pairs import mine_pairs
+from practicum.training.sft import SFTSettings, imitate
+from practicum.trajectory import Trajectory
+
+SEEDS = (0, 1, 2)
+LEVELS = (1, 2)
+HELD_OUT = 300
+RECIPES = Path(__file__).parent.parent / "recipes"
+ACTOR = "actor_rollout_ref.actor"
+STEPS = (("base", "BC"), ("BC", "DPO"), ("BC", "offline GRPO"), ("DPO", "online GRPO"), ("offline GRPO", "online GRPO"))
+"""Lower and higher rung of each comparison."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What every seed gets. Imitation ends once `imitation_target` of 100 validation tasks are solved: the tiny model
+    goes from 4 % to 80 % within a few hundred demonstrations, at a moment that depends on the seed."""
+
+    demonstrations: int = 6000
+    imitation_target: float = 0.35
+    imitation_batch: int = 8
+    logged_tasks: int = 400
+    logged_chains: int = 8
+    pairs_a_task: int = 4
+    preference_epochs: int = 2
+    preference_lr: float = 5e-5
+    preference_beta: float = 0.1
+    offline_steps: int = 80
+    offline_lr: float = 1e-4
+    offline_floor: float = 0.5
+    offline_cap: float = 1.5
+    offline_kl: float = 0.01
+    online_steps: int = 50
+
+
+BUDGET = Budget()
+
+
+def world() -> MathEnvironment:
+    return MathEnvironment(levels=LEVELS)
+
+
+def agent(temperature: float) -> Agent:
+    return Agent(format="hf", max_turns=max(LEVELS) + 2, sampling=Sampling(temperature, max_tokens=32))
+
+
+def tasks(split: str, count: int, seed: int, stream: int) -> list[Task]:
+    return list(world().tasks(split, count, 1000 * seed + stream))
+
+
+async def examine(apprentice: Apprentice, name: str, panel: Panel) -> Result:
+    result, _ = await apprentice.examine(name, panel, world, agent(0.0))
+    return result
+
+
+class Ladder:
+    """One seed's rungs, in a folder of their own."""
+
+    def __init__(self, folder: Path, seed: int, budget: Budget = BUDGET) -> None:
+        self.folder, self.seed, self.budget = folder, seed, budget
+        self.panel = Panel(tuple(tasks("test", HELD_OUT, seed, 0)), seed)
+        self.minutes: dict[str, float] = {}
+        self.cpu_minutes: dict[str, float] = {}
+        self.figures: dict[str, float] = {}
+
+    @property
+    def start(self) -> Path:
+        return self.folder / "bc"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "rollouts"
+
+    async def climb(self) -> dict[str, Result]:
+        results: dict[str, Result] = {}
+        for rung in (self.imitation, self.rollouts, self.preference, self.offline, self.online):
+            begun, worked = time.monotonic(), time.process_time()
+            results |= await rung()
+            self.minutes[rung.__name__] = (time.monotonic() - begun) / 60
+            self.cpu_minutes[rung.__name__] = (time.process_time() - worked) / 60
+        return results
+
+    async def imitation(self) -> dict[str, Result]:
+        """The untrained model, and what demonstrations make of it."""
+        apprentice, budget = Apprentice(loader.load_tiny(self.seed), max_batch=128), self.budget
+        try:
+            base = await examine(apprentice, "base", self.panel)
+            engine = ScriptedEngine.of("expert", world(), agent(1.0).make_format(), apprentice.renderer)
+            planned = attempts(tasks("train", budget.demonstrations, self.seed, 1), 1, self.seed)
+            shown = await run_episodes(planned, world, agent(1.0), engine, apprentice.renderer)
+            settings = SFTSettings(
+                epochs=1, batch_size=budget.imitation_batch, lr=1e-3, warmup=30, schedule="constant", seed=self.seed,
+                check_every=25,
+            )  # fmt: skip
+            check = Panel(tuple(tasks("val", 100, self.seed, 0)), self.seed)
+
+            async def good_enough() -> bool:
+                return (await examine(apprentice, "val", check)).success_rate >= budget.imitation_target
+
+            steps = await imitate(apprentice, shown, settings, good_enough=good_enough)
+            self.figures["demonstrations"] = min(steps * budget.imitation_batch, budget.demonstrations)
+            apprentice.save(self.start)
+            return {"base": base, "BC": await examine(apprentice, "BC", self.panel)}
+        finally:
+            await apprentice.close()
+
+    async def rollouts(self) -> dict[str, Result]:
+        """The BC agent's own episodes, on disk: what DPO and offline GRPO learn from."""
+        shutil.rmtree(self.log, ignore_errors=True)
+        apprentice, budget = Apprentice(loader.load(str(self.start)), max_batch=128), self.budget
+        try:
+            planned = attempts(tasks("train", budget.logged_tasks, self.seed, 2), budget.logged_chains, self.seed)
+            episodes = await apprentice.roll_out(planned, world, agent(1.0))
+        finally:
+            await apprentice.close()
+        for episode in episodes:
+            store.write_episode(self.log, episode)
+        self.figures["logged_episodes"] = len(episodes)
+        self.figures["logged_success"] = sum(e.reward > 0 for e in episodes) / len(episodes)
+        return {}
+
+    async def preference(self) -> dict[str, Result]:
+        budget = self.budget
+        logged: list[Trajectory] = list(store.read_episodes(self.log))
+        pairs = [mined.pair for mined in mine_pairs(logged, "same_state", budget.pairs_a_task)]
+        self.figures["pairs"] = len(pairs)
+        apprentice = Apprentice(loader.load(str(self.start)), max_batch=128)
+        settings = DPOSettings(
+            epochs=budget.preference_epochs, lr=budget.preference_lr, beta=budget.preference_beta, seed=self.seed
+        )
+        try:
+            prefer(apprentice, pairs, settings)
+            return {"DPO": await examine(apprentice, "DPO", self.panel)}
+        finally:
+            await apprentice.close()
+
+    async def offline(self) -> dict[str, Result]:
+        budget = self.budget
+        return await self._train(
+            "offline GRPO", budget.offline_steps, f"data.from_trajectories={self.log}", f"{ACTOR}.use_kl_loss=true",
+            f"{ACTOR}.optim.lr={budget.offline_lr}", f"{ACTOR}.kl_loss_coef={budget.offline_kl}",
+            f"{ACTOR}.clip_ratio_low={1 - budget.offline_floor}", f"{ACTOR}.clip_ratio_high={budget.offline_cap - 1}",
+        )  # fmt: skip
+
+    async def online(self) -> dict[str, Result]:
+        return await self._train("online GRPO", self.budget.online_steps)
+
+    async def _train(self, name: str, steps: int, *more: str) -> dict[str, Result]:
+        """`practicum train` from the BC model, then the panel."""
+        label = name.replace(" ", "-")
+        shutil.rmtree(self.folder / "ladder" / label, ignore_errors=True)
+        overrides = [
+            "recipe=math-tiny", f"actor_rollout_ref.model.path={self.start}", f"trainer.total_training_steps={steps}",
+            f"trainer.seed={self.seed}", f"trainer.default_local_dir={self.folder}", "trainer.project_name=ladder",
+            f"trainer.experiment_name={label}", "trainer.val_before_train=false", "trainer.test_freq=-1",
+            "trainer.logger=[]", *more,
+        ]  # fmt: skip
+        run = experiment.build_run(resolve(overrides, RECIPES))
+        try:
+            await run.go()
+            return {name: await examine(run.apprentice, name, self.panel)}
+        finally:
+            await run.apprentice.close()
+
+
+def pooled(results: Mapping[int, Result]) -> Result:
+    """One policy's scores on the tasks of all seeds: every seed has its own model and its own tasks."""
+    first = next(iter(results.values()))
+    return replace(
+        first,
+        panel="all seeds",
+        rewards={f"{seed}/{task}": value for seed, one in results.items() for task, value in one.rewards.items()},
+        successes={f"{seed}/{task}": value for seed, one in results.items() for task, value in one.successes.items()},
+        errors={f"{seed}/{task}": value for seed, one in results.items() for task, value in one.errors.items()},
+    )
+
+
+def row(label: str, seed: str, lower: Result, higher: Result) -> str:
+    gain = compare(lower, higher)
+    return (
+        f"| {label} | {seed} | {lower.success_rate:.1%} | {higher.success_rate:.1%} | {100 * gain.difference:+.1f} "
+        f"[{100 * gain.interval.low:.1f}, {100 * gain.interval.high:.1f}] | {gain.p_value:.1g} | {gain.verdict} |"
+    )
+
+
+def comparison_record(lower: Result, higher: Result) -> dict[str, Any]:
+    gain = compare(lower, higher)
+    return {"difference": gain.difference, "low": gain.interval.low, "high": gain.interval.high, "p": gain.p_value,
+            "n": gain.count, "verdict": gain.verdict}  # fmt: skip
+
+
+def table(found: Mapping[int, Mapping[str, Result]]) -> Iterator[str]:
+    """Every policy with its interval, then every comparison, each seed's and all seeds' together."""
+    yield "| policy | " + " | ".join(f"seed {seed} [95 %]" for seed in found) + " |"
+    yield "|---|" + "---|" * len(found)
+    for name in next(iter(found.values())):
+        results = [rungs[name] for rungs in found.values()]
+        cells = (f"{r.success_rate:.1%} [{r.interval().low:.1%}, {r.interval().high:.1%}]" for r in results)
+        yield f"| {name} | " + " | ".join(cells) + " |"
+    yield ""
+    yield "| step | seed | lower | higher | difference, points [95 %] | p | verdict |"
+    yield "|---|---|---|---|---|---|---|"
+    for a, b in STEPS:
+        for seed, rungs in found.items():
+            yield row(f"{a} → {b}", str(seed), rungs[a], rungs[b])
+        yield row(f"**{a} → {b}**", "all", *(pooled({seed: found[seed][name] for seed in found}) for name in (a, b)))
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
+    parser.add_argument("--out", type=Path, default=Path("runs/ladder"))
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "ladder.json")
+    args = parser.parse_args()
+    found: dict[int, dict[str, Result]] = {}
+    record: dict[str, Any] = {"budget": asdict(BUDGET), "held_out": HELD_OUT, "seeds": {}, "pooled": {}}
+    for seed in map(int, args.seeds.split(",")):
+        ladder = Ladder(args.out / f"seed-{seed}", seed)
+        found[seed] = await ladder.climb()
+        record["seeds"][seed] = {
+            "panel": ladder.panel.hash,
+            "policies": {name: result.record() for name, result in found[seed].items()},
+            "comparisons": {f"{a} → {b}": comparison_record(found[seed][a], found[seed][b]) for a, b in STEPS},
+            "minutes": ladder.minutes,
+            "cpu_minutes": ladder.cpu_minutes,
+            **ladder.figures,
+        }
+        record["pooled"] = {
+            f"{a} → {b}": comparison_record(*(pooled({s: found[s][name] for s in found}) for name in (a, b)))
+            for a, b in STEPS
+        }
+        store.write_atomic(args.results, (json.dumps(record, indent=1) + "\n").encode())
+        scores = ", ".join(f"{name} {result.success_rate:.1%}" for name, result in found[seed].items())
+        spent, worked = sum(ladder.minutes.values()), sum(ladder.cpu_minutes.values())
+        print(f"seed {seed}: {scores}; {spent:.1f} minutes, {worked:.1f} of processor time", flush=True)
+    print()
+    print("\n".join(table(found)))
+    spent, worked = (sum(sum(r[k].values()) for r in record["seeds"].values()) for k in ("minutes", "cpu_minutes"))
+    print(f"\n{spent:.1f} minutes in all, {worked:.1f} of processor time; figures in {args.results}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,252 @@
+"""Ten thousand episodes (200 MB) in the report and on the live page: seconds, memory, and the cost of one more step.
+
+    python benchmarks/report.py [--episodes 10000] [--keep FOLDER]
+
+Needs Chromium (/usr/bin/chromium) and playwright.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from practicum import store
+from practicum.environment import Action, Message
+from practicum.metrics import MetricsFile
+from practicum.task import Task
+from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
+
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]  # fmt: skip
+ATTEMPTS = 8
+TRAININGS = 5
+
+
+def episode(number: int, rng: random.Random) -> Trajectory:
+    """About 20 kB: six turns of 80 sampled tokens with their log-probs."""
+    task = Task(f"bench-{number // ATTEMPTS}", "math", "train", {"question": f"number {number // ATTEMPTS}?"})
+    turns = tuple(_turn(place, rng.randrange(20)) for place in range(6))
+    good = rng.random() < 0.5
+    return Trajectory(
+        task=task,
+        attempt=number % ATTEMPTS,
+        group=task.id,
+        outcome=Outcome.SUCCESS if good else Outcome.FAILURE,
+        turns=turns,
+        reward=float(good),
+        parts={"answer": float(good), "format": 0.1},
+        seeds=Seeds(number, number),
+        provenance={"model": "tiny", "policy": "bench"},
+    )
+
+
+@functools.cache
+def _turn(place: int, seed: int) -> Turn:
+    rng = random.Random(1000 * place + seed)
+    ids = [tuple(rng.randrange(300, 700) for _ in range(count)) for count in (10, 50, 80)]
+    logprobs = tuple(-rng.expovariate(2.0) for _ in ids[2])
+    reply = " ".join(str(i) for i in ids[2])
+    return Turn(
+        spans=(Span(Origin.TEMPLATE, ids[0]), Span(Origin.OBSERVATION, ids[1]), Span(Origin.SAMPLED, ids[2], logprobs)),
+        restart=place == 0,
+        messages=(Message("user", " ".join(str(i) for i in ids[1])),),
+        reply=reply,
+        action=Action(text=reply, content=reply),
+        source=ActionSource.POLICY,
+        policy_version=0,
+        stop_reason=StopReason.END,
+        seed=place,
+    )
+
+
+def make_runs(top: Path, episodes: int) -> int:
+    """Two collections of the same tasks, and trainings; returns the bytes of all episodes."""
+    rng, size = random.Random(0), 0
+    for number in range(episodes):
+        data = store.dump(episode(number // 2, rng))
+        run = top / f"collect-{number % 2}"
+        run.mkdir(parents=True, exist_ok=True)
+        store.episode_path(run, f"bench-{number // 2 // ATTEMPTS}", number // 2 % ATTEMPTS).write_bytes(data)
+        size += len(data)
+    return size
+
+
+def row(step: int) -> dict[str, float]:
+    rng = random.Random(step)
+    names = [f"actor/figure_{n}" for n in range(50)]
+    return {"reward/mean": rng.random(), "reward/std": 0.4, "success/mean": rng.random(), "rollout/groups": 16.0,
+            "actor/entropy": 1.0 + rng.random(), **{name: rng.random() for name in names}}  # fmt: skip
+
+
+def measure_report(top: Path, page: Path) -> dict[str, float]:
+    begun = time.monotonic()
+    done = subprocess.run([sys.executable, "-m", "practicum.cli", "report", str(top), "-o", str(page)], check=True,
+                          stderr=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)  # fmt: skip
+    seconds = time.monotonic() - begun
+    print(done.stdout.strip())
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    return {"report_seconds": seconds, "report_peak_mib": peak, "report_file_mb": page.stat().st_size / 1e6}
+
+
+def measure_opening(browser: Browser, page: Path) -> dict[str, float]:
+    seen = browser.new_page()
+    begun = time.monotonic()
+    seen.goto(page.as_uri())
+    seen.wait_for_selector("#samples")
+    opened = time.monotonic() - begun
+    seen.keyboard.press("2")
+    seen.wait_for_selector(".list .row")
+    begun = time.monotonic()
+    seen.fill("#search", "bench-77 success")
+    seen.wait_for_function("document.querySelector('.count').textContent.includes(' of ')")
+    filtered = time.monotonic() - begun
+    begun = time.monotonic()
+    seen.keyboard.press("ArrowDown")
+    seen.wait_for_selector(".turn, .note")
+    result = {"report_open_seconds": opened, "filter_seconds": filtered, "episode_seconds": time.monotonic() - begun}
+    seen.close()
+    return result
+
+
+def measure_live(browser: Browser, top: Path) -> dict[str, Any]:
+    server = subprocess.Popen([sys.executable, "-m", "practicum.cli", "ui", str(top), "--port", "0"],
+                              stdout=subprocess.PIPE, text=True)  # fmt: skip
+    try:
+        assert server.stdout is not None
+        address = server.stdout.readline().split()[0]
+        page = browser.new_page()
+        begun = time.monotonic()
+        page.goto(address)
+        paint = page.evaluate(
+            "new Promise(done => { const look = () => {"
+            " const p = performance.getEntriesByName('first-contentful-paint')[0]; p ? done(p.startTime) : setTimeout(look, 20); }; look(); })"
+        )
+        page.wait_for_selector(".run")
+        runs = time.monotonic() - begun
+        files = [MetricsFile(top / f"training-{n}" / "metrics.jsonl") for n in range(TRAININGS)]
+        waits = busy_latencies(page, address, files)
+        found = {"live_first_paint_seconds": paint / 1000, "live_runs_seconds": runs,
+                 "live_answer_ms_while_reading": 1000 * statistics.median(waits),
+                 "live_slowest_answer_ms": 1000 * max(waits)}  # fmt: skip
+        until_read(address)
+        found["live_all_read_seconds"] = time.monotonic() - begun
+        found["live_server_mib"] = memory(server.pid)
+        for file in files:
+            file.close()
+        return found | step_costs(page, server.pid, top)
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def busy_latencies(page: Page, address: str, files: list[MetricsFile]) -> list[float]:
+    """Answers while episodes are still read and all trainings write two steps a second."""
+    waits = []
+    for turn in range(20):
+        for file in files:
+            file.write(turn + 1, row(turn + 1))
+        begun = time.monotonic()
+        get(f"{address}api/runs")
+        waits.append(time.monotonic() - begun)
+        time.sleep(0.5)
+    page.wait_for_selector("[data-metric='reward/mean'] path.line")
+    return waits
+
+
+def get(address: str) -> Any:
+    with urllib.request.urlopen(address, timeout=60) as answer:
+        return json.loads(answer.read())
+
+
+def until_read(address: str) -> None:
+    while any(run["waiting"] for run in get(f"{address}api/runs")["runs"]):
+        time.sleep(0.5)
+
+
+def memory(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+def cpu(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def step_costs(page: Page, pid: int, top: Path) -> dict[str, float]:
+    """CPU of the server and script time of the page for one more step, of a short run and of a long one."""
+    found = {}
+    for length in (500, 20_000):
+        name = f"length-{length}"
+        path = top / name / "metrics.jsonl"
+        path.parent.mkdir()
+        path.write_text("".join(json.dumps({"step": s, **row(s)}) + "\n" for s in range(1, length + 1)))
+        card = page.locator(".run", has_text=name)
+        card.wait_for(timeout=120_000)
+        page.wait_for_function(f"[...document.querySelectorAll('.run')].some(c => c.innerText.includes('{length}'))")
+        for other in page.locator(".run:not(.off)").all():
+            if name not in other.inner_text():
+                other.locator("input").uncheck()
+                page.wait_for_timeout(300)
+        if "off" in (card.get_attribute("class") or ""):
+            card.locator("input").check()
+        page.wait_for_function(
+            f"[...document.querySelectorAll('.run')].some(c => c.innerText.includes('step {length}'))"
+        )
+        page.wait_for_timeout(4000)
+        session = page.context.new_cdp_session(page)
+        session.send("Performance.enable")
+        before, idle = (cpu(pid), script(session)), 60
+        with path.open("a") as file:
+            for step in range(length + 1, length + 1 + idle):
+                file.write(json.dumps({"step": step, **row(step)}) + "\n")
+                file.flush()
+                time.sleep(0.25)
+        page.wait_for_function(
+            f"[...document.querySelectorAll('.run')].some(c => c.innerText.includes('step {length + idle}'))"
+        )
+        found[f"server_ms_a_step_at_{length}"] = 1000 * (cpu(pid) - before[0]) / idle
+        found[f"page_ms_a_step_at_{length}"] = 1000 * (script(session) - before[1]) / idle
+    return found
+
+
+def script(session: Any) -> float:
+    found = {m["name"]: m["value"] for m in session.send("Performance.getMetrics")["metrics"]}
+    return float(found["TaskDuration"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--episodes", type=int, default=10_000)
+    parser.add_argument("--keep", type=Path, help="make the runs here and leave them")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
+        top = args.keep or Path(scratch) / "runs"
+        size = make_runs(top, args.episodes)
+        print(f"{args.episodes} episodes, {size / 1e6:.0f} MB")
+        found: dict[str, Any] = {"episodes": args.episodes, "megabytes": size / 1e6}
+        page = Path(scratch) / "report.html"
+        found |= measure_report(top, page)
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
+        found |= measure_opening(browser, page)
+        found |= measure_live(browser, top)
+        browser.close()
+    for name, value in found.items():
+        print(f"{name:<32} {value:10.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""What the event loop hands to the thread that decodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from practicum.engines.base import Generation, Request
+
+
+@dataclass(eq=False)
+class Row:
+    """One request under way."""
+
+    request: Request
+    future: asyncio.Future[Generation]
+    loop: asyncio.AbstractEventLoop
+    ids: list[int]
+    limit: int
+    hashes: list[int] = field(default_factory=list)
+    cached: int = 0
+    continues: bool = False
+    awaited: bool = False
+    """Whether another row waits for what this one is about to compute."""
+    new: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Change:
+    """Something to be done between two steps, by the thread that decodes."""
+
+    do: Callable[[], None]
+    future: asyncio.Future[None]
+    loop: asyncio.AbstractEventLoop
+
+    def make(self) -> None:
+        try:
+            self.do()
+        except Exception as error:
+            settle(self, error)
+        else:
+            settle(self, None)
+
+
+def settle(item: Row | Change, value: Generation | Exception | None) -> None:
+    """Settle a future from the engine's thread; an episode that gave up no longer listens."""
+
+    def tell() -> None:
+        if item.future.done():
+            return
+        if isinstance(value, Exception):
+            item.future.set_exception(value)
+        else:
+            item.future.set_result(value)  # type: ignore[arg-type]
+
+    if not item.loop.is_closed():
+        item.loop.call_soon_threadsafe(tell)

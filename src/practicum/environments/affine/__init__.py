@@ -1,0 +1,1 @@
+"""Affine's three tasks: satisfy a formula (`sat`), find a program's input (`abd`), write a program (`ded`)."""

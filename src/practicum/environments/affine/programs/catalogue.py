@@ -1,0 +1,66 @@
+"""All templates by level, and a problem made from one of them: statement, program, and inputs with their outputs."""
+
+from __future__ import annotations
+
+import random
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from practicum.environments.affine.programs import algorithms, grids, lists, loops, numbers, texts
+from practicum.environments.affine.programs.base import Draft, Template, output_text
+
+LEVELS: Mapping[int, Sequence[Template]] = {
+    1: numbers.LEVEL_1,
+    2: (*numbers.LEVEL_2, *texts.LEVEL_2),
+    3: (*loops.LEVEL_3, *texts.LEVEL_3, *lists.LEVEL_3),
+    4: (*loops.LEVEL_4, *texts.LEVEL_4, *lists.LEVEL_4),
+    5: (*grids.LEVEL_5, *algorithms.LEVEL_5),
+}
+DRAWS = 40
+"""Inputs drawn to choose cases from."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input and the output that is right for it."""
+
+    input: str
+    output: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A template with its choices made."""
+
+    template: str
+    level: int
+    draft: Draft
+
+    @property
+    def program(self) -> str:
+        return "\n".join((*self.draft.shape.reading, *self.draft.lines))
+
+    @property
+    def wrapped(self) -> str:
+        """The same program in a function `solve`, as competitors write it; whoever runs it calls that."""
+        return f"def solve():\n{textwrap.indent(self.program, '    ')}"
+
+    def cases(self, rng: random.Random, count: int) -> list[Case]:
+        """Different inputs, of few outputs as many as there are: a constant answer shall not go far."""
+        values = [*self.draft.edges, *(self.draft.shape.draw(rng) for _ in range(DRAWS))]
+        drawn = {self.draft.shape.write(given): given for given in values}
+        rng.shuffle(order := list(drawn))
+        found = [Case(text, output_text(self.draft.reference(*drawn[text]))) for text in order]
+        found = [case for case in found if case.output.strip()]
+        new: dict[str, Case] = {}
+        for case in found:
+            new.setdefault(case.output, case)
+        firsts = list(new.values())
+        rest = [case for case in found if new[case.output] is not case]
+        return [*firsts, *rest][:count]
+
+
+def draw_problem(rng: random.Random, level: int, template: Template | None = None) -> Problem:
+    template = template or rng.choice(LEVELS[level])
+    return Problem(template.__name__, level, template(rng))

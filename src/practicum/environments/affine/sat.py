@@ -1,0 +1,171 @@
+"""`affine:sat`: find values of the variables that make a formula true, or say that there are none.
+
+Formulas are random k-SAT: planted (a hidden assignment satisfies every clause) or certified (drawn freely and kept
+when python-sat says what is wanted). Only the clauses decide whether an answer is right; any assignment that
+satisfies them all counts, and a variable that is left out satisfies nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from practicum.environment import Action, Observation, Policy
+from practicum.environments.affine import formulas
+from practicum.environments.affine.base import AffineEnvironment, Drawn, Unreadable, Verdict
+from practicum.environments.affine.formulas import NOTATIONS, THRESHOLDS, Clause
+from practicum.errors import UserError, nearest
+from practicum.task import Task
+
+KINDS = ("planted", "certified")
+DRAWS = 1000
+"""Formulas drawn for one that the solver finds satisfiable (or not, as wanted)."""
+MOST_VARIABLES = 200
+ASK = "Make the formula true. Reply with every variable, like x1=True, x2=False, or UNSAT if it cannot be."
+HINTS = {"symbols": "", "words": "", "numbers": " 2 is x2, -2 is not x2; each group needs one that is true."}
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Ranges to draw a formula from; a ratio of None is each width's own threshold."""
+
+    variables: tuple[int, int]
+    width: tuple[int, int]
+    ratio: float | None
+
+
+LEVELS: Mapping[int, Level] = {
+    1: Level((3, 4), (2, 2), 1.5),
+    2: Level((5, 7), (3, 3), 3.0),
+    3: Level((8, 10), (3, 3), 4.2),
+    4: Level((10, 20), (3, 5), 4.2),
+    5: Level((10, 20), (3, 5), None),
+}
+"""4 is the founding paper's; 5 has as many clauses as make each width hardest."""
+
+
+class SatEnvironment(AffineEnvironment[Mapping[int, bool] | None]):
+    """Random k-SAT formulas to satisfy (n 10 to 20, k 3 to 5, 4.2 clauses a variable)."""
+
+    name = "affine:sat"
+
+    def __init__(
+        self,
+        format: str = "hf",
+        reward: str = "native",
+        levels: Sequence[int] = (4,),
+        n: int | Sequence[int] | None = None,
+        k: int | Sequence[int] | None = None,
+        ratio: float | str | None = None,
+        kind: str = "planted",
+        unsat: float = 0.0,
+        notation: str = "symbols",
+        tries: int = 1,
+    ) -> None:
+        super().__init__(format, reward, tries, levels, max(LEVELS))
+        for option, value, known in (("kind", kind, KINDS), ("notation", notation, NOTATIONS)):
+            if value not in known:
+                raise UserError(f"affine:sat has no {option} '{value}'.{nearest(str(value), known)}")
+        if isinstance(unsat, bool) or not isinstance(unsat, int | float) or not 0 <= unsat <= 1:
+            raise UserError(f"affine:sat needs unsat, a share from 0 to 1; got {unsat}.")
+        self.kind, self.unsat, self.notation = kind, unsat, notation
+        self.system = ASK + HINTS[notation]
+        self.ranges = {level: _ranges(LEVELS[level], n, k, ratio) for level in self.levels}
+
+    def draw(self, rng: random.Random, level: int) -> Drawn:
+        ranges = self.ranges[level]
+        variables, width = rng.randint(*ranges.variables), rng.randint(*ranges.width)
+        ratio = THRESHOLDS[width] if ranges.ratio is None else ranges.ratio
+        count = max(1, int(ratio * variables))
+        satisfiable = not (self.unsat and rng.random() < self.unsat)
+        clauses = self._clauses(rng, variables, width, count, satisfiable)
+        fields = {"clauses": clauses, "n": variables, "k": width, "satisfiable": satisfiable, "level": level}
+        # The same clauses in another order are the same formula.
+        return Drawn(sorted(sorted(clause) for clause in clauses), lambda: fields)
+
+    def _clauses(self, rng: random.Random, variables: int, width: int, count: int, satisfiable: bool) -> list[Clause]:
+        # Where some formulas are UNSAT all are drawn alike, or the way of drawing would give the answer away.
+        if self.kind == "planted" and not self.unsat:
+            return formulas.planted(rng, variables, width, count)
+        for _ in range(DRAWS):
+            clauses = formulas.uniform(rng, variables, width, count)
+            if (formulas.solve(clauses, variables) is not None) == satisfiable:
+                return clauses
+        raise UserError(
+            f"Of {DRAWS} random formulas with n={variables}, k={width} and {count} clauses none is "
+            f"{'satisfiable' if satisfiable else 'UNSAT'}; set ratio=threshold, or k=3."
+        )
+
+    def question(self, task: Task) -> str:
+        return NOTATIONS[self.notation](clauses_of(task))
+
+    def read(self, text: str) -> Mapping[int, bool] | None:
+        try:
+            return formulas.read_answer(text)
+        except ValueError:
+            raise Unreadable("give every variable a value, like x1=True, x2=False, or say UNSAT.") from None
+
+    async def judge(self, task: Task, answer: Mapping[int, bool] | None) -> Verdict:
+        clauses = clauses_of(task)
+        if answer is None:
+            right = not task.fields.get("satisfiable", True)
+            text = "Right, it cannot be satisfied." if right else "Wrong: it can be satisfied."
+            return Verdict(right, float(right), text, {"clauses": float(len(clauses))})
+        broken = [clause for clause in clauses if not formulas.holds(clause, answer)]
+        share = 1 - len(broken) / len(clauses)
+        text = f"Not satisfied: {NOTATIONS[self.notation](broken[:1])}" if broken else "Satisfied."
+        parts = {"satisfied": float(len(clauses) - len(broken)), "clauses": float(len(clauses))}
+        return Verdict(not broken, share, text, parts)
+
+    def expert(self, task: Task) -> Policy:
+        """Asks python-sat."""
+        answer = formulas.write_answer(formulas.solve(clauses_of(task), int(task.fields["n"])))
+        return lambda observation: Action(content=answer)
+
+    def random(self, task: Task, seed: int) -> Policy:
+        """Knows the protocol and nothing else: tosses a coin for every variable."""
+        rng = random.Random(f"affine-sat-random/{task.id}/{seed}")
+
+        def act(observation: Observation) -> Action:
+            values = {variable: rng.random() < 0.5 for variable in range(1, int(task.fields["n"]) + 1)}
+            return Action(content=formulas.write_answer(values))
+
+        return act
+
+
+def clauses_of(task: Task) -> list[Clause]:
+    clauses = task.fields.get("clauses")
+    if not clauses:
+        raise UserError(f"Task '{task.id}' has no 'clauses'; give a list of lists of numbers, such as [[1, -2, 3]].")
+    return [tuple(clause) for clause in clauses]
+
+
+def _ranges(
+    level: Level, n: int | Sequence[int] | None, k: int | Sequence[int] | None, ratio: float | str | None
+) -> Level:
+    """The level's ranges, with what the user set in their place."""
+    variables, width = _range("n", n, level.variables), _range("k", k, level.width)
+    if width[0] < 1 or width[1] > variables[0] or variables[1] > MOST_VARIABLES:
+        raise UserError(
+            f"affine:sat needs 1 <= k <= n <= {MOST_VARIABLES} all through; got n {variables[0]} to {variables[1]} "
+            f"and k {width[0]} to {width[1]}."
+        )
+    clauses = level.ratio if ratio is None else ratio
+    if clauses == "threshold":
+        clauses = None
+    if clauses is None:
+        if width[0] < min(THRESHOLDS) or width[1] > max(THRESHOLDS):
+            raise UserError(f"affine:sat knows thresholds for k from 2 to {max(THRESHOLDS)}; give ratio as a number.")
+    elif isinstance(clauses, bool | str) or not 0 < clauses <= 1000:
+        raise UserError(f"affine:sat needs a ratio above 0 or 'threshold'; got {ratio}.")
+    return Level(variables, width, None if clauses is None else float(clauses))
+
+
+def _range(name: str, given: int | Sequence[int] | None, default: tuple[int, int]) -> tuple[int, int]:
+    ends = default if given is None else (given, given) if isinstance(given, int) else tuple(given)
+    if len(ends) != 2 or not all(isinstance(end, int) and not isinstance(end, bool) for end in ends):
+        raise UserError(f"affine:sat needs {name} as a whole number or a pair such as [10, 20]; got {given}.")
+    if ends[0] > ends[1]:
+        raise UserError(f"affine:sat needs {name} with the smaller number first; got {given}.")
+    return ends[0], ends[1]

@@ -1,0 +1,235 @@
+"""`agentgym:alfworld`: household tasks in text, in ALFWorld's own engine.
+
+The engine is TextWorld's with ALFRED's domain and grammar, out of process (`alfworld_host.py`). The games are ours
+(`alfworld_games.py`: six kinds of task, as many as you like) or, where you have them, ALFWorld's own files
+(`games=FOLDER`, the folder with `train`, `valid_seen` and `valid_unseen`).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from practicum.environment import Action, Policy
+from practicum.environments.agentgym.alfworld_games import GENERATOR, KINDS, kind_of
+from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire, by_hash, split_by_hash
+from practicum.environments.agentgym.grammar.bracket import Brackets, Call
+from practicum.environments.agentgym.grammar.line import Refused
+from practicum.environments.agentgym.shaping import Shaping
+from practicum.environments.worker import Seat, WorkerPool, shared_pool
+from practicum.errors import UserError
+from practicum.task import Task
+
+HOST = "practicum.environments.agentgym.alfworld_host:AlfWorldHost"
+EXPERTS = ("walkthrough", "planner")
+FOLDERS = {"train": "train", "val": "valid_seen", "test": "valid_unseen"}
+ROUND = 6000
+"""Made games that are shuffled together; beyond them come as many again."""
+LOOKS = ("look", "inventory", "examine", "help")
+USAGE = (
+    "go to X | take X from Y | move X to Y | open X | close X | use X | clean X with Y | heat X with Y | "
+    "cool X with Y | slice X with Y | examine X | look | inventory | help"
+)
+BRACKETS = Brackets(
+    {
+        "goto": ("go to {}",),
+        "take": ("take {} from {}",),
+        "put": ("move {} to {}",),
+        "open": ("open {}",),
+        "close": ("close {}",),
+        "heat": ("heat {} with {}",),
+        "cool": ("cool {} with {}",),
+        "clean": ("clean {} with {}",),
+        "examine": ("examine {}",),
+        "toggle": ("use {}",),
+        "slice": ("slice {} with {}",),
+        "look": ("look",),
+        "inventory": ("inventory",),
+        "help": ("help",),
+    }
+)
+_plans: dict[tuple[str, int | str], tuple[str, ...]] = {}
+_plans_wanted: set[str] = set()
+"""Experts that have been asked for: later episodes bring their plans with them."""
+
+
+class AlfWorld(AgentGymEnvironment):
+    """Household tasks in ALFWorld's own engine: games made here, six kinds, or ALFWorld's own files."""
+
+    name = "agentgym:alfworld"
+    instruction = (
+        "You are in a household and have a task. Commands: {usage}\n"
+        "Things and furniture have a name and a number, such as mug 1. If nothing happens, the command was impossible."
+    )
+    usage = USAGE
+    brackets = BRACKETS
+    # The paper's worked example pays two gotos; each new command that does something pays, once.
+    shaping = Shaping(step=0.2, once=True)
+    wire = Wire(index="game", facts=("available_actions",), in_reset=("available_actions", "task_type"),
+                in_step=("available_actions",))  # fmt: skip
+    native_part = "completion"
+
+    def __init__(
+        self,
+        format: str = "react",
+        grammar: str = "both",
+        reward: str = "native",
+        protocol: str = "system",
+        games: str = "made",
+        expert: str = "walkthrough",
+        show_actions: bool = True,
+        workers: int = 2,
+    ) -> None:
+        super().__init__(format, grammar, reward, protocol)
+        self.check("expert", expert, EXPERTS)
+        if workers < 1:
+            raise UserError("alfworld needs at least one worker.")
+        self.expert_kind, self.show_actions = expert, show_actions
+        self.folder = None if games == "made" else Path(games).expanduser()
+        if self.folder is not None and not (self.folder / "train").is_dir():
+            raise UserError(f"There are no ALFWorld games in '{games}'; point at the folder that holds 'train'.")
+        self._pool = pool_of(workers)
+        self._seat: Seat | None = None
+        self._legal: tuple[str, ...] = ()
+        self._kind = ""
+
+    async def begin(self, task: Task, seed: int) -> Reply:
+        """The world holds no chance; the seed changes nothing."""
+        game = self._game(task)
+        if self._seat is None or not self._seat.alive:
+            self._seat = self._pool.seat()
+        key = (self.expert_kind, game)
+        wanted = self.expert_kind if self.expert_kind in _plans_wanted and key not in _plans else ""
+        begun = await self._seat.call("begin", game=game, expert=wanted)
+        if wanted:
+            _plans[key] = tuple(begun["plan"])
+        self._kind = str(task.fields.get("kind", ""))
+        # The first paragraph is the engine's welcome.
+        return self._reply("\n".join(begun["text"].split("\n\n")[1:]), begun)
+
+    async def act(self, command: str) -> Reply:
+        assert self._seat is not None, "begin comes before act"
+        told = await self._seat.call("step", command=command)
+        won = bool(told["won"])
+        worked = told["valid"] and not command.startswith(LOOKS)
+        return self._reply(told["text"], told, float(won), command if worked else "", won)
+
+    def _reply(self, text: str, told: dict[str, Any], native: float = 0.0, kind: str = "", won: bool = False) -> Reply:
+        self._legal = tuple(told["legal"])
+        shown = "" if not self.show_actions or won else f"\nAVAILABLE ACTIONS: {self._listed()}"
+        return Reply(
+            text + shown, native=native, kind=kind, done=won, success=won, legal=self._legal,
+            valid=told.get("valid", True),
+        )  # fmt: skip
+
+    def _listed(self) -> str:
+        return ",".join(map(self.write, self._legal))
+
+    async def close(self) -> None:
+        if self._seat is not None:
+            self._seat.leave()
+            self._seat = None
+
+    def from_brackets(self, call: Call) -> str | None:
+        """The paper leaves out numbers and places (`goto[fridge]`, `take[mug]`): the one command that fits is meant."""
+        sentence = super().from_brackets(call)
+        if sentence in self._legal or len(call.arguments) != 1 or call.verb not in BRACKETS.sentences:
+            return sentence
+        opening = BRACKETS.sentences[call.verb][0].partition("{}")[0]
+        words = f"{opening}{call.arguments[0]} "
+        fitting = [command for command in self._legal if f"{command} ".startswith(words)]
+        if len(fitting) > 1:
+            raise Refused(f"Which of these do you mean? {', '.join(map(self.write, fitting))}")
+        return fitting[0] if fitting else words.strip()
+
+    def fact(self, name: str) -> Any:
+        return list(self._legal) if name == "available_actions" else self._kind
+
+    def _game(self, task: Task) -> int | str:
+        """What the engine is to load: a number, or a file under the games' folder."""
+        file, number = task.fields.get("file"), task.fields.get("data_idx")
+        if isinstance(file, str):
+            if self.folder is None:
+                raise UserError(
+                    f"Task '{task.id}' is one of ALFWorld's own games; say where they are with games=FOLDER."
+                )
+            return str(self.folder / file)
+        if not isinstance(number, int) or task.fields.get("generator") != GENERATOR:
+            raise UserError(
+                f"Task '{task.id}' needs a 'data_idx' and the 'generator' {GENERATOR}; make the tasks anew."
+            )
+        return number
+
+    def task_at(self, data_idx: int) -> Task:
+        """A made game's number; with ALFWorld's own files, their place in the order of their names, train first."""
+        if self.folder is None:
+            return made_task(data_idx)
+        files = [(split, file) for split in FOLDERS for file in _files(self.folder, split)]
+        return _file_task(*files[data_idx % len(files)], data_idx % len(files))
+
+    def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
+        """Made games: a number's own hash says its split, and the kinds take turns. Files: the folders they lie in."""
+        self.check_split(split)
+        if self.folder is None:
+            lines = [[n for n in by_hash(list(range(start, ROUND, len(KINDS))), seed) if _split_of(n) == split]
+                     for start in range(len(KINDS))]  # fmt: skip
+            order = [line[place] for place in range(min(map(len, lines))) for line in lines]
+            return [made_task(order[n % len(order)] + ROUND * (n // len(order))) for n in range(count)]
+        files = _files(self.folder, split)
+        if not files:
+            raise UserError(f"There are no games in '{self.folder / FOLDERS[split]}'.")
+        first = sum(len(_files(self.folder, other)) for other in list(FOLDERS)[: list(FOLDERS).index(split)])
+        numbered = by_hash([[file, first + place] for place, file in enumerate(files)], seed)
+        return [_file_task(split, *numbered[n % len(numbered)]) for n in range(count)]
+
+    def expert(self, task: Task) -> Policy:
+        """The way that comes with the game, or Fast Downward's plan. Once asked for, episodes bring it along."""
+        game = self._game(task)
+        key = (self.expert_kind, game)
+        _plans_wanted.add(self.expert_kind)
+        if key not in _plans:
+            _plans[key] = tuple(self._pool.ask("plan", game=game, expert=self.expert_kind))
+        plan = iter(_plans[key])
+        return lambda observation: Action(content=self.write(next(plan, "look")))
+
+    def random(self, task: Task, seed: int) -> Policy:
+        """Any of the commands that are possible."""
+        generator = random.Random(seed)
+        return lambda observation: Action(content=self.write(generator.choice(observation.legal or ("look",))))
+
+
+def made_task(number: int) -> Task:
+    """The one task of a number."""
+    fields = {"data_idx": number, "kind": kind_of(number), "generator": GENERATOR}
+    return Task(f"alfworld-{kind_of(number)}-{number}", AlfWorld.name, _split_of(number), fields)
+
+
+def pool_of(workers: int) -> WorkerPool:
+    """The processes that all AlfWorld environments of these settings share."""
+    for package in ("textworld", "alfworld", "fast_downward", "tatsu"):
+        if importlib.util.find_spec(package) is None:
+            raise UserError(
+                f"agentgym:alfworld needs the package '{package}': `make setup` installs it, or see docs/agentgym.md."
+            )
+    return shared_pool(HOST, {}, workers)
+
+
+def _split_of(number: int) -> str:
+    return split_by_hash("alfworld", number % ROUND)
+
+
+@functools.lru_cache(maxsize=16)
+def _files(folder: Path, split: str) -> tuple[str, ...]:
+    """Game files of a split that can be played, by name. Moved and sliced things are not in ALFWorld's text games."""
+    found = sorted(path.relative_to(folder).as_posix() for path in (folder / FOLDERS[split]).rglob("game.tw-pddl"))
+    return tuple(name for name in found if "movable" not in name and "Sliced" not in name)
+
+
+def _file_task(split: str, file: str, data_idx: int) -> Task:
+    kind = next((kind for kind in KINDS if kind in file), "")
+    name = "-".join(Path(file).parts[-3:-1])
+    return Task(f"alfworld-{name}", AlfWorld.name, split, {"file": file, "data_idx": data_idx, "kind": kind})

@@ -1,0 +1,290 @@
+"""TextWorld's and ALFWorld's own engine, asked for the same things more cheaply. For a worker process only.
+
+The world's rules run in Fast Downward's library, TextWorld's grammar derives its texts, ALFWorld names its things. The
+stock environment parses the wording of every possible command anew at every step, copies contexts deeply, and
+translates PDDL four times a game. None of that changes what comes out, so here
+
+* texts and queries are parsed once, and contexts are copied one level deep (`quicken`);
+* a command's wording is derived once for each operator of a game, if the facts that it asks for never change;
+* a problem is translated once, and once more for the planner when a plan is asked for.
+
+Transcripts are those of the stock package, byte for byte; tests hold them to it.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import os
+import re
+import sys
+import tempfile
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from practicum.environments.agentgym.alfworld_games import Tables
+
+GOAL = re.compile(r"(Your task is to: )(.*?)(\.?\"\s*\})", re.DOTALL)
+PLACEHOLDER = "UNKNOWN GOAL"
+WORDS = {
+    "goto": "go to {}", "open": "open {}", "take": "take {} from {}", "move": "move {} to {}", "use": "use {}",
+    "clean": "clean {} with {}", "heat": "heat {} with {}", "cool": "cool {} with {}",
+}  # fmt: skip
+QUERY = re.compile(r"([a-z_]+)\(")
+
+
+@functools.cache
+def stock() -> types.SimpleNamespace:
+    """The packages' modules, imported without what they do not need here."""
+    # TextWorld imports jericho (an interpreter of other games, with spaCy behind it) whether it is used or not.
+    unused = types.ModuleType("jericho")
+    for name in ("UnsupportedGameWarning", "TruncatedInputActionWarning"):
+        unused.__dict__[name] = type(name, (Warning,), {})
+    sys.modules.setdefault("jericho", unused)
+    # alfworld makes its data folder on import, and Fast Downward's translator reads the command line.
+    os.environ.setdefault("ALFWORLD_DATA", tempfile.mkdtemp(prefix="practicum-alfworld-"))
+    sys.argv = ["translate.py", "domain", "task"]
+    import fast_downward
+    import textworld.logic
+    from alfworld.agents.utils.misc import Demangler
+    from alfworld.gen import constants, goal_library
+    from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
+    from textworld.envs.pddl import logic, pddl, textgen
+
+    return types.SimpleNamespace(
+        fast_downward=fast_downward, rules=textworld.logic, Demangler=Demangler, constants=constants,
+        goals=goal_library.gdict, domain_file=ALFRED_PDDL_PATH, grammar_file=ALFRED_TWL2_PATH,
+        logic=logic, pddl=pddl, textgen=textgen,
+    )  # fmt: skip
+
+
+@functools.cache
+def tables() -> Tables:
+    constants = stock().constants
+    return Tables(
+        holds={piece: frozenset(held) for piece, held in constants.VAL_RECEPTACLE_OBJECTS.items()},
+        able={ability: frozenset(able) for ability, able in constants.VAL_ACTION_OBJECTS.items()},
+        openable=frozenset(constants.OPENABLE_CLASS_LIST),
+        goals=stock().goals,
+    )
+
+
+@functools.cache
+def alfred() -> tuple[str, str]:
+    """ALFRED's domain and grammar, as the package has them."""
+    with open(stock().domain_file) as domain, open(stock().grammar_file) as grammar:
+        return domain.read(), grammar.read()
+
+
+@functools.cache
+def quicken() -> None:
+    """Take the repeated work out of the packages' text generation, in this process."""
+    textgen, rules = stock().textgen, stock().rules
+    parse = functools.lru_cache(maxsize=None)(textgen._parse_and_convert)
+
+    def parsed(text: str, rule_name: str, trace: bool = False) -> list[Any]:
+        # Symbols are given their contexts in place, so each caller gets its own.
+        return [copy.copy(symbol) for symbol in parse(text, rule_name=rule_name)]
+
+    def copy_context(context: Mapping[str, Any]) -> dict[str, Any]:
+        return {**context, "variables": dict(context["variables"]), "mapping": dict(context["mapping"])}
+
+    def copy_symbol(self: Any, context: Mapping[str, Any]) -> Any:
+        other = copy.copy(self)
+        other.context = copy_context(context)
+        return other
+
+    textgen._parse_and_convert = parsed
+    textgen.copy_context = copy_context
+    textgen.Symbol.copy = copy_symbol
+    textgen.deepcopy = lambda symbols: [copy.copy(symbol) for symbol in symbols]
+    rules.Rule.parse_conjunctive_query = functools.lru_cache(maxsize=None)(rules.Rule.parse_conjunctive_query)
+
+
+@functools.lru_cache(maxsize=8)
+def _logic_without_goal(domain: str, grammar: str) -> Any:
+    return stock().logic.GameLogic(domain=domain, grammar=grammar)
+
+
+def logic_of(domain: str, grammar: str) -> Any:
+    """The game's logic; parsing a grammar takes long, and games differ in one sentence of it."""
+    quicken()
+    found = GOAL.search(grammar)
+    if found is None:
+        return _logic_without_goal(domain, grammar)
+    general = grammar[: found.start(2)] + PLACEHOLDER + grammar[found.end(2) :]
+    logic = copy.copy(_logic_without_goal(domain, general))
+    logic.grammar = copy.copy(logic.grammar)
+    logic.grammar._rules = dict(logic.grammar._rules)
+    (rule,) = logic.grammar._rules["task"]
+    rule = copy.copy(rule)
+    sentence = json.loads(f'"{found[1]}{found[2]}{"." if found[3].startswith(".") else ""}"')
+    rule.rhs = stock().textgen._parse_and_convert(sentence, rule_name="symbols")
+    logic.grammar._rules["task"] = [rule]
+    return logic
+
+
+class Later:
+    """A translation for the planner that is made when a plan is asked for."""
+
+    def __init__(self, domain: str, problem: str) -> None:
+        self.domain, self.problem = domain, problem
+
+    def encode(self, encoding: str) -> Later:
+        return self
+
+    def made(self) -> bytes:
+        return _translated(self.domain, self.problem, True)[1].encode()
+
+
+@functools.lru_cache(maxsize=256)
+def _translated(domain: str, problem: str, for_planner: bool) -> tuple[Any, str]:
+    task, sas = stock().translate(domain, problem, optimize=for_planner)
+    return task, sas
+
+
+class Library:
+    """Fast Downward's library, a copy of its own for each episode, because it holds one world."""
+
+    def __init__(self) -> None:
+        self.raw = stock().fast_downward.load_lib()
+        self._later: Later | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+    def load_sas_replan(self, later: Later) -> None:
+        self._later = later
+
+    def replan(self, verbose: bool) -> bool:
+        if self._later is not None:
+            self.raw.load_sas_replan(self._later.made())
+            self._later = None
+        return bool(self.raw.replan(verbose))
+
+
+@functools.cache
+def _patch_translation() -> None:
+    """TextWorld asks for both translations when a state is made; give it kept ones, the planner's only on demand."""
+    stock().translate = stock().fast_downward.pddl2sas
+
+    def pddl2sas(domain: str, problem: str, verbose: bool = False, optimize: bool = False) -> tuple[Any, Any]:
+        if optimize:
+            return None, Later(domain, problem)
+        return _translated(domain, problem, False)
+
+    stock().fast_downward.pddl2sas = pddl2sas
+
+
+@dataclass(slots=True)
+class Operator:
+    """One thing that can be done: what the engine calls it and how it is said."""
+
+    id: int
+    name: str
+    nb_effect_atoms: int
+    action: Any
+    command: str | None
+    """None: the wording depends on facts that change."""
+
+
+class Game:
+    """One episode of a game."""
+
+    def __init__(self, library: Library, data: Mapping[str, Any]) -> None:
+        _patch_translation()
+        pddl_logic, pddl = stock().logic, stock().pddl
+        self._logic = logic_of(data["pddl_domain"], data["grammar"])
+        self._state = pddl_logic.PddlState(library, data["pddl_problem"], self._logic)
+        self._library = library
+        named = types.SimpleNamespace(_pddl_state=self._state)
+        self._infos = pddl.PddlEnv._get_entity_infos(named)
+        names = stock().Demangler(game_infos=self._infos, shuffle=False)
+        for info in self._infos.values():
+            info.name = names.demangle_alfred_name(info.id)
+        self._names = {key: info.name for key, info in self._infos.items()}
+        self._changing = {effect.literal.predicate for action in self._state.task.actions for effect in action.effects}
+        self._operators: dict[int, Operator] = {}
+        self._valid: list[tuple[str, Operator]] = []
+        self.text = self._derive("#intro#", {})
+        self.legal: list[str] = []
+        self.won = False
+        self._look()
+
+    def step(self, command: str) -> None:
+        """Do a command; one that is not legal changes nothing."""
+        operator = next((operator for said, operator in self._valid if said == command), None)
+        if operator is None:
+            self.text = "Nothing happens."
+            return
+        self._state._operators = {operator.id: operator}
+        self._state.apply(operator.action)
+        self.text = self._derive(operator.action.feedback_rule, operator.action.mapping)
+        self._look()
+
+    def worded(self, plan: Sequence[Sequence[str]]) -> list[str]:
+        """A plan in the engine's names as commands of this game."""
+        return [WORDS[verb].format(*(self._names[name.lower()] for name in names)) for verb, *names in plan]
+
+    def plan(self) -> list[str]:
+        """Fast Downward's plan from here to the goal."""
+        return list(self._state.replan(self._infos))
+
+    def _look(self) -> None:
+        """What can be done now, and whether the goal is reached."""
+        self.won = bool(self._library.check_goal())
+        found = (stock().fast_downward.Operator * self._library.get_applicable_operators_count())()
+        self._library.get_applicable_operators(found)
+        unknown = [operator for operator in found if operator.id not in self._operators]
+        if unknown:
+            self._learn(unknown)
+        self._valid, seen = [], set()
+        for each in found:
+            operator = self._operators[each.id]
+            if operator.name in seen:
+                continue
+            seen.add(operator.name)
+            said = operator.command if operator.command is not None else self._word(operator.action)
+            self._valid.append((said, operator))
+        self.legal = sorted({said for said, _ in self._valid})
+
+    def _learn(self, unknown: list[Any]) -> None:
+        """Make the actions of operators not met before, as TextWorld makes them."""
+        rules = stock().rules
+        for each in unknown:
+            name, *arguments = each.name.split()
+            parameters = self._state._actions[name].parameters
+            action = rules.Action(name=name, preconditions=[], postconditions=[])
+            action.id = each.id
+            action.mapping = {
+                rules.Placeholder(parameter.name.strip("?"), parameter.type_name): rules.Variable(
+                    argument, parameter.type_name
+                )
+                for parameter, argument in zip(parameters, arguments, strict=False)
+            }
+            action.command_template = self._logic.actions[name].template
+            action.feedback_rule = self._logic.actions[name].feedback_rule
+            asked = set(QUERY.findall(action.command_template.partition("|")[2]))
+            fixed = not {predicate.removeprefix("not_") for predicate in asked} & self._changing
+            command = self._word(action) if fixed and "#" not in action.command_template else None
+            self._operators[each.id] = Operator(each.id, each.name, each.nb_effect_atoms, action, command)
+
+    def _word(self, action: Any) -> str:
+        template = action.command_template
+        action.command_template = self._derive(template, action.mapping)
+        said = str(action.format_command(self._names))
+        action.command_template = template
+        return said
+
+    def _derive(self, rule: str, mapping: Mapping[Any, Any]) -> str:
+        context = {
+            "state": self._state,
+            "facts": (),
+            "variables": {placeholder.name: self._infos[variable.name] for placeholder, variable in mapping.items()},
+            "mapping": mapping,
+            "entity_infos": self._infos,
+        }
+        return str(self._logic.grammar.derive(rule, context))

@@ -1,0 +1,306 @@
+"""Household games that we make: a number names a game, and the game is the same on every machine.
+
+A game is a PDDL problem for ALFRED's own domain. What fits into what, what can be heated, and how goals are put and
+worded come from the alfworld package's tables (`Tables`); which furniture stands in which room, how many of each, and
+where things lie is decided here, by dice that depend on the number alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+GENERATOR = 1
+"""Raised when a number would name another game than before; part of every task."""
+KINDS = (
+    "pick_and_place_simple",
+    "look_at_obj_in_light",
+    "pick_clean_then_place_in_recep",
+    "pick_heat_then_place_in_recep",
+    "pick_cool_then_place_in_recep",
+    "pick_two_obj_and_place",
+)
+ROOMS_OF_KIND = {
+    "pick_and_place_simple": ("kitchen", "living room", "bedroom", "bathroom"),
+    "look_at_obj_in_light": ("living room", "bedroom"),
+    "pick_clean_then_place_in_recep": ("kitchen", "bathroom"),
+    "pick_heat_then_place_in_recep": ("kitchen",),
+    "pick_cool_then_place_in_recep": ("kitchen",),
+    "pick_two_obj_and_place": ("kitchen", "living room", "bedroom", "bathroom"),
+}
+ABILITY = {
+    "pick_clean_then_place_in_recep": "Cleanable",
+    "pick_heat_then_place_in_recep": "Heatable",
+    "pick_cool_then_place_in_recep": "Coolable",
+}
+FURNITURE: Mapping[str, Mapping[str, tuple[int, int]]] = {
+    "kitchen": {
+        "Cabinet": (4, 9), "Drawer": (3, 7), "CounterTop": (1, 3), "DiningTable": (0, 1), "Shelf": (0, 3),
+        "Fridge": (1, 1), "Microwave": (1, 1), "SinkBasin": (1, 1), "StoveBurner": (4, 4), "CoffeeMachine": (1, 1),
+        "GarbageCan": (1, 1),
+    },
+    "living room": {
+        "Sofa": (1, 1), "ArmChair": (1, 2), "CoffeeTable": (1, 1), "SideTable": (1, 3), "DiningTable": (0, 1),
+        "Drawer": (2, 5), "Cabinet": (0, 4), "Shelf": (0, 4), "TVStand": (1, 1), "GarbageCan": (1, 1),
+    },
+    "bedroom": {
+        "Bed": (1, 1), "Desk": (1, 2), "Dresser": (0, 1), "SideTable": (1, 2), "Drawer": (3, 8), "Shelf": (1, 5),
+        "LaundryHamper": (0, 1), "Safe": (0, 1), "GarbageCan": (1, 1),
+    },
+    "bathroom": {
+        "Cabinet": (2, 4), "CounterTop": (1, 1), "SinkBasin": (1, 2), "Toilet": (1, 1), "BathtubBasin": (0, 1),
+        "Shelf": (0, 3), "Drawer": (0, 2), "GarbageCan": (1, 1), "TowelHolder": (1, 1), "ToiletPaperHanger": (1, 1),
+        "HandTowelHolder": (0, 2),
+    },
+}  # fmt: skip
+"""How many of each piece a room has, at least and at most."""
+THINGS: Mapping[str, Sequence[str]] = {
+    "kitchen": (
+        "Apple", "Bowl", "Bread", "ButterKnife", "Cup", "DishSponge", "Egg", "Fork", "Kettle", "Knife", "Ladle",
+        "Lettuce", "Mug", "Pan", "PepperShaker", "Plate", "Pot", "Potato", "SaltShaker", "SoapBottle", "Spatula",
+        "Spoon", "Tomato", "WineBottle",
+    ),
+    "living room": (
+        "Book", "Box", "CreditCard", "KeyChain", "Laptop", "Newspaper", "Pillow", "Plate", "RemoteControl", "Statue",
+        "TissueBox", "Vase", "Watch", "WateringCan",
+    ),
+    "bedroom": (
+        "AlarmClock", "Book", "Bowl", "CD", "CellPhone", "CreditCard", "KeyChain", "Laptop", "Mug", "Pen", "Pencil",
+        "Pillow", "TissueBox", "Vase",
+    ),
+    "bathroom": (
+        "Candle", "Cloth", "HandTowel", "SoapBar", "SoapBottle", "SprayBottle", "ToiletPaper", "Towel", "TissueBox",
+    ),
+}  # fmt: skip
+LIT_ROOMS = {"living room": "FloorLamp", "bedroom": "DeskLamp"}
+LAMP_STANDS = ("SideTable", "Desk", "CoffeeTable", "Dresser", "TVStand", "Shelf")
+DOMAIN_TYPES = ("KnifeType", "ButterKnifeType"), ("SinkBasinType", "MicrowaveType", "FridgeType")
+"""Types of objects and of receptacles that the domain itself names: a problem must know them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """ALFRED's own knowledge, as the alfworld package has it."""
+
+    holds: Mapping[str, frozenset[str]]
+    """Receptacle to the things that it can hold."""
+    able: Mapping[str, frozenset[str]]
+    """Ability (`Heatable`, ...) to the things that have it."""
+    openable: frozenset[str]
+    goals: Mapping[str, Mapping[str, Any]]
+    """Kind of goal to its PDDL and its wordings."""
+
+
+class Dice:
+    """Chance that is a function of a number and of how often it was asked, on every version of Python."""
+
+    def __init__(self, seed: str) -> None:
+        self._seed, self._throws = seed, 0
+
+    def below(self, count: int) -> int:
+        self._throws += 1
+        digest = hashlib.sha256(f"{self._seed}/{self._throws}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") % count
+
+    def between(self, low: int, high: int) -> int:
+        return low + self.below(high - low + 1)
+
+    def pick(self, options: Sequence[T]) -> T:
+        return options[self.below(len(options))]
+
+
+@dataclass(frozen=True, slots=True)
+class Thing:
+    """An object, what it is, and the receptacle that it lies in."""
+
+    name: str
+    kind: str
+    place: str
+
+
+def kind_of(number: int) -> str:
+    return KINDS[number % len(KINDS)]
+
+
+def make_game(number: int, tables: Tables) -> dict[str, Any]:
+    """The game of a number: its PDDL problem, its goal in words, and a shortest plan (`verb, names...` a step)."""
+    kind = kind_of(number)
+    dice = Dice(f"alfworld/{GENERATOR}/{number}")
+    room = dice.pick(ROOMS_OF_KIND[kind])
+    counts = {piece: dice.between(*limits) for piece, limits in FURNITURE[room].items()}
+    furniture = {
+        f"{_stem(piece)}_bar_{number:02d}{_tail(piece)}": piece
+        for piece, count in counts.items()
+        for number in range(1, count + 1)
+    }
+    target, goal_place = _goal(kind, room, set(furniture.values()), tables, dice)
+    things = _things(kind, room, furniture, target, goal_place, tables, dice)
+    lamp = next((thing.kind for thing in things if thing.kind in LIT_ROOMS.values()), "")
+    words = {"obj": target, "recep": goal_place, "toggle": lamp, "mrecep": ""}
+    goal = tables.goals[kind]["pddl"].replace("#", "-").format(**words)
+    wording = dice.pick(tables.goals[kind]["templates"])
+    return {
+        "pddl_problem": _problem(number, furniture, things, goal, tables),
+        "goal": wording.format(**{name: word.lower() for name, word in words.items()}),
+        "plan": _plan(kind, furniture, things, target, goal_place, tables.openable),
+    }
+
+
+def _stem(piece: str) -> str:
+    # The engine's own names: a basin is a part of its sink or bathtub, and the package puts the word together again.
+    return piece.removesuffix("Basin")
+
+
+def _tail(piece: str) -> str:
+    return f"_bar_{piece}" if piece.endswith("Basin") else ""
+
+
+def _goal(kind: str, room: str, pieces: set[str], tables: Tables, dice: Dice) -> tuple[str, str]:
+    """A thing and a piece of furniture that it can be put into; for a look under a lamp only the thing counts."""
+    wanted = tables.able[ABILITY[kind]] if kind in ABILITY else frozenset(THINGS[room])
+    # A thing that has but one kind of place would lie there from the beginning.
+    pairs = [
+        (thing, piece)
+        for thing in THINGS[room]
+        for piece in sorted(pieces)
+        if thing in wanted and thing in tables.holds.get(piece, ()) and _other_places(thing, piece, pieces, tables)
+    ]
+    thing, piece = dice.pick(pairs)
+    return (thing, "") if kind == "look_at_obj_in_light" else (thing, piece)
+
+
+def _other_places(thing: str, piece: str, pieces: set[str], tables: Tables) -> list[str]:
+    return sorted(other for other in pieces if other != piece and thing in tables.holds.get(other, ()))
+
+
+def _things(
+    kind: str, room: str, furniture: Mapping[str, str], target: str, goal_place: str, tables: Tables, dice: Dice
+) -> list[Thing]:
+    """What lies in the room: the things of the goal, none of them there already, a lamp where one is needed, others."""
+    count: dict[str, int] = {}
+
+    def place(what: str, allowed: Sequence[str]) -> list[Thing]:
+        places = [name for name, piece in furniture.items() if piece in allowed]
+        if not places:
+            return []
+        count[what] = count.get(what, 0) + 1
+        return [Thing(f"{what}_bar_{count[what]:02d}", what, dice.pick(places))]
+
+    pieces = set(furniture.values())
+    elsewhere = _other_places(target, goal_place, pieces, tables)
+    least = 2 if kind == "pick_two_obj_and_place" else 1
+    found = [thing for _ in range(dice.between(least, least + 1)) for thing in place(target, elsewhere)]
+    if room in LIT_ROOMS and (kind == "look_at_obj_in_light" or dice.below(2)):
+        found += place(LIT_ROOMS[room], [piece for piece in LAMP_STANDS if piece in pieces])
+    for what in THINGS[room]:
+        if what != target:
+            allowed = [piece for piece in sorted(pieces) if what in tables.holds.get(piece, ())]
+            found += [thing for _ in range(dice.between(0, 2)) for thing in place(what, allowed)]
+    return found
+
+
+def _plan(
+    kind: str,
+    furniture: Mapping[str, str],
+    things: Sequence[Thing],
+    target: str,
+    goal_place: str,
+    openable: frozenset[str],
+) -> list[list[str]]:
+    """The shortest of the ways to carry one thing of the kind wanted (or two) where it belongs."""  # fmt: skip
+    sought = [thing for thing in things if thing.kind == target]
+    lamp = next((thing for thing in things if thing.kind in LIT_ROOMS.values()), None)
+    ends = [name for name, piece in furniture.items() if piece == goal_place] or [""]
+    plans = []
+    for thing in sought:
+        others = [other for other in sought if other != thing] if kind == "pick_two_obj_and_place" else [None]
+        plans += [
+            _carry(kind, furniture, [thing, *([other] if other else [])], end, lamp, openable)
+            for other in others
+            for end in ends
+        ]
+    return min(plans, key=len)
+
+
+def _carry(
+    kind: str, furniture: Mapping[str, str], carried: Sequence[Thing], end: str, lamp: Thing | None,
+    openable: frozenset[str],
+) -> list[list[str]]:  # fmt: skip
+    """Fetch each thing in turn, make of it what is wanted, and bring it to its end."""
+    steps: list[list[str]] = []
+    opened: set[str] = set()
+
+    def go(place: str, within: bool) -> None:
+        if not any(step[0] == "goto" for step in steps) or _stands(steps) != place:
+            steps.append(["goto", place])
+        if within and furniture[place] in openable and place not in opened:
+            steps.append(["open", place])
+            opened.add(place)
+
+    tool = {
+        "pick_clean_then_place_in_recep": ("clean", "SinkBasin"),
+        "pick_heat_then_place_in_recep": ("heat", "Microwave"),
+        "pick_cool_then_place_in_recep": ("cool", "Fridge"),
+    }.get(kind)
+    for thing in carried:
+        go(thing.place, within=True)
+        steps.append(["take", thing.name, thing.place])
+        if tool is not None:
+            verb, piece = tool
+            place = next(name for name, what in furniture.items() if what == piece)
+            go(place, within=False)
+            steps.append([verb, thing.name, place])
+        if kind == "look_at_obj_in_light":
+            assert lamp is not None, "a room for looking has a lamp"
+            go(lamp.place, within=False)
+            steps.append(["use", lamp.name])
+        else:
+            go(end, within=True)
+            steps.append(["move", thing.name, end])
+    return steps
+
+
+def _stands(steps: Sequence[Sequence[str]]) -> str:
+    return next(step[1] for step in reversed(steps) if step[0] == "goto")
+
+
+def _problem(number: int, furniture: Mapping[str, str], things: Sequence[Thing], goal: str, tables: Tables) -> str:
+    """The PDDL problem: each piece of furniture at a place of its own, the agent in the middle of the room."""
+    places = {name: f"loc_bar_{index:02d}" for index, name in enumerate(furniture, 1)}
+    kinds = sorted({f"{thing.kind}Type" for thing in things} | set(DOMAIN_TYPES[0]))
+    pieces = sorted({f"{piece}Type" for piece in furniture.values()} | set(DOMAIN_TYPES[1]))
+    objects = [
+        "agent1 - agent",
+        *(f"{name} - location" for name in ("loc_bar_00", *places.values())),
+        *(f"{thing.name} - object" for thing in things),
+        *(f"{name} - receptacle" for name in furniture),
+        *(f"{kind} - otype" for kind in kinds),
+        *(f"{piece} - rtype" for piece in pieces),
+    ]
+    facts = ["(= (total-cost) 0)", "(atLocation agent1 loc_bar_00)"]
+    for name, piece in furniture.items():
+        facts += [f"(receptacleType {name} {piece}Type)", f"(receptacleAtLocation {name} {places[name]})"]
+        facts += [f"(openable {name})"] if piece in tables.openable else []
+    for piece in sorted(set(furniture.values())):
+        held = sorted({thing.kind for thing in things} & tables.holds.get(piece, frozenset()))
+        facts += [f"(canContain {piece}Type {kind}Type)" for kind in held]
+    for thing in things:
+        facts += [
+            f"(objectType {thing.name} {thing.kind}Type)",
+            f"(inReceptacle {thing.name} {thing.place})",
+            f"(objectAtLocation {thing.name} {places[thing.place]})",
+            *(
+                f"({ability.lower()} {thing.name})"
+                for ability in ("Cleanable", "Heatable", "Coolable", "Toggleable", "Sliceable")
+                if thing.kind in tables.able[ability]
+            ),
+        ]
+        facts += [] if thing.kind in tables.able["Toggleable"] else [f"(pickupable {thing.name})"]
+    listed, begun = "\n  ".join(objects), "\n  ".join(facts)
+    return (
+        f"(define (problem game_{number})\n (:domain alfred)\n"
+        f" (:objects\n  {listed}\n )\n (:init\n  {begun}\n )\n{goal}"
+    )

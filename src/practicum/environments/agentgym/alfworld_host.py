@@ -1,0 +1,98 @@
+"""ALFWorld's engine in a worker: many episodes in one process, each with its own copy of the planner's library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from practicum.environments.agentgym.alfworld_engine import PLACEHOLDER, Game, Library, alfred, tables
+from practicum.environments.agentgym.alfworld_games import make_game
+
+
+class AlfWorldHost:
+    """Games by seat. A game is named by a number (one that we make) or by a file (one of ALFWorld's own)."""
+
+    def __init__(self) -> None:
+        alfred()  # imports take seconds: have them over before the first call is timed
+        self._seated: dict[int, tuple[Game, Library]] = {}
+        self._spare: list[Library] = []
+
+    def calls(self) -> Mapping[str, Callable[..., Any]]:
+        return {call.__name__: call for call in (self.begin, self.step, self.plan, self.leave)}
+
+    def alive(self) -> bool:
+        return True
+
+    def begin(self, seat: int, game: int | str, expert: str) -> dict[str, Any]:
+        """Start a game: the first text and commands; with an `expert`, also its commands up to the goal."""
+        self.leave(seat)
+        library = self._spare.pop() if self._spare else Library()
+        data = load(game)
+        world = Game(library, data)
+        self._seated[seat] = (world, library)
+        return {**_told(world), "plan": plan_of(world, data, expert) if expert else None}
+
+    def step(self, seat: int, command: str) -> dict[str, Any]:
+        world = self._seated[seat][0]
+        known = world.legal
+        if command not in known:
+            command = next((other for other in respelt(command) if other in known), command)
+        valid = command in known
+        world.step(command)
+        return {**_told(world), "valid": valid}
+
+    def plan(self, game: int | str, expert: str) -> list[str]:
+        """An expert's commands for a game that nobody plays."""
+        library = self._spare.pop() if self._spare else Library()
+        try:
+            data = load(game)
+            return plan_of(Game(library, data), data, expert)
+        finally:
+            self._spare.append(library)
+
+    def leave(self, seat: int) -> None:
+        held = self._seated.pop(seat, None)
+        if held is not None:
+            self._spare.append(held[1])
+
+
+def load(game: int | str) -> dict[str, Any]:
+    """A game's PDDL, grammar and solution."""
+    if isinstance(game, str):
+        with open(game) as file:
+            data: dict[str, Any] = json.load(file)
+        return data
+    domain, grammar = alfred()
+    made = make_game(game, tables())
+    return {
+        "pddl_domain": domain,
+        "grammar": grammar.replace(PLACEHOLDER, made["goal"]),
+        "pddl_problem": made["pddl_problem"],
+        "plan": made["plan"],
+    }
+
+
+def plan_of(world: Game, data: Mapping[str, Any], expert: str) -> list[str]:
+    """`walkthrough`: the way that comes with the game. `planner`: Fast Downward's, which may take long."""
+    if expert == "walkthrough" and "plan" in data:
+        return world.worded(data["plan"])
+    if expert == "walkthrough" and data.get("walkthrough"):
+        return list(data["walkthrough"])
+    return world.plan()
+
+
+def respelt(command: str) -> tuple[str, ...]:
+    """ALFWorld said `put X in/on Y` in its older games and says `move X to Y` in its newer ones; either will do."""
+    verb, _, rest = command.partition(" ")
+    if verb == "toggle":
+        return (f"use {rest}",)
+    for old in (" in/on ", " in ", " on ", " to "):
+        thing, found, place = rest.partition(old)
+        if verb in ("put", "move") and found:
+            return f"move {thing} to {place}", f"put {thing} in/on {place}"
+    return ()
+
+
+def _told(world: Game) -> dict[str, Any]:
+    return {"text": world.text, "legal": world.legal, "won": world.won}

@@ -1,0 +1,191 @@
+"""`agentgym:babyai`: walk through a grid of rooms and do what the mission says, by text commands.
+
+The worlds are Farama minigrid's, the commands and the numbering of tasks AgentGym's. A command may take many of
+the engine's steps ("go to red ball 1"). The engine holds no chance once a world is made.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from practicum.environment import Action, Observation, Policy
+from practicum.environments.agentgym.babyai_commands import CHECK, USAGE, actions_of, legal_commands
+from practicum.environments.agentgym.babyai_expert import plan
+from practicum.environments.agentgym.babyai_levels import (
+    LEVELS,
+    UNWINNABLE,
+    check_level,
+    fingerprint,
+    known_levels,
+    make_world,
+)
+from practicum.environments.agentgym.babyai_view import View, describe, describe_shortly, look
+from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, split_by_hash
+from practicum.environments.agentgym.grammar.bracket import Brackets, Call
+from practicum.environments.agentgym.shaping import Shaping
+from practicum.errors import UserError
+from practicum.task import Task
+
+if TYPE_CHECKING:
+    from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
+
+OBSERVATIONS = ("full", "short")
+NUMBERED = ("go to ", "pick up ", "go through ", "toggle and go through ")
+SEED_BLOCK = 1_000_000
+"""How far apart the worlds lie that two seeds of a task list begin with."""
+
+
+class BabyAI(AgentGymEnvironment):
+    """Missions in a grid of rooms: go to, open, pick up, put next to; 40 levels."""
+
+    name = "agentgym:babyai"
+    instruction = (
+        "You are in a world of rooms and must do what the goal says. Commands: {usage}\n"
+        "A locked door opens when you carry a key of its colour. You see only what is in front of you."
+    )
+    usage = USAGE
+    brackets = Brackets(
+        {
+            "turn left": ("turn left",),
+            "turn right": ("turn right",),
+            "move forward": ("move forward",),
+            "goto": ("go to {}",),
+            "pick up": ("pick up", "pick up {}"),
+            "go through": ("go through {}",),
+            "toggle and go through": ("toggle and go through {}",),
+            "toggle": ("toggle",),
+            "drop": ("drop",),
+            "check": (CHECK,),
+        }
+    )
+    # The paper pays BabyAI's goal alone.
+    shaping = Shaping(step=0.0, completion=1.0)
+
+    def __init__(
+        self,
+        format: str = "react",
+        grammar: str = "both",
+        reward: str = "native",
+        levels: Sequence[str | int] = (),
+        observation: str = "full",
+        actions: bool = True,
+        protocol: str = "system",
+    ) -> None:
+        super().__init__(format, grammar, reward, protocol)
+        self.check("observation", observation, OBSERVATIONS)
+        known_levels()
+        self.levels = tuple(map(_level, [levels] if isinstance(levels, str | int) else levels))
+        self.observation, self.actions = observation, actions
+        self._world: RoomGridLevel | None = None
+        self._view: View | None = None
+        self._success = False
+
+    async def begin(self, task: Task, seed: int) -> Reply:
+        """A world is its level and its own seed, both the task's; the episode's seed changes nothing."""
+        level, world_seed = task.fields.get("level"), task.fields.get("seed")
+        if not isinstance(level, str) or not isinstance(world_seed, int):
+            raise UserError(f"Task '{task.id}' needs a 'level' (a name) and a 'seed' (a number).")
+        self._world = make_world(level, world_seed)
+        self._success = False
+        return self._see(f"Your goal: {self._world.mission}\n")
+
+    async def act(self, command: str) -> Reply:
+        assert self._world is not None
+        assert self._view is not None
+        if command == CHECK:
+            listed = ", ".join(legal_commands(self._world, self._view))
+            return Reply(f"You can: {listed}", legal=None)
+        for action in actions_of(command, self._world, self._view):
+            _, reward, terminated, truncated, _ = self._world.step(action)
+            if terminated or truncated:
+                self._success = float(reward) > 0
+                text = "The goal is reached." if self._success else "The goal is missed." if terminated else "Too late."
+                cut = bool(truncated) and not terminated
+                return Reply(text, float(reward), command, done=True, success=self._success, cut=cut)
+        return self._see("", command)
+
+    def _see(self, before: str, kind: str = "") -> Reply:
+        assert self._world is not None
+        self._view = look(self._world)
+        legal = legal_commands(self._world, self._view)
+        text = describe(self._view) if self.observation == "full" else describe_shortly(self._view)
+        listed = f"\nAvailable actions: [{', '.join(map(self.write, legal))}]" if self.actions else ""
+        return Reply(f"{before}{text}{listed}", kind=kind, legal=legal)
+
+    def from_brackets(self, call: Call) -> str | None:
+        """Within brackets the number may be left out: the nearest is meant."""
+        sentence = super().from_brackets(call)
+        if sentence and sentence.startswith(NUMBERED) and not sentence[-1].isdigit():
+            return f"{sentence} 1"
+        return sentence
+
+    def progress(self) -> float:
+        return float(self._success)
+
+    def task_at(self, data_idx: int) -> Task:
+        """AgentGym's numbering: the level counts fastest, then the seed."""
+        if data_idx < 0:
+            raise UserError(f"babyai's data_idx counts from 0; got {data_idx}.")
+        return make_task(LEVELS[data_idx % len(LEVELS)], data_idx // len(LEVELS))
+
+    def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
+        """Levels in turn, each with the next seed whose world belongs to the split; no world comes twice."""
+        self.check_split(split)
+        # What nobody can win is not practised unless it is asked for by name.
+        levels = self.levels or tuple(level for level in LEVELS if level != UNWINNABLE)
+        found: list[Task] = []
+        seen: set[str] = set()
+        for number in itertools.count():
+            if len(found) >= count:
+                return found
+            level, world_seed = levels[number % len(levels)], seed * SEED_BLOCK + number // len(levels)
+            world = fingerprint(level, world_seed)
+            if split_of(world) == split and world not in seen:
+                seen.add(world)
+                found.append(make_task(level, world_seed))
+            if number > 1000 * (count + len(levels)):
+                raise UserError(f"babyai's levels {', '.join(levels)} have only {len(found)} '{split}' worlds.")
+        raise AssertionError("counting ends only above")
+
+    def expert(self, task: Task) -> Policy:
+        """Minigrid's bot, told in commands. Where the bot has no plan, it looks on."""
+        commands = plan(str(task.fields["level"]), int(task.fields["seed"])) or ()
+        thinks = self.format.name == "react"
+        actions = iter([Action(content=self.write(c), thought=f"I {c}." if thinks else "") for c in commands])
+        idle = Action(content=self.write(CHECK))
+        return lambda observation: next(actions, idle)
+
+    def random(self, task: Task, seed: int) -> Policy:
+        """Does any of the things that would work."""
+        generator = random.Random(f"babyai-random/{task.id}/{seed}")
+
+        def act(observation: Observation) -> Action:
+            return Action(content=self.write(generator.choice(observation.legal or ("turn left",))))
+
+        return act
+
+
+def _level(level: str | int) -> str:
+    """A level by name, or by AgentGym's number from 1 to 40."""
+    if isinstance(level, int) and not isinstance(level, bool):
+        if not 1 <= level <= len(LEVELS):
+            raise UserError(f"babyai's levels are numbered from 1 to {len(LEVELS)}; got {level}.")
+        return LEVELS[level - 1]
+    check_level(str(level))
+    return str(level)
+
+
+def split_of(world: str) -> str:
+    """The split that a world's own content decides."""
+    return split_by_hash("babyai", world)
+
+
+def make_task(level: str, seed: int) -> Task:
+    """The one task of a level and a seed."""
+    fields: dict[str, object] = {"level": level, "seed": seed}
+    if level in LEVELS:
+        fields["data_idx"] = seed * len(LEVELS) + LEVELS.index(level)
+    return Task(f"babyai-{level}-{seed}", BabyAI.name, split_of(fingerprint(level, seed)), fields)

@@ -1,0 +1,196 @@
+"""The expert of BabyAI: minigrid's own bot, held within bounds, its moves gathered into AgentGym's commands.
+
+The bot plans on a world of its own before the episode begins. It may plan without end (its stack of subgoals
+grows inside one call), so its stack counts what is put on it and stops it. It has no plan for two of AgentGym's
+levels; there a few moves of ours come first: what is carried is laid down, and a box that hides a key is opened.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from practicum.environments.agentgym.babyai_commands import CHECK, actions_of, front_of, legal_commands
+from practicum.environments.agentgym.babyai_levels import make_world
+from practicum.environments.agentgym.babyai_view import DONE, DROP, FORWARD, LEFT, PICKUP, STEPS, TOGGLE, look, way_to
+from practicum.environments.agentgym.grammar.line import Refused
+
+if TYPE_CHECKING:
+    from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
+
+MAX_SUBGOALS = 200
+"""Deeper than any plan that was seen to end (under 40)."""
+MAX_PUSHES = 2000
+PRIMITIVES = ("turn left", "turn right", "move forward", "pick up", "drop", "toggle", CHECK)
+
+
+class Endless(Exception):
+    """The bot goes on planning without acting."""
+
+
+class BoundedStack(list[Any]):
+    """The bot's stack of subgoals, which refuses to grow for ever. `pushes` counts those since the last action."""
+
+    pushes = 0
+
+    def append(self, subgoal: Any) -> None:
+        self.pushes += 1
+        if len(self) >= MAX_SUBGOALS or self.pushes > MAX_PUSHES:
+            raise Endless
+        super().append(subgoal)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One of the engine's actions, where the agent stood after it, and whether a part of the mission was done by it."""
+
+    action: int
+    place: tuple[int, int, int]
+    milestone: bool
+
+
+@functools.lru_cache(maxsize=4096)
+def plan(level: str, seed: int) -> tuple[str, ...] | None:
+    """The commands that solve a world; None where the bot has no plan."""
+    moments = _bot_moments(level, seed)
+    if moments is None:
+        return None
+    commands = _gather(level, seed, moments)
+    if commands is not None and _solves(level, seed, commands):
+        return commands
+    # Gathered moves may pass other cells than the bot's; its own moves are always good.
+    return tuple(PRIMITIVES[moment.action] for moment in moments)
+
+
+def _bot_moments(level: str, seed: int) -> list[Moment] | None:
+    from minigrid.utils.baby_ai_bot import BabyAIBot
+
+    world = make_world(level, seed)
+    moments: list[Moment] = []
+
+    def do(action: int) -> tuple[bool, bool]:
+        """Whether the episode ended, and whether it was won."""
+        before = _parts_done(world.instrs)
+        _, reward, terminated, truncated, _ = world.step(action)
+        moments.append(Moment(action, _place(world), _parts_done(world.instrs) != before))
+        return bool(terminated or truncated), float(reward) > 0
+
+    _prepare(world, do)
+    bot = BabyAIBot(world)
+    bot.stack = stack = BoundedStack(bot.stack)
+    action: Any = None
+    while True:
+        stack.pushes = 0
+        try:
+            action = bot.replan(action)
+        except (Endless, AssertionError):  # an assertion is the bot's way of saying that it is lost
+            return None
+        ended, won = do(int(action))
+        if ended:
+            return moments if won else None
+
+
+def _prepare(world: RoomGridLevel, do: Any) -> None:
+    """What the bot cannot do: begin with something in its hands, or look for a key in a box."""
+    if world.carrying:
+        for _ in range(4):
+            if world.grid.get(*front_of(world)) is None:
+                do(DROP)
+                break
+            do(LEFT)
+    width = world.grid.width
+    hidden = [n for n, cell in enumerate(world.grid.grid) if cell and getattr(cell, "contains", None)]
+    for number in hidden:
+        free = frozenset((n % width, n // width) for n, cell in enumerate(world.grid.grid) if cell is None)
+        way = way_to(free, (int(world.agent_pos[0]), int(world.agent_pos[1])), int(world.agent_dir),
+                     (number % width, number // width))  # fmt: skip
+        for action in [*way, TOGGLE] if way is not None else []:
+            do(action)
+
+
+def _place(world: RoomGridLevel) -> tuple[int, int, int]:
+    return int(world.agent_pos[0]), int(world.agent_pos[1]), int(world.agent_dir)
+
+
+def _parts_done(mission: Any) -> list[Any]:
+    """What the mission's verifier has ticked off so far."""
+    if not hasattr(mission, "instr_a"):
+        return []
+    ticked = [mission.a_done == "success", mission.b_done == "success"]
+    return [ticked, _parts_done(mission.instr_a), _parts_done(mission.instr_b)]
+
+
+def _gather(level: str, seed: int, moments: list[Moment]) -> tuple[str, ...] | None:
+    """The same moves in fewer commands: at each place the command that takes the agent furthest along them."""
+    world, commands, at = make_world(level, seed), list[str](), 0
+    while at < len(moments):
+        view = look(world)
+        best, covered = PRIMITIVES[moments[at].action], int(moments[at].action != DONE)
+        if moments[at].action == PICKUP:
+            front = front_of(world)
+            best = next((f"pick up {name}" for name, seen in view.things.items() if seen.place == front), best)
+        for command in legal_commands(world, view):
+            if " to " not in command and " up " not in command and " through " not in command:
+                continue
+            length = _covers(actions_of(command, world, view), world, moments, at)
+            if length > covered:
+                best, covered = command, length
+        try:
+            actions = actions_of(best, world, view)
+        except Refused:
+            return None
+        commands.append(best)
+        covered = covered or 1
+        for action in actions:
+            _, _, terminated, truncated, _ = world.step(action)
+            if terminated or truncated:
+                return tuple(commands)
+        at += covered
+    return tuple(commands)
+
+
+def _covers(actions: list[int], world: RoomGridLevel, moments: list[Moment], at: int) -> int:
+    """How many of the bot's next moments a command's actions stand for; 0 if it leads elsewhere.
+
+    A command may walk another way than the bot did, but not past a moment that did a part of the mission.
+    """
+    cut = next((n for n, action in enumerate(actions) if action > FORWARD), len(actions))
+    walk, rest = actions[:cut], actions[cut:]
+    end, here, best = _walked(_place(world), walk), _place(world), 0
+    for number in range(at, len(moments) + 1):
+        if here == end and [moment.action for moment in moments[number : number + len(rest)]] == rest:
+            best = number - at + len(rest)
+        if (
+            number == len(moments)
+            or moments[number].action > FORWARD
+            or (number > at and moments[number - 1].milestone)
+        ):
+            break
+        here = moments[number].place
+    return best
+
+
+def _walked(place: tuple[int, int, int], walk: list[int]) -> tuple[int, int, int]:
+    x, y, direction = place
+    for action in walk:
+        if action == FORWARD:
+            dx, dy = STEPS[direction]
+            x, y = x + dx, y + dy
+        else:
+            direction = (direction + (1 if action else -1)) % 4
+    return x, y, direction
+
+
+def _solves(level: str, seed: int, commands: tuple[str, ...]) -> bool:
+    world = make_world(level, seed)
+    for command in commands:
+        try:
+            actions = actions_of(command, world, look(world))
+        except Refused:
+            return False
+        for action in actions:
+            _, reward, terminated, truncated, _ = world.step(action)
+            if terminated or truncated:
+                return float(reward) > 0
+    return False

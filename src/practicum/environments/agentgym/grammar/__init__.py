@@ -1,0 +1,1 @@
+"""How commands are written: AgentGym's sentences and the founding paper's brackets."""

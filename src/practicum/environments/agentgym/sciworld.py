@@ -1,0 +1,251 @@
+"""`agentgym:sciworld`: ScienceWorld, a small world of rooms, substances, plants and circuits to do experiments in.
+
+The simulator is ScienceWorld's own, in Java, out of process (`sciworld_host.py`). Its score goes from 0 to 100, and to
+-100 when the task is lost for good; the native reward of a step is its change in hundredths, so an episode's total is
+its score between -1 and 1.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import re
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+from practicum.environment import Action, Observation, Policy
+from practicum.environments.agentgym import sciworld_tasks
+from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire
+from practicum.environments.agentgym.grammar.bracket import Brackets, Call
+from practicum.environments.agentgym.shaping import Shaping
+from practicum.environments.worker import Seat, WorkerPool, shared_pool
+from practicum.errors import UserError
+from practicum.task import Task
+
+HOST = "practicum.environments.agentgym.sciworld_host:ScienceWorldHost"
+SIMPLIFICATIONS = (
+    "easy", "teleportAction", "selfWateringFlowerPots", "openContainers", "openDoors", "noElectricalAction"
+)  # fmt: skip
+UNKNOWN = "No known action matches that input."
+QUESTION = "Ambiguous request"
+LOOKS = ("look", "examine", "read", "inventory", "task", "wait")
+"""Commands that change nothing, or only the time: looking for ever must not pay."""
+REFUSALS = re.compile(
+    r"(is|are) (not|already) |\bcan(not|'t)\b|not sure|isn't|doesn't|unable|not possible|(does|do) not|must be|first\b",
+    re.IGNORECASE,
+)
+USAGE = (
+    "open X | close X | activate X | deactivate X | connect X to Y | disconnect X | use X | use X on Y | look around | "
+    "look at X | look in X | read X | move X to Y | pick up X | put down X | pour X into Y | dunk X into Y | mix X | "
+    "go to X | eat X | flush X | focus on X | wait | wait1 | task | inventory"
+)
+BRACKETS = Brackets(
+    {
+        "goto": ("go to {}", "go {}"),
+        "take": ("pick up {}",),
+        "drop": ("put down {}",),
+        "use": ("use {} on {}", "use {}"),
+        "activate": ("activate {}",),
+        "deactivate": ("deactivate {}",),
+        "pour": ("pour {} into {}",),
+        "mix": ("mix {}",),
+        "move": ("move {} to {}",),
+        "dunk": ("dunk {} into {}",),
+        "open": ("open {}",),
+        "close": ("close {}",),
+        "connect": ("connect {} to {}",),
+        "disconnect": ("disconnect {}",),
+        "focus": ("focus on {}",),
+        "look": ("look at {}", "look around"),
+        "lookin": ("look in {}",),
+        "examine": ("examine {}",),
+        "read": ("read {}",),
+        "eat": ("eat {}",),
+        "flush": ("flush {}",),
+        "teleport": ("teleport to {}",),
+        "wait": ("wait",),
+        "task": ("task",),
+        "inventory": ("inventory",),
+    }
+)
+_gold: dict[tuple[str, str, int], tuple[str, ...]] = {}
+_gold_wanted: set[str] = set()
+"""Simplifications under which an expert has been asked for: later episodes bring the solution with them."""
+
+
+class SciWorld(AgentGymEnvironment):
+    """Science experiments in ScienceWorld's own simulator: 30 tasks, 7,207 variations; needs Java."""
+
+    name = "agentgym:sciworld"
+    instruction = (
+        "You do experiments in a small world of rooms. Commands: {usage}\n"
+        "X and Y are things you see. Where a command is ambiguous you are asked which you mean: answer with a number. "
+        "Focus only on what the task names: a wrong focus loses it."
+    )
+    usage = USAGE
+    brackets = BRACKETS
+    # Each command that does something new pays once: opening and closing a door for ever must not.
+    shaping = Shaping(step=0.15, once=True)
+    wire = Wire(
+        facts=("action_hint", "goals"),
+        in_reset=("task_name", "var_num", "task_description", "observation", "deleted"),
+        in_step=("reward", "score"),
+    )
+
+    def __init__(
+        self,
+        format: str = "react",
+        grammar: str = "both",
+        reward: str = "native",
+        protocol: str = "system",
+        tasks: str = "agentgym",
+        simplification: str = "",
+        step_limit: int = 100,
+        legal: bool = False,
+        workers: int = 1,
+        megabytes: int = 1024,
+    ) -> None:
+        super().__init__(format, grammar, reward, protocol)
+        self.check("tasks", tasks, tuple(sciworld_tasks.SETS))
+        for part in filter(None, simplification.split(",")):
+            self.check("simplification", part, SIMPLIFICATIONS)
+        if step_limit < 1 or workers < 1:
+            raise UserError("sciworld needs a step_limit and workers of at least 1.")
+        self.names = sciworld_tasks.SETS[tasks]
+        self.simplification, self.step_limit, self.legal = simplification, step_limit, legal
+        self._pool = pool_of(simplification, workers, megabytes)
+        self._seat: Seat | None = None
+        self._score = 0
+        self._told: dict[str, Any] = {}
+
+    async def begin(self, task: Task, seed: int) -> Reply:
+        """The simulator's chance is fixed by task and variation; the seed changes nothing."""
+        name, variation = _named(task)
+        if self._seat is None or not self._seat.alive:
+            self._seat = self._pool.seat()
+        key = (self.simplification, name, variation)
+        gold = self.simplification in _gold_wanted and key not in _gold
+        begun = await self._seat.call("begin", task=name, variation=variation, gold=gold)
+        if gold:
+            _gold[key] = tuple(begun["gold"])
+        self._score = 0
+        self._told = {
+            "task_name": name, "var_num": variation, "task_description": begun["task"],
+            "observation": begun["text"], "deleted": False, "reward": 0,
+        }  # fmt: skip
+        legal = tuple(await self._seat.call("valid")) if self.legal else None
+        return Reply(f"{begun['task']}\n{begun['text']}", legal=legal)
+
+    async def act(self, command: str) -> Reply:
+        assert self._seat is not None, "begin comes before act"
+        told = await self._seat.call("step", command=command, legal=self.legal)
+        score = int(told["score"])
+        native, self._score = (score - self._score) / 100, score
+        success = score >= 100
+        out_of_steps = told["moves"] > self.step_limit
+        done = success or score < 0 or bool(told["completed"]) or out_of_steps
+        text = told["text"]
+        valid = text != UNKNOWN
+        worked = valid and not text.startswith(QUESTION) and not REFUSALS.search(text)
+        return Reply(
+            text,
+            native=native,
+            kind=command if worked and not command.startswith(LOOKS) else "",
+            done=done,
+            success=success,
+            worth=max(0.0, score / 100) if done else None,
+            legal=None if told["legal"] is None else tuple(told["legal"]),
+            valid=valid,
+            info={"score": score, "moves": told["moves"]},
+        )
+
+    async def close(self) -> None:
+        if self._seat is not None:
+            self._seat.leave()
+            self._seat = None
+
+    def progress(self) -> float:
+        return max(0.0, self._score / 100)
+
+    def from_brackets(self, call: Call) -> str | None:
+        """`choose[N]` answers the simulator's question which of several was meant; `wait[1]` is its `wait1`."""
+        if call.verb == "choose":
+            return call.rest if call.rest.isdigit() else None
+        if (call.verb, call.rest) == ("wait", "1"):
+            return "wait1"
+        return super().from_brackets(call)
+
+    def write(self, sentence: str) -> str:
+        if self.grammar == "bracket" and sentence.isdigit():
+            return f"choose[{sentence}]"
+        if self.grammar == "bracket" and sentence == "wait1":
+            return "wait[1]"
+        return super().write(sentence)
+
+    def pay(self, reply: Reply, again: bool = False) -> dict[str, float]:
+        parts = super().pay(reply, again)
+        # AgentGym's server tells points.
+        self._told["reward"] = sum(parts.values()) if self.shaped else round(100 * sum(parts.values()))
+        return parts
+
+    def fact(self, name: str) -> Any:
+        """What AgentGym's server tells; lists and goals come from the simulator and are waited for."""
+        if name in ("action_hint", "goals"):
+            assert self._seat is not None, "reset comes before questions"
+            return self._seat.ask("hint" if name == "action_hint" else "goals")
+        return self._score if name == "score" else self._told[name]
+
+    def task_at(self, data_idx: int) -> Task:
+        return sciworld_tasks.task_at(data_idx)
+
+    def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
+        """ScienceWorld's own splits of each task's variations; the kinds of tasks take turns."""
+        self.check_split(split)
+        return sciworld_tasks.in_turn(self.names, split, count, seed)
+
+    def expert(self, task: Task) -> Policy:
+        """Follows the simulator's own solution. From the first question on, episodes bring it along when they begin."""
+        name, variation = _named(task)
+        _gold_wanted.add(self.simplification)
+        key = (self.simplification, name, variation)
+        if key not in _gold:
+            _gold[key] = tuple(self._pool.ask("gold", task=name, variation=variation))
+        plan = iter(_gold[key])
+
+        def act(observation: Observation) -> Action:
+            return Action(content=self.write(next(plan, "look around")))
+
+        return act
+
+    def random(self, task: Task, seed: int) -> Policy:
+        """Any of the commands that would work, where they are listed (`legal`); else a verb and things it reads of."""
+        generator = random.Random(seed)
+
+        def act(observation: Observation) -> Action:
+            if observation.legal:
+                return Action(content=self.write(generator.choice(observation.legal)))
+            seen = " ".join(message.content for message in observation.messages[-1:])
+            things = re.findall(r"\b(?:an?|the) ((?:[a-z]+ ?){1,3}?)(?=[,.()\n\t]|$)", seen) or ["agent"]
+            verb = generator.choice(("go to {}", "open door to {}", "pick up {}", "look at {}", "look around"))
+            return Action(content=self.write(verb.format(generator.choice(things).strip())))
+
+        return act
+
+
+def pool_of(simplification: str, workers: int, megabytes: int) -> WorkerPool:
+    """The Java processes that all SciWorld environments of these settings share."""
+    if importlib.util.find_spec("scienceworld") is None:
+        raise UserError("agentgym:sciworld needs the ScienceWorld package: pip install 'practicum[sciworld]'.")
+    if shutil.which("java") is None:
+        raise UserError("agentgym:sciworld needs Java: install a runtime, such as Debian's default-jre-headless.")
+    return shared_pool(HOST, {"simplifications": simplification, "megabytes": megabytes}, workers)
+
+
+def _named(task: Task) -> tuple[str, int]:
+    name, variation = task.fields.get("task"), task.fields.get("variation")
+    if name not in sciworld_tasks.VARIATIONS or not isinstance(variation, int):
+        raise UserError(f"Task '{task.id}' needs a ScienceWorld 'task' and its 'variation', a number.")
+    if not 0 <= variation < sciworld_tasks.VARIATIONS[name]:
+        raise UserError(f"'{name}' has variations 0 to {sciworld_tasks.VARIATIONS[name] - 1}, not {variation}.")
+    return name, variation

@@ -1,0 +1,273 @@
+"""`agentgym:webshop`: find a product in a shop that fits an instruction, choose its options and buy it.
+
+WebShop's pages and reward over a catalogue that is generated here, or over WebShop's own item files where a user
+has them. Search and click are the only actions; AgentGym writes them in brackets, as the founding paper does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from practicum.environment import Action, Observation, Policy
+from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire, by_hash, split_by_hash
+from practicum.environments.agentgym.grammar.bracket import Brackets, read_bracket
+from practicum.environments.agentgym.grammar.line import Refused, one_line
+from practicum.environments.agentgym.shaping import Shaping
+from practicum.environments.agentgym.webshop_catalogue import Catalogue, Product, generated
+from practicum.environments.agentgym.webshop_files import read_shop
+from practicum.environments.agentgym.webshop_goals import generated_goals
+from practicum.environments.agentgym.webshop_pages import (
+    BACK,
+    BUY,
+    MAX_RESULTS,
+    NEXT,
+    PREVIOUS,
+    TABS,
+    WINDOW,
+    Page,
+    clickables,
+    plain,
+    show,
+    show_shortly,
+)
+from practicum.environments.agentgym.webshop_reward import Goal, judge
+from practicum.errors import UserError
+from practicum.task import Task
+
+OBSERVATIONS = ("full", "short")
+MAX_PRODUCTS = 1_000_000
+
+
+class WebShop(AgentGymEnvironment):
+    """Search a shop for what the instruction asks, choose options, buy: 1,000 or 10,000 products."""
+
+    name = "agentgym:webshop"
+    instruction = (
+        "You are shopping on the web. Buy what the instruction asks for. Commands: {usage}\n"
+        "Search where there is a search bar; click what is on the page: a product's number, an option, a button. "
+        "Buy Now ends the visit."
+    )
+    usage = "search[keywords] | click[value]"
+    brackets = Brackets({"search": ("search[{}]",), "click": ("click[{}]",)})
+    # Search and click pay once each, or clicking about would pay for ever; a purchase pays what it is worth.
+    shaping = Shaping(kinds={"search": 0.1, "click": 0.3}, completion=1.0, once=True)
+    wire = Wire(
+        id="env_idx",
+        index="session_id",
+        text="state",
+        bare=True,
+        facts=("available_actions", "instruction_text", "state"),
+    )
+
+    def __init__(
+        self,
+        format: str = "react",
+        grammar: str = "both",
+        reward: str = "native",
+        products: int = 1000,
+        catalogue: str | None = None,
+        observation: str = "full",
+        actions: bool = False,
+        protocol: str = "system",
+    ) -> None:
+        super().__init__(format, grammar, reward, protocol)
+        self.check("observation", observation, OBSERVATIONS)
+        if isinstance(products, bool) or not isinstance(products, int) or not 1 <= products <= MAX_PRODUCTS:
+            raise UserError(f"webshop needs a number of products from 1 to {MAX_PRODUCTS}; got {products}.")
+        self.products, self.folder = products, catalogue
+        self.observation, self.actions = observation, actions
+        self._page = Page()
+        self._goal: Goal | None = None
+        self._bought: float | None = None
+
+    @property
+    def catalogue(self) -> Catalogue:
+        return generated(self.products) if self.folder is None else read_shop(self.folder, self.products)[0]
+
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        """All that customers ask for, by session number."""
+        return generated_goals(self.products) if self.folder is None else read_shop(self.folder, self.products)[1]
+
+    async def begin(self, task: Task, seed: int) -> Reply:
+        """Open the shop at its search bar. There is no chance in it, so the seed changes nothing."""
+        self._goal, self._page, self._bought = read_goal(task), Page(), None
+        if self._goal.asin not in self.catalogue.by_asin:
+            raise UserError(
+                f"Task '{task.id}' is about a product that the catalogue '{self.catalogue.name}' lacks; "
+                "set 'products' or 'catalogue' to the one that it was made from."
+            )
+        return Reply(self._text(first=True), legal=self._legal())
+
+    def read(self, text: str) -> str:
+        """Brackets are this world's own grammar, so all settings of `grammar` take them and nothing else."""
+        line = one_line(text)
+        call = read_bracket(line)
+        if call is None or call.verb not in ("search", "click") or not call.rest:
+            raise Refused(self._nothing(f"'{line[:80]}' is no command; write {self.usage}"))
+        return f"{call.verb}[{call.rest}]"
+
+    async def act(self, command: str) -> Reply:
+        verb, _, rest = command.removesuffix("]").partition("[")
+        if verb == "search":
+            if not self._page.has_search_bar:
+                raise Refused(self._nothing("there is no search bar on this page"))
+            self._page = Page(tuple(self.catalogue.search(rest, MAX_RESULTS)), rest)
+        else:
+            if rest not in clickables(self._page):
+                raise Refused(self._nothing(f"'{rest[:80]}' cannot be clicked on this page"))
+            if rest == BUY:
+                return self._buy()
+            self._page = self._clicked(rest)
+        return Reply(self._text(), kind=verb, legal=self._legal())
+
+    def write(self, sentence: str) -> str:
+        return sentence
+
+    def progress(self) -> float:
+        """What a purchase would be worth now, and was worth once made."""
+        if self._bought is not None:
+            return self._bought
+        if self._page.product is None or self._goal is None:
+            return 0.0
+        return judge(self._page.product, self._page.chosen, self._goal).reward
+
+    def fact(self, name: str) -> Any:
+        assert self._goal is not None
+        if name == "available_actions":
+            return {"has_search_bar": self._page.has_search_bar, "clickables": list(clickables(self._page))}
+        if name == "instruction_text":
+            return self._goal.instruction
+        return {"url": "", "html": show(self._page, self._goal.instruction), "instruction_text": self._goal.instruction}
+
+    def _buy(self) -> Reply:
+        assert self._page.product is not None
+        assert self._goal is not None
+        verdict = judge(self._page.product, self._page.chosen, self._goal)
+        self._bought = verdict.reward
+        text = f"Thank you for shopping with us! [SEP] Your score (min 0.0, max 1.0): {verdict.reward:.3f}"
+        return Reply(
+            text,
+            verdict.reward,
+            "buy",
+            done=True,
+            success=verdict.reward >= 1.0,
+            worth=verdict.reward,
+            info={"type": verdict.type, "matched": [verdict.attributes, verdict.options, int(verdict.price)]},
+        )
+
+    def _clicked(self, value: str) -> Page:
+        """The page after a click on something that is there."""
+        page = self._page
+        if value == BACK:
+            return Page()
+        if page.product is None:
+            if value in (NEXT, PREVIOUS):
+                return replace(page, number=page.number + (1 if value == NEXT else -1))
+            return replace(page, product=next(product for product in page.listed if plain(product.asin) == value))
+        if value == PREVIOUS:
+            return replace(page, tab="") if page.tab else replace(page, product=None, chosen={})
+        # An option may be called like a button; the page lists options first.
+        for name, values in page.product.options.items():
+            for offered in values:
+                if plain(offered) == value:
+                    return replace(page, chosen={**page.chosen, name: offered})
+        assert value in TABS
+        return replace(page, tab=value)
+
+    def _text(self, first: bool = False) -> str:
+        assert self._goal is not None
+        if self.observation == "full":
+            text = show(self._page, self._goal.instruction)
+        else:
+            head = f"Instruction: {self._goal.instruction}\n" if first else ""
+            text = f"{head}{show_shortly(self._page)}"
+        return f"{text}\nAvailable actions: {', '.join(self._legal())}" if self.actions else text
+
+    def _nothing(self, why: str) -> str:
+        """WebShop does nothing with an invalid action; the page is shown again, with the reason before it."""
+        return f"Invalid action: {why}.\n{self._text()}"
+
+    def _legal(self) -> tuple[str, ...]:
+        clicks = tuple(f"click[{value}]" for value in clickables(self._page))
+        return ("search[keywords]",) if self._page.has_search_bar else clicks
+
+    def task_at(self, data_idx: int) -> Task:
+        """AgentGym's session number."""
+        goals = self.goals
+        return self._task(data_idx % len(goals))
+
+    def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
+        """A product's own number says the split of all its goals, so no product is in two of them."""
+        self.check_split(split)
+        numbers = [number for number, goal in enumerate(self.goals) if split_of(goal) == split]
+        if len(numbers) < count:
+            raise UserError(f"webshop has {len(numbers)} '{split}' goals, not {count}; raise 'products'.")
+        # Session numbers are already in an order without meaning; another seed gives another.
+        return [self._task(number) for number in (by_hash(numbers, seed) if seed else numbers)[:count]]
+
+    def _task(self, number: int) -> Task:
+        goal = self.goals[number]
+        fields = {"data_idx": number, "catalogue": self.catalogue.name, **asdict(goal)}
+        return Task(f"webshop-{self.catalogue.name}-{number}", self.name, split_of(goal), fields)
+
+    def expert(self, task: Task) -> Policy:
+        """Searches with the instruction's words, opens the first result that fits it all, chooses and buys."""
+        goal = read_goal(task)
+        thinks = self.format.name == "react"
+        steps = iter([Action(content=text, thought=why if thinks else "") for why, text in self._plan(goal)])
+        return lambda observation: next(steps, Action(content=f"click[{BACK}]"))
+
+    def _plan(self, goal: Goal) -> Iterator[tuple[str, str]]:
+        for keywords in (" ".join((*goal.attributes, goal.query, *goal.options)), goal.name):
+            keywords = plain(keywords.replace("[", " ").replace("]", " "))
+            for place, product in enumerate(self.catalogue.search(keywords, MAX_RESULTS)):
+                chosen = choose(product, goal)
+                if judge(product, chosen, goal).reward >= 1.0:
+                    yield "I search for what is asked.", f"search[{keywords}]"
+                    for _ in range(place // WINDOW):
+                        yield "None of these fits; I turn the page.", f"click[{NEXT}]"
+                    yield "This one may fit.", f"click[{plain(product.asin)}]"
+                    for name, value in chosen.items():
+                        yield f"The {name} shall be {value}.", f"click[{plain(value)}]"
+                    yield "All is as asked.", f"click[{BUY}]"
+                    return
+
+    def random(self, task: Task, seed: int) -> Policy:
+        """Searches for the instruction's words, then clicks anything."""
+        generator = random.Random(f"webshop-random/{task.id}/{seed}")
+        words = read_goal(task).instruction.split()
+
+        def act(observation: Observation) -> Action:
+            legal = observation.legal or ("search[keywords]",)
+            if legal == ("search[keywords]",):
+                picked = plain(" ".join(generator.sample(words, min(4, len(words)))))
+                return Action(content=f"search[{picked}]")
+            return Action(content=generator.choice(legal))
+
+        return act
+
+
+def choose(product: Product, goal: Goal) -> dict[str, str]:
+    """Of a product's options those that were asked for."""
+    wanted = {plain(value) for value in goal.options}
+    found = {name: next((v for v in values if plain(v) in wanted), None) for name, values in product.options.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def split_of(goal: Goal) -> str:
+    return split_by_hash("webshop", goal.asin)
+
+
+def read_goal(task: Task) -> Goal:
+    """The goal that a task's fields tell."""
+    try:
+        told: dict[str, Any] = {name: task.fields[name] for name in Goal.__dataclass_fields__}
+    except KeyError as error:
+        raise UserError(
+            f"Task '{task.id}' lacks {error} of a shopping goal; make it with webshop's own tasks."
+        ) from None
+    return Goal(**told)

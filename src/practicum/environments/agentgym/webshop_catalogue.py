@@ -1,0 +1,148 @@
+"""Products of a shop: what one is, and a catalogue of any size made from lists of words.
+
+The same number of products is the same catalogue on every machine, and a larger one begins with the smaller. A
+product tells some of its attributes in its title, the others only among its features, so that it must be looked at.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeVar
+
+from practicum.environments.agentgym.webshop_words import BRANDS, COLOURS, KINDS, SERIES, Kind
+from practicum.retrieval import Document, Index
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One product. `product_category` is a path, as `Clothing › Men › Shirts`."""
+
+    asin: str
+    name: str
+    category: str
+    query: str
+    product_category: str
+    attributes: tuple[str, ...]
+    bullets: tuple[str, ...]
+    description: str
+    options: Mapping[str, tuple[str, ...]]
+    pricing: tuple[float, ...]
+    price: float
+    rating: str = "N.A."
+    reviews: tuple[str, ...] = ()
+
+    @property
+    def price_tag(self) -> str:
+        return " to ".join(f"${price:.2f}" for price in self.pricing)
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Products and the index that finds them. It never changes: all episodes share one."""
+
+    name: str
+    products: tuple[Product, ...]
+    by_asin: Mapping[str, Product] = field(init=False)
+    index: Index = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_asin", MappingProxyType({product.asin: product for product in self.products}))
+        # The constants of the Lucene index that WebShop searches.
+        object.__setattr__(self, "index", Index(map(_document, self.products), k1=0.9, b=0.4))
+
+    def search(self, keywords: str, count: int) -> list[Product]:
+        """The products that fit best, best first."""
+        return [self.by_asin[hit.document.id] for hit in self.index.search(keywords, count)]
+
+
+def _document(product: Product) -> Document:
+    chosen = " ".join(f"{name} {' '.join(values)}" for name, values in product.options.items())
+    return Document(product.asin, product.name, " ".join((product.description, *product.bullets, chosen)))
+
+
+class Chance:
+    """Numbers from a name: the same on every machine and every version of Python."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.drawn = name, 0
+
+    def below(self, limit: int) -> int:
+        self.drawn += 1
+        digest = hashlib.sha256(f"{self.name}/{self.drawn}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") % limit
+
+    def choice(self, items: Sequence[Item]) -> Item:
+        return items[self.below(len(items))]
+
+    def sample(self, items: Sequence[Item], count: int) -> list[Item]:
+        """So many of the items, in the items' own order."""
+        left = list(range(len(items)))
+        taken = sorted(left.pop(self.below(len(left))) for _ in range(min(count, len(left))))
+        return [items[place] for place in taken]
+
+
+@functools.lru_cache(maxsize=4)
+def generated(count: int) -> Catalogue:
+    """The catalogue of so many products, made once a process."""
+    return Catalogue(f"generated-{count}", tuple(make_product(number) for number in range(count)))
+
+
+def make_product(number: int) -> Product:
+    chance = Chance(f"webshop-product/{number}")
+    kind = KINDS[number % len(KINDS)]
+    attributes = chance.sample(kind.attributes, 3 + chance.below(3))
+    shown = attributes[: 1 + chance.below(2)]
+    brand, series = chance.choice(BRANDS), f"{chance.choice(SERIES)} {chance.below(90) + 10}"
+    name = f"{brand} {series} {chance.choice(kind.titles)}, {', '.join(word.title() for word in shown)}"
+    low = round(kind.low + (kind.high - kind.low) * chance.below(1000) / 1000, 2)
+    ranged = chance.below(5) == 0
+    pricing = (low, round(low * 1.4, 2)) if ranged else (low,)
+    return Product(
+        asin=_asin(number),
+        name=name,
+        category=kind.category,
+        query=kind.query,
+        product_category=kind.path,
+        attributes=tuple(attributes),
+        bullets=_bullets(kind, attributes, chance),
+        description=f"A {kind.query} by {brand} from the {series} line. {chance.choice(kind.blurbs)}",
+        options=MappingProxyType(_options(kind, chance)),
+        pricing=pricing,
+        # A price between two bounds: what the basket charges.
+        price=round(sum(pricing) / len(pricing), 2),
+        rating=f"{3 + chance.below(20) / 10:.1f}",
+        reviews=tuple(chance.sample(kind.reviews, chance.below(3))),
+    )
+
+
+def _asin(number: int) -> str:
+    """Ten signs beginning with B, all different: the last five spell the number."""
+    alphabet = "0123456789ABCDEFGHJKLMNPQRSTUVWXYZ"
+    digest = hashlib.sha256(f"webshop-asin/{number}".encode()).digest()
+    spelt = ""
+    for _ in range(5):
+        number, place = divmod(number, len(alphabet))
+        spelt = alphabet[place] + spelt
+    return "B" + "".join(alphabet[byte % len(alphabet)] for byte in digest[:4]) + spelt
+
+
+def _bullets(kind: Kind, attributes: Sequence[str], chance: Chance) -> tuple[str, ...]:
+    shapes = ("{} for every day", "made to be {}", "{}, as tested by our customers", "you will like that it is {}")
+    said = [chance.choice(shapes).format(attribute) for attribute in attributes]
+    return (*said, chance.choice(kind.blurbs))
+
+
+def _options(kind: Kind, chance: Chance) -> dict[str, tuple[str, ...]]:
+    chosen: dict[str, tuple[str, ...]] = {}
+    for option, values in kind.options:
+        pool = COLOURS if option == "color" else values
+        picked = chance.sample(pool, 2 + chance.below(5))
+        if picked and chance.below(6):  # a sixth of the products come without a given choice
+            chosen[option] = tuple(picked)
+    return chosen

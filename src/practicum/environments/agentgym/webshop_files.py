@@ -1,0 +1,134 @@
+"""WebShop's original item files, read from a folder where a user has them.
+
+`items_shuffle*.json` (products) and `items_ins*.json` (their attributes) are needed, `items_human_ins.json`
+(instructions written by people) and `reviews*.json` are used where they lie there too. Goals come in WebShop's
+own order, so that a session's number names the product that it names there.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import random
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from practicum.environments.agentgym.webshop_catalogue import Catalogue, Chance, Product
+from practicum.environments.agentgym.webshop_goals import price_limit, told_options, told_price
+from practicum.environments.agentgym.webshop_reward import Goal
+from practicum.errors import UserError
+
+SHUFFLE_SEED = 233
+"""The one with which WebShop shuffles its goals."""
+
+
+@functools.lru_cache(maxsize=4)
+def read_shop(folder: str, limit: int | None) -> tuple[Catalogue, tuple[Goal, ...]]:
+    """A folder's catalogue and goals, read once a process; `limit` takes the first so many products."""
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise UserError(f"The catalogue '{folder}' is not a folder; give one that holds WebShop's item files.")
+    rows = _read(path, "items_shuffle*.json", list, needed=True)[:limit]
+    details = _read(path, "items_ins*.json", dict, needed=True)
+    human = _read(path, "items_human_ins*.json", dict, needed=False)
+    reviews = {row["asin"]: row for row in _read(path, "reviews*.json", list, needed=False)}
+    products: dict[str, Product] = {}
+    for number, row in enumerate(rows):
+        try:
+            product = _product(row, details.get(row["asin"], {}), reviews.get(row["asin"], {}))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"Product {number} of '{folder}' cannot be read: {error!r}.") from None
+        if product.asin != "nan" and len(product.asin) <= 10:
+            products.setdefault(product.asin, product)
+    catalogue = Catalogue(path.name, tuple(products.values()))
+    goals = list(_human_goals(catalogue, human) if human else _synthetic_goals(catalogue, details))
+    if not goals:
+        raise UserError(
+            f"The products of '{folder}' have no instructions; add items_human_ins.json or items_ins*.json."
+        )
+    random.Random(SHUFFLE_SEED).shuffle(goals)
+    return catalogue, tuple(goals)
+
+
+def _read(folder: Path, pattern: str, kind: type, needed: bool) -> Any:
+    found = sorted(folder.glob(pattern))
+    if not found:
+        if needed:
+            raise UserError(f"The catalogue '{folder}' lacks a file {pattern}; put WebShop's item files into it.")
+        return kind()
+    try:
+        content = json.loads(found[0].read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"'{found[0]}' is not JSON: {error}.") from None
+    if not isinstance(content, kind):
+        raise UserError(f"'{found[0]}' must hold a JSON {'list' if kind is list else 'object'}.")
+    return content
+
+
+def _product(row: Mapping[str, Any], details: Mapping[str, Any], reviewed: Mapping[str, Any]) -> Product:
+    bullets = row["small_description"]
+    prices = [float(re.sub(r"[^\d.]", "", part)) for part in (row.get("pricing") or "").split("$")[1:]]
+    pricing = tuple(prices[:2]) or (100.0,)
+    return Product(
+        asin=str(row["asin"]),
+        name=row["name"],
+        category=row["category"],
+        query=row["query"].lower().strip(),
+        product_category=row["product_category"],
+        attributes=tuple(details.get("attributes") or ()),
+        bullets=tuple(bullets) if isinstance(bullets, list) else (str(bullets),),
+        description=row["full_description"] or "",
+        options=MappingProxyType(dict(_options(row.get("customization_options") or {}))),
+        pricing=pricing,
+        price=sum(pricing) / len(pricing),
+        rating=str(reviewed.get("average_rating", "N.A.")),
+        reviews=tuple(str(one.get("review", "")) for one in reviewed.get("reviews", ())),
+    )
+
+
+def _options(offered: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for name, contents in offered.items():
+        if contents:
+            yield name.lower(), tuple(one["value"].strip().replace("/", " | ").lower() for one in contents)
+
+
+def _human_goals(catalogue: Catalogue, human: Mapping[str, Any]) -> Iterator[Goal]:
+    """What people wrote; an instruction without attributes is left out, as WebShop leaves it out."""
+    for product in catalogue.products:
+        for number, written in enumerate(human.get(product.asin, ())):
+            if written["instruction_attributes"]:
+                upper = price_limit(product.price, Chance(f"webshop-human/{product.asin}/{number}"))
+                text = written["instruction"].strip(".") + told_price(upper)
+                options = written["instruction_options"]
+                wanted = options.values() if isinstance(options, dict) else options
+                yield _goal(product, text, written["instruction_attributes"], tuple(wanted), upper)
+
+
+def _synthetic_goals(catalogue: Catalogue, details: Mapping[str, Any]) -> Iterator[Goal]:
+    """One goal for each combination of a product's options."""
+    for product in catalogue.products:
+        found = details.get(product.asin, {})
+        if not found.get("instruction") or not found.get("instruction_attributes"):
+            continue
+        upper = price_limit(product.price, Chance(f"webshop-synthetic/{product.asin}"))
+        names = sorted(product.options)
+        for values in itertools.product(*(product.options[name] for name in names)):
+            text = f"{found['instruction']}{told_options(dict(zip(names, values, strict=True)))}{told_price(upper)}"
+            yield _goal(product, text, found["instruction_attributes"], values, upper)
+
+
+def _goal(product: Product, text: str, attributes: list[str], options: tuple[str, ...], upper: float) -> Goal:
+    return Goal(
+        text,
+        product.asin,
+        product.name,
+        product.query,
+        product.product_category,
+        tuple(attributes),
+        tuple(options),
+        upper,
+    )

@@ -1,0 +1,63 @@
+"""What customers of a shop ask for: goals made from a catalogue's products.
+
+A goal names a kind of product, some of its attributes, a value for each of its options and a price to stay
+under. The product it was made from fulfils it; others may too.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from practicum.environments.agentgym.webshop_catalogue import Catalogue, Chance, Product, generated
+from practicum.environments.agentgym.webshop_reward import Goal
+from practicum.task import content_hash
+
+GOALS_A_PRODUCT = 3
+NO_LIMIT = 1_000_000.0
+PRICES = tuple(10.0 * step for step in range(1, 100))
+
+
+@functools.lru_cache(maxsize=4)
+def generated_goals(count: int) -> tuple[Goal, ...]:
+    """The goals of a generated catalogue, in the order that sessions are numbered in."""
+    return make_goals(generated(count))
+
+
+def make_goals(catalogue: Catalogue) -> tuple[Goal, ...]:
+    """Some goals for each product, in an order of their own: neighbours ask for different things."""
+    goals = [make_goal(product, number) for product in catalogue.products for number in range(GOALS_A_PRODUCT)]
+    distinct = {(goal.asin, goal.instruction): goal for goal in goals}
+    return tuple(sorted(distinct.values(), key=lambda goal: content_hash([goal.asin, goal.instruction])))
+
+
+def make_goal(product: Product, number: int) -> Goal:
+    chance = Chance(f"webshop-goal/{product.asin}/{number}")
+    attributes = tuple(chance.sample(product.attributes, 1 + chance.below(len(product.attributes))))
+    options = {name: chance.choice(values) for name, values in sorted(product.options.items())}
+    upper = price_limit(product.price, chance)
+    asked = f"Find me {', '.join(attributes)} {product.query}"
+    return Goal(
+        instruction=f"{asked}{told_options(options)}{told_price(upper)}",
+        asin=product.asin,
+        name=product.name,
+        query=product.query,
+        product_category=product.product_category,
+        attributes=attributes,
+        options=tuple(options.values()),
+        price_upper=upper,
+    )
+
+
+def told_options(options: dict[str, str]) -> str:
+    listed = ", and ".join(f"{name}: {value}" for name, value in options.items())
+    return f" with {listed}" if listed else ""
+
+
+def told_price(upper: float) -> str:
+    return f", and price lower than {upper:.2f} dollars" if upper < NO_LIMIT else ""
+
+
+def price_limit(price: float, chance: Chance) -> float:
+    """WebShop's rule: of the next four tens above the price two are drawn, and the higher one is the limit."""
+    above = [limit for limit in PRICES if limit > price][:4]
+    return max(chance.sample(above, 2)) if len(above) >= 2 else NO_LIMIT

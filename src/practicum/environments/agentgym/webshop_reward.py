@@ -1,0 +1,142 @@
+"""WebShop's reward for a purchase: r_type · (attributes + options + price) matched / all that was asked for.
+
+Two of its parts rest here on rules of our own. WebShop takes a title's nouns from spaCy's tagger; here every word
+of it counts that is neither a small word nor a number. And of options no more matches count than were asked for,
+so that no purchase is worth more than 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from practicum.environments.agentgym.webshop_catalogue import Product
+
+SMALL_WORDS = frozenset((
+    "a", "an", "and", "as", "at", "by", "for", "from", "in", "into", "is", "it", "its", "of", "on", "or", "our",
+    "out", "over", "that", "the", "this", "to", "up", "with", "you", "your",
+))  # fmt: skip
+BASE_COLOURS = (
+    "beige", "black", "blue", "bronze", "brown", "burgundy", "copper", "coral", "cream", "gold", "gray", "green",
+    "grey", "ivory", "khaki", "lavender", "maroon", "mint", "navy", "olive", "orange", "peach", "pink", "plum",
+    "purple", "red", "rose", "silver", "tan", "taupe", "teal", "turquoise", "violet", "white", "wine", "yellow",
+)  # fmt: skip
+SAME_ENOUGH = 85.0
+EXACT_OPTIONS = ("size",)
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a customer asks for."""
+
+    instruction: str
+    asin: str
+    name: str
+    query: str
+    product_category: str
+    attributes: tuple[str, ...]
+    options: tuple[str, ...]
+    price_upper: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a purchase is worth, and why."""
+
+    reward: float
+    type: float
+    attributes: int
+    options: int
+    price: bool
+
+
+def judge(product: Product, chosen: Mapping[str, str], goal: Goal) -> Verdict:
+    """The reward for buying a product with the options chosen."""
+    kind = type_reward(product, goal)
+    attributes = sum(_has_attribute(product, wanted) for wanted in goal.attributes)
+    options = min(option_matches(product, chosen, goal.options), len(goal.options))
+    price = product.price <= goal.price_upper
+    reward = kind * (attributes + options + price) / (len(goal.attributes) + len(goal.options) + 1)
+    return Verdict(reward, kind, attributes, options, price)
+
+
+def type_reward(product: Product, goal: Goal) -> float:
+    """1 for the same kind of thing; .5, .1 or 0 the less alike the titles are."""
+    wanted = title_words(goal.name)
+    score = len(title_words(product.name) & wanted) / len(wanted) if wanted else 0.2
+    if score == 0.0:
+        return 0.0
+    if score < 0.1:
+        return 0.1
+    alike = product.query == goal.query or _common(product.product_category, goal.product_category) >= 2
+    return 1.0 if alike or score > 0.2 else 0.5
+
+
+def title_words(title: str) -> set[str]:
+    """The words of a title that may be nouns."""
+    found = re.findall(r"[^\W\d_]+(?:['-][^\W\d_]+)*", title.lower())
+    return {word for word in found if word not in SMALL_WORDS and len(word) > 1}
+
+
+def _common(one: str, other: str) -> int:
+    """How many steps two category paths share, in any order."""
+    return len({step.strip() for step in one.split("›")} & {step.strip() for step in other.split("›")})
+
+
+def _has_attribute(product: Product, wanted: str) -> bool:
+    return any(token_set_ratio(has, wanted) > SAME_ENOUGH for has in product.attributes) or _told(product, wanted)
+
+
+def _told(product: Product, words: str) -> bool:
+    """Whether the words stand in the product's title, features or description."""
+    bullets = " ".join(product.bullets).lower()
+    return words in product.name.lower() or words in bullets or words in product.description.lower()
+
+
+def option_matches(product: Product, chosen: Mapping[str, str], wanted: Sequence[str]) -> int:
+    """How many of the options chosen are among those wanted. A size must be the very one."""
+    asked = [plain_colour(value) for value in wanted]
+    found = 0
+    for option, value in chosen.items():
+        picked = plain_colour(value)
+        if option.lower() in EXACT_OPTIONS:
+            matched = picked in asked
+        else:
+            matched = any(token_set_ratio(value, picked) > SAME_ENOUGH for value in asked)
+        found += matched or _told(product, picked)
+    return found
+
+
+def plain_colour(value: str) -> str:
+    """A colour's plain name where one is in the text: `dark green` is green."""
+    return next((colour for colour in BASE_COLOURS if re.search(rf"\b{colour}\b", value)), value)
+
+
+def token_set_ratio(one: str, other: str) -> float:
+    """How alike two texts are, from 0 to 100, whatever the order of their words and how often they are said."""
+    first, second = set(_tokens(one)), set(_tokens(other))
+    if not first or not second:
+        return 0.0
+    common = " ".join(sorted(first & second))
+    if common and (first <= second or second <= first):
+        return 100.0
+    left = " ".join(filter(None, (common, " ".join(sorted(first - second)))))
+    right = " ".join(filter(None, (common, " ".join(sorted(second - first)))))
+    pairs = [(left, right)] + ([(common, left), (common, right)] if common else [])
+    return max(_ratio(a, b) for a, b in pairs)
+
+
+def _tokens(text: str) -> list[str]:
+    return re.sub(r"[\W_]", " ", text.lower()).split()
+
+
+def _ratio(one: str, other: str) -> float:
+    """Twice the longest common subsequence over both lengths, in percent."""
+    before = [0] * (len(other) + 1)
+    for letter in one:
+        row = [0]
+        for place, against in enumerate(other):
+            row.append(before[place] + 1 if letter == against else max(before[place + 1], row[place]))
+        before = row
+    return 200.0 * before[-1] / (len(one) + len(other))

@@ -1,0 +1,186 @@
+"""Pictures for papers, as PNG: scores with intervals, differences, the Pareto frontier, learning curves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from practicum.errors import UserError
+from practicum.evaluation.compare import Contest
+from practicum.evaluation.curve import smooth
+from practicum.evaluation.pareto import frontier
+from practicum.evaluation.statistics import LEVEL
+from practicum.evaluation.table import shortened
+
+INK, GOOD, BAD, DULL = "#1f2328", "#1a7f37", "#cf222e", "#6e7781"
+COLOURS = ("#6e7781", "#1f6feb", "#bf8700", "#8250df", "#1a7f37", "#cf222e", "#0969da", "#bc4c00")
+STYLE: dict[Any, Any] = {
+    "figure.dpi": 200,
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": DULL,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+}
+
+
+def draw(contest: Contest, folder: Path, level: float = LEVEL) -> list[Path]:
+    """Every picture that these results have something for."""
+    made = [scores(contest, folder / "scores.png", level), differences(contest, folder / "differences.png")]
+    if len(contest.panels) >= 2:
+        made.append(pareto(contest, folder / "pareto.png"))
+    curves = learning_curves(contest, folder / "curves.png")
+    return [*made, curves] if curves is not None else made
+
+
+def scores(contest: Contest, path: Path, level: float = LEVEL) -> Path:
+    """Success of every policy in every environment, with intervals."""
+    entries, panels = contest.entries, contest.panels
+    with _figure(path, (max(4.0, 1.2 + 0.62 * len(entries) * len(panels)), 3.2)) as axes:
+        width = min(0.3, 0.8 / len(entries))
+        for number, entry in enumerate(entries):
+            rates = [entry.results[panel].success_rate for panel in panels]
+            limits = [entry.results[panel].interval(level) for panel in panels]
+            places = [place + (number - (len(entries) - 1) / 2) * width for place in range(len(panels))]
+            # A mean of many attempts may lie a hair outside an interval of its rounding.
+            errors = [
+                [max(0.0, rate - i.low) for rate, i in zip(rates, limits, strict=True)],
+                [max(0.0, i.high - rate) for rate, i in zip(rates, limits, strict=True)],
+            ]
+            colour = COLOURS[number % len(COLOURS)]
+            axes.bar(places, rates, width * 0.9, color=colour, label=shortened(entry.name, 32))
+            axes.errorbar(places, rates, errors, fmt="none", ecolor=INK, elinewidth=1, capsize=2.5)
+        axes.set_xticks(range(len(panels)), [_label(contest, panel) for panel in panels])
+        axes.set_ylim(0, 1.02)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        axes.grid(axis="x", visible=False)
+        axes.set_ylabel(f"success rate, {100 * level:g} % intervals")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.02 + 0.07 * -(-len(entries) // 3)), ncols=3, fontsize=8)
+    return path
+
+
+def differences(contest: Contest, path: Path) -> Path:
+    """Each policy's difference from the baseline with its interval; grey where none is shown."""
+    found = list(contest.comparisons)
+    with _figure(path, (5.4, 1.1 + 0.34 * len(found))) as axes:
+        for place, comparison in enumerate(reversed(found)):
+            change = comparison.success
+            colour = DULL if not comparison.shown else GOOD if change.difference > 0 else BAD
+            middle, low, high = (100 * x for x in (change.difference, change.interval.low, change.interval.high))
+            axes.plot([low, high], [place, place], color=colour, linewidth=1.6)
+            axes.plot([middle], [place], "o", color=colour, markersize=4)
+        names = [_row_name(contest, c.trained.policy, c.baseline.panel) for c in reversed(found)]
+        axes.set_yticks(range(len(found)), names)
+        axes.set_ylim(-0.6, len(found) - 0.4)
+        axes.axvline(0, color=INK, linewidth=0.8)
+        axes.grid(axis="y", visible=False)
+        level = 100 * found[0].success.interval.level
+        base = shortened(contest.entries[0].name, 28)
+        axes.set_xlabel(f"points above '{base}', {level:g} % intervals (grey: no difference shown)")
+    return path
+
+
+def pareto(contest: Contest, path: Path) -> Path:
+    """The first two environments against each other; policies of the whole frontier are filled."""
+    all_scores = {entry.name: entry.scores for entry in contest.entries}
+    best = set(frontier(all_scores))
+    first, second = list(contest.entries[0].scores)[:2]
+    with _figure(path, (4.6, 3.8)) as axes:
+        for number, entry in enumerate(contest.entries):
+            x, y = entry.scores[first], entry.scores[second]
+            colour = COLOURS[number % len(COLOURS)]
+            face = colour if entry.name in best else "none"
+            axes.plot([x], [y], "o", color=colour, markerfacecolor=face, markersize=7, label=shortened(entry.name, 32))
+        rest = len(contest.panels) - 2
+        more = f" ({rest} more environments decide too)" if rest else ""
+        axes.set_xlabel(f"success in {first}")
+        axes.set_ylabel(f"success in {second}")
+        axes.set_title(f"filled: on the Pareto frontier{more}", fontsize=9)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        axes.margins(0.12)
+        axes.legend(fontsize=8)
+    return path
+
+
+def learning_curves(contest: Contest, path: Path) -> Path | None:
+    """Training reward and validation success of the runs that these policies came from; None where none is known."""
+    runs: dict[str, Path] = {}
+    for entry in contest.entries:
+        for examination in entry.results.values():
+            if examination.settings.get("run"):
+                runs[entry.name] = Path(str(examination.settings["run"])) / "metrics.jsonl"
+    curves = {name: rows for name, file in runs.items() if (rows := read_curve(file))}
+    if not curves:
+        return None
+    with _figure(path, (5.4, 3.2)) as axes:
+        for number, (name, rows) in enumerate(curves.items()):
+            colour = COLOURS[(number + 1) % len(COLOURS)]
+            trained = [(row["step"], row["reward/mean"]) for row in rows if "reward/mean" in row]
+            if trained:
+                steps, values = zip(*trained, strict=True)
+                axes.plot(steps, values, ".", color=colour, alpha=0.3, markersize=3)
+                axes.plot(steps, smooth(values, 5), color=colour, linewidth=1.6, label=shortened(name, 32))
+            checked = [row for row in rows if "val/success/mean" in row]
+            if checked:
+                places, middle = [row["step"] for row in checked], [row["val/success/mean"] for row in checked]
+                below = [max(0.0, row["val/success/mean"] - row["val/success/low"]) for row in checked]
+                above = [max(0.0, row["val/success/high"] - row["val/success/mean"]) for row in checked]
+                axes.errorbar(places, middle, [below, above], fmt="s--", color=colour, markersize=3, linewidth=0.8,
+                              capsize=2, label=f"{shortened(name, 24)}, validation")  # fmt: skip
+        axes.set_xlabel("training step")
+        axes.set_ylabel("mean reward (mean of 5 steps)")
+        axes.legend(fontsize=8)
+    return path
+
+
+def read_curve(path: Path) -> list[dict[str, float]]:
+    """The lines of a metrics file that are whole; none where there is no such file."""
+    rows = []
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                rows.append({name: value for name, value in row.items() if isinstance(value, (int, float))})
+    return rows
+
+
+def _label(contest: Contest, panel: str) -> str:
+    entry = contest.entries[0]
+    return entry.label(entry.results[panel])
+
+
+def _row_name(contest: Contest, policy: str, panel: str) -> str:
+    name = shortened(policy, 32)
+    return name if len(contest.panels) == 1 else f"{name}, {_label(contest, panel)}"
+
+
+@contextlib.contextmanager
+def _figure(path: Path, size: tuple[float, float]) -> Iterator[Any]:
+    """Axes to draw on; the picture is written when all went well."""
+    try:
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("Pictures need matplotlib: pip install 'practicum[plots]'.") from None
+    # No pyplot: it keeps figures alive and looks for a screen. A name is a name: no dollar in it starts a formula.
+    with matplotlib.rc_context({**STYLE, "text.parse_math": False}):
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure.add_subplot()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, metadata={"Software": "practicum"})
+        except OSError as error:
+            raise UserError(f"Cannot write '{path}': {error.strerror}; choose another --plots.") from None

@@ -1,0 +1,102 @@
+"""`practicum report`: runs in one self-contained HTML file."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from practicum import __version__
+from practicum.report.cohorts import comparisons
+from practicum.report.index import FIELDS, Row
+from practicum.report.numbers import encode
+from practicum.report.page import data_block, packed_block, self_contained
+from practicum.report.reading import Reading
+from practicum.report.runs import Run
+from practicum.report.samples import samples
+from practicum.report.tokens import Tokenizers
+
+ROOM = 12 << 20
+"""Bytes that whole episodes may take in the file, unless another number is asked for."""
+
+MISSES = 20
+"""Episodes that did not fit before no more are tried."""
+
+Told = Callable[[str, int], None]
+
+
+def document(
+    runs: Sequence[Run], room: int = ROOM, tell: Told = lambda text, waiting: None
+) -> tuple[bytes, list[Reading]]:
+    """The file, and what was read for it. All episodes are listed; as many as fit into `room` bytes can be opened."""
+    readings = []
+    for run in runs:
+        reading = Reading(run)
+        reading.refresh()
+        for waiting in reading.index.read_all():
+            tell(run.name, waiting)
+        readings.append(reading)
+    blocks = [data_block("data", _data(readings))]
+    blocks += embedded(readings, room)
+    names = ", ".join(reading.name for reading in readings[:3]) + (" …" if len(readings) > 3 else "")
+    return self_contained(f"Practicum: {names}", blocks), readings
+
+
+def _data(readings: Sequence[Reading]) -> dict[str, Any]:
+    cohorts = [cohort for reading in readings for cohort in reading.cohorts()]
+    return {
+        "mode": "report",
+        "version": __version__,
+        "fields": FIELDS,
+        "runs": [reading.record() for reading in readings],
+        "rows": {reading.run.key: [row.record() for row in reading.index.rows] for reading in readings},
+        "comparisons": comparisons(cohorts),
+    }
+
+
+def embedded(readings: Sequence[Reading], room: int) -> Iterator[bytes]:
+    """Episodes as compressed blocks, those first that a reader opens first, until the room is used up."""
+    tokenizers, missed = Tokenizers(), 0
+    for reading, row in by_interest(readings):
+        packer = zlib.compressobj(6, zlib.DEFLATED, -15)
+        packed = packer.compress(encode(reading.episode(row, tokenizers))) + packer.flush()
+        block = packed_block(f"e-{reading.run.key}-{row.number}", packed)
+        if len(block) > room:  # a large one; smaller ones may fit still
+            missed += 1
+            if missed > MISSES:
+                return
+            continue
+        room -= len(block)
+        yield block
+
+
+def by_interest(readings: Sequence[Reading]) -> Iterator[tuple[Reading, Row]]:
+    """Samples of every run, then their groups, then the same tasks in the other runs, then all others in turn."""
+    given: set[tuple[str, int]] = set()
+
+    def fresh(reading: Reading, row: Row) -> bool:
+        place = (reading.run.key, row.number)
+        new = place not in given
+        given.add(place)
+        return new
+
+    groups: set[tuple[str, str, str]] = set()
+    tasks: set[str] = set()
+    for reading in readings:
+        rows = reading.index.rows
+        for number in dict.fromkeys(n for numbers in samples(rows).values() for n in numbers):
+            groups.add((reading.run.key, rows[number].part, rows[number].group))
+            tasks.add(rows[number].sitting.cluster)
+            if fresh(reading, rows[number]):
+                yield reading, rows[number]
+    for kin in (True, False):
+        for reading in readings:
+            for row in reading.index.rows:
+                near = (reading.run.key, row.part, row.group) in groups if kin else row.sitting.cluster in tasks
+                if near and fresh(reading, row):
+                    yield reading, row
+    longest = max((len(reading.index.rows) for reading in readings), default=0)
+    for place in range(longest):
+        for reading in readings:
+            if place < len(reading.index.rows) and fresh(reading, reading.index.rows[place]):
+                yield reading, reading.index.rows[place]

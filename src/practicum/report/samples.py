@@ -1,0 +1,69 @@
+"""Which episodes a person should read first: the best, the worst, and those that nobody would have expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from practicum.report.index import Row
+from practicum.trajectory import Outcome
+
+EACH = 6
+
+
+def samples(rows: Sequence[Row], each: int = EACH) -> dict[str, list[int]]:
+    """Numbers of rows, no two of a list at the same task where there are enough tasks."""
+    counted = [row for row in rows if row.counted]
+    played = [row for row in counted if not row.selected]  # among chosen episodes nothing is worst or surprising
+    surprise = surprises(played)
+    return {
+        "best": _first(counted, lambda row: (-row.sitting.reward, row.sitting.turns, row.sitting.tokens), each),
+        "worst": _first(played, lambda row: (row.sitting.reward, -row.sitting.invalid, -row.sitting.turns), each),
+        "surprising": _first(
+            [row for row in played if row.number in surprise],
+            lambda row: (-surprise[row.number], row.logprob if row.logprob is not None else 0.0),
+            each,
+        ),
+    }
+
+
+def surprises(rows: Iterable[Row]) -> dict[int, float]:
+    """How unexpected each outcome was, in bits.
+
+    What is expected comes from the other attempts at the same task, or where there are none from all other episodes of
+    that part of the run; one success and one failure are added to what was seen.
+    """
+    by_task: dict[tuple[str, str], list[Row]] = {}
+    by_part: dict[str, list[Row]] = {}
+    for row in rows:
+        by_task.setdefault((row.part, row.sitting.cluster), []).append(row)
+        by_part.setdefault(row.part, []).append(row)
+    wins = {id(group): sum(map(_won, group)) for group in (*by_task.values(), *by_part.values())}
+    found = {}
+    for (part, _), attempts in by_task.items():
+        known = attempts if len(attempts) > 1 else by_part[part]
+        if len(known) < 2:
+            continue
+        for row in attempts:
+            others, won = len(known) - 1, wins[id(known)] - _won(row)
+            likely = (won + 1) / (others + 2) if _won(row) else (others - won + 1) / (others + 2)
+            found[row.number] = -math.log2(likely)
+    return found
+
+
+def _won(row: Row) -> bool:
+    return row.sitting.outcome is Outcome.SUCCESS
+
+
+def _first(rows: Iterable[Row], order: Callable[[Row], tuple[float, ...]], each: int) -> list[int]:
+    """The first few by an order, one a task as long as there are enough tasks."""
+    ordered = sorted(rows, key=lambda row: (order(row), row.number))
+    fresh: list[int] = []
+    again: list[int] = []
+    tasks: set[str] = set()
+    for row in ordered:
+        (again if row.sitting.cluster in tasks else fresh).append(row.number)
+        tasks.add(row.sitting.cluster)
+        if len(fresh) >= each:
+            break
+    return (fresh + again)[:each]

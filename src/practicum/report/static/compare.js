@@ -1,0 +1,88 @@
+// Task by task: what two runs (or two parts of one) did on the same task, and episodes side by side.
+const versus = {a: '', b: '', only: true};
+
+function cohortsShown() {
+  const found = new Map();
+  for (const row of allRows()) {
+    const name = row.run + '\u0000' + row.part;
+    if (!found.has(name)) found.set(name, {name, label: runOf(row.run).name + (row.part ? ' · ' + row.part : ''), run: row.run, rows: []});
+    found.get(name).rows.push(row);
+  }
+  return [...found.values()];
+}
+
+function comparePage() {
+  const cohorts = cohortsShown();
+  const page = el('div', {class: 'wide'});
+  if (cohorts.length < 2) return put(page, [el('h2', {}, 'Compare'), el('p', {class: 'soft'}, 'Two runs with episodes are needed; give them both to `practicum report`, or show both on the overview.'), comparisonSection()]);
+  const both = firstPair(cohorts);
+  if (!cohorts.some((one) => one.name === versus.a)) versus.a = both[0];
+  if (!cohorts.some((one) => one.name === versus.b) || versus.b === versus.a) versus.b = both.find((name) => name !== versus.a);
+  const table = el('div', {});
+  const pick = (name, label) => {
+    const select = el('select', {'aria-label': label, id: 'compare-' + name}, cohorts.map((one) => el('option', {value: one.name}, one.label)));
+    select.value = versus[name];
+    select.addEventListener('change', () => { versus[name] = select.value; fill(); });
+    return select;
+  };
+  const only = el('input', {type: 'checkbox', checked: versus.only, id: 'compare-only'});
+  only.addEventListener('change', () => { versus.only = only.checked; fill(); });
+  const fill = () => table.replaceChildren(...taskTable(cohorts.find((one) => one.name === versus.a), cohorts.find((one) => one.name === versus.b)));
+  put(page, [el('section', {}, el('div', {class: 'section-head'}, el('h2', {}, 'Task by task'), pick('a', 'First'), el('span', {class: 'soft'}, 'against'), pick('b', 'Second'),
+    el('label', {class: 'small soft'}, only, ' only where they differ')), table), comparisonSection()]);
+  fill();
+  return page;
+}
+
+// The two that share most tasks, in their order.
+function firstPair(cohorts) {
+  let best = [cohorts[0].name, cohorts[1].name], most = -1;
+  const sets = cohorts.slice(0, 12).map((one) => new Set(one.rows.map((row) => row.hash)));
+  for (let i = 0; i < sets.length; i += 1) for (let j = i + 1; j < sets.length; j += 1) {
+    let count = cohorts[i].run !== cohorts[j].run ? 0.5 : 0;
+    for (const hash of sets[i]) if (sets[j].has(hash)) count += 1;
+    if (count >= 1 && count > most) { most = count; best = [cohorts[i].name, cohorts[j].name]; }
+  }
+  return best;
+}
+
+function byTask(rows) {
+  const found = new Map();
+  for (const row of rows) { const name = row.task + '\u0000' + row.hash; if (!found.has(name)) found.set(name, []); found.get(name).push(row); }
+  return found;
+}
+const meanOf = (rows) => { const values = rows.map((row) => row.reward).filter(isNumber); return values.length ? values.reduce((a, b) => a + b, 0) / values.length : null; };
+
+function taskTable(a, b) {
+  const first = byTask(a.rows), second = byTask(b.rows);
+  const shared = [...first.keys()].filter((name) => second.has(name));
+  const rows = shared.map((name) => ({name, a: first.get(name), b: second.get(name), apart: (meanOf(second.get(name)) ?? 0) - (meanOf(first.get(name)) ?? 0)}));
+  const wanted = rows.filter((row) => !versus.only || Math.abs(row.apart) > 1e-9).sort((x, y) => Math.abs(y.apart) - Math.abs(x.apart));
+  const dots = (list) => el('span', {class: 'outcomes'}, list.slice(0, 16).map((row) => el('span', {class: 'dot ' + dotKind(row.outcome), title: `${row.outcome}, ${figure(row.reward)}`})), el('span', {class: 'faint small'}, ' ' + figure(meanOf(list))));
+  const better = rows.filter((row) => row.apart > 1e-9).length, worse = rows.filter((row) => row.apart < -1e-9).length;
+  if (!shared.length) return [el('p', {class: 'card note'}, 'They have no task in common.')];
+  const open = (row) => side(row.a.length + row.b.length <= 2 ? [...row.a, ...row.b] : [...row.a.slice(0, 4), ...row.b.slice(0, 4)]);
+  return [el('p', {class: 'soft small'}, `${plural(shared.length, 'shared task')}: the second got more on ${better}, less on ${worse}. A row opens both side by side.`),
+    el('div', {class: 'card scroll'}, el('table', {id: 'tasks'}, el('thead', {}, el('tr', {}, el('th', {}, 'Task'), el('th', {}, a.label), el('th', {}, b.label), el('th', {class: 'n'}, 'Difference'))),
+      el('tbody', {}, wanted.slice(0, 300).map((row) => el('tr', {class: 'link', tabindex: '0', on: {click: () => open(row), keydown: (event) => { if (event.key === 'Enter') open(row); }}},
+        el('td', {}, row.a[0].task), el('td', {}, dots(row.a)), el('td', {}, dots(row.b)), el('td', {class: 'n'}, signed(row.apart))))))),
+    wanted.length > 300 ? el('p', {class: 'faint small'}, `The first 300 of ${wanted.length}.`) : null].filter(Boolean);
+}
+
+function sidePage(rows) {
+  const tools = el('div', {class: 'tools'});
+  const columns = el('div', {class: 'columns'});
+  const page = el('div', {class: 'wide'}, el('div', {class: 'section-head'}, el('h2', {}, new Set(rows.map((row) => row.task)).size === 1 ? rows[0].task : 'Side by side'), el('span', {class: 'soft small'}, plural(rows.length, 'episode'))), tools, columns);
+  const found = new Array(rows.length).fill(null);
+  const again = () => {
+    tools.replaceChildren(...put(el('div', {}), controls(again)).childNodes);
+    columns.replaceChildren(...rows.map((row, place) => el('div', {class: 'column'},
+      el('div', {class: 'card column-head'}, el('div', {class: 'episode-head'}, el('a', {href: `#/episode/${row.run}/${row.number}`}, el('span', {class: 'dot ' + colourOf(row.run)}), `${runOf(row.run).name}${row.part ? ' · ' + row.part : ''}`), badge(row.outcome)),
+        el('div', {class: 'facts'}, fact('attempt', row.attempt), fact('reward', figure(row.reward)), advantageOf(row) === null ? null : fact('advantage', signed(advantageOf(row))), fact('turns', row.turns), row.logprob === null ? null : fact('mean log-prob', figure(row.logprob)))),
+      found[place] ? turnsOf(found[place], row) : el('p', {class: 'faint'}, 'Opening …'))));
+  };
+  shownEpisode = {row: rows[0], again, group: rows};
+  again();
+  rows.forEach((row, place) => episodeAt(row.run, row.number).then((one) => { found[place] = one; again(); }).catch((error) => { found[place] = {fault: error.message}; again(); }));
+  return page;
+}

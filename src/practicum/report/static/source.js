@@ -1,0 +1,99 @@
+// Where the data comes from: out of this file, or from the server that shows a folder of runs.
+const given = JSON.parse(document.getElementById('data').textContent);
+const live = given.mode === 'live';
+const state = {runs: [], rows: new Map(), fields: given.fields || [], hidden: new Set(), comparisons: given.comparisons || []};
+
+const runOf = (key) => state.runs.find((run) => run.key === key);
+const shownRuns = () => state.runs.filter((run) => !state.hidden.has(run.key));
+// A run keeps its colour, whichever runs come and go around it.
+const colours = new Map();
+function colourOf(key) {
+  if (!colours.has(key)) colours.set(key, 'c' + (colours.size % 8));
+  return colours.get(key);
+}
+
+function takeRows(key, lists, from) {
+  const rows = from ? state.rows.get(key) || [] : [];
+  rows.length = Math.min(rows.length, from || 0);
+  for (const list of lists) {
+    const row = {run: key};
+    state.fields.forEach((name, place) => { row[name] = list[place]; });
+    row.search = `${row.task} ${row.part} ${row.environment} ${row.outcome} ${row.group}`.toLowerCase();
+    rows.push(row);
+  }
+  state.rows.set(key, rows);
+  grouped.delete(key);
+}
+
+// Groups of a run: episodes that were played for one comparison of rewards.
+const grouped = new Map();
+function groupsOf(key) {
+  if (!grouped.has(key)) {
+    const groups = new Map();
+    for (const row of state.rows.get(key) || []) {
+      const name = [row.part, row.step, row.group].join('\u0000');
+      if (!groups.has(name)) groups.set(name, []);
+      groups.get(name).push(row);
+      row.groupName = name;
+    }
+    for (const rows of groups.values()) {
+      const scored = rows.filter((row) => ['success', 'failure', 'truncated'].includes(row.outcome) && isNumber(row.reward));
+      for (const row of rows) row.advantage = null;
+      if (scored.length < 2 || /(^|\/)top_episodes$/.test(rows[0].part)) continue;
+      const mean = scored.reduce((sum, row) => sum + row.reward, 0) / scored.length;
+      const spread = Math.sqrt(scored.reduce((sum, row) => sum + (row.reward - mean) ** 2, 0) / (scored.length - 1));
+      for (const row of scored) row.advantage = (row.reward - mean) / (spread + 1e-6);
+    }
+    grouped.set(key, groups);
+  }
+  return grouped.get(key);
+}
+function groupOf(row) { return groupsOf(row.run).get(row.groupName) || [row]; }
+function advantageOf(row) { groupsOf(row.run); return row.advantage; }
+
+function rowAt(key, number) { return (state.rows.get(key) || [])[number]; }
+const allRows = () => shownRuns().flatMap((run) => state.rows.get(run.key) || []);
+
+async function unpack(text) {
+  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('deflate-raw'));
+  return JSON.parse(await new Response(stream).text());
+}
+
+const opened = new Map();
+async function episodeAt(key, number) {
+  const name = `${key}/${(runOf(key) || {}).generation}/${number}`;
+  if (opened.has(name)) return opened.get(name);
+  let found;
+  if (live) {
+    const answer = await fetch(`api/episode?run=${encodeURIComponent(key)}&number=${number}`);
+    found = answer.ok ? await answer.json() : {fault: 'the server does not have it (any more)'};
+  } else {
+    const block = document.getElementById(`e-${key}-${number}`);
+    if (block) found = await unpack(block.textContent);
+    else found = {absent: true};
+  }
+  if (opened.size > 40) opened.delete(opened.keys().next().value);
+  opened.set(name, found);
+  return found;
+}
+
+// The same rule as the server's series: a point is the mean over `stride` steps, and 600 points become 300.
+const LIMIT = 600;
+function addPoint(series, step, value) {
+  const pending = series.pending;
+  pending[0] += 1; pending[1] = step; pending[2] += value[0];
+  pending[3] += value.length > 1 ? value[1] : value[0];
+  pending[4] += value.length > 1 ? value[2] : value[0];
+  if (pending[0] < series.stride) return;
+  series.points.push([step, pending[2] / pending[0], pending[3] / pending[0], pending[4] / pending[0]]);
+  series.pending = [0, 0, 0, 0, 0];
+  if (series.points.length < LIMIT) return;
+  const half = [];
+  for (let place = 0; place + 1 < series.points.length; place += 2) {
+    const [a, b] = [series.points[place], series.points[place + 1]];
+    half.push([b[0], (a[1] + b[1]) / 2, (a[2] + b[2]) / 2, (a[3] + b[3]) / 2]);
+  }
+  series.points = half;
+  series.stride *= 2;
+}

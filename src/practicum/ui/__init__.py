@@ -1,0 +1,1 @@
+"""The live page: runs below a folder, watched and never touched."""

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from practicum import registry
+from practicum.cli.envs import check
+from practicum.environment import SPLITS, Action, Step
+from practicum.environments.affine.abd import AbdEnvironment
+from practicum.environments.affine.answers import read_input
+from practicum.environments.affine.base import Unreadable
+from practicum.environments.affine.running import Job, run_jobs, same_output, with_newline
+from practicum.errors import UserError
+from practicum.sandbox import base
+from practicum.task import Task
+
+PAPER = Task(
+    "t",
+    "affine:abd",
+    "train",
+    {"program": "def solve():\n    x = int(input())\n    print(x * 2)", "output": "10", "input": "5"},
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _needs_a_sandbox() -> None:
+    try:
+        base.current()
+    except UserError as error:
+        pytest.skip(f"isolation is NOT tested: {error}")
+
+
+def steps(world: AbdEnvironment, task: Task, *replies: str) -> list[Step]:
+    async def run() -> list[Step]:
+        await world.reset(task, 0)
+        return [await world.step(Action(content=reply)) for reply in replies]
+
+    return asyncio.run(run())
+
+
+def test_golden_example_of_the_paper() -> None:
+    world = registry.environment_class("affine:abd")()
+    assert isinstance(world, AbdEnvironment)
+    system, user = asyncio.run(world.reset(PAPER, 0)).messages
+    assert "<INPUT>...</INPUT>" in system.content
+    assert user.content == f"{PAPER.fields['program']}\n\nExpected output:\n10"
+    (step,) = steps(world, PAPER, "It doubles.\n<INPUT>\n5\n</INPUT>")
+    assert (step.reward, step.terminated, step.success) == (1.0, True, True)
+    assert step.observation.messages[0].content == "With that input the program prints:\n10"
+
+
+def test_any_input_that_gives_the_output_counts() -> None:
+    task = Task("t", "affine:abd", "train", {"program": "print(int(input()) % 7)", "output": "3", "input": "3"})
+    for offered, right in (("10", True), ("-4", True), (" 17 ", True), ("3\nmore", True), ("4", False)):
+        (step,) = steps(AbdEnvironment(), task, f"<INPUT>{offered}</INPUT>")
+        assert (step.success, step.terminated) == (right, True), offered
+
+
+def test_a_reply_without_tags_is_told_so_and_may_be_repeated() -> None:
+    first, second = steps(AbdEnvironment(reward="shaped"), PAPER, "5", "<INPUT>5</INPUT>")
+    assert (first.terminated, first.reward, first.info["valid"]) == (False, -0.05, False)
+    assert "between <INPUT> and </INPUT>" in first.observation.messages[0].content
+    assert (second.reward, second.success) == (1.0, True)
+
+
+def test_too_few_lines_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*given: object) -> None:
+        raise AssertionError("it was run")
+
+    monkeypatch.setattr("practicum.environments.affine.abd.run_jobs_async", never)
+    (step,) = steps(AbdEnvironment(), PAPER, "<INPUT></INPUT>")
+    assert (step.success, step.terminated) == (False, True)
+    assert step.observation.messages[0].content == "The program reads more lines than that."
+
+
+def test_wrong_inputs_and_the_shaped_reward() -> None:
+    task = Task("t", "affine:abd", "train", {"program": "n = int(input())\nprint(1)\nprint(n)", "output": "1\n2"})
+    (half,) = steps(AbdEnvironment(reward="shaped"), task, "<INPUT>3</INPUT>")
+    assert half.reward == pytest.approx(0.1)
+    assert (half.success, half.parts["ran"]) == (False, 1.0)
+    (broken,) = steps(AbdEnvironment(reward="shaped"), task, "<INPUT>three</INPUT>")
+    assert (broken.reward, broken.parts["ran"]) == (0.0, 0.0)
+    assert "the program fails: ValueError: invalid literal" in broken.observation.messages[0].content
+    first, second = steps(AbdEnvironment(tries=2), task, "<INPUT>3</INPUT>", "<INPUT>2</INPUT>")
+    assert (first.terminated, second.success) == (False, True)
+    with pytest.raises(UserError, match="has no 'input' for the expert"):
+        AbdEnvironment().expert(task)
+
+
+def test_a_program_that_complains_does_not_count() -> None:
+    code = "import sys\nprint(int(input()))\nprint('note', file=sys.stderr)"
+    task = Task("t", "affine:abd", "train", {"program": code, "output": "1"})
+    assert not steps(AbdEnvironment(), task, "<INPUT>1</INPUT>")[0].success
+
+
+def test_expert_solves_every_level_and_template() -> None:
+    """All in few guests: what the environment would run one by one."""
+    tasks = AbdEnvironment().tasks("train", 150)
+    assert [task.fields["level"] for task in tasks[:6]] == [1, 2, 3, 4, 5, 1]
+    assert len({task.fields["template"] for task in tasks}) >= 60
+    replies = [AbdEnvironment().expert(task)(None).content for task in tasks]  # type: ignore[arg-type]
+    jobs = [Job(t.fields["program"], with_newline(read_input(r) or "")) for t, r in zip(tasks, replies, strict=True)]
+    ran = run_jobs(jobs[:75]) + run_jobs(jobs[75:])
+    assert all(r.fine and same_output(t.fields["output"], r.output) for t, r in zip(tasks, ran, strict=True))
+
+
+def test_the_answer_is_not_in_the_prompt() -> None:
+    task = Task("t", "affine:abd", "train", {**PAPER.fields, "input": "987654"})
+    shown = asyncio.run(AbdEnvironment().reset(task, 0)).messages
+    assert "987654" not in " ".join(message.content for message in shown)
+
+
+def test_splits_share_no_program_and_ids_are_stable() -> None:
+    world = AbdEnvironment(levels=[1, 2])
+    found = {split: [t for seed in range(3) for t in world.tasks(split, 100, seed)] for split in SPLITS}
+    programs = {split: {t.fields["program"] for t in tasks} for split, tasks in found.items()}
+    assert not programs["train"] & programs["val"]
+    assert not programs["train"] & programs["test"]
+    assert not programs["val"] & programs["test"]
+    assert all(len({t.id for t in world.tasks(split, 100)}) == 100 for split in SPLITS)
+    assert [task.id for task in AbdEnvironment().tasks("test", 2)] == IDS
+
+
+IDS = ["affine-abd-6a3c421e41cf0fb4", "affine-abd-e551d32a3fafbdc4"]
+
+
+def test_another_process_plays_the_same_episode() -> None:
+    code = (
+        "import asyncio\n"
+        "from practicum.environments.affine.abd import AbdEnvironment\n"
+        "world = AbdEnvironment()\n"
+        "tasks = world.tasks('val', 5)\n"
+        "shown = [asyncio.run(world.reset(task, 7)) for task in tasks]\n"
+        "steps = []\n"
+        "for task in tasks:\n"
+        "    asyncio.run(world.reset(task, 7))\n"
+        "    steps.append(asyncio.run(world.step(world.random(task, 1)(None))))\n"
+        "print([t.id for t in tasks], shown, steps)"
+    )
+    said = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment).stdout
+        for environment in ({**os.environ, "PYTHONHASHSEED": "1"}, {**os.environ, "PYTHONHASHSEED": "2"})
+    ]
+    assert said[0] == said[1]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text() | st.from_regex(r"(</?INPUT>|</?think>|\n|[ab5 ]){0,10}"))
+def test_reading_a_reply_gives_an_input_or_says_so(text: str) -> None:
+    world = AbdEnvironment()
+    if read_input(text) is None:
+        with pytest.raises(Unreadable, match="<INPUT>"):
+            world.read(text)
+    else:
+        assert world.read(text) == read_input(text)
+
+
+def test_random_policy_guesses_now_and_then() -> None:
+    world = AbdEnvironment(levels=[1])
+    tasks = world.tasks("train", 40)
+    policies = [world.random(task, 0) for task in tasks]
+    offered = [read_input(policy(None).content) or "" for policy in policies]  # type: ignore[arg-type]
+    jobs = [Job(t.fields["program"], with_newline(text)) for t, text in zip(tasks, offered, strict=True)]
+    won = sum(same_output(t.fields["output"], r.output) for t, r in zip(tasks, run_jobs(jobs), strict=True))
+    assert won <= 12
+    assert len(set(offered)) > 10
+
+
+def test_wrong_options() -> None:
+    with pytest.raises(UserError, match="levels must be whole numbers from 1 to 5"):
+        AbdEnvironment(levels=[9])
+    with pytest.raises(UserError, match="cpu_seconds must be a whole number"):
+        AbdEnvironment(cpu_seconds=0)
+    with pytest.raises(UserError, match="needs 'program' and 'output'"):
+        asyncio.run(AbdEnvironment().reset(Task("t", "affine:abd", "train", {"program": "print(1)"}), 0))
+
+
+def test_no_episode_begins_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> None:
+        raise UserError("none works here: install bubblewrap")
+
+    monkeypatch.setattr(base, "current", refused)
+    with pytest.raises(UserError, match="install bubblewrap"):
+        AbdEnvironment()
+
+
+def test_envs_check_is_happy() -> None:
+    assert asyncio.run(check("affine:abd", 5))
+
+
+def test_seeds_give_other_tasks() -> None:
+    world = AbdEnvironment()
+    assert {t.id for t in world.tasks("train", 20, 0)} != {t.id for t in world.tasks("train", 20, 1)}

@@ -1,0 +1,285 @@
+"""ALFWorld: the stock engine's transcripts, made games that can be solved, both grammars, both rewards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from practicum import registry
+from practicum.environment import SPLITS, Action, Policy, Step
+from practicum.environments.agentgym.alfworld import AlfWorld, made_task, pool_of
+from practicum.environments.agentgym.alfworld_games import KINDS, Dice, kind_of
+from practicum.environments.worker import close_pools
+from practicum.errors import UserError
+from practicum.rollout import attempts, run_episodes
+from practicum.task import Task
+from practicum.workbench import make_workbench
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_process_stays() -> Iterator[None]:
+    yield
+    close_pools()
+
+
+def play(environment: AlfWorld, task: Task, policy: Policy, limit: int = 40) -> list[Step]:
+    async def run() -> list[Step]:
+        observation = await environment.reset(task, 0)
+        done: list[Step] = []
+        while len(done) < limit and not (done and done[-1].terminated):
+            done.append(await environment.step(policy(observation)))
+            observation = done[-1].observation
+        await environment.close()
+        return done
+
+    return asyncio.run(run())
+
+
+def say(environment: AlfWorld, number: int, commands: list[str]) -> list[Step]:
+    said = iter(commands)
+    return play(environment, made_task(number), lambda observation: Action(content=next(said)), len(commands))
+
+
+STOCK = """
+import json, random, sys
+from practicum.environments.agentgym import alfworld_engine, alfworld_host
+given = json.loads(sys.stdin.read())
+stock = alfworld_engine.stock()
+import textworld
+from alfworld.agents.environment.alfred_tw_env import AlfredDemangler, AlfredInfos
+from textworld.envs.pddl.pddl import PddlEnv
+
+def stock_transcript(data, choose):
+    infos = textworld.EnvInfos(won=True, admissible_commands=True, extras=["gamefile"])
+    world = AlfredInfos(AlfredDemangler(PddlEnv(infos), shuffle=False))
+    world.load(data)
+    state = world.reset()
+    told = [[state.feedback, state.admissible_commands]]
+    for command in choose(lambda: state.admissible_commands):
+        state, _, done = world.step(command)
+        told.append([command, state.feedback, state.admissible_commands, state.won])
+        if done:
+            break
+    return told
+
+def quick_transcript(data, choose):
+    world = alfworld_engine.Game(alfworld_engine.Library(), data)
+    told = [[world.text, world.legal]]
+    for command in choose(lambda: world.legal):
+        world.step(command)
+        told.append([command, world.text, world.legal, world.won])
+        if world.won:
+            break
+    return told
+
+def player(seed, plan):
+    def choose(legal):
+        dice = random.Random(seed)
+        for command in plan:
+            yield command
+        while not plan:
+            yield dice.choice(legal()) if dice.random() < 0.9 else "jump over the moon"
+            if dice.random() < 0.03:
+                return
+    return choose
+
+games = [(number, alfworld_host.load(number)) for number in given["games"]]
+ways = [(data, player(number, [])) for number, data in games]
+ways += [(data, player(number, given["plans"][str(number)])) for number, data in games]
+before = [stock_transcript(data, way) for data, way in ways]  # before anything is made quicker
+after = [quick_transcript(data, way) for data, way in ways]
+print(json.dumps({"same": before == after, "steps": sum(map(len, before)), "won": [each[-1][-1] for each in before]}))
+"""
+
+
+def test_transcripts_are_the_stock_packages() -> None:
+    games = [1, 2]
+    world = AlfWorld()
+    plans = {}
+    for number in games:
+        steps = play(world, made_task(number), world.expert(made_task(number)))
+        assert steps[-1].success
+        plans[number] = list(pool_of(2).ask("plan", game=number, expert="walkthrough"))
+    process = subprocess.run(
+        [sys.executable, "-c", STOCK], input=json.dumps({"games": games, "plans": plans}), text=True,
+        capture_output=True, env={**os.environ, "PYTHONHASHSEED": "0"}, check=False,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    told = json.loads(process.stdout.splitlines()[-1])
+    assert told["same"]
+    assert told["steps"] > 25
+    assert told["won"][2:] == [True] * 2
+
+
+def test_the_expert_solves_every_kind_and_the_null_policy_none() -> None:
+    world = AlfWorld()
+    tasks = world.tasks("val", 12)
+    assert sorted(task.fields["kind"] for task in tasks) == sorted(KINDS * 2)
+    for task in tasks:
+        steps = play(world, task, world.expert(task))
+        assert steps[-1].success, task.id
+        assert all(step.info["valid"] for step in steps)
+        assert sum(step.reward for step in steps) == 1.0
+    idle = play(world, tasks[0], world.null(tasks[0]), 5)
+    assert not any(step.reward or step.terminated or step.info["valid"] for step in idle)
+    assert idle[0].observation.messages[0].content.startswith("Observation: Nothing happens.\nAVAILABLE ACTIONS: ")
+
+
+def test_the_bracket_grammar_and_the_papers_shorthand() -> None:
+    world = AlfWorld(grammar="bracket", reward="shaped")
+    task = made_task(2)
+    plan = play(world, task, world.expert(task))
+    assert plan[-1].success
+    # Each step that works 0.2, the one that completes 1.0 instead.
+    assert sum(step.reward for step in plan) == pytest.approx(0.2 * (len(plan) - 1) + 1.0)
+    thing = next(c for c in pool_of(2).ask("plan", game=2, expert="walkthrough") if c.startswith("take")).split()[1]
+    said = iter(world.write(c) for c in pool_of(2).ask("plan", game=2, expert="walkthrough"))
+    short = {"take": f"take[{thing}]", "clean": f"clean[{thing}]"}
+
+    def brief(observation: object) -> Action:
+        command = next(said)
+        return Action(content=short.get(command.partition("[")[0], command))
+
+    steps = play(AlfWorld(grammar="bracket"), task, brief)
+    assert [step.info["valid"] for step in steps[:-1]].count(False) <= 1  # a second thing of that name may lie there
+
+
+def test_an_unclear_bracket_command_is_asked_back() -> None:
+    unclear, sentence, impossible = say(AlfWorld(grammar="bracket"), 3, ["goto[cabinet]", "go to cabinet 1", "fly[1]"])
+    assert "Which of these do you mean? goto[cabinet 1]" in unclear.observation.messages[0].content
+    assert "Could not execute 'go to cabinet 1'" in sentence.observation.messages[0].content
+    assert not any(step.info["valid"] for step in (unclear, sentence, impossible))
+
+
+def test_shaped_reward_pays_new_steps_once_and_punishes_errors() -> None:
+    commands = ["go to fridge 1", "go to fridge 1", "open fridge 1", "close fridge 1", "open fridge 1", "look", "sing"]
+    rewards = [step.reward for step in say(AlfWorld(reward="shaped"), 3, commands)]
+    assert rewards == pytest.approx([0.2, -0.05, 0.2, 0.2, 0.0, 0.0, -0.05])
+
+
+def test_older_wordings_are_understood() -> None:
+    plan = pool_of(2).ask("plan", game=3, expert="walkthrough")
+    older = [command.replace("move ", "put ").replace(" to ", " in/on ") if command.startswith("move ") else command
+             for command in plan]  # fmt: skip
+    assert older != plan
+    assert say(AlfWorld(), 3, older)[-1].success
+
+
+def test_fast_downwards_planner_is_an_expert_too() -> None:
+    world = AlfWorld(expert="planner")
+    assert play(world, made_task(2), world.expert(made_task(2)))[-1].success
+
+
+def test_splits_are_disjoint_and_ids_stable() -> None:
+    world = AlfWorld()
+    found = {split: {task.id for task in world.tasks(split, 60)} for split in SPLITS}
+    assert all(len(ids) == 60 for ids in found.values())
+    assert len(set.union(*found.values())) == 180
+    assert world.tasks("train", 3)[1] == world.tasks("train", 60)[1]
+    assert world.tasks("train", 60, seed=1) != world.tasks("train", 60)
+    assert len({task.id for task in world.tasks("test", 1000)}) == 1000  # beyond the first round come new games
+    task = world.task_at(6003)
+    assert (task.fields["data_idx"], task.fields["kind"]) == (6003, kind_of(3))
+    assert task == made_task(6003)
+
+
+def test_the_dice_are_the_same_everywhere() -> None:
+    dice = Dice("alfworld/1/7")
+    assert [dice.below(100) for _ in range(6)] == [94, 0, 13, 43, 44, 8]
+
+
+def test_the_same_task_is_the_same_episode_in_two_processes() -> None:
+    async def transcript() -> list[str]:
+        world = AlfWorld()
+        observation = await world.reset(made_task(4), 0)
+        policy = world.random(made_task(4), 3)
+        told = [observation.messages[-1].content]
+        for _ in range(15):
+            step = await world.step(policy(observation))
+            observation = step.observation
+            told.append(observation.messages[-1].content)
+        return told
+
+    first = asyncio.run(transcript())
+    close_pools()
+    assert asyncio.run(transcript()) == first
+
+
+def test_a_killed_engine_costs_its_episode_which_is_tried_again() -> None:
+    bench = make_workbench("agentgym:alfworld", "expert", max_turns=40)
+    tasks = bench.environment.tasks("train", 2)
+    killed: list[int] = []
+
+    class Fragile(AlfWorld):
+        async def act(self, command: str) -> object:  # type: ignore[override]
+            if not killed:
+                assert self._seat is not None
+                killed.append(self._seat.worker.process.pid)
+                os.kill(killed[0], signal.SIGKILL)
+            return await super().act(command)
+
+    planned = attempts(tasks, 1, 0)
+    lost = asyncio.run(run_episodes(planned[:1], Fragile, bench.agent, bench.engine, bench.renderer))
+    assert lost[0].outcome.value == "env_error"
+    assert "the process of AlfWorldHost is gone" in str(lost[0].error)
+    killed.clear()
+    won = asyncio.run(run_episodes(planned, Fragile, bench.agent, bench.engine, bench.renderer, retries=1))
+    assert [episode.outcome.value for episode in won] == ["success", "success"]
+
+
+def test_alfworlds_own_files_are_played(tmp_path: Path) -> None:
+    program = "import json, sys; from practicum.environments.agentgym import alfworld_host as h; "
+    program += "data = h.load(2); data['walkthrough'] = json.loads(sys.argv_plan); json.dump(data, sys.stdout)"
+    plan = pool_of(2).ask("plan", game=2, expert="walkthrough")
+    program = program.replace("sys.argv_plan", repr(json.dumps(plan)))
+    made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    data = json.loads(made.stdout)
+    del data["plan"]
+    for folder, name in (("train", "a"), ("train", "b"), ("valid_seen", "c"), ("train", "d-movable")):
+        place = tmp_path / folder / f"pick_clean_then_place_in_recep-{name}" / "trial"
+        place.mkdir(parents=True)
+        (place / "game.tw-pddl").write_text(json.dumps({**data, "solvable": True}))
+    world = AlfWorld(games=str(tmp_path))
+    tasks = world.tasks("train", 4)
+    assert len({task.id for task in tasks}) == 2
+    assert tasks[0].fields["kind"] == "pick_clean_then_place_in_recep"
+    assert [world.task_at(index).split for index in range(3)] == ["train", "train", "val"]
+    assert play(world, tasks[0], world.expert(tasks[0]))[-1].success
+    with pytest.raises(UserError, match="There are no games in"):
+        world.tasks("test", 1)
+    with pytest.raises(UserError, match="say where they are"):
+        play(AlfWorld(), tasks[0], world.null(tasks[0]))
+
+
+def test_wrong_settings_are_refused(tmp_path: Path) -> None:
+    assert registry.environment_class("agentgym:alfworld") is AlfWorld
+    with pytest.raises(UserError, match="no expert 'plan'. Did you mean 'planner'"):
+        AlfWorld(expert="plan")
+    with pytest.raises(UserError, match="no ALFWorld games"):
+        AlfWorld(games=str(tmp_path))
+    with pytest.raises(UserError, match="make the tasks anew"):
+        play(AlfWorld(), Task("x", "agentgym:alfworld", "train", {"data_idx": 1}), AlfWorld().null(made_task(0)))
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "fast_downward" else object())
+    with pytest.raises(UserError, match="needs the package 'fast_downward'"):
+        AlfWorld()
+
+
+@pytest.mark.slow
+def test_the_expert_solves_sixty_and_random_almost_none() -> None:
+    world = AlfWorld()
+    tasks = world.tasks("train", 60)
+    assert all(play(world, task, world.expert(task))[-1].success for task in tasks)
+    lucky = [play(world, task, world.random(task, random.Random(7).randrange(99)), 20)[-1].success for task in tasks]
+    assert sum(map(bool, lucky)) <= 6

@@ -1,0 +1,215 @@
+"""The server, spoken to as AgentGym's clients speak: plain HTTP, their routes, their names."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from practicum.cli.main import main
+from practicum.environment import Observation
+from practicum.environments.agentgym.babyai import BabyAI
+from practicum.environments.agentgym.babyai_expert import plan
+from practicum.environments.agentgym.server import House, Server
+from practicum.environments.agentgym.textcraft import TextCraft
+from practicum.environments.agentgym.webshop import WebShop
+from practicum.errors import UserError
+
+
+class Client:
+    """What AgentGym's clients send: JSON by POST, the id in the query of a GET."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def post(self, path: str, body: Any = None) -> Any:
+        data = json.dumps(body).encode() if body is not None else b""
+        return self._send(urllib.request.Request(f"{self.address}/{path}", data=data, method="POST"))
+
+    def get(self, path: str) -> Any:
+        return self._send(urllib.request.Request(f"{self.address}/{path}"))
+
+    @staticmethod
+    def _send(request: urllib.request.Request) -> Any:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            assert answer.status == 200
+            return json.loads(answer.read())
+
+
+def served(house: House, visit: Callable[[Client], None]) -> None:
+    async def run() -> None:
+        async with Server(house) as server:
+            await asyncio.to_thread(visit, Client(server.address))
+
+    asyncio.run(run())
+
+
+def test_babyai_as_its_client_sees_it() -> None:
+    def visit(client: Client) -> None:
+        assert client.get("") == "This is environment agentgym:babyai."
+        number = client.post("create")["id"]
+        begun = client.post("reset", {"id": number, "data_idx": 24})  # UnlockLocalDist, seed 0
+        assert begun["observation"].startswith("Your goal: open the door\n")
+        assert (begun["reward"], begun["score"], begun["done"]) == (0.0, 0.0, False)
+        wrong = client.post("step", {"id": number, "action": "fly"})
+        assert wrong["observation"].startswith("Could not execute 'fly'.")
+        assert (wrong["reward"], wrong["done"]) == (0.0, False)
+        for command in plan("UnlockLocalDist", 0) or ():
+            told = client.post("step", {"id": number, "action": command})
+        assert told["done"]
+        assert 0.5 < told["reward"] == told["score"] < 1.0
+        assert client.get(f"observation?id={number}") == "The goal is reached."
+        assert client.get(f"detail?id={number}") == told
+        after = client.post("step", {"id": number, "action": "turn left"})
+        assert (after["done"], after["reward"], after["score"]) == (True, 0.0, told["score"])
+        again = client.post("reset", {"id": number, "data_idx": 24})
+        assert again["observation"] == begun["observation"]
+
+    served(House(BabyAI), visit)
+
+
+def test_webshop_as_its_client_sees_it() -> None:
+    world = WebShop()
+    task = world.task_at(5)
+    policy = world.expert(task)
+    wish = [policy(Observation()).content for _ in range(4)]
+
+    def visit(client: Client) -> None:
+        number = client.post("create")
+        assert isinstance(number, int)
+        text, nothing = client.post("reset", {"env_idx": number, "session_id": 5})
+        assert nothing is None
+        assert text == client.get(f"observation?env_idx={number}")
+        assert client.get(f"instruction_text?env_idx={number}") == task.fields["instruction"]
+        assert client.get(f"available_actions?env_idx={number}") == {"has_search_bar": True, "clickables": []}
+        for command in wish:
+            told = client.post("step", {"env_idx": number, "action": command})
+            assert set(told) >= {"state", "reward", "done", "info"}
+        assert (told["reward"], told["done"], told["info"]) == (1.0, True, None)
+        assert set(client.get(f"state?env_idx={number}")) == {"url", "html", "instruction_text"}
+        assert client.get("list_envs") == [number]
+        assert client.post("close", {"env_idx": number}) == {"closed": True}
+        assert client.post("close", {"env_idx": number}) == {"closed": False}
+        assert client.get("list_envs") == []
+
+    served(House(WebShop), visit)
+
+
+def test_textcraft_begins_when_it_is_created() -> None:
+    def visit(client: Client) -> None:
+        made = client.post("create", {"minecraft_dir": "agentenv_textcraft/", "commands": None, "goal": None})
+        assert made["observation"].startswith("Crafting commands:\n")
+        number = made["id"]
+        begun = client.post("reset", {"id": number, "data_idx": 100})
+        goal = client.get(f"goal?id={number}")
+        assert begun["observation"].endswith(f"Goal: craft {goal}.")
+        assert client.get(f"commands?id={number}") in begun["observation"]
+        told = client.post("step", {"id": number, "action": "inventory"})
+        assert told["observation"] == "Inventory: You are not carrying anything."
+        assert (told["reward"], told["done"]) == (0.0, False)
+
+    served(House(TextCraft), visit)
+
+
+def test_what_goes_wrong_is_said() -> None:
+    def visit(client: Client) -> None:
+        number = client.post("create")["id"]
+        for answer in (
+            client.post("step", {"id": 99, "action": "turn left"}),
+            client.post("step", {"id": number, "action": "turn left"}),
+            client.post("reset", {"id": number, "data_idx": "three"}),
+            client.post("reset", {"id": number, "data_idx": -1}),
+            client.post("reset", {"data_idx": 1}),
+            client.get(f"observation?id={number}"),
+            client.get("observation"),
+        ):
+            assert set(answer) == {"error"}
+        client.post("reset", {"id": number, "data_idx": 1})
+        assert "action must be a text" in client.post("step", {"id": number, "action": 3})["error"]
+        for send in (
+            lambda: client.get("nonsense"),
+            lambda: client.get("goal?id=0"),
+            lambda: client.post("observation"),
+        ):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                send()
+            assert refused.value.code == 404
+        host = client.address.removeprefix("http://")
+        for body in (b"{", b"[1]", b'"text"'):
+            connection = http.client.HTTPConnection(host, timeout=30)
+            connection.request("POST", "/step", body=body)
+            assert connection.getresponse().status == 400
+            connection.close()
+
+    served(House(BabyAI), visit)
+
+
+def test_the_longest_unused_makes_room() -> None:
+    def visit(client: Client) -> None:
+        numbers = [client.post("create")["id"] for _ in range(2)]
+        client.post("reset", {"id": numbers[0], "data_idx": 0})
+        third = client.post("create")["id"]
+        assert client.get("list_envs") == [numbers[0], third]
+        assert "error" in client.post("reset", {"id": numbers[1], "data_idx": 0})
+
+    served(House(BabyAI, limit=2), visit)
+
+
+def test_many_clients_at_once_do_not_disturb_each_other() -> None:
+    house = House(BabyAI)
+
+    async def run() -> list[float]:
+        async with Server(house) as server:
+            client = Client(server.address)
+
+            def episode(index: int) -> float:
+                number = client.post("create")["id"]
+                client.post("reset", {"id": number, "data_idx": index})
+                level = house.first.task_at(index).fields
+                for command in plan(level["level"], level["seed"]) or ():
+                    told = client.post("step", {"id": number, "action": command})
+                return float(told["score"]) if told["done"] else -1.0
+
+            jobs: list[Awaitable[float]] = [asyncio.to_thread(episode, index) for index in (0, 1, 2, 3, 4, 8, 9, 12)]
+            return list(await asyncio.gather(*jobs))
+
+    assert all(0.5 < score <= 1.0 for score in asyncio.run(run()))
+
+
+def test_a_port_that_is_taken_is_one_sentence() -> None:
+    async def run() -> None:
+        async with Server(House(BabyAI)) as server:
+            port = int(server.address.rpartition(":")[2])
+            with pytest.raises(UserError, match="choose another --port"):
+                Server(House(BabyAI), port=port)
+
+    asyncio.run(run())
+
+
+def test_the_command_serves_with_options() -> None:
+    command = [sys.executable, "-m", "practicum.cli", "envs", "serve", "agentgym:babyai", "--port", "0"]
+    process = subprocess.Popen([*command, "--env-arg", "observation=short"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        client = Client(process.stdout.readline().split()[2])
+        number = client.post("create")["id"]
+        told = client.post("reset", {"id": number, "data_idx": 4})["observation"]
+        assert told.startswith("Your goal: go to a green key\nyellow key 1: ahead 1 left 1\n")
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_only_agentgyms_worlds_are_served(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["envs", "serve", "math"]) == 2
+    assert "only agentgym:… can be served" in capsys.readouterr().err
+    assert main(["envs", "serve"]) == 2
+    assert "practicum envs serve NAME" in capsys.readouterr().err

@@ -1,0 +1,56 @@
+"""Examinations made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from practicum.evaluation.examination import Examination, Sitting
+from practicum.trajectory import Outcome
+
+Make = Callable[..., Examination]
+
+
+@pytest.fixture
+def examine() -> Make:
+    """`examine("name", [1, 0, [1, 0, 1], None])`: a reward a task, several attempts, or an error."""
+
+    def make(
+        policy: str,
+        rewards: Sequence[float | Sequence[float] | None],
+        *,
+        panel: str = "panel",
+        environment: str = "math",
+        turns: int = 2,
+        contents: Sequence[str] | None = None,
+        parts: Sequence[Mapping[str, float]] | None = None,
+        figures: Mapping[str, float] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> Examination:
+        sittings = []
+        for place, given in enumerate(rewards):
+            tries = [None] if given is None else list(given) if isinstance(given, Sequence) else [given]
+            for attempt, reward in enumerate(tries):
+                outcome = Outcome.ENV_ERROR if reward is None else Outcome.SUCCESS if reward >= 1 else Outcome.FAILURE
+                sittings.append(
+                    Sitting(
+                        task=f"t{place}",
+                        cluster=contents[place] if contents else f"c{place}",
+                        attempt=attempt,
+                        outcome=outcome,
+                        reward=reward or 0.0,
+                        turns=turns,
+                        tokens=10 * turns,
+                        invalid=0,
+                        parts=parts[place] if parts else {},
+                        figures=figures or {},
+                        seconds=0.5,
+                        error="broke" if reward is None else None,
+                    )
+                )
+        most = max((len(r) for r in rewards if isinstance(r, Sequence)), default=1)
+        return Examination(policy, environment, panel, len(rewards), most, tuple(sittings), settings or {})
+
+    return make

@@ -1,0 +1,218 @@
+"""Comparisons: which test, which interval, which words."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from practicum.errors import UserError
+from practicum.evaluation.causes import causes
+from practicum.evaluation.compare import compare_pair, contest
+from practicum.evaluation.entry import Entry, read_entries
+from practicum.evaluation.examination import Examination
+from practicum.evaluation.gates import Gate
+from practicum.evaluation.paired import mcnemar_counts, sign_flip
+from practicum.evaluation.statistics import clustered_mean, paired_rates
+
+Make = Callable[..., Examination]
+
+
+def entry(examination: Examination, *more: Examination) -> Entry:
+    return Entry(examination.policy, {e.panel: e for e in (examination, *more)})
+
+
+def test_success_of_distinct_tasks_is_mcnemar(examine: Make) -> None:
+    first, second = examine("a", [1] * 10 + [0] * 30), examine("b", [1] * 7 + [0] * 3 + [1] * 15 + [0] * 15)
+    found = compare_pair(first, second)
+    change = found.success
+    assert (change.gained, change.lost, change.test) == (15, 3, "exact McNemar")
+    assert change.p_value == mcnemar_counts(15, 3)
+    assert change.interval == paired_rates(15, 3, 40, 0.95)
+    assert change.improvement == pytest.approx(22 / 10 - 1)
+    assert found.verdict == "better"
+    assert "'b' is better than 'a' by 30.0 points" in found.sentence
+    assert compare_pair(second, first).verdict == "worse"
+
+
+def test_attempts_are_averaged_and_permuted(examine: Make) -> None:
+    rng = np.random.default_rng(0)
+    first = examine("a", [list(map(float, rng.integers(0, 2, 4))) for _ in range(12)])
+    second = examine("b", [list(map(float, rng.integers(0, 2, 4))) for _ in range(12)])
+    change = compare_pair(first, second).success
+    apart = [
+        b - a for a, b in zip(*(e.by_task(lambda s: float(s.success)).values() for e in (first, second)), strict=True)
+    ]
+    assert change.test == "paired permutation"
+    assert change.p_value == pytest.approx(float(sign_flip(apart)))
+    expected = clustered_mean(apart, range(12), 0.95).interval
+    assert (change.interval.low, change.interval.high) == pytest.approx((expected.low, expected.high))
+    assert "pass@4" in [c.name for c in compare_pair(first, second).changes]
+
+
+def test_four_attempts_are_compared_with_one(examine: Make) -> None:
+    change = compare_pair(examine("a", [1, 0, 0]), examine("b", [[1, 1], [1, 0], [0, 0]])).success
+    assert change.difference == pytest.approx(1 / 6)
+
+
+def test_tasks_of_one_content_are_one_question(examine: Make) -> None:
+    """Paper 000's benchmark asks 23 questions 100 times: repeats are no evidence."""
+    contents = [f"q{n // 10}" for n in range(60)]
+    first, second = examine("a", [0] * 60, contents=contents), examine("b", [1] * 40 + [0] * 20, contents=contents)
+    repeated = compare_pair(first, second)
+    assert repeated.success.clusters == 6
+    assert repeated.success.p_value == pytest.approx(2 / 2**4)
+    assert repeated.verdict == "no difference shown"
+    apart = compare_pair(examine("a", [0] * 60), examine("b", [1] * 40 + [0] * 20))
+    assert apart.verdict == "better"
+
+
+def test_only_tasks_that_both_have_a_score_for(examine: Make) -> None:
+    found = compare_pair(examine("a", [1, None, 0, 0]), examine("b", [1, 1, None, 1]))
+    assert (found.success.tasks, found.left_out) == (2, 2)
+    assert (found.success.baseline, found.success.trained) == (0.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [([None], [1]), ([], []), ([1], [0]), ([1], [1]), ([0] * 5, [1] * 5), ([1] * 9, [1] * 9), ([0.5, 0.2], [0.5, 0.9])],
+)
+def test_ends_of_the_scale_have_an_answer(first: list[float], second: list[float], examine: Make) -> None:
+    found = contest([entry(examine("a", first)), entry(examine("b", second))])
+    text = json.dumps(found.record(), allow_nan=False)
+    assert json.loads(text)["comparisons"][0]["verdict"] in ("no difference shown", "better")
+    (comparison,) = found.comparisons
+    assert comparison.sentence
+    assert comparison.outlook
+    assert [cause.answer for cause in causes(comparison)]
+    interval = comparison.success.interval
+    assert -1 <= interval.low < interval.high <= 1  # no certainty from constants
+
+
+def test_all_gained_by_every_attempt_keeps_a_width(examine: Make) -> None:
+    change = compare_pair(examine("a", [[0, 0]] * 6), examine("b", [[1, 1]] * 6)).success
+    assert change.interval.low == pytest.approx(paired_rates(6, 0, 6, 0.95).low)
+    assert change.interval.high == 1.0
+    assert math.isfinite(change.detectable)
+
+
+def test_no_difference_says_what_it_would_take(examine: Make) -> None:
+    found = compare_pair(examine("a", [1, 0] * 50), examine("b", [1, 0] * 46 + [0, 1] * 3 + [1, 1]))
+    assert found.verdict == "no difference shown"
+    assert "No difference shown between 'a' and 'b'" in found.sentence
+    more = found.success.more_tasks
+    assert more is not None
+    assert more > 500
+    assert f"about {more} more would settle it" in found.outlook
+    same = compare_pair(examine("a", [1, 0] * 50), examine("b", [1, 0] * 50))
+    assert same.success.more_tasks is None
+    assert "no number of tasks settles" in same.outlook
+
+
+def test_other_panels_are_refused(examine: Make) -> None:
+    with pytest.raises(UserError, match="only results on one panel"):
+        compare_pair(examine("a", [1]), examine("b", [1], panel="other"))
+    with pytest.raises(UserError, match="only results on one panel"):
+        contest([entry(examine("a", [1])), entry(examine("b", [1], panel="other"))])
+
+
+def test_environment_sets_must_be_equal(examine: Make) -> None:
+    both = entry(examine("a", [1], panel="x"), examine("a", [1], panel="y", environment="sat"))
+    one = entry(examine("b", [1], panel="x"))
+    with pytest.raises(UserError, match="not examined on the same panels \\(sat\\)"):
+        contest([both, one])
+
+
+def test_p_values_are_corrected_over_policies_and_environments(examine: Make) -> None:
+    base = [0] * 20 + [1] * 20
+    a = entry(examine("a", base, panel="x"), examine("a", base, panel="y", environment="sat"))
+    good = [1] * 7 + [0] * 13 + [1] * 20
+    b = entry(examine("b", good, panel="x"), examine("b", base, panel="y", environment="sat"))
+    c = entry(examine("c", base, panel="x"), examine("c", base, panel="y", environment="sat"))
+    alone = compare_pair(a.results["x"], b.results["x"])
+    assert alone.verdict == "better"
+    found = contest([a, b, c])
+    assert len(found.comparisons) == 4
+    assert found.comparisons[0].success.p_value == alone.success.p_value
+    assert found.comparisons[0].p_corrected == pytest.approx(4 * alone.success.p_value)
+    assert found.comparisons[0].verdict == "no difference shown"
+    assert "after Holm over 4" in found.comparisons[0].sentence
+
+
+def test_dominance_is_in_the_record(examine: Make) -> None:
+    a = entry(examine("a", [1, 0], panel="x"), examine("a", [0, 0], panel="y", environment="sat"))
+    b = entry(examine("b", [1, 1], panel="x"), examine("b", [0, 0], panel="y", environment="sat"))
+    records = contest([a, b]).record()["policies"]
+    assert records[0]["dominated_by"] == ["b"]
+    assert (records[1]["on_frontier"], records[1]["pareto_score"]) == (True, 0.75)
+
+
+def test_figures_and_parts_get_rows(examine: Make) -> None:
+    first = examine("a", [1, 0], parts=[{"answer": 1.0}, {"answer": 0.0}], figures={"depth": 2.0})
+    second = examine("b", [1, 1], parts=[{"answer": 1.0}] * 2, figures={"depth": 3.0})
+    found = {c.name: c for c in compare_pair(first, second).changes}
+    assert (found["Mean depth"].baseline, found["Mean depth"].trained) == (2.0, 3.0)
+    assert found["Mean depth"].improvement == 0.5
+    assert found["part answer"].difference == 0.5
+    assert "Accuracy (score > 0.5)" not in found  # the same as success here
+
+
+def test_the_reward_that_rose_alone_is_named(examine: Make) -> None:
+    first = examine("a", [0.1] * 20 + [1] * 20, parts=[{"format": 0.1, "answer": 0.0}] * 40)
+    second = examine("b", [0.4] * 20 + [1] * 20, parts=[{"format": 0.4, "answer": 0.0}] * 40)
+    reward, data, oracle = causes(compare_pair(first, second))
+    assert reward.likely is True
+    assert "part format +0.300" in reward.answer
+    assert data.likely is None  # success did not move at all
+    assert oracle.likely is None
+    assert "50.0 points are left" in oracle.answer
+
+
+def test_the_oracle_says_what_is_left(examine: Make) -> None:
+    first, second = examine("a", [1] * 96 + [0] * 4), examine("b", [1] * 98 + [0] * 2)
+    oracle = examine("expert", [1] * 100)
+    *_, cause = causes(compare_pair(first, second), oracle)
+    assert cause.likely is True
+    assert "The oracle is +4.0 points" in cause.answer
+    assert "closed 50 %" in cause.answer
+    *_, cause = causes(compare_pair(examine("a", [0] * 100), second), oracle)
+    assert cause.likely is False
+
+
+def test_a_reward_that_was_still_rising(examine: Make, tmp_path: Path) -> None:
+    rows = [{"step": n, "reward/mean": 0.01 * n, "rollout/episodes": 32.0} for n in range(1, 41)]
+    text = "".join(json.dumps(row) + "\n" for row in rows) + '{"step": 41, "rewa'
+    (tmp_path / "metrics.jsonl").write_text(text)
+    first, second = examine("a", [1, 0] * 20), examine("b", [1, 1] * 20, settings={"run": str(tmp_path)})
+    data = causes(compare_pair(first, second))[1]
+    assert data.likely is True
+    assert "Training saw 1280 episodes, and its reward was still rising" in data.answer
+
+
+def test_a_gate_needs_what_is_shown(examine: Make) -> None:
+    """Two of three tasks more is 200 %, and nothing."""
+    few = compare_pair(examine("a", [1, 0, 0]), examine("b", [1, 1, 1]))
+    assert few.decision.gate is Gate.UNPROVEN
+    many = compare_pair(examine("a", [1, 0, 0] * 20), examine("b", [1, 1, 1] * 20))
+    assert many.decision.gate is Gate.DEPLOY
+
+
+def test_entries_have_names_of_their_own(examine: Make, tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        examine("same", [1, 0]).write(tmp_path / folder / "r.json")
+    examine("other", [1, 0]).write(tmp_path / "o.json")
+    places = [tmp_path / "one" / "r.json", tmp_path / "two" / "r.json", tmp_path / "o.json"]
+    names = [e.name for e in read_entries(places)]
+    assert len(set(names)) == 3
+    assert [next(iter(e.results.values())).policy for e in read_entries(places)] == names
+    with pytest.raises(UserError, match="given twice"):
+        read_entries([places[0], tmp_path / "one" / ".." / "one" / "r.json"])
+    with pytest.raises(UserError, match="at least two"):
+        read_entries(places[:1])
+    examine("same", [1, 1]).write(tmp_path / "one" / "again.json")
+    with pytest.raises(UserError, match="two results on panel"):
+        read_entries([tmp_path / "one", places[2]])

@@ -1,0 +1,84 @@
+"""Paper 002's labels and files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from practicum.errors import UserError
+from practicum.evaluation.entry import Entry
+from practicum.evaluation.examination import Examination
+from practicum.evaluation.matrix import COLUMNS, Usefulness, matrix, usefulness, write_matrix
+
+Make = Callable[..., Examination]
+
+
+def entry(examination: Examination) -> Entry:
+    return Entry(examination.policy, {examination.panel: examination})
+
+
+@pytest.mark.parametrize(
+    ("delta", "steps", "label"),
+    [
+        (0.02, 40, Usefulness.USEFUL),
+        (0.0199, 20, Usefulness.NOT),
+        (0.01, 36, Usefulness.SPEED),
+        (-0.01, 36, Usefulness.SPEED),
+        (0.0, 37, Usefulness.NOT),
+        (-0.011, 10, Usefulness.NOT),
+        (0.0, 40, Usefulness.NOT),
+    ],
+)
+def test_labels(delta: float, steps: float, label: Usefulness) -> None:
+    assert usefulness((0.40, 40), (0.40 + delta, steps)) is label
+
+
+def test_rows_and_files(examine: Make, tmp_path: Path) -> None:
+    base = examine("base", [1, 0] * 25, turns=10)
+    fast = examine(
+        "fast|x", [1, 0] * 25, turns=8, figures={"manager_calls": 2.0, "cache_hits": 3.0, "cache_misses": 1.0}
+    )
+    good = examine("=good", [1, 1] * 24 + [None, 1], turns=10)
+    rows = matrix([entry(base), entry(fast), entry(good)], "base")
+    assert [row.label for row in rows] == [Usefulness.UNKNOWN, Usefulness.SPEED, Usefulness.USEFUL]
+    write_matrix(tmp_path, rows, "base")
+    read = list(csv.DictReader((tmp_path / "matrix.csv").open()))
+    assert tuple(read[0]) == COLUMNS
+    assert read[1]["mode"] == "fast|x"
+    assert read[2]["mode"] == "'=good"
+    assert (read[1]["median_steps"], read[1]["manager_call_rate"], read[1]["cache_hit_rate"]) == ("8.0", "0.25", "0.75")
+    assert (read[0]["manager_call_rate"], read[0]["usefulness_label"], read[0]["score_delta"]) == ("", "N/A", "")
+    assert (read[2]["valid_tasks"], read[2]["total_tasks"], read[2]["init_or_agent_errors"]) == ("49", "50", "1")
+    assert float(read[2]["success_rate"]) == 1.0  # what could not be scored is no failure
+    text = (tmp_path / "matrix.md").read_text()
+    assert "| Mode | Valid/Total | Errors | Success Rate | Δ pp | Median Steps | Usefulness | Shown |" in text
+    assert "| fast\\|x | 50/50 | 0 | 50.0% [41.1%, 58.9%] | +0.0 | 8 | Useful-for-speed | no |" in text
+    (error,) = [json.loads(line) for line in (tmp_path / "errors.jsonl").read_text().splitlines()]
+    assert error == {"mode": "=good", "task_id": "t48", "attempt": 0, "outcome": "env_error", "error": "broke"}
+
+
+def test_without_a_baseline_nothing_is_labelled(examine: Make) -> None:
+    rows = matrix([entry(examine("a", [1])), entry(examine("b", [0]))], None)
+    assert {row.label for row in rows} == {Usefulness.UNKNOWN}
+    rows = matrix([entry(examine("a", [None])), entry(examine("b", [0]))], "a")
+    assert {row.label for row in rows} == {Usefulness.UNKNOWN}
+
+
+def test_the_baseline_may_stand_anywhere(examine: Make) -> None:
+    rows = matrix([entry(examine("a", [1] * 10)), entry(examine("b", [0] * 10))], "b")
+    assert [(row.label, row.delta) for row in rows] == [(Usefulness.USEFUL, 1.0), (Usefulness.UNKNOWN, None)]
+
+
+def test_what_does_not_fit_is_refused(examine: Make) -> None:
+    a = entry(examine("a", [1]))
+    with pytest.raises(UserError, match="no mode 'bass'.* Did you mean 'base'"):
+        matrix([a, entry(examine("base", [1]))], "bass")
+    with pytest.raises(UserError, match="only results on one panel"):
+        matrix([a, entry(examine("b", [1], panel="other"))], "a")
+    two = Entry("b", {"x": examine("b", [1], panel="x"), "y": examine("b", [1], panel="y")})
+    with pytest.raises(UserError, match="a matrix is of one panel"):
+        matrix([a, two], "a")

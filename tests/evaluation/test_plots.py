@@ -1,0 +1,66 @@
+"""Pictures: they are there, of the size they should have, and show what they are given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from practicum.evaluation.compare import contest
+from practicum.evaluation.entry import Entry
+from practicum.evaluation.examination import Examination
+from practicum.evaluation.plots import draw
+
+Make = Callable[..., Examination]
+
+
+pytest.importorskip("matplotlib")
+
+
+def pixels(path: Path) -> np.ndarray:
+    import matplotlib.image
+
+    return np.asarray(matplotlib.image.imread(path))
+
+
+def test_every_picture(examine: Make, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(
+            json.dumps({"step": n, "reward/mean": n / 20, "val/success/mean": 0.5, "val/success/low": 0.4,
+                        "val/success/high": 0.6}) + "\n"
+            for n in range(20)
+        )
+    )  # fmt: skip
+    entries = []
+    for name, share in (("base_$x^2", 3), ("sft", 6), ("rl", 9)):
+        run = {"run": str(tmp_path)} if name == "rl" else {}
+        results = [
+            examine(name, [1] * share + [0] * (10 - share), panel="x", settings=run),
+            examine(name, [1] * (10 - share) + [0] * share, panel="y", environment="sat"),
+        ]
+        entries.append(Entry(name, {r.panel: r for r in results}))
+    made = draw(contest(entries), tmp_path / "out")
+    assert [path.name for path in made] == ["scores.png", "differences.png", "pareto.png", "curves.png"]
+    for path in made:
+        picture = pixels(path)
+        assert picture.shape[1] >= 800
+        assert picture.std() > 0.05  # not an empty sheet
+
+
+def test_a_picture_shows_its_numbers(examine: Make, tmp_path: Path) -> None:
+    def shown(share: int) -> np.ndarray:
+        entries = [
+            Entry(n, {"p": examine(n, [1] * k + [0] * (20 - k), panel="p")}) for n, k in (("a", 10), ("b", share))
+        ]
+        made = draw(contest(entries), tmp_path / str(share))
+        assert [path.name for path in made] == ["scores.png", "differences.png"]
+        return pixels(made[0])[:, :, :3]
+
+    blue = np.array([0x1F, 0x6F, 0xEB]) / 255
+    heights = {share: int((np.abs(shown(share) - blue).max(axis=2) < 0.02).any(axis=1).sum()) for share in (5, 10, 20)}
+    # The legend's swatch is as high in all three: what the bar gains is in proportion.
+    assert heights[20] - heights[10] == pytest.approx(2 * (heights[10] - heights[5]), rel=0.03)
+    assert heights[10] - heights[5] > 100

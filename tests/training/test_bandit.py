@@ -1,0 +1,158 @@
+"""The founding paper's offline bandit: the table, what a reply is paid, and the warning that is due."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from practicum.agent import Agent
+from practicum.engines.base import Generation, Request, Sampling
+from practicum.environment import Action, Message, ToolCall
+from practicum.environments.math import MathEnvironment
+from practicum.errors import EngineError, UserError
+from practicum.models import loader
+from practicum.render import Renderer
+from practicum.task import Task
+from practicum.training.apprentice import Apprentice
+from practicum.training.bandit import BanditPractice, action_key, degenerate, tabulate
+from practicum.training.offline import Log
+from practicum.training.rl import RLSettings
+from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
+
+CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "%s"}}</tool_call>'
+
+
+def call(expression: str) -> tuple[str, Action]:
+    return CALL % expression, Action(calls=(ToolCall("calculator", {"expression": expression}),))
+
+
+def said(text: str) -> tuple[str, Action]:
+    return text, Action(text, content=text)
+
+
+def played(
+    attempt: int, reward: float, *steps: tuple[str, Action], answers: Sequence[str] = (), progress: float | None = None
+) -> Trajectory:
+    """An episode of task 'a': the first prompt is the same for all, later ones hold what was said and answered."""
+    turns = []
+    for number, (text, action) in enumerate(steps):
+        shown = (Message("user", "How many?"),) if number == 0 else (Message("tool", answers[number - 1]),)
+        prompt = (7, 8, 9) if number == 0 else tuple(map(ord, answers[number - 1]))
+        spans = (Span(Origin.OBSERVATION, prompt), Span(Origin.SAMPLED, tuple(map(ord, text))))
+        turns.append(
+            Turn(spans, number == 0, shown, text, action, ActionSource.POLICY, 0, StopReason.END, 0, progress=progress)
+        )
+    outcome = Outcome.SUCCESS if reward > 0 else Outcome.FAILURE
+    about = {"tools": [{"type": "function"}]}
+    return Trajectory(
+        Task("a", "math", "train"), attempt, "a", outcome, tuple(turns), reward, {}, Seeds(0, 0), provenance=about
+    )
+
+
+def log_of(*episodes: Trajectory) -> Log:
+    return Log(Path("somewhere"), episodes, 0)
+
+
+GOOD = played(0, 1.0, call("2+3"), said("5"), answers=["5"])
+HALF = played(1, 0.5, call("3+2"), said("6"), answers=["5"])
+WRONG = played(2, 0.0, call("2*"), said("4"), answers=["Error: cannot read '2*'"])
+
+
+def test_the_table_by_hand() -> None:
+    """Every clean action of the best episodes, each worth the furthest that an episode came that took it."""
+    states = {state.prompt: state for state in tabulate(log_of(GOOD, HALF, WRONG), 1.0)}
+    first = states[7, 8, 9]
+    assert first.worth == {action_key(call("2+3")[1]): 1.0, action_key(call("3+2")[1]): 0.5}  # 2* failed
+    assert first.has_tools
+    assert len(states) == 3  # after either call another prompt; after the failed one nothing was worth anything
+    assert sorted(max(state.worth.values()) for state in states.values()) == [0.5, 1.0, 1.0]
+    best_only = tabulate(log_of(GOOD, HALF, WRONG), 0.2)
+    assert [set(state.worth.values()) for state in best_only] == [{1.0}, {1.0}]
+
+
+def test_progress_counts_where_the_world_tells_it_and_the_best_episode_speaks_for_an_action() -> None:
+    far, near = (played(n, 0.0, call("2+3"), said("5"), answers=["5"], progress=p) for n, p in enumerate((0.7, 0.2)))
+    states = tabulate(log_of(near, far), 1.0)
+    assert {value for state in states for value in state.worth.values()} == {0.7}
+
+
+def test_an_empty_table() -> None:
+    with pytest.raises(UserError, match="No action below 'somewhere' worked in an episode that came anywhere"):
+        tabulate(log_of(WRONG), 0.2)
+    with pytest.raises(UserError, match="top_percent"):
+        tabulate(log_of(GOOD), 0.0)
+
+
+def test_the_warning_where_a_state_has_one_action() -> None:
+    states = tabulate(log_of(GOOD, HALF), 1.0)
+    assert degenerate(states) is not None
+    assert str(degenerate(states)).startswith("2 of 3 logged states have a single action")
+    assert degenerate([state for state in states if len(state.worth) > 1]) is None
+
+
+class Answering:
+    """An engine that says what the test wants, one reply a request of a prompt, in turn."""
+
+    name = "answering"
+
+    def __init__(self, renderer: Renderer, replies: Sequence[str], stop: StopReason = StopReason.END) -> None:
+        self.renderer, self.rest, self.stop = renderer, iter(replies), stop
+        self.prompts: list[tuple[int, ...]] = []
+
+    async def generate(self, request: Request) -> Generation:
+        self.prompts.append(request.ids)
+        text = next(self.rest)
+        if text == "broken":
+            raise EngineError("out of order")
+        ids = tuple(self.renderer.encode_reply(text))
+        return Generation(ids, (-1.0,) * len(ids), self.stop, 0, ActionSource.POLICY)
+
+    def forget(self, session: str) -> None: ...
+    async def adopt(self, version: int, weights: Any) -> None: ...
+    async def close(self) -> None: ...
+
+
+def rewards(replies: Sequence[str], stop: StopReason = StopReason.END, say: Callable[[str], None] = print) -> Any:
+    """What the table pays these replies in the first state of the log, and what they were asked."""
+    made: list[Answering] = []
+
+    def engine(renderer: Renderer) -> Answering:
+        made.append(Answering(renderer, replies, stop))
+        return made[0]
+
+    apprentice = Apprentice(loader.load_tiny(0), make_engine=engine)
+    states = [state for state in tabulate(log_of(GOOD, HALF), 1.0) if state.prompt == (7, 8, 9)]
+    settings = RLSettings(steps=1, tasks_per_step=1, chains=len(replies), mismatch_limit=99.0)
+    agent = Agent(max_turns=2, sampling=Sampling(max_tokens=64))
+    run = BanditPractice(apprentice, states, MathEnvironment, agent, settings, say)
+    metrics, episodes = asyncio.run(run.step(0))
+    return metrics, episodes, made[0]
+
+
+def test_what_a_reply_is_paid() -> None:
+    spaced = CALL.replace(": {", ":{") % "2+3"
+    replies = [CALL % "2+3", spaced, CALL % "3+2", CALL % "9*9", "5", "<tool_call>{", "broken"]
+    metrics, episodes, engine = rewards(replies)
+    # The table's worth however the call is spelt; what the table lacks is 0; what cannot be read is -1.
+    assert [e.reward for e in episodes if e.scored] == [1.0, 1.0, 0.5, 0.0, 0.0, -1.0]
+    assert [e.outcome.value for e in episodes] == ["success"] * 2 + ["failure"] * 4 + ["engine_error"]
+    assert set(engine.prompts) == {(7, 8, 9)}  # the very ids of the log
+    assert metrics["bandit/matched"] == pytest.approx(3 / 7)
+    assert metrics["actor/grad_norm"] > 0
+    assert metrics["rollout/dead_groups"] == 0.0
+
+
+def test_half_a_reply_is_not_an_answer() -> None:
+    _, episodes, _ = rewards(["5", CALL % "2+3"], StopReason.LENGTH)
+    assert [e.reward for e in episodes] == [-1.0, 1.0]
+
+
+def test_greedy_baselines_are_refused() -> None:
+    states = tabulate(log_of(GOOD), 1.0)
+    settings = RLSettings(estimator="remax", tasks_per_step=1)
+    with pytest.raises(UserError, match="remax needs whole greedy episodes"):
+        BanditPractice(Apprentice(loader.load_tiny(0)), states, MathEnvironment, Agent(), settings)

@@ -1,0 +1,336 @@
+"""Practice from a log: ratios against the log's own policy, the floor, strangers' episodes, exact resume."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from practicum import experiment, store
+from practicum.agent import Agent
+from practicum.config import resolve
+from practicum.engines.base import Sampling
+from practicum.environment import Action, Step
+from practicum.environments.math import MathEnvironment
+from practicum.errors import UserError
+from practicum.models import loader
+from practicum.rollout import attempts
+from practicum.training.apprentice import Apprentice
+from practicum.training.batch import Cut
+from practicum.training.checkpoint import Checkpoints
+from practicum.training.learner import Objective, OptimizerSettings
+from practicum.training.offline import COMPARING, Log, OfflinePractice, read_log, signal_groups, with_logprobs
+from practicum.training.rl import RLSettings, Scored
+from practicum.training.samples import bare_samples
+from practicum.trajectory import Origin, Outcome, Trajectory
+
+from .test_rl import episode, turn
+
+AGENT = Agent(max_turns=1, sampling=Sampling(max_tokens=10, stop=("e",)))
+LEASH = Objective(kl_coeff=0.1, kl_kind="mse")
+PLAIN = RLSettings(
+    steps=9, tasks_per_step=1, lr=1e-3, warmup=0, objective=LEASH, optimizer=OptimizerSettings(grad_clip=0.0)
+)
+
+
+class ByLength(MathEnvironment):
+    """Pays for short answers."""
+
+    async def step(self, action: Action) -> Step:
+        return Step(reward=1.0 / (1 + len(action.content)), terminated=True)
+
+
+@pytest.fixture(scope="module")
+def logged() -> list[Trajectory]:
+    """Five tasks, four episodes each, of the tiny model as it is born."""
+
+    async def play() -> list[Trajectory]:
+        apprentice = Apprentice(loader.load_tiny(0))
+        try:
+            return await apprentice.roll_out(attempts(ByLength().tasks("train", 5), 4, 0), ByLength, AGENT)
+        finally:
+            await apprentice.close()
+
+    return asyncio.run(play())
+
+
+@pytest.fixture(scope="module")
+def folder(logged: list[Trajectory], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("log")
+    for one in logged:
+        store.write_episode(out, one)
+    return out
+
+
+def log_of(*episodes: Trajectory) -> Log:
+    return Log(Path("somewhere"), episodes, 0)
+
+
+def practise(groups: Scored, settings: RLSettings = PLAIN, steps: int = 1, **more: Any) -> tuple[OfflinePractice, Any]:
+    """So many steps over these groups; the practice and the metrics of the steps."""
+    apprentice = Apprentice(loader.load_tiny(0), cut=more.pop("cut", None))
+    run = OfflinePractice(apprentice, groups, ByLength, AGENT, settings, more.pop("say", lambda text: None))
+    if more.pop("frozen", False):
+        apprentice.learner.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
+
+    async def go() -> list[dict[str, float]]:
+        try:
+            return [(await run.step(number))[0] for number in range(steps)]
+        finally:
+            await apprentice.close()
+
+    return run, asyncio.run(go())
+
+
+def policy_logprobs(model: torch.nn.Module, one: Trajectory, temperature: float = 1.0) -> np.ndarray:
+    """By Hugging Face's own forward, of the sampled tokens."""
+    (sample,) = bare_samples(one)
+    ids = torch.tensor([sample.ids])
+    with torch.no_grad():
+        table = (model(ids).logits[0, :-1].double() / temperature).log_softmax(-1)
+    return table.gather(-1, ids[0, 1:, None])[:, 0][torch.from_numpy(sample.mask[1:])].numpy()
+
+
+def gradient(run: OfflinePractice) -> dict[str, torch.Tensor]:
+    return {n: p.grad.clone() for n, p in run.apprentice.loaded.model.named_parameters() if p.grad is not None}
+
+
+def shifted(one: Trajectory, by: float, temperature: float = 1.0) -> Trajectory:
+    """Logged by a policy that was exp(by) times as sure of every token as the tiny model is."""
+    known = policy_logprobs(loader.load_tiny(0).model, one, temperature)
+    moved = with_logprobs(one, np.minimum(known + by, 0).tolist())
+    return replace(moved, provenance={**one.provenance, "temperature": temperature})
+
+
+# -- which groups -------------------------------------------------------------------------------
+
+
+def test_groups_are_tasks_and_those_without_a_difference_are_left_out() -> None:
+    log = log_of(
+        replace(episode("a", 1.0), group="step-0/a"),
+        replace(episode("a", 0.0), group="step-7/a"),  # another day, the same task
+        episode("b", 1.0),
+        episode("b", 1.0),
+        episode("c", 1.0),
+    )
+    assert [[e.reward for e in group] for group in signal_groups(log)] == [[1.0, 0.0]]
+    with pytest.raises(UserError, match="No task below 'somewhere' .2 of them. has episodes of different reward"):
+        signal_groups(log_of(episode("b", 1.0), episode("b", 1.0), episode("c", 1.0)))
+
+
+def test_only_scored_episodes_are_read(logged: list[Trajectory], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="There is no folder"):
+        read_log(tmp_path / "none")
+    with pytest.raises(UserError, match="There is no episode below"):
+        read_log(tmp_path)
+    store.write_episode(tmp_path, replace(logged[0], outcome=Outcome.ENV_ERROR))
+    with pytest.raises(UserError, match="None of the 1 episodes below .* was scored"):
+        read_log(tmp_path)
+    store.write_episode(tmp_path, replace(logged[1], attempt=9))
+    assert (len(read_log(tmp_path).episodes), read_log(tmp_path).unscored) == (1, 1)
+    store.write_episode(tmp_path, replace(logged[1], attempt=8, provenance={"template": "chatml"}))
+    with pytest.raises(UserError, match="different chat templates .None, chatml."):
+        read_log(tmp_path)
+
+
+def test_ids_of_another_tokenizer() -> None:
+    apprentice = Apprentice(loader.load_tiny(0))
+    too_large = episode("a", 1.0, Outcome.SUCCESS, turn((1, 2), (3, 10**6), True))
+    named = replace(episode("a", 0.0), provenance={"tokenizer": "another", "model": "qwen"})
+    for stranger in (too_large, named):
+        with pytest.raises(UserError, match="Episode 'a' below 'somewhere' holds ids of another tokenizer"):
+            log_of(stranger).check_tokens(apprentice)
+    log_of(episode("a", 1.0)).check_tokens(apprentice)
+
+
+# -- ratios -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_importance_weights_by_hand(logged: list[Trajectory], temperature: float) -> None:
+    """A good episode logged by a surer policy, a bad one by a less sure one: ratios e^-0.3 and up to e^0.1."""
+    good, bad = shifted(logged[0], 0.3, temperature), shifted(logged[1], -0.1, temperature)
+    group = [replace(good, reward=1.0), replace(bad, reward=0.0)]
+    settings = replace(PLAIN, objective=replace(LEASH, clip_low=0.05, clip_high=0.05))
+    _, (found,) = practise([group], settings)
+    losses, distances = [], []
+    for one, advantage in zip(group, (math.sqrt(0.5), -math.sqrt(0.5)), strict=True):
+        mu = np.array([v for v in one.sequences()[0].logprobs if v is not None])
+        pi = policy_logprobs(loader.load_tiny(0).model, one, temperature)
+        ratio = np.exp(pi - mu)
+        losses += np.maximum(-advantage * ratio, -advantage * ratio.clip(0.95, 1.05)).tolist()
+        distances += np.abs(pi - mu).tolist()
+    assert found["actor/loss"] == pytest.approx(np.mean(losses), abs=1e-5)
+    assert found["offline/distance/mean"] == pytest.approx(np.mean(distances), abs=1e-5)
+    assert 0 < found["offline/distance/mean"] <= 0.3
+    assert not any(name.startswith("mismatch/") for name in found)  # no engine that could disagree
+    assert "reward/mean" not in found  # a log's rewards do not rise, and nobody shall wait for it
+    assert found["logged/reward/mean"] == 0.5
+
+
+def test_where_the_log_is_the_policy_the_loss_is_the_plain_policy_gradient(logged: list[Trajectory]) -> None:
+    group = [replace(logged[0], reward=1.0), replace(logged[1], reward=0.0)]
+    _, (found,) = practise([group])
+    counts = [len(policy_logprobs(loader.load_tiny(0).model, one)) for one in group]
+    assert found["offline/distance/max"] < 1e-4
+    assert found["offline/bounded"] == 0.0
+    expected = math.sqrt(0.5) * (counts[1] - counts[0]) / sum(counts)
+    assert found["actor/loss"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_group_of_one_outcome_has_no_gradient(logged: list[Trajectory]) -> None:
+    """Beside another group it changes nothing but the count of tokens."""
+    dead = [replace(one, reward=1.0) for one in logged[4:8]]
+    lively = [replace(one, reward=float(n % 2)) for n, one in enumerate(logged[:4])]
+    settings = replace(PLAIN, tasks_per_step=2)
+    both, _ = practise([lively, dead], settings, frozen=True)
+    alone, _ = practise([lively], replace(settings, tasks_per_step=1), frozen=True)
+    share = sum(len(bare_samples(one)[0].mask.nonzero()[0]) for one in lively) / sum(
+        len(bare_samples(one)[0].mask.nonzero()[0]) for one in (*lively, *dead)
+    )
+    for name, value in gradient(alone).items():
+        assert torch.allclose(gradient(both)[name], share * value, atol=2e-6)
+    nothing, (found,) = practise([dead], frozen=True)
+    assert found["actor/loss"] == pytest.approx(0.0, abs=1e-9)
+    assert all(float(value.abs().max()) < 1e-6 for value in gradient(nothing).values())
+    assert max(float(value.abs().max()) for value in gradient(alone).values()) > 1e-2
+
+
+def test_the_gradient_does_not_depend_on_the_split(logged: list[Trajectory]) -> None:
+    groups = signal_groups(log_of(*logged))[:3]
+    settings = replace(PLAIN, tasks_per_step=3)
+    one, _ = practise(groups, settings, frozen=True)
+    for cut in (Cut(tokens=128), Cut(samples=1), Cut(tokens=100_000)):
+        other, _ = practise(groups, settings, frozen=True, cut=cut)
+        for name, value in gradient(one).items():
+            assert torch.allclose(gradient(other)[name], value, atol=2e-6), (cut, name)
+
+
+# -- the floor ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("floor", "least", "most"), [(0.7, 0.5, 0.75), (0.0, 0.0, 0.4)])
+def test_failures_push_down_to_the_floor_and_no_further(
+    floor: float, least: float, most: float, logged: list[Trajectory]
+) -> None:
+    """Sixty updates over one group: what is no longer rewarded stays where the floor is."""
+    group = [replace(one, reward=float(n == 0)) for n, one in enumerate(logged[:4])]
+    objective = replace(LEASH, clip_low=1 - floor, clip_high=0.2)
+    run, _ = practise([group], replace(PLAIN, steps=60, lr=3e-5, objective=objective), steps=60)
+    start = loader.load_tiny(0).model
+    ratios = [np.exp(policy_logprobs(run.apprentice.loaded.model, e) - policy_logprobs(start, e)) for e in group]
+    assert least <= float(np.median(np.concatenate(ratios[1:]))) <= most
+    assert float(np.median(ratios[0])) > 1.1
+
+
+# -- strangers ----------------------------------------------------------------------------------
+
+
+def test_episodes_without_log_probs_are_measured_from_the_start_policy(logged: list[Trajectory]) -> None:
+    said: list[str] = []
+    bare = tuple(replace(s, logprobs=None) for s in logged[0].turns[0].spans)
+    told = {**logged[0].provenance, "temperature": 0.3}  # what a scripted policy is told does not matter to it
+    expert = replace(logged[0], turns=(replace(logged[0].turns[0], spans=bare),), reward=1.0, provenance=told)
+    greedy = replace(logged[1], provenance={**logged[1].provenance, "temperature": 0.0}, reward=0.0)
+    nucleus = replace(logged[2], provenance={**logged[2].provenance, "top_p": 0.9}, reward=0.0)
+    own = replace(logged[3], reward=0.0)
+    run, (found,) = practise([[expert, greedy, nucleus, own]], say=said.append)
+    assert len(said) == 1
+    assert said[0].startswith("3 of 4 logged episodes lack the log-probs they were sampled with")
+    assert found["offline/distance/max"] < 1e-4
+    made = run.groups[logged[0].task]
+    assert made[3] is own
+    sampled = [span.logprobs for span in made[0].turns[0].spans if span.origin is Origin.SAMPLED]
+    assert np.allclose(sampled, policy_logprobs(loader.load_tiny(0).model, expert), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (replace(PLAIN, estimator="gae"), "comparing the episodes of one task, which gae does not"),
+        (replace(PLAIN, estimator="remax"), "which remax does not; set algorithm.adv_estimator to one of grpo"),
+        (replace(PLAIN, objective=replace(LEASH, policy_loss="cispo")), "cispo has no floor"),
+        (replace(PLAIN, objective=Objective()), "must be held near its start: set .*use_kl_loss=true"),
+        (replace(PLAIN, tasks_per_step=9), "fewer than the 9 of one step"),
+    ],
+)
+def test_settings_that_cannot_work(settings: RLSettings, says: str, logged: list[Trajectory]) -> None:
+    with pytest.raises(UserError, match=says):
+        practise(signal_groups(log_of(*logged)), settings)
+
+
+@pytest.mark.parametrize("name", COMPARING)
+def test_every_estimator_that_compares_takes_a_real_step(name: str, logged: list[Trajectory]) -> None:
+    groups = signal_groups(log_of(*logged))
+    _, (found,) = practise(groups, replace(PLAIN, estimator=name, tasks_per_step=3))
+    assert found["actor/grad_norm"] > 0
+
+
+# -- a whole run --------------------------------------------------------------------------------
+
+
+class PowerCut(Exception):
+    pass
+
+
+def run_to_the_end(out: Path, overrides: list[str], die_at: int | None = None) -> None:
+    """A run by its configuration; a power cut in the update of a step, where one is wanted."""
+
+    def tick() -> None:
+        if run.standing.step + 1 == die_at:
+            raise PowerCut
+
+    config = resolve([*overrides, f"trainer.default_local_dir={out}"])
+    run = experiment.build_run(config, tick=tick, say=lambda text: None)
+    # A model that nobody taught never ends a reply by itself: a letter does it here.
+    run.practice.agent = replace(run.practice.agent, sampling=AGENT.sampling)
+
+    async def go() -> None:
+        try:
+            await run.go()
+        finally:
+            await run.apprentice.close()
+
+    asyncio.run(go())
+
+
+def everything(out: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(out)): path.read_bytes()
+        for path in sorted(out.rglob("*"))
+        if path.is_file() and path.name not in ("timing.jsonl", "config.yaml")
+    }
+
+
+@pytest.mark.parametrize("method", ["grpo", "bandit"])
+def test_a_run_cut_short_and_resumed_equals_a_whole_one(method: str, folder: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    shutil.copytree(folder, log)
+    overrides = [
+        f"data.from_trajectories={log}", f"algorithm.offline.method={method}", "algorithm.offline.top_percent=0.5",
+        "actor_rollout_ref.model.path=tiny", "actor_rollout_ref.actor.optim.lr=1e-3", "data.train_batch_size=2",
+        "agent.num_chains=4", "agent.max_turns=1", "agent.max_tokens_per_turn=10", "data.val_batch_size=4",
+        "trainer.total_training_steps=7", "trainer.save_freq=2", "trainer.test_freq=3", "trainer.logger=[]",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=1", "actor_rollout_ref.actor.kl_loss_coef=0.05",
+    ]  # fmt: skip
+    run_to_the_end(tmp_path / "whole", overrides)
+    with pytest.raises(PowerCut):
+        run_to_the_end(tmp_path / "cut", overrides, die_at=4)
+    assert Checkpoints(tmp_path / "cut" / "practicum" / "run").steps()[-1] in (2, 3)
+    run_to_the_end(tmp_path / "cut", overrides)
+    one, two = everything(tmp_path / "whole"), everything(tmp_path / "cut")
+    assert one.keys() == two.keys()
+    assert [name for name in one if one[name] != two[name]] == []
+    metrics = one["practicum/run/metrics.jsonl"].decode()
+    assert ("offline/distance/mean" if method == "grpo" else "bandit/matched") in metrics
+    assert "val/success/mean" in metrics
+    store.write_episode(log, replace(next(store.read_episodes(folder)), attempt=99, reward=1.0))
+    with pytest.raises(UserError, match="are not those this run began with"):
+        run_to_the_end(tmp_path / "cut", [*overrides, "trainer.total_training_steps=9"])
