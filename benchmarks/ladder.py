@@ -1,8 +1,8 @@
 """Is every rung of the apprenticeship higher than the one below? `math` with `tiny`, three seeds, one fixed budget.
 
-    python benchmarks/ladder.py [--seeds 0,1,2] [--out runs/ladder]
+    python benchmarks/ladder.py [--seeds 3,4,5] [--out runs/ladder]
 
-For each seed a model of its own: base (untrained) → BC (imitation of an expert until 35 % of validation is solved) →
+For each seed a model of its own: base (untrained) → BC (imitation of an expert until half of validation is solved) →
 DPO on pairs mined from the BC agent's own rollouts, and offline GRPO on the same rollouts → online GRPO from BC. Every
 policy plays the same held-out tasks, greedy; neighbours are compared by an exact McNemar test, over each seed's tasks
 and over all seeds' together. The budgets below were chosen on seeds 10 and 11 and are the same for every seed.
@@ -40,7 +40,7 @@ from practicum.training.pairs import mine_pairs
 from practicum.training.sft import SFTSettings, imitate
 from practicum.trajectory import Trajectory
 
-SEEDS = (0, 1, 2)
+SEEDS = (3, 4, 5)
 LEVELS = (1, 2)
 HELD_OUT = 300
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -55,7 +55,7 @@ class Budget:
     goes from 4 % to 80 % within a few hundred demonstrations, at a moment that depends on the seed."""
 
     demonstrations: int = 6000
-    imitation_target: float = 0.35
+    imitation_target: float = 0.5
     imitation_batch: int = 8
     logged_tasks: int = 400
     logged_chains: int = 8

@@ -80,9 +80,7 @@ def test_the_reward_goes_to_those_that_have_one() -> None:
 
 def test_a_reward_of_ones_own_by_its_path(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text(
-        "def pay(task, action, step):\n    return 10 * step.reward + (task.environment == 'math') - 0.5 * step.truncated\n"
-    )
+    file.write_text("def pay(task, action, step):\n    return 10 * step.reward + (task.environment == 'math')\n")
     episodes = play("expert", shaping=f"{file}:pay")
     assert {e.outcome.value for e in episodes} == {"success"}
     for episode in episodes:

@@ -1,0 +1,142 @@
+"""`practicum pipeline`: one command, whole, skipped where done, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from practicum import pipeline
+from practicum.cli.main import main
+from practicum.errors import UserError
+
+RECIPE = """
+seed: 0
+model: {path: tiny}
+data:
+  affine: {num_samples: 10, environments: ["affine:sat"]}
+  agentgym: {num_episodes: 10, max_episode_length: 2, environments: ["math"]}
+  environment_args:
+    affine:sat: {levels: [1], n: 3, notation: numbers}
+    math: {levels: [1]}
+  max_response_tokens: 10
+training: {use_lora: false, num_epochs: 2, batch_size: 4, gradient_accumulation_steps: 1, learning_rate: 1.0e-3,
+  warmup_steps: 2, bf16: false, gradient_checkpointing: false, save_steps: 3, eval_steps: 5}
+rl_training: {num_rollouts: 3, rollout_batch_size: 4, ppo_epochs: 2, learning_rate: 1.0e-4, save_steps: 1, reward: null}
+evaluation: {num_eval_samples: 5}
+"""
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recipes") / "small.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+def leg(recipe: Path, out: Path, part: str = "", count: int = 0) -> int:
+    """One process of the pipeline, which may die on the way; its exit code."""
+    child = str(Path(__file__).with_name("pipeline_child.py"))
+    command = [sys.executable, child, part, str(count), f"recipe={recipe}", f"output_dir={out}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, check=False).returncode
+
+
+def scores(out: Path) -> dict[str, Any]:
+    """What every examination found, without the clock."""
+    found = {}
+    for path in sorted(out.glob("eval/*/*.json")):
+        whole = json.loads(path.read_text())
+        found[str(path.relative_to(out))] = [
+            whole["panel"], [{**row, "seconds": None} for row in whole["individual_results"]]
+        ]  # fmt: skip
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("pipeline") / "whole"
+    assert leg(recipe, out) == 0
+    return out
+
+
+def test_every_stage_leaves_its_results(whole: Path, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(list((whole / "collect").rglob("*__attempt_0.jsonl"))) == 20
+    assert len((whole / "rl" / "metrics.jsonl").read_text().splitlines()) == 3
+    assert "success/affine:sat/mean" in json.loads((whole / "rl" / "metrics.jsonl").read_text().splitlines()[0])
+    results = json.loads((whole / "logs" / "evaluation_results.json").read_text())
+    assert list(results["rungs"]) == ["base", "sft", "rl"]
+    row = results["rungs"]["rl"]["environments"]["affine:sat"]
+    assert {"accuracy", "mean_reward", "std_reward", "median_reward", "success_rate", "confidence_interval"} < set(row)
+    assert row["n"] == 5
+    assert set(results["table"]) == {"affine:sat", "math", "Overall"}
+    assert set(results["stages"]) == set(pipeline.STAGES)
+    assert all(spent["finished"] and spent["peak_mb"] > 50 for spent in results["stages"].values())
+    before = (whole / "rl" / "metrics.jsonl").stat().st_mtime_ns
+    assert main(["pipeline", f"recipe={recipe}", f"output_dir={whole}"]) == 0
+    told = capsys.readouterr().out
+    assert told.count("done before") == 6
+    assert "intervals of" in told
+    assert (whole / "rl" / "metrics.jsonl").stat().st_mtime_ns == before
+    assert max(map(len, told.splitlines()[:-1])) <= 120
+    # RL, then SFT, then base: what `practicum eval --policy OUT` finds.
+    from practicum.evaluation.examinee import find
+
+    assert (find(str(whole)).stage, find(str(whole)).name) == ("rl", str(whole / "rl" / "model"))
+
+
+def test_killed_in_every_stage_and_resumed(whole: Path, recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "killed"
+    for part, count in (("/collect/math/", 4), ("/sft/global_step", 1), ("/eval/sft/", 3), ("/rl/global_step", 2)):
+        assert leg(recipe, out, part, count) == -signal.SIGKILL, part
+    assert leg(recipe, out) == 0
+    for name in ("sft/metrics.jsonl", "rl/metrics.jsonl", "sft/model/model.safetensors", "rl/model/model.safetensors"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
+    assert scores(out) == scores(whole)
+    starts = {name: spent["starts"] for name, spent in json.loads((out / "stages.json").read_text()).items()}
+    assert starts == {"collect": 2, "eval-base": 1, "sft": 2, "eval-sft": 2, "train": 2, "eval-rl": 1}
+
+
+def test_another_pipeline_is_not_written_over(whole: Path, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changed = ["pipeline", f"recipe={recipe}", f"output_dir={whole}", "rl_training.gamma=0.5"]
+    assert main(changed) == 2
+    assert "holds a pipeline with rl_training.gamma=0.99, not 0.5" in capsys.readouterr().err
+
+
+def test_the_papers_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    recipes = Path(__file__).parent.parent.parent / "recipes"
+    config = pipeline.resolve(["recipe=affine"], recipes)
+    assert sum(pipeline.demonstrations(config).values()) == 15_000
+    train = pipeline.rl_config(config)
+    assert train.algorithm.adv_estimator == "gae"
+    assert (train.algorithm.gamma, train.algorithm.lam) == (0.99, 0.95)
+    assert train.actor_rollout_ref.actor.ppo_epochs == train.critic.ppo_epochs == 4
+    assert train.actor_rollout_ref.model.lora_adapter_path == "runs/affine/sft/model"
+    assert set(train.agent.environment_args["environments"]) == set(pipeline.AGENTGYM)
+    assert config.training.lora_r == 64
+    assert main(["pipeline", f"recipe={recipes / 'affine.yaml'}", "--dry-run"]) == 0
+    assert "affine:sat 3334, affine:abd 3333, affine:ded 3333" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rl_training.vf_coef=1.0"], "leave this at 0.5"),
+        (["rl_training.algorithm=grpo"], "practises with ppo"),
+        (["data.affine.environments=[]", "data.agentgym.environments=[]"], "Say what to learn"),
+        (["data.affine.environments=['affine:set']"], "Unknown environment 'affine:set'"),
+        (["rl_training.environments=['code']"], "'code', which data does not"),
+        (["rl_training.overrides=['agent.environment=math']"], "what the pipeline itself says"),
+        (["rl_training.overrides=['algorithm.gama=1']"], "Did you mean 'algorithm.gamma'"),
+        (["data.affine.num_sample=3"], "Did you mean 'data.affine.num_samples'"),
+    ],
+)
+def test_what_cannot_work_is_said_at_once(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        pipeline.resolve(overrides)
