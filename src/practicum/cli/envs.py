@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from practicum.cli.options import environment_options, positive
-
-if TYPE_CHECKING:
-    from practicum.trajectory import Trajectory
-    from practicum.workbench import Workbench
 
 
 def run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="practicum envs", description=__doc__)
-    parser.add_argument("action", nargs="?", choices=("list", "check", "serve"), default="list")
+    parser.add_argument("action", nargs="?", choices=("list", "check", "serve", "digest"), default="list")
     parser.add_argument("name", nargs="?", help="an environment, or (to check) 'all'")
     parser.add_argument("--tasks", type=positive, default=50, help="check: tasks to check with")
     parser.add_argument(
@@ -40,19 +35,11 @@ def run(argv: list[str]) -> int:
     options = environment_options(args)
     if args.action == "serve":
         return asyncio.run(serve(args.name, args.host, args.port, options))
-    # `tools` plays whatever file it is given: it has no tasks of its own to check.
-    names = [name for name in registry.ENVIRONMENTS if name != "tools"] if args.name == "all" else [args.name]
-    print(f"{'environment':<20} {'expert':>7} {'null':>7} {'floor':>6} {'repeat':>7} {'splits':>8} {'steps/s':>8}")
-    sound = []
-    for name in names:
-        try:
-            sound.append(asyncio.run(check(name, args.tasks, options)))
-        except UserError as error:
-            if len(names) == 1:
-                raise
-            print(f"{name:<20} not checked: {error}")  # one that is not installed must not hide the others
-            sound.append(False)
-    return 0 if all(sound) else 1
+    if args.action == "digest":
+        return digests(args.name.split(","), args.tasks, options)
+    # `tools` plays whatever file it is given and `mix` what it is told to: they have no tasks of their own to check.
+    every = [name for name in registry.ENVIRONMENTS if name not in ("tools", "mix")]
+    return check_all(every if args.name == "all" else [args.name], args.tasks, options)
 
 
 async def serve(name: str, host: str, port: int, options: Mapping[str, Any]) -> int:
@@ -79,44 +66,49 @@ async def serve(name: str, host: str, port: int, options: Mapping[str, Any]) -> 
     return 0
 
 
-async def check(name: str, count: int, options: Mapping[str, Any] | None = None) -> bool:
-    """Oracle, null policy, determinism, disjoint splits and speed of one environment."""
-    from practicum.workbench import make_workbench
+def check_all(names: list[str], count: int, options: Mapping[str, Any]) -> int:
+    """A line for every environment; 1 where one is not sound."""
+    from practicum.errors import UserError
+    from practicum.soundness import Elsewhere, check
 
-    expert = make_workbench(name, "expert", max_turns=200, options=options)
-    begun = time.perf_counter()
-    solved = await _play(expert, count)
-    speed = sum(len(e.turns) for e in solved) / (time.perf_counter() - begun)
-    again = await _play(expert, count)
-    idle = await _play(make_workbench(name, "null", max_turns=5, options=options), count)
-    oracle, floor = _mean(solved), _mean(idle)
-    repeat = solved == again
-    worlds = [{t.hash for t in expert.environment.tasks(split, count)} for split in ("train", "val", "test")]
-    disjoint = not (worlds[0] & worlds[1] or worlds[0] & worlds[2] or worlds[1] & worlds[2])
-    stated = expert.environment.floor
-    faults = [
-        text
-        for wrong, text in (
-            (oracle < 0.95, "the expert fails"),
-            (floor > stated + 1e-9, "the null policy is above its floor"),
-            (not repeat, "the same seed gave another episode"),
-            (not disjoint, "splits overlap"),
-        )
-        if wrong
-    ]
     print(
-        f"{name:<20} {oracle:>7.3f} {floor:>7.3f} {stated:>6.2f} {'same' if repeat else 'DIFFERS':>7} "
-        f"{'disjoint' if disjoint else 'OVERLAP':>8} {speed:>8.0f}  {'sound' if not faults else '; '.join(faults)}"
+        f"{'environment':<18}{'oracle':>7}{'ceiling':>8}{'null':>6}{'floor':>6}{'repeats':>9}{'splits':>9}"
+        f"{'steps/s':>8}{'open':>5}{'MB':>6}  verdict"
     )
-    return not faults
+    sound = []
+    elsewhere = Elsewhere(names, count, options)
+    try:
+        for name in names:
+            try:
+                found = asyncio.run(check(name, count, options, elsewhere))
+            except UserError as error:
+                if len(names) == 1:
+                    raise
+                print(f"{name:<18} not checked: {error}")  # one that is not installed must not hide the others
+                sound.append(False)
+                continue
+            repeats = "same" if found.repeats and found.elsewhere else "DIFFERS"
+            verdict = "sound" if not found.faults else "; ".join(found.faults)
+            print(
+                f"{name:<18}{found.oracle:>7.3f}{found.ceiling:>8.2f}{found.null:>6.2f}{found.floor:>6.2f}{repeats:>9}"
+                f"{'disjoint' if found.disjoint else 'OVERLAP':>9}{found.speed:>8.0f}{found.held:>5}"
+                f"{found.megabytes:>6.0f}  {verdict}",
+                flush=True,
+            )
+            sound.append(not found.faults)
+    finally:
+        elsewhere.close()
+    return 0 if all(sound) else 1
 
 
-async def _play(bench: Workbench, count: int) -> list[Trajectory]:
-    from practicum.rollout import attempts, run_episodes
+def digests(names: list[str], count: int, options: Mapping[str, Any]) -> int:
+    """For another process that checks: what these environments' episodes come to here."""
+    from practicum.errors import UserError
+    from practicum.soundness import digest
 
-    planned = attempts(bench.environment.tasks("train", count), 1, 0)
-    return await run_episodes(planned, bench.make_environment, bench.agent, bench.engine, bench.renderer)
-
-
-def _mean(episodes: list[Trajectory]) -> float:
-    return sum(e.outcome.value == "success" for e in episodes) / len(episodes)
+    for name in names:
+        try:
+            print(f"digest {name} {asyncio.run(digest(name, count, options))}", flush=True)
+        except UserError:
+            print(f"digest {name} none", flush=True)
+    return 0

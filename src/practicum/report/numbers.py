@@ -9,6 +9,8 @@ from typing import Any
 
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\ufeff]")
 """Characters that drive a terminal, or turn the direction of what stands around them, or cannot be seen at all."""
+LARGEST_WHOLE = 10**300
+"""Whole numbers from here on are no rewards; beyond 1.8e308 they are not even floats."""
 
 
 def shown(text: str) -> str:
@@ -34,7 +36,9 @@ def number(value: Any) -> float | int | str | None:
 
 def is_number(value: object) -> bool:
     """Whether a figure is one. NaN and infinities are: they are shown as what they are, and not counted with."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < LARGEST_WHOLE
+    return isinstance(value, float)
 
 
 def plain(value: Any, depth: int = 6, room: int = 4000) -> Any:

@@ -63,6 +63,11 @@ class Hub:
                 queue.put_nowait(None)
 
     def close(self) -> None:
+        """End every page's stream: a server that is asked to stop waits for them. May be called from any thread."""
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
         for queue in list(self.pages):
             with contextlib.suppress(asyncio.QueueFull):
                 queue.put_nowait(None)
@@ -172,7 +177,6 @@ class Live:
         try:
             yield
         finally:
-            self.hub.close()
             await run_in_threadpool(self.watch.stop)
 
 
@@ -219,7 +223,9 @@ def make_app(top: Path, hosts: list[str]) -> Starlette:
         Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
         Middleware(GZipMiddleware, minimum_size=2000, compresslevel=3),
     ]
-    return Starlette(routes=routes, middleware=middleware, lifespan=live.lifespan)
+    app = Starlette(routes=routes, middleware=middleware, lifespan=live.lifespan)
+    app.state.live = live
+    return app
 
 
 def _number(request: Request, name: str) -> int:

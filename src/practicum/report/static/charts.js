@@ -7,7 +7,13 @@ function ticks(low, high, count) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((k) => k * power).find((size) => size >= rough) || rough;
   const found = [];
-  for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-6; at += step) found.push(Math.abs(at) < step * 1e-6 ? 0 : at);
+  // Counted, not compared only: beyond 2^53 a number plus a small step is the same number.
+  const first = Math.ceil(low / step);
+  for (let place = 0; place < 4 * count; place += 1) {
+    const at = (first + place) * step;
+    if (!(at <= high + step * 1e-6)) break;
+    found.push(Math.abs(at) < step * 1e-6 ? 0 : at);
+  }
   return found;
 }
 
@@ -33,7 +39,7 @@ class Chart {
 
   set(lines) {
     this.lines = lines;
-    this.keys.replaceChildren(...(this.options.keys ? lines.map((line) => el('span', {}, el('span', {class: 'dot ' + line.colour}), line.label)) : []));
+    this.keys.replaceChildren(...(this.options.keys ? lines.map((line) => el('span', {}, el('span', {class: 'dot ' + line.colour + (line.style || '')}), line.label)) : []));
     this.draw();
   }
 
@@ -70,13 +76,15 @@ class Chart {
     for (const at of ticks(x0, x1, Math.max(2, Math.floor(width / 62))).filter(Number.isInteger)) {
       parts.push(svg('text', {x: X(at), y: height - 6, 'text-anchor': 'middle'}, at.toLocaleString('en')));
     }
+    const grid = parts.length;
     for (const line of drawn) {
       const around = line.points.some((point) => point[2] !== point[1] || point[3] !== point[1]);
       const there = line.points.map((point) => `${X(point[0]).toFixed(1)},${Y(point[3]).toFixed(1)}`);
       const back = line.points.map((point) => `${X(point[0]).toFixed(1)},${Y(point[2]).toFixed(1)}`).reverse();
-      if (around || this.options.stacked) parts.push(svg('path', {class: (this.options.stacked ? 'stack ' : 'area ') + line.colour, d: `M${there.join('L')}L${back.join('L')}Z`}));
+      // Intervals lie beneath all lines, and the more there are the fainter each is.
+      if (around || this.options.stacked) parts.splice(grid, 0, svg('path', {class: (this.options.stacked ? 'stack ' : drawn.length > 3 ? 'area faint-area ' : 'area ') + line.colour, d: `M${there.join('L')}L${back.join('L')}Z`}));
       if (this.options.stacked) continue;
-      parts.push(svg('path', {class: 'line ' + line.colour, d: 'M' + line.points.map((point) => `${X(point[0]).toFixed(1)},${Y(point[1]).toFixed(1)}`).join('L')}));
+      parts.push(svg('path', {class: 'line ' + line.colour + (line.style || ''), d: 'M' + line.points.map((point) => `${X(point[0]).toFixed(1)},${Y(point[1]).toFixed(1)}`).join('L')}));
       if (line.points.length < 30) for (const point of line.points) parts.push(svg('circle', {class: 'point ' + line.colour, cx: X(point[0]), cy: Y(point[1]), r: 2.2}));
       for (const event of (line.events || []).slice(-60)) {
         const at = X(event.step), foot = height - MARGIN.bottom;

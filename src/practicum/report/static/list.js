@@ -14,10 +14,12 @@ const ORDERS = {
 function order(a, b) { return (isNumber(a) ? 0 : 1) - (isNumber(b) ? 0 : 1) || (isNumber(a) && isNumber(b) ? a - b : 0); }
 
 const filter = {text: '', run: '', part: '', environment: '', outcome: '', order: 'as played'};
+const OWN = ' '; // stands for the run's own folder where '' stands for all
 let list = null;
 
 function openList(wanted) {
-  Object.assign(filter, {text: '', run: '', part: '', environment: '', outcome: ''}, wanted);
+  const own = !wanted.part && (state.rows.get(wanted.run) || []).some((row) => !row.part);
+  Object.assign(filter, {text: '', run: '', environment: '', outcome: ''}, wanted, {part: own ? OWN : wanted.part || ''});
   list = null;
   if (location.hash === '#/episodes') route(); else location.hash = '#/episodes';
 }
@@ -53,7 +55,7 @@ class List {
     const rows = allRows();
     const values = {
       run: shownRuns().map((run) => [run.key, run.name]),
-      part: distinct(rows, 'part').map((part) => [part || '\u0000', part || '(the run’s own folder)']),
+      part: distinct(rows, 'part').map((part) => [part || OWN, part || '(the run’s own folder)']),
       environment: distinct(rows, 'environment').map((name) => [name, name]),
       outcome: distinct(rows, 'outcome').map((name) => [name, name]),
       order: Object.keys(ORDERS).map((name) => [name, name]),
@@ -69,7 +71,7 @@ class List {
 
   apply() {
     const words = filter.text.toLowerCase().split(/\s+/).filter(Boolean);
-    const part = filter.part === '\u0000' ? '' : filter.part;
+    const part = filter.part === OWN ? '' : filter.part;
     const all = allRows();
     let found = all.filter((row) => (!filter.run || row.run === filter.run) && (!filter.part || row.part === part) && (!filter.environment || row.environment === filter.environment)
       && (!filter.outcome || row.outcome === filter.outcome) && words.every((word) => row.search.includes(word)));

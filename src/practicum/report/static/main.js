@@ -43,7 +43,9 @@ function episodesPage(row) {
 function choose(key, on) {
   if (on) state.hidden.delete(key); else state.hidden.add(key);
   list = null;
-  if (live) Promise.all([on ? loadRun(key) : null, loadComparisons()]).then(route); else { state.comparisons = (given.comparisons || []).filter((found) => ![found.baseline.run, found.trained.run].some((run) => state.hidden.has(run))); route(); }
+  state.comparisons = (live ? state.comparisons : given.comparisons || []).filter((found) => ![found.baseline.run, found.trained.run].some((run) => state.hidden.has(run)));
+  route();
+  if (live) (on ? loadRun(key) : Promise.resolve()).then(() => { list = null; stay(); return loadComparisons(); }).then(stay).catch((error) => { status.textContent = error.message; });
 }
 
 // -- keys --------------------------------------------------------------------------------------

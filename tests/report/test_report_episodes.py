@@ -1,0 +1,218 @@
+"""Finding runs, listing episodes, what is worth reading, tables and comparisons."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.report_world import an_episode, write_damaged, write_hostile, write_run, write_training
+from transformers import PreTrainedTokenizerBase
+
+from practicum import store
+from practicum.errors import UserError
+from practicum.evaluation.compare import compare_pair
+from practicum.evaluation.examination import Examination, sitting_of
+from practicum.evaluation.statistics import jeffreys
+from practicum.report.cohorts import cohorts_of, comparisons
+from practicum.report.episode import TURN_TEXT, view
+from practicum.report.index import Index
+from practicum.report.numbers import encode, shown
+from practicum.report.reading import Reading
+from practicum.report.runs import Run, find_runs, runs_below
+from practicum.report.samples import samples, surprises
+from practicum.report.tokens import Tokenizers, tokenizer_file
+from practicum.trajectory import Outcome
+
+
+def index_of(folder: Path) -> Index:
+    index = Index(folder)
+    list(index.read_all())
+    return index
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every text in a JSON value, names included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        for one in value.values():
+            yield from texts(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from texts(one)
+
+
+def test_runs_are_found_by_what_lies_in_them(tmp_path: Path) -> None:
+    write_training(tmp_path / "a" / "one", 2)
+    write_run(tmp_path / "b" / "one", [[1.0]])
+    write_run(tmp_path / "quick" / "rl" / "examination", [[1.0]])
+    (tmp_path / "quick" / "plan.json").write_text("{}")
+    (tmp_path / "a" / "one" / "global_step_3").mkdir()
+    assert [run.folder.relative_to(tmp_path).as_posix() for run in runs_below(tmp_path)] == ["a/one", "b/one", "quick"]
+    assert len({run.key for run in runs_below(tmp_path)}) == 3
+    assert [run.name for run in find_runs([tmp_path / "b", tmp_path / "b" / "one"])] == ["one"]
+
+
+def test_a_place_without_a_run_is_said_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="There is no run in"):
+        find_runs([tmp_path])
+    with pytest.raises(UserError, match="There is no run '.*nowhere'; give the folder"):
+        find_runs([tmp_path / "nowhere"])
+
+
+def test_rows_follow_the_episodes(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    write_run(tmp_path, [[1.0, 0.0], [0.5]], tokenizer)
+    for attempt in (9, 10):
+        store.write_episode(tmp_path / "top_episodes" / "step_7", an_episode("task-9", attempt, 1.0))
+    index = index_of(tmp_path)
+    assert [(row.sitting.task, row.sitting.attempt, row.part, row.step) for row in index.rows] == [
+        ("task-0", 0, "", None),
+        ("task-0", 1, "", None),
+        ("task-1", 0, "", None),
+        ("task-9", 9, "top_episodes", 7),
+        ("task-9", 10, "top_episodes", 7),
+    ]
+    first = index.rows[0]
+    said = tokenizer.encode("the answer is 4", add_special_tokens=False)
+    assert first.sitting.tokens == len(said)
+    assert first.logprob == pytest.approx(-0.5 * sum(range(len(said))) / len(said))
+    assert index.rows[3].selected
+
+
+def test_new_and_gone_files(tmp_path: Path) -> None:
+    write_run(tmp_path, [[1.0], [0.0]])
+    index = index_of(tmp_path)
+    path = store.write_episode(tmp_path / "top_episodes" / "step_1", an_episode("late", 0, 1.0))
+    assert [row.sitting.task for row in (list(index.read_all()), index.rows)[1]] == ["task-0", "task-1", "late"]
+    assert index.generation == 0
+    store.episode_path(tmp_path, "task-0", 0).unlink()
+    path.unlink()
+    path.parent.rmdir()
+    index.scan()
+    assert [(row.number, row.sitting.task) for row in index.rows] == [(0, "task-1")]
+    assert index.generation == 1
+
+
+def test_damaged_files_are_listed_and_the_rest_goes_on(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    write_run(tmp_path, [[1.0]])
+    damaged = write_damaged(tmp_path, tokenizer)
+    index = index_of(tmp_path)
+    assert [row.sitting.task for row in index.rows] == ["task-0"]
+    assert {entry.path for entry in index.unreadable} == {path.name for path in damaged.values()}
+    reasons = {entry.path: entry.reason for entry in index.unreadable}
+    assert reasons[damaged["not UTF-8"].name].startswith("not UTF-8 text (byte ")
+    assert reasons[damaged["cut short"].name] == "the file is cut short"
+    assert reasons[damaged["a text as reward"].name] == "a reward is not a number"
+
+
+def test_hostile_episodes_become_plain_json(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    made = write_hostile(tmp_path, tokenizer)
+    reading = Reading(Run("hostile", tmp_path))
+    list(reading.index.read_all())
+    assert len(reading.index.rows) == len(made)
+    assert not reading.index.unreadable
+    views = [reading.episode(row, Tokenizers()) for row in reading.index.rows]
+    for value in (reading.record(), [row.record() for row in reading.index.rows], *views):
+        for text in texts(json.loads(encode(value), parse_constant=pytest.fail)):
+            assert not {"\x1b", "\x9b", "\u202e", "\u2028", "\x00", "\x07"}.intersection(text)
+    (long,) = [view for view in views if view["task"]["id"] == "long"]
+    assert len(encode(long)) < 3 * TURN_TEXT
+    assert long["turns"][0]["reply"]["left"] > 5_000_000
+    rewards = [row.record()[9] for row in reading.index.rows]
+    assert rewards.count("nan") == 1
+    assert sum(row.counted for row in reading.index.rows) == len(made) - 2
+
+
+def test_what_cannot_be_seen_is_shown_as_an_escape() -> None:
+    assert shown("a\x1b[31m\x9b\u202eb\n\tc") == "a\\x1b[31m\\x9b\\u202eb\n\tc"
+
+
+def test_pieces_are_the_text_token_by_token(tokenizer: PreTrainedTokenizerBase) -> None:
+    pieces = Tokenizers().get("tiny")
+    assert pieces is not None
+    text = 'Zoë pays 3 € for ☕ and 🎈, "done".'
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    found = pieces.of(ids)
+    assert "".join(piece for piece, _ in found) == text
+    assert sum(used for _, used in found) == len(ids)
+    assert any(used > 1 for _, used in found)
+    assert pieces.of([10**9, -3])[0] == ("⟨1000000000⟩", 1)
+
+
+def test_a_tokenizer_is_never_fetched(tmp_path: Path) -> None:
+    assert tokenizer_file("somebody/a-model-that-is-nowhere") is None
+    assert tokenizer_file("../" * 10 + "etc") is None
+    assert tokenizer_file("a\x00b") is None
+    (tmp_path / "tokenizer.json").write_text("not a tokenizer")
+    assert Tokenizers().get(str(tmp_path)) is None
+
+
+def test_an_episode_without_its_tokenizer_is_shown_as_messages(tokenizer: PreTrainedTokenizerBase) -> None:
+    episode = an_episode("t", 0, 1.0, tokenizer)
+    found = view(replace(episode, provenance={"model": "gone/away"}), Tokenizers())
+    assert found["tokenizer"] is None
+    assert found["turns"][0]["spans"] == []
+    assert found["turns"][0]["reply"] == "the answer is 4"
+    whole = view(episode, Tokenizers())["turns"][0]["spans"]
+    assert [span["origin"] for span in whole] == ["template", "observation", "sampled"]
+    assert "".join(whole[2]["texts"]) == "the answer is 4"
+    assert whole[2]["logprobs"][:2] == [0.0, -0.5]
+
+
+def test_surprise_is_in_bits_of_what_the_others_did(tmp_path: Path) -> None:
+    rows = index_of(write_run(tmp_path, [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0]])).rows
+    found = surprises(rows)
+    assert found[0] == pytest.approx(-math.log2((0 + 1) / (3 + 2)))
+    assert found[1] == pytest.approx(-math.log2((2 + 1) / (3 + 2)))
+    assert found[4] == pytest.approx(-math.log2((1 + 1) / (1 + 2)))
+    chosen = samples(rows, 2)
+    assert chosen["surprising"][0] == 0
+    assert {rows[n].sitting.reward for n in chosen["best"]} == {1.0}
+    assert {rows[n].sitting.task for n in chosen["best"]} == {"task-0", "task-1"}
+    assert rows[chosen["worst"][0]].sitting.reward == 0.0
+
+
+def test_the_table_has_the_rates_of_the_examination(tmp_path: Path) -> None:
+    write_run(tmp_path, [[1.0], [1.0], [0.0]])
+    store.write_episode(tmp_path, replace(an_episode("broke", 0, 0.0), outcome=Outcome.ENV_ERROR, error="gone"))
+    store.write_episode(tmp_path / "top_episodes" / "step_1", an_episode("task-0", 1, 1.0))
+    lines = [cohort.record() for cohort in cohorts_of("k", "run", index_of(tmp_path).rows)]
+    played, chosen = sorted(lines, key=lambda line: line["selected"])
+    interval = jeffreys(2, 3, 0.95)
+    assert played["success_rate"] == pytest.approx(2 / 3)
+    assert (played["success_low"], played["success_high"]) == pytest.approx((interval.low, interval.high))
+    assert played["outcomes"] == {"success": 2, "failure": 1, "env_error": 1}
+    assert played["parts"] == {"answer": pytest.approx(2 / 3), "brevity": 0.25}
+    assert chosen["selected"]
+    assert chosen["success_rate"] is None
+
+
+def test_runs_are_compared_on_the_tasks_they_share(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "a", [[0.0]] * 8 + [[1.0]] * 2)
+    second = write_run(tmp_path / "b", [[1.0]] * 9)
+    cohorts = [
+        c for name, folder in (("a", first), ("b", second)) for c in cohorts_of(name, name, index_of(folder).rows)
+    ]
+    (found,) = comparisons(cohorts)
+    sides = []
+    for folder in (first, second):
+        sittings = [sitting_of(e) for e in store.read_episodes(folder) if e.task.id != "task-9"]
+        sides.append(Examination(folder.name, "math", "p", 9, 1, tuple(sittings)))
+    expected = compare_pair(*sides)
+    assert found["verdict"] == expected.verdict == "better"
+    assert found["changes"][0]["p"] == expected.success.p_value
+    assert found["tasks"] == 9
+    assert "9 tasks that both played (of 10 and 9)" in found["basis"]
+
+
+def test_runs_without_a_common_task_are_not_compared(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [[0.0]])
+    store.write_episode(tmp_path / "b", an_episode("other", 0, 1.0))
+    cohorts = [c for name in "ab" for c in cohorts_of(name, name, index_of(tmp_path / name).rows)]
+    assert comparisons(cohorts) == []
