@@ -276,8 +276,9 @@ def test_the_live_page_watches_a_real_training(browser: Any, tmp_path: Path) -> 
             [sys.executable, "-m", "practicum.cli", "train", *settings], stdout=subprocess.DEVNULL
         )
         try:
-            for step in (1, 2, 3):
-                becomes(page, f"document.body.innerText.includes('step {step} / 3')", 240.0)
+            # Quick steps may pass between two looks, so the first and the last are waited for.
+            becomes(page, "/step [123] \\/ 3/.test(document.body.innerText)", 240.0)
+            becomes(page, "document.body.innerText.includes('step 3 / 3')", 240.0)
             assert training.wait(120) == 0
         finally:
             training.kill()

@@ -76,7 +76,7 @@ class Cut:
     At most `tokens` a piece (a longer sequence goes alone), and `samples` where given.
     """
 
-    tokens: int = 640
+    tokens: int = 480
     samples: int | None = None
 
 

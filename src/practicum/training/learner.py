@@ -102,7 +102,8 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         totals = _Totals()
         if self._twin is not None and not (self.decoder.dropout or self.decoder.autocast):
-            half = replace(self.cut, tokens=max(1, self.cut.tokens // 2))  # two are in memory at once
+            # Two are in memory at once; what a small model keeps of a token is little.
+            half = replace(self.cut, tokens=max(1, self.cut.tokens * 2 // 3))
             self._accumulate_on_two(list(micro_batches(samples, half)), denominator, objective, reference, totals, tick)
         else:
             for number, micro in enumerate(micro_batches(samples, self.cut)):

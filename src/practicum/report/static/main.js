@@ -134,7 +134,7 @@ function soon(name, act) {
   if (due.has(name)) return;
   due.set(name, setTimeout(() => { due.delete(name); act().catch((error) => { status.textContent = error.message; }); }, 700));
 }
-const isOverview = () => Boolean(document.getElementById('curves')) || Boolean(document.querySelector('.runs'));
+const isOverview = () => !location.hash.replace(/^#\/?/, '');
 
 function stepped(told) {
   const run = runOf(told.run);
@@ -197,7 +197,7 @@ async function listen() {
   const hear = (told) => {
     if (told.type === 'step') stepped(told);
     else if (told.type === 'episodes') played(told);
-    else if (told.type === 'runs') soon('runs', async () => { const fresh = await loadRuns(); await Promise.all(fresh.map((run) => loadRun(run.key))); list = null; await loadComparisons(); if (isOverview() || !main.children.length) route(); });
+    else if (told.type === 'runs') soon('runs', async () => { const fresh = await loadRuns(); await Promise.all(fresh.map((run) => loadRun(run.key))); if (list) { list.options(); list.apply(); } await loadComparisons(); stay(); });
   };
   const stream = new EventSource('api/events');
   stream.onopen = () => {
