@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ def run(argv: list[str]) -> int:
     if args.action == "list":
         for name in registry.ENVIRONMENTS:
             summary = (registry.environment_class(name).__doc__ or "").strip().splitlines()[0]
-            print(f"{name:<20} {summary}")
+            print(f"{name:<20} {textwrap.shorten(summary, 79, placeholder=' …')}")
         return 0
     if args.name is None:
         raise UserError(f"Say which environment to {args.action}: `practicum envs {args.action} NAME`.")
