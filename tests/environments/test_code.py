@@ -10,7 +10,7 @@ from tests.sandbox_world import ours, zombies
 
 from practicum import registry
 from practicum.agent import Agent
-from practicum.cli.envs import check
+from practicum.cli.envs import check_all
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Step, ToolCall
 from practicum.environments.code import CodeEnvironment
@@ -67,7 +67,7 @@ def test_the_random_policy_is_scored_and_rarely_succeeds(renderer: Renderer) -> 
 
 
 def test_envs_check_is_happy() -> None:
-    assert asyncio.run(check("code", 6))
+    assert check_all(["code"], 6, {}) == 0
 
 
 def test_every_template_agrees_with_its_reference() -> None:

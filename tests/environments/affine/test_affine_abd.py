@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum import registry
-from practicum.cli.envs import check
+from practicum.cli.envs import check_all
 from practicum.environment import SPLITS, Action, Step
 from practicum.environments.affine.abd import AbdEnvironment
 from practicum.environments.affine.answers import read_input
@@ -191,7 +191,7 @@ def test_no_episode_begins_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_envs_check_is_happy() -> None:
-    assert asyncio.run(check("affine:abd", 5))
+    assert check_all(["affine:abd"], 5, {}) == 0
 
 
 def test_seeds_give_other_tasks() -> None:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from practicum import registry
-from practicum.cli.envs import check
+from practicum.cli.envs import check_all
 from practicum.environment import SPLITS, Action, Step
 from practicum.environments.affine.answers import read_program
 from practicum.environments.affine.cases import read_cases, read_verification
@@ -221,4 +221,4 @@ def test_wrong_options_and_tasks() -> None:
 
 
 def test_envs_check_is_happy() -> None:
-    assert asyncio.run(check("affine:ded", 4))
+    assert check_all(["affine:ded"], 4, {}) == 0

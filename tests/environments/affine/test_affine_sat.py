@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum import registry
-from practicum.cli.envs import check
+from practicum.cli.envs import check_all
 from practicum.environment import SPLITS, Action, Step, ToolCall
 from practicum.environments.affine import formulas
 from practicum.environments.affine.formulas import THRESHOLDS, read_answer, satisfies, solve, uniform, write_answer
@@ -284,4 +284,4 @@ def test_without_the_solver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_envs_check_is_happy() -> None:
-    assert asyncio.run(check("affine:sat", 5))
+    assert check_all(["affine:sat"], 5, {}) == 0
