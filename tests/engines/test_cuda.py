@@ -59,11 +59,11 @@ def close(found: Tensor, expected: Tensor, limit: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_add_norm(dtype: torch.dtype) -> None:
-    from practicum.engines import cuda_kernels
+    from practicum.kernels.layers import add_norm
 
     x, delta, weight = (random_tensor(*shape, dtype=dtype) for shape in ((40, 576), (40, 576), (576,)))
     expected = x + delta
-    out = cuda_kernels.add_norm(x, delta, weight, 1e-5)
+    out = add_norm(x, delta, weight, 1e-5, x)
     assert torch.equal(x, expected)
     close(out, F.rms_norm(expected.double(), (576,), weight.double(), 1e-5), 1e-2 if dtype == torch.bfloat16 else 1e-5)
 
@@ -73,7 +73,7 @@ def test_add_norm(dtype: torch.dtype) -> None:
 def test_attention_over_rows_of_every_length(
     dtype: torch.dtype, heads: int, kv_heads: int, size: int, rows: int
 ) -> None:
-    from practicum.engines import cuda_kernels
+    from practicum.kernels import decoding
 
     kv = random_tensor(2, rows, kv_heads, 512, size, dtype=dtype)
     query = random_tensor(rows, heads, size, dtype=dtype)
@@ -87,27 +87,27 @@ def test_attention_over_rows_of_every_length(
     homes = torch.randperm(rows, device="cuda")
     placed = torch.empty_like(kv)
     placed[:, homes] = kv
-    out = cuda_kernels.attend(query, placed, homes, positions).view(rows, heads, size)
+    out = decoding.attend(query, placed, homes, positions).view(rows, heads, size)
     close(out, expected, 1e-2 if dtype == torch.bfloat16 else 1e-5)
-    assert torch.equal(out.flatten(1), cuda_kernels.attend(query, placed, homes, positions))
+    assert torch.equal(out.flatten(1), decoding.attend(query, placed, homes, positions))
 
 
 def test_gate() -> None:
-    from practicum.engines import cuda_kernels
+    from practicum.kernels.layers import gate
 
     joined = random_tensor(37, 2 * 1536)
     left, right = joined.double().chunk(2, -1)
-    close(cuda_kernels.gate(joined), F.silu(left) * right, 1e-2)
+    close(gate(joined), F.silu(left) * right, 1e-2)
 
 
 def test_sampling_is_the_inverse_of_the_distribution() -> None:
-    from practicum.engines import cuda_kernels
+    from practicum.kernels import decoding
 
     logits = random_tensor(200, 49152) * 3
     noise = torch.rand(200, 7, device="cuda")
     heat = torch.where(torch.arange(200, device="cuda") % 3 == 0, 0.0, torch.rand(200, device="cuda") + 0.5)
     steps = torch.randint(0, 7, (200,), device="cuda")
-    ids, logprobs = cuda_kernels.sample(logits, noise, heat, steps)
+    ids, logprobs = decoding.sample(logits, noise, heat, steps)
     divisor = torch.where(heat == 0, 1.0, heat)[:, None]
     exact = (logits.double() / divisor).log_softmax(-1)
     assert torch.allclose(logprobs.double(), exact.gather(-1, ids[:, None])[:, 0], atol=1e-4)

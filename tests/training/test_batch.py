@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from practicum.training.batch import Cut, Micro, Sample, micro_batches, pack
+from practicum.training.batch import Cut, Micro, Sample, micro_batches, ordered, pack
+from practicum.training.forest import Rectangles, lay_down, spans
 
 
 def sample(ids: list[int], mask: list[int]) -> Sample:
@@ -57,10 +58,11 @@ def sample_lists(draw: st.DrawFn) -> list[Sample]:
 def seen_by(micro: Micro) -> list[list[int]]:
     """The tokens that each token looks at, in order, read off the sights as the learner reads them."""
     answers: list[list[int]] = []
-    for sight in micro.sights:
+    assert isinstance(micro.look, Rectangles)
+    for sight in micro.look.sights:
         for keys, rows in zip(sight.keys, sight.visible[:, 0], strict=True):
             answers += [keys[row].tolist() for row in rows]
-    return [answers[place] for place in micro.places.tolist()]
+    return [answers[place] for place in micro.look.places.tolist()]
 
 
 @settings(max_examples=300, deadline=None)
@@ -93,5 +95,28 @@ def test_packing_never_needs_more_tokens_than_single_sequences(samples: list[Sam
 
 def test_a_full_piece_is_cut_between_groups() -> None:
     group = [[sample([g, *range(10, 20), n, 1], [0] * 12 + [1]) for n in range(4)] for g in range(3)]
-    pieces = pack([one for chains in group for one in chains], Cut(35))  # two groups of 11 + 4, and 5 to spare
-    assert pieces == [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11]]
+    pieces = pack(ordered([one for chains in group for one in chains]), Cut(35))  # two groups of 11 + 4, and 5 to spare
+    assert pieces == [range(8), range(8, 12)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(sample_lists())
+def test_a_token_is_seen_by_those_before_its_end(samples: list[Sample]) -> None:
+    batch = ordered(samples)
+    if not batch.numbers:
+        return
+    forest = lay_down(batch.inputs, batch.shared)
+    for path in forest.paths:
+        own = set(path.tolist())
+        for place in path.tolist():
+            seen = {key for key in range(place + 1) if place < forest.ends[key]}
+            assert seen == {key for key in own if key <= place}
+
+
+def test_blocks_look_at_those_that_hold_an_ancestor() -> None:
+    ends = np.array([300] * 70 + [200] * 130 + [300] * 100)
+    look = spans(ends)
+    lists = [look.looks[a:b].tolist() for a, b in zip(look.looks_from, look.looks_from[1:], strict=False)]
+    assert lists == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 3, 4]]
+    lists = [look.seen[a:b].tolist() for a, b in zip(look.seen_from, look.seen_from[1:], strict=False)]
+    assert lists == [[0, 1, 2, 3, 4], [1, 2, 3, 4], [2, 3], [3, 4], [4]]

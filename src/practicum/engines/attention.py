@@ -37,10 +37,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """q [R, T, H, D] over k, v [R, K, keys, D] under mask [R, 1, T, keys] gives [R, T, H·D]."""
     rows, width, heads, size = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
-    if q.is_cuda:
-        wide_k, wide_v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
-        mixed = F.scaled_dot_product_attention(q.transpose(1, 2), wide_k, wide_v, attn_mask=mask)
-        return mixed.transpose(1, 2).reshape(rows, width, heads * size)
     group = heads // kv_heads
     grouped = (q * size**-0.5).view(rows, width, kv_heads, group, size).permute(0, 2, 3, 1, 4)
     scores = torch.matmul(grouped.reshape(rows, kv_heads, group * width, size), k.transpose(-1, -2))
@@ -49,14 +45,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     mixed = _mix(scores.softmax(-1).view(rows * kv_heads, group * width, keys), v.flatten(0, 1), blocks)
     mixed = mixed.view(rows, kv_heads, group, width, size).permute(0, 3, 1, 2, 4)
     return mixed.reshape(rows, width, heads * size)
-
-
-def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The same among one another: q [R, T, H, D], k, v [R, T, K, D], each token over those up to itself."""
-    rows, width, heads, size = q.shape
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads != k.shape[1])
-    return mixed.transpose(1, 2).reshape(rows, width, heads * size)
 
 
 def decode_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, reach: Sequence[int]) -> Tensor:

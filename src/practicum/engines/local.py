@@ -29,14 +29,13 @@ from practicum.engines.attention import (
     KEY_BUCKET,
     attention,
     block_count,
-    causal_attention,
     causal_mask,
     decode_attention,
     edge,
 )
 from practicum.engines.base import Generation, Request, Weights
 from practicum.engines.prefix import BLOCK, Entry, PrefixStore, block_hashes
-from practicum.engines.row import Change, Row, settle
+from practicum.engines.row import Change, Heard, Row, settle
 from practicum.engines.sampling import sample, uniforms
 from practicum.engines.wearing import Wearing
 from practicum.errors import ContextFull, EngineError, UserError
@@ -53,8 +52,10 @@ MANY_TOKENS = 512
 """Prompt tokens from which on more threads pay on a small model."""
 ADMIT_EVERY = 4
 """Decode steps between two admissions: prompts go better in company, and a reply is many steps long."""
-BURST = 8
+BURST = 4
 """Decode steps on a GPU between two looks from the host."""
+LINGER = 0.002
+"""Seconds without a new request after which a GPU that had nothing to do begins; those of a batch come together."""
 STOP_WINDOW = 24
 """Tokens decoded to look for a stop string; longer ones are refused."""
 
@@ -238,9 +239,11 @@ class LocalEngine:
     def _collect(self) -> bool:
         """Take what has come in; wait only when there is nothing to decode. False: close."""
         idle = not self._rows and not self._waiting
+        linger = idle and self._steps is not None
         while True:
+            wait = linger and bool(self._waiting) and len(self._waiting) < self.max_batch
             try:
-                item = self._inbox.get(block=idle)
+                item = self._inbox.get(block=idle or wait, timeout=LINGER if wait else None)
             except queue.Empty:
                 return True
             if item is None:
@@ -320,8 +323,25 @@ class LocalEngine:
             row.continues = entry is not None and bool(row.request.session) and entry.session == row.request.session
             self.stats.reused += length
         for (_, length), (entry, homes) in takers.items():
-            self._kv[:, :, homes, :, :length] = entry.kv[:, :, None, :, :length]
+            self._kv[:, :, self._there(homes), :, :length] = entry.kv[:, :, None, :, :length]
         self._configure(first, wave)
+        if self._steps is None:
+            self._prefill_in_groups(first, wave)
+        else:
+            prompts = [(first + n, row.ids[row.cached : -1], row.cached) for n, row in enumerate(wave)]
+            self._steps.fill(prompts, any(row.request.adapter for row in wave))
+        for number, row in enumerate(wave):
+            known = len(row.ids) - 1
+            self.stats.prefilled += known - row.cached
+            if not row.continues and row.cached < known and (row.awaited or self._steps is None):
+                # A fresh prompt: other chains will come asking. (A later turn is kept when it ends.)
+                fresh = self._kv[:, :, self._homes[first + number], :, :known].clone()
+                self.prefixes.put(tuple(row.ids[:known]), fresh, owner=row.request.adapter)
+        self._rows.extend(wave)
+        self.stats.prefill_seconds += time.perf_counter() - begun
+
+    def _prefill_in_groups(self, first: int, wave: list[Row]) -> None:
+        """Prompts of like length together, padded."""
         pending = [(first + n, row, row.cached) for n, row in enumerate(wave) if row.cached < len(row.ids) - 1]
         if sum(len(row.ids) - done for _, row, done in pending) > MANY_TOKENS:
             torch.set_num_threads(self.all_threads)
@@ -341,37 +361,32 @@ class LocalEngine:
             left = [(slot, row, done + widest) for slot, row, done in group if done + widest < len(row.ids) - 1]
             pending = left + pending
         torch.set_num_threads(self.threads)
-        for number, row in enumerate(wave):
-            known = len(row.ids) - 1
-            self.stats.prefilled += known - row.cached
-            if not row.continues and row.cached < known and (row.awaited or self._steps is None):
-                # A fresh prompt: other chains will come asking. (A later turn is kept when it ends.)
-                fresh = self._kv[:, :, self._homes[first + number], :, :known].clone()
-                self.prefixes.put(tuple(row.ids[:known]), fresh, owner=row.request.adapter)
-        self._rows.extend(wave)
-        self.stats.prefill_seconds += time.perf_counter() - begun
 
     def _configure(self, first: int, wave: list[Row]) -> None:
         """Per-slot settings of new rows, one transfer a field."""
         place = slice(first, first + len(wave))
         settings = [row.request.sampling for row in wave]
-        device = self._last.device
-        self._last[place] = torch.tensor([row.ids[-1] for row in wave], device=device)
-        self._position[place] = torch.tensor([len(row.ids) - 1 for row in wave], device=device)
-        self._temperature[place] = torch.tensor([s.temperature for s in settings], device=device)
-        self._top_k[place] = torch.tensor([s.top_k for s in settings], device=device)
-        self._top_p[place] = torch.tensor([s.top_p for s in settings], device=device)
+        self._last[place] = self._there([row.ids[-1] for row in wave])
+        self._position[place] = self._there([len(row.ids) - 1 for row in wave])
+        self._temperature[place] = self._there([s.temperature for s in settings])
+        self._top_k[place] = self._there([s.top_k for s in settings])
+        self._top_p[place] = self._there([s.top_p for s in settings])
         self._step[place] = 0
         if self.adapters is not None and self._columns.shape[1]:
             self._columns[place] = self.adapters.columns([row.request.adapter for row in wave])
         longest = max(row.limit for row in wave)
         if longest > self._noise.shape[1]:
             self._noise = F.pad(self._noise, (0, longest - self._noise.shape[1]))
-        self._noise[place, :longest] = uniforms([s.seed for s in settings], longest).to(device)
+        drawn = uniforms([s.seed for s in settings], longest)
+        self._noise[place, :longest] = drawn.to(self._noise.device, non_blocking=True)
+
+    def _there(self, values: Sequence[float]) -> Tensor:
+        """Numbers on the engine's device; nobody waits for them to arrive."""
+        return torch.tensor(values).to(self._last.device, non_blocking=True)
 
     def _reserve(self, length: int) -> None:
         """Make the KV buffer [layers, 2, slots, K, keys, D] hold rows of this length."""
-        wanted = -(-(length + self.burst) // KEY_BUCKET) * KEY_BUCKET
+        wanted = -(-(length + 2 * self.burst) // KEY_BUCKET) * KEY_BUCKET  # a row may run on for two bursts, unheard
         if wanted <= self._capacity:
             return
         wanted = max(wanted, min(2 * self._capacity, self.decoder.shape.context + KEY_BUCKET))
@@ -397,8 +412,7 @@ class LocalEngine:
         positions = (starts[:, None] + torch.arange(width, device=device)).clamp(max=self._capacity - 1)
         keys = -(-(int(starts.max()) + width) // KEY_BUCKET) * KEY_BUCKET
         keys = min(keys, self._capacity)
-        alone = self._steps is not None and not any(start for _, _, start in rows)
-        mask = None if alone else causal_mask(positions, keys, self.decoder.dtype)
+        mask = causal_mask(positions, keys, self.decoder.dtype)
         limit, last = self.decoder.shape.context - 1, self.decoder.shape.layers - 1
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -406,8 +420,6 @@ class LocalEngine:
             self._kv[layer, 1, slots[:, None], :, positions] = v
             if layer == last:
                 return v
-            if mask is None:  # nothing was cached: what is looked at is all here
-                return causal_attention(q, k, v)
             return attention(q, self._kv[layer, 0, slots, :, :keys], self._kv[layer, 1, slots, :, :keys], mask)
 
         self.decoder.hidden(ids, positions.clamp(max=limit), attend, keys_only=True)
@@ -416,34 +428,61 @@ class LocalEngine:
         """One burst of decode steps for every row, then the host's look at what came out."""
         begun = time.perf_counter()
         count = len(self._rows)
-        wide = -(-count // ROW_BUCKET) * ROW_BUCKET
         if self._steps is not None:
-            wide = self._steps.bucket(count)
+            heard = self._launch_and_take(self._steps)
+        else:
+            wide = -(-count // ROW_BUCKET) * ROW_BUCKET
+            self._idle(count, wide)
+            reach = self._sort_rows()
+            steps = [self._decode_step(wide, reach, self._filtered()) for _ in range(self.burst)]
+            ids = torch.stack([step for step, _ in steps], 1).tolist()
+            heard = (self._rows, ids, torch.stack([step for _, step in steps], 1).tolist())
+            self.stats.decode_steps += self.burst
+            self._steps_since_admission += self.burst
+        finished: dict[int, StopReason | None] = {}
+        for row, new, logprobs in zip(*heard, strict=False):
+            if row.over:
+                continue
+            reason = self._hear(row, new, logprobs)
+            if reason is not None or row.future.cancelled():
+                row.over = True
+                finished[id(row)] = reason
+        self.stats.decode_seconds += time.perf_counter() - begun
+        if not finished:
+            return
+        moved: list[tuple[int, int]] = []
+        for slot in reversed(range(count)):
+            if id(self._rows[slot]) in finished:
+                moved += self._finish(slot, finished[id(self._rows[slot])])
+        if moved and self._steps is not None:
+            self._steps.follow(moved)
+
+    def _launch_and_take(self, steps: CudaSteps) -> Heard:
+        """Start a burst and hear the one before it, so that the GPU does not wait for the host.
+
+        Rows whose last token is on its way are not worth a further burst.
+        """
+        count = len(self._rows)
+        if any(row.asked < row.limit for row in self._rows):
+            wide = steps.bucket(count)
+            self._idle(count, wide)
+            for row in self._rows:
+                row.asked += self.burst
+            steps.launch(list(self._rows), wide, self._filtered(), any(row.request.adapter for row in self._rows))
+            self.stats.decode_steps += self.burst
+            self._steps_since_admission += self.burst
+            if steps.flights < 2:
+                return [], [], []
+        return steps.take()
+
+    def _idle(self, count: int, wide: int) -> None:
+        """Rows that only fill up a batch start over each time."""
         if wide > count:
             self._position[count:wide] = 0
             self._step[count:wide] = 0
-        filtered = any(row.request.sampling.top_k or row.request.sampling.top_p < 1 for row in self._rows)
-        if self._steps is not None:
-            dressed = any(row.request.adapter for row in self._rows)
-            ids, logprobs = self._steps.run(wide, filtered, dressed)
-        else:
-            reach = self._sort_rows()
-            steps = [self._decode_step(wide, reach, filtered) for _ in range(self.burst)]
-            ids = torch.stack([step for step, _ in steps], 1).tolist()
-            logprobs = torch.stack([step for _, step in steps], 1).tolist()
-        finished: list[tuple[int, StopReason | None]] = []
-        for slot, row in enumerate(self._rows):
-            reason = self._hear(row, ids[slot], logprobs[slot])
-            if reason is not None or row.future.cancelled():
-                finished.append((slot, reason))
-        self.stats.decode_steps += self.burst
-        self._steps_since_admission += self.burst
-        self.stats.decode_seconds += time.perf_counter() - begun
-        moved: list[tuple[int, int]] = []
-        for slot, reason in reversed(finished):
-            moved += self._finish(slot, reason)
-        if moved and self._steps is not None:
-            self._steps.follow(moved)
+
+    def _filtered(self) -> bool:
+        return any(row.request.sampling.top_k or row.request.sampling.top_p < 1 for row in self._rows)
 
     def _hear(self, row: Row, ids: list[int], logprobs: list[float]) -> StopReason | None:
         """Take what a burst gave a row, up to where it stopped."""

@@ -119,6 +119,9 @@ class PrefixStore:
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
     """How many ids two runs begin with in common."""
+    shorter = min(len(first), len(second))
+    if tuple(first[:shorter]) == tuple(second[:shorter]):  # as nearly always: the hashes have matched
+        return shorter
     length = 0
     for a, b in zip(first, second, strict=False):
         if a != b:

@@ -25,6 +25,13 @@ class Row:
     """Whether another row waits for what this one is about to compute."""
     new: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    asked: int = 0
+    """Tokens that a GPU was asked for, heard or not."""
+    over: bool = False
+
+
+Heard = tuple[list[Row], list[list[int]], list[list[float]]]
+"""What a burst gave: rows, ids and log-probs of each."""
 
 
 @dataclass(eq=False)

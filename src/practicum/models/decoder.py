@@ -10,6 +10,7 @@ Shapes: [N] tokens in any leading layout (rows × tokens in the learner, slots i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -237,6 +238,11 @@ class Decoder:
         """Whether a training pass keeps only layer inputs and computes the rest again for the gradient."""
         self.final_norm: Tensor = model.model.norm.weight
         self._cos, self._sin = self.rotary_tables(self.dtype)
+
+    @functools.cached_property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """The same in float32, for kernels that turn in float32."""
+        return self.rotary_tables(torch.float32)
 
     @torch.no_grad()
     def rotary_tables(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

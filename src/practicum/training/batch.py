@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from practicum.training.forest import Forest, Sight, sights
+from practicum.training.forest import Ints, Rectangles, Spans, common, lay_down, rectangles, spans
 
 Floats = NDArray[np.float32]
 
@@ -52,8 +53,7 @@ class Micro:
 
     ids: Tensor  # [N]
     positions: Tensor  # [N]
-    sights: tuple[Sight, ...]  # who looks at whom
-    places: Tensor  # [N] where a token's answer stands in what the sights give, end to end
+    look: Rectangles | Spans  # who looks at whom
     at: Tensor  # [P] the token a prediction is made at
     targets: Tensor  # [P]
     weights: Tensor  # [P]
@@ -63,10 +63,6 @@ class Micro:
     corrections: Tensor  # [P]
     temperatures: Tensor  # [P]
     sample_index: Tensor  # [P] which sample a prediction belongs to
-
-    def to(self, device: torch.device) -> Micro:
-        moved = {name: value.to(device) for name, value in vars(self).items() if name != "sights"}
-        return Micro(**moved, sights=tuple(sight.to(device) for sight in self.sights))
 
 
 @dataclass(frozen=True)
@@ -80,40 +76,54 @@ class Cut:
     samples: int | None = None
 
 
-def pack(samples: Sequence[Sample], cut: Cut) -> list[list[int]]:
-    """Numbers of the samples that make up each piece, in order.
+@dataclass(frozen=True)
+class Ordered:
+    """A batch in the order of its ids: the numbers of the samples, what of each is fed, and what it shares with the
+    one before. What a sequence ends with after its last prediction feeds nothing and is left out."""
+
+    numbers: list[int]
+    inputs: list[Ints]
+    shared: list[int]
+
+
+def ordered(samples: Sequence[Sample]) -> Ordered:
+    fed = [(ids, index) for index, ids in enumerate(map(_inputs, samples)) if ids]
+    fed.sort()
+    inputs = [np.array(ids, dtype=np.int64) for ids, _ in fed]
+    shared = [common(inputs[number - 1], ids) if number else 0 for number, ids in enumerate(inputs)]
+    return Ordered([index for _, index in fed], inputs, shared)
+
+
+def pack(batch: Ordered, cut: Cut) -> list[range]:
+    """The places of the samples that make up each piece.
 
     A full piece is cut where the least has to be computed again: of the places in its latter half the one
-    at which neighbours have least in common, so between groups rather than within one. What a sequence ends
-    with after its last prediction feeds nothing and is left out.
+    at which neighbours have least in common, so between groups rather than within one.
     """
-    waiting = [(index, ids) for index, ids in enumerate(map(_inputs, samples)) if ids]
-    pieces: list[list[int]] = []
-    while waiting:
-        forest = Forest()
-        shared: list[int] = []  # tokens that each sample found laid down already
+    pieces: list[range] = []
+    start, count = 0, len(batch.numbers)
+    while start < count:
         sizes: list[int] = []
-        for _, ids in waiting:
-            common = len(forest.shared(ids))
-            full = len(forest) + len(ids) - common > cut.tokens or (cut.samples or len(waiting)) <= len(sizes)
-            if sizes and full:
+        end = start
+        while end < count:
+            more = len(batch.inputs[end]) - (batch.shared[end] if sizes else 0)
+            size = more + (sizes[-1] if sizes else 0)
+            if sizes and (size > cut.tokens or (cut.samples or count) <= len(sizes)):
                 break
-            shared.append(common)
-            forest.add(ids)
-            sizes.append(len(forest))
-        end = len(sizes)
-        if end < len(waiting):
-            shared.append(len(forest.shared(waiting[end][1])))
-            places = [place for place in range(1, end + 1) if 2 * sizes[place - 1] >= sizes[-1]]
-            end = min(places, key=lambda place: (shared[place], -place))
-        pieces.append([index for index, _ in waiting[:end]])
-        waiting = waiting[end:]
+            sizes.append(size)
+            end += 1
+        if end < count:
+            places = [start + n + 1 for n, size in enumerate(sizes) if 2 * size >= sizes[-1]]
+            end = min(places, key=lambda place: (batch.shared[place], -place))
+        pieces.append(range(start, end))
+        start = end
     return pieces
 
 
-def micro_batches(samples: Sequence[Sample], cut: Cut) -> Iterator[Micro]:
-    """The batch in pieces."""
-    return (_assemble(samples, piece) for piece in pack(samples, cut))
+def micro_batches(samples: Sequence[Sample], cut: Cut, device: torch.device | None = None) -> Iterator[Micro]:
+    """The batch in pieces, each on the device when its turn has come."""
+    batch = ordered(samples)
+    return (_assemble(samples, batch, piece, device or torch.device("cpu")) for piece in pack(batch, cut))
 
 
 def _inputs(sample: Sample) -> tuple[int, ...]:
@@ -122,33 +132,28 @@ def _inputs(sample: Sample) -> tuple[int, ...]:
     return sample.ids[: predicted[-1]] if len(predicted) else ()
 
 
-def _assemble(samples: Sequence[Sample], piece: Sequence[int]) -> Micro:
-    forest = Forest()
-    at: list[NDArray[np.int64]] = []
-    picked: list[tuple[int, NDArray[np.int64]]] = []
-    for index in piece:
-        nodes = np.asarray(forest.add(_inputs(samples[index])), dtype=np.int64)
-        wanted = np.flatnonzero(samples[index].mask)
-        at.append(nodes[wanted - 1])
-        picked.append((index, wanted))
-    looks, places = sights(forest.paths())
-    targets = np.concatenate([np.asarray(samples[i].ids, dtype=np.int64)[w] for i, w in picked])
+def _assemble(samples: Sequence[Sample], batch: Ordered, piece: range, device: torch.device) -> Micro:
+    forest = lay_down([batch.inputs[place] for place in piece], [batch.shared[place] for place in piece])
+    picked = [(samples[batch.numbers[place]], np.flatnonzero(samples[batch.numbers[place]].mask)) for place in piece]
 
-    def column(values: Callable[[Sample], Floats]) -> Tensor:
-        return torch.from_numpy(np.concatenate([values(samples[i])[w] for i, w in picked]))
+    def column(values: Callable[[Sample], NDArray[Any]]) -> Tensor:
+        return _on(device, np.concatenate([values(sample)[wanted] for sample, wanted in picked]))
 
     return Micro(
-        ids=torch.tensor(forest.ids),
-        positions=torch.tensor(forest.depths),
-        sights=looks,
-        places=places,
-        at=torch.from_numpy(np.concatenate(at)),
-        targets=torch.from_numpy(targets),
+        ids=_on(device, forest.ids),
+        positions=_on(device, forest.depths),
+        look=rectangles(forest.runs) if device.type == "cpu" else spans(forest.ends).to(device),
+        at=_on(device, np.concatenate([path[w - 1] for path, (_, w) in zip(forest.paths, picked, strict=True)])),
+        targets=column(lambda sample: np.array(sample.ids, dtype=np.int64)),
         weights=column(lambda sample: sample.weights),
         advantages=column(lambda sample: sample.advantages),
         sampling_logprobs=column(lambda sample: sample.sampling_logprobs),
         old_logprobs=column(lambda s: s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs),
         corrections=column(lambda s: np.ones_like(s.weights) if s.corrections is None else s.corrections),
         temperatures=column(lambda sample: np.full(len(sample.ids), sample.temperature, dtype=np.float32)),
-        sample_index=torch.from_numpy(np.concatenate([np.full(len(w), i, dtype=np.int64) for i, w in picked])),
+        sample_index=_on(device, np.repeat([batch.numbers[place] for place in piece], [len(w) for _, w in picked])),
     )
+
+
+def _on(device: torch.device, values: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)

@@ -100,8 +100,7 @@ class Critic:
             return {}
         self.optimizer.zero_grad(set_to_none=True)
         loss = clipped = 0.0
-        for on_cpu in micro_batches(samples, self.cut):
-            micro = on_cpu.to(self.decoder.device)
+        for micro in micro_batches(samples, self.cut, self.decoder.device):
             with torch.set_grad_enabled(self.own is not None):
                 hidden = forward.hidden_at(self.decoder, micro)
             target, before = forward.gather(micro, returns), forward.gather(micro, old)

@@ -1,5 +1,8 @@
 """Sequences laid down as a forest: a common beginning is one run of tokens, however many go on from it.
 
+Sequences come in the order of their ids, so each shares most with the one before it and a token's descendants
+follow it without a gap: token j is seen by i exactly when j <= i < ends[j].
+
 A token sees its ancestors and itself. Tokens that follow one another form a run, and a run looks back
 over one path: so attention is a number of small rectangles, one a run, and what a run cannot see is
 never computed. Runs of like size go together as one padded batch (`Sight`).
@@ -21,6 +24,8 @@ SLACK = 1.25
 """How many more scores than wanted a batch of runs may hold for the sake of one shape."""
 SMALL = 20_000
 """Scores that cost less than a further batch."""
+BLOCK = 64
+"""Tokens that a GPU looks at together."""
 
 
 @dataclass(frozen=True)
@@ -31,69 +36,94 @@ class Sight:
     keys: Tensor  # [B, S]
     visible: Tensor  # [B, 1, L, S] bool
 
-    def to(self, device: torch.device) -> Sight:
-        return Sight(self.queries.to(device), self.keys.to(device), self.visible.to(device))
+
+@dataclass(frozen=True)
+class Rectangles:
+    """Who looks at whom, for a CPU."""
+
+    sights: tuple[Sight, ...]
+    places: Tensor  # [N] where a token's answer stands in what the sights give, end to end
 
 
+@dataclass(frozen=True)
+class Spans:
+    """The same for a GPU: tokens in blocks of `BLOCK`, and of every block those it must look at and is looked at by."""
+
+    ends: Tensor  # [N] int32
+    looks_from: Tensor  # [blocks + 1] where a block's part of `looks` begins
+    looks: Tensor
+    seen_from: Tensor
+    seen: Tensor
+
+    def to(self, device: torch.device) -> Spans:
+        return Spans(*(value.to(device, non_blocking=True) for value in vars(self).values()))
+
+
+@dataclass(frozen=True)
 class Forest:
-    """Tokens under construction: each with the number of the token before it, -1 where it is the first."""
+    """N tokens: each one's id, how many stand before it in its sequence, and where its descendants end."""
 
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.parents: list[int] = []
-        self.depths: list[int] = []
-        self.children: dict[tuple[int, int], int] = {}
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def shared(self, ids: Sequence[int]) -> list[int]:
-        """Tokens that already hold the beginning of `ids`."""
-        nodes: list[int] = []
-        at = -1
-        for token in ids:
-            found = self.children.get((at, token))
-            if found is None:
-                break
-            nodes.append(found)
-            at = found
-        return nodes
-
-    def add(self, ids: Sequence[int]) -> list[int]:
-        """Lay down what is new of a sequence; the numbers of all its tokens."""
-        nodes = self.shared(ids)
-        at = nodes[-1] if nodes else -1
-        for token in ids[len(nodes) :]:
-            node = len(self.ids)
-            self.children[(at, token)] = node
-            self.ids.append(token)
-            self.parents.append(at)
-            self.depths.append(len(nodes))
-            nodes.append(node)
-            at = node
-        return nodes
-
-    def paths(self) -> list[tuple[int, Ints]]:
-        """Every run, in order, as (its length, the tokens from the root to its last)."""
-        parents = np.asarray(self.parents, dtype=np.int64)
-        starts = np.flatnonzero(parents != np.arange(-1, len(parents) - 1))
-        if len(starts) == 0 or starts[0] != 0:
-            starts = np.concatenate([np.zeros(min(1, len(parents)), dtype=np.int64), starts])
-        stops = np.append(starts[1:], len(parents))
-        found: list[tuple[int, Ints]] = []
-        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-            own = np.arange(start, stop, dtype=np.int64)
-            parent = self.parents[start]
-            if parent >= 0:
-                owner = int(np.searchsorted(starts, parent, side="right")) - 1
-                before = found[owner][1]
-                own = np.concatenate([before[: len(before) - (int(stops[owner]) - 1 - parent)], own])
-            found.append((stop - start, own))
-        return found
+    ids: Ints  # [N]
+    depths: Ints  # [N]
+    ends: Ints  # [N]
+    paths: list[Ints]
+    """Every sequence: the numbers of its tokens."""
+    runs: list[tuple[int, Ints]]
+    """Every run, in order, as (its length, the tokens from the root to its last)."""
 
 
-def sights(paths: Sequence[tuple[int, Ints]]) -> tuple[tuple[Sight, ...], Tensor]:
-    """Runs in batches, and for each token [N] its place in the batches' outputs laid end to end."""
+def common(first: Ints, second: Ints) -> int:
+    """How many ids two sequences begin with in common."""
+    length = min(len(first), len(second))
+    differing = np.flatnonzero(first[:length] != second[:length])
+    return int(differing[0]) if len(differing) else length
+
+
+def lay_down(sequences: Sequence[Ints], shared: Sequence[int]) -> Forest:
+    """A forest of sequences in order; `shared`: what each has in common with the one before it."""
+    ids: list[Ints] = []
+    depths: list[Ints] = []
+    paths: list[Ints] = []
+    runs: list[tuple[int, Ints]] = []
+    ends = np.zeros(sum(map(len, sequences)), dtype=np.int64)
+    path = np.zeros(0, dtype=np.int64)
+    size = 0
+    for number, sequence in enumerate(sequences):
+        known = shared[number] if number else 0
+        ends[path[known:]] = size
+        new = len(sequence) - known
+        at_the_tip = known == len(path) and bool(runs)
+        path = np.concatenate([path[:known], np.arange(size, size + new)])
+        ids.append(sequence[known:])
+        depths.append(np.arange(known, len(sequence)))
+        paths.append(path)
+        if new and at_the_tip and known:
+            runs[-1] = (runs[-1][0] + new, path)
+        elif new:
+            runs.append((new, path))
+        size += new
+    ends[path] = size
+    return Forest(np.concatenate(ids), np.concatenate(depths), ends[:size], paths, runs)
+
+
+def spans(ends: Ints) -> Spans:
+    """Blocks that hold a token which one of another block's sees."""
+    count = -(-len(ends) // BLOCK)
+    furthest = np.zeros(count * BLOCK, dtype=np.int64)
+    furthest[: len(ends)] = ends
+    reach = furthest.reshape(count, BLOCK).max(1)
+    number = np.arange(count)
+    looking = (number[None, :] <= number[:, None]) & (reach[None, :] > number[:, None] * BLOCK)  # [queries, keys]
+
+    def lists(table: NDArray[np.bool_]) -> tuple[Tensor, Tensor]:
+        starts = np.concatenate([[0], table.sum(1).cumsum()]).astype(np.int32)
+        return torch.from_numpy(starts), torch.from_numpy(np.nonzero(table)[1].astype(np.int32))
+
+    return Spans(torch.from_numpy(ends.astype(np.int32)), *lists(looking), *lists(looking.T))
+
+
+def rectangles(paths: Sequence[tuple[int, Ints]]) -> Rectangles:
+    """Runs in batches."""
     order = sorted(range(len(paths)), key=lambda run: (paths[run][0], len(paths[run][1])))
     groups: list[list[int]] = []
     wanted = 0
@@ -126,4 +156,4 @@ def sights(paths: Sequence[tuple[int, Ints]]) -> tuple[tuple[Sight, ...], Tensor
         visible = np.arange(reach) <= (before[:, None] + np.arange(length))[:, :, None]
         made.append(Sight(torch.from_numpy(queries), torch.from_numpy(keys), torch.from_numpy(visible)[:, None]))
         offset += rows * length
-    return tuple(made), torch.from_numpy(places)
+    return Rectangles(tuple(made), torch.from_numpy(places))

@@ -11,6 +11,7 @@ from torch import Tensor
 from practicum.algorithms import kl
 from practicum.models.decoder import Decoder, token_logprobs
 from practicum.training.batch import Cut, Micro, Sample, micro_batches
+from practicum.training.forest import Spans
 
 LOGIT_ROWS = 4_000_000
 """Logits held at once (predictions × vocabulary): larger batches go through the head in pieces."""
@@ -18,15 +19,20 @@ LOGIT_ROWS = 4_000_000
 
 def hidden_at(decoder: Decoder, micro: Micro) -> Tensor:
     """Hidden states [P, E] at the tokens where predictions are made."""
+    if isinstance(micro.look, Spans):
+        from practicum.kernels.passing import packed_hidden  # needs Triton
+
+        return packed_hidden(decoder, micro.ids, micro.positions, micro.look).index_select(0, micro.at)
     grouped = decoder.shape.heads != decoder.shape.kv_heads
+    sights, places = micro.look.sights, micro.look.places
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mixed = []
-        for sight in micro.sights:
+        for sight in sights:
             asked, keys, values = _laid_out(q, sight.queries), _laid_out(k, sight.keys), _laid_out(v, sight.keys)
             answer = F.scaled_dot_product_attention(asked, keys, values, attn_mask=sight.visible, enable_gqa=grouped)
             mixed.append(answer.transpose(1, 2).flatten(0, 1))
-        return torch.cat(mixed).flatten(1).index_select(0, micro.places)
+        return torch.cat(mixed).flatten(1).index_select(0, places)
 
     return decoder.hidden(micro.ids, micro.positions, attend).index_select(0, micro.at)
 
@@ -42,8 +48,25 @@ def pieces(count: int, vocabulary: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, count, step))
 
 
+def fused_head(decoder: Decoder) -> bool:
+    """Whether the head is a plain matrix on a GPU, so that a kernel can go from hidden states to log-probs."""
+    head = decoder.model.lm_head
+    return decoder.device.type == "cuda" and type(head) is torch.nn.Linear and head.bias is None
+
+
+def read_off(decoder: Decoder, hidden: Tensor, micro: Micro) -> tuple[Tensor, Tensor]:
+    """Log-probs of a micro-batch's targets and the entropies [P], by kernel."""
+    from practicum.kernels.head import HeadLogprobs  # needs Triton
+
+    weight = decoder.model.lm_head.weight
+    found: tuple[Tensor, Tensor] = HeadLogprobs.apply(hidden, weight, micro.targets, micro.temperatures)  # type: ignore[no-untyped-call]
+    return found
+
+
 def head_logprobs(decoder: Decoder, hidden: Tensor, micro: Micro) -> Tensor:
     """Log-probs of a piece's targets [P]."""
+    if fused_head(decoder):
+        return read_off(decoder, hidden, micro)[0]
     return torch.cat(
         [
             token_logprobs(decoder.logits(hidden[part]), micro.targets[part], micro.temperatures[part, None])
@@ -54,21 +77,24 @@ def head_logprobs(decoder: Decoder, hidden: Tensor, micro: Micro) -> Tensor:
 
 def gather(micro: Micro, values: Sequence[Tensor]) -> Tensor:
     """Numbers given one a prediction of each sample, in the order of a micro-batch's predictions [P]."""
-    owners = micro.sample_index.cpu()
-    result = torch.empty(len(owners))
-    for index in torch.unique(owners).tolist():
-        result[owners == index] = values[index]
-    return result.to(micro.sample_index.device)
+    return torch.cat([values[index] for index, _ in _owners(micro)]).to(micro.sample_index.device)
+
+
+def _owners(micro: Micro) -> list[tuple[int, int]]:
+    """The samples of a micro-batch in order, each with the number of its predictions."""
+    found, counts = torch.unique_consecutive(micro.sample_index.cpu(), return_counts=True)
+    return list(zip(found.tolist(), counts.tolist(), strict=True))
 
 
 @torch.no_grad()
 def measure(samples: Sequence[Sample], cut: Cut, device: torch.device, of: Callable[[Micro], Tensor]) -> list[Tensor]:
     """What `of` gives for every prediction, sample by sample, in the order of its tokens."""
     result: list[Tensor] = [torch.empty(0)] * len(samples)
-    for on_cpu in micro_batches(samples, cut):
-        values, owners = of(on_cpu.to(device)).cpu(), on_cpu.sample_index
-        for index in torch.unique(owners).tolist():
-            result[index] = values[owners == index]
+    for micro in micro_batches(samples, cut, device):
+        owners = _owners(micro)
+        parts = torch.split(of(micro).cpu(), [count for _, count in owners])
+        for (index, _), part in zip(owners, parts, strict=True):
+            result[index] = part.clone()
     return result
 
 

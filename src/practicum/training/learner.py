@@ -22,6 +22,7 @@ from practicum.errors import UserError, nearest
 from practicum.models.decoder import Decoder, token_logprobs
 from practicum.training import forward
 from practicum.training.batch import Cut, Micro, Sample, micro_batches
+from practicum.training.masters import MasterAdamW
 
 PROBED = 4096
 """Weights looked at to see whether an update moved anything."""
@@ -65,6 +66,10 @@ class Objective:
             raise UserError(f"Unknown actor_rollout_ref.actor.policy_loss.loss_mode '{self.policy_loss}'.{hint}")
         kl.check(self.kl_kind)
 
+    @property
+    def by_sequence(self) -> bool:
+        return self.kind == "pg" and self.policy_loss == "gspo"
+
 
 class Learner:
     """Owns the optimizer over a decoder's weights; the engine reads the same weights."""
@@ -106,10 +111,11 @@ class Learner:
             half = replace(self.cut, tokens=max(1, self.cut.tokens * 2 // 3))
             self._accumulate_on_two(list(micro_batches(samples, half)), denominator, objective, reference, totals, tick)
         else:
-            for number, micro in enumerate(micro_batches(samples, self.cut)):
+            for number, micro in enumerate(micro_batches(samples, self.cut, self.decoder.device)):
                 with self._training_pass(number):
-                    on_device = micro.to(self.decoder.device)
-                    self._accumulate(self.decoder, on_device, denominator, objective, reference, totals)
+                    self._accumulate(self.decoder, micro, denominator, objective, reference, totals)
+                if isinstance(self.optimizer, MasterAdamW):
+                    self.optimizer.gather()
                 if tick is not None:
                     tick()
         before = self._probe.detach().flatten()[:PROBED].clone()
@@ -183,29 +189,48 @@ class Learner:
     ) -> None:
         """Backward through one micro-batch; the head's logits exist only a piece at a time."""
         hidden = forward.hidden_at(decoder, micro)
-        leaf = hidden.detach().requires_grad_()
-        ratios = None
         with torch.no_grad():
             other = forward.hidden_at(reference, micro) if reference is not None else None
-            if objective.kind == "pg" and objective.policy_loss == "gspo":  # a sequence's ratio before any gradient
-                known = forward.head_logprobs(decoder, leaf, micro)
-                ratios = objectives.sequence_log_ratios(known, micro.old_logprobs, micro.sample_index)
+        if forward.fused_head(decoder) and not (reference is not None and objective.kl_kind.startswith("full")):
+            logprobs, entropies = forward.read_off(decoder, hidden, micro)
+            ratios = self._ratios(objective, logprobs.detach(), micro)
+            losses, stats = _token_losses(objective, logprobs, entropies, micro, slice(None), ratios)
+            if reference is not None and other is not None:
+                with torch.no_grad():
+                    theirs = forward.read_off(reference, other, micro)[0]
+                    stats["kl"] = kl.penalty(logprobs, theirs, "low_var_kl")
+                if objective.kl_coeff:
+                    losses = _with_distance(objective, losses, kl.penalty(logprobs, theirs, objective.kl_kind), stats)
+            loss = (losses * micro.weights).sum() / denominator
+            torch.autograd.backward(loss)
+            totals.add(loss.detach(), stats)
+            return
+        leaf = hidden.detach().requires_grad_()
+        with torch.no_grad():
+            known = forward.head_logprobs(decoder, leaf, micro) if objective.by_sequence else leaf
+            ratios = self._ratios(objective, known, micro)
         for part in forward.pieces(len(leaf), decoder.shape.vocabulary):
             logits = decoder.logits(leaf[part])
-            losses, stats = _token_losses(objective, logits, micro, part, None if ratios is None else ratios[part])
+            read = _read_logits(objective, logits, micro, part)
+            losses, stats = _token_losses(objective, *read, micro, part, None if ratios is None else ratios[part])
             if reference is not None and other is not None:
                 with torch.no_grad():
                     theirs = reference.logits(other[part])
                     stats["kl"] = forward.divergence(logits, theirs, micro, part, "low_var_kl")
                 if objective.kl_coeff:
                     distance = forward.divergence(logits, theirs, micro, part, objective.kl_kind)
-                    losses = losses + objective.kl_coeff * distance
-                    stats["kl_loss"] = distance.detach()
+                    losses = _with_distance(objective, losses, distance, stats)
             loss = (losses * micro.weights[part]).sum() / denominator
             torch.autograd.backward(loss)
-            totals.add(float(loss.detach()), stats)
+            totals.add(loss.detach(), stats)
         assert leaf.grad is not None
         torch.autograd.backward(hidden, leaf.grad)
+
+    def _ratios(self, objective: Objective, logprobs: Tensor, micro: Micro) -> Tensor | None:
+        """A sequence's ratio, where the loss is one of sequences, before any gradient."""
+        if not objective.by_sequence:
+            return None
+        return objectives.sequence_log_ratios(logprobs, micro.old_logprobs, micro.sample_index)
 
     def _check_moved(self, before: Tensor, should: bool) -> None:
         """Updates that change nothing are a run that learns nothing: stop and say so."""
@@ -240,7 +265,9 @@ def balanced(sizes: Sequence[int]) -> tuple[list[int], list[int]]:
     return halves
 
 
-def make_optimizer(parameters: Sequence[torch.nn.Parameter], settings: OptimizerSettings) -> torch.optim.AdamW:
+def make_optimizer(parameters: Sequence[torch.nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer:
+    if any(parameter.dtype != torch.float32 for parameter in parameters):
+        return MasterAdamW(parameters, settings.lr, settings.betas, settings.weight_decay)
     return torch.optim.AdamW(
         parameters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
     )
@@ -254,7 +281,11 @@ def apply_gradient(
     loss: float,
 ) -> float:
     """Clip and step, unless something is not finite; the gradient's norm."""
-    norm = float(torch.nn.utils.clip_grad_norm_(parameters, settings.grad_clip or math.inf))
+    if isinstance(optimizer, MasterAdamW):
+        optimizer.gather()
+        norm = optimizer.clip(settings.grad_clip or math.inf)
+    else:
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, settings.grad_clip or math.inf))
     if not math.isfinite(norm) or not math.isfinite(loss):
         raise FloatingPointError(f"the loss is {loss} and its gradient norm {norm}: nothing was updated")
     for group in optimizer.param_groups:
@@ -263,15 +294,24 @@ def apply_gradient(
     return norm
 
 
-def _token_losses(
-    objective: Objective, logits: Tensor, micro: Micro, part: slice, ratios: Tensor | None
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss of each prediction [P] and figures to sum up."""
+def _read_logits(objective: Objective, logits: Tensor, micro: Micro, part: slice) -> tuple[Tensor, Tensor]:
+    """Log-probs of the targets and the entropies [P]."""
     scaled = logits.float() / micro.temperatures[part, None]
     logprobs = token_logprobs(scaled, micro.targets[part])
     with torch.set_grad_enabled(objective.entropy_coeff != 0):
         shifted = scaled.log_softmax(-1)
-        entropy = -torch.linalg.vecdot(shifted.exp(), shifted)
+        return logprobs, -torch.linalg.vecdot(shifted.exp(), shifted)
+
+
+def _with_distance(objective: Objective, losses: Tensor, distance: Tensor, stats: dict[str, Tensor]) -> Tensor:
+    stats["kl_loss"] = distance.detach()
+    return losses + objective.kl_coeff * distance
+
+
+def _token_losses(
+    objective: Objective, logprobs: Tensor, entropy: Tensor, micro: Micro, part: slice, ratios: Tensor | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss of each prediction [P] and figures to sum up."""
     stats: dict[str, Tensor] = {"entropy": entropy.detach(), "logprob": logprobs.detach()}
     if objective.kind == "ce":
         return -logprobs, stats
@@ -307,30 +347,47 @@ class _Totals:
     """Sums over a batch, to become means once it is through."""
 
     def __init__(self) -> None:
-        self.loss = 0.0
+        self._loss = 0.0
         self.count = 0
         self.sums: dict[str, float] = {}
         self.largest = 0.0
+        self._waiting: list[tuple[list[str], Tensor]] = []
 
-    def add(self, loss: float, stats: dict[str, Tensor]) -> None:
-        self.loss += loss
+    def add(self, loss: Tensor, stats: dict[str, Tensor]) -> None:
+        """Nothing here waits for a GPU."""
         self.count += len(stats["logprob"])
-        for name, value in stats.items():
-            if name == "mismatch_max":
-                self.largest = max(self.largest, float(value.max()))
-            else:
-                self.sums[name] = self.sums.get(name, 0.0) + float(value.double().sum())
+        numbers = [
+            value.max().double() if name == "mismatch_max" else value.double().sum() for name, value in stats.items()
+        ]
+        self._waiting.append((list(stats), torch.stack([loss.double(), *numbers])))
+
+    def _settle(self) -> None:
+        for names, values in self._waiting:
+            loss, *numbers = values.tolist()
+            self._loss += loss
+            for name, value in zip(names, numbers, strict=True):
+                if name == "mismatch_max":
+                    self.largest = max(self.largest, value)
+                else:
+                    self.sums[name] = self.sums.get(name, 0.0) + value
+        self._waiting.clear()
+
+    @property
+    def loss(self) -> float:
+        self._settle()
+        return self._loss
 
     def merge(self, other: _Totals) -> None:
-        self.loss += other.loss
+        self._loss = self.loss + other.loss
         self.count += other.count
         self.largest = max(self.largest, other.largest)
         for name, value in other.sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
 
     def metrics(self, kind: str) -> dict[str, float]:
+        total = self.loss
         mean = {name: value / self.count for name, value in self.sums.items()}
-        found = {"actor/loss": self.loss, "actor/tokens": float(self.count), "actor/entropy": mean["entropy"]}
+        found = {"actor/loss": total, "actor/tokens": float(self.count), "actor/entropy": mean["entropy"]}
         if kind == "ce":
             return found | {"sft/perplexity": math.exp(min(50.0, -mean["logprob"]))}
         found |= {

@@ -1,4 +1,4 @@
-"""Triton kernels of a decode step: what lies between two matrix products is one kernel each.
+"""Kernels of a decode step.
 
 Every kernel takes rows [W, ..] that may differ in length; none reads a length on the host, so a step can be
 captured once and replayed. Sums run in a fixed order: the same inputs give the same bits.
@@ -17,32 +17,6 @@ PROGRAMS = 1024
 """Programs that fill a GPU: long rows of a small batch are cut up until there are about so many."""
 VOCABULARY = 4096
 """Logits that a program looks at together."""
-
-
-@triton.jit
-def _add_norm(x, delta, weight, out, epsilon, size: tl.constexpr, block: tl.constexpr, adding: tl.constexpr) -> None:
-    row = tl.program_id(0)
-    place = tl.arange(0, block)
-    inside = place < size
-    value = tl.load(x + row * size + place, mask=inside, other=0.0).to(tl.float32)
-    if adding:
-        value += tl.load(delta + row * size + place, mask=inside, other=0.0).to(tl.float32)
-        value = value.to(x.dtype.element_ty).to(tl.float32)
-        tl.store(x + row * size + place, value, mask=inside)
-    scale = 1.0 / tl.sqrt(tl.sum(value * value, 0) / size + epsilon)
-    normal = (value * scale).to(x.dtype.element_ty)
-    tl.store(out + row * size + place, normal * tl.load(weight + place, mask=inside, other=0.0), mask=inside)
-
-
-def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:
-    """x [W, E] += delta, in place; gives its RMS norm times weight."""
-    out = torch.empty_like(x)
-    size = x.shape[1]
-    _add_norm[(x.shape[0],)](
-        x, x if delta is None else delta, weight, out, epsilon, size, triton.next_power_of_2(size), delta is not None,
-        num_warps=4,
-    )  # fmt: skip
-    return out
 
 
 @triton.jit
@@ -182,25 +156,6 @@ def attend(query: Tensor, kv: Tensor, homes: Tensor, positions: Tensor) -> Tenso
     if parts > 1:
         _gather_parts[(rows * heads,)](place, peaks, sums, out, size, parts, num_warps=2)
     return out.view(rows, heads * size)
-
-
-@triton.jit
-def _gate(joined, out, width, block: tl.constexpr) -> None:
-    row = tl.program_id(0)
-    place = tl.program_id(1) * block + tl.arange(0, block)
-    inside = place < width
-    gate = tl.load(joined + row * 2 * width + place, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(joined + row * 2 * width + width + place, mask=inside, other=0.0)
-    silu = (gate * tl.sigmoid(gate)).to(up.dtype)
-    tl.store(out + row * width + place, silu * up, mask=inside)
-
-
-def gate(joined: Tensor) -> Tensor:
-    """silu(gate) · up of both side by side [W, 2I]."""
-    rows, width = joined.shape[0], joined.shape[1] // 2
-    out = joined.new_empty(rows, width)
-    _gate[(rows, triton.cdiv(width, 1024))](joined, out, width, 1024, num_warps=4)
-    return out
 
 
 @triton.jit

@@ -1,0 +1,188 @@
+"""What lies between two matrix products of a layer, one kernel each, and its gradient.
+
+Rows are tokens [N, ..]. Sums run in a fixed order: the same inputs give the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PROGRAMS = 528
+"""Programs over which a norm's weight gradient is summed up: four for each of an H200's multiprocessors."""
+
+
+@triton.jit
+def _add_norm(
+    x, delta, weight, into, out, epsilon, size: tl.constexpr, block: tl.constexpr, adding: tl.constexpr
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, block)
+    inside = place < size
+    value = tl.load(x + row * size + place, mask=inside, other=0.0).to(tl.float32)
+    if adding:
+        value += tl.load(delta + row * size + place, mask=inside, other=0.0).to(tl.float32)
+        value = value.to(x.dtype.element_ty).to(tl.float32)
+        tl.store(into + row * size + place, value, mask=inside)
+    scale = 1.0 / tl.sqrt(tl.sum(value * value, 0) / size + epsilon)
+    normal = (value * scale).to(x.dtype.element_ty)
+    tl.store(out + row * size + place, normal * tl.load(weight + place, mask=inside, other=0.0), mask=inside)
+
+
+def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float, into: Tensor) -> Tensor:
+    """x [N, E] + delta goes to `into`, which may be x; gives its RMS norm times weight."""
+    out = torch.empty_like(x)
+    size = x.shape[1]
+    _add_norm[(x.shape[0],)](
+        x, x if delta is None else delta, weight, into, out, epsilon, size, triton.next_power_of_2(size),
+        delta is not None, num_warps=4 if size <= 2048 else 8,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _norm_backward(
+    x, weight, by_out, by_sum, gradient, by_weight, epsilon, rows, size: tl.constexpr, block: tl.constexpr,
+    passed: tl.constexpr, weighing: tl.constexpr,
+) -> None:  # fmt: skip
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    place = tl.arange(0, block)
+    inside = place < size
+    factor = tl.load(weight + place, mask=inside, other=0.0).to(tl.float32)
+    total = tl.zeros((block,), tl.float32)
+    long = tl.full((1,), size, tl.int64)
+    for row in range(program, rows, programs):
+        at = row * long + place
+        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        asked = tl.load(by_out + at, mask=inside, other=0.0).to(tl.float32)
+        scale = 1.0 / tl.sqrt(tl.sum(value * value, 0) / size + epsilon)
+        normal = value * scale
+        total += asked * normal
+        steered = asked * factor
+        found = (steered - normal * (tl.sum(steered * normal, 0) / size)) * scale
+        if passed:
+            found += tl.load(by_sum + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(gradient + at, found, mask=inside)
+    if weighing:
+        tl.store(by_weight + program * size + place, total, mask=inside)
+
+
+class AddNorm(torch.autograd.Function):
+    """(x + delta, its norm times weight); without delta, (x, its norm times weight)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        into = x if delta is None else torch.empty_like(x)
+        out = add_norm(x, delta, weight, epsilon, into)
+        ctx.save_for_backward(into, weight)
+        ctx.set_materialize_grads(False)
+        ctx.epsilon, ctx.adding = epsilon, delta is not None
+        return into, out
+
+    @staticmethod
+    def backward(ctx: Any, by_sum: Tensor | None, by_out: Tensor) -> tuple[Any, ...]:
+        x, weight = ctx.saved_tensors
+        rows, size = x.shape
+        gradient = torch.empty_like(x)
+        programs = min(rows, PROGRAMS)
+        weighing = ctx.needs_input_grad[2]
+        parts = torch.empty(programs, size, dtype=torch.float32, device=x.device) if weighing else gradient
+        by_out = by_out.contiguous()
+        by_sum = None if by_sum is None else by_sum.contiguous()
+        _norm_backward[(programs,)](
+            x, weight, by_out, by_out if by_sum is None else by_sum, gradient, parts, ctx.epsilon, rows, size,
+            triton.next_power_of_2(size), by_sum is not None, weighing, num_warps=4 if size <= 2048 else 8,
+        )  # fmt: skip
+        return gradient, gradient if ctx.adding else None, parts.sum(0).to(weight.dtype) if weighing else None, None
+
+
+@triton.jit
+def _gate(joined, out, width, block: tl.constexpr) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * block + tl.arange(0, block)
+    inside = place < width
+    gate = tl.load(joined + row * 2 * width + place, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(joined + row * 2 * width + width + place, mask=inside, other=0.0)
+    silu = (gate * tl.sigmoid(gate)).to(up.dtype)
+    tl.store(out + row * width + place, silu * up, mask=inside)
+
+
+def gate(joined: Tensor) -> Tensor:
+    """silu(gate) · up of both side by side [N, 2I]."""
+    rows, width = joined.shape[0], joined.shape[1] // 2
+    out = joined.new_empty(rows, width)
+    _gate[(rows, triton.cdiv(width, 1024))](joined, out, width, 1024, num_warps=4)
+    return out
+
+
+@triton.jit
+def _gate_backward(joined, by_out, gradient, width, block: tl.constexpr) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * block + tl.arange(0, block)
+    inside = place < width
+    source = row * 2 * width + place
+    value = tl.load(joined + source, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(joined + source + width, mask=inside, other=0.0).to(tl.float32)
+    asked = tl.load(by_out + row * width + place, mask=inside, other=0.0).to(tl.float32)
+    sigmoid = tl.sigmoid(value)
+    tl.store(gradient + source, asked * up * sigmoid * (1.0 + value * (1.0 - sigmoid)), mask=inside)
+    tl.store(gradient + source + width, asked * value * sigmoid, mask=inside)
+
+
+class Gate(torch.autograd.Function):
+    """silu(gate) · up; keeps nothing but its input."""
+
+    @staticmethod
+    def forward(ctx: Any, joined: Tensor) -> Tensor:
+        ctx.save_for_backward(joined)
+        return gate(joined)
+
+    @staticmethod
+    def backward(ctx: Any, by_out: Tensor) -> Tensor:
+        (joined,) = ctx.saved_tensors
+        gradient = torch.empty_like(joined)
+        rows, width = joined.shape[0], joined.shape[1] // 2
+        _gate_backward[(rows, triton.cdiv(width, 1024))](
+            joined, by_out.contiguous(), gradient, width, 1024, num_warps=4
+        )
+        return gradient
+
+
+@triton.jit
+def _turn(
+    joined, positions, cos, sin, width, heads: tl.constexpr, block: tl.constexpr, size: tl.constexpr,
+    back: tl.constexpr,
+) -> None:  # fmt: skip
+    row = tl.program_id(0)
+    half: tl.constexpr = size // 2
+    head, place = tl.arange(0, block), tl.arange(0, half)
+    inside = (head < heads)[:, None]
+    table = tl.load(positions + row) * size + place
+    cos_first, cos_second = tl.load(cos + table)[None, :], tl.load(cos + table + half)[None, :]
+    sin_first, sin_second = tl.load(sin + table)[None, :], tl.load(sin + table + half)[None, :]
+    at = row.to(tl.int64) * width + head[:, None] * size + place[None, :]
+    first = tl.load(joined + at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(joined + at + half, mask=inside, other=0.0).to(tl.float32)
+    if back:
+        turned, other = first * cos_first + second * sin_second, second * cos_second + first * sin_first
+    else:
+        turned, other = first * cos_first + second * sin_first, second * cos_second + first * sin_second
+    tl.store(joined + at, turned, mask=inside)
+    tl.store(joined + at + half, other, mask=inside)
+
+
+def turn_(
+    joined: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor], heads: int, size: int, back: bool = False
+) -> None:
+    """Rotate the first `heads` heads of joined projections [N, ..·D], in place; `back`: the gradient's way.
+
+    `tables`: cos and sin [context, D] in float32, the first half of sin negated.
+    """
+    cos, sin = tables
+    _turn[(joined.shape[0],)](
+        joined, positions, cos, sin, joined.stride(0), heads, triton.next_power_of_2(heads), size, back, num_warps=4
+    )

@@ -1,0 +1,129 @@
+"""Attention of prompts being computed over the KV buffer, in which what was cached lies already.
+
+Tokens of several rows stand packed, each row's in order. A block of queries belongs to one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+QUERIES = 64
+KEYS = 64
+LOG2E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class Packed:
+    """T tokens of several rows end to end, and their blocks of queries."""
+
+    homes: Tensor  # [T] where in the KV buffer a token's row lies
+    positions: Tensor  # [T]
+    first: Tensor  # [blocks] the block's first token
+    count: Tensor  # [blocks] how many it has
+
+
+def packed(rows: Sequence[tuple[int, int, int]], device: torch.device) -> Packed:
+    """`rows`: (home, position of the first token, number of tokens)."""
+    homes = np.concatenate([np.full(count, home, dtype=np.int32) for home, _, count in rows])
+    positions = np.concatenate([np.arange(start, start + count, dtype=np.int32) for _, start, count in rows])
+    offsets = np.cumsum([0, *(count for _, _, count in rows)])
+    first = np.concatenate(
+        [np.arange(0, count, QUERIES) + at for at, (_, _, count) in zip(offsets, rows, strict=False)]
+    )
+    ends = np.concatenate(
+        [np.full(-(-count // QUERIES), at + count) for at, (_, _, count) in zip(offsets, rows, strict=False)]
+    )
+    counts = np.minimum(ends - first, QUERIES)
+    return Packed(
+        *(torch.from_numpy(values.astype(np.int32)).to(device) for values in (homes, positions, first, counts))
+    )
+
+
+@triton.jit
+def _keep(
+    joined, keys, values, homes, positions, slot_stride, head_stride,
+    heads: tl.constexpr, kv_heads: tl.constexpr, block: tl.constexpr, size: tl.constexpr,
+) -> None:  # fmt: skip
+    row = tl.program_id(0)
+    head, place = tl.arange(0, block), tl.arange(0, size)
+    inside = (head < kv_heads)[:, None]
+    source = (
+        joined + row.to(tl.int64) * ((heads + 2 * kv_heads) * size) + (heads + head[:, None]) * size + place[None, :]
+    )
+    home = tl.load(homes + row).to(tl.int64) * slot_stride + tl.load(positions + row) * size
+    target = home + head[:, None] * head_stride + place[None, :]
+    tl.store(keys + target, tl.load(source, mask=inside, other=0.0), mask=inside)
+    tl.store(values + target, tl.load(source + kv_heads * size, mask=inside, other=0.0), mask=inside)
+
+
+def keep(joined: Tensor, kv: Tensor, where: Packed, heads: int) -> None:
+    """Turned keys and values of joined projections [T, (H + 2K)·D] go to kv [2, slots, K, keys, D]."""
+    kv_heads, size = kv.shape[2], kv.shape[4]
+    _keep[(joined.shape[0],)](
+        joined, kv[0], kv[1], where.homes, where.positions, kv.stride(1), kv.stride(2), heads, kv_heads,
+        triton.next_power_of_2(kv_heads), size, num_warps=2,
+    )  # fmt: skip
+
+
+@triton.jit
+def _attend(
+    joined, keys, values, out, homes, positions, firsts, counts, scale, slot_stride, head_stride,
+    heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, queries: tl.constexpr, block: tl.constexpr,
+    exact: tl.constexpr,
+) -> None:  # fmt: skip
+    number, head = tl.program_id(0), tl.program_id(1)
+    first, count = tl.load(firsts + number), tl.load(counts + number)
+    member, place, step = tl.arange(0, queries), tl.arange(0, size), tl.arange(0, block)
+    here = member < count
+    row = (first + member).to(tl.int64)
+    width: tl.constexpr = (heads + 2 * kv_heads) * size
+    group: tl.constexpr = heads // kv_heads
+    query = tl.load(joined + row[:, None] * width + head * size + place[None, :], mask=here[:, None], other=0.0)
+    begin = tl.load(positions + first)
+    position = begin + member
+    offset = tl.load(homes + first).to(tl.int64) * slot_stride + (head // group) * head_stride
+    peak = tl.full((queries,), -1e30, tl.float32)
+    total = tl.zeros((queries,), tl.float32)
+    mixed = tl.zeros((queries, size), tl.float32)
+    stop = begin + count
+    for at in range(0, stop, block):
+        other = at + step
+        where = offset + other[:, None] * size + place[None, :]
+        there = (other < stop)[:, None]
+        key = tl.load(keys + where, mask=there, other=0.0)
+        if exact:
+            score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        else:
+            score = tl.dot(query, tl.trans(key)) * scale
+        score = tl.where(other[None, :] <= position[:, None], score, -1e30)
+        higher = tl.maximum(peak, tl.max(score, 1))
+        weight = tl.exp2(score - higher[:, None])
+        fade = tl.exp2(peak - higher)
+        total = total * fade + tl.sum(weight, 1)
+        value = tl.load(values + where, mask=there, other=0.0)
+        if exact:
+            mixed = mixed * fade[:, None] + tl.dot(weight, value, input_precision="ieee")
+        else:
+            mixed = mixed * fade[:, None] + tl.dot(weight.to(value.dtype), value)
+        peak = higher
+    target = out + row[:, None] * (heads * size) + head * size + place[None, :]
+    tl.store(target, (mixed / total[:, None]).to(out.dtype.element_ty), mask=here[:, None])
+
+
+def attend(joined: Tensor, kv: Tensor, where: Packed, heads: int) -> Tensor:
+    """Turned queries of joined projections over their rows' keys up to themselves in kv: [T, H·D]."""
+    kv_heads, size = kv.shape[2], kv.shape[4]
+    out = joined.new_empty(joined.shape[0], heads * size)
+    _attend[(len(where.first), heads)](
+        joined, kv[0], kv[1], out, where.homes, where.positions, where.first, where.count, size**-0.5 * LOG2E,
+        kv.stride(1), kv.stride(2), heads, kv_heads, size, QUERIES, KEYS, joined.dtype == torch.float32,
+        num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return out

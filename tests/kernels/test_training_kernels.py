@@ -1,0 +1,193 @@
+"""The learner's kernels against plain PyTorch in float64: values and gradients.
+
+They run where there is a GPU, or on CPU in Triton's interpreter (TRITON_INTERPRET=1, with Triton installed).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from practicum.training.batch import Cut, Sample, micro_batches, ordered
+from practicum.training.forest import lay_down, spans
+from practicum.training.learner import Learner, Objective, OptimizerSettings
+from tests.engines.test_cuda import build
+
+INTERPRETED = bool(os.environ.get("TRITON_INTERPRET"))
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+pytestmark = pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs a CUDA GPU")
+DTYPES = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16]
+
+
+def near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    error = float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-12))
+    assert error < (1e-5 if dtype == torch.float32 else 2e-2), error
+
+
+def compare(
+    dtype: torch.dtype, run: Callable[..., Sequence[Tensor]], plain: Callable[..., Sequence[Tensor]], *inputs: Tensor
+) -> None:
+    """Outputs and the gradients of all inputs, for random gradients of the outputs."""
+    mine = [value.to(DEVICE, dtype).requires_grad_() for value in inputs]
+    exact = [value.detach().double().requires_grad_() for value in mine]
+    outputs, expected = run(*mine), plain(*exact)
+    asked = [torch.randn_like(value) for value in outputs]
+    torch.autograd.backward(list(outputs), asked)
+    torch.autograd.backward(list(expected), [value.double() for value in asked])
+    for found, known in zip([*outputs, *(x.grad for x in mine)], [*expected, *(x.grad for x in exact)], strict=True):
+        assert found is not None
+        assert known is not None
+        near(found, known, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 37, 700])
+def test_add_norm(dtype: torch.dtype, rows: int) -> None:
+    from practicum.kernels.layers import AddNorm
+
+    torch.manual_seed(0)
+    shape = (rows, 48 if INTERPRETED else 576)
+    compare(
+        dtype,
+        lambda x, delta, weight: AddNorm.apply(x, delta, weight, 1e-5),
+        lambda x, delta, weight: (x + delta, F.rms_norm(x + delta, (shape[1],), weight, 1e-5)),
+        torch.randn(shape), torch.randn(shape), torch.randn(shape[1]),
+    )  # fmt: skip
+    compare(
+        dtype,
+        lambda x, weight: AddNorm.apply(x, None, weight, 1e-5),
+        lambda x, weight: (x, F.rms_norm(x, (shape[1],), weight, 1e-5)),
+        torch.randn(shape), torch.randn(shape[1]),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gate(dtype: torch.dtype) -> None:
+    from practicum.kernels.layers import Gate
+
+    def plain(joined: Tensor) -> tuple[Tensor]:
+        left, right = joined.chunk(2, -1)
+        return (F.silu(left) * right,)
+
+    torch.manual_seed(0)
+    compare(dtype, lambda joined: (Gate.apply(joined),), plain, torch.randn(50, 2 * 1500))
+
+
+def trees(seed: int, groups: int, longest: int) -> list[Sample]:
+    """Chains that share their prompts, which share a beginning."""
+    rng = np.random.default_rng(seed)
+    begin = rng.integers(1, 9, 20).tolist()
+    made = []
+    for _ in range(groups):
+        prompt = begin + rng.integers(1, 9, rng.integers(1, longest)).tolist()
+        for _ in range(3):
+            ids = tuple(prompt + rng.integers(1, 9, rng.integers(1, longest)).tolist())
+            mask = np.arange(len(ids)) >= len(prompt)
+            paint = mask.astype(np.float32)
+            advantage = paint * np.float32(rng.normal())
+            made.append(Sample(ids, mask, paint, advantage, -rng.random(len(ids)).astype(np.float32), 0.7))
+    return made
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size"), [(6, 2, 32), (4, 4, 16)] if INTERPRETED else [(9, 3, 64), (8, 2, 128)]
+)
+def test_attention_over_a_forest(dtype: torch.dtype, heads: int, kv_heads: int, size: int) -> None:
+    from practicum.kernels.forest_attention import ForestAttention
+
+    torch.manual_seed(0)
+    batch = ordered(trees(0, 3 if INTERPRETED else 12, 50 if INTERPRETED else 200))
+    forest = lay_down(batch.inputs, batch.shared)
+    ends, positions = torch.from_numpy(forest.ends).to(DEVICE), torch.from_numpy(forest.depths).to(DEVICE)
+    number = torch.arange(len(ends), device=DEVICE)
+    seen = (number[None, :] <= number[:, None]) & (number[:, None] < ends[None, :])
+    angle = torch.arange(int(positions.max()) + 1)[:, None] * torch.logspace(0, -2, size // 2)[None, :]
+    cos, sin = angle.cos().repeat(1, 2).to(DEVICE), torch.cat((-angle.sin(), angle.sin()), -1).to(DEVICE)
+    look = spans(forest.ends).to(DEVICE)
+
+    def plain(joined: Tensor) -> tuple[Tensor]:
+        parts = joined.view(len(joined), -1, size)
+        turning = parts[:, : heads + kv_heads]
+        turned = turning * cos[positions][:, None].double()
+        turned = turned + turning.roll(size // 2, -1) * sin[positions][:, None].double()
+        q, k, v = turned[:, :heads], turned[:, heads:], parts[:, -kv_heads:]
+        k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
+        mixed = F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in (q, k, v)), attn_mask=seen)
+        return (mixed[0].transpose(0, 1).flatten(1),)
+
+    def run(joined: Tensor) -> tuple[Tensor]:
+        return (ForestAttention.apply(joined.clone(), positions, (cos, sin), look, heads, kv_heads),)
+
+    compare(dtype, run, plain, torch.randn(len(ends), (heads + 2 * kv_heads) * size))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_head(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    from practicum.kernels import head
+
+    torch.manual_seed(0)
+    count, vocabulary, hidden = 30, 5000, 32
+    monkeypatch.setattr(head, "LOGITS", vocabulary * 12)  # three pieces
+    targets = torch.randint(0, vocabulary, (count,), device=DEVICE)
+    heats = torch.rand(count, device=DEVICE) + 0.5
+
+    def plain(states: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        logprobs = (states @ weight.t() / heats[:, None].double()).log_softmax(-1)
+        return logprobs.gather(-1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
+
+    compare(
+        dtype, lambda states, weight: head.HeadLogprobs.apply(states, weight, targets, heats), plain,
+        torch.randn(count, hidden), torch.randn(vocabulary, hidden) * 0.3,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_gradients_of_a_whole_model(name: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packed pass against the CPU's, which tests hold to Hugging Face's own."""
+    from practicum.models.decoder import Decoder
+    from practicum.training import batch as packing
+    from practicum.training import forward
+
+    samples = trees(1, 2, 20)
+    objective, trained = Objective(entropy_coeff=0.01), float(sum(int(one.mask.sum()) for one in samples))
+    plain = build(name)
+    learner = Learner(Decoder(plain), OptimizerSettings(grad_clip=0.0), Cut(64), threads=1)
+    known = learner.update(samples, trained, objective, 0.0)
+    model = build(name).to(DEVICE)
+    decoder = Decoder(model)
+    decoder.checkpointing = checkpointing
+    if INTERPRETED:
+        monkeypatch.setattr(packing, "rectangles", lambda runs: None)
+        monkeypatch.setattr(forward, "fused_head", lambda decoder: True)
+        real = packing._assemble
+
+        def assemble(samples, batch, piece, device):  # type: ignore[no-untyped-def]
+            micro = real(samples, batch, piece, device)
+            forest = lay_down([batch.inputs[at] for at in piece], [batch.shared[at] for at in piece])
+            return replace(micro, look=spans(forest.ends))
+
+        monkeypatch.setattr(packing, "_assemble", assemble)
+    found = Learner(decoder, OptimizerSettings(grad_clip=0.0), Cut(64), threads=1).update(
+        samples, trained, objective, 0.0
+    )
+    for key in ("actor/loss", "actor/grad_norm", "actor/entropy", "mismatch/logprob/mean"):
+        assert found[key] == pytest.approx(known[key], rel=1e-4), key
+    for (label, one), other in zip(plain.named_parameters(), model.parameters(), strict=True):
+        assert one.grad is not None, label
+        assert other.grad is not None, label
+        near(other.grad.cpu(), one.grad, torch.float32 if INTERPRETED else torch.bfloat16)
+
+
+def test_the_pieces_are_the_same_sizes_on_either_device() -> None:
+    samples = trees(2, 5, 30)
+    there = [len(micro.ids) for micro in micro_batches(samples, Cut(128), DEVICE)]
+    assert there == [len(micro.ids) for micro in micro_batches(samples, Cut(128))]
