@@ -107,7 +107,10 @@ def test_sampling_is_the_inverse_of_the_distribution() -> None:
     noise = torch.rand(200, 7, device="cuda")
     heat = torch.where(torch.arange(200, device="cuda") % 3 == 0, 0.0, torch.rand(200, device="cuda") + 0.5)
     steps = torch.randint(0, 7, (200,), device="cuda")
-    ids, logprobs = decoding.sample(logits, noise, heat, steps)
+    homes = torch.randperm(200, device="cuda")
+    placed_noise, placed_heat = torch.empty_like(noise), torch.empty_like(heat)
+    placed_noise[homes], placed_heat[homes] = noise, heat
+    ids, logprobs = decoding.sample(logits, placed_noise, placed_heat, steps, homes)
     divisor = torch.where(heat == 0, 1.0, heat)[:, None]
     exact = (logits.double() / divisor).log_softmax(-1)
     assert torch.allclose(logprobs.double(), exact.gather(-1, ids[:, None])[:, 0], atol=1e-4)

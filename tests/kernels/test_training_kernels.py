@@ -18,6 +18,7 @@ from torch import Tensor
 from practicum.training.batch import Cut, Sample, micro_batches, ordered
 from practicum.training.forest import lay_down, spans
 from practicum.training.learner import Learner, Objective, OptimizerSettings
+from practicum.training.masters import MasterAdamW
 from tests.engines.test_cuda import build
 
 INTERPRETED = bool(os.environ.get("TRITON_INTERPRET"))
@@ -170,8 +171,8 @@ def test_gradients_of_a_whole_model(name: str, checkpointing: bool, monkeypatch:
         monkeypatch.setattr(forward, "fused_head", lambda decoder: True)
         real = packing._assemble
 
-        def assemble(samples, batch, piece, device):  # type: ignore[no-untyped-def]
-            micro = real(samples, batch, piece, device)
+        def assemble(samples, batch, piece, device, bucket):  # type: ignore[no-untyped-def]
+            micro = real(samples, batch, piece, device, bucket)
             forest = lay_down([batch.inputs[at] for at in piece], [batch.shared[at] for at in piece])
             return replace(micro, look=spans(forest.ends))
 
@@ -185,6 +186,29 @@ def test_gradients_of_a_whole_model(name: str, checkpointing: bool, monkeypatch:
         assert one.grad is not None, label
         assert other.grad is not None, label
         near(other.grad.cpu(), one.grad, torch.float32 if INTERPRETED else torch.bfloat16)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="graphs need a GPU")
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_replayed_graphs_give_the_same_gradients(name: str) -> None:
+    from practicum.models.decoder import Decoder
+
+    samples = trees(3, 6, 60)
+    trained = float(sum(int(one.mask.sum()) for one in samples))
+    found = []
+    for replay in (False, True):
+        model = build(name).to(DEVICE, torch.bfloat16)
+        learner = Learner(Decoder(model), OptimizerSettings(), Cut(512), threads=1)
+        learner.replay, learner.bucket = replay, 128
+        metrics = [learner.update(samples, trained, Objective(), 0.0) for _ in range(2)]
+        assert isinstance(learner.optimizer, MasterAdamW)
+        assert metrics[0] == metrics[1]
+        found.append((metrics[0], learner.optimizer.gathered))
+    (plain, gradient), (replayed, other) = found
+    assert replayed == pytest.approx(plain, rel=2e-2, abs=1e-4)
+    assert gradient is not None
+    assert other is not None
+    near(other, gradient, torch.bfloat16)
 
 
 def test_the_pieces_are_the_same_sizes_on_either_device() -> None:

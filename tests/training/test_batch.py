@@ -120,3 +120,11 @@ def test_blocks_look_at_those_that_hold_an_ancestor() -> None:
     assert lists == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 3, 4]]
     lists = [look.seen[a:b].tolist() for a, b in zip(look.seen_from, look.seen_from[1:], strict=False)]
     assert lists == [[0, 1, 2, 3, 4], [1, 2, 3, 4], [2, 3], [3, 4], [4]]
+
+
+def test_padding_stands_alone() -> None:
+    samples = [sample([1, 2, 3, 4], [0, 0, 1, 1]), sample([1, 2, 5, 6], [0, 0, 1, 1])]
+    (micro,) = micro_batches(samples, Cut(64), bucket=8)
+    assert micro.ids.tolist() == [1, 2, 3, 5, 0, 0, 0, 0]
+    assert seen_by(micro) == [[0], [0, 1], [0, 1, 2], [0, 1, 3], [4], [5], [6], [7]]
+    assert micro.at.tolist() == [1, 2, 1, 3]

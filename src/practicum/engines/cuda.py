@@ -11,19 +11,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from practicum.engines import sampling
 from practicum.engines.row import Heard, Row
-from practicum.kernels import decoding, prompts
+from practicum.kernels import CAPTURING, decoding, prompts
 from practicum.kernels.layers import add_norm, gate, turn_
 from practicum.kernels.passing import product, prompt_pass
 
 if TYPE_CHECKING:
     from practicum.engines.local import LocalEngine
 
+PROMPT_SIZES = (256, 512, 1024, 2048, 4096, 8192)
+"""Tokens of prompts that are computed by a captured pass; longer ones keep a GPU busy enough without."""
 SMALL_BUCKETS = (8, 16, 32, 64, 96, 128, 192, 256)
 LARGE_BUCKET = 128
 
@@ -49,9 +52,11 @@ class CudaSteps:
         self._place = torch.zeros(1, dtype=torch.int64, device=device)
         self._homes = torch.arange(slots, device=device)
         self._graphs: dict[tuple[int, bool, bool], Any] = {}
+        self._fillings: dict[int, tuple[Any, Tensor]] = {}
         self._pool: Any = None
+        self.capturing = device.type == "cuda"
         self._flights: deque[Flight] = deque()
-        pinned = device.type == "cuda"
+        pinned = self.capturing
         self._landing = [
             (
                 torch.zeros(slots, burst, dtype=torch.int64, pin_memory=pinned),
@@ -67,19 +72,10 @@ class CudaSteps:
         fitting = next((size for size in SMALL_BUCKETS if size >= rows), -(-rows // LARGE_BUCKET) * LARGE_BUCKET)
         return min(fitting, self.engine.max_batch)
 
-    def follow(self, moved: list[tuple[int, int]]) -> None:
-        """Rows have taken the places of others, one after the other: their settings go along, in one go."""
-        engine = self.engine
-        came_from: dict[int, int] = {}
-        for to, source in moved:
-            came_from[to] = came_from.pop(source, source)
-        places = self._there([list(came_from), list(came_from.values())])
-        for tensor in engine._slot_tensors():
-            tensor[places[0]] = tensor[places[1]]
-
     def forget(self) -> None:
         """Buffers have moved: what was captured is of no use."""
         self._graphs.clear()
+        self._fillings.clear()
 
     @property
     def flights(self) -> int:
@@ -92,6 +88,10 @@ class CudaSteps:
         """Start a burst of steps for rows 0..wide-1, of which `rows` are somebody's."""
         key = (wide, filtered, dressed)
         self._homes[:wide] = self._there(self.engine._homes[:wide])
+        if wide > len(rows):  # rows that only fill up a batch start over each time
+            spare = self._homes[len(rows) : wide]
+            self.engine._position.index_fill_(0, spare, 0)
+            self.engine._step.index_fill_(0, spare, 0)
         if key not in self._graphs:
             self._capture(key)
         self._place.zero_()
@@ -104,13 +104,15 @@ class CudaSteps:
         logprobs[:wide].copy_(self._logprobs[:wide], non_blocking=True)
         self._flights.append(Flight(rows, ids, logprobs, mark(self._place.device)))
 
-    def take(self) -> Heard:
+    def take(self, ends: Sequence[int]) -> Heard:
         """What the oldest burst gave, once it is there."""
         flight = self._flights.popleft()
         if flight.landed is not None:
             flight.landed.synchronize()
         count = len(flight.rows)
-        return flight.rows, flight.ids[:count].tolist(), flight.logprobs[:count].tolist()
+        ids = flight.ids[:count].numpy()
+        ended: list[bool] = np.isin(ids, np.array(ends, dtype=np.int64)).any(axis=1).tolist()  # type: ignore[assignment]
+        return list(zip(flight.rows, ids.tolist(), flight.logprobs[:count].tolist(), ended, strict=True))
 
     def fill(self, rows: Sequence[tuple[int, list[int], int]], dressed: bool) -> None:
         """Keys and values of prompts: (slot, ids, position of the first). Packed, at most so many tokens at once."""
@@ -127,13 +129,45 @@ class CudaSteps:
             self._fill(batch, dressed)
 
     def _fill(self, batch: Sequence[tuple[int, list[int], int]], dressed: bool) -> None:
+        engine = self.engine
+        rows = [(engine._homes[slot], ids, start) for slot, ids, start in batch]
+        total, blocks = sum(len(ids) for _, ids, _ in rows), prompts.block_count(rows)
+        fitting = (size for size in PROMPT_SIZES if size >= total and room(size) >= blocks)
+        size = None if dressed or not self.capturing else next(fitting, None)
+        numbers, tokens, blocks = prompts.packed(rows, *((size, room(size)) if size else ()))
+        if self.capturing:
+            numbers = numbers.pin_memory()
+        if size is None:
+            if engine.adapters is not None:
+                homes = self._there([engine._homes[slot] for slot, ids, _ in batch for _ in ids])
+                engine.adapters.wear(engine._columns[homes] if dressed else None)
+            self._pass_prompts(prompts.cut_up(numbers.to(self._place.device, non_blocking=True), tokens, blocks))
+            return
+        if size not in self._fillings:
+            self._fillings[size] = self._capture_filling(numbers.to(self._place.device), tokens, blocks)
+        graph, static = self._fillings[size]
+        static.copy_(numbers, non_blocking=True)
+        graph.replay()
+
+    def _capture_filling(self, numbers: Tensor, tokens: int, blocks: int) -> tuple[Any, Tensor]:
+        where = prompts.cut_up(numbers, tokens, blocks)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        if self.engine.adapters is not None:
+            self.engine.adapters.wear(None)
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._pass_prompts(where)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with CAPTURING, torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            self._pass_prompts(where)
+        return graph, numbers
+
+    @torch.inference_mode()
+    def _pass_prompts(self, where: prompts.Packed) -> None:
         engine, shape = self.engine, self.engine.decoder.shape
-        where = prompts.packed(
-            [(engine._homes[slot], start, len(ids)) for slot, ids, start in batch], self._place.device
-        )
-        if engine.adapters is not None:
-            slots = self._there([slot for slot, ids, _ in batch for _ in ids])
-            engine.adapters.wear(engine._columns[slots] if dressed else None)
 
         def mix(number: int, joined: Tensor) -> Tensor:
             turn_(joined, where.positions, engine.decoder.tables, shape.heads + shape.kv_heads, shape.head_size)
@@ -141,12 +175,13 @@ class CudaSteps:
             last = number == shape.layers - 1
             return joined if last else prompts.attend(joined, engine._kv[number], where, shape.heads)
 
-        prompt_pass(engine.decoder, self._there([token for _, ids, _ in batch for token in ids]), mix)
+        prompt_pass(engine.decoder, where.ids, mix)
 
     def _capture(self, key: tuple[int, bool, bool]) -> None:
         """Capturing runs nothing, but the kernels must have been built: by a step whose traces are wiped out."""
-        engine, wide = self.engine, key[0]
-        kept = [tensor[:wide].clone() for tensor in (engine._last, engine._position, engine._step)]
+        engine = self.engine
+        state = (engine._last, engine._position, engine._step)
+        kept = [tensor.clone() for tensor in state]
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -155,10 +190,13 @@ class CudaSteps:
             self._place.zero_()
             self._step(*key)
         torch.cuda.current_stream().wait_stream(side)
-        for tensor, before in zip((engine._last, engine._position, engine._step), kept, strict=True):
-            tensor[:wide] = before
+        for tensor, before in zip(state, kept, strict=True):
+            tensor.copy_(before)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with (
+            CAPTURING,
+            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+        ):  # the learner may be at work
             self._step(*key)
         self._graphs[key] = graph
 
@@ -166,12 +204,14 @@ class CudaSteps:
     def _step(self, wide: int, filtered: bool, dressed: bool) -> None:
         """Feed the last token of every row and sample the next."""
         engine, decoder = self.engine, self.engine.decoder
+        homes = self._homes[:wide]
         if engine.adapters is not None:
-            engine.adapters.wear(engine._columns[:wide] if dressed else None)
-        positions, homes = engine._position[:wide].clamp(max=decoder.shape.context - 1), self._homes[:wide]
+            engine.adapters.wear(engine._columns[homes] if dressed else None)
+        place, steps = engine._position[homes], engine._step[homes]
+        positions = place.clamp(max=decoder.shape.context - 1)
 
         epsilon, tables = decoder.epsilon, decoder.tables
-        x = F.embedding(engine._last[:wide], decoder.model.model.embed_tokens.weight)
+        x = F.embedding(engine._last[homes], decoder.model.model.embed_tokens.weight)
         added: Tensor | None = None
         for number, layer in enumerate(decoder.layers):
             kv = engine._kv[number]
@@ -182,19 +222,23 @@ class CudaSteps:
             joined = product(layer.gate_up, add_norm(x, added, layer.before_mlp, epsilon, x))
             added = product(layer.down, gate(joined))
         logits = decoder.logits(add_norm(x, added, decoder.final_norm, epsilon, x))
-        steps = engine._step[:wide]
         if filtered:
-            noise = engine._noise[engine._slot_numbers[:wide], steps.clamp(max=engine._noise.shape[1] - 1)]
-            limits = (engine._top_k[:wide], engine._top_p[:wide])
-            ids, logprobs = sampling.sample(logits, noise, engine._temperature[:wide], *limits)
+            noise = engine._noise[homes, steps.clamp(max=engine._noise.shape[1] - 1)]
+            limits = (engine._top_k[homes], engine._top_p[homes])
+            ids, logprobs = sampling.sample(logits, noise, engine._temperature[homes], *limits)
         else:
-            ids, logprobs = decoding.sample(logits, engine._noise, engine._temperature[:wide], steps)
-        engine._last[:wide] = ids
-        engine._position[:wide] += 1
-        engine._step[:wide] += 1
+            ids, logprobs = decoding.sample(logits, engine._noise, engine._temperature, steps, homes)
+        engine._last.index_copy_(0, homes, ids)
+        engine._position.index_copy_(0, homes, place + 1)
+        engine._step.index_copy_(0, homes, steps + 1)
         self._ids[:wide].index_copy_(1, self._place, ids[:, None])
         self._logprobs[:wide].index_copy_(1, self._place, logprobs[:, None])
         self._place += 1
+
+
+def room(tokens: int) -> int:
+    """Blocks of queries that a captured pass over so many tokens has: rows may be short."""
+    return tokens // prompts.QUERIES + tokens // 16
 
 
 def mark(device: torch.device) -> Any:

@@ -125,7 +125,7 @@ class LocalEngine:
         self._columns = torch.zeros(slots, 0, device=device)
         """What of the adapters' matrices each slot lets through."""
         self._homes = list(range(slots))
-        """Where in the KV buffer each slot's keys are: on CPU in its own place, on a GPU wherever they came to lie."""
+        """Where a slot's keys, and on a GPU its settings, lie: on CPU in its own place, on a GPU where it began."""
         self._steps: CudaSteps | None = None
         if on_gpu:
             from practicum.engines.cuda import CudaSteps  # needs Triton
@@ -187,8 +187,9 @@ class LocalEngine:
                 raise UserError(f"Adapter '{name}' is answering a request; change it when it is not.")
             do()
             self.prefixes.disown(name)
-            self._columns = self._bank().columns([row.request.adapter for row in self._rows])
-            self._columns = F.pad(self._columns, (0, 0, 0, self.max_batch - len(self._rows)))
+            worn = self._bank().columns([row.request.adapter for row in self._rows])
+            self._columns = worn.new_zeros(self.max_batch, worn.shape[1])
+            self._columns[self._homes[: len(self._rows)]] = worn
             if self._steps is not None:
                 self._steps.forget()
 
@@ -286,11 +287,13 @@ class LocalEngine:
             coming: dict[int, Row] = {}
             later: deque[Row] = deque()
             budget = self.prefill_tokens
-            while self._waiting and len(self._rows) + len(wave) < self.max_batch and (budget > 0 or not wave):
+            free = self.max_batch - len(self._rows)
+            while self._waiting and len(wave) + len(later) < free and (budget > 0 or not wave):
                 row = self._waiting.popleft()
                 if row.future.cancelled():
                     continue
-                length = self._match(row)[1]
+                row.found = self._match(row)
+                length = row.found[1]
                 following = row.hashes[length // BLOCK : length // BLOCK + 1]
                 if following and following[0] in coming:
                     coming[following[0]].awaited = True
@@ -316,10 +319,10 @@ class LocalEngine:
         first = len(self._rows)
         takers: dict[tuple[int, int], tuple[Entry, list[int]]] = {}
         for number, row in enumerate(wave):
-            entry, length = self._match(row)
+            (entry, length), row.found = row.found, (None, 0)
             if entry is not None:
                 takers.setdefault((id(entry), length), (entry, []))[1].append(self._homes[first + number])
-            row.cached = length
+            row.cached, row.slot = length, first + number
             row.continues = entry is not None and bool(row.request.session) and entry.session == row.request.session
             self.stats.reused += length
         for (_, length), (entry, homes) in takers.items():
@@ -364,7 +367,9 @@ class LocalEngine:
 
     def _configure(self, first: int, wave: list[Row]) -> None:
         """Per-slot settings of new rows, one transfer a field."""
-        place = slice(first, first + len(wave))
+        place: slice | Tensor = slice(first, first + len(wave))
+        if self._steps is not None:
+            place = self._there(self._homes[first : first + len(wave)])
         settings = [row.request.sampling for row in wave]
         self._last[place] = self._there([row.ids[-1] for row in wave])
         self._position[place] = self._there([len(row.ids) - 1 for row in wave])
@@ -377,8 +382,7 @@ class LocalEngine:
         longest = max(row.limit for row in wave)
         if longest > self._noise.shape[1]:
             self._noise = F.pad(self._noise, (0, longest - self._noise.shape[1]))
-        drawn = uniforms([s.seed for s in settings], longest)
-        self._noise[place, :longest] = drawn.to(self._noise.device, non_blocking=True)
+        self._noise[place, :longest] = uniforms([s.seed for s in settings], longest, self._noise.device)
 
     def _there(self, values: Sequence[float]) -> Tensor:
         """Numbers on the engine's device; nobody waits for them to arrive."""
@@ -427,35 +431,37 @@ class LocalEngine:
     def _decode(self) -> None:
         """One burst of decode steps for every row, then the host's look at what came out."""
         begun = time.perf_counter()
-        count = len(self._rows)
         if self._steps is not None:
             heard = self._launch_and_take(self._steps)
         else:
+            count = len(self._rows)
             wide = -(-count // ROW_BUCKET) * ROW_BUCKET
-            self._idle(count, wide)
+            self._position[count:wide] = 0  # rows that only fill up a batch start over each time
+            self._step[count:wide] = 0
             reach = self._sort_rows()
             steps = [self._decode_step(wide, reach, self._filtered()) for _ in range(self.burst)]
             ids = torch.stack([step for step, _ in steps], 1).tolist()
-            heard = (self._rows, ids, torch.stack([step for _, step in steps], 1).tolist())
+            logprobs = torch.stack([step for _, step in steps], 1).tolist()
+            heard = list(zip(self._rows, ids, logprobs, [True] * count, strict=False))
             self.stats.decode_steps += self.burst
             self._steps_since_admission += self.burst
-        finished: dict[int, StopReason | None] = {}
-        for row, new, logprobs in zip(*heard, strict=False):
+        finished: list[tuple[int, StopReason | None]] = []
+        for row, new, given, ended in heard:
             if row.over:
                 continue
-            reason = self._hear(row, new, logprobs)
+            reason = None
+            if ended or not row.plain or len(row.new) + len(new) >= row.limit:
+                reason = self._hear(row, new, given)
+            else:
+                row.new += new
+                row.ids += new
+                row.logprobs += given
             if reason is not None or row.future.cancelled():
                 row.over = True
-                finished[id(row)] = reason
+                finished.append((row.slot, reason))
         self.stats.decode_seconds += time.perf_counter() - begun
-        if not finished:
-            return
-        moved: list[tuple[int, int]] = []
-        for slot in reversed(range(count)):
-            if id(self._rows[slot]) in finished:
-                moved += self._finish(slot, finished[id(self._rows[slot])])
-        if moved and self._steps is not None:
-            self._steps.follow(moved)
+        for slot, reason in sorted(finished, key=lambda item: -item[0]):
+            self._finish(slot, reason)
 
     def _launch_and_take(self, steps: CudaSteps) -> Heard:
         """Start a burst and hear the one before it, so that the GPU does not wait for the host.
@@ -464,22 +470,15 @@ class LocalEngine:
         """
         count = len(self._rows)
         if any(row.asked < row.limit for row in self._rows):
-            wide = steps.bucket(count)
-            self._idle(count, wide)
             for row in self._rows:
                 row.asked += self.burst
-            steps.launch(list(self._rows), wide, self._filtered(), any(row.request.adapter for row in self._rows))
+            dressed = any(row.request.adapter for row in self._rows)
+            steps.launch(list(self._rows), steps.bucket(count), self._filtered(), dressed)
             self.stats.decode_steps += self.burst
             self._steps_since_admission += self.burst
             if steps.flights < 2:
-                return [], [], []
-        return steps.take()
-
-    def _idle(self, count: int, wide: int) -> None:
-        """Rows that only fill up a batch start over each time."""
-        if wide > count:
-            self._position[count:wide] = 0
-            self._step[count:wide] = 0
+                return []
+        return steps.take(self.renderer.end_ids)
 
     def _filtered(self) -> bool:
         return any(row.request.sampling.top_k or row.request.sampling.top_p < 1 for row in self._rows)
@@ -487,7 +486,7 @@ class LocalEngine:
     def _hear(self, row: Row, ids: list[int], logprobs: list[float]) -> StopReason | None:
         """Take what a burst gave a row, up to where it stopped."""
         ends = self.renderer.end_ids
-        if row.request.sampling.stop or row.request.listen is not None:
+        if not row.plain:
             stop = 1  # token by token
         else:
             stop = next((place + 1 for place, token in enumerate(ids) if token in ends), len(ids))
@@ -524,6 +523,7 @@ class LocalEngine:
         for tensor in self._slot_tensors():
             tensor[pair] = tensor[turned]
         self._rows[a], self._rows[b] = self._rows[b], self._rows[a]
+        self._rows[a].slot, self._rows[b].slot = a, b
 
     def _slot_tensors(self) -> tuple[Tensor, ...]:
         """Everything but the KV that belongs to a slot."""
@@ -578,17 +578,17 @@ class LocalEngine:
             return StopReason.CONTEXT if full else StopReason.LENGTH
         return None
 
-    def _finish(self, slot: int, reason: StopReason | None) -> list[tuple[int, int]]:
-        """Answer, keep the KV for the next turn, and let the last row take the place: (to, from), if it did."""
+    def _finish(self, slot: int, reason: StopReason | None) -> None:
+        """Answer, keep the KV for the next turn, and let the last row take the place."""
         row = self._rows[slot]
         known = len(row.ids) - 1
         if row.request.session and reason is not None:
             kept = self._kv[:, :, self._homes[slot], :, :known].clone()
             self.prefixes.put(tuple(row.ids[:known]), kept, row.request.session, row.request.adapter)
         last = len(self._rows) - 1
-        moved = [(slot, last)] if slot != last else []
-        if moved:
+        if slot != last:
             self._rows[slot] = self._rows[last]
+            self._rows[slot].slot = slot
             if self._steps is None:
                 length = len(self._rows[last].ids) - 1
                 self._kv[:, :, slot, :, :length] = self._kv[:, :, last, :, :length]
@@ -607,4 +607,3 @@ class LocalEngine:
                 source=ActionSource.POLICY,
                 prompt_cached=row.cached,
             ))  # fmt: skip
-        return moved

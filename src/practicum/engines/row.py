@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from practicum.engines.base import Generation, Request
+from practicum.engines.prefix import Entry
 
 
 @dataclass(eq=False)
@@ -25,13 +26,21 @@ class Row:
     """Whether another row waits for what this one is about to compute."""
     new: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    found: tuple[Entry | None, int] = (None, 0)
+    """What was cached of its prompt when it was let in."""
     asked: int = 0
     """Tokens that a GPU was asked for, heard or not."""
     over: bool = False
+    slot: int = -1
+    plain: bool = field(init=False)
+    """Whether nobody looks at single tokens."""
+
+    def __post_init__(self) -> None:
+        self.plain = not self.request.sampling.stop and self.request.listen is None
 
 
-Heard = tuple[list[Row], list[list[int]], list[list[float]]]
-"""What a burst gave: rows, ids and log-probs of each."""
+Heard = list[tuple[Row, list[int], list[float], bool]]
+"""What a burst gave each row: ids, log-probs, and whether an end may be among them."""
 
 
 @dataclass(eq=False)

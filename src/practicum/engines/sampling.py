@@ -18,10 +18,10 @@ _MIX_A = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_B = -7723592293110705685  # 0x94D049BB133111EB
 
 
-def uniforms(seeds: Sequence[int], count: int) -> Tensor:
+def uniforms(seeds: Sequence[int], count: int, device: torch.device | None = None) -> Tensor:
     """`count` numbers in [0, 1) for each seed (splitmix64 over a counter) [seeds, count]."""
-    starts = torch.tensor([seed & (2**63 - 1) for seed in seeds], dtype=torch.int64)
-    state = torch.arange(1, count + 1, dtype=torch.int64) * _GOLDEN + starts[:, None]
+    starts = torch.tensor([seed & (2**63 - 1) for seed in seeds], dtype=torch.int64).to(device, non_blocking=True)
+    state = torch.arange(1, count + 1, dtype=torch.int64, device=device) * _GOLDEN + starts[:, None]
     state = (state ^ _shift(state, 30)) * _MIX_A
     state = (state ^ _shift(state, 27)) * _MIX_B
     state = state ^ _shift(state, 31)

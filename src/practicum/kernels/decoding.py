@@ -159,11 +159,12 @@ def attend(query: Tensor, kv: Tensor, homes: Tensor, positions: Tensor) -> Tenso
 
 
 @triton.jit
-def _sample(logits, noise, temperatures, steps, ids, logprobs, noise_width, size, block: tl.constexpr) -> None:
+def _sample(logits, noise, temperatures, steps, homes, ids, logprobs, noise_width, size, block: tl.constexpr) -> None:
     row = tl.program_id(0)
     place = tl.arange(0, block)
     source = logits + row.to(tl.int64) * size
-    heat = tl.load(temperatures + row)
+    home = tl.load(homes + row)
+    heat = tl.load(temperatures + home)
     greedy = heat == 0.0
     cool = 1.0 / tl.where(greedy, 1.0, heat)
     peak = -float("inf")
@@ -177,7 +178,7 @@ def _sample(logits, noise, temperatures, steps, ids, logprobs, noise_width, size
     for at in range(0, size, block):
         value = tl.load(source + at + place, mask=at + place < size, other=-float("inf")).to(tl.float32) * cool
         total += tl.sum(tl.exp(value - peak), 0)
-    uniform = tl.load(noise + row * noise_width + tl.minimum(tl.load(steps + row), noise_width - 1))
+    uniform = tl.load(noise + home * noise_width + tl.minimum(tl.load(steps + row), noise_width - 1))
     target = uniform * total
     before = 0.0
     found = size
@@ -192,12 +193,12 @@ def _sample(logits, noise, temperatures, steps, ids, logprobs, noise_width, size
     tl.store(logprobs + row, tl.load(source + chosen).to(tl.float32) * cool - peak - tl.log(total))
 
 
-def sample(logits: Tensor, noise: Tensor, temperatures: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """One id a row by its uniform number noise[row, step] (at temperature 0 the most likely), and its log-prob."""
+def sample(logits: Tensor, noise: Tensor, temperatures: Tensor, steps: Tensor, homes: Tensor) -> tuple[Tensor, Tensor]:
+    """One id a row by its uniform number noise[home, step] (at temperature 0 the most likely), and its log-prob."""
     rows, size = logits.shape
     ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
     logprobs = torch.empty(rows, dtype=torch.float32, device=logits.device)
     _sample[(rows,)](
-        logits, noise, temperatures, steps, ids, logprobs, noise.stride(0), size, VOCABULARY, num_warps=8
+        logits, noise, temperatures, steps, homes, ids, logprobs, noise.stride(0), size, VOCABULARY, num_warps=8
     )  # fmt: skip
     return ids, logprobs

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -71,6 +72,23 @@ def _norm_backward(
         tl.store(by_weight + program * size + place, total, mask=inside)
 
 
+def norm_backward(
+    x: Tensor, weight: Tensor, by_out: Tensor, by_sum: Tensor | None, epsilon: float, weighing: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients by x [N, E] and by weight of a norm of x, and `by_sum` passed on to x beside."""
+    rows, size = x.shape
+    gradient = torch.empty_like(x)
+    programs = min(rows, PROGRAMS)
+    parts = torch.empty(programs, size, dtype=torch.float32, device=x.device) if weighing else gradient
+    by_out = by_out.contiguous()
+    by_sum = None if by_sum is None else by_sum.contiguous()
+    _norm_backward[(programs,)](
+        x, weight, by_out, by_out if by_sum is None else by_sum, gradient, parts, epsilon, rows, size,
+        triton.next_power_of_2(size), by_sum is not None, weighing, num_warps=4 if size <= 2048 else 8,
+    )  # fmt: skip
+    return gradient, parts.sum(0).to(weight.dtype) if weighing else None
+
+
 class AddNorm(torch.autograd.Function):
     """(x + delta, its norm times weight); without delta, (x, its norm times weight)."""
 
@@ -86,18 +104,38 @@ class AddNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, by_sum: Tensor | None, by_out: Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
-        rows, size = x.shape
-        gradient = torch.empty_like(x)
-        programs = min(rows, PROGRAMS)
+        gradient, by_weight = norm_backward(x, weight, by_out, by_sum, ctx.epsilon, ctx.needs_input_grad[2])
+        return gradient, gradient if ctx.adding else None, by_weight, None
+
+
+class NormProduct(torch.autograd.Function):
+    """(x + delta, the product of its norm with weights that lie side by side). Its norm is not kept but computed again.
+
+    `parameters` are the parts of `weight`, then of `bias`, of `sizes` rows each: the gradients are theirs.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, delta: Tensor | None, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None,
+        sizes: list[int], *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        into = x if delta is None else torch.empty_like(x)
+        normal = add_norm(x, delta, norm, epsilon, into)
+        ctx.save_for_backward(into, norm, weight)
+        ctx.set_materialize_grads(False)
+        ctx.epsilon, ctx.adding, ctx.sizes, ctx.biased = epsilon, delta is not None, sizes, bias is not None
+        return into, F.linear(normal, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, by_sum: Tensor | None, by_product: Tensor) -> tuple[Any, ...]:
+        into, norm, weight = ctx.saved_tensors
+        normal = add_norm(into, None, norm, ctx.epsilon, into)
+        parts = torch.split(by_product.t() @ normal, ctx.sizes)
+        if ctx.biased:
+            parts += torch.split(by_product.sum(0), ctx.sizes)
         weighing = ctx.needs_input_grad[2]
-        parts = torch.empty(programs, size, dtype=torch.float32, device=x.device) if weighing else gradient
-        by_out = by_out.contiguous()
-        by_sum = None if by_sum is None else by_sum.contiguous()
-        _norm_backward[(programs,)](
-            x, weight, by_out, by_out if by_sum is None else by_sum, gradient, parts, ctx.epsilon, rows, size,
-            triton.next_power_of_2(size), by_sum is not None, weighing, num_warps=4 if size <= 2048 else 8,
-        )  # fmt: skip
-        return gradient, gradient if ctx.adding else None, parts.sum(0).to(weight.dtype) if weighing else None, None
+        gradient, by_norm = norm_backward(into, norm, by_product @ weight, by_sum, ctx.epsilon, weighing)
+        return gradient, gradient if ctx.adding else None, by_norm, None, None, None, None, *parts
 
 
 @triton.jit
@@ -133,6 +171,13 @@ def _gate_backward(joined, by_out, gradient, width, block: tl.constexpr) -> None
     tl.store(gradient + source + width, asked * value * sigmoid, mask=inside)
 
 
+def gate_backward(joined: Tensor, by_out: Tensor) -> Tensor:
+    gradient = torch.empty_like(joined)
+    rows, width = joined.shape[0], joined.shape[1] // 2
+    _gate_backward[(rows, triton.cdiv(width, 1024))](joined, by_out.contiguous(), gradient, width, 1024, num_warps=4)
+    return gradient
+
+
 class Gate(torch.autograd.Function):
     """silu(gate) · up; keeps nothing but its input."""
 
@@ -144,12 +189,21 @@ class Gate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, by_out: Tensor) -> Tensor:
         (joined,) = ctx.saved_tensors
-        gradient = torch.empty_like(joined)
-        rows, width = joined.shape[0], joined.shape[1] // 2
-        _gate_backward[(rows, triton.cdiv(width, 1024))](
-            joined, by_out.contiguous(), gradient, width, 1024, num_warps=4
-        )
-        return gradient
+        return gate_backward(joined, by_out)
+
+
+class GateProduct(torch.autograd.Function):
+    """silu(gate) · up times a weight; what is multiplied is not kept but computed again."""
+
+    @staticmethod
+    def forward(ctx: Any, joined: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(joined, weight)
+        return F.linear(gate(joined), weight)
+
+    @staticmethod
+    def backward(ctx: Any, by_out: Tensor) -> tuple[Tensor, Tensor]:
+        joined, weight = ctx.saved_tensors
+        return gate_backward(joined, by_out @ weight), by_out.t() @ gate(joined)
 
 
 @triton.jit

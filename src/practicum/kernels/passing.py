@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from practicum.kernels.forest_attention import ForestAttention
-from practicum.kernels.layers import AddNorm, Gate, add_norm, gate
+from practicum.kernels.layers import AddNorm, Gate, GateProduct, NormProduct, add_norm, gate
 from practicum.models.decoder import Decoder, Fused, Layer
 from practicum.training.forest import Spans
 
@@ -29,13 +29,17 @@ def product(fused: Fused, x: Tensor) -> Tensor:
 
 def packed_hidden(decoder: Decoder, ids: Tensor, positions: Tensor, look: Spans) -> Tensor:
     """Final hidden states [N, E] of a forest's tokens."""
+    return through_layers(decoder, F.embedding(ids, decoder.model.model.embed_tokens.weight), positions, look)
+
+
+def through_layers(decoder: Decoder, x: Tensor, positions: Tensor, look: Spans) -> Tensor:
+    """The same from their embeddings [N, E]."""
     shape, tables = decoder.shape, decoder.tables
 
     def mix(number: int, joined: Tensor) -> Tensor:
         mixed: Tensor = ForestAttention.apply(joined, positions, tables, look, shape.heads, shape.kv_heads)  # type: ignore[no-untyped-call]
         return mixed
 
-    x = F.embedding(ids, decoder.model.model.embed_tokens.weight)
     added: Tensor | None = None
     for number, layer in enumerate(decoder.layers):
         if decoder.checkpointing and torch.is_grad_enabled():
@@ -49,12 +53,33 @@ def _layer(
     decoder: Decoder, number: int, layer: Layer, x: Tensor, added: Tensor | None, mix: Mix
 ) -> tuple[Tensor, Tensor]:
     """The residual stream and what is still to be added to it."""
-    x, normal = _add_norm(decoder, x, added, layer.before_attention)
-    mixed = mix(number, head_norms(decoder, layer, product(layer.qkv, normal)))
-    x, normal = _add_norm(decoder, x, product(layer.out, mixed), layer.before_mlp)
-    joined = product(layer.gate_up, normal)
-    gated: Tensor = Gate.apply(joined) if torch.is_grad_enabled() else gate(joined)  # type: ignore[no-untyped-call]
-    return x, product(layer.down, gated)
+    x, joined = _normed_product(decoder, x, added, layer.before_attention, layer.qkv)
+    mixed = mix(number, head_norms(decoder, layer, joined))
+    x, joined = _normed_product(decoder, x, product(layer.out, mixed), layer.before_mlp, layer.gate_up)
+    (down,) = layer.down.linears
+    if not torch.is_grad_enabled():
+        return x, product(layer.down, gate(joined))
+    result: Tensor
+    if layer.down.plain and down.bias is None:
+        result = GateProduct.apply(joined, down.weight)
+    else:
+        result = product(layer.down, Gate.apply(joined))  # type: ignore[no-untyped-call]
+    return x, result
+
+
+def _normed_product(
+    decoder: Decoder, x: Tensor, added: Tensor | None, norm: Tensor, fused: Fused
+) -> tuple[Tensor, Tensor]:
+    """The residual stream, and its norm through some layers."""
+    if torch.is_grad_enabled() and fused.plain:
+        parameters = [linear.weight for linear in fused.linears]
+        parameters += [linear.bias for linear in fused.linears if linear.bias is not None]
+        found: tuple[Tensor, Tensor] = NormProduct.apply(  # type: ignore[no-untyped-call]
+            x, added, norm, decoder.epsilon, fused.weight, fused.bias, fused.sizes, *parameters
+        )
+        return found
+    x, normal = _add_norm(decoder, x, added, norm)
+    return x, product(fused, normal)
 
 
 def _add_norm(decoder: Decoder, x: Tensor, added: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,9 +106,7 @@ def prompt_pass(decoder: Decoder, ids: Tensor, mix: Mix) -> None:
     added: Tensor | None = None
     for number, layer in enumerate(decoder.layers):
         if number == decoder.shape.layers - 1:
-            mix(
-                number,
-                head_norms(decoder, layer, product(layer.qkv, _add_norm(decoder, x, added, layer.before_attention)[1])),
-            )
+            _, joined = _normed_product(decoder, x, added, layer.before_attention, layer.qkv)
+            mix(number, head_norms(decoder, layer, joined))
             return
         x, added = _layer(decoder, number, layer, x, added, mix)

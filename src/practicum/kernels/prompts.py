@@ -21,29 +21,40 @@ LOG2E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class Packed:
-    """T tokens of several rows end to end, and their blocks of queries."""
+    """T tokens of several rows end to end, and their blocks of queries. Views of one tensor: it goes over in one go."""
 
-    homes: Tensor  # [T] where in the KV buffer a token's row lies
+    ids: Tensor  # [T]
+    homes: Tensor  # [T] where in the KV buffer a token's row lies; -1: nowhere
     positions: Tensor  # [T]
     first: Tensor  # [blocks] the block's first token
     count: Tensor  # [blocks] how many it has
 
 
-def packed(rows: Sequence[tuple[int, int, int]], device: torch.device) -> Packed:
-    """`rows`: (home, position of the first token, number of tokens)."""
-    homes = np.concatenate([np.full(count, home, dtype=np.int32) for home, _, count in rows])
-    positions = np.concatenate([np.arange(start, start + count, dtype=np.int32) for _, start, count in rows])
-    offsets = np.cumsum([0, *(count for _, _, count in rows)])
-    first = np.concatenate(
-        [np.arange(0, count, QUERIES) + at for at, (_, _, count) in zip(offsets, rows, strict=False)]
-    )
-    ends = np.concatenate(
-        [np.full(-(-count // QUERIES), at + count) for at, (_, _, count) in zip(offsets, rows, strict=False)]
-    )
-    counts = np.minimum(ends - first, QUERIES)
-    return Packed(
-        *(torch.from_numpy(values.astype(np.int32)).to(device) for values in (homes, positions, first, counts))
-    )
+def cut_up(numbers: Tensor, tokens: int, blocks: int) -> Packed:
+    return Packed(*torch.split(numbers, [tokens, tokens, tokens, blocks, blocks]))
+
+
+def block_count(rows: Sequence[tuple[int, Sequence[int], int]]) -> int:
+    return sum(-(-len(ids) // QUERIES) for _, ids, _ in rows)
+
+
+def packed(rows: Sequence[tuple[int, Sequence[int], int]], tokens: int = 0, blocks: int = 0) -> tuple[Tensor, int, int]:
+    """`rows`: (home, ids, position of the first), as numbers for `cut_up`, padded to so many tokens and blocks."""
+    lengths = np.array([len(ids) for _, ids, _ in rows])
+    offsets = np.concatenate([[0], lengths.cumsum()])
+    total = int(offsets[-1])
+    pairs = list(zip(offsets.tolist(), lengths.tolist(), strict=False))
+    first = np.concatenate([np.arange(0, length, QUERIES) + at for at, length in pairs])
+    stops = np.concatenate([np.full(-(-length // QUERIES), at + length) for at, length in pairs])
+    tokens, blocks = max(tokens, total), max(blocks, len(first))
+    numbers = np.zeros(3 * tokens + 2 * blocks, dtype=np.int32)
+    ids, homes, positions, firsts, counts = np.split(numbers, np.cumsum([tokens, tokens, tokens, blocks]))
+    ids[:total] = np.concatenate([np.asarray(own, dtype=np.int32) for _, own, _ in rows])
+    homes[:] = -1
+    homes[:total] = np.repeat([home for home, _, _ in rows], lengths)
+    positions[:total] = np.arange(total) - np.repeat(offsets[:-1] - [start for _, _, start in rows], lengths)
+    firsts[: len(first)], counts[: len(first)] = first, np.minimum(stops - first, QUERIES)
+    return torch.from_numpy(numbers), tokens, blocks
 
 
 @triton.jit
@@ -53,11 +64,12 @@ def _keep(
 ) -> None:  # fmt: skip
     row = tl.program_id(0)
     head, place = tl.arange(0, block), tl.arange(0, size)
-    inside = (head < kv_heads)[:, None]
+    lies = tl.load(homes + row)
+    inside = ((head < kv_heads) & (lies >= 0))[:, None]
     source = (
         joined + row.to(tl.int64) * ((heads + 2 * kv_heads) * size) + (heads + head[:, None]) * size + place[None, :]
     )
-    home = tl.load(homes + row).to(tl.int64) * slot_stride + tl.load(positions + row) * size
+    home = lies.to(tl.int64) * slot_stride + tl.load(positions + row) * size
     target = home + head[:, None] * head_stride + place[None, :]
     tl.store(keys + target, tl.load(source, mask=inside, other=0.0), mask=inside)
     tl.store(values + target, tl.load(source + kv_heads * size, mask=inside, other=0.0), mask=inside)

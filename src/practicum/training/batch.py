@@ -120,10 +120,12 @@ def pack(batch: Ordered, cut: Cut) -> list[range]:
     return pieces
 
 
-def micro_batches(samples: Sequence[Sample], cut: Cut, device: torch.device | None = None) -> Iterator[Micro]:
-    """The batch in pieces, each on the device when its turn has come."""
+def micro_batches(
+    samples: Sequence[Sample], cut: Cut, device: torch.device | None = None, bucket: int = 1
+) -> Iterator[Micro]:
+    """The batch in pieces, each on the device when its turn has come, with a multiple of `bucket` tokens."""
     batch = ordered(samples)
-    return (_assemble(samples, batch, piece, device or torch.device("cpu")) for piece in pack(batch, cut))
+    return (_assemble(samples, batch, piece, device or torch.device("cpu"), bucket) for piece in pack(batch, cut))
 
 
 def _inputs(sample: Sample) -> tuple[int, ...]:
@@ -132,8 +134,10 @@ def _inputs(sample: Sample) -> tuple[int, ...]:
     return sample.ids[: predicted[-1]] if len(predicted) else ()
 
 
-def _assemble(samples: Sequence[Sample], batch: Ordered, piece: range, device: torch.device) -> Micro:
+def _assemble(samples: Sequence[Sample], batch: Ordered, piece: range, device: torch.device, bucket: int) -> Micro:
     forest = lay_down([batch.inputs[place] for place in piece], [batch.shared[place] for place in piece])
+    if len(forest.ids) % bucket:
+        forest = forest.padded(-(-len(forest.ids) // bucket) * bucket)
     picked = [(samples[batch.numbers[place]], np.flatnonzero(samples[batch.numbers[place]].mask)) for place in piece]
 
     def column(values: Callable[[Sample], NDArray[Any]]) -> Tensor:

@@ -71,6 +71,14 @@ class Forest:
     runs: list[tuple[int, Ints]]
     """Every run, in order, as (its length, the tokens from the root to its last)."""
 
+    def padded(self, size: int) -> Forest:
+        """With tokens that stand alone, so that there are `size`."""
+        spare = np.arange(len(self.ids), size)
+        nothing = np.zeros(len(spare), dtype=np.int64)
+        runs = [*self.runs, *((1, spare[place : place + 1]) for place in range(len(spare)))]
+        ids, depths = np.append(self.ids, nothing), np.append(self.depths, nothing)
+        return Forest(ids, depths, np.append(self.ends, spare + 1), self.paths, runs)
+
 
 def common(first: Ints, second: Ints) -> int:
     """How many ids two sequences begin with in common."""

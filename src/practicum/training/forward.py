@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +14,17 @@ from practicum.models.decoder import Decoder, token_logprobs
 from practicum.training.batch import Cut, Micro, Sample, micro_batches
 from practicum.training.forest import Spans
 
+if TYPE_CHECKING:
+    from practicum.kernels.replay import Replays
+
 LOGIT_ROWS = 4_000_000
 """Logits held at once (predictions × vocabulary): larger batches go through the head in pieces."""
 
 
-def hidden_at(decoder: Decoder, micro: Micro) -> Tensor:
+def hidden_at(decoder: Decoder, micro: Micro, replays: Replays | None = None) -> Tensor:
     """Hidden states [P, E] at the tokens where predictions are made."""
+    if isinstance(micro.look, Spans) and replays is not None:
+        return replays.hidden(micro.ids, micro.positions, micro.look).index_select(0, micro.at)
     if isinstance(micro.look, Spans):
         from practicum.kernels.passing import packed_hidden  # needs Triton
 

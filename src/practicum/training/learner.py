@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,6 +24,9 @@ from practicum.models.decoder import Decoder, token_logprobs
 from practicum.training import forward
 from practicum.training.batch import Cut, Micro, Sample, micro_batches
 from practicum.training.masters import MasterAdamW
+
+if TYPE_CHECKING:
+    from practicum.kernels.replay import Replays
 
 PROBED = 4096
 """Weights looked at to see whether an update moved anything."""
@@ -88,6 +92,10 @@ class Learner:
         self._unmoved = 0
         small = decoder.shape.hidden < SMALL and decoder.device.type == "cpu"
         self._twin = twin(decoder) if small and self.threads > 1 else None
+        self.replay = True
+        """Whether a GPU may capture its passes; sizes of pieces are then rounded up to a multiple of `bucket`."""
+        self.bucket = 2048
+        self._captured: Replays | None = None
 
     def update(
         self,
@@ -111,9 +119,11 @@ class Learner:
             half = replace(self.cut, tokens=max(1, self.cut.tokens * 2 // 3))
             self._accumulate_on_two(list(micro_batches(samples, half)), denominator, objective, reference, totals, tick)
         else:
-            for number, micro in enumerate(micro_batches(samples, self.cut, self.decoder.device)):
+            replays = self._replays()
+            bucket = 1 if replays is None else self.bucket
+            for number, micro in enumerate(micro_batches(samples, self.cut, self.decoder.device, bucket)):
                 with self._training_pass(number):
-                    self._accumulate(self.decoder, micro, denominator, objective, reference, totals)
+                    self._accumulate(self.decoder, micro, denominator, objective, reference, totals, replays)
                 if isinstance(self.optimizer, MasterAdamW):
                     self.optimizer.gather()
                 if tick is not None:
@@ -162,6 +172,19 @@ class Learner:
         for part in sums:
             totals.merge(part)
 
+    def _replays(self) -> Replays | None:
+        """The layers as CUDA graphs, where they can be: on a GPU, with nothing drawn or computed again on the way."""
+        decoder = self.decoder
+        if not (self.replay and decoder.device.type == "cuda" and isinstance(self.optimizer, MasterAdamW)):
+            return None
+        if decoder.dropout or decoder.checkpointing or decoder.autocast:
+            return None
+        if self._captured is None:
+            from practicum.kernels.replay import Replays  # needs Triton
+
+            self._captured = Replays(decoder)
+        return self._captured
+
     @contextlib.contextmanager
     def _training_pass(self, number: int) -> Iterator[None]:
         """Mixed precision and dropout, where they are wanted; what is dropped depends on the update's number alone."""
@@ -186,9 +209,10 @@ class Learner:
         objective: Objective,
         reference: Decoder | None,
         totals: _Totals,
+        replays: Replays | None = None,
     ) -> None:
         """Backward through one micro-batch; the head's logits exist only a piece at a time."""
-        hidden = forward.hidden_at(decoder, micro)
+        hidden = forward.hidden_at(decoder, micro, replays)
         with torch.no_grad():
             other = forward.hidden_at(reference, micro) if reference is not None else None
         if forward.fused_head(decoder) and not (reference is not None and objective.kl_kind.startswith("full")):

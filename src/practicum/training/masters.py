@@ -22,52 +22,50 @@ class MasterAdamW(torch.optim.Optimizer):
     ) -> None:
         super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": 1e-8})
         self.weights = list(parameters)
-        self.gradients: list[Tensor | None] = [None] * len(self.weights)
+        self.gathered: Tensor | None = None
+        """All gradients of a batch, end to end."""
 
     def gather(self) -> None:
-        """Take over the weights' gradients, in float32."""
-        sums: list[Tensor] = []
-        more: list[Tensor] = []
-        for place, weight in enumerate(self.weights):
-            if weight.grad is None:
-                continue
-            known = self.gradients[place]
-            if known is None:
-                self.gradients[place] = weight.grad.float()
-            else:
-                sums.append(known)
-                more.append(weight.grad)
-            weight.grad = None
-        if sums:
-            torch._foreach_add_(sums, more)
+        """Take over the weights' gradients, in float32. A weight without one has a gradient of zero."""
+        if all(weight.grad is None for weight in self.weights):
+            return
+        found = torch.cat([
+            (torch.zeros_like(weight) if weight.grad is None else weight.grad).flatten() for weight in self.weights
+        ])  # fmt: skip
+        self.gathered = found.float() if self.gathered is None else self.gathered.add_(found)
+        super().zero_grad()
 
     def clip(self, limit: float) -> float:
         """Bound the gradient's norm; what it was."""
-        found = [gradient for gradient in self.gradients if gradient is not None]
-        norm = torch.nn.utils.get_total_norm(found)
-        torch._foreach_mul_(found, (limit / (norm + 1e-6)).clamp(max=1.0))
+        if self.gathered is None:
+            return 0.0
+        norm = torch.linalg.vector_norm(self.gathered)
+        self.gathered.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
         return float(norm)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
-        self.gradients = [None] * len(self.weights)
+        self.gathered = None
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        held = [(weight, g) for weight, g in zip(self.weights, self.gradients, strict=True) if g is not None]
-        for weight, _ in held:
+        if self.gathered is None:
+            return
+        sizes = [weight.numel() for weight in self.weights]
+        gradients = [g.view_as(w) for g, w in zip(torch.split(self.gathered, sizes), self.weights, strict=True)]
+        for weight in self.weights:
             if not self.state[weight]:
                 master = weight.detach().float()
                 self.state[weight] |= {
-                    "master": master.clone() if master is weight else master,
+                    "master": master,
                     "exp_avg": torch.zeros_like(master),
                     "exp_avg_sq": torch.zeros_like(master),
                     "step": torch.zeros((), dtype=torch.float32, device=weight.device),
                 }
-        group, states = self.param_groups[0], [self.state[weight] for weight, _ in held]
+        group, states = self.param_groups[0], [self.state[weight] for weight in self.weights]
         adamw(
             [state["master"] for state in states],
-            [gradient for _, gradient in held],
+            gradients,
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [],
@@ -81,4 +79,4 @@ class MasterAdamW(torch.optim.Optimizer):
             eps=group["eps"],
             maximize=False,
         )
-        torch._foreach_copy_([weight.data for weight, _ in held], [state["master"] for state in states])
+        torch._foreach_copy_([weight.data for weight in self.weights], [state["master"] for state in states])
