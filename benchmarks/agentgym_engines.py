@@ -138,7 +138,7 @@ def main() -> None:
         compare("alfworld", ways, theirs, mine, args.rounds)
         process.kill()
     if "sciworld" in args.engines:
-        pool = sciworld.pool_of("", 1, 1024)
+        pool = sciworld.pool_of()
         ways = []
         for name, variation in (("find-animal", 15), ("power-component", 1), ("change-the-state-of-matter-of", 12)):
             assert name in sciworld_tasks.VARIATIONS

@@ -1,13 +1,16 @@
 """Environments against the engines beneath them, and 64 mixed episodes side by side.
 
-    python benchmarks/envs.py [babyai] [textcraft] [sat] [alfworld] [sciworld] [--rounds 3] [--soak SECONDS]
+    python benchmarks/envs.py [babyai] [textcraft] [sat] [alfworld] [sciworld] [--rounds 3]
+    python benchmarks/envs.py none --soak 600
+    python benchmarks/envs.py none --waiting smollm2
 
 Steps a second of processor time, rounds alternating, so that a busy machine hurts both sides alike; a ratio is the
 median over rounds. `raw` is the engine's own loop (babyai: minigrid's `env.step` with random moves, in engine steps;
 textcraft: the package's `TextCraft.step` on the same commands; sat: the same formulas printed and replies read and
 checked, in plain Python). ALFWorld and ScienceWorld are compared with the stock packages by the clock, transcripts
 included, with the means of `agentgym_engines.py`. `--soak` plays random policies in 64 places for so long and watches
-memory, processes and episodes that stand still.
+memory, processes and episodes that stand still (`env_soak.py`); `--waiting` runs a batch of 64 mixed episodes with a
+model and tells how long the model waited for environments (`env_waiting.py`).
 """
 
 from __future__ import annotations
@@ -28,25 +31,21 @@ import re
 import statistics
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from practicum import registry
 from practicum.environment import Action
-from practicum.environments.mix import MixEnvironment
 from practicum.environments.worker import close_pools
-from practicum.process_tree import descendants, tree_megabytes
 
 sys.path.insert(0, str(Path(__file__).parent))
+from env_soak import MIXED, soak
+from env_waiting import waiting
+
 RESULTS = Path(__file__).parent / "results" / "envs.json"
 NEEDED = {"babyai": 0.8, "textcraft": 0.8, "sat": 0.8, "alfworld": 5.0, "sciworld": 4.0}
 """What each ratio is to be at least."""
-SOAKED = ("affine:sat", "affine:abd", "affine:ded", "agentgym:webshop", "agentgym:alfworld", "agentgym:babyai",
-          "agentgym:sciworld", "agentgym:textcraft")  # fmt: skip
-TURNS, STILL = 20, 180.0
-"""Turns of a soaked episode; seconds after which one that does nothing counts as stuck: 64 worlds take long to load."""
 Side = Callable[[int], float]
 """One round: steps a second. Its number says where it begins."""
 
@@ -195,7 +194,7 @@ def stock_sides(name: str) -> tuple[Any, Any, list[Any], Any]:
         mine = engines.ours(pool, lambda game: {"game": game, "expert": ""}, {}, ["text", "legal"])
         theirs, process = engines.stock(engines.STOCK_ALFWORLD)
         return theirs, mine, ways, process
-    pool = sciworld.pool_of("", 1, 1024)
+    pool = sciworld.pool_of()
     named = [["find-animal", 15], ["power-component", 1]]
     ways = [(one, pool.ask("gold", task=one[0], variation=one[1])) for one in named]
     mine = engines.ours(
@@ -224,89 +223,40 @@ def stock_compared(name: str, rounds: int) -> dict[str, Any]:
                 statistics.median(b / a for a, b in rates), same=same)  # fmt: skip
 
 
-async def soak(seconds: float, names: tuple[str, ...], places: int) -> dict[str, Any]:
-    """Random policies in all places at once, task after task, until the time is over."""
-    listed = MixEnvironment(names)
-    tasks = itertools.cycle(listed.tasks("train", 40 * len(names)))
-    before, counts, faults = set(descendants()), Counter[str](), Counter[str]()
-    steps, stuck, end = 0, 0, time.monotonic() + seconds
-    moved = dict.fromkeys(range(places), time.monotonic())
-    memory: list[float] = []
-
-    async def place(number: int) -> None:
-        nonlocal steps
-        while time.monotonic() < end:
-            task = next(tasks)
-            world = MixEnvironment([task.environment])
-            try:
-                policy = world.random(task, number)
-                observation = await world.reset(task, number)
-                for _ in range(TURNS):
-                    moved[number] = time.monotonic()
-                    step = await world.step(policy(observation))
-                    steps += 1
-                    await asyncio.sleep(0)  # a world that never waits must not keep the others from their turn
-                    observation = step.observation
-                    if step.terminated or step.truncated or time.monotonic() > end:
-                        break
-                counts[task.environment] += 1
-            except Exception as error:  # an environment's failure is what is looked for
-                faults[f"{task.environment}: {type(error).__name__}: {str(error)[:100]}"] += 1
-            finally:
-                await world.close()
-
-    async def watch() -> None:
-        nonlocal stuck
-        while time.monotonic() < end:
-            await asyncio.sleep(min(1.0, seconds / 20))
-            memory.append(tree_megabytes())
-            stuck = max(stuck, sum(time.monotonic() - last > STILL for last in moved.values()))
-
-    playing = [asyncio.create_task(place(number)) for number in range(places)]
-    await watch()
-    _, pending = await asyncio.wait(playing, timeout=STILL)  # a step that was under way may still come back
-    stuck = max(stuck, len(pending))
-    for one in pending:
-        one.cancel()
-    await asyncio.gather(*playing, return_exceptions=True)
-    close_pools()
-    await asyncio.sleep(1.0)
-    leaked = sorted(set(descendants()) - before)
-    quarter = max(1, len(memory) // 4)
-    early, late = statistics.mean(memory[quarter : 2 * quarter] or memory), statistics.mean(memory[-quarter:])
-    print(f"soak: {seconds:.0f} s, {places} places, {sum(counts.values())} episodes, {steps} steps, "
-          f"{sum(faults.values())} failed, {stuck} stuck, {len(leaked)} processes left; "
-          f"memory {early:.0f} MB in the second quarter, {late:.0f} MB in the last", flush=True)  # fmt: skip
-    for fault, count in faults.most_common(5):
-        print(f"  {count} x {fault}", flush=True)
-    return {"seconds": seconds, "places": places, "episodes": dict(counts), "steps": steps, "failed": dict(faults),
-            "stuck": stuck, "processes_left": len(leaked), "memory_mb": {"second_quarter": early, "last_quarter": late,
-            "peak": max(memory)}}  # fmt: skip
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"what to measure: {', '.join(NEEDED)} (default: all)")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"ratios of {', '.join(NEEDED)} (default: all), or none"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4000, help="steps of a round")
-    parser.add_argument("--soak", type=float, metavar="SECONDS", help="afterwards, 64 mixed episodes for so long")
-    parser.add_argument("--soak-only", action="store_true")
-    parser.add_argument("--places", type=int, default=64, help="episodes side by side in the soak")
-    parser.add_argument("--environments", default=",".join(SOAKED), help="what is soaked")
+    parser.add_argument("--soak", type=float, metavar="SECONDS", help="mixed episodes side by side for so long")
+    parser.add_argument("--think", type=float, default=0.2, help="pause before an action in the soak, in seconds")
+    parser.add_argument("--waiting", metavar="MODEL", help="how long a model waits for environments, such as smollm2")
+    parser.add_argument("--tokens", type=int, default=16, help="tokens of a turn in that batch at most")
+    parser.add_argument("--turns", type=int, default=4, help="turns of an episode in that batch at most")
+    parser.add_argument("--threads", type=int, default=1, help="threads of the model")
+    parser.add_argument("--places", type=int, default=64, help="episodes side by side")
+    parser.add_argument("--environments", default=",".join(MIXED), help="what is mixed")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
-    unknown = set(args.names) - set(NEEDED)
+    unknown = set(args.names) - {*NEEDED, "none"}
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(NEEDED)}")
     whole = json.loads(args.out.read_text()) if args.out.exists() else {}
     sides = {"babyai": babyai_sides, "textcraft": textcraft_sides, "sat": sat_sides}
-    for name in () if args.soak_only else args.names or NEEDED:
+    for name in args.names or NEEDED:
+        if name == "none":
+            continue
         if name in sides:
             whole[name] = measured(name, sides[name](args.steps), args.rounds)
         else:
             whole[name] = stock_compared(name, args.rounds)
+    mixed = tuple(args.environments.split(","))
     if args.soak:
-        whole["soak"] = asyncio.run(soak(args.soak, tuple(args.environments.split(",")), args.places))
+        whole["soak"] = asyncio.run(soak(args.soak, mixed, args.places, args.think))
+    if args.waiting:
+        whole["waiting"] = asyncio.run(waiting(args.waiting, mixed, args.places, args.turns, args.tokens, args.threads))
     whole["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(whole, indent=1) + "\n")

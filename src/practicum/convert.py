@@ -107,7 +107,7 @@ def hotpotqa(text: str, path: Path) -> Converted:
     """HotpotQA: a list of questions, each with the paragraphs (title, sentences) it was asked of."""
     rows: list[Row] = []
     documents: dict[str, Document] = {}
-    for place, row in _objects(text, path):
+    for place, row in objects(text, path):
         with _at(path, place):
             rows.append({
                 "id": text_field(row, "_id"),
@@ -168,7 +168,7 @@ def _by_line(read: Callable[[Mapping[str, Any], int], Row]) -> Callable[[str, Pa
 
     def convert(text: str, path: Path) -> Converted:
         rows = []
-        for number, (place, row) in enumerate(_objects(text, path)):
+        for number, (place, row) in enumerate(objects(text, path)):
             with _at(path, place):
                 rows.append(read(row, number))
         return Converted(rows)
@@ -189,7 +189,7 @@ def convert(name: str, source: Path) -> Converted:
     """A published file, `.gz` or not, read whole and checked; UserError names the place of what is wrong."""
     if name not in FORMATS:
         raise UserError(f"Unknown data set '{name}'.{nearest(name, FORMATS)}")
-    converted = FORMATS[name](_read(source), source)
+    converted = FORMATS[name](read_text(source), source)
     if not converted.rows:
         raise UserError(f"'{source}' holds no questions.")
     seen: set[str] = set()
@@ -229,7 +229,7 @@ class _at:
             raise UserError(f"'{self.path}', {self.place}: {error}.") from None
 
 
-def _objects(text: str, path: Path) -> Iterator[tuple[str, Any]]:
+def objects(text: str, path: Path) -> Iterator[tuple[str, Any]]:
     """Rows of a JSON list, or of a file with one object a line, each with the name of its place."""
     if text.lstrip().startswith("["):
         yield from ((f"row {number}", row) for number, row in enumerate(_json(text, path)))
@@ -247,7 +247,8 @@ def _json(text: str, path: Path, line: int | None = None) -> Any:
         raise UserError(f"'{path}', {place} is not JSON: {getattr(error, 'msg', error)}.") from None
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A file's text, `.gz` or not."""
     try:
         data = path.read_bytes()
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")

@@ -109,9 +109,17 @@ class Environment(abc.ABC):
         """The first `count` tasks of a split: the same on every machine, splits disjoint."""
         raise NotImplementedError(f"{type(self).__name__} has no task list of its own")
 
+    def plays(self, task: Task) -> bool:
+        """Whether a task that names an environment is for this one."""
+        return task.environment == self.name
+
     def expert(self, task: Task) -> Policy:
         """A policy that solves the task."""
         raise NotImplementedError(f"{type(self).__name__} has no expert")
+
+    async def ready_expert(self, task: Task) -> None:
+        """Wait for what `expert` needs from elsewhere, such as another process; comes before `expert` in a rollout."""
+        return None
 
     def null(self, task: Task) -> Policy:
         """A policy that does nothing useful: it says the same empty thing for ever."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from practicum import thoughts
 from practicum.agent import Agent
+from practicum.deadline import Deadline
 from practicum.engines.base import Engine, Generation, Request
 from practicum.environment import Action, Environment, Message, Observation, Step
 from practicum.errors import ContextFull, EngineError, JudgeError, UserError
@@ -117,7 +118,7 @@ class Episode:
         limits = self.agent.deadlines
         task, seeds = self.attempt.task, self.attempt.seeds
         self.made = self.make_environment()
-        async with _deadline(limits.reset, "environment reset"):
+        async with Deadline(limits.reset, "environment reset"):
             observation = await self.environment.reset(task, seeds.environment)
         self.tools = observation.tools
         for number in range(self.agent.max_turns):
@@ -129,7 +130,7 @@ class Episode:
                 self.watcher.shown(observation.messages)
             seed = derive_seed(seeds.sampling, number)
             try:
-                async with _deadline(limits.generate, "engine"):
+                async with Deadline(limits.generate, "engine"):
                     reply = await self.engine.generate(self._request(observation, seed))
             except ContextFull:
                 if not self.turns:
@@ -140,7 +141,7 @@ class Episode:
             if action.error is not None:
                 step = Step(self._complain(action.error), reward=self.environment.invalid_reward)
             else:
-                async with _deadline(limits.step, "environment step"):
+                async with Deadline(limits.step, "environment step"):
                     step = await self.environment.step(action)
             out_of_room = reply.stop_reason is StopReason.CONTEXT
             last = number + 1 == self.agent.max_turns or out_of_room
@@ -159,7 +160,7 @@ class Episode:
     async def _cut_off(self) -> Outcome:
         """The loop ends the episode; the world has the last word on what was done."""
         self.phase = "truncate"
-        async with _deadline(self.agent.deadlines.step, "environment truncate"):
+        async with Deadline(self.agent.deadlines.step, "environment truncate"):
             step = await self.environment.truncate()
         self._score(step)
         self.closing = step.observation.messages
@@ -258,23 +259,6 @@ class Episode:
         )
         if self.watcher is not None:
             self.watcher.stepped(step)
-
-
-class _deadline:
-    """`asyncio.timeout` that says what was waited for."""
-
-    def __init__(self, seconds: float, what: str) -> None:
-        self.what, self.seconds = what, seconds
-        self._timer = asyncio.timeout(seconds)
-
-    async def __aenter__(self) -> None:
-        await self._timer.__aenter__()
-
-    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
-        try:
-            await self._timer.__aexit__(kind, error, trace)
-        except TimeoutError:
-            raise TimeoutError(f"{self.what} did not answer within {self.seconds:g} s") from None
 
 
 async def run_episode(

@@ -16,7 +16,7 @@ from practicum.environment import SPLITS, Environment
 from practicum.environments.worker import close_pools
 from practicum.errors import UserError
 from practicum.evaluation.statistics import jeffreys
-from practicum.process_tree import tree_megabytes
+from practicum.process_tree import give_back, tree_megabytes
 from practicum.rollout import attempts, run_episodes
 from practicum.store import dump
 from practicum.trajectory import Outcome, Trajectory
@@ -93,6 +93,10 @@ class Elsewhere:
                 self._told[told] = value
         return self._told[name]
 
+    def megabytes_without(self) -> float:
+        """Memory of this process and all that it started, the other one and its own left out."""
+        return tree_megabytes() - tree_megabytes(self._process.pid)
+
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
@@ -100,11 +104,12 @@ class Elsewhere:
 
 async def check(name: str, count: int, options: Mapping[str, Any], elsewhere: Elsewhere) -> Findings:
     """Everything about one environment."""
-    before = tree_megabytes()
+    give_back()
+    before = elsewhere.megabytes_without()
     bench = make_workbench(name, "expert", max_turns=EXPERT_TURNS, options=options)
     try:
         held, wanted = await hold_open(bench, min(count, HELD))
-        grown = max(0.0, tree_megabytes() - before)
+        grown = max(0.0, elsewhere.megabytes_without() - before)
         begun = time.perf_counter()
         solved = await play(bench, count)
         speed = sum(len(episode.turns) for episode in solved) / (time.perf_counter() - begun)
@@ -135,8 +140,9 @@ async def hold_open(bench: Workbench, count: int) -> tuple[int, int]:
     open_: list[Environment] = []
 
     async def begin_and_step(world: Environment, place: int) -> bool:
-        policy = world.expert(tasks[place])
-        await world.step(policy(await world.reset(tasks[place], place)))
+        observation = await world.reset(tasks[place], place)
+        await world.ready_expert(tasks[place])
+        await world.step(world.expert(tasks[place])(observation))
         return True
 
     try:

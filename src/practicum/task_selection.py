@@ -174,7 +174,7 @@ def select(
             raise UserError(f"--subset: no task of this run is named by '{item}' (an id, environment, site, level or "
                             "FIELD=VALUE).")  # fmt: skip
     for task in pool:
-        if registry is not None and task.environment != environment.name:
+        if registry is not None and not environment.plays(task):
             raise UserError(
                 f"Task '{task.id}' belongs to environment '{task.environment}', not to '{environment.name}'; "
                 f"narrow the registry with --subset {environment.name}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -10,12 +11,15 @@ import pytest
 
 from practicum.agent import Agent
 from practicum.engines.scripted import ScriptedEngine
-from practicum.environment import Action, Step
+from practicum.environment import Action, Policy, Step
+from practicum.environments.math import MathEnvironment
 from practicum.environments.mix import MixEnvironment, in_turns
 from practicum.errors import UserError
 from practicum.models import loader
 from practicum.render import Renderer
 from practicum.rollout import attempts, run_episodes
+from practicum.task import Task
+from practicum.task_selection import read_registry, select
 from practicum.training.curriculum import CurriculumSettings, TaskStream
 from practicum.training.rollout_metrics import rollout_metrics
 from practicum.trajectory import Trajectory
@@ -46,6 +50,27 @@ def test_every_task_is_played_by_its_own_environment() -> None:
     assert [e.outcome.value for e in play("null")].count("success") == 0
 
 
+def test_what_an_expert_waits_for_does_not_hold_up_the_others() -> None:
+    heard: list[str] = []
+
+    class Slow(MathEnvironment):
+        async def ready_expert(self, task: Task) -> None:
+            heard.append(f"ask {task.id}")
+            await asyncio.sleep(0.05)
+            heard.append(f"told {task.id}")
+
+        def expert(self, task: Task) -> Policy:
+            assert f"told {task.id}" in heard
+            return super().expert(task)
+
+    world, agent, renderer = Slow(), Agent(max_turns=4), Renderer(loader.load_tokenizer("tiny"))
+    engine = ScriptedEngine.of("expert", world, agent.make_format(), renderer)
+    planned = attempts(world.tasks("train", 4), 1, 0)
+    episodes = asyncio.run(run_episodes(planned, Slow, agent, engine, renderer))
+    assert [e.outcome.value for e in episodes] == ["success"] * 4
+    assert [line.split()[0] for line in heard] == ["ask"] * 4 + ["told"] * 4
+
+
 def test_tasks_are_those_of_the_members() -> None:
     world = MixEnvironment(MEMBERS)
     mixed = list(world.tasks("val", 7, 5))
@@ -55,6 +80,21 @@ def test_tasks_are_those_of_the_members() -> None:
         assert own == list(alone.tasks("val", len(own), 5))
     assert mixed == list(MixEnvironment(MEMBERS).tasks("val", 7, 5))
     assert not {t.hash for t in world.tasks("train", 9)} & {t.hash for t in world.tasks("test", 9)}
+
+
+def test_a_registry_of_mixed_tasks_is_played(tmp_path: Path) -> None:
+    world = MixEnvironment(MEMBERS)
+    tasks = list(world.tasks("val", 6))
+    listed = [{"id": t.id, "environment": t.environment, "split": t.split, "fields": dict(t.fields)} for t in tasks]
+    path = tmp_path / "mixed.json"
+    path.write_text(json.dumps(listed, default=list))
+    registry = read_registry(path, "mix", "val")
+    assert select(world, split="val", seed=0, registry=registry) == tasks
+    (sat, other) = select(world, split="val", seed=0, registry=registry, subset="affine:sat")
+    assert (sat.environment, other.environment) == ("affine:sat", "affine:sat")
+    smaller = MixEnvironment(["math"])
+    with pytest.raises(UserError, match="belongs to environment 'affine:sat', not to 'mix'"):
+        select(smaller, split="val", seed=0, registry=registry)
 
 
 def test_every_beginning_keeps_the_shares() -> None:

@@ -12,7 +12,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from practicum.environments.worker import WorkerDied, WorkerFault, WorkerPool, close_pools, shared_pool
+from practicum.deadline import Deadline
+from practicum.environments.worker import (
+    STARTS,
+    Seat,
+    WorkerDied,
+    WorkerFault,
+    WorkerPool,
+    close_pools,
+    shared_pool,
+)
 from practicum.errors import UserError
 
 HOST = "tests.environments.worker_hosts:Counter"
@@ -116,6 +125,29 @@ def test_a_hung_engine_is_killed(pool: WorkerPool) -> None:
     asyncio.run(play())
 
 
+def test_an_engine_that_computes_for_ever_is_killed_too(pool: WorkerPool) -> None:
+    pool.limit = 1.0
+
+    async def play() -> None:
+        seat = pool.seat()
+        await seat.call("count")
+        with pytest.raises(WorkerDied, match="'spin' took longer than 1 s"):
+            await seat.worker.call("spin", {"seconds": 60})
+        assert gone([seat.worker.process.pid])
+
+    asyncio.run(play())
+
+
+def test_an_engine_that_the_machine_has_no_time_for_is_not(pool: WorkerPool) -> None:
+    worker = pool.seat().worker
+    worker.limit = 120.0
+    assert worker._starved([10.0, 15.0])  # five seconds of work in two minutes: it is being kept waiting
+    assert not worker._starved([10.0, 75.0])  # a minute of work: it has had its time
+    assert not worker._starved([10.0, 10.5])  # it waits for something else
+    assert worker._starved([10.0, 15.0, 20.0])
+    assert not worker._starved([10.0, *(10.0 + 3 * turn for turn in range(1, 12))])  # there is an end to patience
+
+
 def test_an_engine_that_cannot_be_made_says_why() -> None:
     pool = WorkerPool(HOST, {"start": -1})
 
@@ -161,3 +193,78 @@ def test_pools_of_one_kind_are_shared() -> None:
     pids = one.ask("pids")
     close_pools()
     assert gone(pids)
+
+
+def test_waiting_for_a_turn_does_not_count_against_a_deadline(pool: WorkerPool) -> None:
+    pool.size = 1
+
+    async def in_time(seat: Seat) -> int:
+        async with Deadline(0.6, "the counter"):
+            return int(await seat.call("count"))
+
+    async def play() -> list[int]:
+        seats = [pool.seat() for _ in range(3)]
+        await seats[0].call("count")  # the process is up
+        busy = seats[0].worker.submit("sleep", {"seconds": 1.5})
+        answers = await asyncio.gather(*map(in_time, seats))
+        assert busy.done()
+        return answers
+
+    assert asyncio.run(play()) == [12, 11, 11]
+
+
+def test_the_work_itself_does(pool: WorkerPool) -> None:
+    async def play() -> None:
+        seat = pool.seat()
+        await seat.call("count")
+        with pytest.raises(TimeoutError, match="the sleeper did not answer within 0.2 s"):
+            async with Deadline(0.2, "the sleeper"):
+                await seat.worker.call("sleep", {"seconds": 1.0})
+        assert await seat.call("count") == 12
+
+    asyncio.run(play())
+
+
+def test_what_is_given_up_before_its_turn_is_never_done(pool: WorkerPool) -> None:
+    pool.size = 1
+
+    async def play() -> int:
+        seat = pool.seat()
+        await seat.call("count")
+        busy = seat.worker.submit("sleep", {"seconds": 0.5})
+        given_up = asyncio.create_task(seat.call("count", by=100))
+        await asyncio.sleep(0.1)
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        assert not busy.done()
+        return int(await seat.call("count"))
+
+    assert asyncio.run(play()) == 12
+
+
+def test_engines_are_made_a_few_at_a_time() -> None:
+    many = WorkerPool("tests.environments.worker_hosts:Slow", {"seconds": 0.5}, size=STARTS + 2)
+
+    async def play() -> list[list[float]]:
+        return list(await asyncio.gather(*(many.seat().call("made") for _ in range(STARTS + 2))))
+
+    try:
+        spans = asyncio.run(play())
+    finally:
+        many.close()
+    for begun, _ in spans:
+        assert sum(other <= begun < end for other, end in spans) <= STARTS
+
+
+def test_a_question_to_the_pool_leaves_the_event_loop_free(pool: WorkerPool) -> None:
+    async def play() -> int:
+        ticks = 0
+        asked = asyncio.create_task(pool.call("sleep", seconds=0.5))
+        while not asked.done():
+            await asyncio.sleep(0.05)
+            ticks += 1
+        return ticks
+
+    assert asyncio.run(play()) > 5
+    assert not any(worker.seats for worker in pool.workers)

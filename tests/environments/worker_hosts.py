@@ -27,7 +27,8 @@ class Counter:
     def calls(self) -> Mapping[str, Callable[..., Any]]:
         return {
             "count": self.count, "leave": self.leave, "seats": self.seats, "pids": self.pids, "sleep": self.sleep,
-            "fail": self.fail, "refuse": self.refuse, "break": self.break_, "sicken": self.sicken, "exit": self.exit,
+            "spin": self.spin, "fail": self.fail, "refuse": self.refuse, "break": self.break_, "sicken": self.sicken,
+            "exit": self.exit,
         }  # fmt: skip
 
     def alive(self) -> bool:
@@ -52,6 +53,11 @@ class Counter:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    def spin(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            pass
+
     def fail(self, seat: int) -> None:
         raise ValueError("no such thing")
 
@@ -67,3 +73,21 @@ class Counter:
     def exit(self, seat: int) -> None:
         print("last words", file=sys.stderr, flush=True)
         os._exit(7)
+
+
+class Slow:
+    """An engine that takes its time to be made."""
+
+    def __init__(self, seconds: float) -> None:
+        begun = time.monotonic()
+        time.sleep(seconds)
+        self.span = [begun, time.monotonic()]
+
+    def calls(self) -> Mapping[str, Callable[..., Any]]:
+        return {"made": self.made}
+
+    def alive(self) -> bool:
+        return True
+
+    def made(self, seat: int) -> list[float]:
+        return self.span

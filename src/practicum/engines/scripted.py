@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from practicum.engines.base import Generation, Request
 from practicum.environment import Environment, Policy
@@ -13,6 +13,7 @@ from practicum.task import Task
 from practicum.trajectory import ActionSource, Origin, StopReason, Trajectory
 
 MakePolicy = Callable[[Task, int], Policy]
+Ready = Callable[[Task], Awaitable[None]]
 
 
 class ScriptedEngine:
@@ -24,8 +25,17 @@ class ScriptedEngine:
 
     name = "scripted"
 
-    def __init__(self, make_policy: MakePolicy, source: ActionSource, format: Format, renderer: Renderer) -> None:
+    def __init__(
+        self,
+        make_policy: MakePolicy,
+        source: ActionSource,
+        format: Format,
+        renderer: Renderer,
+        ready: Ready | None = None,
+    ) -> None:
+        """`ready` is waited for before a task's policy is made, so that making it need not hold up other episodes."""
         self.make_policy = make_policy
+        self.ready = ready
         self.source = source
         self.format = format
         self.renderer = renderer
@@ -39,11 +49,14 @@ class ScriptedEngine:
             "random": environment.random,
             "null": lambda task, seed: environment.null(task),
         }
-        return cls(makers[source], ActionSource(source), format, renderer)
+        ready = environment.ready_expert if source == "expert" else None
+        return cls(makers[source], ActionSource(source), format, renderer, ready)
 
     async def generate(self, request: Request) -> Generation:
         policy = self._policies.get(request.session)
         if policy is None:
+            if self.ready is not None:
+                await self.ready(request.task)
             policy = self._policies[request.session] = self.make_policy(request.task, request.sampling.seed)
         text = self.format.write(policy(request.observation), bool(request.tools))
         ids = self.renderer.encode_reply(text)

@@ -86,8 +86,14 @@ class MixEnvironment(Environment):
         }
         return [next(listed[name]) for name in turns]
 
+    def plays(self, task: Task) -> bool:
+        return self._names.get(task.environment, task.environment) in self._makers
+
     def expert(self, task: Task) -> Policy:
         return self.member(task.environment).expert(task)
+
+    async def ready_expert(self, task: Task) -> None:
+        await self.member(task.environment).ready_expert(task)
 
     def null(self, task: Task) -> Policy:
         return self.member(task.environment).null(task)

@@ -4,6 +4,9 @@ An engine that needs Java, that is not safe in threads, or that may take its pro
 (`worker_child.py`). An episode has a `Seat` at one worker. A worker that dies, is killed or hangs costs the
 episodes that sit at it: their next call raises `WorkerDied`, which ends them as `env_error`. The next seat is at
 another worker or a new one. Workers end with this process, however it ends.
+
+A worker does one call after another. How long a call waits for its turn says nothing about the world, so an episode's
+deadline stands still until its call begins; a call that hangs is ended by the worker's own limit, and with it the wait.
 """
 
 from __future__ import annotations
@@ -21,20 +24,29 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import IO, Any, BinaryIO, cast
 
+from practicum.deadline import queued
 from practicum.environments.worker_child import read_frame, write_frame
 from practicum.errors import UserError
+from practicum.process_tree import tree_seconds
 
 START = ""
 """The call that every worker begins with: its engine is made."""
 LIMIT = 120.0
-"""Seconds that one call may take in the engine before its process counts as hung and is killed."""
+"""Seconds that one call may take in the engine before its process counts as hung and is killed; see `_starved`."""
+STIRS = 0.01
+"""Processor time in a second of waiting, below which a process is not short of it but waits for something else."""
+PATIENCE = 10
+"""How many times the limit a call may take on a machine that has no time for it."""
 LAST_WORDS = 400
 """Characters of a dead process's own messages that are told."""
+STARTS = max(1, (os.cpu_count() or 2) // 2)
+"""Engines that are made at the same time: a Java process that starts keeps more than one core busy."""
+_starting = threading.Semaphore(STARTS)
 
 
 class WorkerDied(Exception):
@@ -50,6 +62,8 @@ class _Call:
     future: Future[Any]
     name: str
     arguments: Mapping[str, Any]
+    begun: Callable[[], None] | None = None
+    """Told, on the worker's thread, when the call's turn has come."""
 
 
 class Worker:
@@ -80,15 +94,33 @@ class Worker:
     def alive(self) -> bool:
         return self._death is None and self.process.poll() is None
 
-    def submit(self, call: str, arguments: Mapping[str, Any]) -> Future[Any]:
+    def submit(self, call: str, arguments: Mapping[str, Any], begun: Callable[[], None] | None = None) -> Future[Any]:
         """A call's answer, some day: a value, a `WorkerFault`, a `UserError` or `WorkerDied`."""
         future: Future[Any] = Future()
         with self._lock:
             if self._death is None:
-                self._waiting.put(_Call(future, call, arguments))
+                self._waiting.put(_Call(future, call, arguments, begun))
                 return future
         future.set_exception(self._error())
         return future
+
+    async def call(self, call: str, arguments: Mapping[str, Any]) -> Any:
+        """A call's answer, waited for; the deadline in force counts from when the worker begins with it."""
+        loop, turn = asyncio.get_running_loop(), asyncio.Event()
+
+        def begun() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has gone: nobody waits
+                loop.call_soon_threadsafe(turn.set)
+
+        answer = asyncio.wrap_future(self.submit(call, arguments, begun))
+        answer.add_done_callback(lambda _: turn.set())  # a worker that dies answers calls that never begin
+        try:
+            with queued():
+                await turn.wait()
+            return await answer
+        except asyncio.CancelledError:
+            answer.cancel()  # if its turn has not come, it is never done
+            raise
 
     def end(self) -> None:
         """Stop the process and wait until it is gone; whoever waits for an answer hears `WorkerDied`."""
@@ -102,8 +134,11 @@ class Worker:
             item = self._waiting.get()
             if item is None or not item.future.set_running_or_notify_cancel():
                 continue
+            if item.begun is not None:
+                item.begun()
             try:
-                answer = self._ask(item)
+                with self._turn_to_start() if item.name == START else contextlib.nullcontext():
+                    answer = self._ask(item)
             except TimeoutError as error:
                 self._condemn(str(error))
             except (OSError, ValueError) as error:
@@ -119,10 +154,37 @@ class Worker:
     def _ask(self, item: _Call) -> Any:
         """The answer to a call; None if the process ended instead."""
         write_frame(self._pipe(self.process.stdin), {"call": item.name, "arguments": item.arguments})
-        ready, _, _ = select.select([self._pipe(self.process.stdout)], [], [], self.limit)
-        if not ready:
-            raise TimeoutError(f"'{item.name}' took longer than {self.limit:g} s")
+        # Most calls are over at once; looking through all processes would take longer than they do.
+        used = [] if self._answered(self.limit / 100) else [tree_seconds(self.process.pid)]
+        while used and not self._answered(self.limit):
+            used.append(tree_seconds(self.process.pid))
+            if not self._starved(used):
+                what = f"'{item.name}'" if item.name else "its start"
+                raise TimeoutError(f"{what} took longer than {self.limit:g} s")
         return read_frame(self._pipe(self.process.stdout))
+
+    def _answered(self, seconds: float) -> bool:
+        return bool(select.select([self._pipe(self.process.stdout)], [], [], seconds)[0])
+
+    def _starved(self, used: Sequence[float]) -> bool:
+        """Whether a call is late because the machine is busy: it computes, and has not yet had its time.
+
+        `used` is the processor time of the worker's processes at the start and after each `limit` seconds since.
+        """
+        moving = used[-1] - used[-2] > STIRS * self.limit
+        return moving and used[-1] - used[0] < self.limit / 2 and len(used) <= PATIENCE
+
+    @contextlib.contextmanager
+    def _turn_to_start(self) -> Iterator[None]:
+        """Wait until an engine may be made; one that is condemned meanwhile waits no longer."""
+        held = False
+        while not held and self._death is None:
+            held = _starting.acquire(timeout=0.1)
+        try:
+            yield
+        finally:
+            if held:
+                _starting.release()
 
     def _settle(self, item: _Call, answer: Mapping[str, Any]) -> None:
         if "value" in answer:
@@ -188,7 +250,7 @@ class Seat:
 
     async def call(self, name: str, **arguments: Any) -> Any:
         """Ask the engine about this episode."""
-        return await asyncio.wrap_future(self.worker.submit(name, {"seat": self.number, **arguments}))
+        return await self.worker.call(name, {"seat": self.number, **arguments})
 
     def ask(self, name: str, **arguments: Any) -> Any:
         """The same, waited for here."""
@@ -226,10 +288,18 @@ class WorkerPool:
             return Seat(self, idle, number)
 
     def ask(self, name: str, **arguments: Any) -> Any:
-        """A question about no episode, waited for here. Not for an event loop with much else to do."""
+        """A question about no episode, waited for here. Not for an event loop with much else to do: see `call`."""
         seat = self.seat()
         try:
             return seat.worker.submit(name, arguments).result()
+        finally:
+            seat.worker.seats.discard(seat.number)
+
+    async def call(self, name: str, **arguments: Any) -> Any:
+        """The same, for an event loop."""
+        seat = self.seat()
+        try:
+            return await seat.worker.call(name, arguments)
         finally:
             seat.worker.seats.discard(seat.number)
 

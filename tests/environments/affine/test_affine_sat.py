@@ -86,6 +86,9 @@ def test_unsat_is_right_where_it_is() -> None:
     task = task_of([[1, 2], [-1, 2], [1, -2], [-1, -2]], satisfiable=False)
     assert steps(SatEnvironment(), task, "UNSAT")[0].success
     assert not steps(SatEnvironment(), task, "x1=True, x2=True")[0].success
+    # Of a user's formula that does not say what it is, the solver is asked: only the clauses decide.
+    unsaid = {key: value for key, value in task.fields.items() if key != "satisfiable"}
+    assert steps(SatEnvironment(), Task("own", task.environment, "train", unsaid), "UNSAT")[0].success
     assert SatEnvironment().expert(task)(None).content == "UNSAT"  # type: ignore[arg-type]
 
 

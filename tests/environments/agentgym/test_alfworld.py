@@ -18,6 +18,7 @@ from practicum import registry
 from practicum.environment import SPLITS, Action, Policy, Step
 from practicum.environments.agentgym.alfworld import AlfWorld, made_task, pool_of
 from practicum.environments.agentgym.alfworld_games import KINDS, Dice, kind_of
+from practicum.environments.agentgym.alfworld_planning import relevant
 from practicum.environments.worker import close_pools
 from practicum.errors import UserError
 from practicum.rollout import attempts, run_episodes
@@ -139,8 +140,10 @@ def test_the_bracket_grammar_and_the_papers_shorthand() -> None:
     task = made_task(2)
     plan = play(world, task, world.expert(task))
     assert plan[-1].success
-    # Each step that works 0.2, the one that completes 1.0 instead.
-    assert sum(step.reward for step in plan) == pytest.approx(0.2 * (len(plan) - 1) + 1.0)
+    # The founding paper's example: goto, take, goto, clean, goto at 0.2 each, and the put that completes at 1.0.
+    verbs = [command.split()[0] for command in pool_of(2).ask("plan", game=2, expert="walkthrough")]
+    assert verbs == ["go", "take", "go", "clean", "go", "move"]
+    assert sum(step.reward for step in plan) == pytest.approx(2.0)
     thing = next(c for c in pool_of(2).ask("plan", game=2, expert="walkthrough") if c.startswith("take")).split()[1]
     said = iter(world.write(c) for c in pool_of(2).ask("plan", game=2, expert="walkthrough"))
     short = {"take": f"take[{thing}]", "clean": f"clean[{thing}]"}
@@ -176,7 +179,35 @@ def test_older_wordings_are_understood() -> None:
 
 def test_fast_downwards_planner_is_an_expert_too() -> None:
     world = AlfWorld(expert="planner")
-    assert play(world, made_task(2), world.expert(made_task(2)))[-1].success
+    for number in range(6, 12):  # one of each kind
+        steps = play(world, made_task(number), world.expert(made_task(number)))
+        assert steps[-1].success
+        assert len(steps) <= len(pool_of(2).ask("plan", game=number, expert="walkthrough"))
+
+
+def test_a_plan_needs_little_of_a_problem() -> None:
+    problem = """(define (problem p) (:domain alfred)
+      (:objects agent1 - agent l0 l1 l2 l3 - location Mug1 Mug2 Pan1 - object Shelf1 Desk1 Sink1 - receptacle
+        MugType PanType - otype ShelfType DeskType SinkBasinType - rtype)
+      (:init (= (total-cost) 0) (atLocation agent1 l0) ; the agent
+        (receptacleType Shelf1 ShelfType) (receptacleAtLocation Shelf1 l1)
+        (receptacleType Desk1 DeskType) (receptacleAtLocation Desk1 l2)
+        (receptacleType Sink1 SinkBasinType) (receptacleAtLocation Sink1 l3)
+        (objectType Mug1 MugType) (inReceptacle Mug1 Desk1) (objectType Pan1 PanType) (inReceptacle Pan1 Sink1)
+        (objectType Mug2 MugType) (inReceptacleObject Mug2 Pan1)
+        (canContain ShelfType MugType) (canContain ShelfType PanType) (canContain DeskType MugType))
+      (:goal (exists (?o - object) (and (objectType ?o MugType) (receptacleType Shelf1 ShelfType)))))"""
+    small = relevant(problem)
+    # The pan stays because a mug lies in it, and the sink because the pan lies there.
+    assert all(name in small for name in ("Mug1", "Mug2", "Pan1", "Shelf1", "Desk1", "Sink1"))
+    assert "(canContain ShelfType MugType)" in small
+    assert "(canContain ShelfType PanType)" not in small
+    without = relevant(problem.replace("(inReceptacleObject Mug2 Pan1)", ""))
+    assert not any(name in without for name in ("Pan1", "Sink1", "l3"))
+    assert "Sink1" in relevant(
+        problem.replace("(inReceptacleObject Mug2 Pan1)", "").replace("(and", "(and (isClean ?o)")
+    )
+    assert relevant(small) == small
 
 
 def test_splits_are_disjoint_and_ids_stable() -> None:

@@ -7,26 +7,24 @@ generated, or come from a file of R2 (`satpalsr/rl-python`) or CRUXEval rows.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from typing import Any
 
 from practicum.environment import Action, Observation, Policy
 from practicum.environments.affine import readers
 from practicum.environments.affine.answers import read_input, write_input
-from practicum.environments.affine.base import AffineEnvironment, Drawn, Unreadable, Verdict
+from practicum.environments.affine.base import Unreadable, Verdict
 from practicum.environments.affine.needs import needed_lines
+from practicum.environments.affine.program_tasks import ProgramEnvironment
 from practicum.environments.affine.programs.base import WORDS
-from practicum.environments.affine.programs.catalogue import LEVELS, draw_problem
+from practicum.environments.affine.programs.catalogue import Problem
 from practicum.environments.affine.running import (
-    CPU_SECONDS,
     Job,
-    check_cpu_seconds,
     lines_agreeing,
     run_jobs_async,
     same_output,
     with_newline,
 )
 from practicum.errors import UserError
-from practicum.sandbox import base
 from practicum.task import Task
 
 WRAPPED_FROM = 3
@@ -35,48 +33,19 @@ SHOWN = 500
 """Characters of a wrong output that the agent is shown."""
 
 
-class AbdEnvironment(AffineEnvironment[str]):
+class AbdEnvironment(ProgramEnvironment):
     """A program and its output are given; find an input that gives it."""
 
     name = "affine:abd"
     system = "Find an input for which the program prints the expected output. Reply <INPUT>...</INPUT>."
+    read_row = staticmethod(readers.abduction)
     once = False  # one program has many outputs
 
-    def __init__(
-        self,
-        format: str = "hf",
-        reward: str = "native",
-        levels: Sequence[int] = (1, 2, 3, 4, 5),
-        files: Mapping[str, str] | None = None,
-        tries: int = 1,
-        cpu_seconds: int = CPU_SECONDS,
-    ) -> None:
-        super().__init__(format, reward, tries, levels, max(LEVELS))
-        self.files = dict(files or {})
-        self.cpu_seconds = check_cpu_seconds(cpu_seconds)
-        base.current()  # a machine that cannot shut programs in is known before the first episode
-
-    def draw(self, rng: random.Random, level: int) -> Drawn:
-        problem = draw_problem(rng, level)
-
-        def make() -> dict[str, object]:
-            (case,) = problem.cases(rng, 1)
-            wrapped = level >= WRAPPED_FROM and rng.random() < 0.5
-            return {
-                "program": problem.wrapped if wrapped else problem.program,
-                "output": case.output,
-                "input": case.input,
-                "level": level,
-                "template": problem.template,
-            }
-
-        return Drawn(problem.draft.key, make)
-
-    def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
-        self.check_split(split)
-        if split in self.files:
-            return readers.tasks(self.files, split, self.name, readers.abduction)[:count]
-        return super().tasks(split, count, seed)
+    def fields(self, problem: Problem, rng: random.Random, level: int) -> dict[str, Any]:
+        (case,) = problem.cases(rng, 1)
+        wrapped = level >= WRAPPED_FROM and rng.random() < 0.5
+        program = problem.wrapped if wrapped else problem.program
+        return {"program": program, "output": case.output, "input": case.input}
 
     def question(self, task: Task) -> str:
         program, output = _text(task, "program"), _text(task, "output")

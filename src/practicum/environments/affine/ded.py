@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from typing import Any
 
 from practicum.environment import Action, Observation, Policy
 from practicum.environments.affine import readers
 from practicum.environments.affine.answers import read_program, write_program
-from practicum.environments.affine.base import AffineEnvironment, Drawn, Unreadable, Verdict
+from practicum.environments.affine.base import Unreadable, Verdict
 from practicum.environments.affine.cases import read_cases
-from practicum.environments.affine.programs.catalogue import LEVELS, draw_problem
-from practicum.environments.affine.running import CPU_SECONDS, check_cpu_seconds, run_jobs_async
+from practicum.environments.affine.program_tasks import ProgramEnvironment
+from practicum.environments.affine.programs.catalogue import Problem
+from practicum.environments.affine.running import run_jobs_async
 from practicum.errors import JudgeError, UserError
 from practicum.rewards.code_reward import code_reward
-from practicum.sandbox import base
 from practicum.task import Task
 from practicum.threads import in_thread
 
@@ -28,47 +28,21 @@ EXAMPLE_FROM = 3
 """The level from which a statement comes with an example."""
 
 
-class DedEnvironment(AffineEnvironment[str]):
+class DedEnvironment(ProgramEnvironment):
     """A problem in words is given; write the program, which hidden tests judge."""
 
     name = "affine:ded"
     system = "Write the Python program. Reply with all of it in a ```python block."
+    read_row = staticmethod(readers.deduction)
 
-    def __init__(
-        self,
-        format: str = "hf",
-        reward: str = "native",
-        levels: Sequence[int] = (1, 2, 3, 4, 5),
-        files: Mapping[str, str] | None = None,
-        tries: int = 1,
-        cpu_seconds: int = CPU_SECONDS,
-    ) -> None:
-        super().__init__(format, reward, tries, levels, max(LEVELS))
-        self.files = dict(files or {})
-        self.cpu_seconds = check_cpu_seconds(cpu_seconds)
-        base.current()  # a machine that cannot shut programs in is known before the first episode
-
-    def draw(self, rng: random.Random, level: int) -> Drawn:
-        problem = draw_problem(rng, level)
-
-        def make() -> dict[str, object]:
-            *cases, example = problem.cases(rng, CASES + 1)
-            shown = f"\nExample input:\n{example.input}\nExample output:\n{example.output}"
-            return {
-                "question": problem.draft.statement + (shown if level >= EXAMPLE_FROM else ""),
-                "test_cases": [{"input": case.input, "output": case.output} for case in cases],
-                "solution": problem.program,
-                "level": level,
-                "template": problem.template,
-            }
-
-        return Drawn(problem.draft.key, make)
-
-    def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
-        self.check_split(split)
-        if split in self.files:
-            return readers.tasks(self.files, split, self.name, readers.deduction)[:count]
-        return super().tasks(split, count, seed)
+    def fields(self, problem: Problem, rng: random.Random, level: int) -> dict[str, Any]:
+        *cases, example = problem.cases(rng, CASES + 1)
+        shown = f"\nExample input:\n{example.input}\nExample output:\n{example.output}"
+        return {
+            "question": problem.draft.statement + (shown if level >= EXAMPLE_FROM else ""),
+            "test_cases": [{"input": case.input, "output": case.output} for case in cases],
+            "solution": problem.program,
+        }
 
     def question(self, task: Task) -> str:
         asked = task.fields.get("question")

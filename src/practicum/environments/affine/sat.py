@@ -109,7 +109,7 @@ class SatEnvironment(AffineEnvironment[Mapping[int, bool] | None]):
     async def judge(self, task: Task, answer: Mapping[int, bool] | None) -> Verdict:
         clauses = clauses_of(task)
         if answer is None:
-            right = not task.fields.get("satisfiable", True)
+            right = not _satisfiable(task, clauses)
             text = "Right, it cannot be satisfied." if right else "Wrong: it can be satisfied."
             return Verdict(right, float(right), text, {"clauses": float(len(clauses))})
         broken = [clause for clause in clauses if not formulas.holds(clause, answer)]
@@ -139,6 +139,14 @@ def clauses_of(task: Task) -> list[Clause]:
     if not clauses:
         raise UserError(f"Task '{task.id}' has no 'clauses'; give a list of lists of numbers, such as [[1, -2, 3]].")
     return [tuple(clause) for clause in clauses]
+
+
+def _satisfiable(task: Task, clauses: Sequence[Clause]) -> bool:
+    """Whether some assignment makes the formula true: generated tasks say so, of a user's the solver is asked."""
+    said = task.fields.get("satisfiable")
+    if isinstance(said, bool):
+        return said
+    return formulas.solve(clauses, max(abs(literal) for clause in clauses for literal in clause)) is not None
 
 
 def _ranges(

@@ -107,7 +107,9 @@ class AlfWorld(AgentGymEnvironment):
         begun = await self._seat.call("begin", game=game, expert=wanted)
         if wanted:
             _plans[key] = tuple(begun["plan"])
-        self._kind = str(task.fields.get("kind", ""))
+        # Of ALFWorld's own games AgentGym tells the folders that they lie in.
+        own = isinstance(game, str)
+        self._kind = "/".join(Path(str(game)).parts[-3:-1]) if own else str(task.fields.get("kind", ""))
         # The first paragraph is the engine's welcome.
         return self._reply("\n".join(begun["text"].split("\n\n")[1:]), begun)
 
@@ -145,6 +147,9 @@ class AlfWorld(AgentGymEnvironment):
         if len(fitting) > 1:
             raise Refused(f"Which of these do you mean? {', '.join(map(self.write, fitting))}")
         return fitting[0] if fitting else words.strip()
+
+    def speak_plainly(self) -> None:
+        self.show_actions = False  # the client writes them beneath, from `available_actions`
 
     def fact(self, name: str) -> Any:
         return list(self._legal) if name == "available_actions" else self._kind
@@ -191,10 +196,17 @@ class AlfWorld(AgentGymEnvironment):
         game = self._game(task)
         key = (self.expert_kind, game)
         _plans_wanted.add(self.expert_kind)
-        if key not in _plans:
+        if key not in _plans:  # nobody has called `ready_expert`
             _plans[key] = tuple(self._pool.ask("plan", game=game, expert=self.expert_kind))
         plan = iter(_plans[key])
         return lambda observation: Action(content=self.write(next(plan, "look")))
+
+    async def ready_expert(self, task: Task) -> None:
+        game = self._game(task)
+        key = (self.expert_kind, game)
+        _plans_wanted.add(self.expert_kind)
+        if key not in _plans:
+            _plans[key] = tuple(await self._pool.call("plan", game=game, expert=self.expert_kind))
 
     def random(self, task: Task, seed: int) -> Policy:
         """Any of the commands that are possible."""

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from practicum.environments.agentgym.alfworld_games import Tables
+from practicum.environments.agentgym.alfworld_planning import relevant
 
 GOAL = re.compile(r"(Your task is to: )(.*?)(\.?\"\s*\})", re.DOTALL)
 PLACEHOLDER = "UNKNOWN GOAL"
@@ -140,7 +141,7 @@ class Later:
         return _translated(self.domain, self.problem, True)[1].encode()
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=64)  # half a megabyte each
 def _translated(domain: str, problem: str, for_planner: bool) -> tuple[Any, str]:
     task, sas = stock().translate(domain, problem, optimize=for_planner)
     return task, sas
@@ -229,9 +230,12 @@ class Game:
         """A plan in the engine's names as commands of this game."""
         return [WORDS[verb].format(*(self._names[name.lower()] for name in names)) for verb, *names in plan]
 
-    def plan(self) -> list[str]:
-        """Fast Downward's plan from here to the goal."""
-        return list(self._state.replan(self._infos))
+    def plan(self, library: Library, data: Mapping[str, Any]) -> list[str]:
+        """Fast Downward's plan for this game from its beginning, found in what of it a plan can need."""
+        small = Game(library, {**data, "pddl_problem": relevant(data["pddl_problem"])})
+        for key, info in small._infos.items():
+            info.name = self._names[key]  # numbers count things that are left out there
+        return list(small._state.replan(small._infos))
 
     def _look(self) -> None:
         """What can be done now, and whether the goal is reached."""

@@ -27,11 +27,11 @@ class AlfWorldHost:
     def begin(self, seat: int, game: int | str, expert: str) -> dict[str, Any]:
         """Start a game: the first text and commands; with an `expert`, also its commands up to the goal."""
         self.leave(seat)
-        library = self._spare.pop() if self._spare else Library()
         data = load(game)
+        library = self._library()
         world = Game(library, data)
         self._seated[seat] = (world, library)
-        return {**_told(world), "plan": plan_of(world, data, expert) if expert else None}
+        return {**_told(world), "plan": self._plan_of(world, data, expert) if expert else None}
 
     def step(self, seat: int, command: str) -> dict[str, Any]:
         world = self._seated[seat][0]
@@ -44,10 +44,10 @@ class AlfWorldHost:
 
     def plan(self, game: int | str, expert: str) -> list[str]:
         """An expert's commands for a game that nobody plays."""
-        library = self._spare.pop() if self._spare else Library()
+        library = self._library()
         try:
             data = load(game)
-            return plan_of(Game(library, data), data, expert)
+            return self._plan_of(Game(library, data), data, expert)
         finally:
             self._spare.append(library)
 
@@ -55,6 +55,21 @@ class AlfWorldHost:
         held = self._seated.pop(seat, None)
         if held is not None:
             self._spare.append(held[1])
+
+    def _library(self) -> Library:
+        return self._spare.pop() if self._spare else Library()
+
+    def _plan_of(self, world: Game, data: Mapping[str, Any], expert: str) -> list[str]:
+        """`walkthrough`: the way that comes with the game. `planner`: Fast Downward's."""
+        if expert == "walkthrough" and "plan" in data:
+            return world.worded(data["plan"])
+        if expert == "walkthrough" and data.get("walkthrough"):
+            return list(data["walkthrough"])
+        library = self._library()
+        try:
+            return world.plan(library, data)
+        finally:
+            self._spare.append(library)
 
 
 def load(game: int | str) -> dict[str, Any]:
@@ -71,15 +86,6 @@ def load(game: int | str) -> dict[str, Any]:
         "pddl_problem": made["pddl_problem"],
         "plan": made["plan"],
     }
-
-
-def plan_of(world: Game, data: Mapping[str, Any], expert: str) -> list[str]:
-    """`walkthrough`: the way that comes with the game. `planner`: Fast Downward's, which may take long."""
-    if expert == "walkthrough" and "plan" in data:
-        return world.worded(data["plan"])
-    if expert == "walkthrough" and data.get("walkthrough"):
-        return list(data["walkthrough"])
-    return world.plan()
 
 
 def respelt(command: str) -> tuple[str, ...]:

@@ -121,6 +121,10 @@ class AgentGymEnvironment(Environment):
         """What a client is told beyond the observation, as JSON: whatever `wire` lists."""
         raise NotImplementedError(f"{self.short} lists the fact '{name}' and does not tell it")
 
+    def speak_plainly(self) -> None:
+        """Leave out of observations what AgentGym's client, not its server, adds to them."""
+        return None
+
     async def ask(self, name: str) -> Any:
         """A fact that is asked for by name; a world whose engine must be waited for overrides this."""
         return self.fact(name)

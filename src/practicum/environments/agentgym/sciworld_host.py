@@ -18,9 +18,16 @@ from typing import Any
 
 from practicum.environments.worker_child import Broken
 
-JAVA_OPTIONS = ("-XX:+UseSerialGC", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
-
+JAVA_OPTIONS = (
+    "-XX:+UseSerialGC", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2",
+    "-Xms32m", "-XX:MinHeapFreeRatio=20", "-XX:MaxHeapFreeRatio=40", "-XX:-ShrinkHeapInSteps",
+)  # fmt: skip
+"""The last line gives memory back: by default the heap grows with garbage up to its limit and stays there."""
 WARM_UP = "boil"
+SPARES = 8
+"""Simulations kept for episodes to come. Each holds the world that was played in it last."""
+SWEPT = 32
+"""Worlds loaded between two collections of garbage. A world leaves 12 MB behind, a collection takes 0.1 s."""
 
 
 class ScienceWorldHost:
@@ -39,8 +46,9 @@ class ScienceWorldHost:
         self._make = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface
         self._seated: dict[int, Any] = {}
         self._spare: list[Any] = []
+        self._loads = 0
         # The first load of a Java process leaves something behind that changes later solutions: have it over with.
-        self._make().load(WARM_UP, 0, simplifications, False)
+        self._load(self._make(), WARM_UP, 0, False)
 
     def calls(self) -> Mapping[str, Callable[..., Any]]:
         every = (self.begin, self.step, self.valid, self.hint, self.goals, self.leave, self.gold, self.facts)
@@ -54,7 +62,7 @@ class ScienceWorldHost:
         simulation = self._seated.get(seat)
         if simulation is None:
             simulation = self._seated[seat] = self._spare.pop() if self._spare else self._make()
-        simulation.load(task, variation, self.simplifications, gold)
+        self._load(simulation, task, variation, gold)
         return {
             "task": simulation.getTaskDescription(),
             "text": simulation.step("look around"),
@@ -88,15 +96,18 @@ class ScienceWorldHost:
         return str(self._seated[seat].getGoalProgressStr())
 
     def leave(self, seat: int) -> None:
-        """A simulation is used again: Java objects that Python held are freed late."""
+        """A simulation is used again; of many that are free, most are let go."""
         simulation = self._seated.pop(seat, None)
-        if simulation is not None:
+        if simulation is not None and len(self._spare) < SPARES:
             self._spare.append(simulation)
+        elif simulation is not None:
+            self._gateway.detach(simulation)  # Python's own collector would tell Java late
 
     def gold(self, task: str, variation: int) -> list[str]:
         """The simulator's own solution of a task, from a simulation that nobody plays in."""
-        simulation = self._make()
-        simulation.load(task, variation, self.simplifications, True)
+        simulation = self._spare.pop() if self._spare else self._make()
+        self._load(simulation, task, variation, True)
+        self._spare.append(simulation)
         return list(simulation.getGoldActionSequence())
 
     def facts(self) -> dict[str, Any]:
@@ -105,6 +116,12 @@ class ScienceWorldHost:
         names = list(simulation.getTaskNames())
         counts = {name: simulation.getTaskMaxVariations(name) for name in names}
         return {"variations": counts, "java": self._java.pid}
+
+    def _load(self, simulation: Any, task: str, variation: int, gold: bool) -> None:
+        simulation.load(task, variation, self.simplifications, gold)
+        self._loads += 1
+        if self._loads % SWEPT == 0:
+            self._gateway.jvm.System.gc()
 
     def _guard(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """The call, with a Java process that is gone told apart from an error of the simulator."""

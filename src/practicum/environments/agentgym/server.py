@@ -40,6 +40,8 @@ class Room:
     world: AgentGymEnvironment
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     last: dict[str, Any] | None = None
+    known: dict[str, Any] = field(default_factory=dict)
+    """What `/detail` tells: all that was said at the reset, brought up to date by each step."""
     text: str = ""
     score: float = 0.0
     ended: bool = False
@@ -78,7 +80,9 @@ class House:
         number, self._next = self._next, self._next + 1
         if len(self.rooms) >= self.limit:
             await self._remove(next(iter(self.rooms)))
-        self.rooms[number] = Room(self.make())
+        world = self.make()
+        world.speak_plainly()
+        self.rooms[number] = Room(world)
         if self.wire.bare:
             return number
         if not self.wire.started:
@@ -96,10 +100,10 @@ class House:
             raise Wrong(f"{self.wire.index} must be a whole number.")
         async with room.lock:
             reply = await room.world.start(room.world.task_at(index), 0)
-            room.text, room.score, room.ended = reply.text, 0.0, False
             facts = {name: room.world.fact(name) for name in self.wire.in_reset}
             told = {self.wire.text: reply.text, "reward": 0.0, "score": 0.0, "done": False, **facts}
-            room.last = told
+            room.text, room.score, room.ended = told[self.wire.text], 0.0, False
+            room.last, room.known = told, dict(told)
         return [reply.text, None] if self.wire.bare else {self.wire.id: number, **told}
 
     async def step(self, body: Mapping[str, Any]) -> Any:
@@ -116,6 +120,7 @@ class House:
             facts = {name: room.world.fact(name) for name in self.wire.in_step}
             told = {self.wire.text: reply.text, "reward": reward, "score": room.score, "done": reply.done, **facts}
             room.last = {**told, "info": None} if self.wire.bare else told
+            room.known.update(room.last)
             return room.last
 
     async def told(self, name: str, number: int) -> Any:
@@ -126,7 +131,7 @@ class House:
             if name == "observation":
                 return room.text
             if name == "detail":
-                return room.world.fact(name) if name in self.wire.facts else room.last
+                return room.known
             return await room.world.ask(name)
 
     async def close(self, body: Mapping[str, Any]) -> Any:

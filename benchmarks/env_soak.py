@@ -1,0 +1,149 @@
+"""Mixed episodes side by side for a while: does memory grow, does a process stay behind, does an episode get stuck?
+
+Part of `envs.py --soak SECONDS`. Every place plays one of the environments, task after task, with random actions and a
+pause before each, as a policy would make. Memory is that of the whole tree of processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from practicum.environments.mix import MixEnvironment
+from practicum.environments.worker import close_pools
+from practicum.process_tree import descendants, tree_megabytes
+
+MIXED = ("affine:sat", "affine:abd", "affine:ded", "agentgym:webshop", "agentgym:alfworld", "agentgym:babyai",
+         "agentgym:sciworld", "agentgym:textcraft")  # fmt: skip
+TURNS = 20
+"""Turns of an episode at most."""
+STILL = 120.0
+"""Seconds without a step after which an episode counts as stuck."""
+SAMPLE = 5.0
+GROWTH = 0.05
+"""Memory of the last third of the time over that of the second that still counts as none."""
+
+
+@dataclass
+class Watch:
+    """What is seen while the places play."""
+
+    moved: dict[int, float] = field(default_factory=dict)
+    """When a place last took a step, by the clock."""
+    counts: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    lasted: list[float] = field(default_factory=list)
+    steps: int = 0
+    stuck: int = 0
+    samples: list[dict[str, float]] = field(default_factory=list)
+
+
+async def play(watch: Watch, place: int, name: str, tasks: list[Any], think: float, end: float) -> None:
+    """One place: an episode after the other until the time is over."""
+    for number in itertools.count(place):
+        if time.monotonic() > end:
+            return
+        task, world, begun = tasks[number % len(tasks)], MixEnvironment([name]), time.monotonic()
+        try:
+            policy = world.random(task, number)
+            observation = await world.reset(task, number)
+            for _ in range(TURNS):
+                watch.moved[place] = time.monotonic()
+                await asyncio.sleep(think)
+                step = await world.step(policy(observation))
+                watch.steps, observation = watch.steps + 1, step.observation
+                if step.terminated or step.truncated or time.monotonic() > end:
+                    break
+            watch.counts[name] += 1
+            watch.lasted.append(time.monotonic() - begun)
+        except Exception as error:  # an environment's failure is what is looked for
+            watch.faults[f"{name}: {type(error).__name__}: {str(error)[:100]}"] += 1
+        finally:
+            await world.close()
+
+
+async def look(watch: Watch, begun: float, end: float) -> None:
+    while time.monotonic() < end:
+        await asyncio.sleep(min(SAMPLE, (end - begun) / 20))
+        now = time.monotonic()
+        watch.stuck = max(watch.stuck, sum(now - last > STILL for last in watch.moved.values()))
+        below = descendants()
+        watch.samples.append({
+            "second": now - begun, "megabytes": tree_megabytes(), "java": sum(map(_java_megabytes, below)),
+            "processes": len(below), "episodes": sum(watch.counts.values()), "steps": watch.steps,
+        })  # fmt: skip
+
+
+async def soak(seconds: float, names: tuple[str, ...], places: int, think: float) -> dict[str, Any]:
+    """All places at once until the time is over; what was seen, by minutes."""
+    tasks = {name: list(MixEnvironment([name]).tasks("train", 60)) for name in names}
+    before, watch, begun = set(descendants()), Watch(), time.monotonic()
+    end = begun + seconds
+    named = [names[place % len(names)] for place in range(places)]
+    watch.moved = dict.fromkeys(range(places), begun)
+    playing = [asyncio.create_task(play(watch, n, name, tasks[name], think, end)) for n, name in enumerate(named)]
+    await look(watch, begun, end)
+    _, pending = await asyncio.wait(playing, timeout=STILL)  # a step that was under way may still come back
+    watch.stuck = max(watch.stuck, len(pending))
+    for one in pending:
+        one.cancel()
+    await asyncio.gather(*playing, return_exceptions=True)
+    close_pools()
+    await asyncio.sleep(1.0)
+    return told(watch, seconds, places, think, len(set(descendants()) - before))
+
+
+def told(watch: Watch, seconds: float, places: int, think: float, left: int) -> dict[str, Any]:
+    third = len(watch.samples) // 3
+    middle = statistics.mean(sample["megabytes"] for sample in watch.samples[third : 2 * third])
+    late = statistics.mean(sample["megabytes"] for sample in watch.samples[2 * third :])
+    growth = late / middle - 1
+    reached = growth < GROWTH and not watch.faults and not watch.stuck and not left
+    minutes = by_minute(watch.samples)
+    for row in minutes:
+        print(
+            f"  minute {row['minute']:>2}: {row['megabytes']:>5.0f} MB (Java {row['java']:.0f}), at most "
+            f"{row['processes']} processes, {row['episodes']} episodes, {row['steps']} steps so far",
+            flush=True,
+        )
+    print(f"soak: {seconds:.0f} s, {places} places, {sum(watch.counts.values())} episodes, {watch.steps} steps, "
+          f"{sum(watch.faults.values())} failed, {watch.stuck} stuck, {left} processes left; longest episode "
+          f"{max(watch.lasted, default=0.0):.0f} s; memory {middle:.0f} MB in the second third, {late:.0f} MB in the "
+          f"last ({growth:+.1%}){'' if reached else '  NOT REACHED'}", flush=True)  # fmt: skip
+    for fault, count in watch.faults.most_common(5):
+        print(f"  {count} x {fault}", flush=True)
+    return {"seconds": seconds, "places": places, "think": think, "episodes": dict(watch.counts), "steps": watch.steps,
+            "failed": dict(watch.faults), "stuck": watch.stuck, "processes_left": left,
+            "longest_episode": max(watch.lasted, default=0.0), "median_episode": statistics.median(watch.lasted or [0]),
+            "memory_mb": {"second_third": middle, "last_third": late, "growth": growth}, "minutes": minutes,
+            "reached": reached}  # fmt: skip
+
+
+def by_minute(samples: list[dict[str, float]]) -> list[dict[str, float]]:
+    rows = []
+    for minute, group in itertools.groupby(samples, key=lambda sample: int(sample["second"] // 60)):
+        held = list(group)
+        rows.append({
+            "minute": minute + 1,
+            "megabytes": statistics.mean(sample["megabytes"] for sample in held),
+            "java": statistics.mean(sample["java"] for sample in held),
+            "processes": max(sample["processes"] for sample in held),
+            "episodes": held[-1]["episodes"],
+            "steps": held[-1]["steps"],
+        })  # fmt: skip
+    return rows
+
+
+def _java_megabytes(process: int) -> float:
+    try:
+        if Path(f"/proc/{process}/comm").read_text().strip() != "java":
+            return 0.0
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * 4096 / 1e6
+    except (OSError, ValueError, IndexError):  # it ended meanwhile
+        return 0.0

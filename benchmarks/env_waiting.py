@@ -1,0 +1,135 @@
+"""How long does the model of a learner wait for environments? Part of `envs.py --waiting MODEL`.
+
+A batch of mixed episodes is rolled out as a training step does it, all of them side by side. The model waits for
+environments while it neither decodes nor reads prompts although the batch is not over: the time of the batch less
+the engine's own. Processes are up before the clock starts (one episode of each environment has been begun), as they
+are in every batch of a run but the first. A small model that was never trained says little that a world can do, so
+the model's words cost their time and a random action is played in their place: every turn is a step of its world.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any, ClassVar
+
+from practicum.agent import Agent
+from practicum.engines.base import Generation, Request, Sampling
+from practicum.engines.local import LocalEngine
+from practicum.environment import Action, Observation, Policy, Step
+from practicum.environments.mix import MixEnvironment
+from practicum.environments.worker import close_pools
+from practicum.models import loader
+from practicum.models.decoder import Decoder
+from practicum.render import Renderer
+from practicum.rollout import attempts, run_episodes
+from practicum.task import Task
+from practicum.trajectory import ActionSource, StopReason
+from practicum.workbench import environment_maker
+
+ALLOWED = 0.3
+"""The share of a batch's time that the model may wait."""
+ROWS = 16
+"""Replies decoded at the same time; the other episodes wait in the engine's own line. 64 would take 15 GB on CPU."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "affine:sat": {"notation": "numbers", "levels": [3]},
+    "agentgym:babyai": {"observation": "short"},
+    "agentgym:webshop": {"observation": "short"},
+    "agentgym:alfworld": {"show_actions": False},
+}
+"""Short prompts: on CPU the model would read for minutes, and the less it reads the more its waiting shows."""
+
+
+class Timed(MixEnvironment):
+    """A mix that adds up how long its worlds let an episode wait."""
+
+    spent: ClassVar[dict[str, float]] = {}
+    _name = ""
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        self._name, begun = task.environment, time.perf_counter()
+        try:
+            return await super().reset(task, seed)
+        finally:
+            self.add("reset", begun)
+
+    async def step(self, action: Action) -> Step:
+        begun = time.perf_counter()
+        try:
+            return await super().step(action)
+        finally:
+            self.add("step", begun)
+
+    def add(self, what: str, begun: float) -> None:
+        key = f"{self._name} {what}"
+        self.spent[key] = self.spent.get(key, 0.0) + time.perf_counter() - begun
+
+
+class Spoken:
+    """An engine that takes the model's time for a reply and says what a random player would."""
+
+    name = "local"
+
+    def __init__(self, model: LocalEngine, world: MixEnvironment, renderer: Renderer) -> None:
+        self.model, self.world, self.renderer = model, world, renderer
+        self._policies: dict[str, Policy] = {}
+
+    async def generate(self, request: Request) -> Generation:
+        said = await self.model.generate(request)
+        if request.session not in self._policies:
+            self._policies[request.session] = self.world.random(request.task, request.sampling.seed)
+        text = self._policies[request.session](request.observation).content
+        ids = self.renderer.encode_reply(text)
+        return Generation(ids, None, StopReason.END, said.policy_version, ActionSource.RANDOM)
+
+    def forget(self, session: str) -> None:
+        self._policies.pop(session, None)
+        self.model.forget(session)
+
+    async def close(self) -> None:
+        await self.model.close()
+
+
+async def waiting(
+    model: str, names: tuple[str, ...], places: int, turns: int, tokens: int, threads: int
+) -> dict[str, Any]:
+    """One batch; the share of its time in which the engine had nothing to do."""
+    members = {name: OPTIONS.get(name, {}) for name in names}
+    maker, chosen = environment_maker("mix", None, {"environments": members})
+    agent = Agent(format=chosen, max_turns=turns, sampling=Sampling(max_tokens=tokens))
+    loaded = loader.load(model)
+    renderer = Renderer(loaded.tokenizer, None, loaded.end_ids)
+    engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=ROWS, threads=threads)
+    engine.all_threads = threads
+    mixed = maker()
+    assert isinstance(mixed, MixEnvironment)
+    speaker = Spoken(engine, mixed, renderer)
+    for task in mixed.tasks("train", len(names)):
+        world = maker()
+        await world.reset(task, 0)
+        await world.close()
+    planned = attempts(mixed.tasks("train", places, seed=1), 1, 0)
+    begun = time.perf_counter()
+    episodes = await run_episodes(planned, lambda: Timed(members), agent, speaker, renderer, concurrency=places)
+    wall = time.perf_counter() - begun
+    busy = engine.stats.decode_seconds + engine.stats.prefill_seconds
+    share = max(0.0, wall - busy) / wall
+    outcomes = Counter(episode.outcome.value for episode in episodes)
+    await engine.close()
+    close_pools()
+    reached = share < ALLOWED
+    taken = sum(len(episode.turns) for episode in episodes)
+    print(
+        f"waiting: {len(episodes)} mixed episodes with {model}, {taken} turns of at most {tokens} tokens in "
+        f"{wall:.0f} s; the model read prompts for {engine.stats.prefill_seconds:.0f} s, decoded for "
+        f"{engine.stats.decode_seconds:.0f} s and waited {share:.1%} of the time (allowed {ALLOWED:.0%})"
+        f"{'' if reached else '  NOT REACHED'}; {dict(outcomes)}",
+        flush=True,
+    )
+    for what, seconds in sorted(Timed.spent.items(), key=lambda item: -item[1]):
+        print(f"  {what}: {seconds:.1f} s, all its episodes together", flush=True)
+    return {
+        "model": model, "episodes": len(episodes), "turns": taken, "tokens": tokens, "wall": wall,
+        "prefill": engine.stats.prefill_seconds, "decode": engine.stats.decode_seconds, "share": share,
+        "allowed": ALLOWED, "reached": reached, "outcomes": dict(outcomes), "environments": dict(Timed.spent),
+    }  # fmt: skip
