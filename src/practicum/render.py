@@ -6,8 +6,10 @@ found by rendering a stand-in conversation whose reply is a marker, and taking w
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +24,10 @@ from practicum.trajectory import Origin, Span
 REPLY = "\u2402practicum-reply\u2403"
 MARKER = "\u2402practicum-content\u2403"
 """Texts that stand for a reply and for a message's content while a template is being taken apart."""
+MOST_KEPT, LONGEST_KEPT = 1024, 20_000
+"""Renderings that are kept, and the ids of the longest of them."""
+
+Spans = tuple[Span, ...]
 
 
 class Renderer:
@@ -40,6 +46,7 @@ class Renderer:
             raise UserError("This model has no chat template of its own; choose one, e.g. template=chatml.")
         self.tokenizer = tokenizer
         self.template: str = text
+        self._kept: OrderedDict[tuple[str, tuple[Message, ...], str], tuple[Span, ...]] = OrderedDict()
         self._tools_shown = False
         self._images_shown: bool | None = None
         special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
@@ -58,6 +65,24 @@ class Renderer:
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[Span, ...]:
         """The first prompt."""
+        return self._once("start", messages, tools, lambda: self._start(messages, tools))
+
+    def _once(
+        self, what: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], do: Callable[[], Spans]
+    ) -> Spans:
+        """The chains of a task ask for the same again and again: what was rendered lately is kept, if not huge."""
+        key = (what, tuple(messages), json.dumps(list(map(dict, tools)), default=str) if tools else "")
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        found = do()
+        if sum(len(span.ids) for span in found) <= LONGEST_KEPT:
+            self._kept[key] = found
+            if len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+        return found
+
+    def _start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Spans:
         text = self._apply(messages, tools)
         if tools and not self._tools_shown:
             if text == self._apply(messages, ()):
@@ -69,11 +94,14 @@ class Renderer:
 
     def extend(self, held: Sequence[int], messages: Sequence[Message]) -> tuple[Span, ...]:
         """What follows the ids held (which end in a reply): the turn's closing, new messages, the next opening."""
-        spans = self._spans(self._after_reply(messages), self._after_reply(_marked(messages)), messages)
+        spans = self._once("extend", messages, (), lambda: self._following(messages))
         if held and held[-1] == self.close_id:
             # The policy sampled the closing token itself; the template must not add it twice.
             return _without_closing(spans, self.close_id)
         return spans
+
+    def _following(self, messages: Sequence[Message]) -> Spans:
+        return self._spans(self._after_reply(messages), self._after_reply(_marked(messages)), messages)
 
     def encode_reply(self, text: str) -> tuple[int, ...]:
         """Ids of a reply that something other than a model wrote, closed by the end token."""

@@ -142,6 +142,15 @@ class Trajectory:
     def invalid_replies(self) -> int:
         return sum(turn.action.error is not None for turn in self.turns)
 
+    def runs(self) -> list[list[Span]]:
+        """The episode's spans, cut where a turn restarts the prompt."""
+        found: list[list[Span]] = []
+        for turn in self.turns:
+            if turn.restart or not found:
+                found.append([])
+            found[-1].extend(turn.spans)
+        return found
+
     def sequences(self) -> tuple[Sequence, ...]:
         """The episode as runs of ids; a run ends where a turn restarts the prompt."""
         runs: list[tuple[list[int], list[Origin], list[float | None], list[int]]] = []

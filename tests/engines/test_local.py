@@ -218,13 +218,21 @@ def test_a_cancelled_request_frees_its_place(model: LlamaForCausalLM, renderer: 
     assert asyncio.run(run()) == 5
 
 
-def test_a_broken_step_fails_the_requests_and_says_why(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", ["_decode_step", "_prefill", "_configure", "_reserve"])
+def test_a_broken_step_fails_the_requests_and_says_why(
+    part: str, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*arguments: object) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(engine, "_decode_step", broken)
-    with pytest.raises(EngineError, match="planted"):
-        generate(engine, request([5, 6, 7]))
+    monkeypatch.setattr(engine, part, broken)
+
+    async def run() -> list[Generation | BaseException]:
+        asked = [request([5, 6, 7]), request([5, 6, 7, 8]), request([9, 9, 9])]
+        return await asyncio.wait_for(asyncio.gather(*map(engine.generate, asked), return_exceptions=True), 20)
+
+    found = asyncio.run(run())  # nobody is left waiting
+    assert all(isinstance(one, EngineError) and "planted" in str(one) for one in found)
 
 
 def test_weights_may_not_change_under_a_request(model: LlamaForCausalLM, renderer: Renderer) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from practicum.engines import sampling
 from practicum.engines.row import Heard, Row
 from practicum.kernels import CAPTURING, decoding, prompts
+from practicum.kernels.head import wide_product
 from practicum.kernels.layers import add_norm, gate, turn_
 from practicum.kernels.passing import product, prompt_pass
 
@@ -73,9 +74,10 @@ class CudaSteps:
         return min(fitting, self.engine.max_batch)
 
     def forget(self) -> None:
-        """Buffers have moved: what was captured is of no use."""
+        """Buffers have moved: what was captured is of no use, and its pool of memory goes with the last of it."""
         self._graphs.clear()
         self._fillings.clear()
+        self._pool = None
 
     @property
     def flights(self) -> int:
@@ -221,7 +223,10 @@ class CudaSteps:
             added = product(layer.out, decoding.attend(query, kv, homes, positions))
             joined = product(layer.gate_up, add_norm(x, added, layer.before_mlp, epsilon, x))
             added = product(layer.down, gate(joined))
-        logits = decoder.logits(add_norm(x, added, decoder.final_norm, epsilon, x))
+        hidden = add_norm(x, added, decoder.final_norm, epsilon, x)
+        head = decoder.model.lm_head
+        plain = type(head) is torch.nn.Linear and head.bias is None
+        logits = wide_product(hidden, head.weight) if plain else decoder.logits(hidden).float()
         if filtered:
             noise = engine._noise[homes, steps.clamp(max=engine._noise.shape[1] - 1)]
             limits = (engine._top_k[homes], engine._top_p[homes])

@@ -104,6 +104,8 @@ class LocalEngine:
         self._kv = torch.empty(0)
         self._capacity = 0
         self._rows: list[Row] = []
+        self._entering: list[Row] = []
+        """Rows on their way from those that wait to those that decode."""
         self._waiting: deque[Row] = deque()
         self.adapters: AdapterBank | None = None
         self._inbox: queue.SimpleQueue[Row | Change | str | int | None] = queue.SimpleQueue()
@@ -265,7 +267,7 @@ class LocalEngine:
             self._waiting.append(item)
 
     def _fail_all(self, reason: str) -> None:
-        rows = [*self._rows, *self._waiting]
+        rows = [*self._rows, *self._entering, *self._waiting]
         while not self._inbox.empty():
             item = self._inbox.get()
             if isinstance(item, Row):
@@ -305,7 +307,9 @@ class LocalEngine:
             self._waiting = later + self._waiting
             if not wave:
                 return
+            self._entering = wave
             self._start(wave)
+            self._entering = []
             if budget <= 0:
                 return  # let the others decode a step before the next wave
 

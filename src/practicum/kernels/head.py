@@ -9,10 +9,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LOGITS = 1 << 28
+LOGITS = 1 << 27
 """Logits held at once (predictions × vocabulary)."""
 VOCABULARY = 4096
 """Logits that a program looks at together."""
+
+
+def wide_product(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T in float32, whatever they are in: a logit of 20 in bfloat16 is off by up to 0.06."""
+    if x.dtype == torch.float32:
+        return x @ weight.t()
+    return torch.mm(x, weight.t(), out_dtype=torch.float32)
 
 
 @triton.jit
@@ -43,18 +50,20 @@ def _read(logits, targets, heats, logprobs, entropies, sums, size, stride, block
 
 
 @triton.jit
-def _slope(logits, targets, heats, entropies, sums, by_logprob, by_entropy, size, stride, block: tl.constexpr) -> None:
+def _slope(
+    logits, targets, heats, entropies, sums, by_logprob, by_entropy, out, size, stride, block: tl.constexpr
+) -> None:
     row = tl.program_id(0)
     place = tl.program_id(1) * block + tl.arange(0, block)
     inside = place < size
-    at = logits + row.to(tl.int64) * stride + place
+    at = row.to(tl.int64) * stride + place
     cool = 1.0 / tl.load(heats + row)
-    logprob = tl.load(at, mask=inside, other=0.0).to(tl.float32) * cool - tl.load(sums + row)
+    logprob = tl.load(logits + at, mask=inside, other=0.0).to(tl.float32) * cool - tl.load(sums + row)
     share = tl.exp(logprob)
     steep, spread = tl.load(by_logprob + row), tl.load(by_entropy + row)
     found = steep * (tl.where(place == tl.load(targets + row), 1.0, 0.0) - share)
     found -= spread * share * (logprob + tl.load(entropies + row))
-    tl.store(at, (found * cool).to(logits.dtype.element_ty), mask=inside)
+    tl.store(out + at, (found * cool).to(out.dtype.element_ty), mask=inside)
 
 
 class HeadLogprobs(torch.autograd.Function):
@@ -68,7 +77,7 @@ class HeadLogprobs(torch.autograd.Function):
         count = hidden.shape[0]
         logprobs, entropies, sums = (torch.empty(count, dtype=torch.float32, device=hidden.device) for _ in range(3))
         for part in pieces(count, weight.shape[0]):
-            logits = hidden[part] @ weight.t()
+            logits = wide_product(hidden[part], weight)
             _read[(len(logits),)](
                 logits, targets[part], heats[part], logprobs[part], entropies[part], sums[part], logits.shape[1],
                 logits.stride(0), VOCABULARY, num_warps=8,
@@ -84,14 +93,15 @@ class HeadLogprobs(torch.autograd.Function):
         learning = ctx.needs_input_grad[1]
         by_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if learning else None
         for part in pieces(hidden.shape[0], weight.shape[0]):
-            logits = hidden[part] @ weight.t()
+            logits = wide_product(hidden[part], weight)
+            slopes = torch.empty_like(logits, dtype=hidden.dtype)
             _slope[(len(logits), triton.cdiv(logits.shape[1], VOCABULARY))](
                 logits, targets[part], heats[part], entropies[part], sums[part], by_logprob[part], by_entropy[part],
-                logits.shape[1], logits.stride(0), VOCABULARY, num_warps=8,
+                slopes, logits.shape[1], logits.stride(0), VOCABULARY, num_warps=8,
             )  # fmt: skip
-            torch.mm(logits, weight, out=by_hidden[part])
+            torch.mm(slopes, weight, out=by_hidden[part])
             if by_weight is not None:
-                by_weight += logits.t() @ hidden[part]
+                by_weight += slopes.t() @ hidden[part]
         return by_hidden, None if by_weight is None else by_weight.to(weight.dtype), None, None
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from practicum.algorithms import advantages
 from practicum.algorithms.advantages import Floats
-from practicum.trajectory import Trajectory
+from practicum.trajectory import Origin, Trajectory
 
 PER_TOKEN, PER_TURN_AND_TOKEN = "token-mean", "seq-mean-turn-mean-token-mean"
 
@@ -88,10 +88,8 @@ class Estimator:
 
 def sampled_turns(episode: Trajectory) -> NDArray[np.int64]:
     """The turn of every sampled token [T]."""
-    numbers = [
-        turn for run in episode.sequences() for turn, sampled in zip(run.turns, run.sampled, strict=True) if sampled
-    ]
-    return np.array(numbers, dtype=np.int64)
+    counts = [sum(len(s.ids) for s in turn.spans if s.origin is Origin.SAMPLED) for turn in episode.turns]
+    return np.repeat(np.arange(len(counts)), counts)
 
 
 def sampled_count(episode: Trajectory) -> int:

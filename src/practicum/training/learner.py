@@ -193,7 +193,7 @@ class Learner:
             if not decoder.dropout:
                 yield
                 return
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[decoder.device] if device == "cuda" else []):
                 torch.manual_seed(self.version * 1_000_003 + number)
                 decoder.model.train()
                 try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,7 @@ from practicum.errors import UserError
 from practicum.training.batch import Floats as BatchFloats
 from practicum.training.batch import Sample
 from practicum.training.estimators import sampled_turns
-from practicum.trajectory import Trajectory
+from practicum.trajectory import Origin, Span, Trajectory
 
 
 def imitation_samples(episodes: Sequence[Trajectory]) -> list[Sample]:
@@ -100,18 +101,26 @@ def spread(sample: Sample, values: Floats | BatchFloats) -> BatchFloats:
 def bare_samples(episode: Trajectory, temperature: float = 1.0) -> list[Sample]:
     """An episode's runs of ids with their masks and sampling log-probs; runs without a sampled token are left out."""
     samples = []
-    for run in episode.sequences():
-        mask = np.array(run.sampled, dtype=np.bool_)
+    for run in episode.runs():
+        sizes = [len(span.ids) for span in run]
+        mask = np.repeat([span.origin is Origin.SAMPLED for span in run], sizes)
         if mask.any():
-            logprobs = np.array([0.0 if value is None else value for value in run.logprobs], dtype=np.float32)
-            nothing = np.zeros(len(run.ids), dtype=np.float32)
-            samples.append(Sample(run.ids, mask, nothing, nothing, logprobs, temperature))
+            ids = tuple(itertools.chain.from_iterable(span.ids for span in run))
+            nothing = np.zeros(len(ids), dtype=np.float32)
+            samples.append(Sample(ids, mask, nothing, nothing, np.concatenate(list(map(_known, run))), temperature))
     return samples
 
 
+def _known(span: Span) -> BatchFloats:
+    """A span's log-probs, 0 where there is none."""
+    if span.logprobs is None:
+        return np.zeros(len(span.ids), dtype=np.float32)
+    return np.array(span.logprobs, dtype=np.float32)
+
+
 def _check_logprobs(episode: Trajectory) -> None:
-    for run in episode.sequences():
-        if any(value is None for value, on in zip(run.logprobs, run.sampled, strict=True) if on):
+    for span in (span for run in episode.runs() for span in run if span.origin is Origin.SAMPLED):
+        if span.ids and span.logprobs is None:
             raise UserError(
                 f"Episode '{episode.task.id}' has no sampling log-probs, so it cannot be used for policy gradients; "
                 "collect it with an engine that reports them."
