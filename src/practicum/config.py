@@ -87,6 +87,7 @@ class TrainerConfig:
     total_epochs: int | None = None
     nnodes: int = 1
     n_gpus_per_node: int = 8
+    device: str = "auto"  # a CUDA GPU where there is one; or cpu, cuda, cuda:N
     save_freq: int = -1
     save_total_limit: int | None = None
     test_freq: int = -1
@@ -94,6 +95,7 @@ class TrainerConfig:
     best_metric: str = "val/success/mean"
     early_stopping_patience: int = 0
     critic_warmup: int = 0
+    overlap: bool = False  # roll out the next batch while this one trains; it is then one step off-policy
     resume_mode: str = "auto"
     resume_from_path: str | None = None
     seed: int = 0
@@ -142,7 +144,7 @@ class ActorConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     ppo_mini_batch_size: int | None = None
     ppo_micro_batch_size_per_gpu: int | None = None
-    ppo_max_token_len_per_gpu: int = 4096
+    ppo_max_token_len_per_gpu: int = 16384  # on a CPU, 480 at most
     ppo_epochs: int = 1
     clip_ratio_low: float = 0.2
     clip_ratio_high: float = 0.2
@@ -161,6 +163,7 @@ class ActorConfig:
 @dataclass
 class ModelConfig:
     path: str | None = None
+    dtype: str = "auto"  # of the weights: bfloat16 on a GPU (with float32 masters), float32 on a CPU
     enable_gradient_checkpointing: bool = False
     lora_rank: int = 0  # 0: train all weights
     lora_alpha: float = 32.0
@@ -187,7 +190,7 @@ class RolloutConfig:
     temperature: float = 1.0
     val_temperature: float = 0.0
     response_length: int = 256
-    max_num_seqs: int = 64
+    max_num_seqs: int | None = None  # replies decoded at once; default: 256 on a GPU, else 64
     tensor_model_parallel_size: int = 1
     gpu_memory_utilization: float = 0.5
     log_prob_micro_batch_size_per_gpu: int | None = None
@@ -276,6 +279,7 @@ NOT_OFFLINE = {
     "algorithm.filter_groups.enable": "groups without a difference are left out of a log anyway",
     "data.curriculum.enable": "it follows the successes of the policy, which a log does not hold",
     "agent.stream": "no episode is played that could be shown",
+    "trainer.overlap": "there is no rollout that could go beside the updates",
 }
 NOT_FROM_GROUPS = {
     "algorithm.use_kl_in_reward": "logged rewards are compared as they are; use actor_rollout_ref.actor.use_kl_loss",

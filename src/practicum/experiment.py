@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import OmegaConf
 
 from practicum import overrides
@@ -22,8 +21,9 @@ from practicum.environment import Environment
 from practicum.errors import UserError, nearest
 from practicum.evaluation.panel import Panel, Result
 from practicum.loggers import make_loggers
-from practicum.models import loader, lora
+from practicum.models import loader, lora, place
 from practicum.models.decoder import Decoder
+from practicum.models.place import Place
 from practicum.render import Renderer
 from practicum.rollout import MakeEnvironment
 from practicum.sandbox import base as sandbox
@@ -202,6 +202,7 @@ def rl_settings(config: TrainConfig, steps: int) -> RLSettings:
         else None,
         error_budget=algorithm.error_budget,
         mismatch_limit=algorithm.mismatch_limit,
+        overlap=config.trainer.overlap,
         seed=config.trainer.seed,
     )
 
@@ -232,6 +233,7 @@ def build_run(
 ) -> Run:
     """Everything loaded and checked, resumed where there is something to resume."""
     check_machine(config)
+    where = settle_place(config)
     folder = run_folder(config)
     check_continuation(config, folder)
     world = build_world(config)
@@ -248,26 +250,26 @@ def build_run(
     )
     if config.data.train_files and not config.data.val_files and validates(config):
         raise UserError("Validation needs data.val_files beside data.train_files (or trainer.val_before_train=false).")
-    loaded = load_model(config)
+    loaded = load_model(config, where)
     limit = actor.ppo_max_token_len_per_gpu
-    if loaded.model.device.type == "cpu":
+    if not where.on_gpu:
         limit = min(limit, Cut.tokens)  # smaller pieces are as fast there, and need less memory
     apprentice = Apprentice(
         loaded,
         config.agent.template or (material.log.template if material is not None else None),
-        max_batch=rollout.max_num_seqs,
+        max_batch=sequences(config, where),
         cut=Cut(limit, actor.ppo_micro_batch_size_per_gpu),
         measuring=Cut(limit, rollout.log_prob_micro_batch_size_per_gpu),
-        make_engine=engine_maker(config, folder),
+        make_engine=engine_maker(config, folder, where),
+        apart=config.trainer.overlap,
     )
     apprentice.decoder.checkpointing = config.actor_rollout_ref.model.enable_gradient_checkpointing
     own = config.critic.model.path if ESTIMATORS[settings.estimator].critic else None
     if material is not None:
         practice = material.practice(apprentice, world.make_environment, agent, settings, say)
     else:
-        practice = Practice(
-            apprentice, tasks, world.make_environment, agent, settings, Decoder(loader.load(own).model) if own else None
-        )
+        critic = Decoder(loader.load(own, where.dtype, where.device).model) if own else None
+        practice = Practice(apprentice, tasks, world.make_environment, agent, settings, critic)
     if config.agent.stream:
         if config.agent.num_chains != 1:
             raise UserError("agent.stream shows one chain as it happens: set agent.num_chains=1.")
@@ -350,7 +352,9 @@ def logged_material(config: TrainConfig, world: World) -> Material:
     return Material(log, groups=signal_groups(log, seed))
 
 
-def engine_maker(config: TrainConfig, folder: Path) -> Callable[[Renderer], PolicyEngine] | None:
+def engine_maker(
+    config: TrainConfig, folder: Path, where: Place | None = None
+) -> Callable[[Renderer], PolicyEngine] | None:
     """The engine that the configuration names; None is the one in this process."""
     rollout = config.actor_rollout_ref.rollout
     if rollout.name == "local":
@@ -368,21 +372,21 @@ def engine_maker(config: TrainConfig, folder: Path) -> Callable[[Renderer], Poli
             port=vllm.port,
             dtype=vllm.dtype,
             max_model_len=vllm.max_model_len,
-            max_num_seqs=rollout.max_num_seqs,
+            max_num_seqs=sequences(config, where or Place()),
             tensor_parallel=rollout.tensor_model_parallel_size,
             memory_share=rollout.gpu_memory_utilization,
             extra_args=tuple(vllm.extra_args),
             start_timeout=vllm.start_timeout,
         ),
-        max_num_seqs=rollout.max_num_seqs,
+        max_num_seqs=sequences(config, where or Place()),
         canary_limit=vllm.canary_limit,
     )
     return functools.partial(VLLMEngine, settings=settings)
 
 
-def load_model(config: TrainConfig) -> loader.LoadedModel:
+def load_model(config: TrainConfig, where: Place) -> loader.LoadedModel:
     """The policy, with an adapter where the configuration wants one."""
-    loaded, model = loader.load(model_name(config)), config.actor_rollout_ref.model
+    loaded, model = loader.load(model_name(config), where.dtype, where.device), config.actor_rollout_ref.model
     if model.lora_adapter_path:
         return lora.load_adapter(loaded, model.lora_adapter_path)
     if not model.lora_rank:
@@ -412,8 +416,32 @@ def check_machine(config: TrainConfig) -> None:
         raise UserError(
             f"trainer.nnodes={trainer.nnodes}: the learner is one process; only the vLLM server may be large."
         )
-    if trainer.n_gpus_per_node == 1 and not torch.cuda.is_available():
+    if trainer.n_gpus_per_node == 1 and not find_place(config).on_gpu:
         raise UserError("trainer.n_gpus_per_node=1, but no GPU is to be seen here; set it to 0.")
+
+
+def find_place(config: TrainConfig) -> Place:
+    """Where the policy lies. No GPUs on a node means the CPU."""
+    trainer = config.trainer
+    none = trainer.n_gpus_per_node == 0
+    if none and trainer.device not in ("auto", "cpu"):
+        raise UserError(f"trainer.device={trainer.device} and trainer.n_gpus_per_node=0 do not go together; choose.")
+    dtype_key = "actor_rollout_ref.model.dtype"
+    device = "cpu" if none else trainer.device
+    return place.find(device, config.actor_rollout_ref.model.dtype, "trainer.device", dtype_key)
+
+
+def settle_place(config: TrainConfig) -> Place:
+    """The same, written into the configuration: a run that goes on elsewhere would go on otherwise."""
+    where = find_place(config)
+    config.trainer.device, config.actor_rollout_ref.model.dtype = where.device, where.dtype_name
+    return where
+
+
+def sequences(config: TrainConfig, where: Place) -> int:
+    """Replies decoded at once."""
+    chosen = config.actor_rollout_ref.rollout.max_num_seqs
+    return where.sequences if chosen is None else chosen
 
 
 def check_continuation(config: TrainConfig, folder: Path) -> None:
@@ -456,15 +484,19 @@ def derived(config: TrainConfig) -> list[str]:
     estimator = config.algorithm.adv_estimator
     settings = rl_settings(config, config.trainer.total_training_steps or 1)
     long = config.trainer.total_training_steps or f"{config.trainer.total_epochs} epochs of"
+    limit = actor.ppo_max_token_len_per_gpu
+    if not find_place(config).on_gpu:
+        limit = min(limit, Cut.tokens)
     size = f" = {mini * chains} episodes" if config.data.from_trajectories is None else ""
     lines = [
         f"model: {model_name(config)}",
         f"environment: {environment_name(config)}",
+        f"device: {find_place(config).describe()}",
         f"run folder: {run_folder(config)}",
         *(_drawn(config) if config.data.from_trajectories is None else _logged(config)),
         f"updates per step: {actor.ppo_epochs * tasks // mini} ({actor.ppo_epochs} epochs × {tasks // mini} "
         f"mini-batches of {mini} tasks{size})",
-        f"one update goes through in pieces of at most {actor.ppo_max_token_len_per_gpu} tokens"
+        f"one update goes through in pieces of at most {limit} tokens"
         + (f" and {actor.ppo_micro_batch_size_per_gpu} sequences" if actor.ppo_micro_batch_size_per_gpu else "")
         + "; its gradient does not depend on that",
         f"steps: {long}",

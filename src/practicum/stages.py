@@ -9,16 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from omegaconf import OmegaConf
 
 from practicum import overrides
 from practicum.errors import UserError, nearest
 from practicum.export import DPO_FIELDS
-from practicum.models import loader, lora
+from practicum.models import loader, lora, place
+from practicum.models.place import Place
 from practicum.rows import read_rows, read_whole_episode
 from practicum.store import write_atomic
 from practicum.training import dpo, sft
-from practicum.training.apprentice import Apprentice
+from practicum.training.apprentice import GPU_TOKENS, Apprentice
 from practicum.training.batch import Cut, Sample
 from practicum.training.checkpoint import Checkpoints
 from practicum.training.learner import OptimizerSettings
@@ -39,6 +41,7 @@ class StageModel:
     adapter_path: str | None = None  # go on from this adapter
     load_in_8bit: bool = False
     load_in_4bit: bool = False
+    device: str = "auto"  # a CUDA GPU where there is one; or cpu, cuda, cuda:N
 
 
 @dataclass
@@ -137,7 +140,9 @@ def load_apprentice(config: SFTConfig | DPOConfig, template: str | None) -> Appr
     model, training = config.model, config.training
     if training.fp16:
         raise UserError("training.fp16=true needs loss scaling, which is not built; use training.bf16=true.")
-    loaded = loader.load(model.path, quantised=loader.quantisation(model.load_in_8bit, model.load_in_4bit))
+    where = settle_place(config)
+    quantised = loader.quantisation(model.load_in_8bit, model.load_in_4bit)
+    loaded = loader.load(model.path, where.dtype, where.device, quantised)
     if model.adapter_path:
         loaded = lora.load_adapter(loaded, model.adapter_path)
     elif training.use_lora:
@@ -146,11 +151,20 @@ def load_apprentice(config: SFTConfig | DPOConfig, template: str | None) -> Appr
             training.use_dora, training.use_rslora,
         )  # fmt: skip
         loaded = lora.add_adapter(loaded, settings, training.seed)
-    apprentice = Apprentice(loaded, template, cut=Cut(samples=training.batch_size))
+    cut = Cut(GPU_TOKENS if where.on_gpu else Cut.tokens, training.batch_size)
+    apprentice = Apprentice(loaded, template, max_batch=where.sequences, cut=cut)
     apprentice.decoder.checkpointing = training.gradient_checkpointing
-    apprentice.decoder.autocast = training.bf16
+    apprentice.decoder.autocast = training.bf16 and where.dtype == torch.float32
     apprentice.decoder.dropout = bool(training.use_lora and training.lora_dropout)
     return apprentice
+
+
+def settle_place(config: SFTConfig | DPOConfig) -> Place:
+    """Where the model lies, written into the configuration. With training.bf16 a GPU holds the weights in bfloat16,
+    beside float32 masters; a CPU holds them in float32 and computes in bfloat16."""
+    device = place.find(config.model.device, key="model.device").device
+    config.model.device = device
+    return place.find(device, "bfloat16" if device != "cpu" and config.training.bf16 else "float32")
 
 
 def read_demonstrations(
@@ -198,6 +212,7 @@ def optimizer_of(training: SFTTraining) -> OptimizerSettings:
 
 def build_sft(config: SFTConfig, on_step: Callable[[int, dict[str, float]], None] | None = None) -> Stage:
     training, folder = config.training, Path(config.output_dir)
+    settle_place(config)
     check_continuation(config, folder)
     if (config.data.episodes is None) == (config.data.dataset_path is None):
         raise UserError(
@@ -230,6 +245,7 @@ def build_sft(config: SFTConfig, on_step: Callable[[int, dict[str, float]], None
     else:
         train, held_out = split(wanted, lambda episode: episode.task.id, config.data.val_share, training.seed)
         samples, checked = imitation_samples(train), imitation_samples(held_out)
+    samples, checked = (sft.fitting(side, apprentice.decoder.shape.context) for side in (samples, checked))
     apprentice.start_stage(settings.optimizer)
     batches = sft.plan_batches(len(samples), settings)
     return _stage(
@@ -244,6 +260,7 @@ def build_sft(config: SFTConfig, on_step: Callable[[int, dict[str, float]], None
 
 def build_dpo(config: DPOConfig, on_step: Callable[[int, dict[str, float]], None] | None = None) -> Stage:
     training, folder = config.training, Path(config.output_dir)
+    settle_place(config)
     check_continuation(config, folder)
     if (config.data.episodes is None) == (config.data.dataset_path is None):
         raise UserError("Give either data.episodes (pairs are mined from them) or data.dataset_path (rows of pairs).")

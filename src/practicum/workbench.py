@@ -16,8 +16,9 @@ from practicum.engines.openai import OpenAIEngine
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Environment
 from practicum.errors import UserError
-from practicum.models import loader
+from practicum.models import loader, place
 from practicum.models.decoder import Decoder
+from practicum.models.place import Place
 from practicum.render import Renderer
 from practicum.rollout import MakeEnvironment
 
@@ -73,11 +74,12 @@ def make_workbench(
     max_turns: int | None = None,
     template: str | None = None,
     url: str | None = None,
-    max_batch: int = 64,
+    where: Place | None = None,
 ) -> Workbench:
     """`policy` is expert, random, null, a model (name, folder or id), or a model served at `url`.
 
-    A scripted policy's or a server's replies are tokenised for `model`.
+    A scripted policy's or a server's replies are tokenised for `model`. `where` a model lies: by default on a GPU
+    where there is one.
     """
     maker, chosen = environment_maker(environment, format, options)
     agent = Agent(format=chosen, max_turns=max_turns or 10, sampling=sampling or Sampling())
@@ -90,7 +92,8 @@ def make_workbench(
         else:
             engine = ScriptedEngine.of(policy, world, agent.make_format(), renderer)
         return Workbench(maker, world, agent, engine, renderer, model, template)
-    loaded = loader.load(policy)
+    where = where or place.find()
+    loaded = loader.load(policy, where.dtype, where.device)
     renderer = Renderer(loaded.tokenizer, template, loaded.end_ids)
-    engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=max_batch)
+    engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=where.sequences)
     return Workbench(maker, world, agent, engine, renderer, policy, template)

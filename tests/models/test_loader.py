@@ -70,3 +70,35 @@ def test_broken_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match="cannot be loaded"):
         loader.load(str(tmp_path))
+
+
+def test_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its content: the same file again costs nothing, another one under its name is another model."""
+    monkeypatch.setenv("PRACTICUM_CACHE", str(tmp_path / "cache"))
+    converted: list[bytes] = []
+
+    def convert(file: Path, folder: Path) -> None:
+        converted.append(file.read_bytes())
+        tiny.build(folder)
+
+    monkeypatch.setattr(loader.smollm2, "convert", convert)
+    file = tmp_path / "own.gguf"
+    file.write_bytes(b"one")
+    first = loader.model_folder(str(file))
+    assert loader.model_folder(str(file)) == first
+    assert converted == [b"one"]
+    file.write_bytes(b"two")
+    assert loader.model_folder(str(file)) != first
+    assert converted == [b"one", b"two"]
+    assert loader.load(str(file)).model.config.model_type == "llama"
+    with pytest.raises(UserError, match="There is no file '.*none.gguf'; give a GGUF file"):
+        loader.load(str(tmp_path / "none.gguf"))
+
+
+def test_smollm2_is_read_from_the_file_one_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "weights.gguf"
+    monkeypatch.setenv("PRACTICUM_SMOLLM2", str(file))
+    with pytest.raises(UserError, match="PRACTICUM_SMOLLM2 names '.*weights.gguf', which is no file"):
+        loader.smollm2.weights_file()
+    file.touch()
+    assert loader.smollm2.weights_file() == file

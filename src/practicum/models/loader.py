@@ -1,8 +1,9 @@
-"""A model by name: `tiny`, `smollm2`, a Hugging Face folder, or a hub id."""
+"""A model by name: `tiny`, `smollm2`, a Hugging Face folder, a GGUF file, or a hub id."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import os
 import shutil
@@ -47,21 +48,32 @@ def cache_folder() -> Path:
 
 
 def model_folder(name: str) -> str:
-    """The folder (or hub id) of a model name; the built-in ones are made on first use."""
-    if name not in BUILDERS:
+    """The folder (or hub id) of a model name; the built-in ones and those of GGUF files are made on first use."""
+    file = Path(name).expanduser() if name.endswith(".gguf") else None
+    if file is None and name not in BUILDERS:
         return name
-    version = f"{name}-{__version__}"
-    folder = cache_folder() / version
+    if file is not None and not file.is_file():
+        raise UserError(f"There is no file '{name}'; give a GGUF file, a Hugging Face folder, or OWNER/NAME.")
+    folder = cache_folder() / (f"{name}-{__version__}" if file is None else f"{file.stem}-{_content(file)}")
     if not (folder / "config.json").exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Built beside and moved into place: a half-built model is never found.
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             made = Path(scratch) / "model"
-            BUILDERS[name](made)
+            if file is None:
+                BUILDERS[name](made)
+            else:
+                smollm2.convert(file, made)
             if not (folder / "config.json").exists():
                 shutil.rmtree(folder, ignore_errors=True)
                 made.replace(folder)
     return str(folder)
+
+
+def _content(file: Path) -> str:
+    """Names a file by what is in it: another under the same name is another model."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()[:16]
 
 
 def load(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu", quantised: Any = None) -> LoadedModel:

@@ -49,7 +49,8 @@ def add_adapter(loaded: LoadedModel, settings: LoRASettings, seed: int = 0) -> L
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            wrapped = peft.get_peft_model(loaded.model, config)
+            # In the precision of the weights beside it: the learner keeps float32 masters of half-precision ones.
+            wrapped = peft.get_peft_model(loaded.model, config, autocast_adapter_dtype=False)
         except ValueError as error:
             raise UserError(f"LoRA targets {settings.targets}: {str(error).splitlines()[0]}") from error
     wrapped.eval()
@@ -64,7 +65,9 @@ def load_adapter(loaded: LoadedModel, folder: str | Path, trainable: bool = True
     if not (path / "adapter_config.json").is_file() or not (path / "adapter_model.safetensors").is_file():
         raise UserError(f"'{folder}' is not an adapter (it needs adapter_config.json and adapter_model.safetensors).")
     try:
-        wrapped = peft.PeftModel.from_pretrained(loaded.model, str(path), is_trainable=trainable)
+        wrapped = peft.PeftModel.from_pretrained(
+            loaded.model, str(path), is_trainable=trainable, autocast_adapter_dtype=False
+        )
     except (ValueError, RuntimeError, KeyError) as error:
         raise UserError(f"Adapter '{folder}' does not fit this model: {str(error).splitlines()[0]}") from error
     wrapped.eval()

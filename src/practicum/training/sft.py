@@ -36,6 +36,17 @@ class SFTSettings:
             raise UserError("Epochs and batch sizes must be at least 1.")
 
 
+def fitting(samples: Sequence[Sample], window: int) -> list[Sample]:
+    """The samples that a model's window holds; from a longer one it cannot learn. Says how many those are."""
+    found = [sample for sample in samples if len(sample.ids) <= window]
+    if len(found) < len(samples):
+        told = f"{len(samples) - len(found)} of {len(samples)} demonstrations are longer than the model's window"
+        if not found:
+            raise UserError(f"{told} ({window} tokens): nothing is left to learn from; show shorter ones.")
+        print(f"{told} ({window} tokens) and are left out.", flush=True)
+    return found
+
+
 def planned_steps(samples: int, settings: SFTSettings) -> int:
     return settings.epochs * -(-samples // settings.batch_size)
 

@@ -1,0 +1,1 @@
+"""The legs of `benchmarks/gpu.py`: each measures one thing and returns rows."""

@@ -1,0 +1,162 @@
+"""Agent: episodes a second of several turns with a real tool, and how much of the tools' time decoding hides.
+
+The engine decodes every reply, token by token, with log-probs, and as many tokens as the expert's reply has; what the
+environment then gets is the expert's reply. So the figures need no trained weights, every episode calls its tools,
+and every tool call is a real one: the calculator, or a Python program in a sandbox of its own. The same episodes are
+played once more with the tools' answers read from memory: the difference in time is what the tools cost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from gpu_legs.common import Row, Size, load_real, synchronise
+from practicum.agent import Agent
+from practicum.engines.base import Generation, Request, Sampling
+from practicum.engines.local import LocalEngine
+from practicum.engines.scripted import ScriptedEngine
+from practicum.environment import Action, Environment, Observation, Policy, Step, ToolCall
+from practicum.environments.math import MathEnvironment
+from practicum.errors import UserError
+from practicum.models.decoder import Decoder
+from practicum.render import Renderer
+from practicum.rollout import attempts, run_episodes
+from practicum.sandbox import base as sandbox
+from practicum.task import Task
+
+
+@dataclass
+class Ledger:
+    """What the tools answered, by task and turn, and how long they took."""
+
+    answers: dict[tuple[str, int], Step] = field(default_factory=dict)
+    seconds: float = 0.0
+    calls: int = 0
+
+
+class Watched(MathEnvironment):
+    """Word problems whose tool is `tool`; `replay` answers from a ledger instead."""
+
+    def __init__(self, tool: str, ledger: Ledger, replay: bool) -> None:
+        super().__init__(tools=[tool])
+        self.tool, self.ledger, self.replay = tool, ledger, replay
+        self.turn, self.task_id = 0, ""
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        self.turn, self.task_id = 0, task.id
+        return await super().reset(task, seed)
+
+    async def step(self, action: Action) -> Step:
+        place = (self.task_id, self.turn)
+        self.turn += 1
+        if self.replay and place in self.ledger.answers:
+            return self.ledger.answers[place]
+        begun = time.perf_counter()
+        step = await super().step(action)
+        if action.calls:
+            self.ledger.seconds += time.perf_counter() - begun
+            self.ledger.calls += 1
+        self.ledger.answers[place] = step
+        return step
+
+    def expert(self, task: Task) -> Policy:
+        plain = super().expert(task)
+
+        def act(observation: Observation) -> Action:
+            action = plain(observation)
+            if self.tool == "calculator" or not action.calls:
+                return action
+            code = f"print(round({action.calls[0].arguments['expression']}))"
+            return replace(action, calls=(ToolCall(self.tool, {"code": code}),))
+
+        return act
+
+
+class Following:
+    """Decodes like the policy, says what the expert says."""
+
+    name = "following"
+
+    def __init__(self, engine: LocalEngine, expert: ScriptedEngine) -> None:
+        self.engine, self.expert = engine, expert
+        self.tokens = 0
+
+    async def generate(self, request: Request) -> Generation:
+        said = await self.expert.generate(request)
+        sampling = replace(request.sampling, max_tokens=len(said.ids))
+        decoded = await self.engine.generate(replace(request, sampling=sampling))
+        self.tokens += len(decoded.ids)
+        return said
+
+    def forget(self, session: str) -> None:
+        self.engine.forget(session)
+        self.expert.forget(session)
+
+    async def close(self) -> None:
+        await self.engine.close()
+
+
+def measure(size: Size, engine: LocalEngine, renderer: Renderer, tool: str, replay: bool, ledger: Ledger) -> Row:
+    def make() -> Environment:
+        return Watched(tool, ledger, replay)
+
+    world = make()
+    agent = Agent(max_turns=6, sampling=Sampling(1.0, max_tokens=64))
+    tasks: Sequence[Task] = world.tasks("train", size.episodes)
+
+    async def run() -> Row:
+        following = Following(engine, ScriptedEngine.of("expert", world, agent.make_format(), renderer))
+        engine.weights_changed(engine.stats.generated + 1)
+        synchronise(size)
+        begun = time.perf_counter()
+        episodes = await run_episodes(
+            attempts(tasks, 1, 0), make, agent, following, renderer, concurrency=2 * engine.max_batch
+        )
+        seconds = time.perf_counter() - begun
+        solved = sum(episode.reward for episode in episodes)
+        if solved < len(episodes):
+            wrong = next(episode for episode in episodes if episode.reward < 1)
+            raise SystemExit(f"the expert solved {solved:.0f} of {len(episodes)} ({wrong.outcome}: {wrong.error})")
+        return {
+            "tool": tool, "answers": "from memory" if replay else "real", "episodes": len(episodes),
+            "episodes/s": len(episodes) / seconds, "turns": sum(len(episode.turns) for episode in episodes),
+            "decoded tokens/s": following.tokens / seconds, "seconds": seconds, "tool calls": ledger.calls,
+            "tool seconds, summed": ledger.seconds,
+        }  # fmt: skip
+
+    return asyncio.run(run())
+
+
+def leg(size: Size) -> list[Row]:
+    loaded, what = load_real(size)
+    renderer = Renderer(loaded.tokenizer, "chatml" if what != "tiny" else None, ())
+    renderer.end_ids = ()
+    engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=min(256, size.episodes))
+    rows: list[Row] = []
+    for tool in ("calculator", "python_executor"):
+        if tool == "python_executor":
+            try:
+                sandbox.configure()
+                print(f"sandbox: {sandbox.current().describe()}", flush=True)
+            except UserError as error:
+                print(f"no sandbox here, so no Python tool: {error}", flush=True)
+                continue
+        ledger = Ledger()
+        measure(size, engine, renderer, tool, False, ledger)  # warms up, and fills the ledger
+        remembered = measure(size, engine, renderer, tool, True, ledger)
+        real = measure(size, engine, renderer, tool, False, fresh := Ledger())
+        spent = fresh.seconds / max(1, sandbox.current().concurrency if tool == "python_executor" else 1)
+        real["seconds without tools"] = remembered["seconds"]
+        rows += [real, remembered]
+        print(
+            f"{tool} ({what}): {real['episodes/s']:,.0f} episodes/s of {real['turns'] / real['episodes']:.1f} turns, "
+            f"{real['decoded tokens/s']:,.0f} decoded tokens/s; {fresh.calls} calls took {fresh.seconds:.2f} s in all "
+            f"(waits for a place included; at least {spent:.2f} s by the clock) and made the run "
+            f"{real['seconds'] - remembered['seconds']:+.2f} s longer than {remembered['seconds']:.2f} s",
+            flush=True,
+        )
+    asyncio.run(engine.close())
+    return rows

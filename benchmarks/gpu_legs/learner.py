@@ -1,0 +1,95 @@
+"""Learner: tokens a second of an update, beside transformers' own forward and backward."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpu_legs.common import Row, Size, forget_peak, gib, make_model, make_requests, peak_bytes, synchronise
+from practicum.models.decoder import Decoder
+from practicum.training.batch import Cut, Sample
+from practicum.training.learner import Learner, Objective, OptimizerSettings
+
+
+def make_samples(size: Size, chains: int, mixed: bool) -> list[Any]:
+    rng = random.Random(0)
+    made = []
+    for request in make_requests(size, size.tasks * size.chains, chains, 1, mixed):
+        most = size.shape["vocab_size"] - 100
+        ids = (*request.ids, *(rng.randrange(10, most) for _ in range(request.sampling.max_tokens)))
+        mask = np.arange(len(ids)) >= len(request.ids)
+        paint = mask.astype(np.float32)
+        made.append(Sample(ids, mask, paint, paint * np.float32(rng.gauss(0, 1)), np.full(len(ids), -10.8, np.float32)))
+    return made
+
+
+def flops(size: Size, parameters: int, tokens: int, computed: int) -> float:
+    """Of forward and backward: 6 a weight and token, and attention's 12 · layers · hidden a token and token seen."""
+    attention = 12 * size.shape["num_hidden_layers"] * size.shape["hidden_size"] * tokens * computed / 2
+    return 6.0 * parameters * tokens + attention
+
+
+def measure(size: Size, chains: int, mixed: bool) -> Row:
+    """Bfloat16 weights with float32 masters; the last of equal samples share their prompts."""
+    forget_peak(size)
+    decoder = Decoder(make_model(size))
+    learner = Learner(decoder, OptimizerSettings(), Cut(16384))
+    samples = make_samples(size, chains, mixed)
+    tokens = sum(len(sample.ids) for sample in samples)
+    trained = float(sum(int(sample.mask.sum()) for sample in samples))
+    times = []
+    for _ in range(size.repeats + 1):
+        synchronise(size)
+        begun = time.perf_counter()
+        learner.update(samples, trained, Objective(), 1e-5)
+        synchronise(size)
+        times.append(time.perf_counter() - begun)
+    seconds = statistics.median(times[1:])
+    count = sum(parameter.numel() for parameter in decoder.parameters())
+    work = flops(size, count, tokens, tokens // len(samples))
+    return {
+        "learner": "practicum", "chains": chains, "mixed": mixed, "tokens/s": tokens / seconds, "seconds": seconds,
+        "model TFLOP/s": work / seconds / 1e12, "peak GiB": gib(peak_bytes(size)),
+    }  # fmt: skip
+
+
+def measure_plain(size: Size) -> Row:
+    """transformers' own forward and backward: equal sequences, 64 at a time, fused AdamW."""
+    forget_peak(size)
+    model = make_model(size).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    count, prompt = size.tasks * size.chains, size.prompt
+    ids = torch.randint(10, size.shape["vocab_size"] - 100, (count, prompt + size.new), device=size.device)
+    times = []
+    for _ in range(size.repeats + 1):
+        synchronise(size)
+        begun = time.perf_counter()
+        for part in ids.split(64):
+            logits = model(part).logits[:, prompt - 1 : -1].float()
+            logprobs = logits.gather(-1, part[:, prompt:, None])[..., 0] - logits.logsumexp(-1)
+            (-logprobs.sum() / (count * size.new)).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        synchronise(size)
+        times.append(time.perf_counter() - begun)
+    seconds = statistics.median(times[1:])
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    work = flops(size, parameters, ids.numel(), ids.shape[1])
+    return {
+        "learner": "plain transformers", "tokens/s": ids.numel() / seconds, "seconds": seconds,
+        "model TFLOP/s": work / seconds / 1e12, "peak GiB": gib(peak_bytes(size)),
+    }  # fmt: skip
+
+
+def leg(size: Size) -> list[Row]:
+    found = [measure_plain(size)]
+    for chains, mixed in ((1, False), (1, True), (size.chains, False)):
+        found.append(measure(size, chains, mixed))
+    for row in found:
+        print({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}, flush=True)
+    return found

@@ -1,0 +1,223 @@
+"""One whole GRPO step, Practicum's against TRL's: rollout, credit, update, on one device in one run.
+
+Practicum's is `Practice.step` itself: episodes of an environment, typed outcomes, mismatch check and all. TRL's is
+`GRPOTrainer` with what is fastest for it: bf16, fused AdamW, no look at old or reference log-probs (`beta=0`,
+`num_iterations=1`), no checkpointing, no logging, and the fastest of the micro-batch sizes tried. No reply may end
+early on either side, both get prompts of the same length, and both take the mean loss over all tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import tempfile
+import time
+import zlib
+from typing import Any
+
+import torch
+
+from gpu_legs.common import Row, Size, forget_peak, gib, load_real, peak_bytes, synchronise
+from practicum.agent import Agent
+from practicum.engines.base import Sampling
+from practicum.environment import Action, Environment, Message, Observation, Step
+from practicum.environments.math import make_problem
+from practicum.render import Renderer
+from practicum.task import Task
+from practicum.training.apprentice import Apprentice
+from practicum.training.batch import Cut
+from practicum.training.learner import Objective
+from practicum.training.rl import Practice, RLSettings
+
+LEARNING_RATE = 1e-6
+SPLITS = (256, 64)
+"""Completions in one micro-batch of TRL; the rest follows by gradient accumulation."""
+
+
+class Questions(Environment):
+    """One question, one reply, a reward that is the reply's checksum: the policy is timed, not judged."""
+
+    name = "bench"
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        return Observation((Message("user", task.fields["question"]),))
+
+    async def step(self, action: Action) -> Step:
+        return Step(reward=zlib.crc32(action.text.encode()) / 2**32, terminated=True)
+
+    async def truncate(self) -> Step:
+        return Step(reward=random.random(), truncated=True)
+
+
+def story(rng: random.Random) -> str:
+    return " ".join(str(make_problem(rng, 5)["question"]) for _ in range(16))
+
+
+def make_tasks(renderer: Renderer, tokens: int, count: int) -> list[Task]:
+    """Questions whose first prompt has exactly `tokens` tokens."""
+    rng, made = random.Random(tokens), list[Task]()
+    while len(made) < count:
+        words = story(rng).split()
+        for number in range(1, len(words)):
+            text = " ".join(words[:number])
+            length = sum(len(span.ids) for span in renderer.start([Message("user", text)]))
+            if length >= tokens:
+                break
+        if length == tokens:
+            made.append(Task(f"q{len(made)}", "bench", "train", {"question": text}))
+    return made
+
+
+def make_texts(tokenizer: Any, tokens: int, count: int) -> list[str]:
+    """Texts that TRL's tokenizer reads as exactly `tokens` tokens."""
+    rng, made = random.Random(tokens), list[str]()
+    while len(made) < count:
+        text = tokenizer.decode(tokenizer(story(rng))["input_ids"][:tokens])
+        if len(tokenizer(text)["input_ids"]) == tokens:
+            made.append(text)
+    return made
+
+
+def measure_practicum(size: Size, overlap: bool = False) -> Row:
+    forget_peak(size)
+    loaded, what = load_real(size)
+    cut = Cut() if size.tiny else Cut(16384)
+    apprentice = Apprentice(loaded, max_batch=size.tasks * size.chains, cut=cut, apart=overlap)
+    apprentice.renderer.end_ids = ()
+    settings = RLSettings(
+        steps=size.repeats + 2, tasks_per_step=size.tasks, chains=size.chains, estimator="grpo", lr=LEARNING_RATE,
+        aggregation="token-mean", objective=Objective(), warmup=0, mismatch_limit=10.0,
+        overlap=overlap,
+    )  # fmt: skip
+    tasks = make_tasks(apprentice.renderer, size.prompt, size.tasks)
+    agent = Agent(max_turns=1, sampling=Sampling(1.0, max_tokens=size.new))
+    practice = Practice(apprentice, tasks, Questions, agent, settings)
+
+    async def run() -> list[dict[str, float]]:
+        found = []
+        for number in range(size.repeats + 1):
+            synchronise(size)
+            begun = time.perf_counter()
+            metrics, _ = await practice.step(number)
+            synchronise(size)
+            metrics["seconds"] = time.perf_counter() - begun
+            if metrics["actor/tokens"] != size.tasks * size.chains * size.new:
+                raise SystemExit(f"a step trained {metrics['actor/tokens']:.0f} tokens")
+            found.append(metrics)
+        await apprentice.close()
+        return found[1:]
+
+    found = asyncio.run(run())
+    keys = [key for key in found[0] if key == "seconds" or key.startswith(("timing/", "mismatch/", "staleness/"))]
+    middle = {key.removeprefix("timing/"): statistics.median(one[key] for one in found) for key in keys}
+    side = "practicum, overlapped" if overlap else "practicum"
+    return {"side": side, "model": what, **middle, "peak GiB": gib(peak_bytes(size))}
+
+
+def measure_trl(size: Size, split: int) -> Row:
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    forget_peak(size)
+    loaded, what = load_real(size)
+    texts = make_texts(loaded.tokenizer, size.prompt, size.tasks)
+    now: dict[str, float] = {}
+    found: list[dict[str, float]] = []
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            synchronise(size)
+            now.update(begun=time.perf_counter(), rollout=0.0)
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            synchronise(size)
+            found.append({"seconds": time.perf_counter() - now["begun"], "rollout": now["rollout"]})
+
+    def reward(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+        trained = sum(len(ids) for ids in completion_ids)
+        if trained != size.tasks * size.chains * size.new:
+            raise SystemExit(f"a step of TRL trained {trained} tokens")
+        return [random.random() for _ in completions]
+
+    with tempfile.TemporaryDirectory() as scratch:
+        trainer: Any = GRPOTrainer(
+            model=loaded.model,
+            reward_funcs=reward,
+            train_dataset=Dataset.from_dict({"prompt": texts * (size.repeats + 2)}),
+            processing_class=loaded.tokenizer,
+            callbacks=[Clock()],
+            args=GRPOConfig(
+                output_dir=scratch, per_device_train_batch_size=split,
+                gradient_accumulation_steps=size.tasks * size.chains // split, gradient_checkpointing=False,
+                num_generations=size.chains, max_completion_length=size.new, temperature=1.0, top_p=1.0, top_k=0,
+                beta=0.0, num_iterations=1, generation_kwargs={"min_new_tokens": size.new}, shuffle_dataset=False,
+                learning_rate=LEARNING_RATE, lr_scheduler_type="constant", optim="adamw_torch_fused",
+                max_grad_norm=1.0, bf16=size.dtype == torch.bfloat16, fp16=False, use_cpu=size.device == "cpu",
+                report_to="none", logging_strategy="no", save_strategy="no", disable_tqdm=True,
+                dataloader_num_workers=0, max_steps=size.repeats + 1, seed=0,
+            ),
+        )  # fmt: skip
+        generate = trainer._generate_single_turn
+
+        def timed(*args: Any, **keywords: Any) -> Any:
+            synchronise(size)
+            begun = time.perf_counter()
+            try:
+                return generate(*args, **keywords)
+            finally:
+                synchronise(size)
+                now["rollout"] += time.perf_counter() - begun
+
+        trainer._generate_single_turn = timed
+        trainer.train()
+    middle = {key: statistics.median(one[key] for one in found[1:]) for key in found[0]}
+    side = f"TRL, {split} × {size.tasks * size.chains // split}"
+    return {"side": side, "model": what, **middle, "peak GiB": gib(peak_bytes(size))}
+
+
+def leg(size: Size) -> list[Row]:
+    ours = measure_practicum(size)
+    show(size, ours)
+    theirs = measure_peer(size)
+    rows = [ours, *theirs]
+    if theirs:
+        fastest = min(theirs, key=lambda row: float(row["seconds"]))
+        ratio = fastest["seconds"] / ours["seconds"]
+        print(f"ratio: {ratio:.2f} against {fastest['side']}", flush=True)
+        rows.append({"side": "ratio", "against": fastest["side"], "ratio": ratio})
+    try:
+        rows.append(measure_practicum(size, overlap=True))
+        show(size, rows[-1])
+    except Exception as error:  # what was measured before it counts all the same
+        print(f"overlapped: {type(error).__name__}: {error}", flush=True)
+        if size.tiny:
+            raise
+    return rows
+
+
+def measure_peer(size: Size) -> list[Row]:
+    """TRL in each of the splits; nothing where it is not installed."""
+    try:
+        import trl  # noqa: F401
+    except ImportError as error:
+        print(f"TRL is not here ({error}); see --needs.", flush=True)
+        return []
+    total, rows = size.tasks * size.chains, list[Row]()
+    for split in sorted({min(split, total) for split in SPLITS}, reverse=True):
+        rows.append(measure_trl(size, split))
+        show(size, rows[-1])
+    return rows
+
+
+def show(size: Size, row: Row) -> None:
+    sampled = size.tasks * size.chains * size.new
+    split = ", ".join(f"{key} {row[key]:.3f}" for key in ("rollout", "credit", "update") if key in row)
+    wrong = row.get("mismatch/logprob/mean")
+    print(
+        f"{row['side']} ({row['model']}): {row['seconds']:.3f} s a step ({split}), {sampled / row['seconds']:,.0f} "
+        f"sampled tokens/s, peak {row['peak GiB']:.1f} GiB"
+        + (f", mismatch {wrong:.2g} a token" if wrong is not None else ""),
+        flush=True,
+    )

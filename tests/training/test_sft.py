@@ -1,0 +1,31 @@
+"""Which demonstrations a model can learn from at all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from practicum.errors import UserError
+from practicum.training.batch import Sample
+from practicum.training.sft import fitting
+
+
+def sample(length: int) -> Sample:
+    numbers = np.zeros(length, dtype=np.float32)
+    return Sample(tuple(range(length)), np.arange(length) > 0, numbers, numbers, numbers)
+
+
+def test_what_is_longer_than_the_window_is_left_out_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    short, full, long = sample(3), sample(8), sample(9)
+    assert fitting([short, long, full], 8) == [short, full]
+    assert capsys.readouterr().out == (
+        "1 of 3 demonstrations are longer than the model's window (8 tokens) and are left out.\n"
+    )
+    assert fitting([short], 8) == [short]
+    assert fitting([], 8) == []
+    assert capsys.readouterr().out == ""
+
+
+def test_nothing_left_is_an_error() -> None:
+    with pytest.raises(UserError, match="nothing is left to learn from"):
+        fitting([sample(9)], 8)
