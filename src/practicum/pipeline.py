@@ -208,6 +208,9 @@ def rl_config(config: PipelineConfig) -> TrainConfig:
         "algorithm.adv_estimator": "gae",
         "algorithm.gamma": rl.gamma,
         "algorithm.lam": rl.gae_lambda,
+        "algorithm.turn_rewards": "true",  # a step's reward is that step's, not the episode's last word's
+        # Undiscounted, a cut-off episode would be worth its own forecast and a penalty more, round after round.
+        "algorithm.bootstrap_truncated": "true" if rl.gamma < 1 else "false",
         "data.train_batch_size": rl.rollout_batch_size,
         "actor_rollout_ref.actor.ppo_epochs": rl.ppo_epochs,
         "actor_rollout_ref.actor.clip_ratio_low": rl.clip_range,
@@ -225,6 +228,7 @@ def rl_config(config: PipelineConfig) -> TrainConfig:
         "trainer.save_freq": rl.save_steps,
         "trainer.save_total_limit": 2,
         "trainer.seed": config.seed,
+        "trainer.device": config.model.device,
         "trainer.val_before_train": "false",
         "trainer.logger": "[wandb]" if config.tracking.use_wandb else "[]",
     }

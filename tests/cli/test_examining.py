@@ -163,6 +163,97 @@ def test_matrix(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "Did you mean 'null'?" in capsys.readouterr().err
 
 
+def test_several_environments_are_one_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder of results, on panels that the next policy can be held to."""
+    monkeypatch.chdir(tmp_path)
+    worlds = ["--env", "math", "--env=affine:sat", "--env", "math"]
+    first, second = Path("null"), Path("expert")
+    assert main(["eval", *worlds, "--tasks", "5", "--policy", "null", "--out", str(first)]) == 0
+    shown = capsys.readouterr().out
+    fits(shown)
+    assert sorted(path.name for path in first.glob("*.json")) == ["affine-sat.json", "math.json"]
+    assert "overall: success 0.0% (mean of environments)" in shown
+    assert main(["eval", *worlds, "--policy", "expert", "--panel", str(first), "--out", str(second)]) == 0
+    assert "overall: success 100.0%" in capsys.readouterr().out
+    for name in ("math", "affine-sat"):
+        assert read_result(first / f"{name}.json").panel == read_result(second / f"{name}.json").panel
+    assert main(["compare", str(first), str(second)]) == 0
+    shown = capsys.readouterr().out
+    fits(shown)
+    assert "Frontier" in shown
+    for arguments, says in [
+        (["--out", "r.json"], "name a folder"),
+        (["--panel", str(first / "math.run" / "panel.json")], "name the folder of another --out"),
+        (["--env", "nowhere"], "nowhere"),
+    ]:
+        assert main(["eval", *worlds, *arguments]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_matrix_examines_modes_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = Path("m")
+    command = ["matrix", "--mode", "null", "--mode", "top=expert", *TASKS, "--out", str(out)]
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    fits(shown.out)
+    assert "\ntop   12/12 " in shown.out
+    assert read_result(out / "top.json").panel == read_result(out / "null.json").panel
+    assert main(command) == 0
+    again = capsys.readouterr()
+    assert "episodes" not in again.err  # nothing was left to play
+    assert again.out == shown.out
+
+
+def test_matrix_from_a_file_of_experiments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "experiments.yaml"
+    file.write_text(
+        "defaults: {env: math, tasks: 50, max_turns: 4}\n"
+        "experiments:\n"
+        "- {name: idle, policy: 'null', description: does nothing}\n"
+        "- {name: able, policy: expert}\n"
+        "- {name: other, policy: random}\n"
+    )
+    command = ["matrix", "--config", str(file), "--experiment", "idle", "--experiment", "able", "--tasks", "6"]
+    assert main([*command, "--out", str(tmp_path / "m")]) == 0
+    assert "\nidle    6/6 " in capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "m").glob("*.json")) == ["able.json", "idle.json"]
+    assert read_result(tmp_path / "m" / "able.json").settings["rules"] == {"max_turns": 4}
+    for arguments, says in [
+        ([*command, "--experiment", "abel", "--out", "m"], "has no experiment 'abel'. Did you mean 'able'?"),
+        (command, "--out FOLDER"),
+        (["matrix", "--experiment", "able"], "give the file with --config"),
+        (["matrix", "--mode", "x=", "--out", "m"], "write NAME=POLICY"),
+        (["matrix", "--mode", "runs/x", "--out", "m"], "write NAME=POLICY"),
+        (["matrix", "--mode", "a=null", "--mode", "a=expert", "--out", "m"], "Two modes are called 'a'"),
+        (["matrix"], "Nothing to compare"),
+    ]:
+        assert main(arguments) == 2, arguments
+        assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("]", "is not YAML"),
+        ("[]", "has no list 'experiments'"),
+        ("experiments: [{policy: x}]", "each have a 'name'"),
+        ("experiments: [{name: x}]", "has no 'policy'"),
+        ("experiments: [{name: x, policy: y, tasks: {a: 1}}]", "'tasks' must be a text, a number"),
+        ("{experiments: [{name: x, policy: y}], defaults: 3}", "'defaults' must be a mapping"),
+        ("experiments: [{name: x, policy: y}, {name: x, policy: z}]", "Two modes are called 'x'"),
+    ],
+)
+def test_a_wrong_file_of_experiments(text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "e.yaml").write_text(text)
+    assert main(["matrix", "--config", str(tmp_path / "e.yaml"), "--out", str(tmp_path / "m")]) == 2
+    assert says in capsys.readouterr().err
+
+
 def test_wrong_input_gets_one_sentence(
     results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.evaluation.aggregate import aggregate
 from practicum.evaluation.examination import Examination, attempts_shown, read_result, read_results, sitting_of
-from practicum.evaluation.statistics import jeffreys
+from practicum.evaluation.statistics import fraction_interval, jeffreys
 from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
 
 Make = Callable[..., Examination]
@@ -32,7 +32,9 @@ def test_paper_003s_metrics(examine: Make) -> None:
     assert metrics["std_reward"] == pytest.approx(statistics.stdev(rewards))
     assert metrics["median_reward"] == 0.4
     assert (metrics["success_low"], metrics["success_high"]) == (jeffreys(1, 5).low, jeffreys(1, 5).high)
-    assert (metrics["reward_low"], metrics["reward_high"]) == (jeffreys(2, 5).low, jeffreys(2, 5).high)
+    assert (metrics["jeffreys_low"], metrics["jeffreys_high"]) == (jeffreys(2, 5).low, jeffreys(2, 5).high)
+    honest = fraction_interval(rewards, range(5))
+    assert (metrics["reward_low"], metrics["reward_high"]) == (honest.low, honest.high)
     assert metrics["level"] == 0.80
 
 

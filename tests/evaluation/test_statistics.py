@@ -16,6 +16,7 @@ from practicum.evaluation.statistics import (
     Interval,
     bootstrap_mean,
     clustered_mean,
+    fraction_interval,
     jeffreys,
     paired_difference,
     paired_rates,
@@ -109,6 +110,20 @@ def test_rate_interval_lies_between_its_two_ends() -> None:
     narrow, wide = jeffreys(30, 60), jeffreys(12.5, 25)
     assert wide.low < between.low < narrow.low
     assert narrow.high < between.high < wide.high
+
+
+def test_fractions_are_surer_than_yes_and_no() -> None:
+    fractions = [0.4, 0.5, 0.6, 0.5] * 5
+    found, plain = fraction_interval(fractions, range(20)), jeffreys(10, 20)
+    assert plain.low < found.low < 0.5 < found.high < plain.high
+    error = np.std(fractions, ddof=1) / math.sqrt(20)
+    half = stats.t.ppf(0.9, 19) * error
+    assert (found.low, found.high) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-3)
+
+
+@pytest.mark.parametrize("values", [[], [0.5], [0.5] * 6, [1.0] * 6, [0.0] * 6, [1.0, 0.0, 1.0]])
+def test_fractions_without_spread_or_that_are_whole_are_taken_as_counts(values: list[float]) -> None:
+    assert fraction_interval(values, range(len(values))) == rate_interval(values, range(len(values)))
 
 
 def test_rate_interval_without_repeats_is_jeffreys_and_constants_keep_a_width() -> None:

@@ -13,7 +13,8 @@ from tests.report_world import step_values, write_training
 from practicum.metrics import MetricsFile
 from practicum.report.curves import Curves, band, health_settings
 from practicum.report.series import LIMIT, Series
-from practicum.training.health import HealthMonitor, HealthSettings
+from practicum.training.health import Adjustment, Finding, HealthMonitor, HealthSettings
+from practicum.training.journal import Journal
 
 
 def test_a_series_keeps_every_point_until_it_is_long() -> None:
@@ -98,8 +99,67 @@ def test_health_events_are_those_of_the_monitor_under_the_runs_own_limits(tmp_pa
     for step in range(1, 31):
         values = {**step_values(step), "actor/ppo_kl": 0.7}
         expected += [(step, finding.sign, finding.severity) for finding in monitor.observe(step, values)]
+    assert not curves.record()["stored"]
     assert [(e["step"], e["sign"], e["severity"]) for e in curves.events] == expected
     assert ("kl_high", "act") in {(e["sign"], e["severity"]) for e in curves.events}
+
+
+def journal_of(folder: Path) -> Journal:
+    journal = Journal(folder / "health.jsonl")
+    journal.seen(3, [Finding("kl_high", "act", 0.9, 0.5, "training is \x1b[31munstable", "<b>halve</b> it")])
+    journal.adjusted(3, Adjustment(1.0, 0.5))
+    journal.stopped(4, Finding("kl_high", "act", math.inf, 0.5, "", ""))
+    return journal
+
+
+def test_what_the_run_noted_is_shown_and_nothing_is_judged_again(tmp_path: Path) -> None:
+    write_training(tmp_path, 30, **{"actor/ppo_kl": 0.7, "health/findings": 1.0})
+    journal = journal_of(tmp_path)
+    curves = Curves(tmp_path / "metrics.jsonl", "")
+    curves.advance()
+    assert curves.record()["stored"]
+    assert [(e["step"], e["sign"], e["severity"], e["text"]) for e in curves.events] == [
+        (3, "kl_high", "act", "training is \\x1b[31munstable (0.9, limit 0.5); <b>halve</b> it"),
+        (3, "adjusted", "act", "the run did: learning rate × 1, clip range × 0.5 from here on"),
+        (4, "stopped", "act", "the run was stopped, for kl_high"),
+    ]
+    journal.seen(31, [Finding("dead_groups", "warn", math.nan, 0.5, "c", "r")])
+    journal.close()
+    again, rows = curves.advance()
+    assert not again
+    assert [(row["points"], row["noted"], row["events"][0]["text"]) for row in rows] == [({}, 4, "c (–, limit 0.5); r")]
+
+
+def test_a_quiet_run_shows_no_event_whatever_its_metrics_look_like_now(tmp_path: Path) -> None:
+    write_training(tmp_path, 30, **{"actor/ppo_kl": 0.7})
+    Journal(tmp_path / "health.jsonl").close()
+    curves = Curves(tmp_path / "metrics.jsonl", "")
+    curves.advance()
+    assert curves.record()["stored"]
+    assert curves.events == []
+
+
+def test_notes_that_begin_anew_are_read_anew(tmp_path: Path) -> None:
+    write_training(tmp_path, 9)
+    journal_of(tmp_path).close()
+    curves = Curves(tmp_path / "metrics.jsonl", "")
+    curves.advance()
+    Journal(tmp_path / "health.jsonl", keep_to=3).close()  # what a resumed run does
+    assert curves.advance()[0]
+    assert [event["step"] for event in curves.events] == [3, 3]
+
+
+def test_damaged_notes_are_counted_and_the_rest_goes_on(tmp_path: Path) -> None:
+    write_training(tmp_path, 2)
+    lines = [b"\xff", b"[]", b'{"step": 1}', b'{"step": NaN, "kind": "stop", "sign": "x"}',
+             b'{"step": 1, "kind": "odd"}', b'{"step": 1, "kind": "adjustment", "lr_scale": "x", "clip_scale": 1}',
+             b"[" * 50_000, b'{"step": 2, "kind": "stop", "sign": "<script>"}']  # fmt: skip
+    (tmp_path / "health.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    curves = Curves(tmp_path / "metrics.jsonl", "")
+    curves.advance()
+    assert curves.record()["unreadable_events"] == 7
+    assert [event["sign"] for event in curves.events] == ["stopped"]
+    json.dumps(curves.record(), allow_nan=False)
 
 
 def test_a_finding_that_metrics_do_not_explain_is_named_as_the_hacking_panels(tmp_path: Path) -> None:

@@ -176,6 +176,10 @@ def test_surprise_is_in_bits_of_what_the_others_did(tmp_path: Path) -> None:
     assert {rows[n].sitting.reward for n in chosen["best"]} == {1.0}
     assert {rows[n].sitting.task for n in chosen["best"]} == {"task-0", "task-1"}
     assert rows[chosen["worst"][0]].sitting.reward == 0.0
+    many = samples(rows, 6)
+    assert {rows[n].sitting.reward for n in many["worst"]} == {0.0}  # no success is among the worst
+    assert {rows[n].sitting.reward for n in many["best"]} == {1.0}
+    assert many["surprising"] == [0]  # what was likelier than not surprises nobody
 
 
 def test_the_table_has_the_rates_of_the_examination(tmp_path: Path) -> None:
@@ -183,13 +187,13 @@ def test_the_table_has_the_rates_of_the_examination(tmp_path: Path) -> None:
     store.write_episode(tmp_path, replace(an_episode("broke", 0, 0.0), outcome=Outcome.ENV_ERROR, error="gone"))
     store.write_episode(tmp_path / "top_episodes" / "step_1", an_episode("task-0", 1, 1.0))
     lines = [cohort.record() for cohort in cohorts_of("k", "run", index_of(tmp_path).rows)]
-    played, chosen = sorted(lines, key=lambda line: line["selected"])
+    played, chosen = sorted(lines, key=lambda line: line["kept"])
     interval = jeffreys(2, 3, 0.95)
     assert played["success_rate"] == pytest.approx(2 / 3)
     assert (played["success_low"], played["success_high"]) == pytest.approx((interval.low, interval.high))
     assert played["outcomes"] == {"success": 2, "failure": 1, "env_error": 1}
     assert played["parts"] == {"answer": pytest.approx(2 / 3), "brevity": 0.25}
-    assert chosen["selected"]
+    assert chosen["kept"]
     assert chosen["success_rate"] is None
 
 

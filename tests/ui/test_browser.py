@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.report_world import (
     CHROMIUM,
     HOSTILE_TEXTS,
     a_browser,
+    an_episode,
     step_values,
     write_damaged,
     write_hostile,
@@ -27,6 +29,9 @@ from transformers import PreTrainedTokenizerBase
 from practicum.metrics import MetricsFile
 from practicum.report.document import document
 from practicum.report.runs import find_runs
+from practicum.training.health import Adjustment, Finding
+from practicum.training.journal import Journal
+from practicum.training.kept import Keeper
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason="needs /usr/bin/chromium (make setup installs it)")
@@ -93,6 +98,7 @@ def test_the_report_shows_curves_health_tables_and_comparison(browser: Any, repo
         assert curve.locator("path.area").count() == 2
         assert page.locator("[data-metric='success/mean'] .mark-act").count() >= 1
         assert "kl_high" in page.locator("#health").inner_text()
+        assert "judged again from the metrics" in page.locator("#health-source").inner_text()
         assert page.locator("section[aria-label='Reward parts'] path.stack").count() == 4
         assert page.locator("#environments tbody tr").count() == 2
         assert "'second' is better than 'first'" in page.locator("#comparison").inner_text()
@@ -105,6 +111,48 @@ def test_the_report_shows_curves_health_tables_and_comparison(browser: Any, repo
         page.locator(".run input").nth(3).uncheck()
         assert page.locator("[data-metric='success/mean'] path.line").count() == 1
         assert watched.requests == [report.as_uri()]
+
+
+def test_what_a_run_kept_of_itself_is_shown_as_it_was(
+    browser: Any, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Its own health notes, and advantages by token, which the page could not have computed."""
+    run = write_training(tmp_path / "run", 30, **{"actor/ppo_kl": 0.7})
+    journal = Journal(run / "health.jsonl")
+    journal.seen(7, [Finding("dead_groups", "act", 0.95, 0.9, "groups are alike", "give it easier tasks")])
+    journal.adjusted(7, Adjustment(1 / 3, 1.0))
+    journal.close()
+    group = [an_episode("task-0", attempt, float(attempt == 1), tokenizer) for attempt in range(3)]
+    size = len(group[0].turns[0].spans[-1].ids)
+    keeper = Keeper(run, "gae")
+    keeper.hear([group], [[np.linspace(-2.0, 2.0, size), np.full(size, 0.25), np.full(size, -0.25)]])
+    keeper.keep_group(4)
+    path = tmp_path / "report.html"
+    path.write_bytes(document(find_runs([run]))[0])
+    with Watched(browser) as watched:
+        page = watched.page
+        page.goto(path.as_uri())
+        health = page.locator("#health").inner_text()
+        assert "as the run noted them while it went" in health
+        assert "groups are alike (0.95, limit 0.9); give it easier tasks" in health
+        assert "learning rate × 0.333" in health
+        assert "kl_high" not in health
+        page.keyboard.press("2")
+        page.locator(".list .row").first.click()
+        page.wait_for_selector(".tokens")
+        page.keyboard.press("a")
+        assert page.locator("#advantage-source").inner_text() == "as the run trained with them (gae), token by token."
+        colours = [page.locator(f".tokens .t.sampled.{kind}").count() for kind in ("d3", "u3")]
+        assert min(colours) >= 1
+        page.locator(".tokens .t.sampled").first.hover()
+        assert "advantage −2" in page.locator("#tip").inner_text()
+        page.keyboard.press("j")
+        becomes(page, "document.querySelector('.episode .facts').textContent.includes('advantage +0.25')")
+        assert page.locator("#advantage-source").inner_text().endswith("one number for all tokens of an episode.")
+        page.keyboard.press("g")
+        page.wait_for_selector(".column .tokens")
+        assert page.locator(".column").count() == 3
+        assert page.locator("#advantage-source").inner_text().startswith("as the run trained with them (gae)")
 
 
 def test_episodes_are_filtered_opened_and_coloured(browser: Any, report: Path) -> None:
@@ -132,7 +180,8 @@ def test_episodes_are_filtered_opened_and_coloured(browser: Any, report: Path) -
         assert page.locator(".tokens.by-logprob .t.sampled.h2").count() >= 1
         page.locator("[data-choice=advantage]").click()
         assert page.locator(".tokens.by-advantage .t.sampled.u3").count() > 2
-        assert "advantage +1.5" in page.locator(".episode .facts").inner_text()
+        assert "advantage (computed here) +1.5" in page.locator(".episode .facts").inner_text()
+        assert page.locator("#advantage-source").inner_text().startswith("computed for this page")
         page.locator(".tokens .t.sampled").first.hover()
         assert "log-prob 0" in page.locator("#tip").inner_text()
         page.keyboard.press("t")

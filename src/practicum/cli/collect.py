@@ -15,6 +15,7 @@ from practicum.cli.options import (
     add_world_flags,
     either_spelling,
     environment_options,
+    place_settings,
     positive,
     sampling_of,
     workbench_of,
@@ -145,6 +146,7 @@ def planned_collection(args: argparse.Namespace) -> Collection:
         "rollouts_per_task": args.rollouts_per_task,
         "seed": args.seed,
         "task_seed": args.task_seed,
+        **place_settings(args),
     }
     planned = collection.plan(tasks, args.rollouts_per_task, args.seed, args.task_seed)
     folder = run_folder(args, f"{args.env}-{args.policy.strip('/.~')}-{args.split}-seed{args.seed}")

@@ -103,7 +103,7 @@ def paper_table(comparison: Comparison) -> list[str]:
     )
     names = [f"Baseline: {comparison.baseline.policy}", f"Trained:  {comparison.trained.policy}"]
     headers = ["Metric", "Baseline", "Trained", "Improvement", f"Difference [{level}]", "p"]
-    return [head, *fitted(names), "", table(headers, rows, "="), comparison.t_test.sentence]
+    return [*fitted([head, *names]), "", table(headers, rows, "="), comparison.t_test.sentence]
 
 
 def summary(found: Contest, level: float) -> list[str]:
@@ -189,6 +189,6 @@ def span(change: Change) -> str:
 
 
 def fitted(texts: list[str]) -> list[str]:
-    from practicum.watching import harmless
+    from practicum.evaluation.table import printable
 
-    return [line for text in texts for line in textwrap.wrap(harmless(text), WIDTH, subsequent_indent="    ")]
+    return [line for text in texts for line in textwrap.wrap(printable(text), WIDTH, subsequent_indent="    ")]

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
+import textwrap
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from practicum.cli.options import add_policy_flags, add_world_flags, either_spelling, positive, sampling_of
+from practicum.cli.options import (
+    add_policy_flags,
+    add_world_flags,
+    either_spelling,
+    place_of,
+    place_settings,
+    positive,
+    sampling_of,
+)
 from practicum.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,12 +32,41 @@ TASKS = 300
 
 
 def run(argv: list[str]) -> int:
-    args = make_parser().parse_args(either_spelling(argv))
+    worlds, rest = named_worlds(either_spelling(argv))
+    parser = make_parser()
+    sittings = [parser.parse_args(["--env", world, *rest]) for world in worlds] or [parser.parse_args(rest)]
+    for args in sittings:
+        check(args, len(sittings) > 1)
+    found = [asyncio.run(examine(args)) for args in sittings]
+    if len(found) > 1:
+        print("\n".join(["", *overall(found, sittings[0])]))
+    return 0 if all(examination.scored for examination in found) else 1
+
+
+def named_worlds(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The environments that --env names, each once, and all other words."""
+    parser = argparse.ArgumentParser(prog="practicum eval", add_help=False, allow_abbrev=False)
+    parser.add_argument("--env", action="append", default=[])
+    found, rest = parser.parse_known_args(argv)
+    return list(dict.fromkeys(found.env)), rest
+
+
+def check(args: argparse.Namespace, several: bool) -> None:
+    """What is wrong with the flags; where there are several environments, where each one's files are."""
     if not 0 < args.level < 1:
         raise UserError(f"--level {args.level:g}: a level lies between 0 and 1, such as 0.8.")
-    if args.out is not None and args.out.suffix != ".json":
+    if several:
+        if args.out is not None and (args.out.suffix == ".json" or args.out.is_file()):
+            raise UserError(f"--out {args.out}: several environments give a folder of results; name a folder.")
+        if args.panel is not None and not args.panel.is_dir():
+            raise UserError(f"--panel {args.panel}: for several environments, name the folder of another --out.")
+    elif args.out is not None and args.out.suffix != ".json":
         raise UserError(f"--out {args.out}: a result is one JSON file; give it a name that ends in .json.")
-    return asyncio.run(evaluate(args))
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", args.env)
+    if args.panel is not None and args.panel.is_dir():
+        args.panel = args.panel / f"{name}.run" / "panel.json"
+    if several and args.out is not None:
+        args.out = args.out / f"{name}.json"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -34,12 +74,15 @@ def make_parser() -> argparse.ArgumentParser:
         prog="practicum eval",
         description=__doc__,
         epilog="A --policy folder may be a model, an adapter, or a run's folder: its RL model is examined, or else its "
-        "DPO, SFT or base model. Words of a flag may be joined by - or _ alike.",
+        "DPO, SFT or base model. --env may be given several times: --out is then a folder, which `practicum compare` "
+        "takes for one policy. Words of a flag may be joined by - or _ alike.",
     )
     add_world_flags(parser)
     add_policy_flags(parser)
     parser.set_defaults(split="test", tasks=None)
-    parser.add_argument("--panel", type=Path, help="a frozen panel (OUT.run/panel.json of another result)")
+    parser.add_argument(
+        "--panel", type=Path, help="a frozen panel (OUT.run/panel.json of another result, or its folder)"
+    )
     parser.add_argument("--sample-size", type=positive, help="draw so many tasks of the split or registry by --seed")
     parser.add_argument("--subset", help="only tasks of an environment, site, level or FIELD=VALUE, or these ids: a,b")
     parser.add_argument("--task-registry", type=Path, help="JSON file of the tasks to examine on")
@@ -52,6 +95,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 async def evaluate(args: argparse.Namespace) -> int:
+    """One examination; the exit code is 1 where nothing could be scored."""
+    return 0 if (await examine(args)).scored else 1
+
+
+async def examine(args: argparse.Namespace) -> Examination:
     from practicum.evaluation import examinee as examinees
     from practicum.evaluation.sitting_room import SittingRoom
 
@@ -67,7 +115,7 @@ async def evaluate(args: argparse.Namespace) -> int:
         panel.write(run_folder(args.out) / "panel.json")
         examination.write(args.out, args.level)
     print(described(examination, args, examinee))
-    return 0 if examination.scored else 1
+    return examination
 
 
 def chosen_panel(args: argparse.Namespace) -> Panel:
@@ -122,6 +170,7 @@ def settings_of(args: argparse.Namespace, examinee: Examinee, panel: Panel) -> d
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
         "max_tokens": sampling.max_tokens,
+        **place_settings(args),
     }
 
 
@@ -145,10 +194,13 @@ async def play(args: argparse.Namespace, examinee: Examinee, room: SittingRoom, 
     """The attempts that are not there yet."""
     from practicum.cli.options import environment_options
     from practicum.evaluation.examinee import make_bench
+    from practicum.evaluation.server import check_server
     from practicum.progress import Progress
     from practicum.rollout import run_episodes
     from practicum.trajectory import Trajectory
 
+    if args.url is not None:
+        check_server(args.url, examinee.name)
     bench = make_bench(
         examinee,
         args.env,
@@ -159,6 +211,7 @@ async def play(args: argparse.Namespace, examinee: Examinee, room: SittingRoom, 
         template=args.template,
         tokenizer=args.tokenizer,
         url=args.url,
+        where=place_of(args),
     )
     missing = room.missing()
     provenance = {**bench.provenance, "policy": args.policy, "panel": room.panel.hash}
@@ -188,8 +241,7 @@ async def play(args: argparse.Namespace, examinee: Examinee, room: SittingRoom, 
 
 def described(examination: Examination, args: argparse.Namespace, examinee: Examinee) -> str:
     """The table of one examination and its last line."""
-    from practicum.evaluation.table import number, percent, shortened, table
-    from practicum.watching import harmless
+    from practicum.evaluation.table import number, percent, printable, shortened, table
 
     metrics, interval = examination.metrics(args.level), examination.interval(args.level)
     level = f"{100 * args.level:g} %"
@@ -208,11 +260,50 @@ def described(examination: Examination, args: argparse.Namespace, examinee: Exam
     rows += [(name, number(value), "") for name, value in metrics.items() if name.startswith(("part/", "figure/"))]
     found = f" (found {examinee.stage}: {shortened(examinee.name, 32)})" if examinee.name != args.policy else ""
     each = f" × {examination.attempts} attempts" if examination.attempts > 1 else ""
-    who = shortened(harmless(examination.policy), 32)
+    who = shortened(printable(examination.policy), 32)
     head = f"{who}{found} on {args.env}: {examination.size} {args.split} tasks{each}"
     kept = [f"result in {args.out}, episodes and panel in {run_folder(args.out)}"] if args.out is not None else []
     rate = "nothing scored" if not examination.scored else (
         f"success {percent(examination.success_rate)} [{percent(interval.low)}, {percent(interval.high)}] ({level})"
     )  # fmt: skip
     last = f"panel {examination.panel}: {rate}, n = {len(examination.scored)}, not scored {len(examination.unscored)}"
-    return "\n".join([head, table(["Metric", "Value", f"{level} interval"], rows), last, *kept])
+    failed = unscored(examination, args)
+    return "\n".join([head, table(["Metric", "Value", f"{level} interval"], rows), last, *failed, *kept])
+
+
+def unscored(examination: Examination, args: argparse.Namespace) -> list[str]:
+    """What kept attempts from being scored, the first of them in its own words, and what helps."""
+    from practicum.evaluation.table import WIDTH, printable
+
+    if not examination.unscored:
+        return []
+    outcomes = Counter(sitting.outcome.value for sitting in examination.unscored)
+    first = " ".join(printable(examination.unscored[0].error or "it gave no reason").split())
+    lines = [f"not scored: {', '.join(f'{count} {name}' for name, count in outcomes.most_common())}"]
+    lines += textwrap.wrap(f"first: {first[:300]}", WIDTH)
+    return [*lines, *(["the same command again plays these, and only these"] if args.out is not None else [])]
+
+
+def overall(found: list[Examination], args: argparse.Namespace) -> list[str]:
+    """One line an environment, and the mean over environments: each counts once, however many tasks it has."""
+    from practicum.evaluation.aggregate import aggregate
+    from practicum.evaluation.table import number, percent, table
+
+    rows = []
+    for examination in found:
+        metrics = examination.metrics(args.level)
+        low, high = percent(metrics["success_low"]), percent(metrics["success_high"])
+        rate = f"{percent(metrics['success_rate'])} [{low}, {high}]"
+        rows.append([
+            examination.environment, rate, number(metrics["mean_reward"]), str(len(examination.scored)),
+            str(len(examination.unscored)), examination.panel,
+        ])  # fmt: skip
+    headers = ["Environment", f"Success [{100 * args.level:g} %]", "Score", "n", "Not scored", "Panel"]
+    lines = [table(headers, rows)]
+    if all(examination.scored for examination in found):
+        whole = aggregate(found)
+        lines.append(
+            f"overall: success {percent(whole.overall_success_rate)} (mean of environments), accuracy "
+            f"{percent(whole.weighted_accuracy)} and score {number(whole.weighted_mean_score)} (weighted by tasks)"
+        )
+    return [*lines, *([f"results in {args.out.parent}"] if args.out is not None else [])]

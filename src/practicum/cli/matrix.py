@@ -1,35 +1,99 @@
-"""`practicum matrix RESULT ...`: many modes on one panel: success, steps, usefulness; matrix.csv, matrix.md."""
+"""`practicum matrix`: many modes on one panel: success, steps, usefulness; matrix.csv, matrix.md and errors.jsonl.
+
+Give result files, or modes that are examined first: --mode NAME=POLICY several times, or --config FILE. All other flags
+are then those of `practicum eval`, the same for every mode. Run again, it goes on where it stopped.
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from practicum.cli.options import either_spelling
 from practicum.errors import UserError
 
+if TYPE_CHECKING:
+    from practicum.evaluation.matrix import Row
+    from practicum.evaluation.modes import Mode
+
 
 def run(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="practicum matrix", description=__doc__)
-    parser.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="files of `practicum eval --out`")
-    parser.add_argument("--baseline", help="mode that the others are held against (default: the first; 'none')")
-    parser.add_argument("--alpha", type=float, default=0.05, help="chance of a false finding that is accepted")
-    parser.add_argument("--level", type=float, default=0.8, help="level of the scores' intervals (default: 0.8)")
-    parser.add_argument("--out", type=Path, help="folder for matrix.csv, matrix.md and errors.jsonl")
-    args = parser.parse_args(either_spelling(argv))
+    words = either_spelling(argv)
+    args, flags = make_parser(modes_only=True).parse_known_args(words)
+    modes = [] if {"-h", "--help"} & set(words) else chosen_modes(args)
+    if not modes:
+        args = make_parser().parse_args(words)
     for name in ("alpha", "level"):
         if not 0 < vars(args)[name] < 1:
             raise UserError(f"--{name} {vars(args)[name]:g} must lie between 0 and 1.")
+    results = examined(modes, args, flags) if modes else args.results
     from practicum.evaluation.entry import read_entries
     from practicum.evaluation.matrix import matrix, write_matrix
-    from practicum.evaluation.table import number, percent, table
 
-    entries = read_entries(args.results)
+    if not results:
+        raise UserError("Nothing to compare: give results of `practicum eval --out`, or --mode NAME=POLICY twice.")
+    entries = read_entries(results)
     baseline = None if args.baseline == "none" else args.baseline or entries[0].name
     rows = matrix(entries, baseline, args.alpha)
+    print(described(rows, args.level))
+    if args.out is not None:
+        write_matrix(args.out, rows, baseline, args.level)
+        print(f"matrix.csv, matrix.md and errors.jsonl in {args.out}")
+    return 0
+
+
+def make_parser(modes_only: bool = False) -> argparse.ArgumentParser:
+    """With `modes_only`, the words that are not ours are left for `practicum eval`, and none is taken for a file."""
+    parser = argparse.ArgumentParser(
+        prog="practicum matrix", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False, add_help=not modes_only,
+    )  # fmt: skip
+    if not modes_only:
+        parser.add_argument("results", nargs="*", type=Path, metavar="RESULT", help="files of `practicum eval --out`")
+    parser.add_argument("--mode", action="append", default=[], metavar="NAME=POLICY", help="examine this, and compare")
+    parser.add_argument("--config", type=Path, help="YAML: defaults, and a list 'experiments' of flags of eval")
+    parser.add_argument("--experiment", action="append", default=[], help="one of --config's (default: all)")
+    parser.add_argument("--baseline", help="mode that the others are held against (default: the first; 'none')")
+    parser.add_argument("--alpha", type=float, default=0.05, help="chance of a false finding that is accepted")
+    parser.add_argument("--level", type=float, default=0.8, help="level of the scores' intervals (default: 0.8)")
+    parser.add_argument("--out", type=Path, help="folder for the matrix, and for the results of modes")
+    return parser
+
+
+def chosen_modes(args: argparse.Namespace) -> list[Mode]:
+    from practicum.evaluation.modes import named_modes, read_modes
+
+    if args.experiment and args.config is None:
+        raise UserError("--experiment names an entry of a file: give the file with --config.")
+    if args.mode and args.config is not None:
+        raise UserError("Name modes with --mode or with --config, not with both.")
+    modes = named_modes(args.mode) if args.config is None else read_modes(args.config, args.experiment)
+    if modes and args.out is None:
+        raise UserError("--out FOLDER is where the results of modes go; name one.")
+    return modes
+
+
+def examined(modes: list[Mode], args: argparse.Namespace, flags: list[str]) -> list[Path]:
+    """Every mode's result, examined now as far as it is not there. What a person types counts above a file."""
+    from practicum.cli import eval as command
+
+    found = []
+    for mode in modes:
+        path = args.out / f"{mode.name}.json"
+        # A mode of which nothing could be scored is a line of the matrix all the same.
+        command.run([*mode.flags, *flags, "--name", mode.name, "--level", str(args.level), "--out", str(path)])
+        print(flush=True)
+        found.append(path)
+    return found
+
+
+def described(rows: list[Row], level: float) -> str:
+    from practicum.evaluation.table import number, percent, table
+
     shown = []
     for row in rows:
-        r = row.record(args.level)
+        r = row.record(level)
         shown.append([
             r["mode"], f"{r['valid_tasks']}/{r['total_tasks']}", str(r["init_or_agent_errors"]),
             f"{percent(r['success_rate'])} [{percent(r['success_low'])}, {percent(r['success_high'])}]",
@@ -37,10 +101,6 @@ def run(argv: list[str]) -> int:
             "–" if r["median_steps"] is None else f"{r['median_steps']:g}", number(r["mean_wall_time"]),
             r["usefulness_label"], {None: "", True: "yes", False: "no"}[r["shown"]],
         ])  # fmt: skip
-    headers = ["Mode", "Valid", "Errors", f"Success [{100 * args.level:g} %]", "Δ pp", "Steps", "Seconds", "Usefulness",
+    headers = ["Mode", "Valid", "Errors", f"Success [{100 * level:g} %]", "Δ pp", "Steps", "Seconds", "Usefulness",
                "Shown"]  # fmt: skip
-    print(table(headers, shown))
-    if args.out is not None:
-        write_matrix(args.out, rows, baseline, args.level)
-        print(f"matrix.csv, matrix.md and errors.jsonl in {args.out}")
-    return 0
+    return table(headers, shown)

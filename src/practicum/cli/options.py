@@ -10,6 +10,7 @@ from practicum.engines.base import Sampling
 from practicum.errors import UserError
 
 if TYPE_CHECKING:
+    from practicum.models.place import Place
     from practicum.workbench import Workbench
 
 
@@ -34,6 +35,10 @@ def add_policy_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="an OpenAI-compatible server (…/v1); --policy then names its model")
     parser.add_argument("--tokenizer", default="tiny", help="tokenizer for replies that no local model wrote")
     parser.add_argument("--template", help="chat template by name instead of the model's own")
+    parser.add_argument(
+        "--device", default="auto", help="of a model: cpu, cuda, cuda:N (default: a GPU if there is one)"
+    )
+    parser.add_argument("--dtype", default="auto", help="of its weights: float32 or bfloat16 (default: that on a GPU)")
     parser.add_argument("--temperature", type=float, default=None)
     parser.add_argument("--top-k", type=int, default=0)
     parser.add_argument("--top-p", type=float, default=1.0)
@@ -74,7 +79,25 @@ def workbench_of(args: argparse.Namespace, default_temperature: float) -> Workbe
         max_turns=args.max_turns,
         template=args.template,
         url=args.url,
+        where=place_of(args),
     )
+
+
+def place_of(args: argparse.Namespace) -> Place:
+    """Where a model that the flags name would lie."""
+    from practicum.models import place
+
+    return place.find(args.device, args.dtype)
+
+
+def place_settings(args: argparse.Namespace) -> dict[str, str]:
+    """What of it a result depends on: a GPU's replies are not a CPU's. Nothing, where no model runs here."""
+    from practicum.workbench import SCRIPTED
+
+    where = place_of(args)
+    if args.url is not None or args.policy in SCRIPTED or (where.device, where.dtype_name) == ("cpu", "float32"):
+        return {}
+    return {"device": where.device, "dtype": where.dtype_name}
 
 
 def environment_options(args: argparse.Namespace) -> dict[str, Any]:

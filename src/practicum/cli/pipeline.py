@@ -160,7 +160,8 @@ def _evaluation(rung: str) -> Callable[[PipelineConfig, PipelineLog], None]:
             with log.told(f"eval-{rung}"):
                 code = asyncio.run(command.evaluate(command.make_parser().parse_args(argv)))
             if code:
-                raise UserError(f"No episode of {name} could be scored; see {log.path(f'eval-{rung}')}.")
+                why = next((sitting.error for sitting in read_result(out).unscored if sitting.error), "no error told")
+                raise UserError(f"No episode of {name} could be scored ({why}); see {log.path(f'eval-{rung}')}.")
             print(f"  {name}: {evaluation_line(read_result(out), settings.confidence)}", flush=True)
 
     return stage
@@ -193,7 +194,7 @@ def _world_flags(config: PipelineConfig, name: str) -> list[str]:
 
     flags = ["--env", name, "--format", "hf", "--tokenizer", config.model.path]
     flags += ["--max-turns", str(config.data.agentgym.max_episode_length)]
-    flags += ["--max-tokens", str(config.data.max_response_tokens)]
+    flags += ["--max-tokens", str(config.data.max_response_tokens), "--device", config.model.device]
     if config.model.template is not None:
         flags += ["--template", config.model.template]
     for key, value in pipeline.options(config, name).items():

@@ -200,7 +200,7 @@ def measures(first: Examination, second: Examination) -> list[tuple[str, bool, M
         *((f"Mean {n}", False, figure(n)) for n in sorted({*first.names("figures"), *second.names("figures")})),
         ("Mean turns", False, lambda s: float(s.turns)),
         ("Mean tokens", False, lambda s: float(s.tokens)),
-        ("Unusable replies", True, lambda s: s.invalid / s.turns if s.turns else None),
+        ("Unusable share by task", True, lambda s: s.invalid / s.turns if s.turns else None),
         ("Mean seconds", False, lambda s: s.seconds),
     ]
     return list(both)

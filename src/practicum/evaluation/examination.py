@@ -13,7 +13,16 @@ from typing import Any
 
 from practicum import store
 from practicum.errors import UserError
-from practicum.evaluation.statistics import LEVEL, Interval, clustered_mean, pass_at, rate_interval
+from practicum.evaluation.statistics import (
+    LEVEL,
+    Interval,
+    clustered_mean,
+    fraction_interval,
+    jeffreys,
+    pass_at,
+    rate_interval,
+)
+from practicum.evaluation.table import printable
 from practicum.trajectory import Origin, Outcome, Trajectory
 
 RESULT = "practicum result 1"
@@ -103,6 +112,8 @@ class Examination:
         turns = [float(sitting.turns) for sitting in scored]
         seconds = [sitting.seconds for sitting in scored if sitting.seconds is not None]
         score = score_interval(rewards, [sitting.cluster for sitting in scored], level)
+        # Founding paper 003 takes the sum of the scores for a count, which only a scale from 0 to 1 allows.
+        paper = jeffreys(math.fsum(rewards), len(rewards), level) if all(0 <= r <= 1 for r in rewards) else None
         found: dict[str, float | int | None] = {
             "total_tasks": self.size,
             "valid_tasks": len({sitting.task for sitting in scored}),
@@ -119,6 +130,8 @@ class Examination:
             "mean_reward": mean(rewards) if scored else None,
             "reward_low": score.low if math.isfinite(score.low) else None,
             "reward_high": score.high if math.isfinite(score.high) else None,
+            "jeffreys_low": None if paper is None else paper.low,
+            "jeffreys_high": None if paper is None else paper.high,
             "std_reward": statistics.stdev(rewards) if len(rewards) > 1 else None,
             "median_reward": statistics.median(rewards) if scored else None,
             "mean_turns": mean(turns) if scored else None,
@@ -196,7 +209,7 @@ def sitting_of(episode: Trajectory, seconds: float | None = None) -> Sitting:
 def score_interval(rewards: Sequence[float], clusters: Sequence[str], level: float) -> Interval:
     """Jeffreys where all scores lie in [0, 1] (they may be fractions), a t interval over tasks on any other scale."""
     if all(0 <= reward <= 1 for reward in rewards):
-        return rate_interval(rewards, clusters, level)
+        return fraction_interval(rewards, clusters, level)
     return clustered_mean(rewards, clusters, level).interval
 
 
@@ -241,7 +254,7 @@ def read_result(path: Path) -> Examination:
         raise UserError(f"There is no result '{path}'; make it with `practicum eval --out {path}`.") from None
     except OSError as error:
         raise UserError(f"Cannot read the result '{path}': {error.strerror}.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"Result '{path}' is not JSON ({error}); make it again with `practicum eval`.") from None
     if not isinstance(whole, dict) or whole.get("format") != RESULT:
         raise UserError(f"'{path}' is not a result of `practicum eval --out` (no 'format': '{RESULT}').")
@@ -256,8 +269,9 @@ def read_result(path: Path) -> Examination:
             settings=dict(whole["settings"]),
             source=str(path),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"Result '{path}' is damaged ({type(error).__name__}: {error}); make it again.") from None
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        why = printable(f"{type(error).__name__}: {error}"[:200])
+        raise UserError(f"Result '{path}' is damaged ({why}); make it again.") from None
     seen = {(sitting.task, sitting.attempt) for sitting in examination.sittings}
     if len(seen) != len(examination.sittings):
         raise UserError(f"Result '{path}' is damaged (an attempt is there twice); make it again.")
@@ -288,29 +302,34 @@ def _is_result(path: Path) -> bool:
 
 
 def _sitting(row: Mapping[str, Any]) -> Sitting:
-    reward = float(row["reward"])
-    if not math.isfinite(reward):
-        raise ValueError("a reward is not finite")
     return Sitting(
         task=_text(row["task_id"]),
         cluster=_text(row["task_hash"]),
         attempt=int(row["attempt"]),
         outcome=Outcome(row["outcome"]),
-        reward=reward,
+        reward=_finite(row["reward"]),
         turns=int(row["turns"]),
         tokens=int(row["tokens"]),
         invalid=int(row["invalid_replies"]),
-        parts={str(name): float(value) for name, value in row["parts"].items()},
-        figures={str(name): float(value) for name, value in row["figures"].items()},
+        parts={printable(str(name)): _finite(value) for name, value in row["parts"].items()},
+        figures={printable(str(name)): _finite(value) for name, value in row["figures"].items()},
         seconds=None if row["seconds"] is None else float(row["seconds"]),
         error=None if row["error"] is None else _text(row["error"]),
     )
 
 
 def _text(value: Any) -> str:
+    """A text as it may be printed: tables, errors and pictures show it, and the file may be anybody's."""
     if not isinstance(value, str):
         raise TypeError(f"expected a text, found {type(value).__name__}")
-    return value
+    return printable(value)
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError("a reward or figure is not finite")
+    return number
 
 
 def _not_a_number(name: str) -> float:

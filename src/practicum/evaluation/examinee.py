@@ -14,6 +14,8 @@ from practicum.engines.local import LocalEngine
 from practicum.errors import UserError
 from practicum.models import loader, lora
 from practicum.models.decoder import Decoder
+from practicum.models.place import Place
+from practicum.models.place import find as find_place
 from practicum.render import Renderer
 from practicum.training.checkpoint import Checkpoints
 from practicum.workbench import SCRIPTED, Workbench, environment_maker, make_workbench
@@ -79,6 +81,7 @@ def make_bench(
     template: str | None,
     tokenizer: str,
     url: str | None,
+    where: Place | None = None,
 ) -> Workbench:
     """The environment with this policy at work in it."""
     if examinee.adapter is None:
@@ -92,14 +95,18 @@ def make_bench(
             max_turns=max_turns,
             template=template,
             url=url,
+            where=where,
         )
+    where = where or find_place()
     maker, chosen = environment_maker(environment, format, options)
-    adapted = lora.load_adapter(loader.load(examinee.model), examinee.adapter, trainable=False)
+    adapted = lora.load_adapter(
+        loader.load(examinee.model, where.dtype, where.device), examinee.adapter, trainable=False
+    )
     own = Path(examinee.adapter) / "chat_template.jinja"
     if template is None and own.is_file():  # what it was trained under
         adapted.tokenizer.chat_template = own.read_text(encoding="utf-8")
     renderer = Renderer(adapted.tokenizer, template, adapted.end_ids)
-    engine = LocalEngine(Decoder(adapted.model), renderer)
+    engine = LocalEngine(Decoder(adapted.model), renderer, max_batch=where.sequences)
     agent = Agent(format=chosen, max_turns=max_turns, sampling=sampling)
     return Workbench(maker, maker(), agent, engine, renderer, examinee.model, template)
 

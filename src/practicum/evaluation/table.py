@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from practicum.watching import harmless
+from practicum.report.numbers import shown
 
 WIDTH = 100
 
 
+def printable(text: str) -> str:
+    """A stranger's text for a terminal: what would drive it, hide or cannot be encoded stands there as an escape."""
+    return shown(text).encode("utf-8", "backslashreplace").decode()
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], rule: str = "-") -> str:
     """Columns two spaces apart; the first is left-aligned and gives way where a line would be too long."""
-    cells = [[harmless(cell).replace("\n", " ") for cell in row] for row in [headers, *rows]]
+    cells = [[printable(cell).replace("\n", " ") for cell in row] for row in [headers, *rows]]
     widths = [max(len(row[place]) for row in cells) for place in range(len(headers))]
     others = sum(widths[1:]) + 2 * (len(widths) - 1)
     widths[0] = min(widths[0], max(8, WIDTH - others))

@@ -23,7 +23,10 @@ MOST = 40
 
 @dataclass(frozen=True)
 class Cohort:
-    """One policy's episodes in one environment. `frozen`: they were played on a panel that has a name."""
+    """One policy's episodes in one environment. `frozen`: they were played on a panel that has a name.
+
+    `kept`: a training left them for people to read (the best-paid, or groups of several steps); they are not rated.
+    """
 
     run: str
     label: str
@@ -31,13 +34,13 @@ class Cohort:
     split: str
     examination: Examination
     frozen: bool
-    selected: bool = False
+    kept: bool = False
     uncounted: int = 0
 
     def record(self) -> dict[str, Any]:
-        """One line of the table. Chosen episodes get counts and no rates: they stand for nothing but themselves."""
+        """One line of the table. Kept episodes get counts and no rates: they stand for no policy."""
         examination = self.examination
-        metrics = examination.metrics(LEVEL) if not self.selected else {}
+        metrics = examination.metrics(LEVEL) if not self.kept else {}
         names = ("success_rate", "success_low", "success_high", "mean_reward", "reward_low", "reward_high",
                  "mean_turns", "mean_tokens", "invalid_reply_rate", "truncated_rate")  # fmt: skip
         return {
@@ -50,7 +53,7 @@ class Cohort:
             "tasks": len(examination.clusters),
             "scored": len(examination.scored),
             "uncounted": self.uncounted,
-            "selected": self.selected,
+            "kept": self.kept,
             "panel": examination.panel if self.frozen else None,
             "outcomes": dict(Counter(s.outcome.value for s in examination.sittings).most_common()),
             **{name: finite(metrics.get(name)) for name in names},
@@ -83,7 +86,7 @@ def _cohort(run: str, label: str, part: str, split: str, rows: list[Row]) -> Coh
         attempts=max(attempts.values(), default=0),
         sittings=tuple(_distinct(kept)),
     )
-    return Cohort(run, name, part, split, examination, False, rows[0].selected, len(rows) - len(kept))
+    return Cohort(run, name, part, split, examination, False, not rows[0].rated, len(rows) - len(kept))
 
 
 def _distinct(sittings: Sequence[Sitting]) -> list[Sitting]:
@@ -101,7 +104,7 @@ def comparisons(cohorts: Sequence[Cohort]) -> list[dict[str, Any]]:
     pairs: list[tuple[Cohort, Cohort, Comparison, str]] = []
     first: dict[str, Cohort] = {}
     for cohort in cohorts:
-        if cohort.selected or not cohort.examination.scored or len(pairs) >= MOST:
+        if cohort.kept or not cohort.examination.scored or len(pairs) >= MOST:
             continue
         baseline = first.setdefault(cohort.examination.environment, cohort)
         if baseline is not cohort:

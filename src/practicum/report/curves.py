@@ -1,4 +1,8 @@
-"""The curves and health events of one metrics file, read as it grows."""
+"""The curves of one metrics file and the run's health events, read as they grow.
+
+Events are the run's own (`health.jsonl`). A run without that file is judged again from its metrics; the record says
+which it was.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,8 @@ from scipy import special
 
 from practicum.errors import UserError
 from practicum.evaluation.statistics import jeffreys
-from practicum.report.numbers import shown
-from practicum.report.runs import CONFIG, TIMING
+from practicum.report.numbers import is_number, shown
+from practicum.report.runs import CONFIG, HEALTH, TIMING
 from practicum.report.series import Series
 from practicum.training.health import HealthMonitor, HealthSettings
 
@@ -76,24 +80,43 @@ class Curves:
 
     def begin(self) -> None:
         self.tail, self.clock = Tail(self.path), Tail(self.path.with_name(TIMING))
+        self.journal = Tail(self.path.with_name(HEALTH))
+        self.stored = self.journal.path.is_file()
         settings = health_settings(self.path.with_name(CONFIG))
         self.health, self.memory = HealthMonitor(settings), HealthMonitor(settings)
         self.series: dict[str, Series] = {}
         self.events: list[dict[str, Any]] = []
-        self.step, self.rows, self.unreadable = 0.0, 0, 0
+        self.noted = 0  # events so far, those no longer held too: a page tells by it what it has heard before
+        self.step, self.rows, self.unreadable, self.unreadable_events = 0.0, 0, 0, 0
 
     def advance(self) -> tuple[bool, list[dict[str, Any]]]:
         """Whether all that was known is void, and for every new step its points and events."""
-        again = self.tail.changed()
+        begun = not self.stored and self.journal.path.is_file()
+        again = self.tail.changed() or self.journal.changed() or begun
         if again:
             self.begin()
         found = [self._take(step, values) for step, values in self._rows(self.tail)]
+        for step, events in self._noted() if self.stored else self._memory():
+            self._keep(events)
+            found.append({"step": step, "points": {}, "events": events, "noted": self.noted})
+        return again, found
+
+    def _noted(self) -> Iterator[tuple[float, list[dict[str, Any]]]]:
+        """What the run wrote down of its health since the last look."""
+        for line in self.journal.lines():
+            try:
+                row = json.loads(line)
+                event = noted(row)
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+                self.unreadable_events += 1
+                continue
+            yield event["step"], [event]
+
+    def _memory(self) -> Iterator[tuple[float, list[dict[str, Any]]]]:
         for step, values in self._rows(self.clock):
             events = [_event(step, f) for f in self.memory.observe(int(step), values) if f.sign == "memory_growing"]
             if events:
-                self._keep(events)
-                found.append({"step": step, "points": {}, "events": events})
-        return again, found
+                yield step, events
 
     def record(self) -> dict[str, Any]:
         return {
@@ -103,6 +126,9 @@ class Curves:
             "unreadable": self.unreadable,
             "series": {name: series.record() for name, series in self.series.items()},
             "events": self.events,
+            "noted": self.noted,
+            "stored": self.stored,
+            "unreadable_events": self.unreadable_events,
         }
 
     def _rows(self, tail: Tail) -> Iterator[tuple[float, dict[str, float]]]:
@@ -130,14 +156,16 @@ class Curves:
             points[shown(name)] = [value] if low is None or high is None else [value, low, high]
         self.step, self.rows = step, self.rows + 1
         # Imitation has its own look: these signs are about practice.
-        findings = self.health.observe(int(step), values) if "reward/mean" in values else []
+        judged = not self.stored and "reward/mean" in values
+        findings = self.health.observe(int(step), values) if judged else []
         events = [_event(step, finding) for finding in findings]
-        if values.get("health/findings", 0.0) > len(findings):
+        if not self.stored and values.get("health/findings", 0.0) > len(findings):
             events.append({"step": step, "sign": "reward_hacking", "severity": "warn", "text": HACKED})
         self._keep(events)
-        return {"step": step, "points": points, "events": events}
+        return {"step": step, "points": points, "events": events, "noted": self.noted}
 
     def _keep(self, events: list[dict[str, Any]]) -> None:
+        self.noted += len(events)
         self.events = (self.events + events)[-MOST_EVENTS:]
 
 
@@ -150,6 +178,25 @@ HACKED = (
 def _event(step: float, finding: Any) -> dict[str, Any]:
     text = f"{finding.cause} ({finding.value:.3g}, limit {finding.threshold:.3g}); {finding.remedy}"
     return {"step": step, "sign": finding.sign, "severity": finding.severity, "text": text}
+
+
+def noted(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of `health.jsonl` as an event of the page; what is no such line raises."""
+    step, kind = float(row["step"]), row["kind"]
+    if not math.isfinite(step):
+        raise ValueError("a step is no number")
+    if kind == "adjustment":
+        text = f"learning rate × {float(row['lr_scale']):.3g}, clip range × {float(row['clip_scale']):.3g} from here on"
+        return {"step": step, "sign": "adjusted", "severity": "act", "text": f"the run did: {text}"}
+    sign = shown(str(row["sign"])[:100])
+    if kind == "stop":
+        return {"step": step, "sign": "stopped", "severity": "act", "text": f"the run was stopped, for {sign}"}
+    if kind != "finding":
+        raise ValueError("a kind of line that is not known")
+    figures = [f"{row[name]:.3g}" if is_number(row[name]) else "–" for name in ("value", "threshold")]
+    text = f"{row['cause']} ({figures[0]}, limit {figures[1]}); {row['remedy']}"
+    severity = "act" if row["severity"] == "act" else "warn"
+    return {"step": step, "sign": sign, "severity": severity, "text": shown(text[:2000])}
 
 
 def band(name: str, value: float, row: Mapping[str, float]) -> tuple[float | None, float | None]:

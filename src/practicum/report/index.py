@@ -13,12 +13,12 @@ from typing import Any
 
 from practicum import store
 from practicum.evaluation.examination import Sitting, sitting_of
+from practicum.report.credit import Credit, read_credit
 from practicum.report.numbers import is_number, number, shown
 from practicum.report.runs import DEEPEST, EPISODE_MARK, METRICS, WITHOUT_EPISODES
+from practicum.training.kept import GROUPS, TOP, advantages_path
 from practicum.trajectory import Trajectory
 
-SELECTED = "top_episodes"
-"""The folder of a training run's best-paid episodes: chosen ones, which stand for nothing but themselves."""
 LARGEST = 64 << 20
 FAULTS = (
     OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError, MemoryError
@@ -41,10 +41,18 @@ class Row:
     logprob: float | None
     policy: str
     size: int
+    credit: float | None = None
+    """Mean advantage that its tokens were trained with, where the run kept it."""
 
     @property
     def selected(self) -> bool:
-        return self.part.split("/")[-1] == SELECTED
+        """Whether it was kept for what it paid: it stands for nothing but itself."""
+        return self.part.split("/")[-1] == TOP
+
+    @property
+    def rated(self) -> bool:
+        """Whether its part of the run stands for one policy. Groups of several training steps are of several."""
+        return not self.selected and not (self.step is not None and self.part.split("/")[-1] == GROUPS)
 
     @property
     def counted(self) -> bool:
@@ -62,11 +70,12 @@ class Row:
             shown(self.split), shown(self.group), sitting.outcome.value, number(sitting.reward), sitting.turns,
             sitting.tokens, sitting.invalid, None if self.logprob is None else number(round(self.logprob, 4)),
             {shown(name): number(value) for name, value in sitting.parts.items()}, sitting.cluster,
+            None if self.credit is None else number(self.credit),
         ]  # fmt: skip
 
 
 FIELDS = ("number", "task", "attempt", "part", "step", "environment", "split", "group", "outcome", "reward", "turns",
-          "tokens", "invalid", "logprob", "parts", "hash")  # fmt: skip
+          "tokens", "invalid", "logprob", "parts", "hash", "credit")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +145,21 @@ class Index:
         if not self.waiting:
             return False
         name = self.waiting.popleft()
+        credit = self._credit(name)
         try:
-            self.rows.append(read_row(self.folder / name, name, len(self.rows)))
+            self.rows.append(read_row(self.folder / name, name, len(self.rows), credit))
         except FAULTS as error:
             if (self.folder / name).exists():
                 self.unreadable.append(Unreadable(name, reason(error)))
         return True
+
+    def _credit(self, name: str) -> Credit | None:
+        """Advantages beside an episode; damaged ones are listed, and the episode is shown without them."""
+        try:
+            return read_credit(self.folder / name)
+        except FAULTS as error:
+            self.unreadable.append(Unreadable(str(advantages_path(Path(name))), reason(error)))
+            return None
 
     def read_all(self) -> Iterator[int]:
         """Everything there is, with the number of files still waiting."""
@@ -161,6 +179,7 @@ class Index:
         }
         kept = [row for row in self.rows if row.path in here]
         self.waiting = deque(name for name in self.waiting if name in here)
+        here |= {str(advantages_path(Path(name))) for name in here}
         self.unreadable = [entry for entry in self.unreadable if entry.path in here]
         if len(kept) < len(self.rows):
             self.rows = [replace(row, number=place) for place, row in enumerate(kept)]
@@ -187,7 +206,7 @@ def listed(folder: Path, before: Listing | None) -> Listing | None:
         return None
 
 
-def read_row(path: Path, name: str, place: int) -> Row:
+def read_row(path: Path, name: str, place: int, credit: Credit | None = None) -> Row:
     """The row of one file; raises one of FAULTS where it is no whole episode."""
     episode, size = read_episode(path)
     part, step = part_of(name)
@@ -204,6 +223,7 @@ def read_row(path: Path, name: str, place: int) -> Row:
         logprob=math.fsum(values) / len(values) if values else None,
         policy=str(episode.provenance.get("policy") or episode.provenance.get("model") or ""),
         size=size,
+        credit=None if credit is None else credit.mean,
     )
 
 

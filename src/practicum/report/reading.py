@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 from practicum.errors import UserError
 from practicum.evaluation.examination import Examination, read_result
 from practicum.report.cohorts import Cohort, cohorts_of
+from practicum.report.credit import Credit, read_credit
 from practicum.report.curves import Curves, config_text, planned_steps
 from practicum.report.episode import view
 from practicum.report.index import FAULTS, Index, Row, read_episode, reason
@@ -95,11 +97,20 @@ class Reading:
 
     def episode(self, row: Row, tokenizers: Tokenizers) -> dict[str, Any]:
         """One episode for the page, or why it cannot be shown: its file may have gone or changed since."""
+        path = self.index.path(row)
         try:
-            episode, _ = read_episode(self.index.path(row))
-            return {**view(episode, tokenizers), "path": shown(os.fspath(self.index.path(row)))}
+            episode, _ = read_episode(path)
+            return {**view(episode, tokenizers, _credit(path)), "path": shown(os.fspath(path))}
         except FAULTS as error:
-            return {"fault": shown(reason(error)), "path": shown(os.fspath(self.index.path(row)))}
+            return {"fault": shown(reason(error)), "path": shown(os.fspath(path))}
+
+
+def _credit(path: Path) -> Credit | None:
+    """Damaged advantages are listed by the index; the episode is shown without them."""
+    try:
+        return read_credit(path)
+    except FAULTS:
+        return None
 
 
 def _stage(folder: os.PathLike[str], run: Run) -> str:

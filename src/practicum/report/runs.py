@@ -10,7 +10,7 @@ from pathlib import Path
 
 from practicum.errors import UserError
 
-METRICS, TIMING, CONFIG = "metrics.jsonl", "timing.jsonl", "config.yaml"
+METRICS, TIMING, HEALTH, CONFIG = "metrics.jsonl", "timing.jsonl", "health.jsonl", "config.yaml"
 MARKS = frozenset({METRICS, CONFIG, "plan.json", "summary.json", "collect.json", "panel.json"})
 """Files that say: this folder, with all below it, is one run."""
 EPISODE_MARK = "__attempt_"

@@ -9,18 +9,26 @@ from practicum.report.index import Row
 from practicum.trajectory import Outcome
 
 EACH = 6
+EVEN = 1.0
+"""Bits of an outcome that was as likely as not: no more than that surprises nobody."""
 
 
 def samples(rows: Sequence[Row], each: int = EACH) -> dict[str, list[int]]:
-    """Numbers of rows, no two of a list at the same task where there are enough tasks."""
+    """Numbers of rows, no two of a list at the same task where there are enough tasks.
+
+    Where rewards differ, the best are none with the lowest reward and the worst none with the highest.
+    """
     counted = [row for row in rows if row.counted]
     played = [row for row in counted if not row.selected]  # among chosen episodes nothing is worst or surprising
     surprise = surprises(played)
+    low, high = (end([row.sitting.reward for row in played], default=0.0) for end in (min, max))
+    good = [row for row in counted if row.sitting.reward > low or low == high]
+    bad = [row for row in played if row.sitting.reward < high or low == high]
     return {
-        "best": _first(counted, lambda row: (-row.sitting.reward, row.sitting.turns, row.sitting.tokens), each),
-        "worst": _first(played, lambda row: (row.sitting.reward, -row.sitting.invalid, -row.sitting.turns), each),
+        "best": _first(good, lambda row: (-row.sitting.reward, row.sitting.turns, row.sitting.tokens), each),
+        "worst": _first(bad, lambda row: (row.sitting.reward, -row.sitting.invalid, -row.sitting.turns), each),
         "surprising": _first(
-            [row for row in played if row.number in surprise],
+            [row for row in played if surprise.get(row.number, 0.0) > EVEN],
             lambda row: (-surprise[row.number], row.logprob if row.logprob is not None else 0.0),
             each,
         ),

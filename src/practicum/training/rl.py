@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -13,12 +14,14 @@ import torch
 
 from practicum.agent import Agent
 from practicum.algorithms import kl, objectives
+from practicum.algorithms.advantages import Floats
 from practicum.errors import UserError, nearest
 from practicum.metrics import spread
 from practicum.models.decoder import Decoder
 from practicum.rollout import MakeEnvironment, attempts, derive_seed
 from practicum.task import Task
 from practicum.training import forward
+from practicum.training.ahead import Gathered
 from practicum.training.apprentice import Apprentice
 from practicum.training.batch import Sample
 from practicum.training.critic import Critic, CriticSettings, Valued, explained_variance, with_last_state
@@ -50,6 +53,8 @@ class RLSettings:
     `aggregation` of None is the estimator's own. `mini_batch` counts tasks (None: all of a step's).
     `importance_cap` above 0 recomputes the old log-probs in the learner and corrects for the engine's
     with ratios cut there. `mismatch_limit`: the mean |engine - learner| log-prob that stops the run.
+    `overlap` rolls out the next step's batch while this one's is trained on: from the second step on, what is
+    trained on was sampled by the weights of the step before, and ratios are taken against those.
     """
 
     steps: int = 50
@@ -77,6 +82,7 @@ class RLSettings:
     curriculum: CurriculumSettings | None = None
     error_budget: float = 0.5
     mismatch_limit: float = 0.1
+    overlap: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -135,6 +141,12 @@ class Practice:
         """Hears of the first episode of every rollout."""
         self.lr_scale = self.clip_scale = 1.0
         """Set by whoever watches the run's health."""
+        self.on_credit: Callable[[Scored, list[list[Floats]]], None] = lambda groups, advantages: None
+        """Hears what the estimator gave to the groups of a step."""
+        self._ahead: Gathered | None = None
+        """With `overlap`: the batch of the next step."""
+        if settings.overlap and not apprentice.apart:
+            raise ValueError("overlap needs an engine with weights of its own")
         apprentice.start_stage(settings.optimizer)
         if settings.needs_reference:
             apprentice.keep_reference()
@@ -158,6 +170,7 @@ class Practice:
             "lr_scale": self.lr_scale,
             "clip_scale": self.clip_scale,
             "version": self.apprentice.version,
+            **({"ahead": self._ahead.record()} if self._ahead is not None else {}),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -166,6 +179,7 @@ class Practice:
         self.lr_scale, self.clip_scale = float(state["lr_scale"]), float(state["clip_scale"])
         self.apprentice.set_version(int(state["version"]))
         self.apprentice.learner.version = int(state["version"])
+        self._ahead = Gathered.read(state["ahead"]) if "ahead" in state else None
 
     # -- one step ---------------------------------------------------------------------------
 
@@ -173,14 +187,68 @@ class Practice:
         self, step: int, on_episode: Callable[[Trajectory], None] | None = None, tick: Callable[[], None] | None = None
     ) -> tuple[dict[str, float], list[Trajectory]]:
         """One rollout and its updates; metrics and the episodes."""
+        if self.settings.overlap:
+            return await self._overlapped(step, on_episode, tick)
+        gathered = await self._gathered(step, on_episode)
+        return self._learn(step, gathered, tick), gathered.episodes
+
+    async def _overlapped(
+        self, step: int, on_episode: Callable[[Trajectory], None] | None, tick: Callable[[], None] | None
+    ) -> tuple[dict[str, float], list[Trajectory]]:
+        """The updates of one batch and the rollout of the next, both from the weights as they are now."""
+        begun, gathered = time.perf_counter(), self._ahead
+        if gathered is None or gathered.step != step:
+            await self.apprentice.refresh()
+            gathered = self._measured(await self._gathered(step, on_episode))
+        self._ahead, coming = None, None
+        await self.apprentice.refresh()
+        turns = [turn for episode in gathered.episodes for turn in episode.turns]
+        ages = [float(self.apprentice.version - turn.policy_version) for turn in turns]
+        if step + 1 < self.settings.steps:
+            coming = asyncio.create_task(self._gathered(step + 1, on_episode))
+        try:
+            metrics = await asyncio.to_thread(self._learn_aside, step, gathered, tick)
+        except BaseException:
+            if coming is not None:
+                coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
+            raise
+        if coming is not None:
+            self._ahead = self._measured(await coming)
+        metrics |= {"staleness/versions/mean": sum(ages) / len(ages)} if ages else {}
+        metrics["timing/step"] = time.perf_counter() - begun
+        return metrics, gathered.episodes
+
+    def _learn_aside(self, step: int, gathered: Gathered, tick: Callable[[], None] | None) -> dict[str, float]:
+        with self.apprentice.aside():
+            return self._learn(step, gathered, tick)
+
+    async def _gathered(self, step: int, on_episode: Callable[[Trajectory], None] | None) -> Gathered:
         begun = time.perf_counter()
-        episodes, groups, greedy, metrics = await self._gather(step, on_episode)
-        rolled = time.perf_counter()
-        rated, found = self._rate(groups, greedy)
+        found = await self._gather(step, on_episode)
+        return Gathered(step, *found, self.stream.metrics(), time.perf_counter() - begun)
+
+    def _measured(self, gathered: Gathered) -> Gathered:
+        """With the engine's disagreement with the learner's own pass over the very weights that it sampled with, on
+        the first group: the learner itself has moved on. A server's weights are its own affair, and its canary's."""
+        decoder = self.apprentice.spoken
+        samples, _ = self._samples(gathered.groups[:1])
+        if decoder is None or not samples:
+            return gathered
+        torch.set_num_threads(self.apprentice.learner.threads)
+        known = forward.logprobs(decoder, samples, self.apprentice.measuring)
+        return replace(gathered, metrics=gathered.metrics | _disagreement(samples, known))
+
+    def _learn(self, step: int, gathered: Gathered, tick: Callable[[], None] | None) -> dict[str, float]:
+        """Credit and updates of one batch; metrics."""
+        begun, groups, metrics = time.perf_counter(), gathered.groups, dict(gathered.metrics)
+        rated, found = self._rate(groups, gathered.greedy)
         metrics |= found
         rated, valued = self._value(groups, rated)
         credit = self.estimator.function(rated, self.settings.credit)
+        self.on_credit(groups, credit.advantages)
         metrics |= _credit_metrics(rated, credit)
+        credited = time.perf_counter()
         if self.critic is not None and valued:
             metrics |= self._teach_critic(step, valued, credit, tick)
         taught = lessons(
@@ -188,13 +256,16 @@ class Practice:
             self.agent.sampling.max_tokens,
         )  # fmt: skip
         learnt = self._teach_actor(step, taught, tick) if step >= self.settings.critic_warmup else {}
-        if not learnt and groups:  # nothing to learn from is still something to check the engine by
+        if self.settings.overlap:  # the learner is ahead of the policy that sampled: that is no mismatch
+            learnt = {name.replace("mismatch/", "staleness/"): value for name, value in learnt.items()}
+        elif not learnt and groups:  # nothing to learn from is still something to check the engine by
             learnt = self._mismatch(groups)
-        metrics |= learnt | self.stream.metrics()
+        metrics |= learnt | gathered.drawn
         self._check_mismatch(step, metrics)
-        metrics["timing/rollout"] = rolled - begun
-        metrics["timing/update"] = time.perf_counter() - rolled
-        return metrics, episodes
+        metrics["timing/rollout"] = gathered.seconds
+        metrics["timing/credit"] = credited - begun
+        metrics["timing/update"] = time.perf_counter() - credited
+        return metrics
 
     async def _gather(
         self, step: int, on_episode: Callable[[Trajectory], None] | None
@@ -210,7 +281,12 @@ class Practice:
             tasks = self.stream.take(settings.tasks_per_step)
             planned = attempts(tasks, settings.chains, settings.seed, label)
             rolled = await self.apprentice.roll_out(
-                planned, self.make_environment, self.agent, on_done=on_episode, watcher=self.watcher
+                planned,
+                self.make_environment,
+                self.agent,
+                on_done=on_episode,
+                watcher=self.watcher,
+                refresh=not settings.overlap,
             )
             episodes += rolled
             self._check_errors(step, rolled)
@@ -235,7 +311,9 @@ class Practice:
         """Reward of one greedy rollout of the whole agent, tools included, for every task."""
         agent = replace(self.agent, sampling=replace(self.agent.sampling, temperature=0.0))
         planned = attempts(tasks, 1, self.settings.seed, label)
-        episodes = await self.apprentice.roll_out(planned, self.make_environment, agent)
+        episodes = await self.apprentice.roll_out(
+            planned, self.make_environment, agent, refresh=not self.settings.overlap
+        )
         return {episode.group: episode.reward for episode in episodes if episode.scored}
 
     # -- credit -----------------------------------------------------------------------------
@@ -377,10 +455,7 @@ class Practice:
     def _mismatch(self, groups: Scored) -> dict[str, float]:
         """|engine - learner| log-probs of a step that brings no update."""
         samples, _ = self._samples(groups)
-        engine = np.concatenate([sample.sampling_logprobs[sample.mask] for sample in samples])
-        known = self.apprentice.learner.logprobs(samples, self.apprentice.measuring)
-        difference = np.abs(engine - np.concatenate([values.numpy() for values in known]))
-        return {"mismatch/logprob/mean": float(difference.mean()), "mismatch/logprob/max": float(difference.max())}
+        return _disagreement(samples, self.apprentice.learner.logprobs(samples, self.apprentice.measuring))
 
     def _reference(self) -> Decoder:
         assert self.apprentice.reference is not None
@@ -418,6 +493,13 @@ def has_signal(group: Sequence[Trajectory], greedy: dict[str, float]) -> bool:
     if group[0].group in greedy:
         rewards.add(greedy[group[0].group])
     return len(group) == 1 or max(rewards) - min(rewards) > 1e-9
+
+
+def _disagreement(samples: Sequence[Sample], known: Sequence[torch.Tensor]) -> dict[str, float]:
+    """|engine - learner| log-probs of tokens that the learner has just looked at."""
+    engine = np.concatenate([sample.sampling_logprobs[sample.mask] for sample in samples])
+    difference = np.abs(engine - np.concatenate([values.numpy() for values in known]))
+    return {"mismatch/logprob/mean": float(difference.mean()), "mismatch/logprob/max": float(difference.max())}
 
 
 def _join(values: Sequence[torch.Tensor], owners: Sequence[int], count: int) -> list[np.ndarray[Any, Any]]:

@@ -1,7 +1,8 @@
 """The life of a training run: validate, step, watch, save; stop cleanly; go on as if nothing had happened.
 
 `metrics.jsonl` and the checkpoints hold nothing that depends on the clock, so a run that was killed
-and resumed leaves the same bytes as one that was not. Times and memory are in `timing.jsonl`.
+and resumed leaves the same bytes as one that was not. Times and memory are in `timing.jsonl`. What the
+watch saw and did is in `health.jsonl`; some episodes are kept, with the advantages they were trained with.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from practicum import store
 from practicum.errors import UserError
 from practicum.evaluation.panel import Result
 from practicum.loggers import Logger
@@ -23,6 +23,8 @@ from practicum.training import checkpoint
 from practicum.training.checkpoint import Checkpoints
 from practicum.training.hacking import HackingPanel, HackingSettings
 from practicum.training.health import Finding, HealthMonitor, HealthSettings
+from practicum.training.journal import HEALTH, Journal
+from practicum.training.kept import Keeper
 from practicum.training.rl import Practice
 from practicum.trajectory import Trajectory
 
@@ -83,11 +85,14 @@ class Run:
         self.checkpoints = Checkpoints(folder, settings.save_total_limit)
         self.health = HealthMonitor(settings.health)
         self.hacking = HackingPanel(settings.hacking)
+        self.keeper = Keeper(folder, practice.settings.estimator)
+        practice.on_credit = self.keeper.hear
         self.standing = Standing()
         self.resumed = False
         self._make_loggers = loggers
         self._asked_to_stop = False
         self._hacked: Finding | None = None
+        self._journal: Journal | None = None
 
     @property
     def apprentice(self) -> Any:
@@ -152,8 +157,10 @@ class Run:
             )
             return standing
         loggers = list(self._make_loggers(self.resumed))
-        metrics = MetricsFile(self.folder / "metrics.jsonl", keep_to=standing.step if self.resumed else None)
-        timing = MetricsFile(self.folder / "timing.jsonl", keep_to=standing.step if self.resumed else None)
+        keep_to = standing.step if self.resumed else None
+        self._journal = journal = Journal(self.folder / HEALTH, keep_to)  # before metrics: who sees those finds this
+        metrics = MetricsFile(self.folder / "metrics.jsonl", keep_to)
+        timing = MetricsFile(self.folder / "timing.jsonl", keep_to)
 
         def write(step: int, values: dict[str, float]) -> None:
             metrics.write(step, {k: v for k, v in values.items() if not k.startswith(CLOCKED)})
@@ -171,6 +178,7 @@ class Run:
                     self._save()
                     raise KeyboardInterrupt
         finally:
+            journal.close()
             metrics.close()
             timing.close()
             for logger in loggers:
@@ -229,32 +237,27 @@ class Run:
         if self.settings.hacking.enable:
             shares, finding = self.hacking.observe(step, episodes)
             values |= shares
-            self._keep_top(step)
+            wanted = [(place.step, place.task, place.attempt) for place in self.hacking.places]
+            self.keeper.keep_top(step, self.hacking.fresh_top, wanted)
             self._hacked = finding
             if finding is not None:
                 found.append(finding)
+        self.keeper.keep_group(step)
+        self.keeper.forget()
         values["health/findings"] = float(sum(finding.sign != "memory_growing" for finding in found))
         return found
 
-    def _keep_top(self, step: int) -> None:
-        """The best-paid episodes on disk, and no others."""
-        folder = self.folder / "top_episodes"
-        for episode in self.hacking.fresh_top:
-            store.write_episode(folder / f"step_{step}", episode)
-        wanted = {store.episode_path(folder / f"step_{p.step}", p.task, p.attempt) for p in self.hacking.places}
-        for path in folder.glob("step_*/*.jsonl"):
-            if path not in wanted:
-                path.unlink()
-                with contextlib.suppress(OSError):  # others are still in there
-                    path.parent.rmdir()
-
     def _act(self, step: int, found: list[Finding]) -> None:
+        journal = self._journal
+        assert journal is not None
+        journal.seen(step, found)
         for finding in found:
             self.say(finding.sentence(step))
         adjustment = self.health.adjustment(found)
         if adjustment is not None:
             self.practice.lr_scale *= adjustment.lr_scale
             self.practice.clip_scale *= adjustment.clip_scale
+            journal.adjusted(step, adjustment)
             self.say(
                 f"Step {step}: health.action=adjust: learning rate × {adjustment.lr_scale:.3g}, "
                 f"clip × {adjustment.clip_scale:.3g} from here on."
@@ -263,6 +266,7 @@ class Run:
         if self.settings.hacking.action == "stop" and self._hacked is not None:
             fatal = self._hacked
         if fatal is not None:
+            journal.stopped(step, fatal)
             raise UserError(f"{fatal.sentence(step)} The run stops here. {self._last_good()}")
 
     def _last_good(self) -> str:

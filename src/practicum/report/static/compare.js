@@ -75,7 +75,7 @@ function sidePage(rows) {
   const page = el('div', {class: 'wide'}, el('div', {class: 'section-head'}, el('h2', {}, new Set(rows.map((row) => row.task)).size === 1 ? rows[0].task : 'Side by side'), el('span', {class: 'soft small'}, plural(rows.length, 'episode'))), tools, columns);
   const found = new Array(rows.length).fill(null);
   const again = () => {
-    tools.replaceChildren(...put(el('div', {}), controls(again)).childNodes);
+    tools.replaceChildren(...put(el('div', {}), controls(again, rows, found)).childNodes);
     columns.replaceChildren(...rows.map((row, place) => el('div', {class: 'column'},
       el('div', {class: 'card column-head'}, el('div', {class: 'episode-head'}, el('a', {href: `#/episode/${row.run}/${row.number}`}, el('span', {class: 'dot ' + colourOf(row.run)}), `${runOf(row.run).name}${row.part ? ' · ' + row.part : ''}`), badge(row.outcome)),
         el('div', {class: 'facts'}, fact('attempt', row.attempt), fact('reward', figure(row.reward)), advantageOf(row) === null ? null : fact('advantage', signed(advantageOf(row))), fact('turns', row.turns), row.logprob === null ? null : fact('mean log-prob', figure(row.logprob)))),

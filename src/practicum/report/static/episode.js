@@ -5,9 +5,19 @@ const STEP = 4000;
 const LEGENDS = {
   origin: () => [el('span', {class: 't sampled'}, 'sampled: written by the policy, and trained'), el('span', {class: 't observation'}, 'observation'), el('span', {class: 't template'}, 'chat template')],
   logprob: () => ['log-prob of sampled tokens:', ...[0, -0.2, -0.7, -1.5, -3, -5].map((from, place) => el('span', {class: 't h' + place}, place === 0 ? '0' : `≤ ${String(from).replace('-', '−')}`))],
-  advantage: () => [el('span', {class: 't d3'}, '≤ −1'), el('span', {class: 't d1'}, 'worse'), el('span', {class: 't u0'}, 'same'), el('span', {class: 't u1'}, 'better'), el('span', {class: 't u3'}, '≥ 1'),
-    el('span', {}, 'than its group: (reward − mean) / deviation over the group’s scored episodes as listed here. A run’s own advantages, which may differ by token, are not stored.')],
+  advantage: (rows, found) => [el('span', {class: 't d3'}, '≤ −1'), el('span', {class: 't d1'}, 'below 0'), el('span', {class: 't u0'}, '0'), el('span', {class: 't u1'}, 'above 0'), el('span', {class: 't u3'}, '≥ 1'),
+    el('span', {id: 'advantage-source'}, advantageSource(rows, found.filter(Boolean)))],
 };
+
+// Where advantages are from: the run that trained with them, or this page.
+function advantageSource(rows, found) {
+  const kept = rows.filter((row) => isNumber(row.credit)).length;
+  const here = 'computed for this page: (reward − mean) / deviation over the group’s scored episodes as listed here; the run left none beside the episode';
+  if (!kept) return here + '.';
+  const names = [...new Set(found.map((one) => one.estimator).filter(Boolean))].join(', ');
+  const each = found.some((one) => (one.turns || []).some((turn) => turn.spans.some((span) => span.advantages))) ? 'token by token' : 'one number for all tokens of an episode';
+  return `as the run trained with them${names ? ` (${names})` : ''}, ${each}` + (kept < rows.length ? `; of the other ${rows.length - kept} here, ${here}.` : '.');
+}
 
 function heat(value) {
   if (!isNumber(value)) return 'hx';
@@ -21,12 +31,12 @@ function lean(value) {
   return (value > 0 ? 'u' : 'd') + (size >= 1 ? 3 : size >= 0.5 ? 2 : 1);
 }
 
-function controls(again) {
+function controls(again, rows, found) {
   const choice = (name, options) => el('span', {class: 'segmented', role: 'group', 'aria-label': name}, options.map(([value, title, key]) => el('button', {type: 'button', 'data-choice': value, title: `Key ${key}`,
     'aria-pressed': String(look[name] === value), on: {click: () => { look[name] = value; again(); }}}, title)));
   return [choice('view', [['tokens', 'Tokens', 't'], ['messages', 'Messages', 't']]),
     look.view === 'tokens' ? choice('by', [['origin', 'Origin', 'o'], ['logprob', 'Log-prob', 'l'], ['advantage', 'Advantage', 'a']]) : null,
-    look.view === 'tokens' ? el('span', {class: 'legend'}, LEGENDS[look.by]()) : null];
+    look.view === 'tokens' ? el('span', {class: 'legend'}, LEGENDS[look.by](rows, found)) : null];
 }
 
 let shownEpisode = null;
@@ -40,7 +50,7 @@ function episodePane(row) {
   const node = el('div', {class: 'episode'},
     el('a', {class: 'back', href: '#/episodes'}, '‹ all episodes'),
     el('div', {class: 'episode-head'}, el('h2', {}, row.task), badge(row.outcome)),
-    el('div', {class: 'facts'}, fact('reward', figure(row.reward)), advantage === null ? null : fact('advantage', signed(advantage)), fact('turns', row.turns), fact('sampled tokens', row.tokens),
+    el('div', {class: 'facts'}, fact('reward', figure(row.reward)), advantage === null ? null : fact(isNumber(row.credit) ? 'advantage' : 'advantage (computed here)', signed(advantage)), fact('turns', row.turns), fact('sampled tokens', row.tokens),
       row.logprob === null ? null : fact('mean log-prob', figure(row.logprob)), row.invalid ? fact('unusable replies', row.invalid) : null,
       el('span', {}, el('span', {class: 'dot ' + colourOf(row.run)}), runOf(row.run).name, row.part ? ' · ' + row.part : '', row.step !== null ? ` · step ${row.step}` : '')),
     group.length > 1 ? el('div', {class: 'group'}, el('span', {class: 'soft small'}, `Its group of ${group.length}:`), group.slice(0, 32).map((one) => el('button', {type: 'button', class: 'chip ' + one.outcome,
@@ -50,7 +60,7 @@ function episodePane(row) {
       on: {click: () => { location.hash = `#/episode/${one.run}/${one.number}`; }}}, el('span', {class: 'dot ' + colourOf(one.run)}), `${runOf(one.run).name}${one.part ? ' · ' + one.part : ''} ${figure(one.reward)}`)),
       el('button', {type: 'button', class: 'small-button', id: 'task-side', on: {click: () => side([row, ...others])}}, 'Side by side')) : null,
     tools, body);
-  const again = () => { tools.replaceChildren(...put(el('div', {}), controls(again)).childNodes); if (node.found) body.replaceChildren(...turnsOf(node.found, row)); };
+  const again = () => { tools.replaceChildren(...put(el('div', {}), controls(again, [row], [node.found])).childNodes); if (node.found) body.replaceChildren(...turnsOf(node.found, row)); };
   again();
   shownEpisode = {row, again, group};
   body.append(el('p', {class: 'faint'}, 'Opening …'));
@@ -118,7 +128,7 @@ function tokensNode(turn, advantage) {
     const piece = document.createDocumentFragment();
     for (const [span, place, text] of all.slice(done, done + STEP)) {
       if (place < 0) { piece.append(el('span', {class: 'cut'}, `… ${plural(span.left, 'more token')} (${span.origin}) in its file …`)); continue; }
-      const kind = span.origin !== 'sampled' ? '' : look.by === 'logprob' ? (span.logprobs ? heat(span.logprobs[place]) : '') : look.by === 'advantage' ? lean(advantage) : '';
+      const kind = span.origin !== 'sampled' ? '' : look.by === 'logprob' ? (span.logprobs ? heat(span.logprobs[place]) : '') : look.by === 'advantage' ? lean(span.advantages ? span.advantages[place] : advantage) : '';
       const token = el('span', {class: `t ${span.origin} ${kind}`}, text);
       token.told = [span, place];
       piece.append(token);
@@ -138,6 +148,8 @@ function tokensNode(turn, advantage) {
     const [span, place] = token.told;
     const lines = [`${JSON.stringify(span.texts[place])}  id ${[].concat(span.ids[place]).join(' ')}`, span.origin];
     if (span.logprobs) { const value = span.logprobs[place]; lines.push(`log-prob ${figure(value)}` + (isNumber(value) ? `, probability ${figure(Math.exp(value))}` : '')); }
+    const credit = span.advantages ? span.advantages[place] : span.origin === 'sampled' ? advantage : null;
+    if (isNumber(credit)) lines.push(`advantage ${signed(credit)}`);
     showTip(lines.join('\n'), event.clientX, event.clientY);
   };
   node.addEventListener('pointermove', tell);

@@ -150,7 +150,7 @@ function stepped(told) {
     addPoint(curve.series[name], told.step, value);
   }
   if (size) { curve.step = told.step; curve.rows = told.row; }
-  curve.events.push(...told.events);
+  if (told.noted > curve.noted) { curve.events = [...curve.events, ...told.events].slice(-500); curve.noted = told.noted; }
   run.changed = Date.now();
   if (!isOverview()) return;
   if (unknown) { soon('page', async () => stay()); return; }

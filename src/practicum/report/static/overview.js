@@ -113,8 +113,16 @@ function healthSection() {
   const lines = linesOf();
   if (!lines.length) return null;
   return el('section', {'aria-label': 'Health', id: 'health'}, el('div', {class: 'section-head'}, el('h2', {}, 'Health'),
-    el('span', {class: 'soft small'}, 'Known bad signs, judged again from the metrics with the run’s own limits; triangles mark them on the curves.')),
+    el('span', {class: 'soft small', id: 'health-source'}, `Known bad signs, ${healthSource(lines)}; triangles mark them on the curves.`)),
     el('div', {class: 'card', id: 'events'}, eventList(lines)));
+}
+// Where the events are from: the run's own notes, or another look at its metrics.
+function healthSource(lines) {
+  const practice = lines.filter((line) => line.curve.stored || line.curve.series['reward/mean']);
+  const again = practice.filter((line) => !line.curve.stored).map((line) => line.label);
+  if (!again.length) return 'as the run noted them while it went';
+  const judged = 'judged again from the metrics with the run’s own limits';
+  return again.length === practice.length ? `${judged} (no health.jsonl is kept here)` : `as the runs noted them while they went; of ${again.join(', ')} ${judged} (no health.jsonl there)`;
 }
 function eventList(lines) {
   const events = lines.flatMap((line) => line.curve.events.map((event) => ({...event, line}))).sort((a, b) => b.step - a.step);
@@ -154,20 +162,21 @@ function tableSection() {
   const lines = shownRuns().flatMap((run) => run.table);
   if (!lines.length) return null;
   const range = (low, high, form) => (isNumber(low) && isNumber(high) ? el('span', {class: 'range'}, ` [${form(low)}, ${form(high)}]`) : null);
-  const cell = (line, name, low, high, form) => el('td', {class: 'n'}, line.selected ? '–' : form(line[name]), line.selected ? null : range(line[low], line[high], form));
+  const cell = (line, name, low, high, form) => el('td', {class: 'n'}, line.kept ? '–' : form(line[name]), line.kept ? null : range(line[low], line[high], form));
   const short = (value) => (100 * value).toFixed(0);
   const body = lines.map((line) => el('tr', {class: 'link', tabindex: '0', on: {
     click: () => openList({run: line.run, part: line.part, environment: line.environment}),
     keydown: (event) => { if (event.key === 'Enter') openList({run: line.run, part: line.part, environment: line.environment}); }}},
-    el('td', {}, el('span', {class: 'dot ' + colourOf(line.run)}), line.label, line.selected ? el('span', {class: 'faint'}, ' (best-paid, chosen)') : null),
+    el('td', {}, el('span', {class: 'dot ' + colourOf(line.run)}), line.label, line.kept ? el('span', {class: 'faint'}, /top_episodes$/.test(line.part) ? ' (the best-paid)' : ' (first groups of steps 1, 2, 4, 8 …)') : null),
     el('td', {}, line.environment, line.split ? el('span', {class: 'faint'}, ' ' + line.split) : null),
     el('td', {class: 'n'}, line.episodes.toLocaleString('en'), line.tasks !== line.episodes ? el('span', {class: 'range'}, ` of ${line.tasks} tasks`) : null),
-    el('td', {class: 'n'}, line.selected ? '–' : percent(line.success_rate), line.selected || !isNumber(line.success_low) ? null : el('span', {class: 'range'}, ` [${short(line.success_low)}, ${short(line.success_high)}]`)),
+    el('td', {class: 'n'}, line.kept ? '–' : percent(line.success_rate), line.kept || !isNumber(line.success_low) ? null : el('span', {class: 'range'}, ` [${short(line.success_low)}, ${short(line.success_high)}]`)),
     cell(line, 'mean_reward', 'reward_low', 'reward_high', figure),
-    el('td', {class: 'n'}, figure(line.mean_turns)), el('td', {class: 'n'}, figure(line.mean_tokens)), el('td', {class: 'n'}, line.selected ? '–' : percent(line.invalid_reply_rate)),
-    el('td', {}, el('span', {class: 'faint small'}, Object.entries(line.outcomes).map(([name, count]) => `${count} ${name}`).join(', '), line.uncounted ? `, ${line.uncounted} without a finite reward` : ''))));
+    el('td', {class: 'n'}, figure(line.mean_turns)), el('td', {class: 'n'}, figure(line.mean_tokens)), el('td', {class: 'n'}, line.kept ? '–' : percent(line.invalid_reply_rate)),
+    el('td', {class: 'faint small outcomes-cell'}, [...Object.entries(line.outcomes).map(([name, count]) => `${count} ${name}`), ...(line.uncounted ? [`${line.uncounted} without a finite reward`] : [])]
+      .map((text, place, all) => [el('span', {class: 'whole'}, text + (place + 1 < all.length ? ',' : '')), ' ']))));
   return el('section', {'aria-label': 'By environment'}, el('div', {class: 'section-head'}, el('h2', {}, 'By environment'),
-    el('span', {class: 'soft small'}, 'With 95 % intervals over tasks. Episodes that could not be scored take no part in rates.')),
+    el('span', {class: 'soft small'}, 'With 95 % intervals over tasks. Episodes that could not be scored take no part in rates, nor do those that a training kept to be read.')),
     el('div', {class: 'card scroll'}, el('table', {id: 'environments'}, el('thead', {}, el('tr', {}, ['Episodes of', 'Environment'].map((name) => el('th', {}, name)),
       ['Episodes', 'Success', 'Reward', 'Turns', 'Tokens', 'Unusable'].map((name) => el('th', {class: 'n'}, name)), el('th', {}, 'Outcomes'))), el('tbody', {}, body))));
 }
@@ -217,7 +226,8 @@ function subtitle(row) {
 
 function faultsSection() {
   const faults = shownRuns().flatMap((run) => [...(run.fault ? [{path: run.folder, reason: run.fault}] : []), ...run.unreadable.map((entry) => ({...entry, path: `${run.folder}/${entry.path}`})),
-    ...run.curves.filter((curve) => curve.unreadable).map((curve) => ({path: `${run.folder}/${curve.name ? curve.name + '/' : ''}metrics.jsonl`, reason: `${plural(curve.unreadable, 'line')} cannot be read`}))]);
+    ...run.curves.flatMap((curve) => [['metrics.jsonl', curve.unreadable], ['health.jsonl', curve.unreadable_events]].filter(([, count]) => count)
+      .map(([file, count]) => ({path: `${run.folder}/${curve.name ? curve.name + '/' : ''}${file}`, reason: `${plural(count, 'line')} cannot be read`})))]);
   const counted = shownRuns().reduce((sum, run) => sum + Math.max(0, run.unreadable_count - run.unreadable.length), 0);
   const configs = shownRuns().filter((run) => run.config);
   const config = configs.length ? el('section', {'aria-label': 'Configuration'}, el('h2', {}, 'Configuration'),

@@ -38,7 +38,8 @@ function groupsOf(key) {
     }
     for (const rows of groups.values()) {
       const scored = rows.filter((row) => ['success', 'failure', 'truncated'].includes(row.outcome) && isNumber(row.reward));
-      for (const row of rows) row.advantage = null;
+      for (const row of rows) row.advantage = isNumber(row.credit) ? row.credit : null;
+      if (rows.some((row) => isNumber(row.credit))) continue; // what the run trained with, not what this page would give
       if (scored.length < 2 || /(^|\/)top_episodes$/.test(rows[0].part)) continue;
       const mean = scored.reduce((sum, row) => sum + row.reward, 0) / scored.length;
       const spread = Math.sqrt(scored.reduce((sum, row) => sum + (row.reward - mean) ** 2, 0) / (scored.length - 1));

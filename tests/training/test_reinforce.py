@@ -1,0 +1,92 @@
+"""Specs A.17, founding paper 001: REINFORCE, loss = -reward · Σ log p(action tokens); its baseline is the group mean.
+
+Here it is an estimator over groups of one (no baseline: the advantage is the reward), summed over an episode's tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from practicum.algorithms import objectives
+from practicum.training.batch import Sample
+from practicum.training.estimators import ESTIMATORS, EstimatorSettings, Rated
+from practicum.training.learner import Objective
+
+from .test_learner import Gradients, distance, fresh_model, gradients
+
+LOGPROBS = (-0.5, -1.25, -2.0)
+REWARD = 0.8
+
+
+def rated(reward: float, tokens: int) -> Rated:
+    rewards = np.zeros(tokens)
+    rewards[-1] = reward
+    return Rated(rewards, np.zeros(tokens, dtype=np.int64))
+
+
+def test_the_golden_value() -> None:
+    """-0.8 · (-0.5 - 1.25 - 2.0) = 3.0, and -0.8 a log-prob as gradient, whichever loss is chosen."""
+    ((advantages,),) = ESTIMATORS["grpo"].function([[rated(REWARD, 3)]], EstimatorSettings()).advantages
+    assert advantages.tolist() == [REWARD] * 3
+    ((weight,),), denominator = objectives.token_weights([[3]], "seq-mean-token-sum")
+    given = torch.from_numpy(advantages)
+    for loss in (objectives.cispo, objectives.ppo):
+        logprobs = torch.tensor(LOGPROBS, dtype=torch.float64, requires_grad=True)
+        total = (weight * loss(logprobs, logprobs.detach(), given).loss).sum() / denominator
+        total.backward()
+        assert logprobs.grad is not None
+        assert logprobs.grad.tolist() == pytest.approx([-REWARD] * 3, abs=1e-15)
+        if loss is objectives.cispo:  # its value is the formula's too; the clipped surrogate's is that of its ratio
+            assert total.item() == pytest.approx(3.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
+def test_the_group_mean_as_baseline(estimator: str) -> None:
+    """Two chains, rewards 1 and 0: what the seed says it needs to have little variance."""
+    settings = EstimatorSettings(normalise=False)
+    (group,) = ESTIMATORS[estimator].function([[rated(1.0, 2), rated(0.0, 1)]], settings).advantages
+    expected = {"grpo": ([0.5, 0.5], [-0.5]), "rloo": ([1.0, 1.0], [-1.0])}[estimator]
+    assert tuple(row.tolist() for row in group) == expected
+
+
+def formula(samples: list[Sample], rewards: list[float]) -> Gradients:
+    """-reward · Σ log p, one episode at a time, on Hugging Face's own forward."""
+    model = fresh_model()
+    total = torch.zeros(())
+    for sample, reward in zip(samples, rewards, strict=True):
+        ids = torch.tensor([sample.ids])
+        table = model(ids).logits[0, :-1].log_softmax(-1)
+        logprobs = table.gather(-1, ids[0, 1:, None])[:, 0]
+        total = total - reward * logprobs[torch.from_numpy(sample.mask[1:])].sum() / len(samples)
+    total.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("policy_loss", ["vanilla", "cispo"])
+def test_the_learners_gradient_is_the_formulas(policy_loss: str) -> None:
+    """Three episodes of different length and reward, a negative one among them; only action tokens count."""
+    rng = np.random.default_rng(3)
+    rewards = [0.8, -0.4, 1.5]
+    samples = []
+    for length, reward in zip((6, 9, 14), rewards, strict=True):
+        mask = rng.random(length) < 0.5
+        mask[0], mask[-1] = False, True
+        ((row,),) = ESTIMATORS["grpo"].function([[rated(reward, int(mask.sum()))]], EstimatorSettings()).advantages
+        advantages = np.zeros(length, dtype=np.float32)
+        advantages[mask] = row
+        nothing = np.zeros(length, dtype=np.float32)
+        ids = tuple(rng.integers(1, 53, length).tolist())
+        samples.append(Sample(ids, mask, mask.astype(np.float32) * 7.0 / 3, advantages, nothing, 1.0))
+    model = fresh_model()
+    known = []
+    with torch.no_grad():  # sampled by the policy itself: the ratio is one
+        for sample in samples:
+            row_ids = torch.tensor([sample.ids])
+            table = model(row_ids).logits[0, :-1].log_softmax(-1).gather(-1, row_ids[0, 1:, None])[:, 0]
+            known.append(replace(sample, sampling_logprobs=np.concatenate([[0.0], table.numpy()]).astype(np.float32)))
+    found = gradients(known, Objective("pg", policy_loss=policy_loss))  # over a denominator of 7
+    assert distance(found, formula(samples, rewards)) < 1e-5
