@@ -18,7 +18,7 @@ from torch import Tensor
 
 from practicum.engines import sampling
 from practicum.engines.row import Heard, Row
-from practicum.kernels import CAPTURING, decoding, prompts
+from practicum.kernels import CAPTURING, decoding, prompts, settling
 from practicum.kernels.head import wide_product
 from practicum.kernels.layers import add_norm, gate, turn_
 from practicum.kernels.passing import product, prompt_pass
@@ -115,6 +115,19 @@ class CudaSteps:
         ids = flight.ids[:count].numpy()
         ended: list[bool] = np.isin(ids, np.array(ends, dtype=np.int64)).any(axis=1).tolist()  # type: ignore[assignment]
         return list(zip(flight.rows, ids.tolist(), flight.logprobs[:count].tolist(), ended, strict=True))
+
+    def settle(self, rows: Sequence[Row], homes: Sequence[int], longest: int) -> None:
+        """Write new rows' settings to their homes."""
+        engine = self.engine
+        numbers = settling.packed([
+            settling.Settings(home, row.ids[-1], len(row.ids) - 1, own.top_k, own.seed, own.temperature, own.top_p)
+            for home, row in zip(homes, rows, strict=True)
+            for own in (row.request.sampling,)
+        ])  # fmt: skip
+        fields = (engine._last, engine._position, engine._temperature, engine._top_k, engine._top_p, engine._step)
+        settling.settle(numbers.to(self._place.device, non_blocking=True), longest, fields, engine._noise)
+        if engine.adapters is not None and engine._columns.shape[1]:
+            engine._columns[self._there(homes)] = engine.adapters.columns([row.request.adapter for row in rows])
 
     def fill(self, rows: Sequence[tuple[int, list[int], int]], dressed: bool) -> None:
         """Keys and values of prompts: (slot, ids, position of the first). Packed, at most so many tokens at once."""

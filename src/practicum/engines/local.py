@@ -371,22 +371,23 @@ class LocalEngine:
 
     def _configure(self, first: int, wave: list[Row]) -> None:
         """Per-slot settings of new rows, one transfer a field."""
-        place: slice | Tensor = slice(first, first + len(wave))
-        if self._steps is not None:
-            place = self._there(self._homes[first : first + len(wave)])
-        settings = [row.request.sampling for row in wave]
-        self._last[place] = self._there([row.ids[-1] for row in wave])
-        self._position[place] = self._there([len(row.ids) - 1 for row in wave])
-        self._temperature[place] = self._there([s.temperature for s in settings])
-        self._top_k[place] = self._there([s.top_k for s in settings])
-        self._top_p[place] = self._there([s.top_p for s in settings])
-        self._step[place] = 0
-        if self.adapters is not None and self._columns.shape[1]:
-            self._columns[place] = self.adapters.columns([row.request.adapter for row in wave])
         longest = max(row.limit for row in wave)
         if longest > self._noise.shape[1]:
             self._noise = F.pad(self._noise, (0, longest - self._noise.shape[1]))
-        self._noise[place, :longest] = uniforms([s.seed for s in settings], longest, self._noise.device)
+        if self._steps is not None:
+            self._steps.settle(wave, self._homes[first : first + len(wave)], longest)
+            return
+        place = slice(first, first + len(wave))
+        settings = [row.request.sampling for row in wave]
+        self._last[place] = torch.tensor([row.ids[-1] for row in wave])
+        self._position[place] = torch.tensor([len(row.ids) - 1 for row in wave])
+        self._temperature[place] = torch.tensor([s.temperature for s in settings])
+        self._top_k[place] = torch.tensor([s.top_k for s in settings])
+        self._top_p[place] = torch.tensor([s.top_p for s in settings])
+        self._step[place] = 0
+        if self.adapters is not None and self._columns.shape[1]:
+            self._columns[place] = self.adapters.columns([row.request.adapter for row in wave])
+        self._noise[place, :longest] = uniforms([s.seed for s in settings], longest)
 
     def _there(self, values: Sequence[float]) -> Tensor:
         """Numbers on the engine's device; nobody waits for them to arrive."""

@@ -13,17 +13,17 @@ from torch import Tensor
 
 from practicum.models.decoder import token_logprobs
 
-_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
-_MIX_A = -4658895280553007687  # 0xBF58476D1CE4E5B9
-_MIX_B = -7723592293110705685  # 0x94D049BB133111EB
+GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
+MIX_A = -4658895280553007687  # 0xBF58476D1CE4E5B9
+MIX_B = -7723592293110705685  # 0x94D049BB133111EB
 
 
-def uniforms(seeds: Sequence[int], count: int, device: torch.device | None = None) -> Tensor:
+def uniforms(seeds: Sequence[int], count: int) -> Tensor:
     """`count` numbers in [0, 1) for each seed (splitmix64 over a counter) [seeds, count]."""
-    starts = torch.tensor([seed & (2**63 - 1) for seed in seeds], dtype=torch.int64).to(device, non_blocking=True)
-    state = torch.arange(1, count + 1, dtype=torch.int64, device=device) * _GOLDEN + starts[:, None]
-    state = (state ^ _shift(state, 30)) * _MIX_A
-    state = (state ^ _shift(state, 27)) * _MIX_B
+    starts = torch.tensor([seed & (2**63 - 1) for seed in seeds], dtype=torch.int64)
+    state = torch.arange(1, count + 1, dtype=torch.int64) * GOLDEN + starts[:, None]
+    state = (state ^ _shift(state, 30)) * MIX_A
+    state = (state ^ _shift(state, 27)) * MIX_B
     state = state ^ _shift(state, 31)
     return _shift(state, 11).double().mul(2.0**-53).float().clamp(max=1 - 2**-24)
 
