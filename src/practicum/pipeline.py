@@ -268,6 +268,14 @@ def check_continuation(config: PipelineConfig) -> None:
         write_atomic(stored, show(config).encode())
 
 
+def check_tasks(config: PipelineConfig) -> None:
+    """Whether every environment has the tasks that the stages will ask of it: now, and not hours later."""
+    wanted = [(name, "train", count, config.seed + 1) for name, count in demonstrations(config).items()]
+    wanted += [(name, "test", config.evaluation.num_eval_samples, config.seed) for name in examined(config)]
+    for name, split, count, seed in wanted:
+        registry.environment_class(name)(**options(config, name)).tasks(split, count, seed)
+
+
 def derived(config: PipelineConfig) -> list[str]:
     """The numbers that follow from the settings."""
     shown, rl = demonstrations(config), config.rl_training

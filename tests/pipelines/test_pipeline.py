@@ -109,6 +109,17 @@ def test_another_pipeline_is_not_written_over(whole: Path, recipe: Path, capsys:
     assert "holds a pipeline with rl_training.gamma=0.99, not 0.5" in capsys.readouterr().err
 
 
+def test_tasks_that_are_missing_are_said_before_anything_is_played(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["pipeline", f"recipe={recipe}", f"output_dir={tmp_path / 'out'}", "evaluation.num_eval_samples=500"]
+    assert main(asked) == 2
+    told = capsys.readouterr()
+    assert "127 different 'test' tasks" in told.err
+    assert "collect" not in told.out
+    assert not (tmp_path / "out" / "collect").exists()
+
+
 def test_the_papers_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     recipes = Path(__file__).parent.parent.parent / "recipes"
     config = pipeline.resolve(["recipe=affine"], recipes)

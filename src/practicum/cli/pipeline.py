@@ -40,6 +40,8 @@ def run(argv: list[str]) -> int:
         return 0
     pipeline.check_continuation(config)
     log = PipelineLog(pipeline.folder(config))
+    if not log.finished("eval-base"):  # after it every task has been seen to be there
+        pipeline.check_tasks(config)
     stages: dict[str, Callable[[PipelineConfig, PipelineLog], None]] = {
         "collect": collect,
         "sft": sft,
