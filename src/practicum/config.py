@@ -67,7 +67,7 @@ class AlgorithmConfig:
     norm_adv_by_std_in_grpo: bool = True
     turn_rewards: bool = False
     row_weighted: bool = False
-    bootstrap_truncated: bool = True
+    bootstrap_truncated: bool | None = None  # default: where gamma is below 1
     use_kl_in_reward: bool = False
     kl_penalty: str = "kl"
     kl_ctrl: KLControlConfig = field(default_factory=KLControlConfig)

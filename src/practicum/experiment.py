@@ -162,7 +162,8 @@ def rl_settings(config: TrainConfig, steps: int) -> RLSettings:
             normalise=algorithm.norm_adv_by_std_in_grpo,
             turn_rewards=algorithm.turn_rewards,
             row_weighted=algorithm.row_weighted,
-            bootstrap=algorithm.bootstrap_truncated,
+            # Undiscounted, a cut-off episode would be worth its own forecast, round after round.
+            bootstrap=algorithm.gamma < 1 if algorithm.bootstrap_truncated is None else algorithm.bootstrap_truncated,
         ),
         aggregation=actor.loss_agg_mode,
         lr=actor.optim.lr,

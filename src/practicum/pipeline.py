@@ -209,8 +209,6 @@ def rl_config(config: PipelineConfig) -> TrainConfig:
         "algorithm.gamma": rl.gamma,
         "algorithm.lam": rl.gae_lambda,
         "algorithm.turn_rewards": "true",  # a step's reward is that step's, not the episode's last word's
-        # Undiscounted, a cut-off episode would be worth its own forecast and a penalty more, round after round.
-        "algorithm.bootstrap_truncated": "true" if rl.gamma < 1 else "false",
         "data.train_batch_size": rl.rollout_batch_size,
         "actor_rollout_ref.actor.ppo_epochs": rl.ppo_epochs,
         "actor_rollout_ref.actor.clip_ratio_low": rl.clip_range,

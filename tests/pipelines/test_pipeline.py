@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from practicum import pipeline
+from practicum import experiment, pipeline
 from practicum.cli.main import main
 from practicum.errors import UserError
 
@@ -128,9 +128,9 @@ def test_the_papers_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     assert train.algorithm.adv_estimator == "gae"
     assert (train.algorithm.gamma, train.algorithm.lam) == (0.99, 0.95)
     assert train.algorithm.turn_rewards
-    assert train.algorithm.bootstrap_truncated
+    assert experiment.rl_settings(train, 1).credit.bootstrap
     config.rl_training.gamma = 1.0  # then a cut-off episode's value has no bound
-    assert not pipeline.rl_config(config).algorithm.bootstrap_truncated
+    assert not experiment.rl_settings(pipeline.rl_config(config), 1).credit.bootstrap
     assert train.actor_rollout_ref.actor.ppo_epochs == train.critic.ppo_epochs == 4
     assert train.actor_rollout_ref.model.lora_adapter_path == "runs/affine/sft/model"
     assert set(train.agent.environment_args["environments"]) == set(pipeline.AGENTGYM)
