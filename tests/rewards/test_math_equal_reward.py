@@ -92,7 +92,7 @@ def test_a_comparison_that_hangs_is_stopped_and_the_next_one_works() -> None:
     begun = time.monotonic()
     with pytest.raises(JudgeError, match="took more than 2 s"):
         worker.equal("9^{9^{9^{9}}}", "9^{9^{9^{8}}}")
-    assert time.monotonic() - begun < 8
+    assert time.monotonic() - begun < 40
     assert worker.equal("1/2", "0.5")
     assert not worker.equal("1/2", "0.6")
     worker.close()

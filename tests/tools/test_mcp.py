@@ -129,7 +129,7 @@ def test_a_program_that_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = time.monotonic()
     with pytest.raises(UserError, match="it was not ready within 0.5 s"):
         registry.tools("mcp:sleep 60")
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 40
 
 
 def test_without_the_package() -> None:
@@ -224,7 +224,7 @@ def test_a_server_that_hangs_is_replaced(small: str, folder: Path, monkeypatch: 
     before = int(call(patient["count"]).text.split()[1])
     with pytest.raises(TimeoutError):
         call(tools(small.replace("mcp:", "mcp[timeout=0.3]:"))["hang"], seconds=60.0)
-    deadline = time.monotonic() + 10  # it is asked for a sign of life, then asked to end, then made to
+    deadline = time.monotonic() + 30  # it is asked for a sign of life, then asked to end, then made to
     while before in alive(folder) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert alive(folder) == set()
