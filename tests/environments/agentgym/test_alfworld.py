@@ -121,6 +121,15 @@ def test_transcripts_are_the_stock_packages() -> None:
     assert told["won"][2:] == [True] * 2
 
 
+def test_games_of_some_kinds() -> None:
+    chosen = ("look_at_obj_in_light", "pick_and_place_simple")
+    tasks = AlfWorld(kinds=chosen).tasks("test", 40)
+    assert {task.fields["kind"] for task in tasks} == set(chosen)
+    assert {task.id for task in tasks} <= {task.id for task in AlfWorld().tasks("test", 240)}
+    with pytest.raises(UserError, match="no kind 'look_at_obj'"):
+        AlfWorld(kinds=["look_at_obj"])
+
+
 def test_the_expert_solves_every_kind_and_the_null_policy_none() -> None:
     world = AlfWorld()
     tasks = world.tasks("val", 12)
@@ -287,6 +296,10 @@ def test_alfworlds_own_files_are_played(tmp_path: Path) -> None:
     assert play(world, tasks[0], world.expert(tasks[0]))[-1].success
     with pytest.raises(UserError, match="There are no games in"):
         world.tasks("test", 1)
+    cleaning = AlfWorld(games=str(tmp_path), kinds="pick_clean_then_place_in_recep")
+    assert cleaning.tasks("train", 4) == tasks
+    with pytest.raises(UserError, match="no games of look_at_obj_in_light in"):
+        AlfWorld(games=str(tmp_path), kinds=["look_at_obj_in_light"]).tasks("train", 1)
     with pytest.raises(UserError, match="say where they are"):
         play(AlfWorld(), tasks[0], world.null(tasks[0]))
 

@@ -169,6 +169,12 @@ def test_splits_are_disjoint_and_kinds_take_turns() -> None:
     kinds = [task.fields["task"] for task in world.tasks("train", 23)]
     assert sorted(kinds) == sorted(sciworld_tasks.AGENTGYM)
     assert len({task.fields["task"] for task in SciWorld(tasks="all").tasks("test", 30)}) == 30
+    few = SciWorld(tasks=["find-plant", "boil"]).tasks("test", 4)
+    assert sorted(str(task.fields["task"]) for task in few) == ["boil", "boil", "find-plant", "find-plant"]
+    assert {task.fields["task"] for task in SciWorld(tasks="boil").tasks("val", 3)} == {"boil"}
+    for wrong, says in (("find-plants", "Did you mean 'find-plant'"), (["all"], "stands alone"), ([], "needs a task")):
+        with pytest.raises(UserError, match=says):
+            SciWorld(tasks=wrong)
     for index in (0, 29, 30, 5000):
         task = world.task_at(index)
         assert task.fields["data_idx"] == index % 4639

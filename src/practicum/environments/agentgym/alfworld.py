@@ -80,6 +80,7 @@ class AlfWorld(AgentGymEnvironment):
         reward: str = "native",
         protocol: str = "system",
         games: str = "made",
+        kinds: str | Sequence[str] = (),
         expert: str = "walkthrough",
         show_actions: bool = True,
         workers: int = 2,
@@ -89,6 +90,9 @@ class AlfWorld(AgentGymEnvironment):
         if workers < 1:
             raise UserError("alfworld needs at least one worker.")
         self.expert_kind, self.show_actions = expert, show_actions
+        self.kinds = tuple([kinds] if isinstance(kinds, str) else kinds) or KINDS
+        for kind in self.kinds:
+            self.check("kind", kind, KINDS)
         self.folder = None if games == "made" else Path(games).expanduser()
         if self.folder is not None and not (self.folder / "train").is_dir():
             raise UserError(f"There are no ALFWorld games in '{games}'; point at the folder that holds 'train'.")
@@ -181,14 +185,17 @@ class AlfWorld(AgentGymEnvironment):
         self.check_split(split)
         if self.folder is None:
             lines = [[n for n in by_hash(list(range(start, ROUND, len(KINDS))), seed) if _split_of(n) == split]
-                     for start in range(len(KINDS))]  # fmt: skip
+                     for start, kind in enumerate(KINDS) if kind in self.kinds]  # fmt: skip
             order = [line[place] for place in range(min(map(len, lines))) for line in lines]
             return [made_task(order[n % len(order)] + ROUND * (n // len(order))) for n in range(count)]
         files = _files(self.folder, split)
         if not files:
             raise UserError(f"There are no games in '{self.folder / FOLDERS[split]}'.")
         first = sum(len(_files(self.folder, other)) for other in list(FOLDERS)[: list(FOLDERS).index(split)])
-        numbered = by_hash([[file, first + place] for place, file in enumerate(files)], seed)
+        numbered = [pair for pair in by_hash([[file, first + place] for place, file in enumerate(files)], seed)
+                    if self.kinds == KINDS or _file_kind(pair[0]) in self.kinds]  # fmt: skip
+        if not numbered:
+            raise UserError(f"There are no games of {', '.join(self.kinds)} in '{self.folder / FOLDERS[split]}'.")
         return [_file_task(split, *numbered[n % len(numbered)]) for n in range(count)]
 
     def expert(self, task: Task) -> Policy:
@@ -241,7 +248,11 @@ def _files(folder: Path, split: str) -> tuple[str, ...]:
     return tuple(name for name in found if "movable" not in name and "Sliced" not in name)
 
 
+def _file_kind(file: str) -> str:
+    return next((kind for kind in KINDS if kind in file), "")
+
+
 def _file_task(split: str, file: str, data_idx: int) -> Task:
-    kind = next((kind for kind in KINDS if kind in file), "")
     name = "-".join(Path(file).parts[-3:-1])
-    return Task(f"alfworld-{name}", AlfWorld.name, split, {"file": file, "data_idx": data_idx, "kind": kind})
+    fields = {"file": file, "data_idx": data_idx, "kind": _file_kind(file)}
+    return Task(f"alfworld-{name}", AlfWorld.name, split, fields)

@@ -103,7 +103,7 @@ class SciWorld(AgentGymEnvironment):
         grammar: str = "both",
         reward: str = "native",
         protocol: str = "system",
-        tasks: str = "agentgym",
+        tasks: str | Sequence[str] = "agentgym",
         simplification: str = "",
         step_limit: int = 100,
         legal: bool = False,
@@ -111,17 +111,29 @@ class SciWorld(AgentGymEnvironment):
         megabytes: int = MEGABYTES,
     ) -> None:
         super().__init__(format, grammar, reward, protocol)
-        self.check("tasks", tasks, tuple(sciworld_tasks.SETS))
+        self.names = self._names(tasks)
         for part in filter(None, simplification.split(",")):
             self.check("simplification", part, SIMPLIFICATIONS)
         if step_limit < 1 or workers < 1:
             raise UserError("sciworld needs a step_limit and workers of at least 1.")
-        self.names = sciworld_tasks.SETS[tasks]
         self.simplification, self.step_limit, self.legal = simplification, step_limit, legal
         self._pool = pool_of(simplification, workers, megabytes)
         self._seat: Seat | None = None
         self._score = 0
         self._told: dict[str, Any] = {}
+
+    def _names(self, tasks: str | Sequence[str]) -> tuple[str, ...]:
+        """A set of tasks by its name, or tasks by theirs."""
+        if isinstance(tasks, str) and tasks in sciworld_tasks.SETS:
+            return sciworld_tasks.SETS[tasks]
+        names = tuple([tasks] if isinstance(tasks, str) else tasks)
+        for name in names:
+            self.check("tasks", name, (*sciworld_tasks.SETS, *sciworld_tasks.VARIATIONS))
+            if name in sciworld_tasks.SETS:
+                raise UserError(f"sciworld: tasks={name} is a set of tasks and stands alone, not in a list.")
+        if not names:
+            raise UserError("sciworld needs a task: 'agentgym', 'all', or a list of names.")
+        return names
 
     async def begin(self, task: Task, seed: int) -> Reply:
         """The simulator's chance is fixed by task and variation; the seed changes nothing."""
