@@ -38,10 +38,10 @@ def run(argv: list[str]) -> int:
         print("# derived")
         print("\n".join(f"# {line}" for line in [f"stages: {', '.join(pipeline.STAGES)}", *pipeline.derived(config)]))
         return 0
-    pipeline.check_continuation(config)
     log = PipelineLog(pipeline.folder(config))
     if not log.finished("eval-base"):  # after it every task has been seen to be there
         pipeline.check_tasks(config)
+    pipeline.check_continuation(config)  # it marks a new folder: what has failed until here leaves none
     stages: dict[str, Callable[[PipelineConfig, PipelineLog], None]] = {
         "collect": collect,
         "sft": sft,
