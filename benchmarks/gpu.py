@@ -1,13 +1,13 @@
 """One GPU: engine, learner, whole GRPO step against TRL, agents with tools, memory, a real training.
 
-    python benchmarks/gpu.py [--only engine,context,learner,step,agent,memory,train] [--out FILE.json]
+    python benchmarks/gpu.py [--only engine,context,learner,step,agent,memory,profile,train] [--out FILE.json]
     python benchmarks/gpu.py --needs     what a machine without a package registry wants beside the checkout
     python benchmarks/gpu.py --tiny      every leg on CPU with a tiny model: it works, but its figures mean nothing
 
 A model of SmolLM2-135M's shape, bf16, prompts of 200 tokens, 128 new ones, log-probs included; engine, context,
 learner and memory use random weights (their values change no time), step and agent SmolLM2's own where they are at
-hand. Medians over repeats after a warm-up. `train` is `benchmarks/gpu_training.py` with its defaults; it is not among
-the default legs.
+hand. Medians over repeats after a warm-up. `profile` says which kernels and functions the time goes to, `train` is
+`benchmarks/gpu_training.py` with its defaults; these two are not among the default legs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from gpu_legs import needs
 
 needs.prepare()
 
-LEGS = ("engine", "context", "learner", "step", "agent", "memory", "train")
-DEFAULT = LEGS[:-1]
+LEGS = ("engine", "context", "learner", "step", "agent", "memory", "profile", "train")
+DEFAULT = LEGS[:-2]
 
 
 def leg_function(name: str) -> Callable[[Any], list[dict[str, Any]]]:

@@ -95,10 +95,12 @@ def make_renderer() -> Renderer:
     return renderer
 
 
-def make_requests(size: Size, count: int, chains: int, seed: int, mixed: bool, prompt: int = 0) -> list[Request]:
+def make_requests(
+    size: Size, count: int, chains: int, seed: int, mixed: bool, prompt: int = 0, new: int = 0
+) -> list[Request]:
     """`chains` requests a prompt; `mixed`: prompts and replies of 0.1 to 1.9 times the length, the same on average."""
     rng = random.Random(seed)
-    length, new, most = prompt or size.prompt, size.new, size.shape["vocab_size"] - 100
+    length, new, most = prompt or size.prompt, new or size.new, size.shape["vocab_size"] - 100
     made: list[Request] = []
     while len(made) < count:
         tokens = rng.randint(length // 10, length - length // 10 + length) if mixed else length

@@ -79,20 +79,25 @@ def make_texts(tokenizer: Any, tokens: int, count: int) -> list[str]:
     return made
 
 
-def measure_practicum(size: Size, overlap: bool = False) -> Row:
-    forget_peak(size)
+def make_practice(size: Size, overlap: bool, steps: int) -> tuple[Practice, str]:
+    """So many steps of practice on questions, and what model it is."""
     loaded, what = load_real(size)
     cut = Cut() if size.tiny else Cut(16384)
     apprentice = Apprentice(loaded, max_batch=size.tasks * size.chains, cut=cut, apart=overlap)
     apprentice.renderer.end_ids = ()
     settings = RLSettings(
-        steps=size.repeats + 2, tasks_per_step=size.tasks, chains=size.chains, estimator="grpo", lr=LEARNING_RATE,
+        steps=steps, tasks_per_step=size.tasks, chains=size.chains, estimator="grpo", lr=LEARNING_RATE,
         aggregation="token-mean", objective=Objective(), warmup=0, mismatch_limit=10.0,
         overlap=overlap,
     )  # fmt: skip
     tasks = make_tasks(apprentice.renderer, size.prompt, size.tasks)
     agent = Agent(max_turns=1, sampling=Sampling(1.0, max_tokens=size.new))
-    practice = Practice(apprentice, tasks, Questions, agent, settings)
+    return Practice(apprentice, tasks, Questions, agent, settings), what
+
+
+def measure_practicum(size: Size, overlap: bool = False) -> Row:
+    forget_peak(size)
+    practice, what = make_practice(size, overlap, size.repeats + 2)
 
     async def run() -> list[dict[str, float]]:
         found = []
@@ -105,7 +110,7 @@ def measure_practicum(size: Size, overlap: bool = False) -> Row:
             if metrics["actor/tokens"] != size.tasks * size.chains * size.new:
                 raise SystemExit(f"a step trained {metrics['actor/tokens']:.0f} tokens")
             found.append(metrics)
-        await apprentice.close()
+        await practice.apprentice.close()
         return found[1:]
 
     found = asyncio.run(run())

@@ -1,0 +1,192 @@
+"""Profile: where the time of a decode, an update and a whole GRPO step goes, on the GPU by kernel, on the host by line.
+
+Each is timed without a profiler first. The GPU's side is `torch.profiler`'s record of one further round: busy is the
+time in which any kernel ran. The host's is a thread that looks every half millisecond at what all others are doing:
+they are several, the engine's among them, and `cProfile` sees one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
+
+from gpu_legs.common import Row, Size, forget_peak, make_model, make_renderer, make_requests, synchronise
+from gpu_legs.learner import make_samples
+from gpu_legs.step import make_practice
+from practicum.engines.local import LocalEngine
+from practicum.models.decoder import Decoder
+from practicum.training.batch import Cut
+from practicum.training.learner import Learner, Objective, OptimizerSettings
+
+TOP = 12
+EVERY = 0.0005
+Do = Callable[[], Coroutine[Any, Any, None]]
+
+
+def busy_seconds(spans: list[tuple[float, float]]) -> float:
+    """The time that intervals cover together."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+async def on_gpu(size: Size, do: Do) -> Row:
+    """Kernels of one round; nothing where there is no GPU, or no leave to look into it."""
+    if size.device != "cuda":
+        return {}
+    with profile(activities=[ProfilerActivity.CUDA]) as record:
+        begun = time.perf_counter()
+        await do()
+        synchronise(size)
+        seconds = time.perf_counter() - begun
+    ran = [event for event in record.events() if str(event.device_type).endswith("CUDA")]
+    if not ran:
+        return {"gpu": "no kernel was recorded: CUPTI is missing or not allowed here"}
+    kernels: dict[str, list[float]] = defaultdict(list)
+    for event in ran:
+        kernels[event.name].append(event.time_range.end - event.time_range.start)
+    busy = busy_seconds([(event.time_range.start, event.time_range.end) for event in ran]) / 1e6
+    longest = sorted(kernels.items(), key=lambda item: -sum(item[1]))[:TOP]
+    top = [
+        {"kernel": name[:100], "count": len(times), "ms": sum(times) / 1000, "mean us": statistics.mean(times)}
+        for name, times in longest
+    ]
+    return {"recorded seconds": seconds, "gpu busy": busy, "kernels": len(ran), "top": top}
+
+
+class Looker(threading.Thread):
+    """Counts, by thread, which function is being run."""
+
+    def __init__(self) -> None:
+        super().__init__(name="looker", daemon=True)
+        self.seen: dict[str, Counter[str]] = defaultdict(Counter)
+        self.looks, self.over = 0, threading.Event()
+
+    def run(self) -> None:
+        while not self.over.wait(EVERY):
+            names = {thread.ident: thread.name for thread in threading.enumerate()}
+            self.looks += 1
+            for number, frame in sys._current_frames().items():
+                if number != self.ident:
+                    code = frame.f_code
+                    where = f"{Path(code.co_filename).parent.name}/{Path(code.co_filename).name}:{frame.f_lineno}"
+                    self.seen[names.get(number, "?")][f"{code.co_qualname} ({where})"] += 1
+
+
+async def on_host(do: Do, rounds: int) -> Row:
+    """Milliseconds a round that each thread spent in a line of its own, waiting included."""
+    looker = Looker()
+    looker.start()
+    begun = time.perf_counter()
+    for _ in range(rounds):
+        await do()
+    seconds = (time.perf_counter() - begun) / rounds
+    looker.over.set()
+    looker.join()
+    each = 1000 * seconds / max(1, looker.looks)
+    found = {
+        thread: [{"function": name, "ms": each * count} for name, count in counts.most_common(TOP)]
+        for thread, counts in looker.seen.items()
+    }
+    return {"host": found}
+
+
+async def examine(size: Size, what: str, do: Do, host: bool = False) -> Row:
+    for _ in range(2):  # kernels are built and graphs captured
+        await do()
+    times = []
+    for _ in range(size.repeats):
+        synchronise(size)
+        begun = time.perf_counter()
+        await do()
+        synchronise(size)
+        times.append(time.perf_counter() - begun)
+    row: Row = {"what": what, "seconds": statistics.median(times), **await on_gpu(size, do)}
+    if "gpu busy" in row:
+        row["busy share"] = row["gpu busy"] / row["seconds"]
+    return row | (await on_host(do, size.repeats) if host else {})
+
+
+async def decoding(size: Size, batch: int) -> Row:
+    """A whole batch of prompts and a quarter of the usual reply."""
+    engine = LocalEngine(Decoder(make_model(size)), make_renderer(), max_batch=batch)
+    steps = max(4, size.new // 4)
+    versions, asked = iter(range(1, 1000)), make_requests(size, batch, 1, 0, False, new=steps)
+
+    async def do() -> None:
+        engine.weights_changed(next(versions))
+        await asyncio.gather(*(engine.generate(one) for one in asked))
+
+    try:
+        return await examine(size, f"prompts and {steps} decode steps, {batch} rows", do)
+    finally:
+        await engine.close()
+
+
+async def updating(size: Size) -> Row:
+    learner = Learner(Decoder(make_model(size)), OptimizerSettings(), Cut(16384))
+    samples = make_samples(size, size.chains, False)
+    trained = float(sum(int(sample.mask.sum()) for sample in samples))
+
+    async def do() -> None:
+        learner.update(samples, trained, Objective(), 1e-5)
+
+    return await examine(size, f"update of {len(samples)} samples", do)
+
+
+async def stepping(size: Size, overlap: bool) -> Row:
+    practice, _ = make_practice(size, overlap, 1000)
+    numbers = iter(range(1000))
+
+    async def do() -> None:
+        await practice.step(next(numbers))
+
+    try:
+        return await examine(size, "GRPO step, overlapped" if overlap else "GRPO step", do, host=True)
+    finally:
+        await practice.apprentice.close()
+
+
+def show(row: Row) -> None:
+    print(f"{row['what']}: {1000 * row['seconds']:.1f} ms", end="")
+    if "gpu busy" in row:
+        print(
+            f", GPU busy {1000 * row['gpu busy']:.1f} ms ({row['busy share']:.0%}), {row['kernels']:,} kernels and "
+            f"copies (recorded in {1000 * row['recorded seconds']:.1f} ms)", end="",
+        )  # fmt: skip
+    print(f"  {row['gpu']}" if "gpu" in row else "")
+    for one in row.get("top", []):
+        print(f"  {one['ms']:>8.2f} ms  {one['count']:>6} x {one['mean us']:>7.1f} us  {one['kernel']}")
+    for thread, functions in row.get("host", {}).items():
+        print(f"  {thread}:")
+        for one in functions:
+            print(f"    {one['ms']:>8.2f} ms  {one['function']}")
+    sys.stdout.flush()
+
+
+def leg(size: Size) -> list[Row]:
+    rows: list[Row] = []
+    batches = size.batches if size.tiny else tuple(batch for batch in size.batches if batch >= 256)
+    wanted: list[Coroutine[Any, Any, Row]] = [decoding(size, batch) for batch in batches]
+    wanted += [updating(size), stepping(size, False), stepping(size, True)]
+    for number, one in enumerate(wanted):
+        forget_peak(size)
+        try:
+            rows.append(asyncio.run(one))
+            show(rows[-1])
+        except Exception as error:  # the others are still wanted
+            print(f"profile, part {number}: {type(error).__name__}: {error}", flush=True)
+            if size.tiny:
+                raise
+    return rows
