@@ -5,8 +5,10 @@
 For each case: demonstrations of the expert, imitation until a stated share of validation tasks is solved, the same test
 tasks examined, practice by the case's recipe, the same test tasks again; then McNemar's test over the pairs, intervals,
 and one HTML report of all cases. KEY=VALUE are further keys of `practicum train` (`trainer.total_training_steps=80`).
-Whatever is finished is not done again, and practice goes on from its last checkpoint: run the same command again after
-a break. With --minutes, no stage is begun and practice stops (with a checkpoint) once so much time has gone.
+Every case runs in a process of its own: one that fails or hangs does not take the others with it. Its time is what is
+left, shared among the cases left; practice that has used it up is examined as it stands. `gpu_training.json` in --out
+has all figures so far, after every case. Whatever is finished is not done again, and practice goes on from its last
+checkpoint: run the same command again after a break.
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ import argparse
 import asyncio
 import gc
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,6 +48,10 @@ from practicum.training.sft import SFTSettings, imitate
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 RESULTS = Path(__file__).parent / "results" / "gpu_training.json"
+EXAMINING = 45.0
+"""Seconds of a case's time that practice leaves to the last examination."""
+GRACE = 60.0
+"""Seconds beyond its time after which a case is ended from outside."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ class Case:
     lr: float = 5e-5
     target: float = 0.35
     checked: int = 150
-    check_every: int = 2
+    check_every: int = 1
     examined: int = 600
 
 
@@ -90,11 +100,19 @@ class Clock:
         return time.monotonic() - self.begun
 
     @property
+    def left(self) -> float:
+        return self.limit - self.gone
+
+    @property
     def over(self) -> bool:
-        return self.gone > self.limit
+        return self.left < 0
 
     def say(self, text: str) -> None:
         print(f"[{self.gone:5.0f} s] {text}", flush=True)
+
+
+class OutOfTime(Exception):
+    """A stage had to be left off; what it has written is there."""
 
 
 def agent_of(config: TrainConfig, world: experiment.World, temperature: float) -> Agent:
@@ -120,6 +138,8 @@ async def make_start(case: Case, config: TrainConfig, folder: Path, seed: int, c
         result, _ = await apprentice.examine("val", panel, world.make_environment, agent_of(config, world, 0.0))
         rates.append(result.success_rate)
         clock.say(f"imitation: {rates[-1]:.0%} of {case.checked} validation tasks")
+        if clock.over:
+            raise OutOfTime("imitation")
         return rates[-1] >= case.target
 
     settings = SFTSettings(
@@ -145,39 +165,40 @@ def training_config(case: Case, out: Path, name: str, seed: int, extra: list[str
         [
             f"recipe={case.recipe}", *model, f"trainer.seed={seed}", f"trainer.default_local_dir={out}",
             f"trainer.project_name={name}", "trainer.experiment_name=rl", "trainer.logger=[]",
-            "trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.save_freq=20", *case.extra, *extra,
+            "trainer.val_before_train=false", "trainer.test_freq=20", "trainer.save_freq=20", *case.extra, *extra,
         ],
         RECIPES,
     )  # fmt: skip
 
 
-async def practise(config: TrainConfig, clock: Clock) -> bool:
-    """Practice to its end (True), or to the end of the time."""
+async def practise(config: TrainConfig, clock: Clock) -> Path:
+    """Practice to its end, or to the end of the time: where the model is, `model` or `model-at-STEP`."""
     began = clock.gone
 
     def stepped(step: int, values: dict[str, float]) -> None:
-        if step % 10 == 0:
+        if step <= 3 or step % 5 == 0:
+            val = f", validation {values['val/success/mean']:.2f}" if "val/success/mean" in values else ""
             clock.say(
-                f"step {step}: success {values.get('success/mean', values.get('reward/mean', 0.0)):.2f}, "
+                f"step {step}: success {values.get('success/mean', values.get('reward/mean', 0.0)):.2f}{val}, "
                 f"mismatch {values.get('mismatch/logprob/mean', 0.0):.2g}, "
                 f"{values['timing/rollout']:.2f} + {values['timing/update']:.2f} s"
             )
-        if clock.over:
+        if clock.left < EXAMINING:
             run._asked_to_stop = True
 
     run = experiment.build_run(config, on_step=stepped)
     try:
-        before = run.standing.step
+        before, target = run.standing.step, run.folder / "model"
         try:
             await run.go()
         except KeyboardInterrupt:
             clock.say(f"the time is up at step {run.standing.step}; run the same command again to go on")
-            return False
-        run.apprentice.save(run.folder / "model")
+            target = run.folder / f"model-at-{run.standing.step}"
+        run.apprentice.save(target)
     finally:
         await run.apprentice.close()
     clock.say(f"practice: steps {before} to {run.standing.step} in {clock.gone - began:.0f} s")
-    return True
+    return target
 
 
 def examine(case: Case, config: TrainConfig, policy: Path, result: Path, name: str, panel: Path | None) -> None:
@@ -203,66 +224,119 @@ def free() -> None:
         torch.cuda.empty_cache()
 
 
-def learn(name: str, case: Case, out: Path, seed: int, clock: Clock, extra: list[str]) -> dict[str, Any] | None:
-    """One case from whatever stands in its folder to its comparison; None where the time ran out."""
+def learn(name: str, case: Case, out: Path, seed: int, clock: Clock, extra: list[str]) -> None:
+    """One case from whatever stands in its folder to its comparison, or as far as its time goes."""
     folder = out / name
-    before, after, both = (folder / part for part in ("sft.json", "rl.json", "comparison.json"))
+    before = folder / "sft.json"
     clock.say(f"-- {name}")
     plain = resolve([f"recipe={case.recipe}", *case.extra, *extra], RECIPES)
     if not (folder / "start" / "imitation.json").exists():
         asyncio.run(make_start(case, plain, folder / "start", seed, clock))
         free()
-    if clock.over:
-        return None
     if not before.exists():
         examine(case, plain, folder / "start", before, f"{name}: SFT", None)
         free()
-    if not (folder / "rl" / "model").exists() and not asyncio.run(
-        practise(training_config(case, out, name, seed, extra), clock)
-    ):
-        return None
-    free()
-    if not after.exists():
-        examine(case, plain, folder / "rl" / "model", after, f"{name}: GRPO", folder / "sft.run" / "panel.json")
+    model = folder / "rl" / "model"
+    if not model.exists():
+        if clock.left < EXAMINING:
+            raise OutOfTime("practice")
+        model = asyncio.run(practise(training_config(case, out, name, seed, extra), clock))
         free()
-    compare_command.run([str(before), str(after), "--level", "0.95", "--json", str(both)])
-    record: dict[str, Any] = json.loads(both.read_text())
-    timing = [json.loads(line) for line in (folder / "rl" / "timing.jsonl").read_text().splitlines()]
+    part = model.name.removeprefix("model")  # "" where practice has come to its end
+    after = folder / f"rl{part}.json"
+    if not after.exists():
+        examine(case, plain, model, after, f"{name}: GRPO{part}", folder / "sft.run" / "panel.json")
+    compare_command.run([str(before), str(after), "--level", "0.95", "--json", str(folder / f"comparison{part}.json")])
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    """JSON lines; the last one may be half written."""
+    found = []
+    for line in file.read_text().splitlines() if file.exists() else []:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return found
+
+
+def gathered(folder: Path) -> dict[str, Any]:
+    """What a case has to show, finished or not."""
+    timing, metrics = lines_of(folder / "rl" / "timing.jsonl"), lines_of(folder / "rl" / "metrics.jsonl")
     spent = {key: sum(row.get(f"timing/{key}", 0.0) for row in timing) for key in ("rollout", "credit", "update")}
-    return {
-        "imitation": json.loads((folder / "start" / "imitation.json").read_text()),
-        "practice": {"steps": len(timing), "seconds": spent},
-        "comparison": record,
+    curves = {
+        key: [[row["step"], row[key]] for row in metrics if key in row]
+        for key in ("success/mean", "reward/mean", "val/success/mean", "mismatch/logprob/mean")
     }
+    row: dict[str, Any] = {
+        "finished": (folder / "comparison.json").exists(),
+        "practice": {"steps": len(timing), "seconds": spent, "curves": {k: v for k, v in curves.items() if v}},
+    }
+    compared = sorted(folder.glob("comparison*.json"), key=lambda file: file.stat().st_mtime)
+    for key, file in {"imitation": folder / "start" / "imitation.json", "sft": folder / "sft.json"}.items():
+        if file.exists():
+            found = json.loads(file.read_text())
+            row[key] = found.get("aggregated_metrics", found)
+    if compared:
+        row["comparison"] = json.loads(compared[-1].read_text())
+    return row
 
 
-def run_cases(cases: dict[str, Case], out: Path, seed: int, minutes: float, extra: list[str]) -> dict[str, Any]:
-    clock, found = Clock(minutes), dict[str, Any]()
-    for name, case in cases.items():
-        if clock.over:
-            clock.say(f"{name} is not begun: the time is up")
-            continue
-        row = learn(name, case, out, seed, clock, extra)
-        if row is not None:
-            found[name] = row
-    made = [out / name for name in found]
+def run_apart(words: list[str], seconds: float) -> str:
+    """A case in a process of its own, at most so long; what went wrong, or nothing."""
+    process = subprocess.Popen([sys.executable, "-u", __file__, *words], start_new_session=True)
+    try:
+        code = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return f"ended from outside after {seconds:.0f} s"
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return "" if code == 0 else f"exit code {code}"
+
+
+def run_cases(names: list[str], out: Path, seed: int, minutes: float, tiny: bool, words: list[str]) -> dict[str, Any]:
+    """`words`: what else a case's process is told."""
+    clock, wrong = Clock(minutes), dict[str, str]()
+    out.mkdir(parents=True, exist_ok=True)
+    record: dict[str, Any] = {}
+    for number, name in enumerate(names):
+        share = clock.left / (len(names) - number)
+        if share < EXAMINING:
+            wrong[name] = "not begun: the time is up"
+        else:
+            own = ["--case", name, "--out", str(out), "--seed", str(seed), "--minutes", f"{share / 60:.3f}"]
+            wrong[name] = run_apart([*own, *(["--tiny"] if tiny else []), *words], share + GRACE)
+        if wrong[name]:
+            clock.say(f"{name}: {wrong[name]}")
+        record = {
+            "seed": seed, "seconds": clock.gone, "place": place.find().describe(), "torch": torch.__version__,
+            "date": time.strftime("%Y-%m-%d"), "wrong": {key: text for key, text in wrong.items() if text},
+            "cases": {one: gathered(out / one) for one in names if (out / one).is_dir()},
+        }  # fmt: skip
+        (out / "gpu_training.json").write_text(json.dumps(record, indent=1) + "\n")
+    made = [out / name for name in names if (out / name / "sft.json").exists()]
     if made:
-        page = out / "report.html"
-        report_command.run([*map(str, made), "--out", str(page), "--episodes-mb", "4"])
-        clock.say(f"report in {page}")
-    return {"seed": seed, "seconds": clock.gone, "place": place.find().describe(), "torch": torch.__version__,
-            "date": time.strftime("%Y-%m-%d"), "cases": found}  # fmt: skip
+        try:
+            report_command.run([*map(str, made), "--out", str(out / "report.html"), "--episodes-mb", "4"])
+        except Exception as error:  # the figures are written; a page can be made of them later
+            clock.say(f"no report: {type(error).__name__}: {error}")
+    clock.say(f"figures in {out / 'gpu_training.json'}")
+    return record
 
 
 def leg(size: Any) -> list[dict[str, Any]]:
     """For `benchmarks/gpu.py --only train`."""
-    cases = TINY if size.tiny else CASES
-    return [run_cases(cases, Path("runs/gpu-tiny" if size.tiny else "runs/gpu"), 0, 20.0, [])]
+    names, out = list(TINY if size.tiny else CASES), Path("runs/gpu-tiny" if size.tiny else "runs/gpu")
+    return [run_cases(names, out, 0, 20.0, size.tiny, [])]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help=f"some of {','.join(CASES)}")
+    parser.add_argument("--case", help=argparse.SUPPRESS)  # this process is to do that one itself
     parser.add_argument("--tiny", action="store_true", help="the tiny model on CPU: shows that it works")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=20.0)
@@ -273,17 +347,25 @@ def main() -> None:
     parser.add_argument("extra", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_intermixed_args()
     cases = TINY if args.tiny else CASES
-    wanted = args.only.split(",") if args.only else list(cases)
+    wanted = [args.case] if args.case else args.only.split(",") if args.only else list(cases)
     for name in wanted:
         if name not in cases:
             raise SystemExit(f"There is no case '{name}'; choose among {', '.join(cases)}.")
     given = {"target": args.target, "lr": args.sft_lr, "examined": args.examined}
     changed = {key: value for key, value in given.items() if value is not None}
-    record = run_cases(
-        {name: replace(cases[name], **changed) for name in wanted}, args.out, args.seed, args.minutes, args.extra
-    )
-    if not args.tiny and len(record["cases"]) == len(wanted):
+    if args.case:
+        try:
+            learn(args.case, replace(cases[args.case], **changed), args.out, args.seed, Clock(args.minutes), args.extra)
+        except OutOfTime as error:
+            raise SystemExit(f"{args.case}: the time is up in {error}; run the same command again to go on") from None
+        return
+    flags = {"target": "--target", "lr": "--sft-lr", "examined": "--examined"}
+    words = [word for key, value in changed.items() for word in (flags[key], str(value))]
+    record = run_cases(wanted, args.out, args.seed, args.minutes, args.tiny, [*words, *args.extra])
+    if not args.tiny and all(row["finished"] for row in record["cases"].values()):
         RESULTS.write_text(json.dumps(record, indent=1) + "\n")
+    if record["wrong"]:
+        raise SystemExit("; ".join(f"{name}: {text}" for name, text in record["wrong"].items()))
 
 
 if __name__ == "__main__":
