@@ -46,7 +46,8 @@ def calculated(shape: dict[str, Any], size: Size, tokens: int) -> dict[str, floa
     return {
         "weights": (layers * layer + embeddings + hidden) * width,
         "adapter: weights, master, two moments, gradient": adapter * (width + 4 + 8 + 4),
-        "layer inputs kept": layers * tokens * hidden * width,
+        # The residual stream in float32, and what is still to be added to it.
+        "layer inputs kept": layers * tokens * hidden * (4 + width),
         # Forward's inside and the gradients of it: about nine tensors as wide as the model and five as the inner one.
         "inside of one layer": tokens * (9 * hidden + 2 * (hidden + 2 * keys) + 5 * inner + 14 * RANK) * width,
         "one piece of logits, and its gradient": (4 + width) * max(LOGIT_CELLS, vocabulary),

@@ -25,6 +25,8 @@ INTERPRETED = bool(os.environ.get("TRITON_INTERPRET"))
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 pytestmark = pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs a CUDA GPU")
 DTYPES = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16]
+HALF = torch.float16 if INTERPRETED else torch.bfloat16
+"""The interpreter cannot reckon in bfloat16."""
 
 
 def near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
@@ -186,6 +188,43 @@ def test_gradients_of_a_whole_model(name: str, checkpointing: bool, monkeypatch:
         assert one.grad is not None, label
         assert other.grad is not None, label
         near(other.grad.cpu(), one.grad, torch.float32 if INTERPRETED else torch.bfloat16)
+
+
+def test_half_precision_weights_have_a_float32_residual_stream() -> None:
+    """Hidden states come out in the weights' precision, and are as near to float64 as single roundings leave them."""
+    from practicum.kernels.layers import add_norm
+    from practicum.kernels.passing import packed_hidden
+    from practicum.models.decoder import Decoder
+
+    torch.manual_seed(0)
+    x, delta = torch.randn(5, 48, device=DEVICE) * 50, torch.randn(5, 48, device=DEVICE).to(HALF)
+    weight = torch.rand(48, device=DEVICE).to(HALF)
+    into = torch.empty_like(x)
+    out = add_norm(x, delta, weight, 1e-5, into)
+    assert torch.equal(into, x + delta.float())
+    assert out.dtype == HALF
+    exact = F.rms_norm(into.double(), (48,), weight.double(), 1e-5)
+    assert float(((out.double() - exact) / exact).abs().max()) < (2**-11 if INTERPRETED else 2**-8)  # rounded once
+
+    batch = ordered(trees(5, 1, 12))
+    forest = lay_down(batch.inputs, batch.shared)
+    ids, positions = torch.from_numpy(forest.ids).to(DEVICE), torch.from_numpy(forest.depths).to(DEVICE)
+    look = spans(forest.ends).to(DEVICE)
+    model = build("llama").to(DEVICE, HALF)
+    hidden = packed_hidden(Decoder(model), ids, positions, look)
+    assert hidden.dtype == HALF
+    asked = torch.randn(hidden.shape, device=DEVICE)
+    (hidden.float() * asked).sum().backward()
+    exact_model = build("llama").to(HALF).to(DEVICE).float()
+    wide = packed_hidden(Decoder(exact_model), ids, positions, look)
+    near(hidden, wide, torch.bfloat16)
+    (wide * asked).sum().backward()
+    for mine, known in zip(model.parameters(), exact_model.parameters(), strict=True):
+        if known.grad is not None:
+            assert mine.grad is not None
+            assert mine.grad.dtype == HALF
+            error = float((mine.grad.double() - known.grad.double()).norm() / known.grad.double().norm())
+            assert error < 5e-2, error
 
 
 @pytest.mark.skipif(INTERPRETED, reason="graphs need a GPU")

@@ -17,8 +17,8 @@ VOCABULARY = 4096
 
 def wide_product(x: Tensor, weight: Tensor) -> Tensor:
     """x @ weight.T in float32, whatever they are in: a logit of 20 in bfloat16 is off by up to 0.06."""
-    if x.dtype == torch.float32:
-        return x @ weight.t()
+    if x.dtype == torch.float32 or not x.is_cuda:
+        return x.float() @ weight.t().float()
     return torch.mm(x, weight.t(), out_dtype=torch.float32)
 
 

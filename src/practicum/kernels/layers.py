@@ -35,8 +35,12 @@ def _add_norm(
 
 
 def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float, into: Tensor) -> Tensor:
-    """x [N, E] + delta goes to `into`, which may be x; gives its RMS norm times weight."""
-    out = torch.empty_like(x)
+    """x [N, E] + delta goes to `into`, which may be x; gives its RMS norm times weight, in the weight's precision.
+
+    A float32 x is rounded nowhere. In bfloat16, its sums over the layers were most of what engine and learner
+    disagreed by.
+    """
+    out = torch.empty_like(x, dtype=weight.dtype)
     size = x.shape[1]
     _add_norm[(x.shape[0],)](
         x, x if delta is None else delta, weight, into, out, epsilon, size, triton.next_power_of_2(size),
@@ -47,8 +51,8 @@ def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float, in
 
 @triton.jit
 def _norm_backward(
-    x, weight, by_out, by_sum, gradient, by_weight, epsilon, rows, size: tl.constexpr, block: tl.constexpr,
-    passed: tl.constexpr, weighing: tl.constexpr,
+    x, weight, by_out, by_sum, gradient, by_delta, by_weight, epsilon, rows, size: tl.constexpr, block: tl.constexpr,
+    passed: tl.constexpr, weighing: tl.constexpr, apart: tl.constexpr,
 ) -> None:  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     place = tl.arange(0, block)
@@ -68,25 +72,32 @@ def _norm_backward(
         if passed:
             found += tl.load(by_sum + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(gradient + at, found, mask=inside)
+        if apart:
+            tl.store(by_delta + at, found, mask=inside)
     if weighing:
         tl.store(by_weight + program * size + place, total, mask=inside)
 
 
 def norm_backward(
-    x: Tensor, weight: Tensor, by_out: Tensor, by_sum: Tensor | None, epsilon: float, weighing: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Gradients by x [N, E] and by weight of a norm of x, and `by_sum` passed on to x beside."""
+    x: Tensor, weight: Tensor, by_out: Tensor, by_sum: Tensor | None, epsilon: float, weighing: bool,
+    delta: torch.dtype | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """Gradients of a norm of x [N, E], and `by_sum` passed on to x beside: by x, by what was added to it (in its own
+    precision; None: nothing was) and by weight."""
     rows, size = x.shape
     gradient = torch.empty_like(x)
+    apart = delta not in (None, x.dtype)
+    by_delta = torch.empty_like(x, dtype=delta) if apart else gradient
     programs = min(rows, PROGRAMS)
     parts = torch.empty(programs, size, dtype=torch.float32, device=x.device) if weighing else gradient
     by_out = by_out.contiguous()
     by_sum = None if by_sum is None else by_sum.contiguous()
     _norm_backward[(programs,)](
-        x, weight, by_out, by_out if by_sum is None else by_sum, gradient, parts, epsilon, rows, size,
-        triton.next_power_of_2(size), by_sum is not None, weighing, num_warps=4 if size <= 2048 else 8,
+        x, weight, by_out, by_out if by_sum is None else by_sum, gradient, by_delta, parts, epsilon, rows, size,
+        triton.next_power_of_2(size), by_sum is not None, weighing, apart, num_warps=4 if size <= 2048 else 8,
     )  # fmt: skip
-    return gradient, parts.sum(0).to(weight.dtype) if weighing else None
+    by_weight = parts.sum(0).to(weight.dtype) if weighing else None
+    return gradient, None if delta is None else by_delta, by_weight
 
 
 class AddNorm(torch.autograd.Function):
@@ -98,14 +109,14 @@ class AddNorm(torch.autograd.Function):
         out = add_norm(x, delta, weight, epsilon, into)
         ctx.save_for_backward(into, weight)
         ctx.set_materialize_grads(False)
-        ctx.epsilon, ctx.adding = epsilon, delta is not None
+        ctx.epsilon, ctx.delta = epsilon, None if delta is None else delta.dtype
         return into, out
 
     @staticmethod
     def backward(ctx: Any, by_sum: Tensor | None, by_out: Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
-        gradient, by_weight = norm_backward(x, weight, by_out, by_sum, ctx.epsilon, ctx.needs_input_grad[2])
-        return gradient, gradient if ctx.adding else None, by_weight, None
+        weighing = ctx.needs_input_grad[2]
+        return *norm_backward(x, weight, by_out, by_sum, ctx.epsilon, weighing, ctx.delta), None
 
 
 class NormProduct(torch.autograd.Function):
@@ -123,7 +134,8 @@ class NormProduct(torch.autograd.Function):
         normal = add_norm(x, delta, norm, epsilon, into)
         ctx.save_for_backward(into, norm, weight)
         ctx.set_materialize_grads(False)
-        ctx.epsilon, ctx.adding, ctx.sizes, ctx.biased = epsilon, delta is not None, sizes, bias is not None
+        ctx.epsilon, ctx.sizes, ctx.biased = epsilon, sizes, bias is not None
+        ctx.delta = None if delta is None else delta.dtype
         return into, F.linear(normal, weight, bias)
 
     @staticmethod
@@ -134,8 +146,8 @@ class NormProduct(torch.autograd.Function):
         if ctx.biased:
             parts += torch.split(by_product.sum(0), ctx.sizes)
         weighing = ctx.needs_input_grad[2]
-        gradient, by_norm = norm_backward(into, norm, by_product @ weight, by_sum, ctx.epsilon, weighing)
-        return gradient, gradient if ctx.adding else None, by_norm, None, None, None, None, *parts
+        found = norm_backward(into, norm, by_product @ weight, by_sum, ctx.epsilon, weighing, ctx.delta)
+        return *found, None, None, None, None, *parts
 
 
 @triton.jit

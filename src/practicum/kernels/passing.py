@@ -29,11 +29,12 @@ def product(fused: Fused, x: Tensor) -> Tensor:
 
 def packed_hidden(decoder: Decoder, ids: Tensor, positions: Tensor, look: Spans) -> Tensor:
     """Final hidden states [N, E] of a forest's tokens."""
-    return through_layers(decoder, F.embedding(ids, decoder.model.model.embed_tokens.weight), positions, look)
+    x = F.embedding(ids, decoder.model.model.embed_tokens.weight)
+    return through_layers(decoder, x.float(), positions, look)
 
 
 def through_layers(decoder: Decoder, x: Tensor, positions: Tensor, look: Spans) -> Tensor:
-    """The same from their embeddings [N, E]."""
+    """The same from their embeddings [N, E], in float32 as the residual stream is; products are in the weights' own."""
     shape, tables = decoder.shape, decoder.tables
 
     def mix(number: int, joined: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ def head_norms(decoder: Decoder, layer: Layer, joined: Tensor) -> Tensor:
 
 def prompt_pass(decoder: Decoder, ids: Tensor, mix: Mix) -> None:
     """The layers of packed prompts for what `mix` does with their keys and values; after the last it ends."""
-    x = F.embedding(ids, decoder.model.model.embed_tokens.weight)
+    x = F.embedding(ids, decoder.model.model.embed_tokens.weight).float()
     added: Tensor | None = None
     for number, layer in enumerate(decoder.layers):
         if number == decoder.shape.layers - 1:

@@ -27,11 +27,11 @@ class Layers:
         blocks = -(-tokens // BLOCK)
         most = blocks * (blocks + 1) // 2
         self.weights = weights
-        self.x = torch.zeros(tokens, shape.hidden, dtype=decoder.dtype, device=device, requires_grad=True)
+        self.x = torch.zeros(tokens, shape.hidden, dtype=torch.float32, device=device, requires_grad=True)
         self.positions = torch.zeros(tokens, dtype=torch.int64, device=device)
         sizes = (tokens, blocks + 1, most, blocks + 1, most)
         self.look = Spans(*(torch.zeros(size, dtype=torch.int32, device=device) for size in sizes))
-        self.asked = torch.zeros_like(self.x)
+        self.asked = torch.zeros(tokens, shape.hidden, dtype=decoder.dtype, device=device)
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # kernels are built and libraries have their workspaces before a capture
