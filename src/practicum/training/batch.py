@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from practicum.training.forest import Ints, Rectangles, Spans, common, lay_down, rectangles, spans
+from practicum.training.forest import Ints, Rectangles, Spans, common, lay_down, rectangles, sent, spans
 
 Floats = NDArray[np.float32]
 
@@ -160,4 +160,4 @@ def _assemble(samples: Sequence[Sample], batch: Ordered, piece: range, device: t
 
 
 def _on(device: torch.device, values: NDArray[Any]) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)
+    return sent(torch.from_numpy(np.ascontiguousarray(values)), device)

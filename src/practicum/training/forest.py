@@ -28,6 +28,13 @@ BLOCK = 64
 """Tokens that a GPU looks at together."""
 
 
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """A tensor on its way to a device. A GPU copies from pinned memory while the host goes on."""
+    if device.type == "cuda":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class Sight:
     """B runs of up to L tokens, and the up to S tokens of the path that each looks back over."""
@@ -56,7 +63,7 @@ class Spans:
     seen: Tensor
 
     def to(self, device: torch.device) -> Spans:
-        return Spans(*(value.to(device, non_blocking=True) for value in vars(self).values()))
+        return Spans(*(sent(value, device) for value in vars(self).values()))
 
 
 @dataclass(frozen=True)
