@@ -74,9 +74,12 @@ class Case:
 
 CASES = {
     "math": Case("math-smollm2-gpu"),
-    "math-lora": Case("math-smollm2-gpu", lora_rank=16, lr=3e-4, extra=("actor_rollout_ref.actor.optim.lr=1e-4",)),
+    "math-lora": Case(
+        "math-smollm2-gpu", lora_rank=16, lr=3e-4,
+        extra=("actor_rollout_ref.actor.optim.lr=2e-4", "trainer.total_training_steps=60"),
+    ),
     "textcraft": Case("textcraft-smollm2-gpu", examined=300, checked=100),
-}
+}  # fmt: skip
 TINY = {
     "math": Case(
         "math-tiny", "tiny", 0, ("trainer.total_training_steps=1", "data.train_batch_size=2", "agent.num_chains=2"),
