@@ -118,18 +118,20 @@ async def examine(size: Size, what: str, do: Do, host: bool = False) -> Row:
     return row | (await on_host(do, size.repeats) if host else {})
 
 
-async def decoding(size: Size, batch: int) -> Row:
-    """A whole batch of prompts and a quarter of the usual reply."""
+async def decoding(size: Size, batch: int, mixed: bool = False) -> Row:
+    """A whole batch of prompts and a quarter of the usual reply; `mixed`: three batches, rows come and go."""
     engine = LocalEngine(Decoder(make_model(size)), make_renderer(), max_batch=batch)
     steps = max(4, size.new // 4)
-    versions, asked = iter(range(1, 1000)), make_requests(size, batch, 1, 0, False, new=steps)
+    versions, count, chains = iter(range(1, 1000)), 3 * batch if mixed else batch, size.chains if mixed else 1
+    asked = make_requests(size, count, chains, 0, mixed, new=steps)
 
     async def do() -> None:
         engine.weights_changed(next(versions))
         await asyncio.gather(*(engine.generate(one) for one in asked))
 
     try:
-        return await examine(size, f"prompts and {steps} decode steps, {batch} rows", do)
+        what = f"{count} requests of mixed lengths" if mixed else f"prompts and {steps} decode steps"
+        return await examine(size, f"{what}, {batch} rows", do, host=mixed)
     finally:
         await engine.close()
 
@@ -179,7 +181,7 @@ def leg(size: Size) -> list[Row]:
     rows: list[Row] = []
     batches = size.batches if size.tiny else tuple(batch for batch in size.batches if batch >= 256)
     wanted: list[Coroutine[Any, Any, Row]] = [decoding(size, batch) for batch in batches]
-    wanted += [updating(size), stepping(size, False), stepping(size, True)]
+    wanted += [decoding(size, batches[0], True), updating(size), stepping(size, False), stepping(size, True)]
     for number, one in enumerate(wanted):
         forget_peak(size)
         try:
