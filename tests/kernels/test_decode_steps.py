@@ -1,0 +1,79 @@
+"""The GPU's way of decoding, all but the capturing, on CPU in Triton's interpreter: it says what the CPU's way says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from practicum.engines.base import Generation, Request, Sampling
+from practicum.engines.local import LocalEngine
+from practicum.environment import Observation
+from practicum.models.decoder import Decoder
+from practicum.render import Renderer
+from practicum.task import Task
+from tests.engines.test_cuda import build
+
+pytestmark = pytest.mark.skipif(not os.environ.get("TRITON_INTERPRET"), reason="a GPU has tests/engines/test_cuda.py")
+
+
+def play(engine: LocalEngine, asked: list[Request]) -> list[Generation]:
+    async def run() -> list[Generation]:
+        try:
+            first = await asyncio.gather(*(engine.generate(one) for one in asked))
+            later = replace(asked[0], ids=(*asked[0].ids, *first[0].ids, *range(60, 80)))
+            return [*first, await engine.generate(later)]
+        finally:
+            await engine.close()
+
+    return asyncio.run(run())
+
+
+class Played:
+    """What stands for a captured graph."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self.replay = step
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_steps_in_the_interpreter_are_those_of_the_cpu(
+    name: str, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from practicum.engines.cuda import CudaSteps
+    from practicum.kernels import decoding
+
+    monkeypatch.setattr(decoding, "PROGRAMS", 32)  # two parts a row
+    model = build(name)
+    shared = tuple(range(30, 52))
+    prompts = [shared, shared, tuple(range(100, 107))]
+    heats = [1.0, 0.8, 0.0]
+    asked = [
+        Request(ids, Sampling(heat, max_tokens=3 + number, seed=number), Task("t", "x", "train"), Observation(), (),
+                session=f"s{number}")
+        for number, (ids, heat) in enumerate(zip(prompts, heats, strict=True))
+    ]  # fmt: skip
+    known = play(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), asked)
+
+    def capture(self: CudaSteps, key: tuple[int, bool, bool]) -> None:
+        self._graphs[key] = Played(lambda: self._step(*key))
+
+    monkeypatch.setattr(CudaSteps, "_capture", capture)
+    engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1, burst=4)
+    engine._noise = torch.zeros(8, engine.decoder.shape.context)
+    forgotten: list[Any] = []
+    engine._steps = CudaSteps(engine, 4)
+    forget = engine._steps.forget
+    monkeypatch.setattr(engine._steps, "forget", lambda: (forgotten.append(engine._capacity), forget()))
+    monkeypatch.setattr("practicum.engines.local.KEY_BUCKET", 16)  # the buffer grows on the way
+    found = play(engine, asked)
+    assert len(forgotten) > 1
+    assert [reply.ids for reply in found] == [reply.ids for reply in known]
+    assert [reply.stop_reason for reply in found] == [reply.stop_reason for reply in known]
+    for mine, other in zip(found, known, strict=True):
+        assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
