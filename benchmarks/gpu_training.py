@@ -19,9 +19,9 @@ needs.prepare()
 
 import argparse
 import asyncio
+import ctypes
 import gc
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -287,16 +287,14 @@ def gathered(folder: Path) -> dict[str, Any]:
 
 def run_apart(words: list[str], seconds: float) -> str:
     """A case in a process of its own, at most so long; what went wrong, or nothing."""
-    process = subprocess.Popen([sys.executable, "-u", __file__, *words], start_new_session=True)
+    process = subprocess.Popen([sys.executable, "-u", __file__, *words])
     try:
         code = process.wait(seconds)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
         return f"ended from outside after {seconds:.0f} s"
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
+    finally:
+        process.kill()
+        process.wait()
     return "" if code == 0 else f"exit code {code}"
 
 
@@ -357,6 +355,8 @@ def main() -> None:
     given = {"target": args.target, "lr": args.sft_lr, "examined": args.examined}
     changed = {key: value for key, value in given.items() if value is not None}
     if args.case:
+        if sys.platform == "linux":  # whoever started this may be killed: nobody is to go on using the card then
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)
         try:
             learn(args.case, replace(cases[args.case], **changed), args.out, args.seed, Clock(args.minutes), args.extra)
         except OutOfTime as error:

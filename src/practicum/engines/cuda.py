@@ -80,6 +80,8 @@ class CudaSteps:
 
     def forget(self) -> None:
         """Buffers have moved: what was captured is of no use, and its pool of memory goes with the last of it."""
+        if self.capturing and (self._graphs or self._fillings):
+            torch.cuda.current_stream().synchronize()  # nothing is dropped that still runs
         self._graphs.clear()
         self._fillings.clear()
         self._pool = None
