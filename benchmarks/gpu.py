@@ -13,10 +13,12 @@ hand. Medians over repeats after a warm-up. `profile` says which kernels and fun
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import platform
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +30,8 @@ needs.prepare()
 
 LEGS = ("engine", "context", "learner", "step", "agent", "memory", "profile", "train")
 DEFAULT = LEGS[:-2]
+SLOW = 240
+"""Seconds after which a leg says where all its threads are: one that hangs on a card is not easily looked into."""
 
 
 def leg_function(name: str) -> Callable[[Any], list[dict[str, Any]]]:
@@ -91,13 +95,16 @@ def main() -> None:
     for name in chosen:
         print(f"-- {name}", flush=True)
         begun = time.perf_counter()
+        faulthandler.dump_traceback_later(SLOW, repeat=True)
         try:
             found[name] = leg_function(name)(size)
         except (Exception, SystemExit) as error:  # the others are still wanted: time on the card is dear
             failed.append(name)
+            traceback.print_exc()
             print(f"{name} FAILED: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             if args.tiny:
                 raise
+        faulthandler.cancel_dump_traceback_later()
         print(f"   ({time.perf_counter() - begun:.0f} s)", flush=True)
         if args.out:  # after every leg: a run that is cut off has its figures
             record = {"versions": versions(size.device), "tiny": args.tiny, "failed": failed, "legs": found}

@@ -20,6 +20,7 @@ needs.prepare()
 import argparse
 import asyncio
 import ctypes
+import faulthandler
 import gc
 import json
 import signal
@@ -357,6 +358,7 @@ def main() -> None:
     if args.case:
         if sys.platform == "linux":  # whoever started this may be killed: nobody is to go on using the card then
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        faulthandler.dump_traceback_later(60 * args.minutes + GRACE - 5)
         try:
             learn(args.case, replace(cases[args.case], **changed), args.out, args.seed, Clock(args.minutes), args.extra)
         except OutOfTime as error:

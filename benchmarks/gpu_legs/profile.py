@@ -12,6 +12,7 @@ import statistics
 import sys
 import threading
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -188,6 +189,7 @@ def leg(size: Size) -> list[Row]:
             rows.append(asyncio.run(one))
             show(rows[-1])
         except Exception as error:  # the others are still wanted
+            traceback.print_exc()
             print(f"profile, part {number}: {type(error).__name__}: {error}", flush=True)
             if size.tiny:
                 raise

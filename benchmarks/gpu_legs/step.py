@@ -13,6 +13,7 @@ import random
 import statistics
 import tempfile
 import time
+import traceback
 import zlib
 from typing import Any
 
@@ -196,6 +197,7 @@ def leg(size: Size) -> list[Row]:
         rows.append(measure_practicum(size, overlap=True))
         show(size, rows[-1])
     except Exception as error:  # what was measured before it counts all the same
+        traceback.print_exc()
         print(f"overlapped: {type(error).__name__}: {error}", flush=True)
         if size.tiny:
             raise
