@@ -218,7 +218,7 @@ def test_a_cancelled_request_frees_its_place(model: LlamaForCausalLM, renderer: 
     assert asyncio.run(run()) == 5
 
 
-@pytest.mark.parametrize("part", ["_decode_step", "_prefill", "_configure", "_reserve"])
+@pytest.mark.parametrize("part", ["_decode_step", "_prefill", "_configure", "_reserve", "_match"])
 def test_a_broken_step_fails_the_requests_and_says_why(
     part: str, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +233,17 @@ def test_a_broken_step_fails_the_requests_and_says_why(
 
     found = asyncio.run(run())  # nobody is left waiting
     assert all(isinstance(one, EngineError) and "planted" in str(one) for one in found)
+
+    async def late() -> Generation:
+        engine._broken, known = None, engine._broken  # as if it broke just after this request had looked
+        waiting = asyncio.create_task(engine.generate(request([5, 6, 7])))
+        await asyncio.sleep(0)
+        engine._broken = known
+        return await asyncio.wait_for(waiting, 20)
+
+    with pytest.raises(EngineError, match="planted"):
+        asyncio.run(late())
+    asyncio.run(engine.close())
 
 
 def test_weights_may_not_change_under_a_request(model: LlamaForCausalLM, renderer: Renderer) -> None:

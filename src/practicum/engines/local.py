@@ -37,6 +37,7 @@ from practicum.engines.base import Generation, Request, Weights
 from practicum.engines.prefix import BLOCK, Entry, PrefixStore, block_hashes
 from practicum.engines.row import Change, Heard, Row, settle
 from practicum.engines.sampling import sample, uniforms
+from practicum.engines.stopping import STOP_WINDOW, Stops
 from practicum.engines.wearing import Wearing
 from practicum.errors import ContextFull, EngineError, UserError
 from practicum.models.adapters import BASE, AdapterBank, read_adapter
@@ -56,8 +57,6 @@ BURST = 4
 """Decode steps on a GPU between two looks from the host."""
 LINGER = 0.002
 """Seconds without a new request after which a GPU that had nothing to do begins; those of a batch come together."""
-STOP_WINDOW = 24
-"""Tokens decoded to look for a stop string; longer ones are refused."""
 
 
 @dataclass
@@ -110,6 +109,7 @@ class LocalEngine:
         self.adapters: AdapterBank | None = None
         self._inbox: queue.SimpleQueue[Row | Change | str | int | None] = queue.SimpleQueue()
         """A request, a change, a session to forget, a new policy version, or None to close: taken in this order."""
+        self._stops = Stops(renderer.tokenizer)
         self._under_way = 0
         self._thread: threading.Thread | None = None
         self._broken: str | None = None
@@ -237,6 +237,9 @@ class LocalEngine:
                 except Exception as error:  # one bad step must not leave episodes waiting for ever
                     self._broken = f"the local engine failed: {type(error).__name__}: {error}"
                     self._fail_all(self._broken)
+                    while (item := self._inbox.get()) is not None:  # who asked before they could know
+                        if isinstance(item, Row | Change):
+                            settle(item, EngineError(self._broken))
                     return
 
     def _collect(self) -> bool:
@@ -270,6 +273,9 @@ class LocalEngine:
         rows = [*self._rows, *self._entering, *self._waiting]
         while not self._inbox.empty():
             item = self._inbox.get()
+            if item is None:
+                self._inbox.put(None)
+                break
             if isinstance(item, Row):
                 rows.append(item)
             if isinstance(item, Change):
@@ -294,6 +300,7 @@ class LocalEngine:
                 row = self._waiting.popleft()
                 if row.future.cancelled():
                     continue
+                self._entering.append(row)
                 row.found = self._match(row)
                 length = row.found[1]
                 following = row.hashes[length // BLOCK : length // BLOCK + 1]
@@ -305,9 +312,9 @@ class LocalEngine:
                 budget -= len(row.ids) - 1 - length
                 wave.append(row)
             self._waiting = later + self._waiting
+            self._entering = wave
             if not wave:
                 return
-            self._entering = wave
             self._start(wave)
             self._entering = []
             if budget <= 0:
@@ -574,10 +581,8 @@ class LocalEngine:
     def _stopped(self, row: Row) -> StopReason | None:
         if row.new[-1] in self.renderer.end_ids:
             return StopReason.END
-        if row.request.sampling.stop:
-            tail = self.renderer.tokenizer.decode(row.new[-STOP_WINDOW:], skip_special_tokens=False)
-            if any(text in tail for text in row.request.sampling.stop):
-                return StopReason.STRING
+        if row.request.sampling.stop and self._stops.reached(row.new, row.request.sampling.stop):
+            return StopReason.STRING
         if len(row.new) >= row.limit:
             full = row.limit < row.request.sampling.max_tokens
             return StopReason.CONTEXT if full else StopReason.LENGTH

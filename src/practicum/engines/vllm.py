@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 
 from practicum.engines.base import Generation, Request, Sampling, Weights
 from practicum.engines.canary import QUESTIONS, REPLY_TOKENS, Canary, Floats, Probe, Reading, Report
-from practicum.engines.local import STOP_WINDOW
+from practicum.engines.stopping import STOP_WINDOW
 from practicum.engines.vllm_host import Host
 from practicum.engines.vllm_server import KEY, ServerSettings
 from practicum.engines.vllm_wire import Call, ending

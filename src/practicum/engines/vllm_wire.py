@@ -15,7 +15,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from practicum.engines.base import Sampling
-from practicum.engines.local import STOP_WINDOW
+from practicum.engines.stopping import STOP_WINDOW, Stops
 from practicum.errors import EngineError, UserError
 from practicum.trajectory import StopReason
 
@@ -197,11 +197,10 @@ def ending(
     """How many ids the local engine would have kept, and why it would have stopped there; None: it would go on."""
     whole = str(tokenizer.decode(list(ids), skip_special_tokens=False)) if stop else ""
     looked_for = [text for text in stop if text in whole]
+    stops = Stops(tokenizer)
     for count, token in enumerate(ids, 1):
         if token in end_ids:
             return count, StopReason.END
-        if looked_for:
-            tail = tokenizer.decode(list(ids[max(0, count - STOP_WINDOW) : count]), skip_special_tokens=False)
-            if any(text in tail for text in looked_for):
-                return count, StopReason.STRING
+        if looked_for and stops.reached(ids[max(0, count - STOP_WINDOW) : count], looked_for):
+            return count, StopReason.STRING
     return len(ids), None
