@@ -8,6 +8,7 @@ are told.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ RUNGS = ("base", "sft", "rl")
 """What is examined, in this order."""
 STAGES = ("collect", "eval-base", "sft", "eval-sft", "train", "eval-rl")
 """In the order in which they run."""
+OF_STAGE = {"training.": "sft", "rl_training.": "train"}
+"""Beginnings of keys that one stage alone reads."""
 OURS = ("agent.environment", "agent.model_name", "actor_rollout_ref.model.path", "trainer.default_local_dir",
         "trainer.project_name", "trainer.experiment_name", "data.train_files", "data.from_trajectories")  # fmt: skip
 """Beginnings of keys of `practicum train` that are no matter of taste here."""
@@ -251,19 +254,22 @@ def rl_config(config: PipelineConfig) -> TrainConfig:
     return train
 
 
-def check_continuation(config: PipelineConfig) -> None:
-    """A folder that holds another pipeline is not to be written into; a new one is marked as this one's."""
+def check_continuation(config: PipelineConfig, begun: Callable[[str], bool]) -> None:
+    """A folder that holds another pipeline is not to be written into; a new one is marked as this one's.
+
+    What only a later stage reads may change until that stage has `begun`.
+    """
     stored = folder(config, "pipeline.yaml")
+    free = tuple(keys for keys, stage in OF_STAGE.items() if not begun(stage))
     if stored.is_file():
         before, now = OmegaConf.load(stored), OmegaConf.structured(config)
         for key in schema_keys(PipelineConfig):
             old, new = OmegaConf.select(before, key), OmegaConf.select(now, key)
-            if old != new:
+            if old != new and not key.startswith(free):
                 raise UserError(
                     f"'{config.output_dir}' holds a pipeline with {key}={old}, not {new}; choose another output_dir."
                 )
-    else:
-        write_atomic(stored, show(config).encode())
+    write_atomic(stored, show(config).encode())
 
 
 def check_tasks(config: PipelineConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -107,6 +108,21 @@ def test_another_pipeline_is_not_written_over(whole: Path, recipe: Path, capsys:
     changed = ["pipeline", f"recipe={recipe}", f"output_dir={whole}", "rl_training.gamma=0.5"]
     assert main(changed) == 2
     assert "holds a pipeline with rl_training.gamma=0.99, not 0.5" in capsys.readouterr().err
+
+
+def test_what_a_later_stage_reads_may_change_until_it_begins(
+    whole: Path, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    asked = ["pipeline", f"recipe={recipe}", f"output_dir={out}"]
+    spent = json.loads((out / "stages.json").read_text())
+    (out / "stages.json").write_text(json.dumps({name: spent[name] for name in ("collect", "eval-base", "sft")}))
+    (out / "pipeline.yaml").write_text((whole / "pipeline.yaml").read_text().replace(str(whole), str(out)))
+    assert main([*asked, "rl_training.gamma=0.5", "--until", "sft"]) == 0  # practice has not begun
+    assert "gamma: 0.5" in (out / "pipeline.yaml").read_text()
+    assert main([*asked, "training.learning_rate=0.5", "--until", "sft"]) == 2  # imitation has
+    assert "holds a pipeline with training.learning_rate=" in capsys.readouterr().err
 
 
 def test_tasks_that_are_missing_are_said_before_anything_is_played(

@@ -41,7 +41,7 @@ def run(argv: list[str]) -> int:
     log = PipelineLog(pipeline.folder(config))
     if not log.finished("eval-base"):  # after it every task has been seen to be there
         pipeline.check_tasks(config)
-    pipeline.check_continuation(config)  # it marks a new folder: what has failed until here leaves none
+    pipeline.check_continuation(config, log.begun)  # it marks a new folder: what has failed until here leaves none
     stages: dict[str, Callable[[PipelineConfig, PipelineLog], None]] = {
         "collect": collect,
         "sft": sft,
