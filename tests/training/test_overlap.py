@@ -16,10 +16,11 @@ from torch import Tensor
 from practicum.agent import Agent
 from practicum.config import resolve
 from practicum.engines.base import Sampling
-from practicum.environment import Action, Step
+from practicum.environment import Action, Observation, Step
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.models import loader, lora
+from practicum.task import Task
 from practicum.training.ahead import Gathered
 from practicum.training.apprentice import Apprentice, mirrored
 from practicum.training.learner import OptimizerSettings
@@ -132,29 +133,33 @@ def test_an_engine_that_runs_other_weights_stops_the_run() -> None:
 def test_rollout_and_update_run_at_once() -> None:
     """Worlds of the second batch wait until the learner has begun: one after the other would wait for ever."""
     learning = threading.Event()
+    begun: list[str] = []
     waited: list[bool] = []
 
     class Waiting(Short):
+        async def reset(self, task: Task, seed: int) -> Observation:
+            begun.append(task.id)
+            self.second = len(begun) > SETTINGS.tasks_per_step * SETTINGS.chains
+            return await super().reset(task, seed)
+
         async def step(self, action: Action) -> Step:
-            if practice.apprentice.learner.version == 0 and second.is_set():
-                waited.append(await asyncio.to_thread(learning.wait, 20))
+            if self.second:
+                waited.append(await asyncio.to_thread(learning.wait, 60))
             return await super().step(action)
 
         async def truncate(self) -> Step:
             await self.step(Action())
             return await super().truncate()
 
-    second = threading.Event()
     practice = make(replace(SETTINGS, steps=2), Waiting)
     learn = practice._learn
 
     def noted(step: int, gathered: Gathered, tick: Callable[[], None] | None) -> dict[str, float]:
-        second.set()
         return learn(step, gathered, learning.set)
 
     practice._learn = noted  # type: ignore[method-assign]
     asyncio.run(closed(practice, lambda: run(practice, range(1))))
-    assert waited
+    assert len(waited) == 6
     assert all(waited)
 
 
