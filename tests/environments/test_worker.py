@@ -231,7 +231,7 @@ def test_what_is_given_up_before_its_turn_is_never_done(pool: WorkerPool) -> Non
     async def play() -> int:
         seat = pool.seat()
         await seat.call("count")
-        busy = seat.worker.submit("sleep", {"seconds": 0.5})
+        busy = seat.worker.submit("sleep", {"seconds": 1.5})
         given_up = asyncio.create_task(seat.call("count", by=100))
         await asyncio.sleep(0.1)
         given_up.cancel()
