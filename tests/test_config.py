@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from practicum import pipeline
+from practicum import experiment, pipeline
 from practicum.cli.main import main
 from practicum.config import known_keys, resolve
 from practicum.errors import UserError
@@ -240,3 +240,13 @@ def test_a_run_that_cannot_start_says_why(
     assert code == 2
     assert says in error
     assert not list(tmp_path.rglob("metrics.jsonl"))
+
+
+def test_the_mismatch_that_stops_a_run_follows_the_precision() -> None:
+    def limit(*given: str) -> float:
+        return experiment.rl_settings(resolve(["trainer.device=cpu", *given]), 1).mismatch_limit
+
+    assert limit() == 0.01
+    assert limit("actor_rollout_ref.model.dtype=bfloat16") == 0.1
+    assert limit("actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.vllm.dtype=bfloat16") == 0.1
+    assert limit("actor_rollout_ref.model.dtype=bfloat16", "algorithm.mismatch_limit=0.02") == 0.02

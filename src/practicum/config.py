@@ -74,7 +74,7 @@ class AlgorithmConfig:
     filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
     offline: OfflineConfig = field(default_factory=OfflineConfig)
     error_budget: float = 0.5
-    mismatch_limit: float = 0.01
+    mismatch_limit: float | None = None  # default: 0.01, and 0.1 in bfloat16
 
 
 @dataclass

@@ -202,10 +202,19 @@ def rl_settings(config: TrainConfig, steps: int) -> RLSettings:
         if curriculum.enable
         else None,
         error_budget=algorithm.error_budget,
-        mismatch_limit=algorithm.mismatch_limit,
+        mismatch_limit=mismatch_limit(config),
         overlap=config.trainer.overlap,
         seed=config.trainer.seed,
     )
+
+
+def mismatch_limit(config: TrainConfig) -> float:
+    """The mean |engine − learner| log-prob that stops a run. In bfloat16 rounding alone makes 0.01 to 0.04 a token."""
+    given, rollout = config.algorithm.mismatch_limit, config.actor_rollout_ref.rollout
+    if given is not None:
+        return given
+    served = rollout.vllm.dtype if rollout.name == "vllm" else "float32"
+    return 0.1 if "bfloat16" in (served, find_place(config).dtype_name) else 0.01
 
 
 def run_settings(config: TrainConfig, steps: int) -> RunSettings:
