@@ -67,6 +67,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(DEFAULT), help=f"some of {','.join(LEGS)}")
     parser.add_argument("--batches", help="of the engine leg (default 64,256,1024)")
     parser.add_argument("--repeats", type=int)
+    parser.add_argument("--split-k", action="store_true", help="let cuBLAS split sums, as it would: what not to costs")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--needs", action="store_true")
     parser.add_argument("--out", type=Path)
@@ -90,6 +91,10 @@ def main() -> None:
         size = replace(size, batches=tuple(map(int, args.batches.split(","))))
     if args.repeats:
         size = replace(size, repeats=args.repeats)
+    if args.split_k:
+        from practicum.models import place
+
+        place.steady_products = lambda wanted=True: None
     found: dict[str, list[dict[str, Any]]] = {}
     failed: list[str] = []
     for name in chosen:

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from practicum.engines.base import Request, Sampling
 from practicum.environment import Observation
-from practicum.models import loader
+from practicum.models import loader, place
 from practicum.models.loader import LoadedModel
 from practicum.render import Renderer
 from practicum.task import Task
@@ -117,11 +117,12 @@ def synchronise(size: Size) -> None:
 
 
 def forget_peak(size: Size) -> None:
-    """Free what nobody holds; from here on the peak is counted anew."""
+    """Begin a measurement: free what nobody holds, count the peak anew, give peers PyTorch's own settings."""
     gc.collect()
     if size.device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+        place.steady_products(False)  # as PyTorch comes; our own engine and learner set it for themselves
 
 
 def peak_bytes(size: Size) -> int:

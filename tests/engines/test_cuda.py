@@ -23,6 +23,7 @@ from transformers import (
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local import LocalEngine
 from practicum.environment import Observation
+from practicum.models import place
 from practicum.models.decoder import Decoder
 from practicum.render import Renderer
 from practicum.task import Task
@@ -90,6 +91,20 @@ def test_attention_over_rows_of_every_length(
     out = decoding.attend(query, placed, homes, positions).view(rows, heads, size)
     close(out, expected, 1e-2 if dtype == torch.bfloat16 else 1e-5)
     assert torch.equal(out.flatten(1), decoding.attend(query, placed, homes, positions))
+
+
+@pytest.mark.parametrize(("inner", "outer"), [(576, 960), (576, 576), (576, 3072), (1536, 576), (576, 49152)])
+def test_a_row_of_a_product_is_the_same_in_any_company(inner: int, outer: int) -> None:
+    from practicum.kernels.head import wide_product
+
+    place.steady_products()
+    x, weight = random_tensor(4096, inner), random_tensor(outer, inner)
+    many = F.linear(x, weight)
+    for rows in (8, 64, 256, 1024):
+        assert torch.equal(F.linear(x[:rows], weight), many[:rows]), rows
+    if outer > 40000:
+        wide = wide_product(x, weight)
+        assert torch.equal(wide_product(x[:256], weight), wide[:256])
 
 
 def test_gate() -> None:

@@ -23,6 +23,7 @@ from practicum.kernels import CAPTURING, decoding, prompts, settling
 from practicum.kernels.head import wide_product
 from practicum.kernels.layers import add_norm, gate, turn_
 from practicum.kernels.passing import product, prompt_pass
+from practicum.models import place as places
 
 if TYPE_CHECKING:
     from practicum.engines.local import LocalEngine
@@ -53,6 +54,8 @@ class CudaSteps:
         self.engine, self.burst = engine, burst
         sys.setswitchinterval(min(SWITCH, sys.getswitchinterval()))
         slots, device = engine.max_batch, engine.decoder.device
+        if device.type == "cuda":
+            places.steady_products()
         self._ids = torch.zeros(slots, burst, dtype=torch.int64, device=device)
         self._logprobs = torch.zeros(slots, burst, device=device)
         self._place = torch.zeros(1, dtype=torch.int64, device=device)

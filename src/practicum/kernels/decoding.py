@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from practicum.kernels.dots import dot, mix
+
 KEYS = 64
 """Keys that a program looks at together."""
 PROGRAMS = 1024
@@ -98,20 +100,14 @@ def _attend(
         seen = number < stop
         where = offset + number[:, None] * size + place[None, :]
         key = tl.load(keys + where, mask=seen[:, None], other=0.0)
-        if exact:
-            score = tl.dot(wanted, tl.trans(key), input_precision="ieee") * scale
-        else:
-            score = tl.dot(wanted, tl.trans(key)) * scale
+        score = dot(wanted, tl.trans(key), exact) * scale
         score = tl.where(seen[None, :], score, -float("inf"))
         higher = tl.maximum(peak, tl.max(score, 1))
         weight = tl.exp(score - higher[:, None])
         fade = tl.exp(peak - higher)
         total = total * fade + tl.sum(weight, 1)
         value = tl.load(values + where, mask=seen[:, None], other=0.0)
-        if exact:
-            mixed = mixed * fade[:, None] + tl.dot(weight, value, input_precision="ieee")
-        else:
-            mixed = mixed * fade[:, None] + tl.dot(weight.to(value.dtype), value)
+        mixed = mixed * fade[:, None] + mix(weight, value, exact)
         peak = higher
     index = (row * heads + head * each + member) * parts + part
     inside = member < each

@@ -13,18 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from practicum.kernels.dots import dot, mix
 from practicum.kernels.layers import turn_
 from practicum.training.forest import BLOCK, Spans
 
 LOG2E = 1.4426950408889634
-
-
-@triton.jit
-def _dot(a, b, exact: tl.constexpr):
-    if exact:
-        return tl.dot(a, b, input_precision="ieee")
-    else:
-        return tl.dot(a, b)
 
 
 @triton.jit
@@ -51,7 +44,7 @@ def _forward(
         end = tl.load(ends + other, mask=there, other=0)
         where = other[:, None].to(tl.int64) * width + place[None, :]
         key = tl.load(keys + where, mask=there[:, None], other=0.0)
-        score = _dot(query, tl.trans(key), exact) * scale
+        score = dot(query, tl.trans(key), exact) * scale
         seen = (other[None, :] <= row[:, None]) & (row[:, None] < end[None, :])
         score = tl.where(seen, score, -1e30)
         higher = tl.maximum(peak, tl.max(score, 1))
@@ -59,7 +52,7 @@ def _forward(
         fade = tl.exp2(peak - higher)
         total = total * fade + tl.sum(weight, 1)
         value = tl.load(values + where, mask=there[:, None], other=0.0)
-        mixed = mixed * fade[:, None] + _dot(weight.to(value.dtype), value, exact)
+        mixed = mixed * fade[:, None] + mix(weight, value, exact)
         peak = higher
     whole = tl.where(total > 0.0, total, 1.0)
     target = out + row[:, None].to(tl.int64) * (heads * size) + head * size + place[None, :]
@@ -105,11 +98,11 @@ def _by_query(
         where = other[:, None].to(tl.int64) * width + place[None, :]
         key = tl.load(keys + where, mask=there[:, None], other=0.0)
         value = tl.load(values + where, mask=there[:, None], other=0.0)
-        score = _dot(query, tl.trans(key), exact) * scale
+        score = dot(query, tl.trans(key), exact) * scale
         seen = (other[None, :] <= row[:, None]) & (row[:, None] < end[None, :])
         weight = tl.where(seen, tl.exp2(score - whole[:, None]), 0.0)
-        slope = weight * (_dot(asking, tl.trans(value), exact) - known[:, None])
-        found += _dot(slope.to(key.dtype), key, exact)
+        slope = weight * (dot(asking, tl.trans(value), exact) - known[:, None])
+        found += dot(slope.to(key.dtype), key, exact)
     tl.store(gradient + at + head * size, (found * plain_scale).to(gradient.dtype.element_ty), mask=here[:, None])
 
 
@@ -142,12 +135,12 @@ def _by_key(
             asking = tl.load(asked, mask=there[:, None], other=0.0)
             whole = tl.load(sums + head * tokens + other, mask=there, other=0.0)
             known = tl.load(agreement + head * tokens + other, mask=there, other=0.0)
-            score = _dot(key, tl.trans(query), exact) * scale
+            score = dot(key, tl.trans(query), exact) * scale
             seen = (row[:, None] <= other[None, :]) & (other[None, :] < end[:, None]) & there[None, :]
             weight = tl.where(seen, tl.exp2(score - whole[None, :]), 0.0)
-            by_value += _dot(weight.to(asking.dtype), asking, exact)
-            slope = weight * (_dot(value, tl.trans(asking), exact) - known[None, :])
-            by_key += _dot(slope.to(query.dtype), query, exact)
+            by_value += dot(weight.to(asking.dtype), asking, exact)
+            slope = weight * (dot(value, tl.trans(asking), exact) - known[None, :])
+            by_key += dot(slope.to(query.dtype), query, exact)
     target = gradient + at + (heads + kv) * size
     tl.store(target, (by_key * plain_scale).to(gradient.dtype.element_ty), mask=here[:, None])
     tl.store(target + kv_heads * size, by_value.to(gradient.dtype.element_ty), mask=here[:, None])

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from practicum.kernels.dots import dot, mix
+
 QUERIES = 64
 KEYS = 64
 LOG2E = 1.4426950408889634
@@ -110,20 +112,14 @@ def _attend(
         where = offset + other[:, None] * size + place[None, :]
         there = (other < stop)[:, None]
         key = tl.load(keys + where, mask=there, other=0.0)
-        if exact:
-            score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-        else:
-            score = tl.dot(query, tl.trans(key)) * scale
+        score = dot(query, tl.trans(key), exact) * scale
         score = tl.where(other[None, :] <= position[:, None], score, -1e30)
         higher = tl.maximum(peak, tl.max(score, 1))
         weight = tl.exp2(score - higher[:, None])
         fade = tl.exp2(peak - higher)
         total = total * fade + tl.sum(weight, 1)
         value = tl.load(values + where, mask=there, other=0.0)
-        if exact:
-            mixed = mixed * fade[:, None] + tl.dot(weight, value, input_precision="ieee")
-        else:
-            mixed = mixed * fade[:, None] + tl.dot(weight.to(value.dtype), value)
+        mixed = mixed * fade[:, None] + mix(weight, value, exact)
         peak = higher
     target = out + row[:, None] * (heads * size) + head * size + place[None, :]
     tl.store(target, (mixed / total[:, None]).to(out.dtype.element_ty), mask=here[:, None])

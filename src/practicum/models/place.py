@@ -62,3 +62,14 @@ def find(device: str = "auto", dtype: str = "auto", key: str = "--device", dtype
             f"{dtype_key}={dtype} is no precision of weights.{nearest(dtype, DTYPES)} Choose auto, float32 or bfloat16."
         )
     return Place(chosen, DTYPES[wanted])
+
+
+def steady_products(wanted: bool = True) -> None:
+    """Whether a row of a bfloat16 product on a GPU comes out the same however many rows there are.
+
+    Where rows are few, cuBLAS likes to split a sum over several programs and to add their parts up, in another order
+    than where they are many: engine and learner would round differently. The setting is the whole process's.
+    """
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_bf16_reduced_precision_reduction = (False, False) if wanted else (True, True)
+    torch.backends.cuda.preferred_blas_library("cublaslt" if wanted else "default")  # the other cannot be told

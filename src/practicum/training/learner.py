@@ -20,6 +20,7 @@ from torch import Tensor
 
 from practicum.algorithms import kl, objectives
 from practicum.errors import UserError, nearest
+from practicum.models import place
 from practicum.models.decoder import Decoder, token_logprobs
 from practicum.training import forward
 from practicum.training.batch import Cut, Micro, Sample, micro_batches
@@ -90,6 +91,8 @@ class Learner:
         self.optimizer = make_optimizer(self.parameters, settings)
         self._probe = [parameter for parameter in self.parameters if parameter.dim() == 2][-1]
         self._unmoved = 0
+        if decoder.device.type == "cuda":
+            place.steady_products()
         small = decoder.shape.hidden < SMALL and decoder.device.type == "cpu"
         self._twin = twin(decoder) if small and self.threads > 1 else None
         self.replay = True
