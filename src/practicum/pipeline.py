@@ -31,7 +31,7 @@ RUNGS = ("base", "sft", "rl")
 STAGES = ("collect", "eval-base", "sft", "eval-sft", "train", "eval-rl")
 """In the order in which they run."""
 OF_STAGE = {"training.": "sft", "rl_training.": "train"}
-"""Beginnings of keys that one stage alone reads."""
+"""Beginnings of keys, and the first stage that reads them."""
 OURS = ("agent.environment", "agent.model_name", "actor_rollout_ref.model.path", "trainer.default_local_dir",
         "trainer.project_name", "trainer.experiment_name", "data.train_files", "data.from_trajectories")  # fmt: skip
 """Beginnings of keys of `practicum train` that are no matter of taste here."""
@@ -257,7 +257,7 @@ def rl_config(config: PipelineConfig) -> TrainConfig:
 def check_continuation(config: PipelineConfig, begun: Callable[[str], bool]) -> None:
     """A folder that holds another pipeline is not to be written into; a new one is marked as this one's.
 
-    What only a later stage reads may change until that stage has `begun`.
+    What no stage has read yet may still change: until the first that reads it has `begun`.
     """
     stored = folder(config, "pipeline.yaml")
     free = tuple(keys for keys, stage in OF_STAGE.items() if not begun(stage))

@@ -37,7 +37,7 @@ from practicum.engines.base import Generation, Request, Weights
 from practicum.engines.prefix import BLOCK, Entry, PrefixStore, block_hashes
 from practicum.engines.row import Change, Heard, Row, settle
 from practicum.engines.sampling import sample, uniforms
-from practicum.engines.stopping import STOP_WINDOW, Stops
+from practicum.engines.stopping import STOP_WINDOW, Stops, hear
 from practicum.engines.wearing import Wearing
 from practicum.errors import ContextFull, EngineError, UserError
 from practicum.models.adapters import BASE, AdapterBank, read_adapter
@@ -463,7 +463,7 @@ class LocalEngine:
                 continue
             reason = None
             if ended or not row.plain or len(row.new) + len(new) >= row.limit:
-                reason = self._hear(row, new, given)
+                reason = hear(row, new, given, self.renderer.end_ids, self._stops)
             else:
                 row.new += new
                 row.ids += new
@@ -494,28 +494,6 @@ class LocalEngine:
 
     def _filtered(self) -> bool:
         return any(row.request.sampling.top_k or row.request.sampling.top_p < 1 for row in self._rows)
-
-    def _hear(self, row: Row, ids: list[int], logprobs: list[float]) -> StopReason | None:
-        """Take what a burst gave a row, up to where it stopped."""
-        ends = self.renderer.end_ids
-        if not row.plain:
-            stop = 1  # token by token
-        else:
-            stop = next((place + 1 for place, token in enumerate(ids) if token in ends), len(ids))
-            stop = min(stop, row.limit - len(row.new))
-        at = 0
-        while at < len(ids):
-            new = ids[at : at + stop]
-            row.new += new
-            row.ids += new
-            row.logprobs += logprobs[at : at + stop]
-            at += stop
-            if row.request.listen is not None:
-                row.loop.call_soon_threadsafe(row.request.listen, new[0])
-            reason = self._stopped(row)
-            if reason is not None:
-                return reason
-        return None
 
     def _sort_rows(self) -> tuple[int, ...]:
         """Rows with more keys first, so that block j of the keys concerns rows 0..reach[j]-1 and no others."""
@@ -577,16 +555,6 @@ class LocalEngine:
         self._position[:wide] += 1
         self._step[:wide] += 1
         return ids, logprobs
-
-    def _stopped(self, row: Row) -> StopReason | None:
-        if row.new[-1] in self.renderer.end_ids:
-            return StopReason.END
-        if row.request.sampling.stop and self._stops.reached(row.new, row.request.sampling.stop):
-            return StopReason.STRING
-        if len(row.new) >= row.limit:
-            full = row.limit < row.request.sampling.max_tokens
-            return StopReason.CONTEXT if full else StopReason.LENGTH
-        return None
 
     def _finish(self, slot: int, reason: StopReason | None) -> None:
         """Answer, keep the KV for the next turn, and let the last row take the place."""

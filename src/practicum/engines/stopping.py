@@ -1,10 +1,16 @@
-"""Where a reply contains a stop string: looked for in its last tokens, and only after a token that can complete one."""
+"""Where a reply ends: an end token, its limit, or a stop string.
+
+A stop string is looked for in the last tokens, and only after one that can complete it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
+
+from practicum.engines.row import Row
+from practicum.trajectory import StopReason
 
 STOP_WINDOW = 24
 """Tokens decoded to look for a stop string; longer ones are refused."""
@@ -20,7 +26,10 @@ class Stops:
 
     def reached(self, new: Sequence[int], stops: Sequence[str]) -> bool:
         """Whether a reply that has just got its last token has come to one of the strings."""
-        return self._can_end(new[-1], stops) and any(text in self._text(new[-STOP_WINDOW:]) for text in stops)
+        if not self._can_end(new[-1], stops):
+            return False
+        tail = self._text(new[-STOP_WINDOW:])
+        return any(text in tail for text in stops)
 
     def _can_end(self, token: int, stops: Sequence[str]) -> bool:
         """Whether one of the strings can end in this token.
@@ -34,3 +43,38 @@ class Stops:
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def hear(
+    row: Row, ids: Sequence[int], logprobs: Sequence[float], ends: Sequence[int], stops: Stops
+) -> StopReason | None:
+    """Give a row what a burst brought it, up to where it stops. Why it does; None: it goes on."""
+    if not row.plain:
+        stop = 1  # token by token
+    else:
+        stop = next((place + 1 for place, token in enumerate(ids) if token in ends), len(ids))
+        stop = min(stop, row.limit - len(row.new))
+    at = 0
+    while at < len(ids):
+        new = ids[at : at + stop]
+        row.new += new
+        row.ids += new
+        row.logprobs += logprobs[at : at + stop]
+        at += stop
+        if row.request.listen is not None:
+            row.loop.call_soon_threadsafe(row.request.listen, new[0])
+        reason = _reason(row, ends, stops)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _reason(row: Row, ends: Sequence[int], stops: Stops) -> StopReason | None:
+    if row.new[-1] in ends:
+        return StopReason.END
+    sampling = row.request.sampling
+    if sampling.stop and stops.reached(row.new, sampling.stop):
+        return StopReason.STRING
+    if len(row.new) >= row.limit:
+        return StopReason.CONTEXT if row.limit < sampling.max_tokens else StopReason.LENGTH
+    return None

@@ -19,7 +19,7 @@ def mix(weight, value, exact: tl.constexpr):
     """Values mixed by float32 weights, in two halves where values are in half precision.
 
     A weight rounded once is rounded relative to the highest score so far, and engine and learner go through the keys
-    in blocks that begin elsewhere: it was one of the places where they disagreed.
+    in blocks that begin elsewhere: they would round differently.
     """
     if exact:
         return tl.dot(weight, value, input_precision="ieee")

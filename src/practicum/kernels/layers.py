@@ -37,7 +37,7 @@ def _add_norm(
 def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float, into: Tensor) -> Tensor:
     """x [N, E] + delta goes to `into`, which may be x; gives its RMS norm times weight, in the weight's precision.
 
-    A float32 x is rounded nowhere. In bfloat16, its sums over the layers were most of what engine and learner
+    A float32 x is rounded nowhere. In bfloat16, its sums over the layers were a good part of what engine and learner
     disagreed by.
     """
     out = torch.empty_like(x, dtype=weight.dtype)
