@@ -32,6 +32,8 @@ from practicum.training.learner import Objective
 from practicum.training.rl import Practice, RLSettings
 
 LEARNING_RATE = 1e-6
+WARM_UP = 3
+"""Steps in which graphs are captured: which sizes a step meets depends on how its episodes come in."""
 SPLITS = (256, 64)
 """Completions in one micro-batch of TRL; the rest follows by gradient accumulation."""
 
@@ -98,11 +100,11 @@ def make_practice(size: Size, overlap: bool, steps: int) -> tuple[Practice, str]
 
 def measure_practicum(size: Size, overlap: bool = False) -> Row:
     forget_peak(size)
-    practice, what = make_practice(size, overlap, size.repeats + 2)
+    practice, what = make_practice(size, overlap, WARM_UP + 2 * size.repeats + 1)
 
     async def run() -> list[dict[str, float]]:
         found = []
-        for number in range(size.repeats + 1):
+        for number in range(WARM_UP + 2 * size.repeats):
             synchronise(size)
             begun = time.perf_counter()
             metrics, _ = await practice.step(number)
@@ -112,7 +114,7 @@ def measure_practicum(size: Size, overlap: bool = False) -> Row:
                 raise SystemExit(f"a step trained {metrics['actor/tokens']:.0f} tokens")
             found.append(metrics)
         await practice.apprentice.close()
-        return found[1:]
+        return found[WARM_UP:]
 
     found = asyncio.run(run())
     keys = [key for key in found[0] if key == "seconds" or key.startswith(("timing/", "mismatch/", "staleness/"))]

@@ -128,10 +128,10 @@ class Episode:
             self.phase = "generate"
             if self.watcher is not None:
                 self.watcher.shown(observation.messages)
-            seed = derive_seed(seeds.sampling, number)
+            seed, final = derive_seed(seeds.sampling, number), number + 1 == self.agent.max_turns
             try:
                 async with Deadline(limits.generate, "engine"):
-                    reply = await self.engine.generate(self._request(observation, seed))
+                    reply = await self.engine.generate(self._request(observation, seed, final))
             except ContextFull:
                 if not self.turns:
                     raise  # a first prompt that does not fit is the task's fault, not the agent's
@@ -144,7 +144,7 @@ class Episode:
                 async with Deadline(limits.step, "environment step"):
                     step = await self.environment.step(action)
             out_of_room = reply.stop_reason is StopReason.CONTEXT
-            last = number + 1 == self.agent.max_turns or out_of_room
+            last = final or out_of_room
             self._score(step)
             if last and not step.terminated and not step.truncated:
                 return await self._cut_off()
@@ -180,7 +180,7 @@ class Episode:
         self.history.extend(new)
         return (new, False) if whole == self.held else (tuple(self.history), True)
 
-    def _request(self, observation: Observation, seed: int) -> Request:
+    def _request(self, observation: Observation, seed: int, final: bool) -> Request:
         sampling = replace(self.agent.sampling.with_seed(seed), stop=self.agent.sampling.stop + self.format.stop)
         return Request(
             ids=tuple(self.held),
@@ -190,6 +190,7 @@ class Episode:
             conversation=tuple(self.conversation),
             tools=self.tools,
             session=self.session,
+            final=final,
             listen=None if self.watcher is None else self.watcher.token,
         )
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from practicum.training.batch import Cut, Sample, micro_batches, ordered
-from practicum.training.forest import lay_down, spans
+from practicum.training.forest import Forest, Spans, lay_down, spans
 from practicum.training.learner import Learner, Objective, OptimizerSettings
 from practicum.training.masters import MasterAdamW
 from tests.engines.test_cuda import build
@@ -83,6 +83,10 @@ def test_gate(dtype: torch.dtype) -> None:
     compare(dtype, lambda joined: (Gate.apply(joined),), plain, torch.randn(50, 2 * 1500))
 
 
+def there(forest: Forest) -> Spans:
+    return Spans(*(array.to(DEVICE) for array in spans(forest).arrays()))
+
+
 def trees(seed: int, groups: int, longest: int) -> list[Sample]:
     """Chains that share their prompts, which share a beginning."""
     rng = np.random.default_rng(seed)
@@ -114,7 +118,7 @@ def test_attention_over_a_forest(dtype: torch.dtype, heads: int, kv_heads: int, 
     seen = (number[None, :] <= number[:, None]) & (number[:, None] < ends[None, :])
     angle = torch.arange(int(positions.max()) + 1)[:, None] * torch.logspace(0, -2, size // 2)[None, :]
     cos, sin = angle.cos().repeat(1, 2).to(DEVICE), torch.cat((-angle.sin(), angle.sin()), -1).to(DEVICE)
-    look = spans(forest.ends).to(DEVICE)
+    look = there(forest)
 
     def plain(joined: Tensor) -> tuple[Tensor]:
         parts = joined.view(len(joined), -1, size)
@@ -130,6 +134,51 @@ def test_attention_over_a_forest(dtype: torch.dtype, heads: int, kv_heads: int, 
         return (ForestAttention.apply(joined.clone(), positions, (cos, sin), look, heads, kv_heads),)
 
     compare(dtype, run, plain, torch.randn(len(ends), (heads + 2 * kv_heads) * size))
+
+
+@pytest.mark.parametrize("programs", [1, 1000])
+def test_decoding_prompts_and_the_learner_look_at_keys_in_one_order(
+    programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, over several segments, wherever a run begins and however long rows are shared out."""
+    from practicum.kernels import decoding, forest_attention, prompts
+    from practicum.kernels.layers import turn_
+
+    segment = 64 if INTERPRETED else 128
+    for module in (decoding, forest_attention, prompts):
+        monkeypatch.setattr(module, "SEGMENT", segment)
+    monkeypatch.setattr(decoding, "PROGRAMS", programs)
+    torch.manual_seed(0)
+    heads, kv_heads, size = (6, 2, 32) if INTERPRETED else (9, 3, 64)
+    batch = ordered(trees(7, 2 if INTERPRETED else 6, 90 if INTERPRETED else 400))
+    forest = lay_down(batch.inputs, batch.shared)
+    positions = torch.from_numpy(forest.depths).to(DEVICE)
+    longest = int(positions.max()) + 1
+    assert longest > 2 * segment
+    angle = torch.arange(longest)[:, None] * torch.logspace(0, -2, size // 2)[None, :]
+    tables = angle.cos().repeat(1, 2).to(DEVICE), torch.cat((-angle.sin(), angle.sin()), -1).to(DEVICE)
+    joined = torch.randn(len(positions), (heads + 2 * kv_heads) * size).to(DEVICE, HALF)
+    learned = forest_attention.ForestAttention.apply(joined.clone(), positions, tables, there(forest), heads, kv_heads)
+
+    def same(found: Tensor, numbers: Tensor) -> None:
+        if INTERPRETED:  # NumPy's products depend on their shape
+            assert torch.allclose(found.float(), learned[numbers].float(), atol=2e-3)
+        else:
+            assert torch.equal(found, learned[numbers])
+
+    turn_(joined, positions, tables, heads + kv_heads, size)
+    paths = [torch.from_numpy(path).to(DEVICE) for path in forest.paths]
+    kv = torch.zeros(2, len(paths), kv_heads, -(-longest // segment) * segment, size, device=DEVICE, dtype=HALF)
+    for row, path in enumerate(paths):
+        parts = joined[path].view(len(path), -1, size)[:, heads:].unflatten(1, (2, kv_heads))
+        kv[:, row, :, : len(path)] = parts.permute(1, 2, 0, 3)
+    homes = torch.arange(len(paths), device=DEVICE)
+    tips = torch.stack([path[-1] for path in paths])
+    query = joined[tips, : heads * size].view(len(tips), heads, size)
+    same(decoding.attend(query, kv, homes, positions[tips]), tips)
+    numbers, *sizes = prompts.packed([(row, path.tolist(), 0) for row, path in enumerate(paths)])
+    where = prompts.cut_up(numbers.to(DEVICE), *sizes)
+    same(prompts.attend(joined[torch.cat(paths)], kv, where, heads), torch.cat(paths))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -176,7 +225,7 @@ def test_gradients_of_a_whole_model(name: str, checkpointing: bool, monkeypatch:
         def assemble(samples, batch, piece, device, bucket):  # type: ignore[no-untyped-def]
             micro = real(samples, batch, piece, device, bucket)
             forest = lay_down([batch.inputs[at] for at in piece], [batch.shared[at] for at in piece])
-            return replace(micro, look=spans(forest.ends))
+            return replace(micro, look=spans(forest))
 
         monkeypatch.setattr(packing, "_assemble", assemble)
     found = Learner(decoder, OptimizerSettings(grad_clip=0.0), Cut(64), threads=1).update(
@@ -209,7 +258,7 @@ def test_half_precision_weights_have_a_float32_residual_stream() -> None:
     batch = ordered(trees(5, 1, 12))
     forest = lay_down(batch.inputs, batch.shared)
     ids, positions = torch.from_numpy(forest.ids).to(DEVICE), torch.from_numpy(forest.depths).to(DEVICE)
-    look = spans(forest.ends).to(DEVICE)
+    look = there(forest)
     model = build("llama").to(DEVICE, HALF)
     hidden = packed_hidden(Decoder(model), ids, positions, look)
     assert hidden.dtype == HALF

@@ -114,8 +114,9 @@ def test_a_token_is_seen_by_those_before_its_end(samples: list[Sample]) -> None:
 
 
 def test_blocks_look_at_those_that_hold_an_ancestor() -> None:
-    ends = np.array([300] * 70 + [200] * 130 + [300] * 100)
-    look = spans(ends)
+    begin, first, second = np.arange(70), np.arange(100, 230), np.arange(300, 400)
+    look = spans(lay_down([np.append(begin, first), np.append(begin, second)], [0, 70]))
+    assert look.ends.tolist() == [300] * 70 + [200] * 130 + [300] * 100
     lists = [look.looks[a:b].tolist() for a, b in zip(look.looks_from, look.looks_from[1:], strict=False)]
     assert lists == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 3, 4]]
     lists = [look.seen[a:b].tolist() for a, b in zip(look.seen_from, look.seen_from[1:], strict=False)]

@@ -40,6 +40,8 @@ class Request:
     conversation: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     session: str = ""
+    final: bool = False
+    """No further turn of the session can follow, so that nothing need be kept for it."""
     adapter: str = ""
     """The adapter to answer with, where the engine serves several; "" is the policy itself."""
     listen: Callable[[int], None] | None = None

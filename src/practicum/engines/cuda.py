@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,9 @@ class CudaSteps:
         self._fillings: dict[int, tuple[Any, Tensor]] = {}
         self._pool: Any = None
         self.capturing = device.type == "cuda"
+        self._side: Any = torch.cuda.Stream(device) if self.capturing else None  # type: ignore[no-untyped-call]
+        self._sent = list(range(slots))
+        """The homes that the GPU knows of."""
         self._flights: deque[Flight] = deque()
         pinned = self.capturing
         self._landing = [
@@ -99,7 +102,10 @@ class CudaSteps:
     def launch(self, rows: list[Row], wide: int, filtered: bool, dressed: bool) -> None:
         """Start a burst of steps for rows 0..wide-1, of which `rows` are somebody's."""
         key = (wide, filtered, dressed)
-        self._homes[:wide] = self._there(self.engine._homes[:wide])
+        homes = self.engine._homes[:wide]
+        if homes != self._sent[:wide]:
+            self._homes[:wide] = self._there(homes)
+            self._sent[:wide] = homes
         if wide > len(rows):  # rows that only fill up a batch start over each time
             spare = self._homes[len(rows) : wide]
             self.engine._position.index_fill_(0, spare, 0)
@@ -180,15 +186,25 @@ class CudaSteps:
             self._pool = torch.cuda.graph_pool_handle()
         if self.engine.adapters is not None:
             self.engine.adapters.wear(None)
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._pass_prompts(where)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with CAPTURING, torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            self._pass_prompts(where)
-        return graph, numbers
+        return self._captured(lambda: self._pass_prompts(where)), numbers
+
+    def _captured(self, do: Callable[[], None]) -> Any:
+        """A graph of what is done, after it has been done once: kernels must have been built.
+
+        `torch.cuda.graph` would give all cached memory back to the system first. A wave of prompts or a number of rows
+        may be new at any time, and whoever allocates next would wait for the system to hand it out again.
+        """
+        graph, side, current = torch.cuda.CUDAGraph(), self._side, torch.cuda.current_stream()
+        side.wait_stream(current)
+        with CAPTURING, torch.cuda.stream(side):
+            do()
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # the learner may be at work
+            try:
+                do()
+            finally:
+                graph.capture_end()
+        current.wait_stream(side)
+        return graph
 
     @torch.inference_mode()
     def _pass_prompts(self, where: prompts.Packed) -> None:
@@ -203,27 +219,16 @@ class CudaSteps:
         prompt_pass(engine.decoder, where.ids, mix)
 
     def _capture(self, key: tuple[int, bool, bool]) -> None:
-        """Capturing runs nothing, but the kernels must have been built: by a step whose traces are wiped out."""
+        """A step for so many rows; the traces of the one that was taken for it are wiped out."""
         engine = self.engine
         state = (engine._last, engine._position, engine._step)
         kept = [tensor.clone() for tensor in state]
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._place.zero_()
-            self._step(*key)
-        torch.cuda.current_stream().wait_stream(side)
+        self._place.zero_()
+        self._graphs[key] = self._captured(lambda: self._step(*key))
         for tensor, before in zip(state, kept, strict=True):
             tensor.copy_(before)
-        graph = torch.cuda.CUDAGraph()
-        with (
-            CAPTURING,
-            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
-        ):  # the learner may be at work
-            self._step(*key)
-        self._graphs[key] = graph
 
     @torch.inference_mode()
     def _step(self, wide: int, filtered: bool, dressed: bool) -> None:

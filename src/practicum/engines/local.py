@@ -560,7 +560,7 @@ class LocalEngine:
         """Answer, keep the KV for the next turn, and let the last row take the place."""
         row = self._rows[slot]
         known = len(row.ids) - 1
-        if row.request.session and reason is not None:
+        if row.request.session and not row.request.final and reason is not None:
             kept = self._kv[:, :, self._homes[slot], :, :known].clone()
             self.prefixes.put(tuple(row.ids[:known]), kept, row.request.session, row.request.adapter)
         last = len(self._rows) - 1

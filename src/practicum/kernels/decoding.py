@@ -11,10 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from practicum.kernels.dots import dot, mix
+from practicum.kernels.dots import KEYS, LOG2E, NOTHING, SEGMENT, dot, fold, merge
 
-KEYS = 64
-"""Keys that a program looks at together."""
 PROGRAMS = 1024
 """Programs that fill a GPU: long rows of a small batch are cut up until there are about so many."""
 VOCABULARY = 4096
@@ -71,86 +69,90 @@ def turn_and_keep(
     first, second = norms if norms is not None else (cos, cos)
     _turn_and_keep[(rows, heads + 2 * kv_heads)](
         joined, query, kv[0], kv[1], homes, positions, cos, sin, first, second, epsilon, kv.stride(1), kv.stride(2),
-        heads, kv_heads, size, norms is not None, num_warps=1,
+        heads, kv_heads, size, norms is not None, num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
     return query
 
 
 @triton.jit
 def _attend(
-    query, keys, values, homes, positions, out, peaks, sums, scale, slot_stride, head_stride,
+    query, keys, values, homes, positions, out, peaks, sums, scale, slot_stride, head_stride, room,
     heads: tl.constexpr, kv_heads: tl.constexpr, group: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
-    parts: tl.constexpr, exact: tl.constexpr,
+    segment: tl.constexpr, parts: tl.constexpr, exact: tl.constexpr,
 ) -> None:  # fmt: skip
     row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    length = tl.load(positions + row) + 1
-    share = tl.cdiv(tl.cdiv(length, parts), block) * block
-    start = part * share
-    stop = tl.minimum(start + share, length)
+    stop = tl.load(positions + row) + 1
     member, place, step = tl.arange(0, group), tl.arange(0, size), tl.arange(0, block)
     each: tl.constexpr = heads // kv_heads
-    asked = query + (row * heads + head * each + member[:, None]) * size + place[None, :]
-    wanted = tl.load(asked, mask=member[:, None] < each, other=0.0)
-    offset = tl.load(homes + row) * slot_stride + head * head_stride
-    peak = tl.full((group,), -float("inf"), tl.float32)
-    total = tl.zeros((group,), tl.float32)
-    mixed = tl.zeros((group, size), tl.float32)
-    for at in range(start, stop, block):
-        number = at + step
-        seen = number < stop
-        where = offset + number[:, None] * size + place[None, :]
-        key = tl.load(keys + where, mask=seen[:, None], other=0.0)
-        score = dot(wanted, tl.trans(key), exact) * scale
-        score = tl.where(seen[None, :], score, -float("inf"))
-        higher = tl.maximum(peak, tl.max(score, 1))
-        weight = tl.exp(score - higher[:, None])
-        fade = tl.exp(peak - higher)
-        total = total * fade + tl.sum(weight, 1)
-        value = tl.load(values + where, mask=seen[:, None], other=0.0)
-        mixed = mixed * fade[:, None] + mix(weight, value, exact)
-        peak = higher
-    index = (row * heads + head * each + member) * parts + part
     inside = member < each
+    index = row * heads + head * each + member
+    wanted = tl.load(query + index[:, None] * size + place[None, :], mask=inside[:, None], other=0.0)
+    offset = tl.load(homes + row) * slot_stride + head * head_stride
+    whole_peak = tl.full((group,), NOTHING, tl.float32)
+    whole_total = tl.zeros((group,), tl.float32)
+    whole = tl.zeros((group, size), tl.float32)
+    for start in range(part * segment, stop, parts * segment):
+        peak = tl.full((group,), NOTHING, tl.float32)
+        total = tl.zeros((group, 16), tl.float32)
+        mixed = tl.zeros((group, size), tl.float32)
+        for at in range(start, tl.minimum(start + segment, stop), block):
+            number = at + step
+            seen = number < stop
+            where = offset + number[:, None] * size + place[None, :]
+            key = tl.load(keys + where, mask=seen[:, None], other=0.0)
+            score = tl.where(seen[None, :], dot(wanted, tl.trans(key), exact) * scale, NOTHING)
+            value = tl.load(values + where, mask=seen[:, None], other=0.0)
+            peak, total, mixed = fold(score, value, peak, total, mixed, exact)
+        if parts == 1:
+            whole_peak, whole_total, whole = merge(whole_peak, whole_total, whole, peak, tl.max(total, 1), mixed)
+        else:
+            lies = index * room + start // segment
+            tl.store(out + lies[:, None] * size + place[None, :], mixed, mask=inside[:, None])
+            tl.store(peaks + lies, peak, mask=inside)
+            tl.store(sums + lies, tl.max(total, 1), mask=inside)
     if parts == 1:
-        result = (mixed / total[:, None]).to(out.dtype.element_ty)
+        result = (whole / whole_total[:, None]).to(out.dtype.element_ty)
         tl.store(out + index[:, None] * size + place[None, :], result, mask=inside[:, None])
-    else:
-        tl.store(out + index[:, None] * size + place[None, :], mixed, mask=inside[:, None])
-        tl.store(peaks + index, peak, mask=inside)
-        tl.store(sums + index, total, mask=inside)
 
 
 @triton.jit
-def _gather_parts(mixed, peaks, sums, out, size: tl.constexpr, parts: tl.constexpr) -> None:
-    head = tl.program_id(0)
-    part, place = tl.arange(0, parts), tl.arange(0, size)
-    peak = tl.load(peaks + head * parts + part)
-    weight = tl.exp(peak - tl.max(peak, 0))
-    total = tl.sum(weight * tl.load(sums + head * parts + part), 0)
-    values = tl.load(mixed + (head * parts + part[:, None]) * size + place[None, :])
-    result = tl.sum(values * weight[:, None], 0) / total
-    tl.store(out + head * size + place, result.to(out.dtype.element_ty))
+def _gather_parts(
+    mixed, peaks, sums, positions, out, room, heads: tl.constexpr, size: tl.constexpr, segment: tl.constexpr
+) -> None:
+    number = tl.program_id(0)
+    one, place = tl.arange(0, 1), tl.arange(0, size)
+    peak = tl.full((1,), NOTHING, tl.float32)
+    total = tl.zeros((1,), tl.float32)
+    whole = tl.zeros((1, size), tl.float32)
+    for part in range(tl.cdiv(tl.load(positions + number // heads) + 1, segment)):
+        lies = number * room + part + one
+        found = tl.load(mixed + lies[:, None] * size + place[None, :])
+        peak, total, whole = merge(peak, total, whole, tl.load(peaks + lies), tl.load(sums + lies), found)
+    result = (whole / total[:, None]).to(out.dtype.element_ty)
+    tl.store(out + (number + one[:, None]) * size + place[None, :], result)
 
 
 def attend(query: Tensor, kv: Tensor, homes: Tensor, positions: Tensor) -> Tensor:
     """One query a row [W, H, D] over its first positions + 1 keys in kv [2, slots, K, keys, D]: [W, H·D]."""
     rows, heads, size = query.shape
-    kv_heads = kv.shape[2]
-    wanted = max(1, PROGRAMS // (rows * kv_heads))
-    parts = min(16, triton.next_power_of_2(wanted) if wanted > 1 else 1)
+    kv_heads, room = kv.shape[2], triton.cdiv(kv.shape[3], SEGMENT)
+    wanted = min(room, max(1, PROGRAMS // (rows * kv_heads)))
+    parts = triton.next_power_of_2(wanted) if wanted > 1 else 1
     out = torch.empty_like(query)
     exact = query.dtype == torch.float32
     group = max(16, triton.next_power_of_2(heads // kv_heads))
     place, peaks, sums = out, out, out
     if parts > 1:
-        place = query.new_empty(rows, heads, parts, size, dtype=torch.float32)
-        peaks, sums = (query.new_empty(rows, heads, parts, dtype=torch.float32) for _ in range(2))
+        place = query.new_empty(rows, heads, room, size, dtype=torch.float32)
+        peaks, sums = (query.new_empty(rows, heads, room, dtype=torch.float32) for _ in range(2))
     _attend[(rows, kv_heads, parts)](
-        query, kv[0], kv[1], homes, positions, place, peaks, sums, size**-0.5, kv.stride(1), kv.stride(2),
-        heads, kv_heads, group, size, KEYS, parts, exact, num_warps=4, num_stages=3,
+        query, kv[0], kv[1], homes, positions, place, peaks, sums, size**-0.5 * LOG2E, kv.stride(1), kv.stride(2), room,
+        heads, kv_heads, group, size, KEYS, SEGMENT, parts, exact, num_warps=2, num_stages=2, enable_fp_fusion=False,
     )  # fmt: skip
     if parts > 1:
-        _gather_parts[(rows * heads,)](place, peaks, sums, out, size, parts, num_warps=2)
+        _gather_parts[(rows * heads,)](
+            place, peaks, sums, positions, out, room, heads, size, SEGMENT, num_warps=2, enable_fp_fusion=False
+        )
     return out.view(rows, heads * size)
 
 

@@ -1,7 +1,8 @@
 """Attention over a packed forest: token i looks at j where j <= i < ends[j].
 
-Blocks of tokens that have nothing to say to one another are never looked at: the lists in `Spans` name those that
-have. A program of the backward pass owns what it writes, so no sum depends on who comes first.
+Forwards, keys come in the order of a query's path and are summed up as decoding does it, to the last bit.
+Backwards, blocks of tokens that have nothing to say to one another are never looked at: the lists in `Spans` name
+those that have. A program owns what it writes, so no sum depends on who comes first.
 """
 
 from __future__ import annotations
@@ -13,51 +14,52 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from practicum.kernels.dots import dot, mix
+from practicum.kernels.dots import KEYS, LOG2E, NOTHING, SEGMENT, dot, fold, merge
 from practicum.kernels.layers import turn_
-from practicum.training.forest import BLOCK, Spans
-
-LOG2E = 1.4426950408889634
+from practicum.training.forest import BLOCK, SHARE, Spans
 
 
 @triton.jit
 def _forward(
-    joined, out, sums, ends, looks_from, looks, tokens, scale,
-    heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, block: tl.constexpr, exact: tl.constexpr,
+    joined, out, sums, firsts, counts, depths, paths_from, paths, tokens, scale,
+    heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, queries: tl.constexpr, block: tl.constexpr,
+    segment: tl.constexpr, exact: tl.constexpr,
 ) -> None:  # fmt: skip
     number, head = tl.program_id(0), tl.program_id(1)
     width: tl.constexpr = (heads + 2 * kv_heads) * size
     kv: tl.constexpr = heads // kv_heads
-    place = tl.arange(0, size)
-    row = number * block + tl.arange(0, block)
-    here = row < tokens
-    at = row[:, None].to(tl.int64) * width + place[None, :]
-    query = tl.load(joined + at + head * size, mask=here[:, None], other=0.0)
+    member, place, step = tl.arange(0, queries), tl.arange(0, size), tl.arange(0, block)
+    count, begin = tl.load(counts + number), tl.load(depths + number)
+    row = tl.load(firsts + number) + member
+    here = member < count
+    path = paths + tl.load(paths_from + number)
+    query = tl.load(
+        joined + row[:, None].to(tl.int64) * width + head * size + place[None, :], mask=here[:, None], other=0.0
+    )
     keys = joined + (heads + head // kv) * size
     values = joined + (heads + kv_heads + head // kv) * size
-    peak = tl.full((block,), -1e30, tl.float32)
-    total = tl.zeros((block,), tl.float32)
-    mixed = tl.zeros((block, size), tl.float32)
-    for entry in range(tl.load(looks_from + number), tl.load(looks_from + number + 1)):
-        other = tl.load(looks + entry) * block + tl.arange(0, block)
-        there = other < tokens
-        end = tl.load(ends + other, mask=there, other=0)
-        where = other[:, None].to(tl.int64) * width + place[None, :]
-        key = tl.load(keys + where, mask=there[:, None], other=0.0)
-        score = dot(query, tl.trans(key), exact) * scale
-        seen = (other[None, :] <= row[:, None]) & (row[:, None] < end[None, :])
-        score = tl.where(seen, score, -1e30)
-        higher = tl.maximum(peak, tl.max(score, 1))
-        weight = tl.where(seen, tl.exp2(score - higher[:, None]), 0.0)
-        fade = tl.exp2(peak - higher)
-        total = total * fade + tl.sum(weight, 1)
-        value = tl.load(values + where, mask=there[:, None], other=0.0)
-        mixed = mixed * fade[:, None] + mix(weight, value, exact)
-        peak = higher
-    whole = tl.where(total > 0.0, total, 1.0)
+    position = begin + member
+    whole_peak = tl.full((queries,), NOTHING, tl.float32)
+    whole_total = tl.zeros((queries,), tl.float32)
+    whole = tl.zeros((queries, size), tl.float32)
+    stop = tl.where(count > 0, begin + count, 0)
+    for start in range(0, stop, segment):
+        peak = tl.full((queries,), NOTHING, tl.float32)
+        total = tl.zeros((queries, 16), tl.float32)
+        mixed = tl.zeros((queries, size), tl.float32)
+        for at in range(start, tl.minimum(start + segment, stop), block):
+            other = at + step
+            there = other < stop
+            where = tl.load(path + other, mask=there, other=0)[:, None].to(tl.int64) * width + place[None, :]
+            key = tl.load(keys + where, mask=there[:, None], other=0.0)
+            score = dot(query, tl.trans(key), exact) * scale
+            score = tl.where(other[None, :] <= position[:, None], score, NOTHING)
+            value = tl.load(values + where, mask=there[:, None], other=0.0)
+            peak, total, mixed = fold(score, value, peak, total, mixed, exact)
+        whole_peak, whole_total, whole = merge(whole_peak, whole_total, whole, peak, tl.max(total, 1), mixed)
     target = out + row[:, None].to(tl.int64) * (heads * size) + head * size + place[None, :]
-    tl.store(target, (mixed / whole[:, None]).to(out.dtype.element_ty), mask=here[:, None])
-    tl.store(sums + head * tokens + row, peak + tl.log2(whole), mask=here)
+    tl.store(target, (whole / whole_total[:, None]).to(out.dtype.element_ty), mask=here[:, None])
+    tl.store(sums + head * tokens + row, whole_peak + tl.log2(whole_total), mask=here)
 
 
 @triton.jit
@@ -108,42 +110,77 @@ def _by_query(
 
 @triton.jit
 def _by_key(
-    joined, by_out, gradient, sums, agreement, ends, seen_from, seen_by, tokens, scale, plain_scale,
-    heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, block: tl.constexpr, exact: tl.constexpr,
+    joined, by_out, gradient, shared, sums, agreement, ends, seen_from, seen_by, shares_from, shares, tokens, scale,
+    plain_scale, heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
+    exact: tl.constexpr, share: tl.constexpr,
 ) -> None:  # fmt: skip
-    number, kv = tl.program_id(0), tl.program_id(1)
+    own, kv = tl.program_id(0), tl.program_id(1)
     width: tl.constexpr = (heads + 2 * kv_heads) * size
     group: tl.constexpr = heads // kv_heads
-    place = tl.arange(0, size)
-    row = number * block + tl.arange(0, block)
-    here = row < tokens
-    end = tl.load(ends + row, mask=here, other=0)
-    at = row[:, None].to(tl.int64) * width + place[None, :]
-    key = tl.load(joined + at + (heads + kv) * size, mask=here[:, None], other=0.0)
-    value = tl.load(joined + at + (heads + kv_heads + kv) * size, mask=here[:, None], other=0.0)
-    by_key = tl.zeros((block, size), tl.float32)
-    by_value = tl.zeros((block, size), tl.float32)
-    first, last = tl.load(seen_from + number), tl.load(seen_from + number + 1)
-    for member in range(group):
-        head = kv * group + member
-        for entry in range(first, last):
-            other = tl.load(seen_by + entry) * block + tl.arange(0, block)
-            there = other < tokens
-            where = other[:, None].to(tl.int64)
-            query = tl.load(joined + where * width + head * size + place[None, :], mask=there[:, None], other=0.0)
-            asked = by_out + where * (heads * size) + head * size + place[None, :]
-            asking = tl.load(asked, mask=there[:, None], other=0.0)
-            whole = tl.load(sums + head * tokens + other, mask=there, other=0.0)
-            known = tl.load(agreement + head * tokens + other, mask=there, other=0.0)
-            score = dot(key, tl.trans(query), exact) * scale
-            seen = (row[:, None] <= other[None, :]) & (other[None, :] < end[:, None]) & there[None, :]
-            weight = tl.where(seen, tl.exp2(score - whole[None, :]), 0.0)
-            by_value += dot(weight.to(asking.dtype), asking, exact)
-            slope = weight * (dot(value, tl.trans(asking), exact) - known[None, :])
-            by_key += dot(slope.to(query.dtype), query, exact)
-    target = gradient + at + (heads + kv) * size
-    tl.store(target, (by_key * plain_scale).to(gradient.dtype.element_ty), mask=here[:, None])
-    tl.store(target + kv_heads * size, by_value.to(gradient.dtype.element_ty), mask=here[:, None])
+    number = tl.load(shares + own)
+    if number >= 0:
+        place = tl.arange(0, size)
+        row = number * block + tl.arange(0, block)
+        here = row < tokens
+        end = tl.load(ends + row, mask=here, other=0)
+        at = row[:, None].to(tl.int64) * width + place[None, :]
+        key = tl.load(joined + at + (heads + kv) * size, mask=here[:, None], other=0.0)
+        value = tl.load(joined + at + (heads + kv_heads + kv) * size, mask=here[:, None], other=0.0)
+        by_key = tl.zeros((block, size), tl.float32)
+        by_value = tl.zeros((block, size), tl.float32)
+        mine, next_block = tl.load(shares_from + number), tl.load(shares_from + number + 1)
+        first = tl.load(seen_from + number) + (own - mine) * share
+        last = tl.minimum(first + share, tl.load(seen_from + number + 1))
+        for member in range(group):
+            head = kv * group + member
+            for entry in range(first, last):
+                other = tl.load(seen_by + entry) * block + tl.arange(0, block)
+                there = other < tokens
+                where = other[:, None].to(tl.int64)
+                query = tl.load(joined + where * width + head * size + place[None, :], mask=there[:, None], other=0.0)
+                asked = by_out + where * (heads * size) + head * size + place[None, :]
+                asking = tl.load(asked, mask=there[:, None], other=0.0)
+                whole = tl.load(sums + head * tokens + other, mask=there, other=0.0)
+                known = tl.load(agreement + head * tokens + other, mask=there, other=0.0)
+                score = dot(key, tl.trans(query), exact) * scale
+                seen = (row[:, None] <= other[None, :]) & (other[None, :] < end[:, None]) & there[None, :]
+                weight = tl.where(seen, tl.exp2(score - whole[None, :]), 0.0)
+                by_value += dot(weight.to(asking.dtype), asking, exact)
+                slope = weight * (dot(value, tl.trans(asking), exact) - known[None, :])
+                by_key += dot(slope.to(query.dtype), query, exact)
+        if next_block - mine == 1:
+            target = gradient + at + (heads + kv) * size
+            tl.store(target, (by_key * plain_scale).to(gradient.dtype.element_ty), mask=here[:, None])
+            tl.store(target + kv_heads * size, by_value.to(gradient.dtype.element_ty), mask=here[:, None])
+        else:
+            lies = (own.to(tl.int64) * kv_heads + kv) * (2 * block) + tl.arange(0, block)
+            part = shared + lies[:, None] * size + place[None, :]
+            tl.store(part, by_key)
+            tl.store(part + block * size, by_value)
+
+
+@triton.jit
+def _gather_shares(
+    shared, gradient, shares_from, tokens, plain_scale,
+    heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
+) -> None:  # fmt: skip
+    number, kv = tl.program_id(0), tl.program_id(1)
+    first, last = tl.load(shares_from + number), tl.load(shares_from + number + 1)
+    if last - first > 1:
+        step, place = tl.arange(0, block), tl.arange(0, size)
+        by_key = tl.zeros((block, size), tl.float32)
+        by_value = tl.zeros((block, size), tl.float32)
+        for own in range(first, last):
+            lies = (tl.cast(own, tl.int64) * kv_heads + kv) * (2 * block) + step
+            part = shared + lies[:, None] * size + place[None, :]
+            by_key += tl.load(part)
+            by_value += tl.load(part + block * size)
+        row = number * block + step
+        here = (row < tokens)[:, None]
+        at = row[:, None].to(tl.int64) * ((heads + 2 * kv_heads) * size) + place[None, :]
+        target = gradient + at + (heads + kv) * size
+        tl.store(target, (by_key * plain_scale).to(gradient.dtype.element_ty), mask=here)
+        tl.store(target + kv_heads * size, by_value.to(gradient.dtype.element_ty), mask=here)
 
 
 class ForestAttention(torch.autograd.Function):
@@ -160,9 +197,10 @@ class ForestAttention(torch.autograd.Function):
         sums = torch.empty(heads, tokens, dtype=torch.float32, device=joined.device)
         ctx.sizes = (tokens, heads, kv_heads, size, joined.dtype == torch.float32)
         ctx.look, ctx.tables = look, tables
-        _forward[(triton.cdiv(tokens, BLOCK), heads)](
-            joined, out, sums, look.ends, look.looks_from, look.looks, tokens, size**-0.5 * LOG2E,
-            heads, kv_heads, size, BLOCK, ctx.sizes[-1], num_warps=4, num_stages=2,
+        _forward[(len(look.firsts), heads)](
+            joined, out, sums, look.firsts, look.counts, look.depths, look.paths_from, look.paths, tokens,
+            size**-0.5 * LOG2E, heads, kv_heads, size, BLOCK, KEYS, SEGMENT, ctx.sizes[-1],
+            num_warps=4, num_stages=2, enable_fp_fusion=False,
         )  # fmt: skip
         ctx.save_for_backward(joined, out, sums, positions)
         return out
@@ -182,9 +220,13 @@ class ForestAttention(torch.autograd.Function):
             joined, by_out, gradient, sums, agreement, look.ends, look.looks_from, look.looks, *common,
             num_warps=4, num_stages=2,
         )  # fmt: skip
-        _by_key[(blocks, kv_heads)](
-            joined, by_out, gradient, sums, agreement, look.ends, look.seen_from, look.seen, *common,
-            num_warps=4, num_stages=2,
+        shared = torch.empty(len(look.shares), kv_heads, 2, BLOCK, size, dtype=torch.float32, device=joined.device)
+        _by_key[(len(look.shares), kv_heads)](
+            joined, by_out, gradient, shared, sums, agreement, look.ends, look.seen_from, look.seen, look.shares_from,
+            look.shares, *common, SHARE, num_warps=4, num_stages=2,
         )  # fmt: skip
+        _gather_shares[(blocks, kv_heads)](
+            shared, gradient, look.shares_from, tokens, size**-0.5, heads, kv_heads, size, BLOCK, num_warps=4
+        )
         turn_(gradient, positions, ctx.tables, heads + kv_heads, size, back=True)
         return gradient, None, None, None, None, None

@@ -250,5 +250,6 @@ def turn_(
     """
     cos, sin = tables
     _turn[(joined.shape[0],)](
-        joined, positions, cos, sin, joined.stride(0), heads, triton.next_power_of_2(heads), size, back, num_warps=4
-    )
+        joined, positions, cos, sin, joined.stride(0), heads, triton.next_power_of_2(heads), size, back, num_warps=4,
+        enable_fp_fusion=False,  # a key is turned as decoding turns it
+    )  # fmt: skip

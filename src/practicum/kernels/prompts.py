@@ -14,11 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from practicum.kernels.dots import dot, mix
+from practicum.kernels.dots import KEYS, LOG2E, NOTHING, SEGMENT, dot, fold, merge
 
 QUERIES = 64
-KEYS = 64
-LOG2E = 1.4426950408889634
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ def keep(joined: Tensor, kv: Tensor, where: Packed, heads: int) -> None:
 def _attend(
     joined, keys, values, out, homes, positions, firsts, counts, scale, slot_stride, head_stride,
     heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, queries: tl.constexpr, block: tl.constexpr,
-    exact: tl.constexpr,
+    segment: tl.constexpr, exact: tl.constexpr,
 ) -> None:  # fmt: skip
     number, head = tl.program_id(0), tl.program_id(1)
     first, count = tl.load(firsts + number), tl.load(counts + number)
@@ -103,26 +101,26 @@ def _attend(
     begin = tl.load(positions + first)
     position = begin + member
     offset = tl.load(homes + first).to(tl.int64) * slot_stride + (head // group) * head_stride
-    peak = tl.full((queries,), -1e30, tl.float32)
-    total = tl.zeros((queries,), tl.float32)
-    mixed = tl.zeros((queries, size), tl.float32)
-    stop = begin + count
-    for at in range(0, stop, block):
-        other = at + step
-        where = offset + other[:, None] * size + place[None, :]
-        there = (other < stop)[:, None]
-        key = tl.load(keys + where, mask=there, other=0.0)
-        score = dot(query, tl.trans(key), exact) * scale
-        score = tl.where(other[None, :] <= position[:, None], score, -1e30)
-        higher = tl.maximum(peak, tl.max(score, 1))
-        weight = tl.exp2(score - higher[:, None])
-        fade = tl.exp2(peak - higher)
-        total = total * fade + tl.sum(weight, 1)
-        value = tl.load(values + where, mask=there, other=0.0)
-        mixed = mixed * fade[:, None] + mix(weight, value, exact)
-        peak = higher
+    whole_peak = tl.full((queries,), NOTHING, tl.float32)
+    whole_total = tl.zeros((queries,), tl.float32)
+    whole = tl.zeros((queries, size), tl.float32)
+    stop = tl.where(count > 0, begin + count, 0)
+    for start in range(0, stop, segment):
+        peak = tl.full((queries,), NOTHING, tl.float32)
+        total = tl.zeros((queries, 16), tl.float32)
+        mixed = tl.zeros((queries, size), tl.float32)
+        for at in range(start, tl.minimum(start + segment, stop), block):
+            other = at + step
+            where = offset + other[:, None] * size + place[None, :]
+            there = (other < stop)[:, None]
+            key = tl.load(keys + where, mask=there, other=0.0)
+            score = dot(query, tl.trans(key), exact) * scale
+            score = tl.where(other[None, :] <= position[:, None], score, NOTHING)
+            value = tl.load(values + where, mask=there, other=0.0)
+            peak, total, mixed = fold(score, value, peak, total, mixed, exact)
+        whole_peak, whole_total, whole = merge(whole_peak, whole_total, whole, peak, tl.max(total, 1), mixed)
     target = out + row[:, None] * (heads * size) + head * size + place[None, :]
-    tl.store(target, (mixed / total[:, None]).to(out.dtype.element_ty), mask=here[:, None])
+    tl.store(target, (whole / whole_total[:, None]).to(out.dtype.element_ty), mask=here[:, None])
 
 
 def attend(joined: Tensor, kv: Tensor, where: Packed, heads: int) -> Tensor:
@@ -131,7 +129,7 @@ def attend(joined: Tensor, kv: Tensor, where: Packed, heads: int) -> Tensor:
     out = joined.new_empty(joined.shape[0], heads * size)
     _attend[(len(where.first), heads)](
         joined, kv[0], kv[1], out, where.homes, where.positions, where.first, where.count, size**-0.5 * LOG2E,
-        kv.stride(1), kv.stride(2), heads, kv_heads, size, QUERIES, KEYS, joined.dtype == torch.float32,
-        num_warps=4, num_stages=2,
+        kv.stride(1), kv.stride(2), heads, kv_heads, size, QUERIES, KEYS, SEGMENT, joined.dtype == torch.float32,
+        num_warps=4, num_stages=2, enable_fp_fusion=False,
     )  # fmt: skip
     return out

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from practicum.kernels import CAPTURING
-from practicum.kernels.passing import through_layers
+from practicum.kernels.passing import packed_hidden, through_layers
 from practicum.models.decoder import Decoder
-from practicum.training.forest import BLOCK, Spans
+from practicum.training.forest import BLOCK, SHARE, Spans
 
 
 class Layers:
@@ -24,13 +24,10 @@ class Layers:
 
     def __init__(self, decoder: Decoder, weights: list[torch.nn.Parameter], tokens: int, pool: Any) -> None:
         device, shape = decoder.device, decoder.shape
-        blocks = -(-tokens // BLOCK)
-        most = blocks * (blocks + 1) // 2
         self.weights = weights
         self.x = torch.zeros(tokens, shape.hidden, dtype=torch.float32, device=device, requires_grad=True)
         self.positions = torch.zeros(tokens, dtype=torch.int64, device=device)
-        sizes = (tokens, blocks + 1, most, blocks + 1, most)
-        self.look = Spans(*(torch.zeros(size, dtype=torch.int32, device=device) for size in sizes))
+        self.look = Spans(*(torch.zeros(size, dtype=torch.int32, device=device) for size in room(tokens)))
         self.asked = torch.zeros(tokens, shape.hidden, dtype=decoder.dtype, device=device)
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -51,8 +48,21 @@ class Layers:
         with torch.no_grad():
             self.x.copy_(x)
         self.positions.copy_(positions)
-        for name, value in vars(look).items():
-            getattr(self.look, name)[: len(value)].copy_(value)
+        self.look.shares.fill_(-1)
+        self.look.counts.zero_()
+        for place, value in zip(self.look.arrays(), look.arrays(), strict=True):
+            place[: len(value)].copy_(value)
+
+
+def room(tokens: int) -> tuple[int, ...]:
+    """How much of each of a `Spans`' lists a graph over so many tokens has room for; runs may be short."""
+    blocks = -(-tokens // BLOCK)
+    most = blocks * (blocks + 1) // 2
+    queries = 3 * blocks
+    return (
+        tokens, blocks + 1, most, blocks + 1, most, blocks + 1, blocks + most // SHARE,
+        queries, queries, queries, queries, 64 * tokens,
+    )  # fmt: skip
 
 
 class _Replayed(torch.autograd.Function):
@@ -92,6 +102,8 @@ class Replays:
 
     def hidden(self, ids: Tensor, positions: Tensor, look: Spans) -> Tensor:
         tokens = len(ids)
+        if any(len(value) > size for value, size in zip(look.arrays(), room(tokens), strict=True)):
+            return packed_hidden(self.decoder, ids, positions, look)
         if tokens not in self._sizes:
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()

@@ -140,24 +140,25 @@ def _assemble(samples: Sequence[Sample], batch: Ordered, piece: range, device: t
         forest = forest.padded(-(-len(forest.ids) // bucket) * bucket)
     picked = [(samples[batch.numbers[place]], np.flatnonzero(samples[batch.numbers[place]].mask)) for place in piece]
 
-    def column(values: Callable[[Sample], NDArray[Any]]) -> Tensor:
-        return _on(device, np.concatenate([values(sample)[wanted] for sample, wanted in picked]))
+    def column(values: Callable[[Sample], NDArray[Any]]) -> NDArray[Any]:
+        return np.concatenate([values(sample)[wanted] for sample, wanted in picked])
 
-    return Micro(
-        ids=_on(device, forest.ids),
-        positions=_on(device, forest.depths),
-        look=rectangles(forest.runs) if device.type == "cpu" else spans(forest.ends).to(device),
-        at=_on(device, np.concatenate([path[w - 1] for path, (_, w) in zip(forest.paths, picked, strict=True)])),
-        targets=column(lambda sample: np.array(sample.ids, dtype=np.int64)),
-        weights=column(lambda sample: sample.weights),
-        advantages=column(lambda sample: sample.advantages),
-        sampling_logprobs=column(lambda sample: sample.sampling_logprobs),
-        old_logprobs=column(lambda s: s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs),
-        corrections=column(lambda s: np.ones_like(s.weights) if s.corrections is None else s.corrections),
-        temperatures=column(lambda sample: np.full(len(sample.ids), sample.temperature, dtype=np.float32)),
-        sample_index=_on(device, np.repeat([batch.numbers[place] for place in piece], [len(w) for _, w in picked])),
-    )
-
-
-def _on(device: torch.device, values: NDArray[Any]) -> Tensor:
-    return sent(torch.from_numpy(np.ascontiguousarray(values)), device)
+    columns = {
+        "ids": forest.ids,
+        "positions": forest.depths,
+        "at": np.concatenate([path[w - 1] for path, (_, w) in zip(forest.paths, picked, strict=True)]),
+        "targets": column(lambda sample: np.array(sample.ids, dtype=np.int64)),
+        "weights": column(lambda sample: sample.weights),
+        "advantages": column(lambda sample: sample.advantages),
+        "sampling_logprobs": column(lambda sample: sample.sampling_logprobs),
+        "old_logprobs": column(lambda s: s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs),
+        "corrections": column(lambda s: np.ones_like(s.weights) if s.corrections is None else s.corrections),
+        "temperatures": column(lambda sample: np.full(len(sample.ids), sample.temperature, dtype=np.float32)),
+        "sample_index": np.repeat([batch.numbers[place] for place in piece], [len(w) for _, w in picked]),
+    }
+    numbers = [torch.from_numpy(np.ascontiguousarray(values)) for values in columns.values()]
+    look = rectangles(forest.runs) if device.type == "cpu" else spans(forest)
+    there = sent([*numbers, *(look.arrays() if isinstance(look, Spans) else ())], device)
+    if isinstance(look, Spans):
+        look = Spans(*there[len(numbers) :])
+    return Micro(look=look, **dict(zip(columns, there, strict=False)))

@@ -26,13 +26,23 @@ SMALL = 20_000
 """Scores that cost less than a further batch."""
 BLOCK = 64
 """Tokens that a GPU looks at together."""
+SHARE = 32
+"""Blocks that look at one that a program goes through: what all tasks begin with is looked at by the whole batch."""
 
 
-def sent(values: Tensor, device: torch.device) -> Tensor:
-    """A tensor on its way to a device. A GPU copies from pinned memory while the host goes on."""
-    if device.type == "cuda":
-        values = values.pin_memory()
-    return values.to(device, non_blocking=True)
+def sent(arrays: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Flat tensors on their way to a device. A GPU copies from pinned memory while the host goes on, and those of
+    one type in one go."""
+    if device.type == "cpu":
+        return list(arrays)
+    found: dict[int, Tensor] = {}
+    for dtype in {array.dtype for array in arrays}:
+        numbers = [number for number, array in enumerate(arrays) if array.dtype == dtype]
+        sizes = [len(arrays[number]) for number in numbers]
+        together = torch.empty(sum(sizes), dtype=dtype, pin_memory=device.type == "cuda")
+        torch.cat([arrays[number] for number in numbers], out=together)
+        found |= zip(numbers, torch.split(together.to(device, non_blocking=True), sizes), strict=True)
+    return [found[number] for number in range(len(arrays))]
 
 
 @dataclass(frozen=True)
@@ -54,16 +64,26 @@ class Rectangles:
 
 @dataclass(frozen=True)
 class Spans:
-    """The same for a GPU: tokens in blocks of `BLOCK`, and of every block those it must look at and is looked at by."""
+    """The same for a GPU, all int32. Backwards, tokens go in blocks of `BLOCK` as they lie, and each has those that it
+    must look at and is looked at by. Forwards, a block of queries belongs to one run, and its keys come in the order
+    of the path, as they do when a reply is decoded.
+    """
 
-    ends: Tensor  # [N] int32
+    ends: Tensor  # [N]
     looks_from: Tensor  # [blocks + 1] where a block's part of `looks` begins
     looks: Tensor
     seen_from: Tensor
     seen: Tensor
+    shares_from: Tensor  # [blocks + 1] where the shares of those that look at a block begin, `SHARE` in each
+    shares: Tensor  # [shares] the block that each is about
+    firsts: Tensor  # [queries] a block of queries' first token,
+    counts: Tensor  # [queries] how many it has,
+    depths: Tensor  # [queries] how many tokens stand before its first,
+    paths_from: Tensor  # [queries] and where its run's path begins
+    paths: Tensor
 
-    def to(self, device: torch.device) -> Spans:
-        return Spans(*(sent(value, device) for value in vars(self).values()))
+    def arrays(self) -> list[Tensor]:
+        return list(vars(self).values())
 
 
 @dataclass(frozen=True)
@@ -77,6 +97,8 @@ class Forest:
     """Every sequence: the numbers of its tokens."""
     runs: list[tuple[int, Ints]]
     """Every run, in order, as (its length, the tokens from the root to its last)."""
+    spare: int = 0
+    """Runs at the end that only fill up."""
 
     def padded(self, size: int) -> Forest:
         """With tokens that stand alone, so that there are `size`."""
@@ -84,7 +106,7 @@ class Forest:
         nothing = np.zeros(len(spare), dtype=np.int64)
         runs = [*self.runs, *((1, spare[place : place + 1]) for place in range(len(spare)))]
         ids, depths = np.append(self.ids, nothing), np.append(self.depths, nothing)
-        return Forest(ids, depths, np.append(self.ends, spare + 1), self.paths, runs)
+        return Forest(ids, depths, np.append(self.ends, spare + 1), self.paths, runs, len(spare))
 
 
 def common(first: Ints, second: Ints) -> int:
@@ -121,8 +143,9 @@ def lay_down(sequences: Sequence[Ints], shared: Sequence[int]) -> Forest:
     return Forest(np.concatenate(ids), np.concatenate(depths), ends[:size], paths, runs)
 
 
-def spans(ends: Ints) -> Spans:
-    """Blocks that hold a token which one of another block's sees."""
+def spans(forest: Forest) -> Spans:
+    """Blocks that hold a token which one of another block's sees, and blocks of queries with their paths."""
+    ends = forest.ends
     count = -(-len(ends) // BLOCK)
     furthest = np.zeros(count * BLOCK, dtype=np.int64)
     furthest[: len(ends)] = ends
@@ -130,11 +153,35 @@ def spans(ends: Ints) -> Spans:
     number = np.arange(count)
     looking = (number[None, :] <= number[:, None]) & (reach[None, :] > number[:, None] * BLOCK)  # [queries, keys]
 
-    def lists(table: NDArray[np.bool_]) -> tuple[Tensor, Tensor]:
-        starts = np.concatenate([[0], table.sum(1).cumsum()]).astype(np.int32)
-        return torch.from_numpy(starts), torch.from_numpy(np.nonzero(table)[1].astype(np.int32))
+    def lists(table: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+        return _starts(table.sum(1)), np.nonzero(table)[1]
 
-    return Spans(torch.from_numpy(ends.astype(np.int32)), *lists(looking), *lists(looking.T))
+    shares = -(-looking.sum(0) // SHARE)
+    arrays = (ends, *lists(looking), *lists(looking.T), _starts(shares), np.repeat(number, shares), *_queries(forest))
+    return Spans(*(torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)) for array in arrays))
+
+
+def _starts(counts: Ints) -> Ints:
+    return np.concatenate([[0], counts.cumsum()])
+
+
+def _queries(forest: Forest) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """Runs in blocks of queries: their first tokens, counts, depths, where their paths begin, and the paths.
+
+    Those that only fill up go as one: nobody hears their answers, but numbers they must be.
+    """
+    runs = forest.runs[: len(forest.runs) - forest.spare]
+    if forest.spare:
+        runs = [*runs, (forest.spare, np.arange(len(forest.ids) - forest.spare, len(forest.ids)))]
+    lengths = np.array([length for length, _ in runs])
+    sizes = np.array([len(path) for _, path in runs])
+    blocks = -(-lengths // BLOCK)
+    owner = np.repeat(np.arange(len(runs)), blocks)
+    offset = BLOCK * (np.arange(len(owner)) - _starts(blocks)[owner])
+    depths = (sizes - lengths)[owner] + offset
+    paths = np.concatenate([path for _, path in runs])
+    begins = _starts(sizes)[owner]
+    return paths[begins + depths], np.minimum(lengths[owner] - offset, BLOCK), depths, begins, paths
 
 
 def rectangles(paths: Sequence[tuple[int, Ints]]) -> Rectangles:

@@ -23,12 +23,12 @@ LOGIT_ROWS = 4_000_000
 
 def hidden_at(decoder: Decoder, micro: Micro, replays: Replays | None = None) -> Tensor:
     """Hidden states [P, E] at the tokens where predictions are made."""
-    if isinstance(micro.look, Spans) and replays is not None:
-        return replays.hidden(micro.ids, micro.positions, micro.look).index_select(0, micro.at)
     if isinstance(micro.look, Spans):
         from practicum.kernels.passing import packed_hidden  # needs Triton
 
-        return packed_hidden(decoder, micro.ids, micro.positions, micro.look).index_select(0, micro.at)
+        where = (micro.ids, micro.positions, micro.look)
+        hidden = packed_hidden(decoder, *where) if replays is None else replays.hidden(*where)
+        return hidden[micro.at]  # not index_select: it adds gradients up in whatever order they come on a GPU
     grouped = decoder.shape.heads != decoder.shape.kv_heads
     sights, places = micro.look.sights, micro.look.places
 

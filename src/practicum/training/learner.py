@@ -383,10 +383,13 @@ class _Totals:
     def add(self, loss: Tensor, stats: dict[str, Tensor]) -> None:
         """Nothing here waits for a GPU."""
         self.count += len(stats["logprob"])
-        numbers = [
-            value.max().double() if name == "mismatch_max" else value.double().sum() for name, value in stats.items()
-        ]
-        self._waiting.append((list(stats), torch.stack([loss.double(), *numbers])))
+        largest = stats.pop("mismatch_max", None)
+        numbers = [loss.double()[None], torch.stack(list(stats.values())).double().sum(1)]
+        names = list(stats)
+        if largest is not None:
+            numbers.append(largest.max().double()[None])
+            names.append("mismatch_max")
+        self._waiting.append((names, torch.cat(numbers)))
 
     def _settle(self) -> None:
         for names, values in self._waiting:
