@@ -304,6 +304,7 @@ def run_cases(names: list[str], out: Path, seed: int, minutes: float, tiny: bool
     clock, wrong = Clock(minutes), dict[str, str]()
     out.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {}
+    known = TINY if tiny else CASES
     for number, name in enumerate(names):
         share = clock.left / (len(names) - number)
         if share < EXAMINING:
@@ -316,10 +317,10 @@ def run_cases(names: list[str], out: Path, seed: int, minutes: float, tiny: bool
         record = {
             "seed": seed, "seconds": clock.gone, "place": place.find().describe(), "torch": torch.__version__,
             "date": time.strftime("%Y-%m-%d"), "wrong": {key: text for key, text in wrong.items() if text},
-            "cases": {one: gathered(out / one) for one in names if (out / one).is_dir()},
+            "cases": {one: gathered(out / one) for one in known if (out / one).is_dir()},
         }  # fmt: skip
         (out / "gpu_training.json").write_text(json.dumps(record, indent=1) + "\n")
-    made = [out / name for name in names if (out / name / "sft.json").exists()]
+    made = [out / name for name in known if (out / name / "sft.json").exists()]
     if made:
         try:
             report_command.run([*map(str, made), "--out", str(out / "report.html"), "--episodes-mb", "4"])

@@ -59,6 +59,17 @@ def test_runs_are_found_by_what_lies_in_them(tmp_path: Path) -> None:
     assert [run.name for run in find_runs([tmp_path / "b", tmp_path / "b" / "one"])] == ["one"]
 
 
+def test_a_training_and_the_examination_that_bears_its_name_are_told_apart(tmp_path: Path) -> None:
+    for case in ("a", "b"):
+        (tmp_path / case / "rl").mkdir(parents=True)
+        (tmp_path / case / "rl" / "metrics.jsonl").touch()
+        (tmp_path / case / "rl.run").mkdir()
+        (tmp_path / case / "rl.run" / "panel.json").touch()
+        (tmp_path / case / "rl.json").touch()
+    names = [run.name for run in find_runs([tmp_path])]
+    assert sorted(names) == ["a/rl", "a/rl.json", "b/rl", "b/rl.json"]
+
+
 def test_a_place_without_a_run_is_said_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="There is no run in"):
         find_runs([tmp_path])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -101,10 +102,12 @@ def _below(folder: Path) -> list[Path]:
 def _named(runs: list[Run]) -> list[Run]:
     """As few of the last parts of a path as tell all runs apart."""
     paths = [(run.result or run.folder).absolute() for run in runs]
+    short = [path.with_suffix("") if path.suffix in (".json", ".run") else path for path in paths]
+    taken = Counter(short)
+    paths = [path if taken[plain] > 1 else plain for path, plain in zip(paths, short, strict=True)]
     named = list(runs)
     for length in range(1, 1 + max((len(path.parts) for path in paths), default=0)):
-        names = ["/".join([*path.parts[-length:-1], path.stem if path.suffix in (".json", ".run") else path.name])
-                 for path in paths]  # fmt: skip
+        names = ["/".join(path.parts[-length:]) for path in paths]
         named = [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
         if len(set(names)) == len(names):
             break
