@@ -403,6 +403,8 @@ def _strict_json(text: str) -> Any:
     value = json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_once)
     level = [value]
     for _ in range(MAX_DEPTH):
+        if not level:
+            break
         inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list))]
         level = [item for items in inner for item in items]
     if level:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TokenizersBackend
 
 from practicum.environment import Message
 from practicum.errors import UserError, nearest
@@ -45,6 +45,8 @@ class Renderer:
         if not text:
             raise UserError("This model has no chat template of its own; choose one, e.g. template=chatml.")
         self.tokenizer = tokenizer
+        plain = isinstance(tokenizer, TokenizersBackend) and type(tokenizer)._decode is TokenizersBackend._decode
+        self._fast = tokenizer.backend_tokenizer if plain else None
         self.template: str = text
         self._kept: OrderedDict[tuple[str, tuple[Message, ...], str], tuple[Span, ...]] = OrderedDict()
         self._tools_shown = False
@@ -112,6 +114,8 @@ class Renderer:
         kept = list(ids)
         while kept and kept[-1] in self.end_ids:
             kept.pop()
+        if self._fast is not None:  # what the other comes down to, without a look at every id
+            return str(self._fast.decode(kept, skip_special_tokens=False))
         return str(self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _after_reply(self, messages: Sequence[Message]) -> str:

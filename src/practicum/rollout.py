@@ -7,6 +7,8 @@ environment, tool, reward or engine raises becomes its own outcome and nothing e
 from __future__ import annotations
 
 import asyncio
+import functools
+import gc
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +25,9 @@ from practicum.render import Renderer
 from practicum.task import Task, canonical_json
 from practicum.trajectory import Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
 from practicum.watching import Watcher
+
+MANY = 32
+"""Episodes at once from which on it pays to tidy up first."""
 
 MakeEnvironment = Callable[[], Environment]
 
@@ -307,6 +312,14 @@ async def run_episode(
     )  # fmt: skip
 
 
+@functools.cache
+def spare_the_collector() -> None:
+    """What is there when the first episodes begin (modules, a model) stays for good, and there is a million of it: the
+    garbage collector, which episodes wake several times a step, need not go through it each time."""
+    gc.collect()
+    gc.freeze()
+
+
 async def run_episodes(
     planned: Iterable[Attempt],
     make_environment: MakeEnvironment,
@@ -325,6 +338,8 @@ async def run_episodes(
     An episode that ends unscored is tried again up to `retries` times. A `watcher` hears of the first one.
     """
     planned = list(planned)
+    if len(planned) >= MANY:
+        spare_the_collector()
     gate = asyncio.Semaphore(concurrency)
 
     async def one(attempt: Attempt) -> Trajectory:

@@ -1,19 +1,50 @@
-"""Run a plain function off the event loop, in a daemon thread of its own.
+"""Run a plain function off the event loop, in a daemon thread that does nothing else meanwhile.
 
-`asyncio.to_thread` shares a small pool: a few slow tools would make every other tool wait, and one
-that hangs for ever would keep the process from ending. A thread a call costs some tens of
-microseconds and has neither fault.
+`asyncio.to_thread` shares a small pool: a few slow tools would make every other tool wait, and one that hangs for ever
+would keep the process from ending. Here there are as many threads as calls under way. One that is done waits for
+a further call, since starting a thread costs more than most tools do.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+MOST_IDLE = 64
+"""Threads that wait for a further call; more than these end."""
+
+
+class _Worker(threading.Thread):
+    def __init__(self) -> None:
+        super().__init__(name="practicum-worker", daemon=True)
+        self.calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        while True:
+            self.calls.get()()
+            if len(_idle) >= MOST_IDLE:
+                return
+            _idle.append(self)
+
+
+_idle: deque[_Worker] = deque()
+os.register_at_fork(after_in_child=_idle.clear)  # its threads stay behind
+
+
+def _start(work: Callable[[], None]) -> None:
+    try:
+        worker = _idle.pop()
+    except IndexError:
+        worker = _Worker()
+        worker.start()
+    worker.calls.put(work)
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -41,7 +72,10 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
         except BaseException as error:  # sys.exit() in a tool ends the tool, not the program
             fault = RuntimeError(f"{type(error).__name__}: {error}")
         if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, value, fault)
+            try:
+                loop.call_soon_threadsafe(settle, value, fault)
+            except RuntimeError:  # it was closed this very moment: nobody waits any more
+                return
 
-    threading.Thread(target=work, name=f"practicum-{getattr(function, '__name__', 'call')}", daemon=True).start()
+    _start(work)
     return await future

@@ -64,7 +64,8 @@ class CudaSteps:
         self._fillings: dict[int, tuple[Any, Tensor]] = {}
         self._pool: Any = None
         self.capturing = device.type == "cuda"
-        self._side: Any = torch.cuda.Stream(device) if self.capturing else None  # type: ignore[no-untyped-call]
+        self.stream: Any = first_in_line(device) if self.capturing else None
+        self._side: Any = first_in_line(device) if self.capturing else None
         self._sent = list(range(slots))
         """The homes that the GPU knows of."""
         self._flights: deque[Flight] = deque()
@@ -91,6 +92,11 @@ class CudaSteps:
         self._graphs.clear()
         self._fillings.clear()
         self._pool = None
+
+    def catch_up(self) -> None:
+        """Wait, on the GPU, for what others have written: weights, or adapters."""
+        if self.capturing:
+            self.stream.wait_stream(torch.cuda.default_stream(self._place.device))
 
     @property
     def flights(self) -> int:
@@ -267,6 +273,12 @@ class CudaSteps:
         self._ids[:wide].index_copy_(1, self._place, ids[:, None])
         self._logprobs[:wide].index_copy_(1, self._place, logprobs[:, None])
         self._place += 1
+
+
+def first_in_line(device: torch.device) -> Any:
+    """A stream whose kernels go before a learner's: a step is hundreds of small ones, and each would wait for a large
+    one to make room. Graphs keep the place in line of the stream they were captured on."""
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
 
 def room(tokens: int) -> int:

@@ -226,7 +226,9 @@ class LocalEngine:
     # -- the engine thread's side -------------------------------------------------------------
 
     def _run(self) -> None:
-        with torch.inference_mode():
+        stream = torch.cuda.stream(None if self._steps is None else self._steps.stream)
+        with torch.inference_mode(), stream:
+            self._catch_up()
             while True:
                 try:
                     if not self._collect():
@@ -260,14 +262,20 @@ class LocalEngine:
                 continue
             if isinstance(item, int):
                 self.prefixes.set_version(item)
+                self._catch_up()
                 continue
             if isinstance(item, Change):
+                self._catch_up()
                 item.make()
                 continue
             if idle:
                 torch.set_num_threads(self.threads)
             idle = False
             self._waiting.append(item)
+
+    def _catch_up(self) -> None:
+        if self._steps is not None:
+            self._steps.catch_up()
 
     def _fail_all(self, reason: str) -> None:
         rows = [*self._rows, *self._entering, *self._waiting]

@@ -78,20 +78,28 @@ class Cut:
 
 @dataclass(frozen=True)
 class Ordered:
-    """A batch in the order of its ids: the numbers of the samples, what of each is fed, and what it shares with the
-    one before. What a sequence ends with after its last prediction feeds nothing and is left out."""
+    """A batch in the order of its ids: the numbers of the samples, which of their tokens are predicted, what of each is
+    fed, what is wanted there, and what it shares with the one before. What a sequence ends with after its last
+    prediction feeds nothing and is left out."""
 
     numbers: list[int]
+    predicted: list[Ints]
     inputs: list[Ints]
+    targets: list[Ints]
     shared: list[int]
 
 
 def ordered(samples: Sequence[Sample]) -> Ordered:
-    fed = [(ids, index) for index, ids in enumerate(map(_inputs, samples)) if ids]
+    predicted = [np.flatnonzero(sample.mask) for sample in samples]
+    fed = [(samples[index].ids[: where[-1]], index) for index, where in enumerate(predicted) if len(where)]
     fed.sort()
-    inputs = [np.array(ids, dtype=np.int64) for ids, _ in fed]
-    shared = [common(inputs[number - 1], ids) if number else 0 for number, ids in enumerate(inputs)]
-    return Ordered([index for _, index in fed], inputs, shared)
+    numbers = [index for _, index in fed]
+    ids = [np.array(samples[index].ids, dtype=np.int64) for index in numbers]
+    predicted = [predicted[index] for index in numbers]
+    inputs = [whole[: where[-1]] for whole, where in zip(ids, predicted, strict=True)]
+    targets = [whole[where] for whole, where in zip(ids, predicted, strict=True)]
+    shared = [common(inputs[number - 1], one) if number else 0 for number, one in enumerate(inputs)]
+    return Ordered(numbers, predicted, inputs, targets, shared)
 
 
 def pack(batch: Ordered, cut: Cut) -> list[range]:
@@ -128,17 +136,13 @@ def micro_batches(
     return (_assemble(samples, batch, piece, device or torch.device("cpu"), bucket) for piece in pack(batch, cut))
 
 
-def _inputs(sample: Sample) -> tuple[int, ...]:
-    """The tokens that feed a prediction: the last target itself is never an input."""
-    predicted = np.flatnonzero(sample.mask)
-    return sample.ids[: predicted[-1]] if len(predicted) else ()
-
-
 def _assemble(samples: Sequence[Sample], batch: Ordered, piece: range, device: torch.device, bucket: int) -> Micro:
     forest = lay_down([batch.inputs[place] for place in piece], [batch.shared[place] for place in piece])
     if len(forest.ids) % bucket:
         forest = forest.padded(-(-len(forest.ids) // bucket) * bucket)
-    picked = [(samples[batch.numbers[place]], np.flatnonzero(samples[batch.numbers[place]].mask)) for place in piece]
+    picked = [(samples[batch.numbers[place]], batch.predicted[place]) for place in piece]
+
+    counts = [len(wanted) for _, wanted in picked]
 
     def column(values: Callable[[Sample], NDArray[Any]]) -> NDArray[Any]:
         return np.concatenate([values(sample)[wanted] for sample, wanted in picked])
@@ -147,14 +151,14 @@ def _assemble(samples: Sequence[Sample], batch: Ordered, piece: range, device: t
         "ids": forest.ids,
         "positions": forest.depths,
         "at": np.concatenate([path[w - 1] for path, (_, w) in zip(forest.paths, picked, strict=True)]),
-        "targets": column(lambda sample: np.array(sample.ids, dtype=np.int64)),
+        "targets": np.concatenate([batch.targets[place] for place in piece]),
         "weights": column(lambda sample: sample.weights),
         "advantages": column(lambda sample: sample.advantages),
         "sampling_logprobs": column(lambda sample: sample.sampling_logprobs),
         "old_logprobs": column(lambda s: s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs),
         "corrections": column(lambda s: np.ones_like(s.weights) if s.corrections is None else s.corrections),
-        "temperatures": column(lambda sample: np.full(len(sample.ids), sample.temperature, dtype=np.float32)),
-        "sample_index": np.repeat([batch.numbers[place] for place in piece], [len(w) for _, w in picked]),
+        "temperatures": np.repeat(np.array([s.temperature for s, _ in picked], dtype=np.float32), counts),
+        "sample_index": np.repeat([batch.numbers[place] for place in piece], counts),
     }
     numbers = [torch.from_numpy(np.ascontiguousarray(values)) for values in columns.values()]
     look = rectangles(forest.runs) if device.type == "cpu" else spans(forest)
