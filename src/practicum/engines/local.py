@@ -35,7 +35,7 @@ from practicum.engines.attention import (
 )
 from practicum.engines.base import Generation, Request, Weights
 from practicum.engines.prefix import BLOCK, Entry, PrefixStore, block_hashes
-from practicum.engines.row import Change, Heard, Row, settle
+from practicum.engines.row import Change, Heard, Row, settle, settle_all
 from practicum.engines.sampling import sample, uniforms
 from practicum.engines.stopping import STOP_WINDOW, Stops, hear
 from practicum.engines.wearing import Wearing
@@ -480,8 +480,12 @@ class LocalEngine:
                 row.over = True
                 finished.append((row.slot, reason))
         self.stats.decode_seconds += time.perf_counter() - begun
-        for slot, reason in sorted(finished, key=lambda item: -item[0]):
-            self._finish(slot, reason)
+        answers: list[tuple[Row, Generation]] = []
+        try:
+            for slot, reason in sorted(finished, key=lambda item: -item[0]):
+                self._finish(slot, reason, answers)
+        finally:  # who is out of the rows already would wait for ever
+            settle_all(answers)
 
     def _launch_and_take(self, steps: CudaSteps) -> Heard:
         """Start a burst and hear the one before it, so that the GPU does not wait for the host.
@@ -564,8 +568,8 @@ class LocalEngine:
         self._step[:wide] += 1
         return ids, logprobs
 
-    def _finish(self, slot: int, reason: StopReason | None) -> None:
-        """Answer, keep the KV for the next turn, and let the last row take the place."""
+    def _finish(self, slot: int, reason: StopReason | None, answers: list[tuple[Row, Generation]]) -> None:
+        """Keep the KV for the next turn and let the last row take the place; an answer, if anybody waits for it."""
         row = self._rows[slot]
         known = len(row.ids) - 1
         if row.request.session and not row.request.final and reason is not None:
@@ -584,12 +588,14 @@ class LocalEngine:
                 self._homes[slot], self._homes[last] = self._homes[last], self._homes[slot]
         self._rows.pop()
         self.stats.generated += len(row.new)
-        if reason is not None:
-            settle(row, Generation(
-                ids=tuple(row.new),
-                logprobs=tuple(row.logprobs),
-                stop_reason=reason,
-                policy_version=self.prefixes.version,
-                source=ActionSource.POLICY,
-                prompt_cached=row.cached,
-            ))  # fmt: skip
+        if reason is None:
+            return
+        reply = Generation(
+            ids=tuple(row.new),
+            logprobs=tuple(row.logprobs),
+            stop_reason=reason,
+            policy_version=self.prefixes.version,
+            source=ActionSource.POLICY,
+            prompt_cached=row.cached,
+        )
+        answers.append((row, reply))

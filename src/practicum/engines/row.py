@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from practicum.engines.base import Generation, Request
@@ -62,14 +62,21 @@ class Change:
 
 def settle(item: Row | Change, value: Generation | Exception | None) -> None:
     """Settle a future from the engine's thread; an episode that gave up no longer listens."""
+    settle_all([(item, value)])
 
-    def tell() -> None:
+
+def settle_all(answers: Sequence[tuple[Row | Change, Generation | Exception | None]]) -> None:
+    """The same for many, and every event loop is woken up once."""
+    for loop in dict.fromkeys(item.loop for item, _ in answers):
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_tell, [(item, value) for item, value in answers if item.loop is loop])
+
+
+def _tell(answers: Sequence[tuple[Row | Change, Generation | Exception | None]]) -> None:
+    for item, value in answers:
         if item.future.done():
-            return
+            continue
         if isinstance(value, Exception):
             item.future.set_exception(value)
         else:
             item.future.set_result(value)  # type: ignore[arg-type]
-
-    if not item.loop.is_closed():
-        item.loop.call_soon_threadsafe(tell)
