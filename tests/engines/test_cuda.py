@@ -6,6 +6,7 @@ import asyncio
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,8 @@ from practicum.models import place
 from practicum.models.decoder import Decoder
 from practicum.render import Renderer
 from practicum.task import Task
+from practicum.training import forward
+from practicum.training.batch import Cut, Sample
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 TASK = Task("t", "x", "train")
@@ -175,6 +178,24 @@ def test_logprobs_are_the_models_own(name: str, dtype: torch.dtype, limit: float
         off.append((torch.tensor(reply.logprobs, device="cuda").double() - known).abs())
     assert float(torch.cat(off).max()) < limit
     assert float(torch.cat(off).mean()) < limit / 8
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_engine_and_learner_agree_to_the_last_bits(name: str, renderer: Renderer) -> None:
+    """In bfloat16: whatever a row's company, its prompt's part in the cache, and how the learner packs it."""
+    decoder = Decoder(build(name).to("cuda", torch.bfloat16))
+    asked = [one for one in requests(90) if one.sampling.temperature]
+    replies = generate(LocalEngine(decoder, renderer, max_batch=32), asked)
+    samples = []
+    for one, reply in zip(asked, replies, strict=True):
+        ids = (*one.ids, *reply.ids)
+        mask = np.arange(len(ids)) >= len(one.ids)
+        nothing = np.zeros(len(ids), dtype=np.float32)
+        samples.append(Sample(ids, mask, nothing, nothing, nothing, one.sampling.temperature))
+    known = torch.cat([found.cpu() for found in forward.logprobs(decoder, samples, Cut(512))])
+    said = torch.tensor([value for reply in replies for value in reply.logprobs or ()])
+    assert float((known - said).abs().max()) < 1e-4
+    assert float((known - said).abs().mean()) < 1e-5
 
 
 def test_the_same_seed_gives_the_same_tokens(renderer: Renderer) -> None:

@@ -298,6 +298,7 @@ class LocalEngine:
         if self._rows and self._steps_since_admission < (ADMIT_EVERY if self._steps is None else 2 * self.burst):
             return
         self._steps_since_admission = 0
+        decoding = bool(self._rows) or self._steps is None
         while self._waiting and len(self._rows) < self.max_batch:
             wave: list[Row] = []
             coming: dict[int, Row] = {}
@@ -325,8 +326,8 @@ class LocalEngine:
                 return
             self._start(wave)
             self._entering = []
-            if budget <= 0:
-                return  # let the others decode a step before the next wave
+            if budget <= 0 and decoding:
+                return  # let the others decode a step before the next wave; a GPU that had nothing to do fills up first
 
     def _match(self, row: Row) -> tuple[Entry | None, int]:
         return self.prefixes.match(row.ids[:-1], row.request.session, row.request.adapter, row.hashes)

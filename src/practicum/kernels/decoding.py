@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from practicum.kernels.dots import KEYS, LOG2E, NOTHING, SEGMENT, dot, fold, merge
+from practicum.kernels.layers import normed_halves
 
 PROGRAMS = 1024
 """Programs that fill a GPU: long rows of a small batch are cut up until there are about so many."""
@@ -37,12 +38,8 @@ def _turn_and_keep(
         tl.store(target + half + place, second)
     else:
         if normed:
-            wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
-            total = tl.sum(wide_first * wide_first, 0) + tl.sum(wide_second * wide_second, 0)
-            scale = 1.0 / tl.sqrt(total / size + epsilon)
             norm = query_norm if head < heads else key_norm
-            first = (wide_first * scale).to(first.dtype) * tl.load(norm + place)
-            second = (wide_second * scale).to(second.dtype) * tl.load(norm + half + place)
+            first, second = normed_halves(source, norm, epsilon, size)
         a, b = first.to(tl.float32), second.to(tl.float32)
         table = position * size + place
         turned = a * tl.load(cos + table) + b * tl.load(sin + table)

@@ -219,6 +219,71 @@ class GateProduct(torch.autograd.Function):
 
 
 @triton.jit
+def normed_halves(source, norm, epsilon, size: tl.constexpr):
+    """A head of queries or keys [D] that lies at `source`, normed; in two halves, as rotation wants it."""
+    half: tl.constexpr = size // 2
+    place = tl.arange(0, half)
+    first, second = tl.load(source + place), tl.load(source + half + place)
+    wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
+    total = tl.sum(wide_first * wide_first, 0) + tl.sum(wide_second * wide_second, 0)
+    scale = 1.0 / tl.sqrt(total / size + epsilon)
+    first = (wide_first * scale).to(first.dtype) * tl.load(norm + place)
+    return first, (wide_second * scale).to(second.dtype) * tl.load(norm + half + place)
+
+
+@triton.jit
+def _norm_heads(
+    joined, out, query_norm, key_norm, epsilon, heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr
+) -> None:
+    row, head = tl.program_id(0), tl.program_id(1)
+    half: tl.constexpr = size // 2
+    place = tl.arange(0, half)
+    at = (row.to(tl.int64) * (heads + 2 * kv_heads) + head) * size
+    if head >= heads + kv_heads:
+        tl.store(out + at + place, tl.load(joined + at + place))
+        tl.store(out + at + half + place, tl.load(joined + at + half + place))
+    else:
+        norm = query_norm if head < heads else key_norm
+        first, second = normed_halves(joined + at, norm, epsilon, size)
+        tl.store(out + at + place, first)
+        tl.store(out + at + half + place, second)
+
+
+class NormHeads(torch.autograd.Function):
+    """Joined projections [N, (H + 2K)·D] with each query's and key's head normed, rounded as decoding rounds it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, joined: Tensor, query_norm: Tensor, key_norm: Tensor, epsilon: float, heads: int, kv_heads: int
+    ) -> Tensor:
+        size = len(query_norm)
+        out = torch.empty_like(joined)
+        _norm_heads[(joined.shape[0], heads + 2 * kv_heads)](
+            joined, out, query_norm, key_norm, epsilon, heads, kv_heads, size, num_warps=1, enable_fp_fusion=False
+        )
+        ctx.save_for_backward(joined, query_norm, key_norm)
+        ctx.sizes = (epsilon, heads, kv_heads, size)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, by_out: Tensor) -> tuple[Any, ...]:
+        joined, *norms = ctx.saved_tensors
+        epsilon, heads, kv_heads, size = ctx.sizes
+        sizes = [heads, kv_heads, kv_heads]
+        parts = torch.split(joined.view(len(joined), -1, size), sizes, dim=1)
+        asked = torch.split(by_out.reshape(len(by_out), -1, size), sizes, dim=1)
+        found = []
+        for part, norm, wanted in zip(parts[:2], norms, asked[:2], strict=True):
+            with torch.enable_grad():
+                inputs = part.detach().requires_grad_(), norm.detach().requires_grad_()
+                normal = F.rms_norm(inputs[0], (size,), inputs[1], epsilon)
+            found.append(torch.autograd.grad(normal, inputs, wanted))
+        (by_query, by_query_norm), (by_key, by_key_norm) = found
+        by_joined = torch.cat([by_query, by_key, asked[2]], dim=1).flatten(1)
+        return by_joined, by_query_norm, by_key_norm, None, None, None
+
+
+@triton.jit
 def _turn(
     joined, positions, cos, sin, width, heads: tl.constexpr, block: tl.constexpr, size: tl.constexpr,
     back: tl.constexpr,

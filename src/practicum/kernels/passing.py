@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from practicum.kernels.forest_attention import ForestAttention
-from practicum.kernels.layers import AddNorm, Gate, GateProduct, NormProduct, add_norm, gate
+from practicum.kernels.layers import AddNorm, Gate, GateProduct, NormHeads, NormProduct, add_norm, gate
 from practicum.models.decoder import Decoder, Fused, Layer
 from practicum.training.forest import Spans
 
@@ -94,11 +94,9 @@ def head_norms(decoder: Decoder, layer: Layer, joined: Tensor) -> Tensor:
     """Qwen3 norms each query's and key's head before it is turned."""
     if layer.q_norm is None or layer.k_norm is None:
         return joined
-    size = decoder.shape.head_size
-    parts = [part.view(len(part), -1, size) for part in torch.split(joined, layer.qkv.sizes, dim=-1)]
-    norms = (layer.q_norm, layer.k_norm)
-    normed = [F.rms_norm(part, (size,), weight, decoder.epsilon) for part, weight in zip(parts, norms, strict=False)]
-    return torch.cat([*normed, parts[2]], dim=-2).flatten(-2)
+    shape = decoder.shape
+    found: Tensor = NormHeads.apply(joined, layer.q_norm, layer.k_norm, decoder.epsilon, shape.heads, shape.kv_heads)  # type: ignore[no-untyped-call]
+    return found
 
 
 def prompt_pass(decoder: Decoder, ids: Tensor, mix: Mix) -> None:
