@@ -346,7 +346,10 @@ class LocalEngine:
             row.continues = entry is not None and bool(row.request.session) and entry.session == row.request.session
             self.stats.reused += length
         for (_, length), (entry, homes) in takers.items():
-            self._kv[:, :, self._there(homes), :, :length] = entry.kv[:, :, None, :, :length]
+            if len(homes) == 1:  # a further turn: no list of homes need go over
+                self._kv[:, :, homes[0], :, :length] = entry.kv[:, :, :, :length]
+            else:
+                self._kv[:, :, self._there(homes), :, :length] = entry.kv[:, :, None, :, :length]
         self._configure(first, wave)
         if self._steps is None:
             self._prefill_in_groups(first, wave)
