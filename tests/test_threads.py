@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import decimal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -40,3 +42,21 @@ def test_a_call_that_hangs_does_not_keep_the_process_alive() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "gave up\n"
+
+
+def test_a_call_finds_nothing_of_what_another_set() -> None:
+    def coarse() -> None:
+        decimal.getcontext().prec = 3
+
+    async def run() -> decimal.Decimal:
+        await in_thread(coarse)
+        return await in_thread(lambda: decimal.Decimal(1) / 3)
+
+    assert len(str(asyncio.run(run()))) > 20
+
+
+def test_a_thread_that_is_done_takes_a_further_call() -> None:
+    async def run() -> set[int]:
+        return {await in_thread(threading.get_ident) for _ in range(20)}
+
+    assert len(asyncio.run(run())) < 20

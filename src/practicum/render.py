@@ -45,8 +45,9 @@ class Renderer:
         if not text:
             raise UserError("This model has no chat template of its own; choose one, e.g. template=chatml.")
         self.tokenizer = tokenizer
-        plain = isinstance(tokenizer, TokenizersBackend) and type(tokenizer)._decode is TokenizersBackend._decode
-        self._fast = tokenizer.backend_tokenizer if plain else None
+        kind = type(tokenizer)
+        usual = kind.decode is TokenizersBackend.decode and getattr(kind, "_decode", None) is TokenizersBackend._decode
+        self._fast = tokenizer.backend_tokenizer if usual else None
         self.template: str = text
         self._kept: OrderedDict[tuple[str, tuple[Message, ...], str], tuple[Span, ...]] = OrderedDict()
         self._tools_shown = False

@@ -7,10 +7,10 @@ environment, tool, reward or engine raises becomes its own outcome and nothing e
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import hashlib
 import math
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +28,7 @@ from practicum.watching import Watcher
 
 MANY = 32
 """Episodes at once from which on it pays to tidy up first."""
+_spared: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 MakeEnvironment = Callable[[], Environment]
 
@@ -312,12 +313,14 @@ async def run_episode(
     )  # fmt: skip
 
 
-@functools.cache
-def spare_the_collector() -> None:
-    """What is there when the first episodes begin (modules, a model) stays for good, and there is a million of it: the
-    garbage collector, which episodes wake several times a step, need not go through it each time."""
-    gc.collect()
-    gc.freeze()
+def spare_the_collector(engine: Engine) -> None:
+    """What is there when an engine's first episodes begin (modules, a model) stays as long as it works, and there is a
+    million of it: the garbage collector, which episodes wake several times a step, need not go through it each time."""
+    if engine not in _spared:
+        _spared.add(engine)
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
 
 
 async def run_episodes(
@@ -339,7 +342,7 @@ async def run_episodes(
     """
     planned = list(planned)
     if len(planned) >= MANY:
-        spare_the_collector()
+        spare_the_collector(engine)
     gate = asyncio.Semaphore(concurrency)
 
     async def one(attempt: Attempt) -> Trajectory:

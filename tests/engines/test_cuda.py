@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -204,6 +206,19 @@ def test_the_same_seed_gives_the_same_tokens(renderer: Renderer) -> None:
         for _ in range(2)
     )
     assert [(reply.ids, reply.logprobs) for reply in first] == [(reply.ids, reply.logprobs) for reply in second]
+
+
+def test_a_closed_engine_leaves_nothing_behind(renderer: Renderer) -> None:
+    """Without the garbage collector, which does not look at what was there when episodes began."""
+    engine = LocalEngine(Decoder(build("llama").to("cuda", torch.bfloat16)), renderer, max_batch=16)
+    generate(engine, requests(20))
+    there = weakref.ref(engine)
+    gc.disable()
+    try:
+        del engine
+        assert there() is None
+    finally:
+        gc.enable()
 
 
 def test_adapters_in_the_decode_path(renderer: Renderer, tmp_path: Path) -> None:

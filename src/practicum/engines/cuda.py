@@ -6,9 +6,11 @@ that ends within a burst runs on unheard until then. Prompts go through packed, 
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +53,8 @@ class CudaSteps:
     """Decode steps over an engine's buffers."""
 
     def __init__(self, engine: LocalEngine, burst: int) -> None:
-        self.engine, self.burst = engine, burst
+        self.engine: LocalEngine = weakref.proxy(engine)  # it has this: a circle would outlive both
+        self.burst = burst
         sys.setswitchinterval(min(SWITCH, sys.getswitchinterval()))
         slots, device = engine.max_batch, engine.decoder.device
         if device.type == "cuda":
@@ -87,11 +90,24 @@ class CudaSteps:
 
     def forget(self) -> None:
         """Buffers have moved: what was captured is of no use, and its pool of memory goes with the last of it."""
-        if self.capturing and (self._graphs or self._fillings):
-            torch.cuda.current_stream().synchronize()  # nothing is dropped that still runs
+        if not (self._graphs or self._fillings):
+            return
+        torch.cuda.current_stream().synchronize()  # nothing is dropped that still runs
         self._graphs.clear()
         self._fillings.clear()
         self._pool = None
+        torch.cuda.empty_cache()  # what a pool held is of no use to anything else until then
+
+    @contextlib.contextmanager
+    def line(self) -> Iterator[None]:
+        """Around all that the engine's thread does. When it ends, nothing runs any more that buffers are needed for."""
+        if not self.capturing:
+            yield
+            return
+        with torch.cuda.stream(self.stream):
+            self.catch_up()
+            yield
+            self.stream.synchronize()
 
     def catch_up(self) -> None:
         """Wait, on the GPU, for what others have written: weights, or adapters."""
@@ -200,6 +216,13 @@ class CudaSteps:
         `torch.cuda.graph` would give all cached memory back to the system first. A wave of prompts or a number of rows
         may be new at any time, and whoever allocates next would wait for the system to hand it out again.
         """
+        try:
+            return self._recorded(do)
+        except torch.cuda.OutOfMemoryError:  # while it is captured, nothing is given back for it
+            torch.cuda.empty_cache()
+            return self._recorded(do)
+
+    def _recorded(self, do: Callable[[], None]) -> Any:
         graph, side, current = torch.cuda.CUDAGraph(), self._side, torch.cuda.current_stream()
         side.wait_stream(current)
         with CAPTURING, torch.cuda.stream(side):
@@ -207,8 +230,11 @@ class CudaSteps:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # the learner may be at work
             try:
                 do()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # what went wrong says more
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         current.wait_stream(side)
         return graph
 

@@ -12,6 +12,7 @@ prefill needs no logits and a fully cached prompt needs no prefill.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 import time
@@ -226,23 +227,19 @@ class LocalEngine:
     # -- the engine thread's side -------------------------------------------------------------
 
     def _run(self) -> None:
-        stream = torch.cuda.stream(None if self._steps is None else self._steps.stream)
-        with torch.inference_mode(), stream:
-            self._catch_up()
-            while True:
-                try:
-                    if not self._collect():
-                        return
+        on_its_own = contextlib.nullcontext() if self._steps is None else self._steps.line()
+        try:
+            with torch.inference_mode(), on_its_own:
+                while self._collect():
                     self._admit()
                     if self._rows:
                         self._decode()
-                except Exception as error:  # one bad step must not leave episodes waiting for ever
-                    self._broken = f"the local engine failed: {type(error).__name__}: {error}"
-                    self._fail_all(self._broken)
-                    while (item := self._inbox.get()) is not None:  # who asked before they could know
-                        if isinstance(item, Row | Change):
-                            settle(item, EngineError(self._broken))
-                    return
+        except Exception as error:  # one bad step must not leave episodes waiting for ever
+            self._broken = f"the local engine failed: {type(error).__name__}: {error}"
+            self._fail_all(self._broken)
+            while (item := self._inbox.get()) is not None:  # who asked before they could know
+                if isinstance(item, Row | Change):
+                    settle(item, EngineError(self._broken))
 
     def _collect(self) -> bool:
         """Take what has come in; wait only when there is nothing to decode. False: close."""

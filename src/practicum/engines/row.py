@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -68,7 +69,7 @@ def settle(item: Row | Change, value: Generation | Exception | None) -> None:
 def settle_all(answers: Sequence[tuple[Row | Change, Generation | Exception | None]]) -> None:
     """The same for many, and every event loop is woken up once."""
     for loop in dict.fromkeys(item.loop for item, _ in answers):
-        if not loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # a loop that is closed has nobody left who listens
             loop.call_soon_threadsafe(_tell, [(item, value) for item, value in answers if item.loop is loop])
 
 

@@ -33,7 +33,7 @@ def dot(a, b, exact: tl.constexpr):
 @triton.jit
 def mix(weight, value, mixed, exact: tl.constexpr):
     """Values mixed by float32 weights, on top of `mixed`. Where values are in half precision the weights come in two
-    halves: rounded, they would not add up to what they are divided by."""
+    halves, which together are as good as float32."""
     if exact:
         return tl.dot(weight, value, mixed, input_precision="ieee")
     else:

@@ -3,6 +3,7 @@
 A pass over a small model's layers is about a thousand launches, and the host is slower at them than the GPU. Pieces
 are padded to round sizes; every size is captured when it is first met. What a size keeps between
 its forward and its backward replay lies in one pool that all sizes share: they never run at the same time.
+A piece of very many short runs has longer lists than a graph has room for, and goes without.
 """
 
 from __future__ import annotations

@@ -26,22 +26,27 @@ SMALL = 20_000
 """Scores that cost less than a further batch."""
 BLOCK = 64
 """Tokens that a GPU looks at together."""
+ROUND = 16
+"""Bytes: addresses that are multiples of it are read in large pieces."""
 SHARE = 32
 """Blocks that look at one that a program goes through: what all tasks begin with is looked at by the whole batch."""
 
 
 def sent(arrays: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Flat tensors on their way to a device. A GPU copies from pinned memory while the host goes on, and those of
-    one type in one go."""
+    one type in one go, each at a round address: kernels are built anew for others."""
     if device.type == "cpu":
         return list(arrays)
     found: dict[int, Tensor] = {}
     for dtype in {array.dtype for array in arrays}:
-        numbers = [number for number, array in enumerate(arrays) if array.dtype == dtype]
-        sizes = [len(arrays[number]) for number in numbers]
-        together = torch.empty(sum(sizes), dtype=dtype, pin_memory=device.type == "cuda")
-        torch.cat([arrays[number] for number in numbers], out=together)
-        found |= zip(numbers, torch.split(together.to(device, non_blocking=True), sizes), strict=True)
+        own = {number: array for number, array in enumerate(arrays) if array.dtype == dtype}
+        step = ROUND // dtype.itemsize
+        starts = np.cumsum([0, *(-(-len(array) // step) * step for array in own.values())]).tolist()
+        together = torch.empty(starts[-1], dtype=dtype, pin_memory=device.type == "cuda")
+        for start, array in zip(starts, own.values(), strict=False):
+            together[start : start + len(array)] = array
+        there = together.to(device, non_blocking=True)
+        found |= {n: there[start : start + len(own[n])] for start, n in zip(starts, own, strict=False)}
     return [found[number] for number in range(len(arrays))]
 
 
