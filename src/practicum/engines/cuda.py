@@ -92,11 +92,13 @@ class CudaSteps:
         """Buffers have moved: what was captured is of no use, and its pool of memory goes with the last of it."""
         if not (self._graphs or self._fillings):
             return
-        torch.cuda.current_stream().synchronize()  # nothing is dropped that still runs
+        if self.capturing:
+            torch.cuda.current_stream().synchronize()  # nothing is dropped that still runs
         self._graphs.clear()
         self._fillings.clear()
         self._pool = None
-        torch.cuda.empty_cache()  # what a pool held is of no use to anything else until then
+        if self.capturing:
+            torch.cuda.empty_cache()  # what a pool held is of no use to anything else until then
 
     @contextlib.contextmanager
     def line(self) -> Iterator[None]:
