@@ -99,43 +99,48 @@ class Following:
         await self.engine.close()
 
 
-def measure(size: Size, engine: LocalEngine, renderer: Renderer, tool: str, replay: bool, ledger: Ledger) -> Row:
+def make_engine(size: Size) -> tuple[LocalEngine, Renderer, str]:
+    """An engine whose replies end at their limit, and what model it is."""
+    loaded, what = load_real(size)
+    renderer = Renderer(loaded.tokenizer, "chatml" if what != "tiny" else None, ())
+    renderer.end_ids = ()
+    return LocalEngine(Decoder(loaded.model), renderer, max_batch=min(256, size.episodes)), renderer, what
+
+
+async def play(size: Size, engine: LocalEngine, renderer: Renderer, tool: str, replay: bool, ledger: Ledger) -> Row:
     def make() -> Environment:
         return Watched(tool, ledger, replay)
 
     world = make()
     agent = Agent(max_turns=6, sampling=Sampling(1.0, max_tokens=64))
     tasks: Sequence[Task] = world.tasks("train", size.episodes)
-
-    async def run() -> Row:
-        following = Following(engine, ScriptedEngine.of("expert", world, agent.make_format(), renderer))
-        engine.weights_changed(engine.stats.generated + 1)
-        synchronise(size)
-        begun = time.perf_counter()
-        episodes = await run_episodes(
-            attempts(tasks, 1, 0), make, agent, following, renderer, concurrency=2 * engine.max_batch
-        )
-        seconds = time.perf_counter() - begun
-        solved = sum(episode.reward for episode in episodes)
-        if solved < len(episodes):
-            wrong = next(episode for episode in episodes if episode.reward < 1)
-            raise SystemExit(f"the expert solved {solved:.0f} of {len(episodes)} ({wrong.outcome}: {wrong.error})")
-        return {
-            "tool": tool, "answers": "from memory" if replay else "real", "episodes": len(episodes),
-            "episodes/s": len(episodes) / seconds, "turns": sum(len(episode.turns) for episode in episodes),
-            "decoded tokens/s": following.tokens / seconds, "seconds": seconds, "tool calls": ledger.calls,
-            "tool seconds, summed": ledger.seconds,
-        }  # fmt: skip
-
-    return asyncio.run(run())
+    following = Following(engine, ScriptedEngine.of("expert", world, agent.make_format(), renderer))
+    engine.weights_changed(engine.stats.generated + 1)
+    synchronise(size)
+    begun = time.perf_counter()
+    episodes = await run_episodes(
+        attempts(tasks, 1, 0), make, agent, following, renderer, concurrency=2 * engine.max_batch
+    )
+    seconds = time.perf_counter() - begun
+    solved = sum(episode.reward for episode in episodes)
+    if solved < len(episodes):
+        wrong = next(episode for episode in episodes if episode.reward < 1)
+        raise SystemExit(f"the expert solved {solved:.0f} of {len(episodes)} ({wrong.outcome}: {wrong.error})")
+    return {
+        "tool": tool, "answers": "from memory" if replay else "real", "episodes": len(episodes),
+        "episodes/s": len(episodes) / seconds, "turns": sum(len(episode.turns) for episode in episodes),
+        "decoded tokens/s": following.tokens / seconds, "seconds": seconds, "tool calls": ledger.calls,
+        "tool seconds, summed": ledger.seconds,
+    }  # fmt: skip
 
 
 def leg(size: Size) -> list[Row]:
-    loaded, what = load_real(size)
-    renderer = Renderer(loaded.tokenizer, "chatml" if what != "tiny" else None, ())
-    renderer.end_ids = ()
-    engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=min(256, size.episodes))
+    engine, renderer, what = make_engine(size)
     rows: list[Row] = []
+
+    def measure(tool: str, replay: bool, ledger: Ledger) -> Row:
+        return asyncio.run(play(size, engine, renderer, tool, replay, ledger))
+
     for tool in ("calculator", "python_executor"):
         if tool == "python_executor":
             try:
@@ -145,9 +150,9 @@ def leg(size: Size) -> list[Row]:
                 print(f"no sandbox here, so no Python tool: {error}", flush=True)
                 continue
         ledger = Ledger()
-        measure(size, engine, renderer, tool, False, ledger)  # warms up, and fills the ledger
-        remembered = measure(size, engine, renderer, tool, True, ledger)
-        real = measure(size, engine, renderer, tool, False, fresh := Ledger())
+        measure(tool, False, ledger)  # warms up, and fills the ledger
+        remembered = measure(tool, True, ledger)
+        real = measure(tool, False, fresh := Ledger())
         spent = fresh.seconds / max(1, sandbox.current().concurrency if tool == "python_executor" else 1)
         real["seconds without tools"] = remembered["seconds"]
         rows += [real, remembered]

@@ -1,4 +1,5 @@
-"""Profile: where the time of a decode, an update and a whole GRPO step goes, on the GPU by kernel, on the host by line.
+"""Profile: where the time of a decode, an update, episodes of several turns and a whole GRPO step goes: on the GPU by
+kernel, on the host by line.
 
 Each is timed without a profiler first. The GPU's side is `torch.profiler`'s record of one further round: busy is the
 time in which any kernel ran. The host's is a thread that looks every half millisecond at what all others are doing:
@@ -20,6 +21,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
+from gpu_legs.agent import Ledger, make_engine, play
 from gpu_legs.common import Row, Size, forget_peak, make_model, make_renderer, make_requests, synchronise
 from gpu_legs.learner import make_samples
 from gpu_legs.step import make_practice
@@ -161,6 +163,18 @@ async def stepping(size: Size, overlap: bool) -> Row:
         await practice.apprentice.close()
 
 
+async def conversing(size: Size) -> Row:
+    engine, renderer, _ = make_engine(size)
+
+    async def do() -> None:
+        await play(size, engine, renderer, "calculator", False, Ledger())
+
+    try:
+        return await examine(size, f"{size.episodes} episodes with a calculator", do, host=True)
+    finally:
+        await engine.close()
+
+
 def show(row: Row) -> None:
     print(f"{row['what']}: {1000 * row['seconds']:.1f} ms", end="")
     if "gpu busy" in row:
@@ -182,7 +196,8 @@ def leg(size: Size) -> list[Row]:
     rows: list[Row] = []
     batches = size.batches if size.tiny else tuple(batch for batch in size.batches if batch >= 256)
     wanted: list[Coroutine[Any, Any, Row]] = [decoding(size, batch) for batch in batches]
-    wanted += [decoding(size, batches[0], True), updating(size), stepping(size, False), stepping(size, True)]
+    wanted += [decoding(size, batches[0], True), updating(size), conversing(size)]
+    wanted += [stepping(size, False), stepping(size, True)]
     for number, one in enumerate(wanted):
         forget_peak(size)
         try:
