@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from practicum.engines.prefix import BLOCK, PrefixStore
+from practicum.engines.prefix import BLOCK, PrefixStore, block_hashes
 
 
 def kv(length: int) -> torch.Tensor:
@@ -67,3 +69,8 @@ def test_a_new_version_empties_the_store() -> None:
     store.set_version(1)
     assert store.match(STEM) == (None, 0)
     assert store.bytes == 0
+
+
+@given(st.lists(st.integers(0, 3), max_size=200), st.integers(0, 200), st.sampled_from(["", "a"]))
+def test_hashes_go_on_from_those_that_are_known(ids: list[int], known: int, owner: str) -> None:
+    assert block_hashes(ids, owner, block_hashes(ids[:known], owner)) == block_hashes(ids, owner)

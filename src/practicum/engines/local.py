@@ -359,7 +359,7 @@ class LocalEngine:
             if not row.continues and row.cached < known and (row.awaited or self._steps is None):
                 # A fresh prompt: other chains will come asking. (A later turn is kept when it ends.)
                 fresh = self._kv[:, :, self._homes[first + number], :, :known].clone()
-                self.prefixes.put(tuple(row.ids[:known]), fresh, owner=row.request.adapter)
+                self.prefixes.put(tuple(row.ids[:known]), fresh, owner=row.request.adapter, hashes=row.hashes)
         self._rows.extend(wave)
         self.stats.prefill_seconds += time.perf_counter() - begun
 
@@ -575,7 +575,7 @@ class LocalEngine:
         known = len(row.ids) - 1
         if row.request.session and not row.request.final and reason is not None:
             kept = self._kv[:, :, self._homes[slot], :, :known].clone()
-            self.prefixes.put(tuple(row.ids[:known]), kept, row.request.session, row.request.adapter)
+            self.prefixes.put(tuple(row.ids[:known]), kept, row.request.session, row.request.adapter, row.hashes)
         last = len(self._rows) - 1
         if slot != last:
             self._rows[slot] = self._rows[last]

@@ -79,11 +79,14 @@ class PrefixStore:
         self._entries.move_to_end(id(best))
         return best, length
 
-    def put(self, ids: tuple[int, ...], kv: Tensor, session: str = "", owner: str = "") -> None:
-        """Keep a run. A session keeps one entry: its newest, which holds all the older ones."""
+    def put(
+        self, ids: tuple[int, ...], kv: Tensor, session: str = "", owner: str = "", hashes: Sequence[int] = ()
+    ) -> None:
+        """Keep a run, of whose first blocks the hashes may be known. A session keeps one entry: its newest, which holds
+        all the older ones."""
         if session:
             self.forget(session)
-        entry = Entry(ids, kv, self.version, session, owner, block_hashes(ids, owner))
+        entry = Entry(ids, kv, self.version, session, owner, block_hashes(ids, owner, hashes))
         if not entry.hashes or entry.bytes > self.max_bytes:
             return
         self._entries[id(entry)] = entry
@@ -130,11 +133,11 @@ def _common(first: Sequence[int], second: Sequence[int]) -> int:
     return length
 
 
-def block_hashes(ids: Sequence[int], owner: str = "") -> list[int]:
-    """One hash a whole block, each covering everything before it."""
-    hashes: list[int] = []
-    running = hash(owner) if owner else 0
-    for start in range(0, len(ids) - BLOCK + 1, BLOCK):
+def block_hashes(ids: Sequence[int], owner: str = "", known: Sequence[int] = ()) -> list[int]:
+    """One hash a whole block, each covering everything before it; those of the first blocks may be known."""
+    hashes = list(known)
+    running = hashes[-1] if hashes else hash(owner) if owner else 0
+    for start in range(BLOCK * len(hashes), len(ids) - BLOCK + 1, BLOCK):
         running = hash((running, *ids[start : start + BLOCK]))
         hashes.append(running)
     return hashes
