@@ -316,11 +316,15 @@ async def run_episode(
 def spare_the_collector(engine: Engine) -> None:
     """What is there when an engine's first episodes begin (modules, a model) stays as long as it works, and there is a
     million of it: the garbage collector, which episodes wake several times a step, need not go through it each time."""
-    if engine not in _spared:
+    try:
+        if engine in _spared:
+            return
         _spared.add(engine)
-        gc.unfreeze()
-        gc.collect()
-        gc.freeze()
+    except TypeError:  # one that cannot be remembered would be tidied up for every time
+        return
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 async def run_episodes(
