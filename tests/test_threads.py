@@ -60,3 +60,24 @@ def test_a_thread_that_is_done_takes_a_further_call() -> None:
         return {await in_thread(threading.get_ident) for _ in range(20)}
 
     assert len(asyncio.run(run())) < 20
+
+
+def test_threads_that_nobody_wants_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("practicum.threads.IDLE", 0.01)
+
+    before = set(threading.enumerate())  # other tests' calls may still be under way
+
+    def workers() -> int:
+        return sum(thread.name == "practicum-worker" for thread in set(threading.enumerate()) - before)
+
+    async def run() -> int:
+        found = [await in_thread(lambda number=number: number) for number in range(300)]  # they end and begin meanwhile
+        await asyncio.gather(*(in_thread(time.sleep, 0.01) for _ in range(20)))
+        assert found == list(range(300))
+        return workers()
+
+    assert asyncio.run(run()) > 0
+    limit = time.monotonic() + 30
+    while workers() and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert not workers()

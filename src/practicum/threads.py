@@ -20,21 +20,32 @@ from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
-MOST_IDLE = 64
-"""Threads that wait for a further call; more than these end."""
+IDLE = 2.0
+"""Seconds after which a thread that waits for a further call ends."""
 
 
 class _Worker(threading.Thread):
-    def __init__(self) -> None:
+    def __init__(self, work: Callable[[], None]) -> None:
         super().__init__(name="practicum-worker", daemon=True)
         self.calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.calls.put(work)
 
     def run(self) -> None:
-        while True:
-            contextvars.Context().run(self.calls.get())
-            if len(_idle) >= MOST_IDLE:
-                return
+        while (work := self._next()) is not None:
+            contextvars.Context().run(work)
+            del work  # what was called, and with what, is not kept while nothing happens
             _idle.append(self)
+
+    def _next(self) -> Callable[[], None] | None:
+        try:
+            return self.calls.get(timeout=IDLE)
+        except queue.Empty:
+            pass
+        try:
+            _idle.remove(self)
+        except ValueError:  # somebody has just taken it: a call is on its way
+            return self.calls.get()
+        return None
 
 
 _idle: deque[_Worker] = deque()
@@ -44,11 +55,9 @@ if hasattr(os, "register_at_fork"):
 
 def _start(work: Callable[[], None]) -> None:
     try:
-        worker = _idle.pop()
+        _idle.pop().calls.put(work)
     except IndexError:
-        worker = _Worker()
-        worker.start()
-    worker.calls.put(work)
+        _Worker(work).start()
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
