@@ -72,9 +72,12 @@ def test_threads_that_nobody_wants_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def run() -> int:
         found = [await in_thread(lambda number=number: number) for number in range(300)]  # they end and begin meanwhile
-        await asyncio.gather(*(in_thread(time.sleep, 0.01) for _ in range(20)))
         assert found == list(range(300))
-        return workers()
+        many = asyncio.gather(*(in_thread(time.sleep, 0.3) for _ in range(200)))
+        await asyncio.sleep(0.1)
+        begun = workers()
+        await many
+        return begun
 
     assert asyncio.run(run()) > 0
     limit = time.monotonic() + 30
