@@ -8,11 +8,12 @@ import re
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TokenizersBackend
 
 from practicum.environment import Message
 from practicum.errors import UserError
-from practicum.render import Renderer
+from practicum.models import loader
+from practicum.render import MOST_FRAMES, Renderer
 from practicum.tools.calculator import calculator
 from practicum.trajectory import Origin
 
@@ -141,3 +142,82 @@ def test_a_template_that_drops_replies_is_refused(tokenizer: PreTrainedTokenizer
             Renderer(tokenizer)
     finally:
         tokenizer.chat_template = original
+
+
+@pytest.fixture(scope="module", params=["tiny", "llama", "smollm2"])
+def any_tokenizer(
+    request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerBase, llama_tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedTokenizerBase:
+    if request.param != "smollm2":
+        return tokenizer if request.param == "tiny" else llama_tokenizer
+    try:
+        return loader.load_tokenizer("smollm2")
+    except UserError as error:
+        pytest.skip(str(error))
+
+
+MARKS = st.sampled_from(["<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|im", "\n", "  ", "e\u0301", "\U0001f600", "\0"])
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pieces=st.lists(MARKS | st.text(st.characters(codec="utf-8"), max_size=12), max_size=8))
+@example(pieces=[])
+def test_text_becomes_the_ids_and_offsets_that_hugging_face_gives(
+    any_tokenizer: PreTrainedTokenizerBase, pieces: list[str]
+) -> None:
+    text = "".join(pieces)
+    asked = any_tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    assert Renderer(any_tokenizer, "chatml")._encode(text) == (asked["input_ids"], asked["offset_mapping"])
+
+
+def test_what_others_set_on_the_tokenizer_does_not_matter(tokenizer: PreTrainedTokenizerBase) -> None:
+    changed = copy.deepcopy(tokenizer)
+    renderer, text = Renderer(changed), "one two three four five <|im_end|>"
+    ids, offsets = renderer._encode(text)
+    changed(text, truncation=True, max_length=2)
+    assert renderer._encode(text) == (ids, offsets)
+    changed(text, padding="max_length", max_length=40)
+    assert renderer._encode(text) == (ids, offsets)
+    changed(text, split_special_tokens=True)
+    assert renderer._encode(text) == (ids, offsets)
+    changed.split_special_tokens = True
+    assert renderer._encode(text)[0] == changed(text, add_special_tokens=False)["input_ids"] != ids
+
+
+def test_a_tokenizer_that_does_more_than_its_backend_is_asked_itself(tokenizer: PreTrainedTokenizerBase) -> None:
+    class Shouting(TokenizersBackend):  # type: ignore[misc]
+        def _encode_plus(self, text: str, **settings: object) -> object:
+            return super()._encode_plus(text.replace("hush", "HUSH"), **settings)
+
+    loud = Shouting(tokenizer_object=copy.deepcopy(tokenizer.backend_tokenizer), eos_token="<|im_end|>")
+    loud.chat_template = tokenizer.chat_template
+    assert Renderer(loud)._encode("hush")[0] == Renderer(tokenizer)._encode("HUSH")[0]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_ids_become_the_text_that_hugging_face_gives(
+    any_tokenizer: PreTrainedTokenizerBase, data: st.DataObject
+) -> None:
+    """Broken characters, special tokens and numbers that no token has included."""
+    ids = data.draw(st.lists(st.integers(0, 300) | st.integers(0, len(any_tokenizer) + 9), max_size=16))
+    renderer = Renderer(any_tokenizer, "chatml")
+    renderer.end_ids = ()
+    asked = any_tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    assert renderer.decode(ids) == asked
+
+
+def test_what_stands_around_observations_is_rendered_once(styled: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled = []
+    fill = styled._fill
+    monkeypatch.setattr(styled, "_fill", lambda rows, tools: filled.append(rows) or fill(rows, tools))
+    seen = [(Message("user", f"thing {number}"), Message("user", "x" * number)) for number in range(5)]
+    found = [styled.extend([1], messages) for messages in seen]
+    assert len(filled) == 5 + 1
+    for messages, spans in zip(seen, found, strict=True):
+        styled._kept.clear()
+        styled._frames.clear()
+        assert styled.extend([1], messages) == spans
+    for number in range(MOST_FRAMES + 5):
+        styled.extend([1], [Message("user", "y")] * (number + 1))
+    assert len(styled._frames) <= MOST_FRAMES

@@ -65,7 +65,21 @@ async def on_gpu(size: Size, do: Do) -> Row:
         {"kernel": name[:100], "count": len(times), "ms": sum(times) / 1000, "mean us": statistics.mean(times)}
         for name, times in longest
     ]
-    return {"recorded seconds": seconds, "gpu busy": busy, "kernels": len(ran), "top": top}
+    return {"recorded seconds": seconds, "gpu busy": busy, "kernels": len(ran), "top": top, "idle": idle(ran)}
+
+
+def idle(ran: list[Any]) -> list[Row]:
+    """The longest times in which no kernel ran: when they began, and between which kernels."""
+    ran = sorted(ran, key=lambda event: event.time_range.start)
+    start, reached, before, found = ran[0].time_range.start, ran[0].time_range.end, ran[0].name, list[Row]()
+    for event in ran[1:]:
+        if event.time_range.start > reached:
+            found.append({"at ms": (reached - start) / 1000, "ms": (event.time_range.start - reached) / 1000,
+                          "after": before[:40], "before": event.name[:40]})  # fmt: skip
+        if event.time_range.end > reached:
+            reached, before = event.time_range.end, event.name
+    longest = sorted(found, key=lambda gap: -gap["ms"])[:TOP]
+    return sorted(longest, key=lambda gap: gap["at ms"])
 
 
 class Looker(threading.Thread):
@@ -185,6 +199,8 @@ def show(row: Row) -> None:
     print(f"  {row['gpu']}" if "gpu" in row else "")
     for one in row.get("top", []):
         print(f"  {one['ms']:>8.2f} ms  {one['count']:>6} x {one['mean us']:>7.1f} us  {one['kernel']}")
+    for gap in row.get("idle", []):
+        print(f"  idle for {gap['ms']:>7.2f} ms from {gap['at ms']:>7.1f} on, {gap['after']} -> {gap['before']}")
     for thread, functions in row.get("host", {}).items():
         print(f"  {thread}:")
         for one in functions:

@@ -14,6 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from jinja2 import TemplateError
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
 from transformers import PreTrainedTokenizerBase, TokenizersBackend
 
 from practicum.environment import Message
@@ -26,6 +28,12 @@ MARKER = "\u2402practicum-content\u2403"
 """Texts that stand for a reply and for a message's content while a template is being taken apart."""
 MOST_KEPT, LONGEST_KEPT = 1024, 20_000
 """Renderings that are kept, and the ids of the longest of them."""
+MOST_FRAMES = 64
+"""What templates put around contents: as many as there are kinds of observations."""
+_SEEN = (*range(33, 127), *range(161, 173), *range(174, 256))
+_UNSEEN = sorted({*range(256)} - {*_SEEN})
+LETTERS = {chr(byte): byte for byte in _SEEN} | {chr(256 + place): byte for place, byte in enumerate(_UNSEEN)}
+"""GPT-2's alphabet, in which byte-level tokenizers write: a character that can be seen for every byte."""
 
 Spans = tuple[Span, ...]
 
@@ -45,11 +53,13 @@ class Renderer:
         if not text:
             raise UserError("This model has no chat template of its own; choose one, e.g. template=chatml.")
         self.tokenizer = tokenizer
-        kind = type(tokenizer)
-        usual = kind.decode is TokenizersBackend.decode and getattr(kind, "_decode", None) is TokenizersBackend._decode
-        self._fast = tokenizer.backend_tokenizer if usual else None
+        self._fast = tokenizer.backend_tokenizer if _usual(type(tokenizer)) else None
+        self._bytes: _Bytes | None = None
+        if self._fast is not None and type(self._fast.decoder) is ByteLevel:
+            self._bytes = _Bytes(self._fast)
         self.template: str = text
         self._kept: OrderedDict[tuple[str, tuple[Message, ...], str], tuple[Span, ...]] = OrderedDict()
+        self._frames: dict[tuple[Message, ...], str] = {}
         self._tools_shown = False
         self._images_shown: bool | None = None
         special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
@@ -104,7 +114,12 @@ class Renderer:
         return spans
 
     def _following(self, messages: Sequence[Message]) -> Spans:
-        return self._spans(self._after_reply(messages), self._after_reply(_marked(messages)), messages)
+        marked = tuple(_marked(messages))
+        if marked not in self._frames:  # observations differ, what stands around them hardly ever
+            if len(self._frames) >= MOST_FRAMES:
+                self._frames.clear()
+            self._frames[marked] = self._after_reply(marked)
+        return self._spans(self._after_reply(messages), self._frames[marked], messages)
 
     def encode_reply(self, text: str) -> tuple[int, ...]:
         """Ids of a reply that something other than a model wrote, closed by the end token."""
@@ -115,7 +130,9 @@ class Renderer:
         kept = list(ids)
         while kept and kept[-1] in self.end_ids:
             kept.pop()
-        if self._fast is not None:  # what the other comes down to, without a look at every id
+        if self._bytes is not None:  # what the others come down to, without a look at every character
+            return b"".join(map(self._bytes.__getitem__, kept)).decode(errors="replace")
+        if self._fast is not None:  # the same without a look at every id
             return str(self._fast.decode(kept, skip_special_tokens=False))
         return str(self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
@@ -160,6 +177,12 @@ class Renderer:
         return str(text)
 
     def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        fast = self._fast
+        if fast is not None and fast.truncation is None and fast.padding is None:
+            # What the other comes down to, without a batch of one, for which threads are woken and the GIL is let go.
+            fast.encode_special_tokens = self.tokenizer.split_special_tokens
+            found = fast.encode(text, add_special_tokens=False)
+            return found.ids, found.offsets
         coded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return coded["input_ids"], coded["offset_mapping"]
 
@@ -198,6 +221,29 @@ class Renderer:
         return tuple(spans)
 
 
+class _Bytes(dict[int, bytes]):
+    """What each token of a byte-level tokenizer stands for, looked up when it is first met."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token: int) -> bytes:
+        text: str | None = self._tokenizer.id_to_token(token)
+        if text is None:
+            return b""
+        plain = all(letter in LETTERS for letter in text)
+        self[token] = found = bytes(map(LETTERS.__getitem__, text)) if plain else text.encode()
+        return found
+
+
+def _usual(kind: type) -> bool:
+    """Whether a tokenizer leaves all the work to its backend, as nearly all do."""
+    ours = ("__call__", "_encode_plus", "_switch_to_input_mode", "decode", "_decode")
+    return issubclass(kind, TokenizersBackend) and all(
+        getattr(kind, name, None) is getattr(TokenizersBackend, name, None) for name in ours
+    )
+
+
 def _parts(message: Message) -> str | list[dict[str, str]]:
     """A content as templates want it: a text, or parts where there are images. The pixels are none of ours."""
     if not message.images:
@@ -206,7 +252,10 @@ def _parts(message: Message) -> str | list[dict[str, str]]:
 
 
 def _marked(messages: Sequence[Message]) -> list[Message]:
-    return [replace(message, content=f"{MARKER}{number};") for number, message in enumerate(messages)]
+    return [
+        replace(message, content=f"{MARKER}{number};", images=("",) * len(message.images))
+        for number, message in enumerate(messages)
+    ]
 
 
 def _without_closing(spans: Sequence[Span], close_id: int) -> tuple[Span, ...]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from practicum import thoughts
 from practicum.agent import Agent
-from practicum.deadline import Deadline
+from practicum.deadline import Deadline, clocked
 from practicum.engines.base import Engine, Generation, Request
 from practicum.environment import Action, Environment, Message, Observation, Step
 from practicum.errors import ContextFull, EngineError, JudgeError, UserError
@@ -124,20 +124,24 @@ class Episode:
         limits = self.agent.deadlines
         task, seeds = self.attempt.task, self.attempt.seeds
         self.made = self.make_environment()
-        async with Deadline(limits.reset, "environment reset"):
-            observation = await self.environment.reset(task, seeds.environment)
+        observation = await Deadline(limits.reset, "environment reset").of(
+            self.environment.reset(task, seeds.environment)
+        )
         self.tools = observation.tools
         for number in range(self.agent.max_turns):
             spans, restart = self._prompt(observation)
-            self.held = [*(() if restart else self.held), *(i for span in spans for i in span.ids)]
+            if restart:
+                self.held = []
+            for span in spans:
+                self.held.extend(span.ids)
             self.conversation.extend(observation.messages)
             self.phase = "generate"
             if self.watcher is not None:
                 self.watcher.shown(observation.messages)
             seed, final = derive_seed(seeds.sampling, number), number + 1 == self.agent.max_turns
             try:
-                async with Deadline(limits.generate, "engine"):
-                    reply = await self.engine.generate(self._request(observation, seed, final))
+                request = self._request(observation, seed, final)
+                reply = await Deadline(limits.generate, "engine").of(self.engine.generate(request))
             except ContextFull:
                 if not self.turns:
                     raise  # a first prompt that does not fit is the task's fault, not the agent's
@@ -147,8 +151,7 @@ class Episode:
             if action.error is not None:
                 step = Step(self._complain(action.error), reward=self.environment.invalid_reward)
             else:
-                async with Deadline(limits.step, "environment step"):
-                    step = await self.environment.step(action)
+                step = await Deadline(limits.step, "environment step").of(self.environment.step(action))
             out_of_room = reply.stop_reason is StopReason.CONTEXT
             last = final or out_of_room
             self._score(step)
@@ -166,8 +169,8 @@ class Episode:
     async def _cut_off(self) -> Outcome:
         """The loop ends the episode; the world has the last word on what was done."""
         self.phase = "truncate"
-        async with Deadline(self.agent.deadlines.step, "environment truncate"):
-            step = await self.environment.truncate()
+        limit = self.agent.deadlines.step
+        step = await Deadline(limit, "environment truncate").of(self.environment.truncate())
         self._score(step)
         self.closing = step.observation.messages
         return Outcome.TRUNCATED
@@ -182,12 +185,12 @@ class Episode:
         reply = self.turns[-1].spans[-1].ids
         kept = thoughts.stripped(self.renderer, reply) if self.agent.thoughts == "strip" else reply
         self.history.append(Span(Origin.OBSERVATION, kept))
-        whole = [i for span in self.history for i in span.ids]
         self.history.extend(new)
-        return (new, False) if whole == self.held else (tuple(self.history), True)
+        # Up to the reply, history and ids held are the same.
+        return (new, False) if kept == reply else (tuple(self.history), True)
 
     def _request(self, observation: Observation, seed: int, final: bool) -> Request:
-        sampling = replace(self.agent.sampling.with_seed(seed), stop=self.agent.sampling.stop + self.format.stop)
+        sampling = replace(self.agent.sampling, seed=seed, stop=self.agent.sampling.stop + self.format.stop)
         return Request(
             ids=tuple(self.held),
             sampling=sampling,
@@ -250,7 +253,8 @@ class Episode:
             if not math.isfinite(value):
                 raise ValueError(f"the environment gave the {name} {value}")
         try:
-            canonical_json(dict(step.info))
+            if step.info:
+                canonical_json(dict(step.info))
         except (TypeError, ValueError) as error:
             raise ValueError(f"the environment's info cannot be written as JSON: {error}") from None
         turn = self.turns[-1]
@@ -284,8 +288,7 @@ async def run_episode(
         outcome, error = await episode.run()
     finally:
         try:
-            async with asyncio.timeout(agent.deadlines.step):
-                await episode.close()
+            await clocked(episode.close(), asyncio.timeout(agent.deadlines.step))
         except Exception as fault:  # the episode is over; a failing close must not change its outcome
             error_on_close = f"close: {type(fault).__name__}: {fault}"
     parts: dict[str, float] = {}

@@ -18,7 +18,7 @@ QUESTION_KEYS = ("question", "problem", "instruction", "messages")
 
 def canonical_json(value: Any) -> str:
     """The one JSON text of a value: sorted keys, no spaces, NaN refused."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=plain)
+    return _canonical.encode(value)
 
 
 def plain(value: Any) -> Any:
@@ -26,6 +26,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, MappingProxyType):
         return dict(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=plain)
 
 
 def _frozen(value: Any) -> Any:

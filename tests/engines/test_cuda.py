@@ -130,7 +130,17 @@ def test_sampling_is_the_inverse_of_the_distribution() -> None:
     homes = torch.randperm(200, device="cuda")
     placed_noise, placed_heat = torch.empty_like(noise), torch.empty_like(heat)
     placed_noise[homes], placed_heat[homes] = noise, heat
-    ids, logprobs = decoding.sample(logits, placed_noise, placed_heat, steps, homes)
+    rest = torch.arange(2 * 200, device="cuda").reshape(2, 200)
+    state = [*rest.clone(), torch.empty_like(steps)]
+    state[2][homes] = steps
+    found = (torch.zeros(200, 3, dtype=torch.int64, device="cuda"), torch.zeros(200, 3, device="cuda"))
+    place = torch.ones(1, dtype=torch.int64, device="cuda")
+    decoding.sample(logits, placed_noise, placed_heat, homes, tuple(state), *found, place, 7)
+    assert all(not column[:, place * 0].any() for column in found)
+    ids, logprobs = (column[:, 1] for column in found)
+    assert torch.equal(state[0][homes], ids)
+    assert torch.equal(state[1], torch.where(torch.arange(200, device="cuda") == 7, 0, rest[1] + 1))
+    assert torch.equal(state[2][homes], steps + 1)
     divisor = torch.where(heat == 0, 1.0, heat)[:, None]
     exact = (logits.double() / divisor).log_softmax(-1)
     assert torch.allclose(logprobs.double(), exact.gather(-1, ids[:, None])[:, 0], atol=1e-4)
@@ -206,6 +216,40 @@ def test_the_same_seed_gives_the_same_tokens(renderer: Renderer) -> None:
         for _ in range(2)
     )
     assert [(reply.ids, reply.logprobs) for reply in first] == [(reply.ids, reply.logprobs) for reply in second]
+
+
+@pytest.mark.parametrize("sessions", [12, 40])
+def test_turns_that_go_on_where_the_last_one_ended(sessions: int, renderer: Renderer) -> None:
+    """With a home for every session, and with too few of them: what an engine says that keeps nothing."""
+    model = build("llama").to("cuda", torch.bfloat16)
+
+    async def converse(engine: LocalEngine, number: int) -> list[Generation]:
+        rng = random.Random(number)
+        history = [*range(30, 70), *(rng.randrange(10, 780) for _ in range(rng.randint(3, 60)))]
+        replies = []
+        for turn in range(4):
+            sampling = Sampling(1.0, max_tokens=rng.randint(1, 30), seed=100 * number + turn)
+            asked = Request(tuple(history), sampling, TASK, Observation(), (), session=f"s{number}", final=turn == 3)
+            replies.append(await engine.generate(asked))
+            said = replies[-1].ids[rng.choice([0, 0, 3]) :]  # as where thoughts are stripped
+            history += [*said, *(rng.randrange(10, 780) for _ in range(rng.randint(1, 40)))]
+        engine.forget(f"s{number}")
+        return replies
+
+    async def run(engine: LocalEngine) -> list[Generation]:
+        try:
+            replies = await asyncio.gather(*(converse(engine, number) for number in range(sessions)))
+        finally:
+            await engine.close()
+        return [reply for own in replies for reply in own]
+
+    keeping, bare = (LocalEngine(Decoder(model), renderer, max_batch=16, cache_bytes=size) for size in (None, 0))
+    found, known = asyncio.run(run(keeping)), asyncio.run(run(bare))
+    assert keeping.stats.reused > bare.stats.reused == 0
+    assert not keeping.prefixes.resident
+    assert [reply.ids for reply in found] == [reply.ids for reply in known]
+    for mine, other in zip(found, known, strict=True):
+        assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
 def test_a_closed_engine_leaves_nothing_behind(renderer: Renderer) -> None:

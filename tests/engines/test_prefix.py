@@ -71,6 +71,30 @@ def test_a_new_version_empties_the_store() -> None:
     assert store.bytes == 0
 
 
+@given(st.lists(st.integers(0, 1), min_size=BLOCK, max_size=40), st.lists(st.integers(0, 1), max_size=40))
+def test_a_match_is_as_long_as_what_two_runs_share(ids: list[int], other: list[int]) -> None:
+    store = PrefixStore(1 << 20)
+    store.put(tuple(ids), 3, "s")
+    for asked in (other, ids[: len(other)] + other):
+        shared = next(
+            (n for n, (a, b) in enumerate(zip(ids, asked, strict=False)) if a != b), min(len(ids), len(asked))
+        )
+        assert store.match(tuple(asked), "s")[1] == shared
+
+
+def test_what_lies_in_a_home_costs_nothing_until_it_is_moved_out() -> None:
+    size = kv(len(STEM)).numel() * 4
+    store = PrefixStore(2 * size)
+    for number in range(4):
+        store.put((*range(1000 * number, 1000 * number + len(STEM)),), number, f"s{number}")
+    assert (store.bytes, len(store), list(store.resident)) == (0, 4, [0, 1, 2, 3])
+    for home, entry in store.oldest_residents(3):
+        store.move_out(entry, kv(len(STEM)))
+        assert home not in store.resident
+    assert store.bytes == 2 * size
+    assert [store.match(tuple(range(1000 * number, 1000 * number + 50)))[1] for number in range(4)] == [0, 32, 32, 32]
+
+
 @given(st.lists(st.integers(0, 3), max_size=200), st.integers(0, 200), st.sampled_from(["", "a"]))
 def test_hashes_go_on_from_those_that_are_known(ids: list[int], known: int, owner: str) -> None:
     assert block_hashes(ids, owner, block_hashes(ids[:known], owner)) == block_hashes(ids, owner)

@@ -49,8 +49,9 @@ def test_steps_in_the_interpreter_are_those_of_the_cpu(
     from practicum.kernels import decoding
 
     monkeypatch.setattr(decoding, "PROGRAMS", 32)  # two parts a row
+    monkeypatch.setattr("practicum.engines.crews.PAYS", 0)  # crews from the first shared block on
     model = build(name)
-    shared = tuple(range(30, 52))
+    shared = tuple(range(30, 100))
     prompts = [shared, shared, tuple(range(100, 107))]
     heats = [1.0, 0.8, 0.0]
     asked = [
@@ -60,12 +61,15 @@ def test_steps_in_the_interpreter_are_those_of_the_cpu(
     ]  # fmt: skip
     known = play(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), asked)
 
-    def capture(self: CudaSteps, key: tuple[int, bool, bool]) -> None:
+    used: list[tuple[int, bool, bool, bool]] = []
+
+    def capture(self: CudaSteps, key: tuple[int, bool, bool, bool]) -> None:
+        used.append(key)
         self._graphs[key] = Played(lambda: self._step(*key))
 
     monkeypatch.setattr(CudaSteps, "_capture", capture)
     engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1, burst=4)
-    engine._noise = torch.zeros(8, engine.decoder.shape.context)
+    engine._noise = torch.zeros(engine._homes.count, engine.decoder.shape.context)
     forgotten: list[Any] = []
     engine._steps = CudaSteps(engine, 4)
     forget = engine._steps.forget
@@ -73,6 +77,7 @@ def test_steps_in_the_interpreter_are_those_of_the_cpu(
     monkeypatch.setattr("practicum.engines.local.KEY_BUCKET", 16)  # the buffer grows on the way
     found = play(engine, asked)
     assert len(forgotten) > 1
+    assert {sharing for *_, sharing in used} == {True, False}
     assert [reply.ids for reply in found] == [reply.ids for reply in known]
     assert [reply.stop_reason for reply in found] == [reply.stop_reason for reply in known]
     for mine, other in zip(found, known, strict=True):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -53,6 +57,30 @@ def sample_lists(draw: st.DrawFn) -> list[Sample]:
         mask = [0, *draw(st.lists(st.integers(0, 1), min_size=len(ids) - 1, max_size=len(ids) - 1))]
         made.append(sample(ids, mask))
     return made
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([0, 1, 255, 256, 65_535, 65_536, 151_642]), min_size=2, max_size=5), max_size=9)
+)
+def test_sequences_lie_in_the_order_of_their_ids(many: list[list[int]]) -> None:
+    batch = ordered([sample(ids, [0] * (len(ids) - 1) + [1]) for ids in many])
+    assert batch.numbers == [number for _, number in sorted((ids[:-1], number) for number, ids in enumerate(many))]
+    for before, after, shared in zip(batch.inputs, batch.inputs[1:], batch.shared[1:], strict=False):
+        alike = itertools.takewhile(bool, map(operator.eq, before.tolist(), after.tolist()))
+        assert shared == len(list(alike))
+
+
+def test_a_piece_holds_each_sample_s_own_numbers() -> None:
+    """Where some bring old log-probs and corrections and others do not, and lengths differ."""
+    plain, own = sample([1, 2, 3, 4], [0, 1, 0, 1]), sample([1, 5, 6, 7, 8], [0, 0, 1, 1, 0])
+    own = replace(own, old_logprobs=np.full(5, -9, np.float32), corrections=np.full(5, 0.5, np.float32), temperature=2)
+    (micro,) = micro_batches([own, plain], Cut(64))
+    assert micro.sample_index.tolist() == [1, 1, 0, 0]
+    assert micro.targets.tolist() == [2, 4, 6, 7]
+    assert micro.advantages.tolist() == [1, 3, 2, 3]
+    assert micro.old_logprobs.tolist() == [-1, -3, -9, -9]
+    assert micro.corrections.tolist() == [1, 1, 0.5, 0.5]
+    assert micro.temperatures.tolist() == [1, 1, 2, 2]
 
 
 def seen_by(micro: Micro) -> list[list[int]]:

@@ -66,6 +66,29 @@ def test_a_restarted_prompt_is_a_sequence_of_its_own_but_one_trajectory() -> Non
     assert samples[0].weights.max() == samples[1].weights.max() == pytest.approx(1 / 4)
 
 
+@pytest.mark.parametrize(
+    ("aggregation", "weights"), [("token-mean", [1, 1, 1]), ("seq-mean-turn-mean-token-mean", [0.25, 0.25, 0.5])]
+)
+def test_a_turn_without_a_token_of_its_own_weighs_nothing(aggregation: str, weights: list[float]) -> None:
+    silent = turn((9,), ())
+    one = episode(
+        "a", 1, Outcome.SUCCESS, turn((1,), (2, 3), True), silent, turn((7,), (4,), True), turn((8,), (), True)
+    )
+    (taught,) = lessons([[one]], [[np.array([0.1, 0.2, 0.3])]], aggregation, 1.0)
+    samples = taught[0].samples
+    assert [s.ids for s in samples] == [(1, 2, 3, 9), (7, 4)]  # the last run has nothing to teach
+    assert [w for s in samples for w in s.weights[s.mask].tolist()] == weights
+    assert [s.advantages.tolist() for s in samples] == [[0, np.float32(0.1), np.float32(0.2), 0], [0, np.float32(0.3)]]
+
+
+def test_a_reply_in_several_spans_is_one_reply() -> None:
+    loop = turn((1,), (5, 5, 5), True)
+    halves = replace(loop, spans=(*loop.spans, Span(Origin.TEMPLATE, (1,)), Span(Origin.SAMPLED, (5, 5, 5))))
+    metrics = rollout_metrics([episode("a", 1, Outcome.SUCCESS, halves)])
+    assert metrics["rollout/repetition"] == pytest.approx(2 / 3)
+    assert metrics["response_length/mean"] == 6.0
+
+
 def test_dead_groups_add_no_gradient_but_count() -> None:
     group = [episode("a", 1), episode("a", 1)]
     (taught,) = lessons([group], [flat(0.0, 0.0)], "token-mean", 1.0)

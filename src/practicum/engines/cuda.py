@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from practicum.engines import sampling
+from practicum.engines.crews import Crews
 from practicum.engines.row import Heard, Row
 from practicum.kernels import CAPTURING, decoding, prompts, settling
+from practicum.kernels.dots import KEYS
 from practicum.kernels.head import wide_product
 from practicum.kernels.layers import add_norm, gate, turn_
 from practicum.kernels.passing import product, prompt_pass
@@ -34,6 +35,8 @@ PROMPT_SIZES = (256, 512, 1024, 2048, 4096, 8192)
 """Tokens of prompts that are computed by a captured pass; longer ones keep a GPU busy enough without."""
 SMALL_BUCKETS = (8, 16, 32, 64, 96, 128, 192, 256)
 LARGE_BUCKET = 128
+Key = tuple[int, bool, bool, bool]
+"""What a step is captured for: rows, whether any filters what it samples, wears an adapter, and whether crews pay."""
 SWITCH = 0.0002
 """Seconds for which a busy thread may keep Python's lock from one that wants it. This one gives it away whenever it
 waits for the GPU; with Python's own 0.005 it gets it back later than the GPU has done a whole burst."""
@@ -63,7 +66,11 @@ class CudaSteps:
         self._logprobs = torch.zeros(slots, burst, device=device)
         self._place = torch.zeros(1, dtype=torch.int64, device=device)
         self._homes = torch.arange(slots, device=device)
-        self._graphs: dict[tuple[int, bool, bool], Any] = {}
+        shape = engine.decoder.shape
+        together, bytes_a_number = decoding.crew_size(shape.heads, shape.kv_heads), engine.decoder.dtype.itemsize
+        bytes_a_key = 2 * shape.kv_heads * shape.head_size * bytes_a_number
+        self._crews = Crews(slots, together, KEYS, bytes_a_key, device)
+        self._graphs: dict[Key, Any] = {}
         self._fillings: dict[int, tuple[Any, Tensor]] = {}
         self._pool: Any = None
         self.capturing = device.type == "cuda"
@@ -125,15 +132,12 @@ class CudaSteps:
 
     def launch(self, rows: list[Row], wide: int, filtered: bool, dressed: bool) -> None:
         """Start a burst of steps for rows 0..wide-1, of which `rows` are somebody's."""
-        key = (wide, filtered, dressed)
-        homes = self.engine._homes[:wide]
+        places = self.engine._homes
+        key = (wide, filtered, dressed, self._crews.gather(rows, places.of))
+        homes = places.of[: len(rows)] + [places.spare] * (wide - len(rows))  # the rest only fill up the batch
         if homes != self._sent[:wide]:
             self._homes[:wide] = self._there(homes)
             self._sent[:wide] = homes
-        if wide > len(rows):  # rows that only fill up a batch start over each time
-            spare = self._homes[len(rows) : wide]
-            self.engine._position.index_fill_(0, spare, 0)
-            self.engine._step.index_fill_(0, spare, 0)
         if key not in self._graphs:
             self._capture(key)
         self._place.zero_()
@@ -185,7 +189,7 @@ class CudaSteps:
 
     def _fill(self, batch: Sequence[tuple[int, list[int], int]], dressed: bool) -> None:
         engine = self.engine
-        rows = [(engine._homes[slot], ids, start) for slot, ids, start in batch]
+        rows = [(engine._homes.of[slot], ids, start) for slot, ids, start in batch]
         total, blocks = sum(len(ids) for _, ids, _ in rows), prompts.block_count(rows)
         fitting = (size for size in PROMPT_SIZES if size >= total and room(size) >= blocks)
         size = None if dressed or not self.capturing else next(fitting, None)
@@ -193,10 +197,10 @@ class CudaSteps:
         if self.capturing:
             numbers = numbers.pin_memory()
         if size is None:
+            where = prompts.cut_up(numbers.to(self._place.device, non_blocking=True), tokens, blocks)
             if engine.adapters is not None:
-                homes = self._there([engine._homes[slot] for slot, ids, _ in batch for _ in ids])
-                engine.adapters.wear(engine._columns[homes] if dressed else None)
-            self._pass_prompts(prompts.cut_up(numbers.to(self._place.device, non_blocking=True), tokens, blocks))
+                engine.adapters.wear(engine._columns[where.homes.clamp(min=0)] if dressed else None)
+            self._pass_prompts(where)
             return
         if size not in self._fillings:
             self._fillings[size] = self._capture_filling(numbers.to(self._place.device), tokens, blocks)
@@ -252,7 +256,7 @@ class CudaSteps:
 
         prompt_pass(engine.decoder, where.ids, mix)
 
-    def _capture(self, key: tuple[int, bool, bool]) -> None:
+    def _capture(self, key: Key) -> None:
         """A step for so many rows; the traces of the one that was taken for it are wiped out."""
         engine = self.engine
         state = (engine._last, engine._position, engine._step)
@@ -265,24 +269,22 @@ class CudaSteps:
             tensor.copy_(before)
 
     @torch.inference_mode()
-    def _step(self, wide: int, filtered: bool, dressed: bool) -> None:
+    def _step(self, wide: int, filtered: bool, dressed: bool, sharing: bool) -> None:
         """Feed the last token of every row and sample the next."""
         engine, decoder = self.engine, self.engine.decoder
-        homes = self._homes[:wide]
+        homes, together = self._homes[:wide], self._crews.of(wide) if sharing else None
         if engine.adapters is not None:
             engine.adapters.wear(engine._columns[homes] if dressed else None)
-        place, steps = engine._position[homes], engine._step[homes]
-        positions = place.clamp(max=decoder.shape.context - 1)
-
-        epsilon, tables = decoder.epsilon, decoder.tables
-        x = F.embedding(engine._last[homes], decoder.model.model.embed_tokens.weight).float()
+        epsilon, tables, heads = decoder.epsilon, decoder.tables, decoder.shape.heads
+        embeddings = decoder.model.model.embed_tokens.weight
+        x, positions = decoding.enter(engine._last, engine._position, homes, embeddings, decoder.shape.context)
         added: Tensor | None = None
         for number, layer in enumerate(decoder.layers):
             kv = engine._kv[number]
             joined = product(layer.qkv, add_norm(x, added, layer.before_attention, epsilon, x))
             norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
-            query = decoding.turn_and_keep(joined, kv, homes, positions, tables, decoder.shape.heads, norms, epsilon)
-            added = product(layer.out, decoding.attend(query, kv, homes, positions))
+            query = decoding.turn_and_keep(joined, kv, homes, positions, tables, heads, norms, epsilon)
+            added = product(layer.out, decoding.attend(query, kv, homes, positions, together))
             joined = product(layer.gate_up, add_norm(x, added, layer.before_mlp, epsilon, x))
             added = product(layer.down, gate(joined))
         hidden = add_norm(x, added, decoder.final_norm, epsilon, x)
@@ -290,17 +292,25 @@ class CudaSteps:
         plain = type(head) is torch.nn.Linear and head.bias is None
         logits = wide_product(hidden, head.weight) if plain else decoder.logits(hidden).float()
         if filtered:
-            noise = engine._noise[homes, steps.clamp(max=engine._noise.shape[1] - 1)]
-            limits = (engine._top_k[homes], engine._top_p[homes])
-            ids, logprobs = sampling.sample(logits, noise, engine._temperature[homes], *limits)
+            self._sample_filtered(logits, homes)
         else:
-            ids, logprobs = decoding.sample(logits, engine._noise, engine._temperature, steps, homes)
+            state = (engine._last, engine._position, engine._step)
+            found = (self._ids, self._logprobs, self._place)
+            decoding.sample(logits, engine._noise, engine._temperature, homes, state, *found, engine._homes.spare)
+        self._place += 1
+
+    def _sample_filtered(self, logits: Tensor, homes: Tensor) -> None:
+        """What `decoding.sample` does, among each row's most likely."""
+        engine, wide, steps = self.engine, len(homes), self.engine._step[homes]
+        noise = engine._noise[homes, steps.clamp(max=engine._noise.shape[1] - 1)]
+        limits = (engine._top_k[homes], engine._top_p[homes])
+        ids, logprobs = sampling.sample(logits, noise, engine._temperature[homes], *limits)
         engine._last.index_copy_(0, homes, ids)
-        engine._position.index_copy_(0, homes, place + 1)
+        positions = torch.where(homes == engine._homes.spare, 0, engine._position[homes] + 1)
+        engine._position.index_copy_(0, homes, positions)
         engine._step.index_copy_(0, homes, steps + 1)
         self._ids[:wide].index_copy_(1, self._place, ids[:, None])
         self._logprobs[:wide].index_copy_(1, self._place, logprobs[:, None])
-        self._place += 1
 
 
 def first_in_line(device: torch.device) -> Any:

@@ -35,6 +35,7 @@ from practicum.engines.attention import (
     edge,
 )
 from practicum.engines.base import Generation, Request, Weights
+from practicum.engines.homes import Homes
 from practicum.engines.prefix import BLOCK, Entry, PrefixStore, block_hashes
 from practicum.engines.row import Change, Heard, Row, settle, settle_all
 from practicum.engines.sampling import sample, uniforms
@@ -116,7 +117,8 @@ class LocalEngine:
         self._broken: str | None = None
         self._steps_since_admission = 0
         device = decoder.device
-        slots = self.max_batch
+        self._homes = Homes(self.max_batch, self.prefixes)
+        slots = self._homes.count
         self._last = torch.zeros(slots, dtype=torch.int64, device=device)
         self._position = torch.zeros(slots, dtype=torch.int64, device=device)
         self._temperature = torch.ones(slots, device=device)
@@ -127,8 +129,6 @@ class LocalEngine:
         self._slot_numbers = torch.arange(slots, device=device)
         self._columns = torch.zeros(slots, 0, device=device)
         """What of the adapters' matrices each slot lets through."""
-        self._homes = list(range(slots))
-        """Where a slot's keys, and on a GPU its settings, lie: on CPU in its own place, on a GPU where it began."""
         self._steps: CudaSteps | None = None
         if on_gpu:
             from practicum.engines.cuda import CudaSteps  # needs Triton
@@ -191,8 +191,8 @@ class LocalEngine:
             do()
             self.prefixes.disown(name)
             worn = self._bank().columns([row.request.adapter for row in self._rows])
-            self._columns = worn.new_zeros(self.max_batch, worn.shape[1])
-            self._columns[self._homes[: len(self._rows)]] = worn
+            self._columns = worn.new_zeros(self._homes.count, worn.shape[1])
+            self._columns[self._homes.of[: len(self._rows)]] = worn
             if self._steps is not None:
                 self._steps.forget()
 
@@ -288,6 +288,7 @@ class LocalEngine:
         self._rows.clear()
         self._waiting.clear()
         for row in rows:
+            row.over = True  # a burst may still be under way with it
             settle(row, EngineError(reason))
 
     def _admit(self) -> None:
@@ -327,38 +328,28 @@ class LocalEngine:
                 return  # let the others decode a step before the next wave; a GPU that had nothing to do fills up first
 
     def _match(self, row: Row) -> tuple[Entry | None, int]:
-        return self.prefixes.match(row.ids[:-1], row.request.session, row.request.adapter, row.hashes)
+        return self.prefixes.match(row.request.ids[:-1], row.request.session, row.request.adapter, row.hashes)
 
     def _start(self, wave: list[Row]) -> None:
         """Give rows their slots, copy what is cached, compute the rest."""
         self._reserve(max(len(row.ids) + row.limit for row in wave))
         begun = time.perf_counter()
         first = len(self._rows)
-        takers: dict[tuple[int, int], tuple[Entry, list[int]]] = {}
-        for number, row in enumerate(wave):
-            (entry, length), row.found = row.found, (None, 0)
-            if entry is not None:
-                takers.setdefault((id(entry), length), (entry, []))[1].append(self._homes[first + number])
-            row.cached, row.slot = length, first + number
-            row.continues = entry is not None and bool(row.request.session) and entry.session == row.request.session
-            self.stats.reused += length
-        for (_, length), (entry, homes) in takers.items():
-            if len(homes) == 1:  # a further turn: no list of homes need go over
-                self._kv[:, :, homes[0], :, :length] = entry.kv[:, :, :, :length]
-            else:
-                self._kv[:, :, self._there(homes), :, :length] = entry.kv[:, :, None, :, :length]
+        self._homes.let_in(wave, first, self._kv)
         self._configure(first, wave)
         if self._steps is None:
             self._prefill_in_groups(first, wave)
         else:
-            prompts = [(first + n, row.ids[row.cached : -1], row.cached) for n, row in enumerate(wave)]
+            prompts = [(row.slot, row.ids[row.cached : -1], row.cached) for row in wave]
             self._steps.fill(prompts, any(row.request.adapter for row in wave))
-        for number, row in enumerate(wave):
+        for row in wave:
             known = len(row.ids) - 1
+            self.stats.reused += row.cached
             self.stats.prefilled += known - row.cached
-            if not row.continues and row.cached < known and (row.awaited or self._steps is None):
-                # A fresh prompt: other chains will come asking. (A later turn is kept when it ends.)
-                fresh = self._kv[:, :, self._homes[first + number], :, :known].clone()
+            # Of a fresh prompt other chains will come asking (a later turn is kept when it ends); or they wait already.
+            shared = not row.continues if self._steps is None else row.awaited
+            if shared and row.cached < known:
+                fresh = self._kv[:, :, self._homes.of[row.slot], :, :known].clone()
                 self.prefixes.put(tuple(row.ids[:known]), fresh, owner=row.request.adapter, hashes=row.hashes)
         self._rows.extend(wave)
         self.stats.prefill_seconds += time.perf_counter() - begun
@@ -391,7 +382,7 @@ class LocalEngine:
         if longest > self._noise.shape[1]:
             self._noise = F.pad(self._noise, (0, longest - self._noise.shape[1]))
         if self._steps is not None:
-            self._steps.settle(wave, self._homes[first : first + len(wave)], longest)
+            self._steps.settle(wave, self._homes.of[first : first + len(wave)], longest)
             return
         place = slice(first, first + len(wave))
         settings = [row.request.sampling for row in wave]
@@ -405,24 +396,18 @@ class LocalEngine:
             self._columns[place] = self.adapters.columns([row.request.adapter for row in wave])
         self._noise[place, :longest] = uniforms([s.seed for s in settings], longest)
 
-    def _there(self, values: Sequence[float]) -> Tensor:
-        """Numbers on the engine's device; nobody waits for them to arrive."""
-        return torch.tensor(values).to(self._last.device, non_blocking=True)
-
     def _reserve(self, length: int) -> None:
-        """Make the KV buffer [layers, 2, slots, K, keys, D] hold rows of this length."""
+        """Make the KV buffer [layers, 2, homes, K, keys, D] hold rows of this length."""
         wanted = -(-(length + 2 * self.burst) // KEY_BUCKET) * KEY_BUCKET  # a row may run on for two bursts, unheard
         if wanted <= self._capacity:
             return
         wanted = max(wanted, min(2 * self._capacity, self.decoder.shape.context + KEY_BUCKET))
         shape = self.decoder.shape
         kv = torch.zeros(
-            shape.layers, 2, self.max_batch, shape.kv_heads, wanted, shape.head_size,
+            shape.layers, 2, self._homes.count, shape.kv_heads, wanted, shape.head_size,
             dtype=self.decoder.dtype, device=self.decoder.device,
         )  # fmt: skip
-        if self._rows:
-            homes = self._homes[: len(self._rows)]
-            kv[:, :, homes, :, : self._capacity] = self._kv[:, :, homes]
+        self._homes.carry(len(self._rows), self._kv, kv)
         self._kv, self._capacity = kv, wanted
         if self._steps is not None:
             self._steps.forget()
@@ -431,7 +416,7 @@ class LocalEngine:
         """KV of ids from a start, for several slots at once. The last prompt token is left to decoding."""
         device = self.decoder.device
         width = -(-max(len(ids) for _, ids, _ in rows) // ROW_BUCKET) * ROW_BUCKET
-        slots = torch.tensor([self._homes[slot] for slot, _, _ in rows], device=device)
+        slots = torch.tensor([slot for slot, _, _ in rows], device=device)
         ids = torch.tensor([ids + [0] * (width - len(ids)) for _, ids, _ in rows], device=device)
         starts = torch.tensor([start for _, _, start in rows], device=device)
         positions = (starts[:, None] + torch.arange(width, device=device)).clamp(max=self._capacity - 1)
@@ -479,7 +464,8 @@ class LocalEngine:
                 row.logprobs += given
             if reason is not None or row.future.cancelled():
                 row.over = True
-                finished.append((row.slot, reason))
+                # Who gave up may have done so for new weights' sake: what was computed since belongs to no version.
+                finished.append((row.slot, None if row.future.cancelled() else reason))
         self.stats.decode_seconds += time.perf_counter() - begun
         answers: list[tuple[Row, Generation]] = []
         try:
@@ -574,7 +560,7 @@ class LocalEngine:
         row = self._rows[slot]
         known = len(row.ids) - 1
         if row.request.session and not row.request.final and reason is not None:
-            kept = self._kv[:, :, self._homes[slot], :, :known].clone()
+            kept = self._kv[:, :, slot, :, :known].clone() if self._steps is None else self._homes.of[slot]
             self.prefixes.put(tuple(row.ids[:known]), kept, row.request.session, row.request.adapter, row.hashes)
         last = len(self._rows) - 1
         if slot != last:
@@ -586,7 +572,7 @@ class LocalEngine:
                 for tensor in self._slot_tensors():
                     tensor[slot] = tensor[last]
             else:
-                self._homes[slot], self._homes[last] = self._homes[last], self._homes[slot]
+                self._homes.swap(slot, last)
         self._rows.pop()
         self.stats.generated += len(row.new)
         if reason is None:

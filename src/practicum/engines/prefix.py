@@ -2,6 +2,9 @@
 
 An entry is a run of ids and their KV, of one policy version. A lookup finds the entry that shares
 the longest beginning with a prompt. Versions never mix: asking across one is an error.
+
+On a GPU an entry may be resident: its KV still lies where a row computed it, in a home of the engine's buffer.
+It costs nothing there and is moved out when the home is wanted for another row.
 """
 
 from __future__ import annotations
@@ -9,6 +12,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress, count, islice
+from operator import ne
 
 from torch import Tensor
 
@@ -18,10 +23,11 @@ BLOCK = 16
 
 @dataclass(eq=False)
 class Entry:
-    """KV [layers, 2, K, ids, D] of a run of ids."""
+    """KV [layers, 2, K, ids, D] of a run of ids, or the home in which it lies."""
 
     ids: tuple[int, ...]
-    kv: Tensor
+    kv: Tensor | None
+    home: int | None
     version: int
     session: str
     owner: str = ""
@@ -29,19 +35,22 @@ class Entry:
 
     @property
     def bytes(self) -> int:
-        return self.kv.numel() * self.kv.element_size()
+        return 0 if self.kv is None else self.kv.numel() * self.kv.element_size()
 
 
 class PrefixStore:
-    """The most recently used entries, up to a number of bytes."""
+    """The most recently used entries, up to a number of bytes; 0: none at all."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
         self.version = 0
         self._entries: OrderedDict[int, Entry] = OrderedDict()
-        self._by_hash: dict[int, list[Entry]] = {}
+        self._by_hash: dict[int, dict[Entry, None]] = {}
+        """Who begins with these blocks, the newest last."""
         self._by_session: dict[str, Entry] = {}
+        self.resident: dict[int, Entry] = {}
+        """By home."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -52,10 +61,11 @@ class PrefixStore:
             self._entries.clear()
             self._by_hash.clear()
             self._by_session.clear()
+            self.resident.clear()
             self.bytes, self.version = 0, version
 
     def match(
-        self, ids: Sequence[int], session: str = "", owner: str = "", hashes: Sequence[int] | None = None
+        self, ids: tuple[int, ...], session: str = "", owner: str = "", hashes: Sequence[int] | None = None
     ) -> tuple[Entry | None, int]:
         """The entry with the longest common beginning, and its length; a session's own entry where it serves as well.
 
@@ -67,11 +77,13 @@ class PrefixStore:
             holders = self._by_hash.get(key)
             if holders is None:
                 break
-            best = holders[-1]
+            best = next(reversed(holders))
         length = _common(ids, best.ids) if best is not None else 0
         own = self._by_session.get(session) if session else None
-        if own is not None and own.owner == owner and _common(ids, own.ids) >= length:
-            best, length = own, _common(ids, own.ids)
+        if own is not None and own is not best and own.owner == owner:
+            shared = _common(ids, own.ids)
+            if shared >= length:
+                best, length = own, shared
         if best is None:
             return None, 0
         if best.version != self.version or best.owner != owner:
@@ -80,23 +92,49 @@ class PrefixStore:
         return best, length
 
     def put(
-        self, ids: tuple[int, ...], kv: Tensor, session: str = "", owner: str = "", hashes: Sequence[int] = ()
+        self, ids: tuple[int, ...], kv: Tensor | int, session: str = "", owner: str = "", hashes: Sequence[int] = ()
     ) -> None:
-        """Keep a run, of whose first blocks the hashes may be known. A session keeps one entry: its newest, which holds
-        all the older ones."""
+        """Keep a run, of whose first blocks the hashes may be known; its KV, or the home in which it lies. A session
+        keeps one entry: its newest, which holds all the older ones."""
         if session:
             self.forget(session)
-        entry = Entry(ids, kv, self.version, session, owner, block_hashes(ids, owner, hashes))
-        if not entry.hashes or entry.bytes > self.max_bytes:
+        lies, home = (None, kv) if isinstance(kv, int) else (kv, None)
+        entry = Entry(ids, lies, home, self.version, session, owner, block_hashes(ids, owner, hashes))
+        if not entry.hashes or not self.max_bytes or entry.bytes > self.max_bytes:
             return
         self._entries[id(entry)] = entry
         self.bytes += entry.bytes
         for key in entry.hashes:
-            self._by_hash.setdefault(key, []).append(entry)
+            self._by_hash.setdefault(key, {})[entry] = None
         if session:
             self._by_session[session] = entry
+        if home is not None:
+            self.resident[home] = entry
+        self._trim()
+
+    def oldest_residents(self, wanted: int) -> list[tuple[int, Entry]]:
+        """Those that were not used for the longest time, and their homes."""
+        residents = ((entry.home, entry) for entry in self._entries.values() if entry.home is not None)
+        return list(islice(residents, max(0, wanted)))
+
+    def take(self, entry: Entry) -> None:
+        """Its home is somebody's from here on, who writes behind what was found there."""
+        self._drop(entry)
+
+    def move_out(self, entry: Entry, kv: Tensor) -> None:
+        """A resident's home is wanted for another row, and this is a copy of what lies there. Who has found the entry
+        may still copy from it, even if the store has no room for it."""
+        if entry.home is not None:
+            del self.resident[entry.home]
+        entry.kv, entry.home = kv, None
+        self.bytes += entry.bytes
+        if entry.bytes > self.max_bytes:
+            self._drop(entry)
+        self._trim()
+
+    def _trim(self) -> None:
         while self.bytes > self.max_bytes:
-            self._drop(next(iter(self._entries.values())))
+            self._drop(next(entry for entry in self._entries.values() if entry.kv is not None))
 
     def forget(self, session: str) -> None:
         entry = self._by_session.get(session)
@@ -113,24 +151,21 @@ class PrefixStore:
         self.bytes -= entry.bytes
         for key in entry.hashes:
             holders = self._by_hash[key]
-            holders.remove(entry)
+            del holders[entry]
             if not holders:
                 del self._by_hash[key]
         if self._by_session.get(entry.session) is entry:
             del self._by_session[entry.session]
+        if entry.home is not None:
+            del self.resident[entry.home]
 
 
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
+def _common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
     """How many ids two runs begin with in common."""
     shorter = min(len(first), len(second))
-    if tuple(first[:shorter]) == tuple(second[:shorter]):  # as nearly always: the hashes have matched
+    if first[:shorter] == second[:shorter]:  # as nearly always: the hashes have matched
         return shorter
-    length = 0
-    for a, b in zip(first, second, strict=False):
-        if a != b:
-            break
-        length += 1
-    return length
+    return next(compress(count(), map(ne, first, second)))
 
 
 def block_hashes(ids: Sequence[int], owner: str = "", known: Sequence[int] = ()) -> list[int]:

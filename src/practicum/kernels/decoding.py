@@ -11,13 +11,36 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from practicum.engines.crews import Together
 from practicum.kernels.dots import KEYS, LOG2E, NOTHING, SEGMENT, dot, fold, merge
 from practicum.kernels.layers import normed_halves
 
 PROGRAMS = 1024
 """Programs that fill a GPU: long rows of a small batch are cut up until there are about so many."""
+TOGETHER = 32
+"""Queries of one head of keys that rows of a crew bring along together."""
 VOCABULARY = 4096
 """Logits that a program looks at together."""
+
+
+@triton.jit
+def _enter(last, positions, homes, table, x, here, context, size: tl.constexpr, block: tl.constexpr) -> None:
+    row, place = tl.program_id(0), tl.arange(0, block)
+    inside = place < size
+    home = tl.load(homes + row)
+    tl.store(here + row, tl.minimum(tl.load(positions + home), context - 1))
+    found = tl.load(table + tl.load(last + home) * size + place, mask=inside, other=0.0)
+    tl.store(x + row.to(tl.int64) * size + place, found.to(tl.float32), mask=inside)
+
+
+def enter(last: Tensor, positions: Tensor, homes: Tensor, table: Tensor, context: int) -> tuple[Tensor, Tensor]:
+    """What a step begins with: the embedding of each row's last token [W, E] in float32, and its position [W], of rows
+    that ended long ago the last there is."""
+    rows, size = len(homes), table.shape[1]
+    x = torch.empty(rows, size, dtype=torch.float32, device=table.device)
+    here = torch.empty_like(homes)
+    _enter[(rows,)](last, positions, homes, table, x, here, context, size, triton.next_power_of_2(size), num_warps=4)
+    return x, here
 
 
 @triton.jit
@@ -73,9 +96,9 @@ def turn_and_keep(
 
 @triton.jit
 def _attend(
-    query, keys, values, homes, positions, out, peaks, sums, scale, slot_stride, head_stride, room,
+    query, keys, values, homes, positions, commons, out, states, peaks, sums, scale, slot_stride, head_stride, room,
     heads: tl.constexpr, kv_heads: tl.constexpr, group: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
-    segment: tl.constexpr, parts: tl.constexpr, exact: tl.constexpr,
+    segment: tl.constexpr, parts: tl.constexpr, exact: tl.constexpr, sharing: tl.constexpr,
 ) -> None:  # fmt: skip
     row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     stop = tl.load(positions + row) + 1
@@ -89,10 +112,19 @@ def _attend(
     whole_total = tl.zeros((group,), tl.float32)
     whole = tl.zeros((group, size), tl.float32)
     for start in range(part * segment, stop, parts * segment):
+        lies = index * room + start // segment
+        begin = start
         peak = tl.full((group,), NOTHING, tl.float32)
         total = tl.zeros((group, 16), tl.float32)
         mixed = tl.zeros((group, size), tl.float32)
-        for at in range(start, tl.minimum(start + segment, stop), block):
+        if sharing:  # what comes from keys that others see as well is there already
+            common = tl.load(commons + row)
+            known = inside & (start < common)
+            begin = tl.maximum(start, tl.minimum(common, start + segment))
+            peak = tl.load(peaks + lies, mask=known, other=NOTHING)
+            total += tl.load(sums + lies, mask=known, other=0.0)[:, None]
+            mixed = tl.load(states + lies[:, None] * size + place[None, :], mask=known[:, None], other=0.0)
+        for at in range(begin, tl.minimum(start + segment, stop), block):
             number = at + step
             seen = number < stop
             where = offset + number[:, None] * size + place[None, :]
@@ -103,13 +135,42 @@ def _attend(
         if parts == 1:
             whole_peak, whole_total, whole = merge(whole_peak, whole_total, whole, peak, tl.max(total, 1), mixed)
         else:
-            lies = index * room + start // segment
-            tl.store(out + lies[:, None] * size + place[None, :], mixed, mask=inside[:, None])
+            tl.store(states + lies[:, None] * size + place[None, :], mixed, mask=inside[:, None])
             tl.store(peaks + lies, peak, mask=inside)
             tl.store(sums + lies, tl.max(total, 1), mask=inside)
     if parts == 1:
         result = (whole / whole_total[:, None]).to(out.dtype.element_ty)
         tl.store(out + index[:, None] * size + place[None, :], result, mask=inside[:, None])
+
+
+@triton.jit
+def _attend_together(
+    query, keys, values, members, leads, commons, states, peaks, sums, scale, slot_stride, head_stride, room,
+    heads: tl.constexpr, kv_heads: tl.constexpr, pad: tl.constexpr, most: tl.constexpr, size: tl.constexpr,
+    block: tl.constexpr, segment: tl.constexpr, parts: tl.constexpr, exact: tl.constexpr,
+) -> None:  # fmt: skip
+    crew, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    common = tl.load(commons + crew)
+    if part * segment < common:
+        each: tl.constexpr = heads // kv_heads
+        number, place, step = tl.arange(0, most * pad), tl.arange(0, size), tl.arange(0, block)
+        row = tl.load(members + crew * most + number // pad)
+        inside = (number % pad < each) & (row >= 0)
+        index = row * heads + head * each + number % pad
+        wanted = tl.load(query + index[:, None] * size + place[None, :], mask=inside[:, None], other=0.0)
+        offset = tl.load(leads + crew) * slot_stride + head * head_stride
+        for start in range(part * segment, common, parts * segment):
+            peak = tl.full((most * pad,), NOTHING, tl.float32)
+            total = tl.zeros((most * pad, 16), tl.float32)
+            mixed = tl.zeros((most * pad, size), tl.float32)
+            for at in range(start, tl.minimum(start + segment, common), block):
+                where = offset + (at + step)[:, None] * size + place[None, :]
+                score = dot(wanted, tl.trans(tl.load(keys + where)), exact) * scale
+                peak, total, mixed = fold(score, tl.load(values + where), peak, total, mixed, exact)
+            lies = index * room + start // segment
+            tl.store(states + lies[:, None] * size + place[None, :], mixed, mask=inside[:, None])
+            tl.store(peaks + lies, peak, mask=inside)
+            tl.store(sums + lies, tl.max(total, 1), mask=inside)
 
 
 @triton.jit
@@ -129,71 +190,109 @@ def _gather_parts(
     tl.store(out + (number + one[:, None]) * size + place[None, :], result)
 
 
-def attend(query: Tensor, kv: Tensor, homes: Tensor, positions: Tensor) -> Tensor:
-    """One query a row [W, H, D] over its first positions + 1 keys in kv [2, slots, K, keys, D]: [W, H·D]."""
+def crew_size(heads: int, kv_heads: int) -> int:
+    """How many rows go through keys together: as many as fill a product."""
+    return int(max(2, TOGETHER // triton.next_power_of_2(heads // kv_heads)))
+
+
+def attend(query: Tensor, kv: Tensor, homes: Tensor, positions: Tensor, together: Together | None = None) -> Tensor:
+    """One query a row [W, H, D] over its first positions + 1 keys in kv [2, slots, K, keys, D]: [W, H·D].
+
+    Crews' keys in common are whole blocks of `KEYS`; what they do `together` changes no bit.
+    """
     rows, heads, size = query.shape
     kv_heads, room = kv.shape[2], triton.cdiv(kv.shape[3], SEGMENT)
-    wanted = min(room, max(1, PROGRAMS // (rows * kv_heads)))
-    parts = triton.next_power_of_2(wanted) if wanted > 1 else 1
+    parts = _parts(rows * kv_heads, room)
     out = torch.empty_like(query)
     exact = query.dtype == torch.float32
-    group = max(16, triton.next_power_of_2(heads // kv_heads))
-    place, peaks, sums = out, out, out
-    if parts > 1:
-        place = query.new_empty(rows, heads, room, size, dtype=torch.float32)
+    pad = triton.next_power_of_2(heads // kv_heads)
+    states, peaks, sums = out, out, out
+    if parts > 1 or together is not None:
+        states = query.new_empty(rows, heads, room, size, dtype=torch.float32)
         peaks, sums = (query.new_empty(rows, heads, room, dtype=torch.float32) for _ in range(2))
+    common = (states, peaks, sums, size**-0.5 * LOG2E, kv.stride(1), kv.stride(2), room, heads, kv_heads)
+    if together is not None:
+        crews, most = together.members.shape
+        apart = _parts(crews * kv_heads, room)
+        _attend_together[(crews, kv_heads, apart)](
+            query, kv[0], kv[1], together.members, together.leads, together.commons, *common, pad, most, size, KEYS,
+            SEGMENT, apart, exact, num_warps=4, num_stages=3, enable_fp_fusion=False,
+        )  # fmt: skip
+    of_rows = positions if together is None else together.of_rows
     _attend[(rows, kv_heads, parts)](
-        query, kv[0], kv[1], homes, positions, place, peaks, sums, size**-0.5 * LOG2E, kv.stride(1), kv.stride(2), room,
-        heads, kv_heads, group, size, KEYS, SEGMENT, parts, exact, num_warps=2, num_stages=2, enable_fp_fusion=False,
+        query, kv[0], kv[1], homes, positions, of_rows, out, *common, max(16, pad), size, KEYS, SEGMENT, parts, exact,
+        together is not None, num_warps=2, num_stages=2, enable_fp_fusion=False,
     )  # fmt: skip
     if parts > 1:
         _gather_parts[(rows * heads,)](
-            place, peaks, sums, positions, out, room, heads, size, SEGMENT, num_warps=2, enable_fp_fusion=False
+            states, peaks, sums, positions, out, room, heads, size, SEGMENT, num_warps=2, enable_fp_fusion=False
         )
     return out.view(rows, heads * size)
 
 
+def _parts(programs: int, room: int) -> int:
+    """Over how many programs keys are shared out, where there would be few."""
+    wanted = min(room, max(1, PROGRAMS // programs))
+    return int(triton.next_power_of_2(wanted)) if wanted > 1 else 1
+
+
 @triton.jit
-def _sample(logits, noise, temperatures, steps, homes, ids, logprobs, noise_width, size, block: tl.constexpr) -> None:
+def _sample(
+    logits, noise, temperatures, homes, last, positions, steps, ids, logprobs, at_step, spare, noise_width, burst,
+    size, block: tl.constexpr, blocks: tl.constexpr,
+) -> None:  # fmt: skip
     row = tl.program_id(0)
-    place = tl.arange(0, block)
+    place, order = tl.arange(0, block), tl.arange(0, blocks)
     source = logits + row.to(tl.int64) * size
     home = tl.load(homes + row)
     heat = tl.load(temperatures + home)
     greedy = heat == 0.0
     cool = 1.0 / tl.where(greedy, 1.0, heat)
-    peak = -float("inf")
-    best = 0
-    for at in range(0, size, block):
-        value = tl.load(source + at + place, mask=at + place < size, other=-float("inf")).to(tl.float32) * cool
+    peaks = tl.full((blocks,), -float("inf"), tl.float32)
+    totals = tl.zeros((blocks,), tl.float32)
+    for number in range(tl.cdiv(size, block)):
+        at = number * block + place
+        value = tl.load(source + at, mask=at < size, other=-float("inf")).to(tl.float32) * cool
         top = tl.max(value, 0)
-        best = tl.where(top > peak, at + tl.argmax(value, 0), best)
-        peak = tl.maximum(peak, top)
-    total = 0.0
-    for at in range(0, size, block):
-        value = tl.load(source + at + place, mask=at + place < size, other=-float("inf")).to(tl.float32) * cool
-        total += tl.sum(tl.exp(value - peak), 0)
-    uniform = tl.load(noise + home * noise_width + tl.minimum(tl.load(steps + row), noise_width - 1))
-    target = uniform * total
-    before = 0.0
-    found = size
-    for at in range(0, size, block):
-        value = tl.load(source + at + place, mask=at + place < size, other=-float("inf")).to(tl.float32) * cool
-        weight = tl.exp(value - peak)
-        reached = (tl.cumsum(weight, 0) + before > target) & (weight > 0.0)
-        found = tl.minimum(found, tl.min(tl.where(reached, at + place, size), 0))
-        before += tl.sum(weight, 0)
-    chosen = tl.where(greedy | (found == size), best, found)
-    tl.store(ids + row, chosen.to(tl.int64))
-    tl.store(logprobs + row, tl.load(source + chosen).to(tl.float32) * cool - peak - tl.log(total))
+        total = tl.sum(tl.exp(value - tl.maximum(top, -1e30)), 0)
+        peaks, totals = tl.where(order == number, top, peaks), tl.where(order == number, total, totals)
+    peak = tl.max(peaks, 0)
+    shares = totals * tl.exp(peaks - peak)
+    running = tl.cumsum(shares, 0)
+    total = tl.sum(shares, 0)
+    step = tl.load(steps + home)
+    target = tl.load(noise + home * noise_width + tl.minimum(step, noise_width - 1)) * total
+    reached = tl.min(tl.where((running > target) & (shares > 0.0), order, blocks), 0)
+    highest = tl.min(tl.where(peaks == peak, order, blocks), 0)
+    number = tl.where(greedy | (reached == blocks), highest, reached)
+    # The block in which it lies, once more.
+    top = tl.sum(tl.where(order == number, peaks, 0.0), 0)
+    before = tl.sum(tl.where(order == number, running - shares, 0.0), 0)
+    at = number * block + place
+    value = tl.load(source + at, mask=at < size, other=-float("inf")).to(tl.float32) * cool
+    weight = tl.exp(value - top)
+    left = (target - before) / tl.exp(top - peak)
+    found = tl.min(tl.where((tl.cumsum(weight, 0) > left) & (weight > 0.0), at, size), 0)
+    found = tl.where(found == size, tl.max(tl.where(weight > 0.0, at, 0), 0), found)  # a rounding short of the end
+    likeliest = tl.min(tl.where(value == top, at, size), 0)
+    chosen = tl.minimum(tl.where(greedy | (reached == blocks), likeliest, found), size - 1)  # even where all are NaN
+    put = row * burst + tl.load(at_step)
+    tl.store(ids + put, chosen.to(tl.int64))
+    tl.store(logprobs + put, tl.load(source + chosen).to(tl.float32) * cool - peak - tl.log(total))
+    tl.store(last + home, chosen.to(tl.int64))
+    tl.store(positions + home, tl.where(home == spare, 0, tl.load(positions + home) + 1))
+    tl.store(steps + home, step + 1)
 
 
-def sample(logits: Tensor, noise: Tensor, temperatures: Tensor, steps: Tensor, homes: Tensor) -> tuple[Tensor, Tensor]:
-    """One id a row by its uniform number noise[home, step] (at temperature 0 the most likely), and its log-prob."""
+def sample(
+    logits: Tensor, noise: Tensor, temperatures: Tensor, homes: Tensor, state: tuple[Tensor, Tensor, Tensor],
+    ids: Tensor, logprobs: Tensor, place: Tensor, spare: int,
+) -> None:  # fmt: skip
+    """One id a row by its uniform number noise[home, step] (at temperature 0 the most likely) and its log-prob, into
+    column `place` of both [slots, burst]. The row's last id, position and step, by home, go on; those of the `spare`
+    home, where any number of rows may stand, stay at position 0."""
     rows, size = logits.shape
-    ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    logprobs = torch.empty(rows, dtype=torch.float32, device=logits.device)
     _sample[(rows,)](
-        logits, noise, temperatures, steps, homes, ids, logprobs, noise.stride(0), size, VOCABULARY, num_warps=8
+        logits, noise, temperatures, homes, *state, ids, logprobs, place, spare, noise.stride(0),
+        ids.stride(0), size, VOCABULARY, triton.next_power_of_2(triton.cdiv(size, VOCABULARY)), num_warps=8,
     )  # fmt: skip
-    return ids, logprobs

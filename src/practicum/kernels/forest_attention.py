@@ -30,36 +30,36 @@ def _forward(
     kv: tl.constexpr = heads // kv_heads
     member, place, step = tl.arange(0, queries), tl.arange(0, size), tl.arange(0, block)
     count, begin = tl.load(counts + number), tl.load(depths + number)
-    row = tl.load(firsts + number) + member
-    here = member < count
-    path = paths + tl.load(paths_from + number)
-    query = tl.load(
-        joined + row[:, None].to(tl.int64) * width + head * size + place[None, :], mask=here[:, None], other=0.0
-    )
-    keys = joined + (heads + head // kv) * size
-    values = joined + (heads + kv_heads + head // kv) * size
-    position = begin + member
-    whole_peak = tl.full((queries,), NOTHING, tl.float32)
-    whole_total = tl.zeros((queries,), tl.float32)
-    whole = tl.zeros((queries, size), tl.float32)
-    stop = tl.where(count > 0, begin + count, 0)
-    for start in range(0, stop, segment):
-        peak = tl.full((queries,), NOTHING, tl.float32)
-        total = tl.zeros((queries, 16), tl.float32)
-        mixed = tl.zeros((queries, size), tl.float32)
-        for at in range(start, tl.minimum(start + segment, stop), block):
-            other = at + step
-            there = other < stop
-            where = tl.load(path + other, mask=there, other=0)[:, None].to(tl.int64) * width + place[None, :]
-            key = tl.load(keys + where, mask=there[:, None], other=0.0)
-            score = dot(query, tl.trans(key), exact) * scale
-            score = tl.where(other[None, :] <= position[:, None], score, NOTHING)
-            value = tl.load(values + where, mask=there[:, None], other=0.0)
-            peak, total, mixed = fold(score, value, peak, total, mixed, exact)
-        whole_peak, whole_total, whole = merge(whole_peak, whole_total, whole, peak, tl.max(total, 1), mixed)
-    target = out + row[:, None].to(tl.int64) * (heads * size) + head * size + place[None, :]
-    tl.store(target, (whole / whole_total[:, None]).to(out.dtype.element_ty), mask=here[:, None])
-    tl.store(sums + head * tokens + row, whole_peak + tl.log2(whole_total), mask=here)
+    if count > 0:  # a graph has room for more blocks than there are
+        row = tl.load(firsts + number) + member
+        here = member < count
+        path = paths + tl.load(paths_from + number)
+        at_head = row[:, None].to(tl.int64) * width + head * size + place[None, :]
+        query = tl.load(joined + at_head, mask=here[:, None], other=0.0)
+        keys = joined + (heads + head // kv) * size
+        values = joined + (heads + kv_heads + head // kv) * size
+        position = begin + member
+        whole_peak = tl.full((queries,), NOTHING, tl.float32)
+        whole_total = tl.zeros((queries,), tl.float32)
+        whole = tl.zeros((queries, size), tl.float32)
+        stop = begin + count
+        for start in range(0, stop, segment):
+            peak = tl.full((queries,), NOTHING, tl.float32)
+            total = tl.zeros((queries, 16), tl.float32)
+            mixed = tl.zeros((queries, size), tl.float32)
+            for at in range(start, tl.minimum(start + segment, stop), block):
+                other = at + step
+                there = other < stop
+                where = tl.load(path + other, mask=there, other=0)[:, None].to(tl.int64) * width + place[None, :]
+                key = tl.load(keys + where, mask=there[:, None], other=0.0)
+                score = dot(query, tl.trans(key), exact) * scale
+                score = tl.where(other[None, :] <= position[:, None], score, NOTHING)
+                value = tl.load(values + where, mask=there[:, None], other=0.0)
+                peak, total, mixed = fold(score, value, peak, total, mixed, exact)
+            whole_peak, whole_total, whole = merge(whole_peak, whole_total, whole, peak, tl.max(total, 1), mixed)
+        target = out + row[:, None].to(tl.int64) * (heads * size) + head * size + place[None, :]
+        tl.store(target, (whole / whole_total[:, None]).to(out.dtype.element_ty), mask=here[:, None])
+        tl.store(sums + head * tokens + row, whole_peak + tl.log2(whole_total), mask=here)
 
 
 @triton.jit
@@ -200,7 +200,7 @@ class ForestAttention(torch.autograd.Function):
         _forward[(len(look.firsts), heads)](
             joined, out, sums, look.firsts, look.counts, look.depths, look.paths_from, look.paths, tokens,
             size**-0.5 * LOG2E, heads, kv_heads, size, BLOCK, KEYS, SEGMENT, ctx.sizes[-1],
-            num_warps=4, num_stages=2, enable_fp_fusion=False,
+            num_warps=4, num_stages=1, enable_fp_fusion=False,
         )  # fmt: skip
         ctx.save_for_backward(joined, out, sums, positions)
         return out

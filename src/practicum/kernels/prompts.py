@@ -30,6 +30,11 @@ class Packed:
     count: Tensor  # [blocks] how many it has
 
 
+def _whole(count: int) -> int:
+    """Where a list begins decides how a kernel may read it, and each way is built anew: all begin at 16 bytes."""
+    return -(-count // 4) * 4
+
+
 def cut_up(numbers: Tensor, tokens: int, blocks: int) -> Packed:
     return Packed(*torch.split(numbers, [tokens, tokens, tokens, blocks, blocks]))
 
@@ -39,14 +44,15 @@ def block_count(rows: Sequence[tuple[int, Sequence[int], int]]) -> int:
 
 
 def packed(rows: Sequence[tuple[int, Sequence[int], int]], tokens: int = 0, blocks: int = 0) -> tuple[Tensor, int, int]:
-    """`rows`: (home, ids, position of the first), as numbers for `cut_up`, padded to so many tokens and blocks."""
+    """`rows`: (home, ids, position of the first), as numbers for `cut_up`, padded to at least so many tokens and
+    blocks."""
     lengths = np.array([len(ids) for _, ids, _ in rows])
     offsets = np.concatenate([[0], lengths.cumsum()])
     total = int(offsets[-1])
     pairs = list(zip(offsets.tolist(), lengths.tolist(), strict=False))
     first = np.concatenate([np.arange(0, length, QUERIES) + at for at, length in pairs])
     stops = np.concatenate([np.full(-(-length // QUERIES), at + length) for at, length in pairs])
-    tokens, blocks = max(tokens, total), max(blocks, len(first))
+    tokens, blocks = _whole(max(tokens, total)), _whole(max(blocks, len(first)))
     numbers = np.zeros(3 * tokens + 2 * blocks, dtype=np.int32)
     ids, homes, positions, firsts, counts = np.split(numbers, np.cumsum([tokens, tokens, tokens, blocks]))
     ids[:total] = np.concatenate([np.asarray(own, dtype=np.int32) for _, own, _ in rows])

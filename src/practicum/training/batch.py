@@ -41,9 +41,11 @@ class Sample:
 
     def __post_init__(self) -> None:
         arrays = (self.mask, self.weights, self.advantages, self.sampling_logprobs, self.old_logprobs, self.corrections)
-        if any(array is not None and len(array) != len(self.ids) for array in arrays):
-            raise ValueError("a sample's arrays must have one entry a token")
-        if len(self.ids) and self.mask[0]:
+        count = len(self.ids)
+        for array in arrays:
+            if array is not None and len(array) != count:
+                raise ValueError("a sample's arrays must have one entry a token")
+        if count and self.mask[0]:
             raise ValueError("the first token of a sequence cannot be predicted")
 
 
@@ -91,13 +93,13 @@ class Ordered:
 
 def ordered(samples: Sequence[Sample]) -> Ordered:
     predicted = [np.flatnonzero(sample.mask) for sample in samples]
-    fed = [(samples[index].ids[: where[-1]], index) for index, where in enumerate(predicted) if len(where)]
-    fed.sort()
-    numbers = [index for _, index in fed]
-    ids = [np.array(samples[index].ids, dtype=np.int64) for index in numbers]
-    predicted = [predicted[index] for index in numbers]
-    inputs = [whole[: where[-1]] for whole, where in zip(ids, predicted, strict=True)]
-    targets = [whole[where] for whole, where in zip(ids, predicted, strict=True)]
+    ids = [np.fromiter(sample.ids, dtype=np.int64) for sample in samples]
+    fed = {number: ids[number][: where[-1]] for number, where in enumerate(predicted) if len(where)}
+    written = {number: one.astype(">u4").tobytes() for number, one in fed.items()}  # ordered as the ids are, but sooner
+    numbers = sorted(written, key=written.__getitem__)
+    predicted = [predicted[number] for number in numbers]
+    inputs = [fed[number] for number in numbers]
+    targets = [ids[number][where] for number, where in zip(numbers, predicted, strict=True)]
     shared = [common(inputs[number - 1], one) if number else 0 for number, one in enumerate(inputs)]
     return Ordered(numbers, predicted, inputs, targets, shared)
 
@@ -140,24 +142,28 @@ def _assemble(samples: Sequence[Sample], batch: Ordered, piece: range, device: t
     forest = lay_down([batch.inputs[place] for place in piece], [batch.shared[place] for place in piece])
     if len(forest.ids) % bucket:
         forest = forest.padded(-(-len(forest.ids) // bucket) * bucket)
-    picked = [(samples[batch.numbers[place]], batch.predicted[place]) for place in piece]
-
-    counts = [len(wanted) for _, wanted in picked]
+    picked = [samples[batch.numbers[place]] for place in piece]
+    wanted = [batch.predicted[place] for place in piece]
+    counts = [len(places) for places in wanted]
+    starts = np.cumsum([0, *(len(sample.ids) for sample in picked[:-1])])
+    ones = np.ones(max(len(sample.ids) for sample in picked), dtype=np.float32)
+    end_to_end = np.concatenate(wanted) + np.repeat(starts, counts)
 
     def column(values: Callable[[Sample], NDArray[Any]]) -> NDArray[Any]:
-        return np.concatenate([values(sample)[wanted] for sample, wanted in picked])
+        found: NDArray[Any] = np.concatenate(list(map(values, picked)))[end_to_end]
+        return found
 
     columns = {
         "ids": forest.ids,
         "positions": forest.depths,
-        "at": np.concatenate([path[w - 1] for path, (_, w) in zip(forest.paths, picked, strict=True)]),
+        "at": np.concatenate([path[places - 1] for path, places in zip(forest.paths, wanted, strict=True)]),
         "targets": np.concatenate([batch.targets[place] for place in piece]),
         "weights": column(lambda sample: sample.weights),
         "advantages": column(lambda sample: sample.advantages),
         "sampling_logprobs": column(lambda sample: sample.sampling_logprobs),
         "old_logprobs": column(lambda s: s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs),
-        "corrections": column(lambda s: np.ones_like(s.weights) if s.corrections is None else s.corrections),
-        "temperatures": np.repeat(np.array([s.temperature for s, _ in picked], dtype=np.float32), counts),
+        "corrections": column(lambda s: ones[: len(s.ids)] if s.corrections is None else s.corrections),
+        "temperatures": np.repeat(np.array([s.temperature for s in picked], dtype=np.float32), counts),
         "sample_index": np.repeat([batch.numbers[place] for place in piece], counts),
     }
     numbers = [torch.from_numpy(np.ascontiguousarray(values)) for values in columns.values()]

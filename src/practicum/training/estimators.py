@@ -86,19 +86,19 @@ class Estimator:
     aggregation: str = PER_TOKEN
 
 
-def sampled_turns(episode: Trajectory) -> NDArray[np.int64]:
-    """The turn of every sampled token [T]."""
-    counts = [sum(len(s.ids) for s in turn.spans if s.origin is Origin.SAMPLED) for turn in episode.turns]
-    return np.repeat(np.arange(len(counts)), counts)
+def turn_lengths(episode: Trajectory) -> list[int]:
+    """The sampled tokens of every turn."""
+    return [sum([len(s.ids) for s in turn.spans if s.origin is Origin.SAMPLED]) for turn in episode.turns]
 
 
 def sampled_count(episode: Trajectory) -> int:
-    return len(sampled_turns(episode))
+    return sum(turn_lengths(episode))
 
 
 def rate(episode: Trajectory, settings: EstimatorSettings) -> Rated:
     """An episode's rewards, put on its tokens."""
-    turns = sampled_turns(episode)
+    lengths = turn_lengths(episode)
+    turns = np.repeat(np.arange(len(lengths)), lengths)
     rewards = np.zeros(len(turns))
     if len(turns) and settings.turn_rewards:
         owed = 0.0  # by turns without a token of their own

@@ -28,7 +28,7 @@ BLOCK = 64
 """Tokens that a GPU looks at together."""
 ROUND = 16
 """Bytes: addresses that are multiples of it are read in large pieces."""
-SHARE = 32
+SHARE = 16
 """Blocks that look at one that a program goes through: what all tasks begin with is looked at by the whole batch."""
 
 
@@ -109,7 +109,7 @@ class Forest:
         """With tokens that stand alone, so that there are `size`."""
         spare = np.arange(len(self.ids), size)
         nothing = np.zeros(len(spare), dtype=np.int64)
-        runs = [*self.runs, *((1, spare[place : place + 1]) for place in range(len(spare)))]
+        runs = [*self.runs, *((1, alone) for alone in spare[:, None])]
         ids, depths = np.append(self.ids, nothing), np.append(self.depths, nothing)
         return Forest(ids, depths, np.append(self.ends, spare + 1), self.paths, runs, len(spare))
 
@@ -117,8 +117,9 @@ class Forest:
 def common(first: Ints, second: Ints) -> int:
     """How many ids two sequences begin with in common."""
     length = min(len(first), len(second))
-    differing = np.flatnonzero(first[:length] != second[:length])
-    return int(differing[0]) if len(differing) else length
+    differing = first[:length] != second[:length]
+    place = int(differing.argmax()) if length else 0
+    return place if length and differing[place] else length
 
 
 def lay_down(sequences: Sequence[Ints], shared: Sequence[int]) -> Forest:

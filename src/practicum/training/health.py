@@ -116,8 +116,8 @@ METRICS = {
 
 def repetition(ids: Sequence[int], n: int = 4) -> float:
     """Share of a reply's n-grams that occurred in it before: 0 when all differ, near 1 in a loop."""
-    grams = [tuple(ids[start : start + n]) for start in range(len(ids) - n + 1)]
-    return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
+    count = len(ids) - n + 1
+    return 1.0 - len(set(zip(*(ids[start:] for start in range(n)), strict=False))) / count if count > 0 else 0.0
 
 
 def readings(metrics: Mapping[str, float]) -> dict[str, float]:

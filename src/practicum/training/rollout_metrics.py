@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from practicum.metrics import spread
 from practicum.training.estimators import sampled_count
 from practicum.training.health import repetition
-from practicum.trajectory import Origin, Outcome, StopReason, Trajectory
+from practicum.trajectory import Origin, Outcome, StopReason, Trajectory, Turn
 
 
 def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
@@ -16,7 +17,7 @@ def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
     metrics = {"rollout/episodes": float(len(episodes)), **spread("reward", [e.reward for e in scored])}
     if scored:
         turns = sum(len(e.turns) for e in scored)
-        replies = [[i for s in t.spans if s.origin is Origin.SAMPLED for i in s.ids] for e in scored for t in e.turns]
+        replies = [_reply(turn) for e in scored for turn in e.turns]
         lengths = [float(sampled_count(e)) for e in scored]
         cut = sum(t.stop_reason in (StopReason.LENGTH, StopReason.CONTEXT) for e in scored for t in e.turns)
         metrics |= {
@@ -43,3 +44,8 @@ def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
         if not outcome.scored:
             metrics[f"outcome/{outcome.value}"] = float(sum(e.outcome is outcome for e in episodes))
     return metrics
+
+
+def _reply(turn: Turn) -> tuple[int, ...]:
+    found = [span.ids for span in turn.spans if span.origin is Origin.SAMPLED]
+    return found[0] if len(found) == 1 else tuple(itertools.chain.from_iterable(found))

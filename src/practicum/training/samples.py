@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from practicum.algorithms import objectives
 from practicum.algorithms.advantages import Floats
 from practicum.errors import UserError
 from practicum.training.batch import Floats as BatchFloats
 from practicum.training.batch import Sample
-from practicum.training.estimators import sampled_turns
-from practicum.trajectory import Origin, Span, Trajectory
+from practicum.training.estimators import turn_lengths
+from practicum.trajectory import Origin, Trajectory
 
 
 def imitation_samples(episodes: Sequence[Trajectory]) -> list[Sample]:
@@ -37,7 +38,7 @@ class Lesson:
     @property
     def flat(self) -> bool:
         """Whether no token has an advantage."""
-        return not any(np.any(sample.advantages) for sample in self.samples)
+        return not any(sample.advantages.any() for sample in self.samples)
 
 
 def lessons(
@@ -74,53 +75,58 @@ def batch_of(taught: Iterable[Lesson], keep_all: bool = False) -> tuple[list[Sam
 
 def _lesson(episode: Trajectory, painted: Floats, aggregation: str, temperature: float, norm: float) -> Lesson:
     _check_logprobs(episode)
-    turns = sampled_turns(episode)
-    numbers, owner = np.unique(turns, return_inverse=True)
-    lengths = [int((owner == number).sum()) for number in range(len(numbers))]
+    lengths = turn_lengths(episode)
     (by_turn,), share = objectives.token_weights([lengths], aggregation, norm)
-    weights = np.asarray(by_turn, dtype=np.float32)[owner] if len(turns) else np.zeros(0, dtype=np.float32)
+    weights = np.repeat(np.array(by_turn, dtype=np.float32), lengths) if lengths else np.zeros(0, dtype=np.float32)
     samples = []
     used = 0
-    for sample in bare_samples(episode, temperature):
-        count = int(sample.mask.sum())
-        place = slice(used, used + count)
-        samples.append(
-            replace(sample, advantages=spread(sample, painted[place]), weights=spread(sample, weights[place]))
-        )
-        used += count
+    for ids, mask, known in _written(episode):
+        place = slice(used, used + int(np.count_nonzero(mask)))
+        samples.append(Sample(ids, mask, _laid(mask, weights[place]), _laid(mask, painted[place]), known, temperature))
+        used = place.stop
     return Lesson(tuple(samples), share)
 
 
 def spread(sample: Sample, values: Floats | BatchFloats) -> BatchFloats:
     """Numbers of the predicted tokens laid out over all tokens of a sample [T]."""
-    result = np.zeros(len(sample.ids), dtype=np.float32)
-    result[sample.mask] = values
+    return _laid(sample.mask, values)
+
+
+def _laid(mask: NDArray[np.bool_], values: Floats | BatchFloats) -> BatchFloats:
+    result = np.zeros(len(mask), dtype=np.float32)
+    result[mask] = values
     return result
 
 
 def bare_samples(episode: Trajectory, temperature: float = 1.0) -> list[Sample]:
     """An episode's runs of ids with their masks and sampling log-probs; runs without a sampled token are left out."""
     samples = []
-    for run in episode.runs():
-        sizes = [len(span.ids) for span in run]
-        mask = np.repeat([span.origin is Origin.SAMPLED for span in run], sizes)
-        if mask.any():
-            ids = tuple(itertools.chain.from_iterable(span.ids for span in run))
-            nothing = np.zeros(len(ids), dtype=np.float32)
-            samples.append(Sample(ids, mask, nothing, nothing, np.concatenate(list(map(_known, run))), temperature))
+    for ids, mask, known in _written(episode):
+        nothing = np.zeros(len(ids), dtype=np.float32)
+        samples.append(Sample(ids, mask, nothing, nothing, known, temperature))
     return samples
 
 
-def _known(span: Span) -> BatchFloats:
-    """A span's log-probs, 0 where there is none."""
-    if span.logprobs is None:
-        return np.zeros(len(span.ids), dtype=np.float32)
-    return np.array(span.logprobs, dtype=np.float32)
+def _written(episode: Trajectory) -> Iterator[tuple[tuple[int, ...], NDArray[np.bool_], BatchFloats]]:
+    """The same as ids, masks and log-probs, 0 where there is none."""
+    for run in episode.runs():
+        ids = tuple(itertools.chain.from_iterable(span.ids for span in run))
+        mask, known = np.zeros(len(ids), dtype=np.bool_), np.zeros(len(ids), dtype=np.float32)
+        start, found = 0, False
+        for span in run:
+            end = start + len(span.ids)
+            if span.origin is Origin.SAMPLED and end > start:
+                mask[start:end] = found = True
+                if span.logprobs is not None:
+                    known[start:end] = span.logprobs
+            start = end
+        if found:
+            yield ids, mask, known
 
 
 def _check_logprobs(episode: Trajectory) -> None:
-    for span in (span for run in episode.runs() for span in run if span.origin is Origin.SAMPLED):
-        if span.ids and span.logprobs is None:
+    for span in (span for turn in episode.turns for span in turn.spans):
+        if span.logprobs is None and span.origin is Origin.SAMPLED and span.ids:
             raise UserError(
                 f"Episode '{episode.task.id}' has no sampling log-probs, so it cannot be used for policy gradients; "
                 "collect it with an engine that reports them."

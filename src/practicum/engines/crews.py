@@ -1,0 +1,91 @@
+"""Rows that begin alike, such as the chains of a prompt: a GPU reads the keys and values they share once for all.
+
+Each row has a whole copy at home, and what it holds depends on nothing but its ids: so any of them can be read for the
+others, and a crew that loses a row leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from practicum.engines.prefix import BLOCK
+from practicum.engines.row import Row
+
+PAYS = 20 << 20
+"""Bytes of keys and values that need not be read in a layer from which on crews pay: on an H200 they cost it 4 µs."""
+
+Crew = tuple[int, list[int]]
+"""How many ids rows begin with in common, and the rows' numbers."""
+
+
+@dataclass(frozen=True)
+class Together:
+    """Crews as a GPU knows them: they look at the keys they have in common at the home of one of them."""
+
+    members: Tensor  # [crews, most] rows; -1: nobody
+    leads: Tensor  # [crews] the home
+    commons: Tensor  # [crews] how many keys; 0: there is no such crew
+    of_rows: Tensor  # [rows] the same, of each row's crew
+
+
+class Crews:
+    """Who stands together. The tensors stay where they are: a captured step goes on reading them."""
+
+    def __init__(self, slots: int, most: int, keys: int, bytes_a_key: int, device: torch.device) -> None:
+        self.most, self.keys, self.bytes_a_key = most, keys, bytes_a_key
+        self._shapes = ((max(1, slots // 2), most), (max(1, slots // 2),), (max(1, slots // 2),), (slots,))
+        self._numbers = torch.zeros(sum(map(np.prod, self._shapes)), dtype=torch.int64, device=device)
+        self._rows: list[Row] = []
+        self._pay = False
+
+    def of(self, wide: int) -> Together:
+        """Those that so many rows may form."""
+        parts = torch.split(self._numbers, [int(np.prod(shape)) for shape in self._shapes])
+        members, leads, commons, of_rows = (part.view(shape) for part, shape in zip(parts, self._shapes, strict=True))
+        crews = max(1, wide // 2)
+        return Together(members[:crews], leads[:crews], commons[:crews], of_rows[:wide])
+
+    def gather(self, rows: list[Row], homes: Sequence[int]) -> bool:
+        """Whether it pays that these rows, who live in `homes`, stand together; if so, they do from now on."""
+        if rows == self._rows:
+            return self._pay
+        self._rows, found = rows, crews_of(rows, self.most, self.keys)
+        spared = sum((len(crew) - 1) * common for common, crew in found)
+        self._pay = bool(found) and spared * self.bytes_a_key >= PAYS
+        if self._pay:
+            members, leads, commons, of_rows = (np.zeros(shape, dtype=np.int64) for shape in self._shapes)
+            members[:] = -1
+            for place, (common, crew) in enumerate(found):
+                members[place, : len(crew)], leads[place], commons[place] = crew, homes[crew[0]], common
+                of_rows[crew] = common
+            numbers = np.concatenate([members.ravel(), leads, commons, of_rows])
+            self._numbers.copy_(torch.from_numpy(numbers).to(self._numbers.device, non_blocking=True))
+        return self._pay
+
+
+def crews_of(rows: Sequence[Row], most: int, keys: int) -> list[Crew]:
+    """Each row with those that it shares the most blocks of `keys` ids with, up to `most` together."""
+    each = keys // BLOCK
+    marks = [row.hashes[each - 1 :: each] for row in rows]
+    counts = Counter(chain.from_iterable(marks))
+    groups: dict[tuple[int, int], list[int]] = {}
+    for number, own in enumerate(marks):
+        depth = len(own)
+        while depth and counts[own[depth - 1]] < 2:
+            depth -= 1
+        if depth:
+            groups.setdefault((depth * keys, own[depth - 1]), []).append(number)
+    found: list[Crew] = []
+    for (common, _), numbers in groups.items():
+        stem = rows[numbers[0]].request.ids[:common]
+        alike = [number for number in numbers if rows[number].request.ids[:common] == stem]  # hashes may lie
+        crews = (alike[start : start + most] for start in range(0, len(alike), most))
+        found += [(common, crew) for crew in crews if len(crew) > 1]
+    return found
