@@ -228,9 +228,7 @@ class _Bytes(dict[int, bytes]):
         self._tokenizer = tokenizer
 
     def __missing__(self, token: int) -> bytes:
-        text: str | None = self._tokenizer.id_to_token(token)
-        if text is None:
-            return b""
+        text = self._tokenizer.id_to_token(token) or ""  # a model may have more tokens than its tokenizer
         plain = all(letter in LETTERS for letter in text)
         self[token] = found = bytes(map(LETTERS.__getitem__, text)) if plain else text.encode()
         return found

@@ -133,11 +133,10 @@ def test_sampling_is_the_inverse_of_the_distribution() -> None:
     rest = torch.arange(2 * 200, device="cuda").reshape(2, 200)
     state = [*rest.clone(), torch.empty_like(steps)]
     state[2][homes] = steps
-    found = (torch.zeros(200, 3, dtype=torch.int64, device="cuda"), torch.zeros(200, 3, device="cuda"))
-    place = torch.ones(1, dtype=torch.int64, device="cuda")
-    decoding.sample(logits, placed_noise, placed_heat, homes, tuple(state), *found, place, 7)
-    assert all(not column[:, place * 0].any() for column in found)
-    ids, logprobs = (column[:, 1] for column in found)
+    found = torch.full((200, 3, 2), -7.0, dtype=torch.float64, device="cuda")
+    decoding.sample(logits, placed_noise, placed_heat, homes, tuple(state), found, 1, 7)
+    assert bool((found[:, [0, 2]] == -7).all())
+    ids, logprobs = found[:, 1, 0].long(), found[:, 1, 1].float()
     assert torch.equal(state[0][homes], ids)
     assert torch.equal(state[1], torch.where(torch.arange(200, device="cuda") == 7, 0, rest[1] + 1))
     assert torch.equal(state[2][homes], steps + 1)

@@ -65,7 +65,7 @@ def test_steps_in_the_interpreter_are_those_of_the_cpu(
 
     def capture(self: CudaSteps, key: tuple[int, bool, bool, bool]) -> None:
         used.append(key)
-        self._graphs[key] = Played(lambda: self._step(*key))
+        self._graphs[key] = Played(lambda: self._burst(*key))
 
     monkeypatch.setattr(CudaSteps, "_capture", capture)
     engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1, burst=4)

@@ -41,7 +41,7 @@ def make(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> Made:
     from practicum.engines.cuda import CudaSteps
 
     def capture(self: CudaSteps, key: tuple[int, bool, bool, bool]) -> None:
-        self._graphs[key] = Played(lambda: self._step(*key))
+        self._graphs[key] = Played(lambda: self._burst(*key))
 
     monkeypatch.setattr(CudaSteps, "_capture", capture)
     monkeypatch.setattr("practicum.engines.local.LINGER", 0.3)  # what is asked for together is let in together

@@ -47,8 +47,7 @@ class Flight:
     """A burst under way, and where on the host its results will stand."""
 
     rows: list[Row]
-    ids: Tensor  # [slots, burst], pinned
-    logprobs: Tensor
+    found: Tensor  # [slots, burst, 2] ids and log-probs, pinned
     landed: Any
 
 
@@ -62,9 +61,9 @@ class CudaSteps:
         slots, device = engine.max_batch, engine.decoder.device
         if device.type == "cuda":
             places.steady_products()
-        self._ids = torch.zeros(slots, burst, dtype=torch.int64, device=device)
-        self._logprobs = torch.zeros(slots, burst, device=device)
-        self._place = torch.zeros(1, dtype=torch.int64, device=device)
+        self.device = device
+        self._found = torch.zeros(slots, burst, 2, dtype=torch.float64, device=device)
+        """Ids and log-probs of a burst: both are exact in float64, and one copy brings them over."""
         self._homes = torch.arange(slots, device=device)
         shape = engine.decoder.shape
         together, bytes_a_number = decoding.crew_size(shape.heads, shape.kv_heads), engine.decoder.dtype.itemsize
@@ -79,14 +78,7 @@ class CudaSteps:
         self._sent = list(range(slots))
         """The homes that the GPU knows of."""
         self._flights: deque[Flight] = deque()
-        pinned = self.capturing
-        self._landing = [
-            (
-                torch.zeros(slots, burst, dtype=torch.int64, pin_memory=pinned),
-                torch.zeros(slots, burst, pin_memory=pinned),
-            )
-            for _ in range(3)
-        ]
+        self._landing = [torch.zeros_like(self._found, device="cpu", pin_memory=self.capturing) for _ in range(3)]
         """Bursts are heard in order and at most two are under way: a buffer is free again when its turn comes."""
         self._launched = 0
 
@@ -121,14 +113,14 @@ class CudaSteps:
     def catch_up(self) -> None:
         """Wait, on the GPU, for what others have written: weights, or adapters."""
         if self.capturing:
-            self.stream.wait_stream(torch.cuda.default_stream(self._place.device))
+            self.stream.wait_stream(torch.cuda.default_stream(self.device))
 
     @property
     def flights(self) -> int:
         return len(self._flights)
 
     def _there(self, values: Sequence[Any]) -> Tensor:
-        return torch.tensor(values).to(self._place.device, non_blocking=True)
+        return torch.tensor(values).to(self.device, non_blocking=True)
 
     def launch(self, rows: list[Row], wide: int, filtered: bool, dressed: bool) -> None:
         """Start a burst of steps for rows 0..wide-1, of which `rows` are somebody's."""
@@ -136,29 +128,25 @@ class CudaSteps:
         key = (wide, filtered, dressed, self._crews.gather(rows, places.of))
         homes = places.of[: len(rows)] + [places.spare] * (wide - len(rows))  # the rest only fill up the batch
         if homes != self._sent[:wide]:
-            self._homes[:wide] = self._there(homes)
+            self._homes[:wide].copy_(torch.tensor(homes), non_blocking=True)
             self._sent[:wide] = homes
         if key not in self._graphs:
             self._capture(key)
-        self._place.zero_()
-        graph = self._graphs[key]
-        for _ in range(self.burst):
-            graph.replay()
-        ids, logprobs = self._landing[self._launched % len(self._landing)]
+        self._graphs[key].replay()
+        found = self._landing[self._launched % len(self._landing)]
         self._launched += 1
-        ids[:wide].copy_(self._ids[:wide], non_blocking=True)
-        logprobs[:wide].copy_(self._logprobs[:wide], non_blocking=True)
-        self._flights.append(Flight(rows, ids, logprobs, mark(self._place.device)))
+        found[:wide].copy_(self._found[:wide], non_blocking=True)
+        self._flights.append(Flight(rows, found, mark(self.device)))
 
     def take(self, ends: Sequence[int]) -> Heard:
         """What the oldest burst gave, once it is there."""
         flight = self._flights.popleft()
         if flight.landed is not None:
             flight.landed.synchronize()
-        count = len(flight.rows)
-        ids = flight.ids[:count].numpy()
+        found = flight.found[: len(flight.rows)].numpy()
+        ids = found[..., 0].astype(np.int64)
         ended: list[bool] = np.isin(ids, np.array(ends, dtype=np.int64)).any(axis=1).tolist()  # type: ignore[assignment]
-        return list(zip(flight.rows, ids.tolist(), flight.logprobs[:count].tolist(), ended, strict=True))
+        return list(zip(flight.rows, ids.tolist(), found[..., 1].tolist(), ended, strict=True))
 
     def settle(self, rows: Sequence[Row], homes: Sequence[int], longest: int) -> None:
         """Write new rows' settings to their homes."""
@@ -169,7 +157,7 @@ class CudaSteps:
             for own in (row.request.sampling,)
         ])  # fmt: skip
         fields = (engine._last, engine._position, engine._temperature, engine._top_k, engine._top_p, engine._step)
-        settling.settle(numbers.to(self._place.device, non_blocking=True), longest, fields, engine._noise)
+        settling.settle(numbers.to(self.device, non_blocking=True), longest, fields, engine._noise)
         if engine.adapters is not None and engine._columns.shape[1]:
             engine._columns[self._there(homes)] = engine.adapters.columns([row.request.adapter for row in rows])
 
@@ -197,13 +185,13 @@ class CudaSteps:
         if self.capturing:
             numbers = numbers.pin_memory()
         if size is None:
-            where = prompts.cut_up(numbers.to(self._place.device, non_blocking=True), tokens, blocks)
+            where = prompts.cut_up(numbers.to(self.device, non_blocking=True), tokens, blocks)
             if engine.adapters is not None:
                 engine.adapters.wear(engine._columns[where.homes.clamp(min=0)] if dressed else None)
             self._pass_prompts(where)
             return
         if size not in self._fillings:
-            self._fillings[size] = self._capture_filling(numbers.to(self._place.device), tokens, blocks)
+            self._fillings[size] = self._capture_filling(numbers.to(self.device), tokens, blocks)
         graph, static = self._fillings[size]
         static.copy_(numbers, non_blocking=True)
         graph.replay()
@@ -257,19 +245,23 @@ class CudaSteps:
         prompt_pass(engine.decoder, where.ids, mix)
 
     def _capture(self, key: Key) -> None:
-        """A step for so many rows; the traces of the one that was taken for it are wiped out."""
+        """A burst for so many rows; the traces of the one that was taken for it are wiped out."""
         engine = self.engine
         state = (engine._last, engine._position, engine._step)
         kept = [tensor.clone() for tensor in state]
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        self._place.zero_()
-        self._graphs[key] = self._captured(lambda: self._step(*key))
+        self._graphs[key] = self._captured(lambda: self._burst(*key))
         for tensor, before in zip(state, kept, strict=True):
             tensor.copy_(before)
 
     @torch.inference_mode()
-    def _step(self, wide: int, filtered: bool, dressed: bool, sharing: bool) -> None:
+    def _burst(self, wide: int, filtered: bool, dressed: bool, sharing: bool) -> None:
+        """As one graph: every launch gives Python's lock away, and gets it back late where there are episodes."""
+        for column in range(self.burst):
+            self._step(wide, filtered, dressed, sharing, column)
+
+    def _step(self, wide: int, filtered: bool, dressed: bool, sharing: bool, column: int) -> None:
         """Feed the last token of every row and sample the next."""
         engine, decoder = self.engine, self.engine.decoder
         homes, together = self._homes[:wide], self._crews.of(wide) if sharing else None
@@ -292,14 +284,13 @@ class CudaSteps:
         plain = type(head) is torch.nn.Linear and head.bias is None
         logits = wide_product(hidden, head.weight) if plain else decoder.logits(hidden).float()
         if filtered:
-            self._sample_filtered(logits, homes)
-        else:
-            state = (engine._last, engine._position, engine._step)
-            found = (self._ids, self._logprobs, self._place)
-            decoding.sample(logits, engine._noise, engine._temperature, homes, state, *found, engine._homes.spare)
-        self._place += 1
+            self._sample_filtered(logits, homes, column)
+            return
+        state = (engine._last, engine._position, engine._step)
+        spare = engine._homes.spare
+        decoding.sample(logits, engine._noise, engine._temperature, homes, state, self._found, column, spare)
 
-    def _sample_filtered(self, logits: Tensor, homes: Tensor) -> None:
+    def _sample_filtered(self, logits: Tensor, homes: Tensor, column: int) -> None:
         """What `decoding.sample` does, among each row's most likely."""
         engine, wide, steps = self.engine, len(homes), self.engine._step[homes]
         noise = engine._noise[homes, steps.clamp(max=engine._noise.shape[1] - 1)]
@@ -309,8 +300,7 @@ class CudaSteps:
         positions = torch.where(homes == engine._homes.spare, 0, engine._position[homes] + 1)
         engine._position.index_copy_(0, homes, positions)
         engine._step.index_copy_(0, homes, steps + 1)
-        self._ids[:wide].index_copy_(1, self._place, ids[:, None])
-        self._logprobs[:wide].index_copy_(1, self._place, logprobs[:, None])
+        self._found[:wide, column, 0], self._found[:wide, column, 1] = ids, logprobs
 
 
 def first_in_line(device: torch.device) -> Any:

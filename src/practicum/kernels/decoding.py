@@ -236,10 +236,10 @@ def _parts(programs: int, room: int) -> int:
     return int(triton.next_power_of_2(wanted)) if wanted > 1 else 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["column"])
 def _sample(
-    logits, noise, temperatures, homes, last, positions, steps, ids, logprobs, at_step, spare, noise_width, burst,
-    size, block: tl.constexpr, blocks: tl.constexpr,
+    logits, noise, temperatures, homes, last, positions, steps, found, column, spare, noise_width, burst, size,
+    block: tl.constexpr, blocks: tl.constexpr,
 ) -> None:  # fmt: skip
     row = tl.program_id(0)
     place, order = tl.arange(0, block), tl.arange(0, blocks)
@@ -272,13 +272,14 @@ def _sample(
     value = tl.load(source + at, mask=at < size, other=-float("inf")).to(tl.float32) * cool
     weight = tl.exp(value - top)
     left = (target - before) / tl.exp(top - peak)
-    found = tl.min(tl.where((tl.cumsum(weight, 0) > left) & (weight > 0.0), at, size), 0)
-    found = tl.where(found == size, tl.max(tl.where(weight > 0.0, at, 0), 0), found)  # a rounding short of the end
+    drawn = tl.min(tl.where((tl.cumsum(weight, 0) > left) & (weight > 0.0), at, size), 0)
+    drawn = tl.where(drawn == size, tl.max(tl.where(weight > 0.0, at, 0), 0), drawn)  # a rounding short of the end
     likeliest = tl.min(tl.where(value == top, at, size), 0)
-    chosen = tl.minimum(tl.where(greedy | (reached == blocks), likeliest, found), size - 1)  # even where all are NaN
-    put = row * burst + tl.load(at_step)
-    tl.store(ids + put, chosen.to(tl.int64))
-    tl.store(logprobs + put, tl.load(source + chosen).to(tl.float32) * cool - peak - tl.log(total))
+    chosen = tl.minimum(tl.where(greedy | (reached == blocks), likeliest, drawn), size - 1)  # even where all are NaN
+    logprob = tl.load(source + chosen).to(tl.float32) * cool - peak - tl.log(total)
+    put = found + (row * burst + column) * 2
+    tl.store(put, chosen.to(tl.float64))
+    tl.store(put + 1, logprob.to(tl.float64))
     tl.store(last + home, chosen.to(tl.int64))
     tl.store(positions + home, tl.where(home == spare, 0, tl.load(positions + home) + 1))
     tl.store(steps + home, step + 1)
@@ -286,13 +287,13 @@ def _sample(
 
 def sample(
     logits: Tensor, noise: Tensor, temperatures: Tensor, homes: Tensor, state: tuple[Tensor, Tensor, Tensor],
-    ids: Tensor, logprobs: Tensor, place: Tensor, spare: int,
+    found: Tensor, column: int, spare: int,
 ) -> None:  # fmt: skip
-    """One id a row by its uniform number noise[home, step] (at temperature 0 the most likely) and its log-prob, into
-    column `place` of both [slots, burst]. The row's last id, position and step, by home, go on; those of the `spare`
-    home, where any number of rows may stand, stay at position 0."""
+    """One id a row by its uniform number noise[home, step] (at temperature 0 the most likely) and its log-prob, into a
+    column of [slots, burst, 2], in float64, which holds both. The row's last id, position and step, by home, go on;
+    those of the `spare` home, where any number of rows may stand, stay at position 0."""
     rows, size = logits.shape
     _sample[(rows,)](
-        logits, noise, temperatures, homes, *state, ids, logprobs, place, spare, noise.stride(0),
-        ids.stride(0), size, VOCABULARY, triton.next_power_of_2(triton.cdiv(size, VOCABULARY)), num_warps=8,
+        logits, noise, temperatures, homes, *state, found, column, spare, noise.stride(0), found.shape[1], size,
+        VOCABULARY, triton.next_power_of_2(triton.cdiv(size, VOCABULARY)), num_warps=8,
     )  # fmt: skip

@@ -37,10 +37,10 @@ class Reward:
     name: str
     function: Callable[..., float | Mapping[str, float]]
 
-    @property
-    def asks(self) -> tuple[str, ...]:
+    @functools.cached_property
+    def asks(self) -> Mapping[str, inspect.Parameter]:
         """What the function asks for, by name."""
-        return tuple(inspect.signature(self.function).parameters)
+        return dict(inspect.signature(self.function).parameters)
 
     def seeing(self, states: Mapping[str, Any]) -> Reward:
         """The same reward for one episode, with those states of its tools that it asks for."""
@@ -51,7 +51,7 @@ class Reward:
         """Score an episode; a function that fails or asks for a missing field is a judge error."""
         offered: dict[str, Any] = {**task.fields, "answer_given": answer_given, "calls": tuple(calls), "task": task}
         arguments = {}
-        for key, parameter in inspect.signature(self.function).parameters.items():
+        for key, parameter in self.asks.items():
             if key in offered:
                 arguments[key] = offered[key]
             elif parameter.default is parameter.empty:

@@ -6,7 +6,7 @@ from practicum.tools.base import tool
 
 
 @tool(finish=True)
-def answer(answer: str) -> str:
+async def answer(answer: str) -> str:
     """Give the final answer.
 
     Args:

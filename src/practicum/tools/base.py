@@ -9,12 +9,12 @@ and a `ToolFailure`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from practicum.deadline import clocked
 from practicum.errors import nearest
 from practicum.tools.errors import ToolFailure
 from practicum.tools.pool import Lease, StatePool, perform, pool_for
@@ -98,11 +98,11 @@ class Tool:
             raise TypeError(f"tool '{self.name}' is stateful: call it with a lease from its pool")
         timer = asyncio.timeout(self.timeout)
         try:
-            async with timer, contextlib.AsyncExitStack() as stack:
-                state = (
-                    () if self.pool is None or lease is None else (await stack.enter_async_context(lease.borrowed()),)
-                )
-                value = await perform(self.function, *state, **arguments)
+            if self.pool is None or lease is None:
+                value = await clocked(perform(self.function, **arguments), timer)
+            else:
+                async with timer, lease.borrowed() as state:
+                    value = await perform(self.function, state, **arguments)
         except ToolFailure:
             raise
         except Exception as error:  # a tool's exception is something the agent may learn from

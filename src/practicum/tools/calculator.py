@@ -1,4 +1,7 @@
-"""A pocket calculator: + - * / // % ** and brackets on exact numbers, no eval."""
+"""A pocket calculator: + - * / // % ** and brackets on exact numbers, no eval.
+
+What it may be asked for is bounded, so that it answers at once, on the event loop itself: a thread would cost more.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ def show_number(value: Fraction) -> str:
 
 
 @tool()
-def calculator(expression: str) -> str:
+async def calculator(expression: str) -> str:
     """Work out an arithmetic expression.
 
     Args:
