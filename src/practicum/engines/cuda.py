@@ -202,25 +202,25 @@ class CudaSteps:
             self._pool = torch.cuda.graph_pool_handle()
         if self.engine.adapters is not None:
             self.engine.adapters.wear(None)
-        return self._captured(lambda: self._pass_prompts(where)), numbers
+        return self._captured(lambda: self._pass_prompts(where), lambda: self._pass_prompts(where)), numbers
 
-    def _captured(self, do: Callable[[], None]) -> Any:
-        """A graph of what is done, after it has been done once: kernels must have been built.
+    def _captured(self, do: Callable[[], None], first: Callable[[], None]) -> Any:
+        """A graph of what is done, once `first` has been: its kernels must have been built.
 
         `torch.cuda.graph` would give all cached memory back to the system first. A wave of prompts or a number of rows
         may be new at any time, and whoever allocates next would wait for the system to hand it out again.
         """
         try:
-            return self._recorded(do)
+            return self._recorded(do, first)
         except torch.cuda.OutOfMemoryError:  # while it is captured, nothing is given back for it
             torch.cuda.empty_cache()
-            return self._recorded(do)
+            return self._recorded(do, first)
 
-    def _recorded(self, do: Callable[[], None]) -> Any:
+    def _recorded(self, do: Callable[[], None], first: Callable[[], None]) -> Any:
         graph, side, current = torch.cuda.CUDAGraph(), self._side, torch.cuda.current_stream()
         side.wait_stream(current)
         with CAPTURING, torch.cuda.stream(side):
-            do()
+            first()
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # the learner may be at work
             try:
                 do()
@@ -251,16 +251,16 @@ class CudaSteps:
         kept = [tensor.clone() for tensor in state]
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        self._graphs[key] = self._captured(lambda: self._burst(*key))
+        self._graphs[key] = self._captured(lambda: self._burst(*key), lambda: self._step(*key, 0))
         for tensor, before in zip(state, kept, strict=True):
             tensor.copy_(before)
 
-    @torch.inference_mode()
     def _burst(self, wide: int, filtered: bool, dressed: bool, sharing: bool) -> None:
         """As one graph: every launch gives Python's lock away, and gets it back late where there are episodes."""
         for column in range(self.burst):
             self._step(wide, filtered, dressed, sharing, column)
 
+    @torch.inference_mode()
     def _step(self, wide: int, filtered: bool, dressed: bool, sharing: bool, column: int) -> None:
         """Feed the last token of every row and sample the next."""
         engine, decoder = self.engine, self.engine.decoder
