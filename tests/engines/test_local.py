@@ -259,3 +259,34 @@ def test_weights_may_not_change_under_a_request(model: LlamaForCausalLM, rendere
             await engine.close()
 
     asyncio.run(run())
+
+
+def test_sessions_that_are_over_are_let_go_of_even_across_a_close(engine: LocalEngine) -> None:
+    prompts = {f"s{number}": [number + 5] * 40 for number in range(8)}
+
+    async def spoken() -> None:
+        await asyncio.gather(*(engine.generate(request(ids, name, max_tokens=2)) for name, ids in prompts.items()))
+
+    async def let_go() -> None:
+        while len(engine.prefixes._by_session):
+            await asyncio.sleep(0.001)
+
+    async def run() -> None:
+        await spoken()
+        assert len(engine.prefixes._by_session) == 8
+        for name in prompts:
+            engine.forget(name)
+        await asyncio.wait_for(let_go(), 10)
+        await spoken()
+        for name in prompts:
+            engine.forget(name)
+        await engine.close()
+        assert not engine.prefixes._by_session
+        await spoken()
+        engine.forget("s3")
+        for name in prompts:
+            engine.forget(name)
+        await asyncio.wait_for(let_go(), 10)
+        await engine.close()
+
+    asyncio.run(run())

@@ -187,7 +187,7 @@ def test_homes_are_released_and_a_closed_engine_goes_on(make: Made) -> None:
         return await engine.generate(request(ids_of(number, 30), f"s{number}", tokens=tokens))
 
     async def heard() -> None:
-        while not engine._inbox.empty():
+        while not engine._inbox.empty() or engine._forgotten:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
 

@@ -57,6 +57,8 @@ ADMIT_EVERY = 4
 """Decode steps between two admissions: prompts go better in company, and a reply is many steps long."""
 BURST = 4
 """Decode steps on a GPU between two looks from the host."""
+FORGET = "forget"
+"""Says that sessions are over."""
 LINGER = 0.002
 """Seconds without a new request after which a GPU that had nothing to do begins; those of a batch come together."""
 
@@ -110,7 +112,8 @@ class LocalEngine:
         self._waiting: deque[Row] = deque()
         self.adapters: AdapterBank | None = None
         self._inbox: queue.SimpleQueue[Row | Change | str | int | None] = queue.SimpleQueue()
-        """A request, a change, a session to forget, a new policy version, or None to close: taken in this order."""
+        """A request, a change, FORGET, a new policy version, or None to close: taken in this order."""
+        self._forgotten: deque[str] = deque()
         self._stops = Stops(renderer.tokenizer)
         self._under_way = 0
         self._thread: threading.Thread | None = None
@@ -206,7 +209,9 @@ class LocalEngine:
         return Wearing(self, adapter)
 
     def forget(self, session: str) -> None:
-        self._inbox.put(session)
+        self._forgotten.append(session)
+        if len(self._forgotten) == 1:  # else somebody has said so already
+            self._inbox.put(FORGET)
 
     async def close(self) -> None:
         if self._thread is not None:
@@ -242,20 +247,29 @@ class LocalEngine:
                     settle(item, EngineError(self._broken))
 
     def _collect(self) -> bool:
-        """Take what has come in; wait only when there is nothing to decode. False: close."""
+        """Take what has come in; wait only when there is nothing to decode. False: close.
+
+        A GPU that had nothing to do sleeps until no more come, rather than wake up for each: Python runs in one thread
+        at a time, and who asks has others to start.
+        """
         idle = not self._rows and not self._waiting
-        linger = idle and self._steps is not None
+        linger, known = idle and self._steps is not None, 0
         while True:
-            wait = linger and bool(self._waiting) and len(self._waiting) < self.max_batch
             try:
-                item = self._inbox.get(block=idle or wait, timeout=LINGER if wait else None)
+                item = self._inbox.get(block=idle)
             except queue.Empty:
-                return True
+                if not linger or len(self._waiting) == known or known >= self.max_batch:
+                    return True
+                known = len(self._waiting)
+                time.sleep(LINGER)
+                continue
             if item is None:
                 self._fail_all("the engine was closed")
                 return False
             if isinstance(item, str):
-                self.prefixes.forget(item)
+                if idle and linger:
+                    time.sleep(LINGER)
+                self._let_go()
                 continue
             if isinstance(item, int):
                 self.prefixes.set_version(item)
@@ -269,6 +283,11 @@ class LocalEngine:
                 torch.set_num_threads(self.threads)
             idle = False
             self._waiting.append(item)
+
+    def _let_go(self) -> None:
+        """Of sessions that are over."""
+        while self._forgotten:
+            self.prefixes.forget(self._forgotten.popleft())
 
     def _catch_up(self) -> None:
         if self._steps is not None:
@@ -285,6 +304,7 @@ class LocalEngine:
                 rows.append(item)
             if isinstance(item, Change):
                 settle(item, EngineError(reason))
+        self._let_go()
         self._rows.clear()
         self._waiting.clear()
         for row in rows:
