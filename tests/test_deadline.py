@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+import types
+from collections.abc import Generator, Iterator
 from unittest.mock import patch
 
 import pytest
@@ -153,3 +155,28 @@ def test_a_fault_is_passed_on_before_and_after_the_first_wait() -> None:
     for waits in range(3):
         with pytest.raises(TimeoutError, match="its own"):
             asyncio.run(ask(waits))
+
+
+def test_whatever_can_be_awaited_can_be_clocked_and_nothing_else() -> None:
+    class Listed:
+        def __await__(self) -> Iterator[None]:
+            return iter([None, None])
+
+    @types.coroutine
+    def old() -> Generator[None, None, int]:
+        yield
+        return 3
+
+    async def run() -> tuple[object, int]:
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        done.set_result(4)
+        assert await clocked(done, asyncio.timeout(5)) == 4
+        return await clocked(Listed(), asyncio.timeout(5)), await clocked(old(), asyncio.timeout(5))  # type: ignore[arg-type]
+
+    assert asyncio.run(run()) == (None, 3)
+
+    async def forgotten() -> None:
+        await clocked(3, asyncio.timeout(5))  # type: ignore[arg-type]
+
+    with pytest.raises(TypeError, match="await"):
+        asyncio.run(forgotten())

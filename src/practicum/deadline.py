@@ -74,7 +74,7 @@ class Deadline:
 async def clocked(wanted: Awaitable[T], clock: AbstractAsyncContextManager[Any]) -> T:
     """What is wanted, under a clock that is wound up only if there is something to wait for: most worlds answer at
     once, and timers cost more than that."""
-    begun = wanted.__await__()
+    begun = (wanted if type(wanted) is types.CoroutineType else _whole(wanted)).__await__()
     try:
         needed = begun.send(None)
     except StopIteration as done:
@@ -82,6 +82,11 @@ async def clocked(wanted: Awaitable[T], clock: AbstractAsyncContextManager[Any])
         return found
     async with clock:
         return await _rest(begun, needed)
+
+
+async def _whole(wanted: Awaitable[T]) -> T:
+    """Whatever can be awaited, as a coroutine."""
+    return await wanted
 
 
 @types.coroutine

@@ -180,7 +180,8 @@ class Renderer:
         fast = self._fast
         if fast is not None and fast.truncation is None and fast.padding is None:
             # What the other comes down to, without a batch of one, for which threads are woken and the GIL is let go.
-            fast.encode_special_tokens = self.tokenizer.split_special_tokens
+            if fast.encode_special_tokens != self.tokenizer.split_special_tokens:
+                fast.encode_special_tokens = self.tokenizer.split_special_tokens
             found = fast.encode(text, add_special_tokens=False)
             return found.ids, found.offsets
         coded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import random
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -215,6 +216,20 @@ def test_the_same_seed_gives_the_same_tokens(renderer: Renderer) -> None:
         for _ in range(2)
     )
     assert [(reply.ids, reply.logprobs) for reply in first] == [(reply.ids, reply.logprobs) for reply in second]
+
+
+def test_rows_that_look_at_keys_together_say_the_same(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [replace(one, ids=(*range(100, 180), *one.ids)) for one in requests(90)]
+    asked += [replace(one, sampling=replace(one.sampling, top_k=5), session="") for one in asked[:6]]
+    found = []
+    for pays in (1 << 60, 0):
+        monkeypatch.setattr("practicum.engines.crews.PAYS", pays)
+        engine = LocalEngine(Decoder(build("llama").to("cuda", torch.bfloat16)), renderer, max_batch=48)
+        found.append(generate(engine, asked))
+        assert engine._steps is not None
+        assert any(key[-1] for key in engine._steps._graphs) == (pays == 0)
+    alone, together = found
+    assert [(reply.ids, reply.logprobs) for reply in alone] == [(reply.ids, reply.logprobs) for reply in together]
 
 
 @pytest.mark.parametrize("sessions", [12, 40])

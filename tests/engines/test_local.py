@@ -12,6 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local import LocalEngine
+from practicum.engines.prefix import block_hashes
+from practicum.engines.row import Row
 from practicum.environment import Observation
 from practicum.errors import EngineError
 from practicum.models import loader
@@ -290,3 +292,30 @@ def test_sessions_that_are_over_are_let_go_of_even_across_a_close(engine: LocalE
         await engine.close()
 
     asyncio.run(run())
+
+
+def test_ids_may_come_as_a_list(engine: LocalEngine) -> None:
+    listed = Request(list(range(10, 60)), Sampling(max_tokens=3), TASK, Observation(), ())  # type: ignore[arg-type]
+
+    async def run() -> list[Generation]:
+        try:
+            return [await engine.generate(listed), await engine.generate(listed)]
+        finally:
+            await engine.close()
+
+    first, again = asyncio.run(run())
+    assert again.ids == first.ids
+    assert again.prompt_cached == 49
+
+
+def test_what_was_given_up_before_new_weights_stands_with_nobody(engine: LocalEngine) -> None:
+    """Its keys are of the old ones; it is only there until the burst under way has been heard."""
+    loop = asyncio.new_event_loop()
+    asked = request(range(10, 90))
+    row = Row(asked, loop.create_future(), loop, list(asked.ids), 5, block_hashes(asked.ids))
+    engine._rows.append(row)
+    engine._inbox.put(3)
+    assert engine._collect()
+    assert engine.prefixes.version == 3
+    assert row.hashes == []
+    loop.close()

@@ -82,3 +82,29 @@ def test_steps_in_the_interpreter_are_those_of_the_cpu(
     assert [reply.stop_reason for reply in found] == [reply.stop_reason for reply in known]
     for mine, other in zip(found, known, strict=True):
         assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_filtered_sampling_is_that_of_the_cpu(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    from practicum.engines.cuda import CudaSteps
+
+    def capture(self: CudaSteps, key: tuple[int, bool, bool, bool]) -> None:
+        self._graphs[key] = Played(lambda: self._burst(*key))
+
+    monkeypatch.setattr(CudaSteps, "_capture", capture)
+    monkeypatch.setattr("practicum.engines.crews.PAYS", 0)
+    model = build("llama")
+    ways = [(1.0, 0, 0.8), (0.7, 5, 1.0), (0.0, 0, 0.5), (1.0, 3, 0.6), (1.0, 0, 1.0)]
+    asked = [
+        Request(tuple(range(30, 100)), Sampling(heat, top_k=top_k, top_p=top_p, max_tokens=3 + number, seed=number),
+                Task("t", "x", "train"), Observation(), (), session=f"s{number}")
+        for number, (heat, top_k, top_p) in enumerate(ways)
+    ]  # fmt: skip
+    known = play(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), asked)
+    engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1, burst=2)
+    engine._noise = torch.zeros(engine._homes.count, engine.decoder.shape.context)
+    engine._steps = CudaSteps(engine, 2)
+    found = play(engine, asked)
+    assert [reply.ids for reply in found] == [reply.ids for reply in known]
+    assert int(engine._position[engine._homes.spare]) == 0
+    for mine, other in zip(found, known, strict=True):
+        assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)

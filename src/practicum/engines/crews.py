@@ -1,7 +1,7 @@
 """Rows that begin alike, such as the chains of a prompt: a GPU reads the keys and values they share once for all.
 
-Each row has a whole copy at home, and what it holds depends on nothing but its ids: so any of them can be read for the
-others, and a crew that loses a row leaves no trace.
+Each row has a whole copy at home, and what it holds depends on nothing but weights, adapter and ids, which are the same
+for all of a crew: so any of them can be read for the others, and a crew that loses a row leaves no trace.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Decoding on a CUDA GPU: a step is captured once for each size of batch and then replayed.
+"""Decoding on a CUDA GPU: a burst of steps is captured once for each size of batch and then replayed.
 
-The host says how many rows there are and how many steps to take, and hears of a burst while the next one runs. A row
-that ends within a burst runs on unheard until then. Prompts go through packed, without padding.
+The host says which rows there are, and hears of a burst while the next one runs. A row that ends within a burst runs on
+unheard until then. Prompts go through packed, end to end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PROMPT_SIZES = (256, 512, 1024, 2048, 4096, 8192)
 SMALL_BUCKETS = (8, 16, 32, 64, 96, 128, 192, 256)
 LARGE_BUCKET = 128
 Key = tuple[int, bool, bool, bool]
-"""What a step is captured for: rows, whether any filters what it samples, wears an adapter, and whether crews pay."""
+"""What a burst is captured for: rows, whether any filters what it samples, wears an adapter, and whether crews pay."""
 SWITCH = 0.0002
 """Seconds for which a busy thread may keep Python's lock from one that wants it. This one gives it away whenever it
 waits for the GPU; with Python's own 0.005 it gets it back later than the GPU has done a whole burst."""

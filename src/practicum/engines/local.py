@@ -114,6 +114,7 @@ class LocalEngine:
         self._inbox: queue.SimpleQueue[Row | Change | str | int | None] = queue.SimpleQueue()
         """A request, a change, FORGET, a new policy version, or None to close: taken in this order."""
         self._forgotten: deque[str] = deque()
+        self._forgetting = threading.Lock()
         self._stops = Stops(renderer.tokenizer)
         self._under_way = 0
         self._thread: threading.Thread | None = None
@@ -131,7 +132,7 @@ class LocalEngine:
         self._noise = torch.zeros(slots, decoder.shape.context if on_gpu else 64, device=device)
         self._slot_numbers = torch.arange(slots, device=device)
         self._columns = torch.zeros(slots, 0, device=device)
-        """What of the adapters' matrices each slot lets through."""
+        """What of the adapters' matrices each home's row lets through."""
         self._steps: CudaSteps | None = None
         if on_gpu:
             from practicum.engines.cuda import CudaSteps  # needs Triton
@@ -209,9 +210,10 @@ class LocalEngine:
         return Wearing(self, adapter)
 
     def forget(self, session: str) -> None:
-        self._forgotten.append(session)
-        if len(self._forgotten) == 1:  # else somebody has said so already
-            self._inbox.put(FORGET)
+        with self._forgetting:  # other event loops may have sessions too
+            self._forgotten.append(session)
+            if len(self._forgotten) == 1:  # else somebody has said so already
+                self._inbox.put(FORGET)
 
     async def close(self) -> None:
         if self._thread is not None:
@@ -245,6 +247,8 @@ class LocalEngine:
             while (item := self._inbox.get()) is not None:  # who asked before they could know
                 if isinstance(item, Row | Change):
                     settle(item, EngineError(self._broken))
+                elif isinstance(item, str):
+                    self._forgotten.clear()
 
     def _collect(self) -> bool:
         """Take what has come in; wait only when there is nothing to decode. False: close.
@@ -273,6 +277,8 @@ class LocalEngine:
                 continue
             if isinstance(item, int):
                 self.prefixes.set_version(item)
+                for row in self._rows:  # given up and not yet gone: their keys are of the old weights
+                    row.hashes = []
                 self._catch_up()
                 continue
             if isinstance(item, Change):
@@ -304,12 +310,12 @@ class LocalEngine:
                 rows.append(item)
             if isinstance(item, Change):
                 settle(item, EngineError(reason))
-        self._let_go()
         self._rows.clear()
         self._waiting.clear()
         for row in rows:
             row.over = True  # a burst may still be under way with it
             settle(row, EngineError(reason))
+        self._let_go()
 
     def _admit(self) -> None:
         """Fill free slots in waves: a prompt whose next uncached block another is about to compute waits for it."""
@@ -348,7 +354,7 @@ class LocalEngine:
                 return  # let the others decode a step before the next wave; a GPU that had nothing to do fills up first
 
     def _match(self, row: Row) -> tuple[Entry | None, int]:
-        return self.prefixes.match(row.request.ids[:-1], row.request.session, row.request.adapter, row.hashes)
+        return self.prefixes.match(tuple(row.request.ids[:-1]), row.request.session, row.request.adapter, row.hashes)
 
     def _start(self, wave: list[Row]) -> None:
         """Give rows their slots, copy what is cached, compute the rest."""

@@ -165,7 +165,7 @@ def _common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
     shorter = min(len(first), len(second))
     if first[:shorter] == second[:shorter]:  # as nearly always: the hashes have matched
         return shorter
-    return next(compress(count(), map(ne, first, second)))
+    return next(compress(count(), map(ne, first, second)), shorter)
 
 
 def block_hashes(ids: Sequence[int], owner: str = "", known: Sequence[int] = ()) -> list[int]:

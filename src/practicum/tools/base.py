@@ -86,7 +86,8 @@ class Tool:
         return None
 
     async def call(self, arguments: Mapping[str, Any], lease: Lease | None = None) -> ToolResult:
-        """Run the tool off the event loop and within its deadline; failures come back as text.
+        """Run the tool within its deadline, off the event loop unless it is a coroutine function; failures come back as
+        text.
 
         A deadline that passes raises TimeoutError: that is the world's fault, not the agent's. A tool
         with a `pool` needs the episode's lease on a state.
