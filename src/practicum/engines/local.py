@@ -1,9 +1,8 @@
 """The in-process engine: continuous batching over the learner's own weights.
 
 One thread decodes; requests come from the event loop and answers go back to it, so a slow tool
-holds up nobody else. Rows that decode stand in slots 0..B-1 of one static KV buffer; a finished row's
-place is filled by the last one. Shapes are bucketed (rows by 8, keys by 128): a GPU can capture them,
-and on CPU they make a row's numbers independent of the rows beside it, to the last bit.
+holds up nobody else. Rows that decode stand in slots 0..B-1 over one static KV buffer; a finished row's
+place is taken by the last one. What is computed for them is `CpuSteps`' and, on a GPU, `CudaSteps`'.
 
 A prompt's KV is computed up to its last token; the last token is fed by the first decode step, so
 prefill needs no logits and a fully cached prompt needs no prefill.
@@ -17,28 +16,20 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from practicum.engines.attention import (
-    KEY_BUCKET,
-    attention,
-    block_count,
-    causal_mask,
-    decode_attention,
-    edge,
-)
+from practicum.engines.attention import KEY_BUCKET
 from practicum.engines.base import Generation, Request, Weights
+from practicum.engines.cpu import ROW_BUCKET, CpuSteps
 from practicum.engines.homes import Homes
 from practicum.engines.prefix import BLOCK, Entry, PrefixStore, block_hashes
 from practicum.engines.row import Change, Heard, Row, settle, settle_all
-from practicum.engines.sampling import sample, uniforms
 from practicum.engines.stopping import STOP_WINDOW, Stops, hear
 from practicum.engines.wearing import Wearing
 from practicum.errors import ContextFull, EngineError, UserError
@@ -50,9 +41,6 @@ from practicum.trajectory import ActionSource, StopReason
 if TYPE_CHECKING:
     from practicum.engines.cuda import CudaSteps
 
-ROW_BUCKET = 8
-MANY_TOKENS = 512
-"""Prompt tokens from which on more threads pay on a small model."""
 ADMIT_EVERY = 4
 """Decode steps between two admissions: prompts go better in company, and a reply is many steps long."""
 BURST = 4
@@ -130,9 +118,9 @@ class LocalEngine:
         self._top_p = torch.ones(slots, device=device)
         self._step = torch.zeros(slots, dtype=torch.int64, device=device)
         self._noise = torch.zeros(slots, decoder.shape.context if on_gpu else 64, device=device)
-        self._slot_numbers = torch.arange(slots, device=device)
         self._columns = torch.zeros(slots, 0, device=device)
         """What of the adapters' matrices each home's row lets through."""
+        self._cpu = CpuSteps(self)
         self._steps: CudaSteps | None = None
         if on_gpu:
             from practicum.engines.cuda import CudaSteps  # needs Triton
@@ -364,7 +352,7 @@ class LocalEngine:
         self._homes.let_in(wave, first, self._kv)
         self._configure(first, wave)
         if self._steps is None:
-            self._prefill_in_groups(first, wave)
+            self._cpu.fill(wave)
         else:
             prompts = [(row.slot, row.ids[row.cached : -1], row.cached) for row in wave]
             self._steps.fill(prompts, any(row.request.adapter for row in wave))
@@ -380,47 +368,15 @@ class LocalEngine:
         self._rows.extend(wave)
         self.stats.prefill_seconds += time.perf_counter() - begun
 
-    def _prefill_in_groups(self, first: int, wave: list[Row]) -> None:
-        """Prompts of like length together, padded."""
-        pending = [(first + n, row, row.cached) for n, row in enumerate(wave) if row.cached < len(row.ids) - 1]
-        if sum(len(row.ids) - done for _, row, done in pending) > MANY_TOKENS:
-            torch.set_num_threads(self.all_threads)
-        pending.sort(key=lambda item: len(item[1].ids) - item[2])
-        while pending:
-            group: list[tuple[int, Row, int]] = []
-            widest = 0
-            for item in pending:
-                width = min(len(item[1].ids) - 1 - item[2], self.prefill_tokens)
-                if group and max(widest, width) * (len(group) + 1) > self.prefill_tokens:
-                    break
-                group.append(item)
-                widest = max(widest, width)
-            pending = pending[len(group) :]
-            self._wear(self._columns[[slot for slot, _, _ in group], None], [row for _, row, _ in group])
-            self._prefill([(slot, row.ids[done : done + widest], done) for slot, row, done in group])
-            left = [(slot, row, done + widest) for slot, row, done in group if done + widest < len(row.ids) - 1]
-            pending = left + pending
-        torch.set_num_threads(self.threads)
-
     def _configure(self, first: int, wave: list[Row]) -> None:
-        """Per-slot settings of new rows, one transfer a field."""
+        """Settings of new rows."""
         longest = max(row.limit for row in wave)
         if longest > self._noise.shape[1]:
             self._noise = F.pad(self._noise, (0, longest - self._noise.shape[1]))
         if self._steps is not None:
             self._steps.settle(wave, self._homes.of[first : first + len(wave)], longest)
-            return
-        place = slice(first, first + len(wave))
-        settings = [row.request.sampling for row in wave]
-        self._last[place] = torch.tensor([row.ids[-1] for row in wave])
-        self._position[place] = torch.tensor([len(row.ids) - 1 for row in wave])
-        self._temperature[place] = torch.tensor([s.temperature for s in settings])
-        self._top_k[place] = torch.tensor([s.top_k for s in settings])
-        self._top_p[place] = torch.tensor([s.top_p for s in settings])
-        self._step[place] = 0
-        if self.adapters is not None and self._columns.shape[1]:
-            self._columns[place] = self.adapters.columns([row.request.adapter for row in wave])
-        self._noise[place, :longest] = uniforms([s.seed for s in settings], longest)
+        else:
+            self._cpu.settle(first, wave, longest)
 
     def _reserve(self, length: int) -> None:
         """Make the KV buffer [layers, 2, homes, K, keys, D] hold rows of this length."""
@@ -438,43 +394,13 @@ class LocalEngine:
         if self._steps is not None:
             self._steps.forget()
 
-    def _prefill(self, rows: list[tuple[int, list[int], int]]) -> None:
-        """KV of ids from a start, for several slots at once. The last prompt token is left to decoding."""
-        device = self.decoder.device
-        width = -(-max(len(ids) for _, ids, _ in rows) // ROW_BUCKET) * ROW_BUCKET
-        slots = torch.tensor([slot for slot, _, _ in rows], device=device)
-        ids = torch.tensor([ids + [0] * (width - len(ids)) for _, ids, _ in rows], device=device)
-        starts = torch.tensor([start for _, _, start in rows], device=device)
-        positions = (starts[:, None] + torch.arange(width, device=device)).clamp(max=self._capacity - 1)
-        keys = -(-(int(starts.max()) + width) // KEY_BUCKET) * KEY_BUCKET
-        keys = min(keys, self._capacity)
-        mask = causal_mask(positions, keys, self.decoder.dtype)
-        limit, last = self.decoder.shape.context - 1, self.decoder.shape.layers - 1
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self._kv[layer, 0, slots[:, None], :, positions] = k
-            self._kv[layer, 1, slots[:, None], :, positions] = v
-            if layer == last:
-                return v
-            return attention(q, self._kv[layer, 0, slots, :, :keys], self._kv[layer, 1, slots, :, :keys], mask)
-
-        self.decoder.hidden(ids, positions.clamp(max=limit), attend, keys_only=True)
-
     def _decode(self) -> None:
         """One burst of decode steps for every row, then the host's look at what came out."""
         begun = time.perf_counter()
         if self._steps is not None:
             heard = self._launch_and_take(self._steps)
         else:
-            count = len(self._rows)
-            wide = -(-count // ROW_BUCKET) * ROW_BUCKET
-            self._position[count:wide] = 0  # rows that only fill up a batch start over each time
-            self._step[count:wide] = 0
-            reach = self._sort_rows()
-            steps = [self._decode_step(wide, reach, self._filtered()) for _ in range(self.burst)]
-            ids = torch.stack([step for step, _ in steps], 1).tolist()
-            logprobs = torch.stack([step for _, step in steps], 1).tolist()
-            heard = list(zip(self._rows, ids, logprobs, [True] * count, strict=False))
+            heard = self._cpu.burst()
             self.stats.decode_steps += self.burst
             self._steps_since_admission += self.burst
         finished: list[tuple[int, StopReason | None]] = []
@@ -510,76 +436,17 @@ class LocalEngine:
             for row in self._rows:
                 row.asked += self.burst
             dressed = any(row.request.adapter for row in self._rows)
-            steps.launch(list(self._rows), steps.bucket(count), self._filtered(), dressed)
+            steps.launch(list(self._rows), steps.bucket(count), self.filtered, dressed)
             self.stats.decode_steps += self.burst
             self._steps_since_admission += self.burst
             if steps.flights < 2:
                 return []
         return steps.take(self.renderer.end_ids)
 
-    def _filtered(self) -> bool:
+    @property
+    def filtered(self) -> bool:
+        """Whether any row samples among its most likely only."""
         return any(row.request.sampling.top_k or row.request.sampling.top_p < 1 for row in self._rows)
-
-    def _sort_rows(self) -> tuple[int, ...]:
-        """Rows with more keys first, so that block j of the keys concerns rows 0..reach[j]-1 and no others."""
-        blocks = [block_count(len(row.ids) + self.burst - 1) for row in self._rows]
-        for slot in range(1, len(blocks)):
-            while blocks[slot] > blocks[slot - 1]:  # the row put out of its place may itself belong further up
-                first = next(place for place, count in enumerate(blocks) if count < blocks[slot])
-                self._swap(first, slot)
-                blocks[first], blocks[slot] = blocks[slot], blocks[first]
-        most = min(blocks[0], block_count(self._capacity))
-        return tuple(sum(count > block for count in blocks) for block in range(most))
-
-    def _swap(self, a: int, b: int) -> None:
-        length = max(len(self._rows[a].ids), len(self._rows[b].ids)) - 1
-        pair, turned = [a, b], [b, a]
-        self._kv[:, :, pair, :, :length] = self._kv[:, :, turned, :, :length]
-        for tensor in self._slot_tensors():
-            tensor[pair] = tensor[turned]
-        self._rows[a], self._rows[b] = self._rows[b], self._rows[a]
-        self._rows[a].slot, self._rows[b].slot = a, b
-
-    def _slot_tensors(self) -> tuple[Tensor, ...]:
-        """Everything but the KV that belongs to a slot."""
-        return (
-            self._last, self._position, self._temperature, self._top_k, self._top_p, self._step, self._noise,
-            self._columns,
-        )  # fmt: skip
-
-    def _wear(self, columns: Tensor, rows: Sequence[Row]) -> None:
-        """Set what the rows of the next pass wear; for the base alone, nothing is to be computed."""
-        if self.adapters is not None:
-            self.adapters.wear(columns if any(row.request.adapter for row in rows) else None)
-
-    @torch.inference_mode()
-    def _decode_step(self, wide: int, reach: tuple[int, ...], filtered: bool) -> tuple[Tensor, Tensor]:
-        """Feed the last token of rows 0..wide-1, sample the next; nothing here waits for the host."""
-        keys = edge(len(reach))
-        spans = (wide, *reach[1:])
-        positions = self._position[:wide]
-        if self.burst > 1:  # rows that stopped within a burst run on unheard, but not out of the window
-            positions = positions.clamp(max=self.decoder.shape.context - 1)
-        slots = self._slot_numbers[:wide]
-        kv_heads = self.decoder.shape.kv_heads
-        mask = causal_mask(positions[:, None], keys, self.decoder.dtype)
-        bias = mask.expand(-1, kv_heads, -1, -1).reshape(wide * kv_heads, 1, keys)
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            buffer_k, buffer_v = self._kv[layer, 0], self._kv[layer, 1]
-            buffer_k[slots, :, positions] = k
-            buffer_v[slots, :, positions] = v
-            return decode_attention(q, buffer_k[:wide, :, :keys], buffer_v[:wide, :, :keys], bias, spans)
-
-        self._wear(self._columns[:wide], self._rows)
-        hidden = self.decoder.hidden(self._last[:wide], positions, attend)
-        noise = self._noise[slots, self._step[:wide].clamp(max=self._noise.shape[1] - 1)]
-        limits = (self._top_k[:wide], self._top_p[:wide]) if filtered else (None, None)
-        ids, logprobs = sample(self.decoder.logits(hidden), noise, self._temperature[:wide], *limits)
-        self._last[:wide] = ids
-        self._position[:wide] += 1
-        self._step[:wide] += 1
-        return ids, logprobs
 
     def _finish(self, slot: int, reason: StopReason | None, answers: list[tuple[Row, Generation]]) -> None:
         """Keep the KV for the next turn and let the last row take the place; an answer, if anybody waits for it."""
@@ -593,10 +460,7 @@ class LocalEngine:
             self._rows[slot] = self._rows[last]
             self._rows[slot].slot = slot
             if self._steps is None:
-                length = len(self._rows[last].ids) - 1
-                self._kv[:, :, slot, :, :length] = self._kv[:, :, last, :, :length]
-                for tensor in self._slot_tensors():
-                    tensor[slot] = tensor[last]
+                self._cpu.move(last, slot, len(self._rows[last].ids) - 1)
             else:
                 self._homes.swap(slot, last)
         self._rows.pop()
