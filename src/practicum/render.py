@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 from jinja2 import TemplateError
@@ -36,6 +38,7 @@ LETTERS = {chr(byte): byte for byte in _SEEN} | {chr(256 + place): byte for plac
 """GPT-2's alphabet, in which byte-level tokenizers write: a character that can be seen for every byte."""
 
 Spans = tuple[Span, ...]
+_BEGIN, _END = itemgetter(0), itemgetter(1)
 
 
 class Renderer:
@@ -206,20 +209,20 @@ class Renderer:
                 position = start + len(content)
             else:
                 position = start
-        origins = []
-        cursor = 0
-        for begin, end in offsets:
-            while cursor < len(ranges) and ranges[cursor][1] <= begin:
-                cursor += 1
-            inside = cursor < len(ranges) and begin < ranges[cursor][1] and end > ranges[cursor][0]
-            origins.append(Origin.OBSERVATION if inside else Origin.TEMPLATE)
         spans: list[Span] = []
-        first = 0
-        for stop in range(1, len(ids) + 1):
-            if stop == len(ids) or origins[stop] is not origins[first]:
-                spans.append(Span(origins[first], tuple(ids[first:stop])))
-                first = stop
-        return tuple(spans)
+        reached = 0
+        for begin, end in ranges:  # a token that is partly a content's is the content's
+            first = max(reached, bisect_right(offsets, begin, key=_END))
+            last = bisect_left(offsets, end, lo=first, key=_BEGIN)
+            if first == last:
+                continue
+            if reached < first or not spans:
+                spans += _span(Origin.TEMPLATE, ids[reached:first])
+                spans += _span(Origin.OBSERVATION, ids[first:last])
+            else:
+                spans[-1] = Span(Origin.OBSERVATION, (*spans[-1].ids, *ids[first:last]))
+            reached = last
+        return (*spans, *_span(Origin.TEMPLATE, ids[reached:]))
 
 
 class _Bytes(dict[int, bytes]):
@@ -255,6 +258,10 @@ def _marked(messages: Sequence[Message]) -> list[Message]:
         replace(message, content=f"{MARKER}{number};", images=("",) * len(message.images))
         for number, message in enumerate(messages)
     ]
+
+
+def _span(origin: Origin, ids: Sequence[int]) -> Spans:
+    return (Span(origin, tuple(ids)),) if ids else ()
 
 
 def _without_closing(spans: Sequence[Span], close_id: int) -> tuple[Span, ...]:

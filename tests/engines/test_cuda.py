@@ -37,7 +37,7 @@ from practicum.training.batch import Cut, Sample
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 TASK = Task("t", "x", "train")
 SIZES = {
-    "vocab_size": 800, "hidden_size": 192, "intermediate_size": 400, "num_hidden_layers": 4, "num_attention_heads": 6,
+    "vocab_size": 800, "hidden_size": 192, "intermediate_size": 448, "num_hidden_layers": 4, "num_attention_heads": 6,
     "num_key_value_heads": 2, "max_position_embeddings": 640, "initializer_range": 0.08,
 }  # fmt: skip
 

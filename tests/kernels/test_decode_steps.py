@@ -41,14 +41,16 @@ class Played:
         self.replay = step
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize(("name", "going_on"), [("llama", False), ("llama", True), ("qwen2", True), ("qwen3", True)])
 def test_steps_in_the_interpreter_are_those_of_the_cpu(
-    name: str, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+    name: str, going_on: bool, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from practicum.engines.cuda import CudaSteps
     from practicum.kernels import decoding
 
     monkeypatch.setattr(decoding, "PROGRAMS", 32)  # two parts a row
+    if going_on:
+        monkeypatch.setattr("practicum.kernels.products.HALF", (torch.float32,))
     monkeypatch.setattr("practicum.engines.crews.PAYS", 0)  # crews from the first shared block on
     model = build(name)
     shared = tuple(range(30, 100))

@@ -21,10 +21,10 @@ from torch import Tensor
 from practicum.engines import sampling
 from practicum.engines.crews import Crews
 from practicum.engines.row import Heard, Row
-from practicum.kernels import CAPTURING, decoding, prompts, settling
+from practicum.kernels import CAPTURING, decoding, products, prompts, settling
 from practicum.kernels.dots import KEYS
 from practicum.kernels.head import wide_product
-from practicum.kernels.layers import add_norm, gate, turn_
+from practicum.kernels.layers import add_norm, turn_
 from practicum.kernels.passing import product, prompt_pass
 from practicum.models import place as places
 
@@ -273,12 +273,11 @@ class CudaSteps:
         added: Tensor | None = None
         for number, layer in enumerate(decoder.layers):
             kv = engine._kv[number]
-            joined = product(layer.qkv, add_norm(x, added, layer.before_attention, epsilon, x))
-            norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
-            query = decoding.turn_and_keep(joined, kv, homes, positions, tables, heads, norms, epsilon)
+            normal = add_norm(x, added, layer.before_attention, epsilon, x)
+            query = products.queries(layer, normal, kv, homes, positions, tables, heads, epsilon)
             added = product(layer.out, decoding.attend(query, kv, homes, positions, together))
-            joined = product(layer.gate_up, add_norm(x, added, layer.before_mlp, epsilon, x))
-            added = product(layer.down, gate(joined))
+            normal = add_norm(x, added, layer.before_mlp, epsilon, x)
+            added = product(layer.down, products.gated(layer.gate_up, normal))
         hidden = add_norm(x, added, decoder.final_norm, epsilon, x)
         head = decoder.model.lm_head
         plain = type(head) is torch.nn.Linear and head.bias is None
