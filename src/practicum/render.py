@@ -34,8 +34,12 @@ MOST_FRAMES = 64
 """What templates put around contents: as many as there are kinds of observations."""
 _SEEN = (*range(33, 127), *range(161, 173), *range(174, 256))
 _UNSEEN = sorted({*range(256)} - {*_SEEN})
-LETTERS = {chr(byte): byte for byte in _SEEN} | {chr(256 + place): byte for place, byte in enumerate(_UNSEEN)}
-"""GPT-2's alphabet, in which byte-level tokenizers write: a character that can be seen for every byte."""
+LETTERS = (
+    dict.fromkeys(range(256), "\u2402") | {byte: byte for byte in _SEEN}
+    | {256 + place: byte for place, byte in enumerate(_UNSEEN)}
+)  # fmt: skip
+"""GPT-2's alphabet, in which byte-level tokenizers write: a character that can be seen for every byte. Those that
+cannot be seen stand for none, and become one that is no byte."""
 
 Spans = tuple[Span, ...]
 _BEGIN, _END = itemgetter(0), itemgetter(1)
@@ -233,8 +237,11 @@ class _Bytes(dict[int, bytes]):
 
     def __missing__(self, token: int) -> bytes:
         text = self._tokenizer.id_to_token(token) or ""  # a model may have more tokens than its tokenizer
-        plain = all(letter in LETTERS for letter in text)
-        self[token] = found = bytes(map(LETTERS.__getitem__, text)) if plain else text.encode()
+        try:
+            found = text.translate(LETTERS).encode("latin-1")
+        except UnicodeEncodeError:  # not in that alphabet
+            found = text.encode()
+        self[token] = found
         return found
 
 

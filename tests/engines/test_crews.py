@@ -86,6 +86,7 @@ def test_what_the_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row(ids), row(numbers(2, 200)), row(ids), row(ids), row(ids)]
     monkeypatch.setattr(crews, "PAYS", 2 * 192 * 10 + 1)
     assert not standing.gather(rows, homes)
+    assert standing.of(6).of_rows.tolist() == [0] * 6  # it is not even worth one place to read from
     rows = list(rows)
     rows.pop()
     rows.append(row(ids))
@@ -96,8 +97,14 @@ def test_what_the_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told.leads.tolist() == [5, 0, 0]
     assert told.commons.tolist() == [192, 192, 0]
     assert told.of_rows.tolist() == [192, 0, 192, 192, 192, 0]
+    assert told.leads_of_rows.tolist() == [5, 0, 5, 0, 0, 0]
     before = told.members.data_ptr()
     assert standing.gather([rows[4], rows[0]], homes) is False  # one is left: that does not pay
+    assert told.of_rows.tolist() == [0] * 6
+    monkeypatch.setattr(crews, "LEADS", 192 * 10)
+    assert standing.gather([rows[0], rows[4]], homes) is False
+    assert told.of_rows.tolist() == [192, 192, 0, 0, 0, 0]
+    assert told.leads_of_rows.tolist() == [5, 5, 0, 0, 0, 0]
     monkeypatch.setattr(crews, "PAYS", 0)
     assert standing.gather([rows[4], rows[0], rows[1]], homes)
     assert told.members.tolist() == [[0, 1], [-1, -1], [-1, -1]]

@@ -222,14 +222,15 @@ def test_rows_that_look_at_keys_together_say_the_same(renderer: Renderer, monkey
     asked = [replace(one, ids=(*range(100, 180), *one.ids)) for one in requests(90)]
     asked += [replace(one, sampling=replace(one.sampling, top_k=5), session="") for one in asked[:6]]
     found = []
-    for pays in (1 << 60, 0):
+    for pays, leads in ((1 << 60, 1 << 60), (1 << 60, 0), (0, 0)):
         monkeypatch.setattr("practicum.engines.crews.PAYS", pays)
+        monkeypatch.setattr("practicum.engines.crews.LEADS", leads)
         engine = LocalEngine(Decoder(build("llama").to("cuda", torch.bfloat16)), renderer, max_batch=48)
         found.append(generate(engine, asked))
         assert engine._steps is not None
         assert any(key[-1] for key in engine._steps._graphs) == (pays == 0)
-    alone, together = found
-    assert [(reply.ids, reply.logprobs) for reply in alone] == [(reply.ids, reply.logprobs) for reply in together]
+    alone, *others = ([(reply.ids, reply.logprobs) for reply in replies] for replies in found)
+    assert others == [alone, alone]
 
 
 @pytest.mark.parametrize("sessions", [12, 40])

@@ -21,9 +21,11 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(9, 3, 64), (7, 1, 32)])
 @pytest.mark.parametrize("programs", [1024, 8])
+@pytest.mark.parametrize("together", [True, False])
 def test_together_and_alone_give_the_same_bits(
-    dtype: torch.dtype, heads: int, kv_heads: int, size: int, programs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    dtype: torch.dtype, heads: int, kv_heads: int, size: int, programs: int, together: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     from practicum.engines.crews import Together
     from practicum.kernels import decoding
 
@@ -38,15 +40,16 @@ def test_together_and_alone_give_the_same_bits(
     positions = torch.tensor([64, 70, 199, 1290, 300, 512, 1024, 17, 1088, 1299], device=DEVICE)
     numbers = torch.zeros(5, most, dtype=torch.int64, device=DEVICE) - 1
     leads, commons = (torch.zeros(5, dtype=torch.int64, device=DEVICE) for _ in range(2))
-    of_rows = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
+    of_rows, leads_of_rows = (torch.zeros(rows, dtype=torch.int64, device=DEVICE) for _ in range(2))
     for place, (common, crew) in enumerate(crews.items()):
         numbers[place, : len(crew)] = torch.tensor(crew)
         leads[place], commons[place], of_rows[crew] = homes[crew[-1]], common, common
+        leads_of_rows[crew] = homes[crew[-1]]
         kv[:, homes[crew], :, :common] = kv[:, homes[crew[:1]], :, :common]
     alone = decoding.attend(query, kv, homes, positions)
-    found = decoding.attend(query, kv, homes, positions, Together(numbers, leads, commons, of_rows))
-    same(found, alone)
+    standing = Together(numbers, leads, commons, of_rows, leads_of_rows)
+    same(decoding.attend(query, kv, homes, positions, standing, together), alone)
     for place, crew in enumerate(crews.values()):  # and they do look at their leader's keys
         others = [homes[number] for number in crew[:-1]]
         kv[:, others, :, : commons[place]] = 100.0
-    same(decoding.attend(query, kv, homes, positions, Together(numbers, leads, commons, of_rows)), alone)
+    same(decoding.attend(query, kv, homes, positions, standing, together), alone)

@@ -34,8 +34,8 @@ def test_steps_are_those_of_float32() -> None:
             masters.gather()
         assert (
             abs(
-                apply_gradient(plain, exact, SETTINGS, 1e-3, 0.0)
-                - apply_gradient(masters, rounded, SETTINGS, 1e-3, 0.0)
+                apply_gradient(plain, exact, SETTINGS, 1e-3, lambda: 0.0)
+                - apply_gradient(masters, rounded, SETTINGS, 1e-3, lambda: 0.0)
             )
             < 1e-5
         )

@@ -1,4 +1,7 @@
-"""Rows that begin alike, such as the chains of a prompt: a GPU reads the keys and values they share once for all.
+"""Rows that begin alike, such as the chains of a prompt: a GPU reads the keys and values they share from one place.
+
+Each row reads them for itself, and all but the first find them in the cache; or, where there are enough, they are read
+once for all.
 
 Each row has a whole copy at home, and what it holds depends on nothing but weights, adapter and ids, which are the same
 for all of a crew: so any of them can be read for the others, and a crew that loses a row leaves no trace.
@@ -19,7 +22,10 @@ from practicum.engines.prefix import BLOCK
 from practicum.engines.row import Row
 
 PAYS = 48 << 20
-"""Bytes of keys and values that need not be read in a layer from which on crews pay: on an H200 they cost it 9 µs."""
+"""Bytes of a layer's keys and values that are read again and again, from which on it pays to read them once for all: on
+an H200 that costs 9 µs."""
+LEADS = 8 << 20
+"""The same, from which on it pays to read them from one place."""
 
 Crew = tuple[int, list[int]]
 """How many ids rows begin with in common, and the rows' numbers."""
@@ -33,6 +39,7 @@ class Together:
     leads: Tensor  # [crews] the home
     commons: Tensor  # [crews] how many keys; 0: there is no such crew
     of_rows: Tensor  # [rows] the same, of each row's crew
+    leads_of_rows: Tensor  # [rows]
 
 
 class Crews:
@@ -40,33 +47,38 @@ class Crews:
 
     def __init__(self, slots: int, most: int, keys: int, bytes_a_key: int, device: torch.device) -> None:
         self.most, self.keys, self.bytes_a_key = most, keys, bytes_a_key
-        self._shapes = ((max(1, slots // 2), most), (max(1, slots // 2),), (max(1, slots // 2),), (slots,))
+        self._shapes = ((max(1, slots // 2), most), (max(1, slots // 2),), (max(1, slots // 2),), (slots,), (slots,))
         self._numbers = torch.zeros(sum(map(np.prod, self._shapes)), dtype=torch.int64, device=device)
         self._rows: list[Row] = []
-        self._pay = False
+        self._known = self._pay = False
 
     def of(self, wide: int) -> Together:
         """Those that so many rows may form."""
         parts = torch.split(self._numbers, [int(np.prod(shape)) for shape in self._shapes])
-        members, leads, commons, of_rows = (part.view(shape) for part, shape in zip(parts, self._shapes, strict=True))
+        members, leads, commons, *of_rows = (part.view(shape) for part, shape in zip(parts, self._shapes, strict=True))
         crews = max(1, wide // 2)
-        return Together(members[:crews], leads[:crews], commons[:crews], of_rows[:wide])
+        return Together(members[:crews], leads[:crews], commons[:crews], *(part[:wide] for part in of_rows))
 
     def gather(self, rows: list[Row], homes: Sequence[int]) -> bool:
-        """Whether it pays that these rows, who live in `homes`, stand together; if so, they do from now on."""
+        """Whether it pays that these rows, who live in `homes`, go through what they share once for all."""
         if rows == self._rows:
             return self._pay
         self._rows, found = rows, crews_of(rows, self.most, self.keys)
-        spared = sum((len(crew) - 1) * common for common, crew in found)
-        self._pay = bool(found) and spared * self.bytes_a_key >= PAYS
-        if self._pay:
-            members, leads, commons, of_rows = (np.zeros(shape, dtype=np.int64) for shape in self._shapes)
+        spared = self.bytes_a_key * sum((len(crew) - 1) * common for common, crew in found)
+        self._pay = bool(found) and spared >= PAYS
+        if spared < min(LEADS, PAYS):
+            found = []
+        if found or self._known:
+            members, leads, commons, of_rows, leads_of_rows = (
+                np.zeros(shape, dtype=np.int64) for shape in self._shapes
+            )
             members[:] = -1
             for place, (common, crew) in enumerate(found):
                 members[place, : len(crew)], leads[place], commons[place] = crew, homes[crew[0]], common
-                of_rows[crew] = common
-            numbers = np.concatenate([members.ravel(), leads, commons, of_rows])
+                of_rows[crew], leads_of_rows[crew] = common, homes[crew[0]]
+            numbers = np.concatenate([members.ravel(), leads, commons, of_rows, leads_of_rows])
             self._numbers.copy_(torch.from_numpy(numbers), non_blocking=True)
+        self._known = bool(found)
         return self._pay
 
 

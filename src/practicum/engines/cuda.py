@@ -36,7 +36,7 @@ PROMPT_SIZES = (256, 512, 1024, 2048, 4096, 8192)
 SMALL_BUCKETS = (8, 16, 32, 64, 96, 128, 192, 256)
 LARGE_BUCKET = 128
 Key = tuple[int, bool, bool, bool]
-"""What a burst is captured for: rows, whether any filters what it samples, wears an adapter, and whether crews pay."""
+"""What a burst is captured for: rows, and whether any filters what it samples, wears an adapter, or goes in a crew."""
 SWITCH = 0.0002
 """Seconds for which a busy thread may keep Python's lock from one that wants it. This one gives it away whenever it
 waits for the GPU; with Python's own 0.005 it gets it back later than the GPU has done a whole burst."""
@@ -264,7 +264,7 @@ class CudaSteps:
     def _step(self, wide: int, filtered: bool, dressed: bool, sharing: bool, column: int) -> None:
         """Feed the last token of every row and sample the next."""
         engine, decoder = self.engine, self.engine.decoder
-        homes, together = self._homes[:wide], self._crews.of(wide) if sharing else None
+        homes, crews = self._homes[:wide], self._crews.of(wide)
         if engine.adapters is not None:
             engine.adapters.wear(engine._columns[homes] if dressed else None)
         epsilon, tables, heads = decoder.epsilon, decoder.tables, decoder.shape.heads
@@ -275,7 +275,7 @@ class CudaSteps:
             kv = engine._kv[number]
             normal = add_norm(x, added, layer.before_attention, epsilon, x)
             query = products.queries(layer, normal, kv, homes, positions, tables, heads, epsilon)
-            added = product(layer.out, decoding.attend(query, kv, homes, positions, together))
+            added = product(layer.out, decoding.attend(query, kv, homes, positions, crews, sharing))
             normal = add_norm(x, added, layer.before_mlp, epsilon, x)
             added = product(layer.down, products.gated(layer.gate_up, normal))
         hidden = add_norm(x, added, decoder.final_norm, epsilon, x)

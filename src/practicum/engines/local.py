@@ -47,6 +47,8 @@ BURST = 4
 """Decode steps on a GPU between two looks from the host."""
 FORGET = "forget"
 """Says that sessions are over."""
+EARLY = 64
+"""Requests that have come, from which on their prompts are computed while more come."""
 LINGER = 0.002
 """Seconds without a new request after which a GPU that had nothing to do begins; those of a batch come together."""
 
@@ -242,17 +244,21 @@ class LocalEngine:
         """Take what has come in; wait only when there is nothing to decode. False: close.
 
         A GPU that had nothing to do sleeps until no more come, rather than wake up for each: Python runs in one thread
-        at a time, and who asks has others to start.
+        at a time, and who asks has others to start. Prompts of those that have come are computed meanwhile.
         """
         idle = not self._rows and not self._waiting
-        linger, known = idle and self._steps is not None, 0
+        linger, come, known = idle and self._steps is not None, 0, 0
         while True:
             try:
                 item = self._inbox.get(block=idle)
             except queue.Empty:
-                if not linger or len(self._waiting) == known or known >= self.max_batch:
+                if not linger or come == known or come >= self.max_batch:
+                    if linger:  # none of those that came together waits for the others' first steps
+                        self._admit(at_once=True)
                     return True
-                known = len(self._waiting)
+                known = come
+                if len(self._waiting) >= EARLY:
+                    self._admit(at_once=True)
                 time.sleep(LINGER)
                 continue
             if item is None:
@@ -276,6 +282,7 @@ class LocalEngine:
             if idle:
                 torch.set_num_threads(self.threads)
             idle = False
+            come += 1
             self._waiting.append(item)
 
     def _let_go(self) -> None:
@@ -305,9 +312,10 @@ class LocalEngine:
             settle(row, EngineError(reason))
         self._let_go()
 
-    def _admit(self) -> None:
+    def _admit(self, at_once: bool = False) -> None:
         """Fill free slots in waves: a prompt whose next uncached block another is about to compute waits for it."""
-        if self._rows and self._steps_since_admission < (ADMIT_EVERY if self._steps is None else 2 * self.burst):
+        pause = 0 if at_once else ADMIT_EVERY if self._steps is None else 2 * self.burst
+        if self._rows and self._steps_since_admission < pause:
             return
         self._steps_since_admission = 0
         decoding = bool(self._rows) or self._steps is None

@@ -96,9 +96,9 @@ def turn_and_keep(
 
 @triton.jit
 def _attend(
-    query, keys, values, homes, positions, commons, out, states, peaks, sums, scale, slot_stride, head_stride, room,
-    heads: tl.constexpr, kv_heads: tl.constexpr, group: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
-    segment: tl.constexpr, parts: tl.constexpr, exact: tl.constexpr, sharing: tl.constexpr,
+    query, keys, values, homes, positions, commons, leads, out, states, peaks, sums, scale, slot_stride, head_stride,
+    room, heads: tl.constexpr, kv_heads: tl.constexpr, group: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
+    segment: tl.constexpr, parts: tl.constexpr, exact: tl.constexpr, led: tl.constexpr, sharing: tl.constexpr,
 ) -> None:  # fmt: skip
     row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     stop = tl.load(positions + row) + 1
@@ -108,6 +108,10 @@ def _attend(
     index = row * heads + head * each + member
     wanted = tl.load(query + index[:, None] * size + place[None, :], mask=inside[:, None], other=0.0)
     offset = tl.load(homes + row) * slot_stride + head * head_stride
+    common, leading = 0, offset
+    if led:
+        common = tl.load(commons + row)
+        leading = tl.load(leads + row) * slot_stride + head * head_stride
     whole_peak = tl.full((group,), NOTHING, tl.float32)
     whole_total = tl.zeros((group,), tl.float32)
     whole = tl.zeros((group, size), tl.float32)
@@ -118,7 +122,6 @@ def _attend(
         total = tl.zeros((group, 16), tl.float32)
         mixed = tl.zeros((group, size), tl.float32)
         if sharing:  # what comes from keys that others see as well is there already
-            common = tl.load(commons + row)
             known = inside & (start < common)
             begin = tl.maximum(start, tl.minimum(common, start + segment))
             peak = tl.load(peaks + lies, mask=known, other=NOTHING)
@@ -127,7 +130,7 @@ def _attend(
         for at in range(begin, tl.minimum(start + segment, stop), block):
             number = at + step
             seen = number < stop
-            where = offset + number[:, None] * size + place[None, :]
+            where = tl.where(at < common, leading, offset) + number[:, None] * size + place[None, :]
             key = tl.load(keys + where, mask=seen[:, None], other=0.0)
             score = tl.where(seen[None, :], dot(wanted, tl.trans(key), exact) * scale, NOTHING)
             value = tl.load(values + where, mask=seen[:, None], other=0.0)
@@ -195,10 +198,13 @@ def crew_size(heads: int, kv_heads: int) -> int:
     return int(max(2, TOGETHER // triton.next_power_of_2(heads // kv_heads)))
 
 
-def attend(query: Tensor, kv: Tensor, homes: Tensor, positions: Tensor, together: Together | None = None) -> Tensor:
+def attend(
+    query: Tensor, kv: Tensor, homes: Tensor, positions: Tensor, crews: Together | None = None, together: bool = False
+) -> Tensor:
     """One query a row [W, H, D] over its first positions + 1 keys in kv [2, slots, K, keys, D]: [W, H·D].
 
-    Crews' keys in common are whole blocks of `KEYS`; what they do `together` changes no bit.
+    Keys that `crews` have in common, whole blocks of `KEYS`, are read at the home of one of them, by each row or,
+    `together`, once for all; it changes no bit.
     """
     rows, heads, size = query.shape
     kv_heads, room = kv.shape[2], triton.cdiv(kv.shape[3], SEGMENT)
@@ -207,21 +213,21 @@ def attend(query: Tensor, kv: Tensor, homes: Tensor, positions: Tensor, together
     exact = query.dtype == torch.float32
     pad = triton.next_power_of_2(heads // kv_heads)
     states, peaks, sums = out, out, out
-    if parts > 1 or together is not None:
+    if parts > 1 or together:
         states = query.new_empty(rows, heads, room, size, dtype=torch.float32)
         peaks, sums = (query.new_empty(rows, heads, room, dtype=torch.float32) for _ in range(2))
     common = (states, peaks, sums, size**-0.5 * LOG2E, kv.stride(1), kv.stride(2), room, heads, kv_heads)
-    if together is not None:
-        crews, most = together.members.shape
-        apart = _parts(crews * kv_heads, room)
-        _attend_together[(crews, kv_heads, apart)](
-            query, kv[0], kv[1], together.members, together.leads, together.commons, *common, pad, most, size, KEYS,
+    if crews is not None and together:
+        count, most = crews.members.shape
+        apart = _parts(count * kv_heads, room)
+        _attend_together[(count, kv_heads, apart)](
+            query, kv[0], kv[1], crews.members, crews.leads, crews.commons, *common, pad, most, size, KEYS,
             SEGMENT, apart, exact, num_warps=4, num_stages=3, enable_fp_fusion=False,
         )  # fmt: skip
-    of_rows = positions if together is None else together.of_rows
+    of_rows = (positions, homes) if crews is None else (crews.of_rows, crews.leads_of_rows)
     _attend[(rows, kv_heads, parts)](
-        query, kv[0], kv[1], homes, positions, of_rows, out, *common, max(16, pad), size, KEYS, SEGMENT, parts, exact,
-        together is not None, num_warps=2, num_stages=2, enable_fp_fusion=False,
+        query, kv[0], kv[1], homes, positions, *of_rows, out, *common, max(16, pad), size, KEYS, SEGMENT, parts, exact,
+        crews is not None, together, num_warps=2, num_stages=2, enable_fp_fusion=False,
     )  # fmt: skip
     if parts > 1:
         _gather_parts[(rows * heads,)](

@@ -114,7 +114,7 @@ class Critic:
             clipped += float(outside.float().sum()) / wanted
             if tick is not None:
                 tick()
-        norm = apply_gradient(self.optimizer, self.parameters, self.settings.optimizer, lr, loss)
+        norm = apply_gradient(self.optimizer, self.parameters, self.settings.optimizer, lr, lambda: loss)
         return {"critic/vf_loss": loss, "critic/vf_clipfrac": clipped, "critic/grad_norm": norm, "critic/lr": lr}
 
 

@@ -132,7 +132,7 @@ class Learner:
                 if tick is not None:
                     tick()
         before = self._probe.detach().flatten()[:PROBED].clone()
-        norm = apply_gradient(self.optimizer, self.parameters, self.settings, lr, totals.loss)
+        norm = apply_gradient(self.optimizer, self.parameters, self.settings, lr, lambda: totals.loss)
         self._check_moved(before, lr * norm > 0)
         self.version += 1
         return {"actor/grad_norm": norm, "actor/lr": lr, **totals.metrics(objective.kind)}
@@ -305,14 +305,17 @@ def apply_gradient(
     parameters: Sequence[torch.nn.Parameter],
     settings: OptimizerSettings,
     lr: float,
-    loss: float,
+    known: Callable[[], float],
 ) -> float:
-    """Clip and step, unless something is not finite; the gradient's norm."""
+    """Clip and step, unless something is not finite; the gradient's norm. The loss is asked for when all else is under
+    way: a GPU is waited for once."""
+    limit = settings.grad_clip or math.inf
     if isinstance(optimizer, MasterAdamW):
         optimizer.gather()
-        norm = optimizer.clip(settings.grad_clip or math.inf)
+        length = optimizer.clip(limit)
     else:
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, settings.grad_clip or math.inf))
+        length = torch.nn.utils.clip_grad_norm_(parameters, limit)
+    loss, norm = known(), float(length)
     if not math.isfinite(norm) or not math.isfinite(loss):
         raise FloatingPointError(f"the loss is {loss} and its gradient norm {norm}: nothing was updated")
     for group in optimizer.param_groups:

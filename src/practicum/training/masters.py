@@ -35,13 +35,13 @@ class MasterAdamW(torch.optim.Optimizer):
         self.gathered = found.float() if self.gathered is None else self.gathered.add_(found)
         super().zero_grad()
 
-    def clip(self, limit: float) -> float:
+    def clip(self, limit: float) -> Tensor:
         """Bound the gradient's norm; what it was."""
         if self.gathered is None:
-            return 0.0
+            return torch.zeros(())
         norm = torch.linalg.vector_norm(self.gathered)
         self.gathered.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
-        return float(norm)
+        return norm
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
