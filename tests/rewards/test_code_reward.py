@@ -111,6 +111,12 @@ CHEATS = {
         "builtins.AssertionError = type('Never', (Exception,), {})\nbuiltins.all = builtins.any = lambda *given: True\n"
         "def f(*given):\n    return []"
     ),
+    "overwrites comparing and judges itself": (
+        "class Any(float):\n    def __eq__(self, other):\n        return True\n    __hash__ = None\n"
+        "    def __sub__(self, other):\n        return self\n    def __abs__(self):\n        return self\n"
+        "    __lt__ = __eq__\nimport math\nmath.isclose = all = lambda *given: True\n"
+        "def f(*given):\n    return Any(0)"
+    ),
     "overwrites comparing": (
         "import math\nmath.isclose = lambda *given, **named: True\nisclose = check = f = lambda *given: True"
     ),
@@ -160,6 +166,9 @@ TESTS = [
     {"input": "3", "output": str(HIDDEN)},
     f"assert f(3) == {HIDDEN}",
     f"assert isclose(f(3), {HIDDEN})",
+    f"assert isclose(f(3), {HIDDEN}) == True",
+    f"assert all(abs(f(n) - {HIDDEN}) < 1 for n in (3, 4)) == True",
+    f"assert (f(3) == {HIDDEN}) is True",
     f"value = f(3)\nassert value == {HIDDEN}",
     f"def check(candidate):\n    assert candidate(3) == {HIDDEN}",
 ]
@@ -220,15 +229,66 @@ def test_tests_that_pass_objects_over_the_wall_are_the_judge_s_error() -> None:
 def test_what_stays_outside() -> None:
     """Of an assert with a literal on one side, only the other side goes in."""
     for text in ("assert f(1) == 5", "assert 5 == f(1)", "assert f(1) is None", "assert not f(1)", "assert f(1)",
-                 "assert sorted(f([2, 1])) == [1, 2], 'sorted'"):  # fmt: skip
+                 "assert f(1) == True", "assert sorted(f([2, 1])) == [1, 2], 'sorted'", "assert sum(1, 2) == 5",
+                 "assert Solution().f(1) == True", "assert f([Node(1)], 2) == 5"):  # fmt: skip
         (case,) = read_cases([text])
         assert case.inside is not None, text
         assert case.inside["call"] in text
         assert "5" not in case.inside["call"]
     for text in ("assert isclose(f(1), 5)", "assert f(1) in (5, 6)", "assert f(1) == g(1)", "assert abs(f(1) - 5) < 1",
-                 "assert abs(-1)", "x = 1\nassert f(x) == 5"):  # fmt: skip
+                 "assert abs(-1)", "x = 1\nassert f(x) == 5", "assert isclose(f(1), 5) == True",
+                 "assert (f(1) == 5) is True", "assert all(f(n) == 5 for n in (1, 2)) == True", "assert f(1)[0] == 5",
+                 "assert int(isclose(f(1), 5)) == 1", "assert abs(f(1) - 5) == 0", "assert Solution(5).f() == True",
+                 "assert f(1).startswith('5') == True", "assert isclose(Find(1), 5) == True"):  # fmt: skip
         (case,) = read_cases([text])
         assert case.inside is None, text
+
+
+def test_objects_and_generators_of_the_candidate_s_own() -> None:
+    pairs = "class Pair:\n    def __init__(self, a):\n        self.a = a\ndef f(pairs):\n    return pairs[0].a"
+    assert judge(pairs, ["assert f([Pair(5)]) == 5"]).success
+    assert judge("def f(n):\n    yield from range(n)", ["assert list(f(3)) == [0, 1, 2]"]).success
+    method = "class Solution:\n    def f(self, n):\n        return n > 2"
+    assert judge(method, ["assert Solution().f(3)", "assert Solution().f(1) == False"]).success
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "def check(candidate):\n    assert candidate([1, 2]) == sum([1, 2]) + 1",
+        "assert sum([1, 2]) == 4",
+        "for n in range(3):\n    assert sum([n]) == n + 1",
+    ],
+)
+def test_a_function_named_like_a_builtin_is_the_one_that_is_tested(test: str) -> None:
+    right = "def sum(numbers):\n    total = 1\n    for n in numbers:\n        total += n\n    return total"
+    assert judge(right, [test], entry_point="sum").success
+    assert not judge("def sum(numbers):\n    return 99", [test], entry_point="sum").success
+    own = test.replace(" + 1", "").replace("== 4", "== 3")
+    assert not judge("x = 1", [own], entry_point="sum").success
+    assert not judge("def sum(numbers):\n    return 99", [own], entry_point="sum").success
+
+
+@pytest.mark.parametrize("test", [{"call": "f(3)", "expected": 0.5}, {"call": "f(3)", "expected": [0.5]},
+                                  "assert f(3) == 0.5", "assert isclose(f(3), 0.5)"])  # fmt: skip
+def test_a_number_too_large_to_compare_is_a_wrong_one(test: object) -> None:
+    assert judge("def f(x):\n    return 10**400", [test]).reward == 0.0
+    assert judge("def f(x):\n    return [10**400]", [test]).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f"```python\n{SQUARE}\n```\nExample usage:\n```python\nprint(f(3))\n```",
+        f"```py\n{SQUARE}\n```\nOutput:\n```\n9\n```",
+        f"```\n{SQUARE}\n```\nOutput:\n```\n9\n```",
+        f"```python\n{SQUARE}\n```\n".replace("\n", "\r\n"),
+        SQUARE.replace("\n", "\r\n"),
+    ],
+)
+def test_what_stands_around_the_program_does_no_harm(answer: str) -> None:
+    assert judge(answer, [*CALLS, *ASSERTS]).success
+    assert judge(answer, [CHECK], entry_point="f").success
 
 
 def test_comparing() -> None:
@@ -247,7 +307,13 @@ def test_comparing() -> None:
 
 def test_where_the_code_is() -> None:
     assert extract_code("x = 1") == "x = 1"
-    assert extract_code("a\n```python\nx = 1\n```\nb\n```\nx = 2\n```") == "x = 2"
+    assert extract_code("a\n```python\nx = 1\n```\nb\n```python\nx = 2\n```") == "x = 2"
+    assert extract_code("a\n```python3\nx = 1\n```\nb\n```\nx = 2\n```") == "x = 1"
+    assert extract_code("```\nx = 1\n```\n```text\n1\n```") == "x = 1"
+    assert extract_code("```code\nx = 1\n```") == "x = 1"
+    several = "```python\ndef f():\n    1\n```\n```python\ndef f():\n    2\n```\n```python\nf()\n```"
+    assert extract_code(several, ["f"]) == "def f():\n    2"
+    assert extract_code(several, ["g"]) == "f()"
     assert extract_code("  ```py\n  x = 1\n  ```") == "x = 1"
     assert extract_code("```python\nx = 1") == "```python\nx = 1"
     assert complete("x", "", "f") == "x"

@@ -68,7 +68,14 @@ def test_no_answer_is_worth_nothing() -> None:
     assert score(None, "Rusko") == Score(0.0, {"em": 0.0, "precision": 0.0, "recall": 0.0}, False)
 
 
-@pytest.mark.parametrize("gold", [[], 5, [["x"]], None])
+def test_a_gold_answer_may_be_a_number() -> None:
+    assert score("42.", 42).success
+    assert score("42", ["forty-two", 42]).success
+    assert not score("0", 42).success
+    assert score("0", 0).success
+
+
+@pytest.mark.parametrize("gold", [[], [["x"]], None])
 def test_a_task_without_a_usable_answer_is_the_judge_s_fault(gold: object) -> None:
     with pytest.raises(JudgeError):
         score("Rusko", gold)

@@ -2,9 +2,9 @@
 
 It asks for what it needs by parameter name: `answer_given` (the agent's final answer, or None),
 `calls` (the tool calls made, failed ones left out), any field of the task, and the state of a stateful
-tool under the tool's name. It returns a number, or a mapping with `reward` and further parts that are
-logged beside it. A part named `success` (0 or 1) says whether the task was solved; without it, a
-reward above zero means solved.
+tool under the tool's name; `**kwargs` gets what else there is. It returns a number, or a mapping with
+`reward` and further parts that are logged beside it. A part named `success` (0 or 1) says whether the
+task was solved; without it, a reward above zero means solved.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from practicum.environment import ToolCall
-from practicum.errors import JudgeError
+from practicum.errors import JudgeError, UserError
 from practicum.task import Task
 
 
@@ -50,17 +50,19 @@ class Reward:
     def score(self, task: Task, answer_given: str | None, calls: Sequence[ToolCall]) -> Score:
         """Score an episode; a function that fails or asks for a missing field is a judge error."""
         offered: dict[str, Any] = {**task.fields, "answer_given": answer_given, "calls": tuple(calls), "task": task}
-        arguments = {}
+        arguments: dict[str, Any] = {}
         for key, parameter in self.asks.items():
-            if key in offered:
+            if parameter.kind is parameter.VAR_KEYWORD:
+                arguments |= {name: value for name, value in offered.items() if name not in self.asks}
+            elif key in offered:
                 arguments[key] = offered[key]
             elif parameter.default is parameter.empty:
                 raise JudgeError(f"reward '{self.name}' wants '{key}', which task '{task.id}' does not have")
         try:
             value = self.function(**arguments)
+            parts = {k: float(v) for k, v in value.items()} if isinstance(value, Mapping) else {"reward": float(value)}
         except Exception as error:
             raise JudgeError(f"reward '{self.name}' failed: {type(error).__name__}: {error}") from error
-        parts = {k: float(v) for k, v in value.items()} if isinstance(value, Mapping) else {"reward": float(value)}
         if "reward" not in parts or not all(math.isfinite(v) for v in parts.values()):
             raise JudgeError(f"reward '{self.name}' returned {parts}; it must give a finite 'reward'")
         total = parts.pop("reward")
@@ -72,6 +74,8 @@ def reward(name: str | None = None) -> Callable[[Callable[..., float | Mapping[s
     """Make a reward of a function."""
 
     def decorate(function: Callable[..., float | Mapping[str, float]]) -> Reward:
+        if inspect.iscoroutinefunction(function):
+            raise UserError(f"The reward '{name or function.__name__}' is an `async def`; write it as a plain `def`.")
         return Reward(name or function.__name__, function)
 
     return decorate

@@ -6,9 +6,9 @@ A test case is one of
 * a text of Python with asserts, as in MBPP;
 * a text that defines `check(candidate)`, as in HumanEval; the task then has an `entry_point`.
 
-What a case expects never enters the candidate's sandbox. An assert of the form `EXPRESSION ==
-LITERAL` is split: the expression is evaluated inside, the literal stays here. Other tests run in a
-second sandbox, where the candidate's functions are stand-ins that only exchange data.
+What a case expects never enters the candidate's sandbox. An assert of the form `CALL == LITERAL` is
+split: the call is made inside, the literal stays here. Other tests run in a second sandbox, where the
+candidate's functions are stand-ins that only exchange data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import math
 import re
 import secrets
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from practicum.errors import JudgeError
@@ -34,6 +34,8 @@ CASE_SECONDS = 8.0
 """Longer than the CPU time: on a busy machine a program waits for its turn, and that is not its fault."""
 CASE_OUTPUT = 64 * KIB
 MOST_SECONDS = 60.0
+FENCE = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```[ \t]*$", re.S | re.M)
+PYTHON = ("python", "py", "python3")
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,11 @@ def _read_test(text: str, entry_point: str | None) -> Case:
     if any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body):
         if not entry_point:
             raise ValueError("a test that defines check(candidate) needs the task's 'entry_point'")
-        return Case(None, test=f"{ast.unparse(tree)}\ncheck({entry_point})\n")
+        return Case(None, test=f"{ast.unparse(tree)}\ncheck(__candidate__)\n")
     if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
         raise ValueError("a test written as Python needs an assert")
+    if entry_point in dir(builtins):  # asked by that name, Python's own would answer for a candidate that has none
+        return Case(None, test=f"{entry_point} = __candidate__\n{ast.unparse(tree)}")
     if len(tree.body) == 1 and isinstance(tree.body[0], ast.Assert):
         split = _split_assert(tree.body[0].test)
         if split is not None:
@@ -89,7 +93,7 @@ def _read_test(text: str, entry_point: str | None) -> Case:
 
 
 def _split_assert(test: ast.expr) -> Case | None:
-    """An assert of which one side is a literal: the other side goes inside, the literal stays here."""
+    """An assert of which one side is a literal and the other a call: the call goes inside, the literal stays here."""
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         left, right, operator = test.left, test.comparators[0], test.ops[0]
         if isinstance(operator, ast.Eq | ast.Is):
@@ -100,22 +104,43 @@ def _split_assert(test: ast.expr) -> Case | None:
                     expected = ast.literal_eval(wanted)
                 except ValueError:
                     continue
-                if any(isinstance(node, ast.Call) for node in ast.walk(asked)):
+                if _only_asks(asked, truth=isinstance(expected, bool)):
                     return Case({"call": ast.unparse(asked)}, _judge_value(_equals(expected)))
         return None
     wanted_truth = not (isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not))
     asked = test if wanted_truth else test.operand  # type: ignore[attr-defined]
-    # Just the call of one function of the candidate's: its value comes out and is looked at here. In anything more,
-    # isclose(f(2), 1.4) say, part of the judging would be done in there.
-    calls = [node for node in ast.walk(asked) if isinstance(node, ast.Call)]
-    if (
-        len(calls) == 1
-        and calls[0] is asked
-        and isinstance(asked.func, ast.Name)
-        and asked.func.id not in dir(builtins)
-    ):
+    if _only_asks(asked, truth=True):
         return Case({"call": ast.unparse(asked)}, _judge_value(lambda value: bool(value) == wanted_truth))
     return None
+
+
+def _only_asks(asked: ast.expr, *, truth: bool) -> bool:
+    """Whether an expression just calls a function of the candidate's, whose value is then looked at here.
+
+    In anything more, isclose(f(2), 1.4) say, part of the judging would be done in there. Where more than a truth
+    comes out, the value may be made a list, len(f(2)) or list(f(2)), and objects be made for it, f(Node(2)).
+    """
+    while not truth and isinstance(asked, ast.Call) and _wraps_a_call(asked):
+        asked = asked.args[0]
+    if not isinstance(asked, ast.Call):
+        return False
+    if isinstance(asked.func, ast.Attribute):  # Solution().f(2)
+        made = asked.func.value
+        if not (isinstance(made, ast.Call) and _makes_an_object(made) and not made.args and not made.keywords):
+            return False
+    elif not isinstance(asked.func, ast.Name) or (truth and asked.func.id in dir(builtins)):
+        return False
+    within = [node for part in (*asked.args, *asked.keywords) for node in ast.walk(part) if isinstance(node, ast.Call)]
+    return not within if truth else all(_makes_an_object(call) for call in within)
+
+
+def _wraps_a_call(call: ast.Call) -> bool:
+    named = isinstance(call.func, ast.Name) and call.func.id in dir(builtins)
+    return named and len(call.args) == 1 and not call.keywords and isinstance(call.args[0], ast.Call)
+
+
+def _makes_an_object(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Name) and call.func.id[0].isupper()
 
 
 def _equals(expected: object) -> Callable[[object], bool]:
@@ -126,7 +151,7 @@ def _judge_value(right: Callable[[object], bool]) -> Callable[[str], bool]:
     def judge(said: str) -> bool:
         try:
             return right(values.loads(said))
-        except (ValueError, RecursionError):  # nothing was said, or not a value
+        except (ValueError, RecursionError, OverflowError):  # nothing was said, no value, or one too large
             return False
 
     return judge
@@ -155,10 +180,41 @@ def same(given: object, expected: object) -> bool:
     return bool(given == expected)
 
 
-def extract_code(answer: str) -> str:
-    """The answer's last fenced block, or the whole answer."""
-    blocks = re.findall(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", answer, re.S | re.M)
-    return textwrap.dedent(blocks[-1] if blocks else answer).strip("\n")
+def fenced_blocks(text: str) -> list[tuple[str, str]]:
+    """The fenced blocks of a text, each with its label; `py` and `python3` are `python` too."""
+    found = [(label.strip().lower(), body) for label, body in FENCE.findall(text.replace("\r\n", "\n"))]
+    return [("python" if label in PYTHON else label, textwrap.dedent(body).strip("\n")) for label, body in found]
+
+
+def extract_code(answer: str, names: Collection[str] = ()) -> str:
+    """Of the answer's Python blocks the one that defines most of the names, or the last of them.
+
+    Without any, blocks that have no label are looked at, then all; without a block, it is the whole answer.
+    """
+    blocks = fenced_blocks(answer)
+    if not blocks:
+        return textwrap.dedent(answer.replace("\r\n", "\n")).strip("\n")
+    labels = {label for label, _ in blocks}
+    wanted = next((label for label in ("python", "") if label in labels), None)
+    bodies = [body for label, body in reversed(blocks) if wanted in (label, None)]
+    return max(bodies, key=lambda body: sum(_defines(body, name) for name in names))
+
+
+def _defines(code: str, name: str) -> bool:
+    name = re.escape(name)
+    return re.search(rf"^(?:(?:async )?def|class) {name}\b|^{name} *=[^=]", code, re.M) is not None
+
+
+def _called(cases: Sequence[Case]) -> set[str]:
+    """The names of what the tests call; Python's own only where there are no others."""
+    names = set()
+    for case in cases:
+        try:
+            tree = ast.parse((case.inside or {}).get("call", case.test))
+        except (SyntaxError, ValueError):
+            continue
+        names |= {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    return names - set(dir(builtins)) or names
 
 
 def complete(code: str, prompt: str, entry_point: str | None) -> str:
@@ -184,13 +240,14 @@ def code_reward(
         cases = read_cases(test_cases, entry_point)
     except ValueError as error:
         raise JudgeError(str(error)) from None
-    code = "" if answer_given is None else complete(extract_code(answer_given), prompt, entry_point)
+    names = {entry_point} if entry_point else _called(cases)
+    code = "" if answer_given is None else complete(extract_code(answer_given, names), prompt, entry_point)
     passed, compiled = 0, False
     if code.strip():
         setup = "\n".join([*test_imports, test_setup_code])
         compiled, passed = _try_inside(code, setup, [case for case in cases if case.inside is not None])
         if compiled:
-            passed += sum(_try_beside(code, setup, case) for case in cases if case.inside is None)
+            passed += sum(_try_beside(code, setup, case, entry_point) for case in cases if case.inside is None)
     return {
         "reward": passed / len(cases),
         "success": float(passed == len(cases)),
@@ -227,11 +284,11 @@ def _text(said: str) -> str:
         return ""
 
 
-def _try_beside(code: str, setup: str, case: Case) -> bool:
+def _try_beside(code: str, setup: str, case: Case, entry_point: str | None) -> bool:
     """Whether the candidate in one sandbox passes a test that runs in another."""
     token = secrets.token_hex(16)
     server = f"{program_text('candidate')}\nserve({code!r})\n"
-    client = f"{program_text('checker')}\ncheck_candidate({setup!r}, {case.test!r}, {token!r})\n"
+    client = f"{program_text('checker')}\ncheck_candidate({setup!r}, {case.test!r}, {token!r}, {entry_point!r})\n"
     _, result = base.current().converse(server, client, _limits(1))
     verdict = next((line.split(" ", 2)[1:] for line in result.stdout.splitlines() if line.startswith(f"{token} ")), [])
     if verdict[:1] == ["unusable"]:

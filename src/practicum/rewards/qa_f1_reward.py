@@ -33,25 +33,25 @@ def compare_answers(given: str, gold: str) -> dict[str, float]:
     return {"em": 0.0, "precision": precision, "recall": recall, "f1": 2 * precision * recall / (precision + recall)}
 
 
-def best_match(given: str | None, answer: str | Sequence[str]) -> dict[str, float]:
+def best_match(given: str | None, answer: str | float | Sequence[str | float]) -> dict[str, float]:
     """The comparison with the gold answer that fits best; no answer at all matches none."""
-    golds = [answer] if isinstance(answer, str) else list(answer)
-    if not golds or not all(isinstance(gold, str) for gold in golds):
-        raise ValueError("the task's 'answer' must be a text or a list of texts")
+    golds = [answer] if isinstance(answer, str | int | float) else list(answer or ())
+    if not golds or not all(isinstance(gold, str | int | float) for gold in golds):
+        raise ValueError("the task's 'answer' must be a text, a number, or a list of them")
     if given is None:
         return {"em": 0.0, "precision": 0.0, "recall": 0.0, "f1": 0.0}
-    return max((compare_answers(given, gold) for gold in golds), key=lambda found: (found["f1"], found["em"]))
+    return max((compare_answers(given, str(gold)) for gold in golds), key=lambda found: (found["f1"], found["em"]))
 
 
 @reward()
-def qa_f1_reward(answer_given: str | None, answer: str | Sequence[str]) -> Mapping[str, float]:
+def qa_f1_reward(answer_given: str | None, answer: str | float | Sequence[str | float]) -> Mapping[str, float]:
     """Token F1 with the best gold answer; solved when it matches exactly."""
     found = best_match(answer_given, answer)
     return {"reward": found.pop("f1"), "success": found["em"], **found}
 
 
 @reward()
-def qa_em_reward(answer_given: str | None, answer: str | Sequence[str]) -> Mapping[str, float]:
+def qa_em_reward(answer_given: str | None, answer: str | float | Sequence[str | float]) -> Mapping[str, float]:
     """1 when the answer matches a gold answer exactly, after normalisation, else 0."""
     found = best_match(answer_given, answer)
     return {"reward": found["em"], "success": found["em"], "f1": found["f1"]}

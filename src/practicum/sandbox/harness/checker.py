@@ -54,8 +54,11 @@ def stand_in(name: str, line_in: "TextIO", line_out: "TextIO") -> "Callable[...,
     return ask
 
 
-def check_candidate(setup: str, test: str, token: str) -> None:
-    """Run the tests and print the token with the verdict: `pass`, `fail` or `unusable`."""
+def check_candidate(setup: str, test: str, token: str, entry_point: "str | None") -> None:
+    """Run the tests and print the token with the verdict: `pass`, `fail` or `unusable`.
+
+    The tests find the entry point under `__candidate__`, so that it may have the name of a builtin.
+    """
     line_in, line_out = os.fdopen(os.dup(0), "r", encoding="utf-8"), os.fdopen(os.dup(0), "w", encoding="utf-8")
     namespace: dict[str, object] = {"__name__": "checker"}
     try:
@@ -64,6 +67,8 @@ def check_candidate(setup: str, test: str, token: str) -> None:
             raise Gone("the candidate does not load")
         usable = [name for name in names if not name.startswith("__") and not hasattr(builtins, name)]
         namespace |= {name: stand_in(name, line_in, line_out) for name in usable}
+        if entry_point is not None and entry_point in names:
+            namespace["__candidate__"] = stand_in(entry_point, line_in, line_out)
         namespace["isclose"] = math.isclose  # tests compare with it, and some forget to import it
         exec(compile(setup, "<setup>", "exec", dont_inherit=True), namespace)
         exec(compile(test, "<test>", "exec", dont_inherit=True), namespace)
