@@ -21,6 +21,7 @@ from practicum import retrieval
 from practicum.errors import UserError
 from practicum.retrieval import Document, Index, index_of, read_corpus, snippet
 from practicum.tools.base import ToolResult
+from practicum.tools.errors import ToolFailure
 from practicum.tools.google_search import google_search, google_search_over
 
 FACTS = [
@@ -168,13 +169,14 @@ def test_over_a_given_index_it_is_the_same_tool() -> None:
 
 
 def test_nothing_or_too_much_to_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = call("x")
-    assert found.failed
-    assert "set PRACTICUM_SEARCH_CORPUS to a folder" in found.text
+    with pytest.raises(UserError, match="set PRACTICUM_SEARCH_CORPUS to a folder"):
+        call("x")
     monkeypatch.setenv("PRACTICUM_SEARCH_CORPUS", str(tmp_path))
-    assert "holds no documents" in call("x").text
+    with pytest.raises(UserError, match="holds no documents"):
+        call("x")
     monkeypatch.setenv("PRACTICUM_SEARCH_URL", "http://127.0.0.1:9")
-    assert "unset one of them" in call("x").text
+    with pytest.raises(UserError, match="unset one of them"):
+        call("x")
 
 
 class Service(BaseHTTPRequestHandler):
@@ -243,7 +245,7 @@ def test_answers_are_kept_on_disk(service: str, tmp_path: Path, monkeypatch: pyt
     kept.write_text("{damaged")
     assert call("Tolen") == first
     assert len(Service.seen) == 2
-    Service.script[:] = [(500, b"", 0.0)]
+    Service.script[:] = [(429, b"", 0.0)]
     assert call("Rusko").failed
     assert not call("Rusko").failed, "a fault is not kept"
 
@@ -251,29 +253,44 @@ def test_answers_are_kept_on_disk(service: str, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        ((403, b"secret key refused", 0.0), "Error: the search service answered 403"),
-        ((302, b"", 0.0), "Error: the search service answered 302"),
-        ((200, b"<html>", 0.0), "Error: the search service did not answer in JSON"),
-        ((200, b"[1]", 0.0), "Error: the search service answered in an unknown form"),
-        ((200, b'{"organic": [3]}', 0.0), "Error: the search service answered in an unknown form"),
-        ((200, b"{}", 1.0), "Error: the search service did not answer within 0.2 s"),
+        ((401, b"", 0.0), "the search service answered 401"),
+        ((403, b"secret key refused", 0.0), "the search service answered 403"),
+        ((503, b"", 0.0), "the search service answered 503"),
+        ((302, b"", 0.0), "the search service answered 302"),
+        ((200, b"<html>", 0.0), "the search service did not answer in JSON"),
+        ((200, b"[1]", 0.0), "the search service answered in an unknown form"),
+        ((200, b'{"organic": [3]}', 0.0), "the search service answered in an unknown form"),
+        ((200, b"{}", 0.6), "the search service did not answer within 0.2 s"),
     ],
 )
-def test_a_service_s_faults_are_observations(
+def test_a_service_s_faults_are_not_the_agent_s(
     service: str, monkeypatch: pytest.MonkeyPatch, answer: tuple[int, bytes, float], says: str
 ) -> None:
     if answer[2]:
         monkeypatch.setenv("PRACTICUM_SEARCH_TIMEOUT", "0.2")
-    Service.script[:] = [answer]
-    assert call("Tolen") == ToolResult(says, failed=True)
-    assert len(Service.seen) == 1, "a redirect is not followed with the key in hand"
+    Service.script[:] = [answer, answer]
+    with pytest.raises(ToolFailure) as caught:
+        call("Tolen")
+    assert str(caught.value) == says
+    assert len(Service.seen) == 2, "asked once more; a redirect is not followed with the key in hand"
+    if not answer[2]:
+        Service.script[:] = [answer]
+        assert not call("Tolen").failed, "the second time it answered"
+
+
+@pytest.mark.parametrize("status", [400, 429])
+def test_a_query_that_is_refused_is_an_observation(service: str, status: int) -> None:
+    Service.script[:] = [(status, b"", 0.0)]
+    assert call("Tolen") == ToolResult(f"Error: the search service answered {status}", failed=True)
+    assert len(Service.seen) == 1
 
 
 def test_no_results_and_no_service(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Service.script[:] = [(200, b"{}", 0.0)]
     assert call("Tolen") == ToolResult("No results.")
     monkeypatch.setenv("PRACTICUM_SEARCH_URL", "http://127.0.0.1:9")
-    assert call("Tolen").text == "Error: the search service could not be reached"
+    with pytest.raises(ToolFailure, match="the search service could not be reached"):
+        call("Tolen")
 
 
 @pytest.mark.parametrize(
@@ -288,7 +305,6 @@ def test_no_results_and_no_service(service: str, monkeypatch: pytest.MonkeyPatch
 )
 def test_wrong_settings(service: str, monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str) -> None:
     monkeypatch.setenv(f"PRACTICUM_SEARCH_{name}", value)
-    found = call("x")
-    assert found.failed
-    assert says in found.text
+    with pytest.raises(UserError, match=says):
+        call("x")
     assert not Service.seen

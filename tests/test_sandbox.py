@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from practicum.deadline import Deadline
 from practicum.errors import UserError
 from practicum.sandbox import base
 from practicum.sandbox.base import Sandbox
 from practicum.sandbox.levels import Launcher, Level, user_ids
 from practicum.sandbox.limits import KIB, MIB, Limits, Reason, SandboxError
+from practicum.sandbox.places import in_thread_with_places, place
 from practicum.sandbox.runtime import find_runtime
 from practicum.sandbox.seccomp import filter_program
 from tests.sandbox_world import attempts, ours, zombies
@@ -338,6 +340,54 @@ def test_a_deadline_of_the_caller_s_is_kept(sandbox: Sandbox) -> None:
     assert time.monotonic() - begun < 20
     assert not ours()
     assert not zombies()
+
+
+@pytest.mark.parametrize("way", ["run", "run_sync", "converse"])
+def test_waiting_for_a_place_is_not_the_caller_s_time(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    narrow = Sandbox(sandbox.launcher, concurrency=1)
+    work = 0.0
+    monkeypatch.setattr(narrow, "_execute", lambda *given: time.sleep(work))
+
+    async def ask() -> None:
+        if way == "run":
+            await narrow.run("1")
+        elif way == "run_sync":
+            await in_thread_with_places(narrow.run_sync, "1")
+        else:
+            await in_thread_with_places(narrow.converse, "1", "2")
+
+    async def wait() -> None:
+        with place(narrow._slots):
+            asking = asyncio.ensure_future(Deadline(0.3, "the sandbox").of(ask()))
+            await asyncio.sleep(0.6)
+        await asking
+
+    asyncio.run(wait())
+    work = 1.0
+    with pytest.raises(TimeoutError, match="the sandbox"):
+        asyncio.run(wait())
+
+
+@pytest.mark.parametrize("way", ["run", "run_sync"])
+def test_a_caller_that_is_cancelled_in_the_queue_is_gone(
+    sandbox: Sandbox, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    narrow = Sandbox(sandbox.launcher, concurrency=1)
+
+    async def wait() -> None:
+        with place(narrow._slots):
+            asked = narrow.run("1") if way == "run" else in_thread_with_places(narrow.run_sync, "1")
+            asking = asyncio.ensure_future(Deadline(5, "the sandbox").of(asked))
+            await asyncio.sleep(0.1)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+        await asyncio.sleep(0.2)
+
+    asyncio.run(wait())
+    assert not caplog.records
 
 
 def test_nothing_outlives_a_host_that_is_killed(sandbox: Sandbox) -> None:

@@ -49,6 +49,18 @@ def test_reads_json_lines(tmp_path: Path) -> None:
     assert len(read_task_file(path, "math", "train")) == 2
 
 
+def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
+    rows = ['{"question": "a\u2028b\x85c"}', '{"question": "d"}']
+    path = write(tmp_path / "d.jsonl", "\n".join(rows))
+    assert [task.fields["question"] for task in read_task_file(path, "math", "train")] == ["a\u2028b\x85c", "d"]
+
+
+@pytest.mark.parametrize("text", ['[{"question": "a"}]', '{"question": "a"}\n{"question": "b"}\n'])
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path / "d.json", f"\ufeff{text}")
+    assert read_task_file(path, "math", "train")[0].fields["question"] == "a"
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -61,6 +73,8 @@ def test_reads_json_lines(tmp_path: Path) -> None:
         ('[{"question": ""}]', "must be a non-empty text"),
         ('[{"question": "a", "id": 1}, {"question": "b", "id": "1"}]', "the id '1' is used twice"),
         ('{"question": "a"}\n{"question": \n', "line 2 is not JSON"),
+        ('[{"question": "a"}, {"question": "b", "answer": NaN}]', "row 1 holds NaN or Infinity"),
+        ('{"question": "a", "answer": [1e999]}\n{"question": "b"}', "row 0 holds NaN or Infinity"),
     ],
 )
 def test_bad_files_get_one_clear_sentence(tmp_path: Path, text: str, says: str) -> None:

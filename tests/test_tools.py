@@ -143,7 +143,6 @@ def giving(value: Any, **options: Any) -> ToolResult:
         (KeyError("name"), ToolResult("Error: KeyError: 'name'", failed=True)),
         (StopIteration("over"), ToolResult("Error: StopIteration: over", failed=True)),
         (TimeoutError("the site was slow"), ToolResult("Error: the site was slow", failed=True)),
-        (UserError("set it right"), ToolResult("Error: set it right", failed=True)),
     ],
 )
 def test_what_a_call_gives(value: Any, result: ToolResult) -> None:
@@ -162,9 +161,15 @@ def test_long_observations_are_cut(value: Any) -> None:
     assert len(text) == 10 + len(" …(cut)")
 
 
-def test_a_broken_world_is_not_an_observation() -> None:
+def test_what_ends_the_episode_is_not_cut() -> None:
+    assert giving("a" * 50, max_length=10, finish=True) == ToolResult("a" * 50, finish=True)
+
+
+def test_a_broken_world_and_a_wrong_setting_are_not_observations() -> None:
     with pytest.raises(ToolFailure, match="the simulator is gone"):
         giving(ToolFailure("the simulator is gone"))
+    with pytest.raises(UserError, match="set it right"):
+        giving(UserError("set it right"))
 
 
 @pytest.mark.parametrize("blocking", [True, False])
@@ -211,6 +216,12 @@ def test_calls_that_cannot_be_made_are_answered() -> None:
     assert third.observation.messages[0].content == "2"
     assert "there is no tool 'nothing'" in third.observation.messages[1].content
     assert (last.terminated, last.reward) == (True, 1.0)
+
+
+def test_a_long_answer_is_judged_whole() -> None:
+    long = "so " * 1000 + "4"
+    (step,) = steps(ToolEnvironment(["answer"], "math_reward"), calls("answer", answer=long))
+    assert (step.terminated, step.reward) == (True, 1.0)
 
 
 def test_what_a_tool_tells_besides_is_recorded(tmp_path: Path) -> None:

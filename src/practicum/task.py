@@ -69,7 +69,7 @@ def read_task_file(path: str | Path, environment: str, split: str) -> list[Task]
     """Tasks from a JSON array (or JSON lines) of objects with a `question`; other fields go to the reward."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"Dataset '{path}' does not exist; give the path of a JSON file.") from None
     except UnicodeDecodeError as error:
@@ -91,7 +91,12 @@ def read_task_file(path: str | Path, environment: str, split: str) -> list[Task]
         if key != "messages" and not (isinstance(row[key], str) and row[key].strip()):
             raise UserError(f"Dataset '{path}', row {number}: '{key}' must be a non-empty text.")
         fields = {**row, "question": row[key]} if key in ("problem", "instruction") else row
-        task = Task(str(row.get("id", f"{path.stem}-{number}")), environment, split, fields)
+        try:
+            task = Task(str(row.get("id", f"{path.stem}-{number}")), environment, split, fields)
+        except ValueError:
+            raise UserError(
+                f"Dataset '{path}', row {number} holds NaN or Infinity, which are not JSON; write null or a number."
+            ) from None
         if task.id in seen:
             raise UserError(f"Dataset '{path}', row {number}: the id '{task.id}' is used twice; ids must be unique.")
         seen.add(task.id)
@@ -103,7 +108,7 @@ def _rows(text: str, path: Path) -> Sequence[Any]:
     try:
         whole = json.loads(text) if text.strip() else []
     except json.JSONDecodeError as error:
-        lines = [line for line in text.splitlines() if line.strip()]
+        lines = [line for line in text.split("\n") if line.strip()]
         if len(lines) < 2 or not lines[0].lstrip().startswith("{"):
             raise UserError(
                 f"Dataset '{path}' is not JSON (line {error.lineno}: {error.msg}); expected a list of objects."

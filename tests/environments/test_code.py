@@ -11,6 +11,7 @@ from tests.sandbox_world import ours, zombies
 from practicum import registry
 from practicum.agent import Agent
 from practicum.cli.envs import check_all
+from practicum.deadline import Deadline
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Step, ToolCall
 from practicum.environments.code import CodeEnvironment
@@ -21,7 +22,8 @@ from practicum.render import Renderer
 from practicum.rollout import attempts, run_episodes
 from practicum.sandbox import base
 from practicum.sandbox.base import Sandbox
-from practicum.sandbox.limits import SandboxError
+from practicum.sandbox.limits import Reason, Result, SandboxError
+from practicum.sandbox.places import place
 from practicum.task import Task
 from practicum.tools.errors import ToolFailure
 from practicum.tools.python_executor import python_executor
@@ -232,6 +234,41 @@ def test_a_sandbox_that_cannot_run_is_not_shown_to_the_agent(monkeypatch: pytest
 
     monkeypatch.setattr(Sandbox, "run", broken)
     with pytest.raises(ToolFailure, match="no room"):
+        asyncio.run(python_executor.call({"code": "1"}))
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        Action(content="def f(x):\n    return x"),
+        Action(calls=(ToolCall("python_executor", {"code": "1"}),)),
+    ],
+)
+def test_a_step_s_deadline_stands_still_until_its_program_has_a_place(
+    monkeypatch: pytest.MonkeyPatch, action: Action
+) -> None:
+    narrow = Sandbox(base.current().launcher, concurrency=1)
+    monkeypatch.setattr(narrow, "_execute", lambda *given: Result("compiled\n", "", 0, Reason.OK, 0.0))
+    monkeypatch.setattr(base, "current", lambda: narrow)
+    world = CodeEnvironment()
+    task = Task("t", "code", "train", {"question": "?", "test_cases": [{"call": "f(1)", "expected": 1}]})
+
+    async def wait() -> Step:
+        await world.reset(task, 0)
+        with place(narrow._slots):
+            asking = asyncio.ensure_future(Deadline(0.4, "environment step").of(world.step(action)))
+            await asyncio.sleep(0.7)
+        return await asking
+
+    assert asyncio.run(wait()).terminated is not bool(action.calls)
+
+
+def test_a_machine_without_a_sandbox_is_no_observation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Sandbox:
+        raise UserError("install bubblewrap")
+
+    monkeypatch.setattr(base, "current", none)
+    with pytest.raises(UserError, match="install bubblewrap"):
         asyncio.run(python_executor.call({"code": "1"}))
 
 

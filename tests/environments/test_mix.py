@@ -107,6 +107,15 @@ def test_every_beginning_keeps_the_shares() -> None:
     }  # fmt: skip
 
 
+def test_a_member_with_too_few_tasks_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "two.json"
+    path.write_text(json.dumps([{"question": "1+1", "answer": "2"}, {"question": "1+2", "answer": "3"}]))
+    world = MixEnvironment({"math": {"files": {"train": str(path)}}, "agentgym:textcraft": {}})
+    assert len(world.tasks("train", 4)) == 4
+    with pytest.raises(UserError, match="'math' has 2 'train' tasks and its share of 6 is 3"):
+        world.tasks("train", 6)
+
+
 def test_the_reward_goes_to_those_that_have_one() -> None:
     members = {"affine:sat": {"levels": [1]}, "agentgym:textcraft": {"reward": "native"}}
     world = MixEnvironment(members, reward="shaped")

@@ -81,9 +81,16 @@ class MixEnvironment(Environment):
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
         """Tasks of all members, each as it is, in turns: any first part of the list keeps the shares."""
         turns = in_turns(self.shares, count)
-        listed = {
-            name: iter(self.member(name).tasks(split, turns.count(name), seed)) for name in self.shares if name in turns
-        }
+        listed = {}
+        for name in dict.fromkeys(turns):
+            wanted = turns.count(name)
+            tasks = self.member(name).tasks(split, wanted, seed)
+            if len(tasks) < wanted:
+                raise UserError(
+                    f"mix: '{name}' has {len(tasks)} '{split}' tasks and its share of {count} is {wanted}; "
+                    "give it more, give it a smaller share, or ask for fewer tasks."
+                )
+            listed[name] = iter(tasks)
         return [next(listed[name]) for name in turns]
 
     def plays(self, task: Task) -> bool:

@@ -11,8 +11,8 @@ from practicum import registry
 from practicum.environment import Action, Environment, Message, Observation, Step, ToolCall
 from practicum.errors import UserError, nearest
 from practicum.formats import make_format
+from practicum.sandbox.places import in_thread_with_places
 from practicum.task import Task, read_task_file
-from practicum.threads import in_thread
 from practicum.tools.base import Tool, ToolResult
 from practicum.tools.pool import Lease, StatePool
 
@@ -127,7 +127,8 @@ class ToolEnvironment(Environment):
             }
             states = {tool.name: held[tool.pool] for tool in judged if tool.pool is not None}
             seeing = [judge.seeing(states) for judge in judges]
-            scores = [await in_thread(judge.score, self._task, answer, tuple(self._calls)) for judge in seeing]
+            calls = tuple(self._calls)
+            scores = [await in_thread_with_places(judge.score, self._task, answer, calls) for judge in seeing]
         parts = dict(scores[0].parts)
         if self.verifier is not None:
             parts["verifier"] = scores[1].reward

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from practicum.errors import UserError
 from practicum.sandbox.levels import Launcher, Level, guest_code
 from practicum.sandbox.limits import Limits, Result, SandboxError
+from practicum.sandbox.places import listening, place, telling
 from practicum.sandbox.process import KILL_SECONDS, Stop, Stopped, execute
 from practicum.sandbox.runtime import find_runtime
 from practicum.sandbox.seccomp import filter_program
@@ -34,7 +35,10 @@ print(sum(name.isdigit() for name in os.listdir("/proc")), *os.listdir("/"))
 
 
 class Sandbox:
-    """Runs programs, a bounded number of them at once, for any number of threads and event loops."""
+    """Runs programs, a bounded number of them at once, for any number of threads and event loops.
+
+    While a caller waits for a place, an episode's deadline stands still; see `places`.
+    """
 
     def __init__(self, launcher: Launcher, concurrency: int | None = None) -> None:
         self.launcher = launcher
@@ -74,14 +78,16 @@ class Sandbox:
     async def run(self, code: str, stdin: str = "", limits: Limits | None = None, *, show_last: bool = False) -> Result:
         """Run a program. A caller that is cancelled waits until the program is gone, which takes milliseconds."""
         stop = Stop()
-        running = asyncio.ensure_future(in_thread(self._run, code, stdin, limits, show_last, stop))
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            if stop.request():
-                await asyncio.wait([running], timeout=KILL_SECONDS + 1)
-            running.add_done_callback(lambda done: done.cancelled() or done.exception())
-            raise
+        with listening() as tell:
+            work = in_thread(telling(tell, self._run), code, stdin, limits, show_last, stop)
+            running = asyncio.ensure_future(work)
+            try:
+                return await asyncio.shield(running)
+            except asyncio.CancelledError:
+                if stop.request():
+                    await asyncio.wait([running], timeout=KILL_SECONDS + 1)
+                running.add_done_callback(lambda done: done.cancelled() or done.exception())
+                raise
 
     def run_sync(self, code: str, stdin: str = "", limits: Limits | None = None, *, show_last: bool = False) -> Result:
         """The same for a caller in a thread of its own."""
@@ -103,7 +109,7 @@ class Sandbox:
             except Exception as error:
                 heard.append(error)
 
-        with self._slots:
+        with place(self._slots):
             thread = threading.Thread(target=serve, name="practicum-sandbox", daemon=True)
             thread.start()
             try:
@@ -120,7 +126,7 @@ class Sandbox:
         return served, answer
 
     def _run(self, code: str, stdin: str, limits: Limits | None, show_last: bool, stop: Stop) -> Result:
-        with self._slots:
+        with place(self._slots):
             return self._execute(code, stdin.encode("utf-8", "replace"), limits, show_last, stop)
 
     def _execute(self, code: str, feed: bytes | int, limits: Limits | None, show_last: bool, stop: Stop) -> Result:

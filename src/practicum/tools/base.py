@@ -3,7 +3,7 @@
 The schema comes from the signature and the docstring. Whatever goes wrong in a call (a missing or
 unknown argument, a wrong type, an exception) becomes an observation that says so; a call is never
 made with invented arguments. Two things end the episode instead, unscored: a deadline that passes
-and a `ToolFailure`.
+and a `ToolFailure`. A `UserError`, a wrong setting, stops everything.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from practicum.deadline import clocked
-from practicum.errors import nearest
+from practicum.errors import UserError, nearest
 from practicum.tools.errors import ToolFailure
 from practicum.tools.pool import Lease, StatePool, perform, pool_for
 from practicum.tools.schema import describe, misfit
@@ -104,7 +104,7 @@ class Tool:
             else:
                 async with timer, lease.borrowed() as state:
                     value = await perform(self.function, state, **arguments)
-        except ToolFailure:
+        except (ToolFailure, UserError):
             raise
         except Exception as error:  # a tool's exception is something the agent may learn from
             if timer.expired():
@@ -113,14 +113,18 @@ class Tool:
         return self._result(value)
 
     def _result(self, value: Any) -> ToolResult:
-        """A text, or a mapping with `observation` and whatever else is to be recorded."""
+        """A text, or a mapping with `observation` and whatever else is to be recorded.
+
+        What ends the episode is the answer, which is judged whole.
+        """
         info: Mapping[str, Any] = {}
         if isinstance(value, Mapping) and "observation" in value:
             info = {key: item for key, item in value.items() if key != "observation"}
             value = value["observation"]
         if isinstance(value, (dict, list)):
             value = json.dumps(value, ensure_ascii=False, default=str)
-        return ToolResult(self._clip(str(value)), finish=self.finish, info=info)
+        text = str(value)
+        return ToolResult(text if self.finish else self._clip(text), finish=self.finish, info=info)
 
     def _clip(self, text: str) -> str:
         return text if len(text) <= self.max_length else text[: self.max_length] + " …(cut)"

@@ -6,5 +6,5 @@ from __future__ import annotations
 class ToolFailure(Exception):
     """The world behind a tool broke (a server died, a state cannot be made): the episode ends as `env_error`.
 
-    Any other exception of a tool is shown to the agent as an observation.
+    Any other exception of a tool but a `UserError` is shown to the agent as an observation.
     """

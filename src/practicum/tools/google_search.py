@@ -31,11 +31,14 @@ from practicum.retrieval import Index, index_of, show
 from practicum.store import write_atomic
 from practicum.task import content_hash
 from practicum.tools.base import Tool, tool
+from practicum.tools.errors import ToolFailure
 
 RESULTS = 3
 SNIPPET_LENGTH = 300
 MAX_ANSWER_BYTES = 2_000_000
 STYLES = ("serper", "brave")
+QUERY_FAULTS = (400, 413, 414, 422, 429)
+"""Answers that an agent can do something about: another query, a shorter one, fewer."""
 
 
 @tool()
@@ -91,11 +94,18 @@ class WebService:
     timeout: float = 10.0
 
     def search(self, query: str) -> str:
-        """The first results, one line each. Faults of the service are ValueErrors, which the agent sees."""
+        """The first results, one line each.
+
+        A query that the service refuses is a ValueError, which the agent sees. For everything else that goes wrong the
+        service is asked once more; then it is a ToolFailure.
+        """
         kept = self.cache / f"{content_hash([self.style, self.url, query])}.json" if self.cache else None
         lines = _cached(kept)
         if lines is None:
-            lines = self._lines(self._ask(query))
+            try:
+                lines = self._lines(self._ask(query))
+            except ToolFailure:
+                lines = self._lines(self._ask(query))
             if kept is not None:
                 record = {"query": query, "lines": lines}
                 write_atomic(kept, (json.dumps(record, ensure_ascii=False) + "\n").encode())
@@ -115,14 +125,14 @@ class WebService:
             with opener.open(self._request(query), timeout=self.timeout) as response:
                 return json.loads(response.read(MAX_ANSWER_BYTES))
         except urllib.error.HTTPError as error:
-            raise ValueError(f"the search service answered {error.code}") from None
+            blamed = ValueError if error.code in QUERY_FAULTS else ToolFailure
+            raise blamed(f"the search service answered {error.code}") from None
         except (OSError, http.client.HTTPException) as error:
-            # Never a TimeoutError: that would end the episode, and a slow search is something to try again.
             late = isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
             what = f"did not answer within {self.timeout:g} s" if late else "could not be reached"
-            raise ValueError(f"the search service {what}") from None
+            raise ToolFailure(f"the search service {what}") from None
         except ValueError:
-            raise ValueError("the search service did not answer in JSON") from None
+            raise ToolFailure("the search service did not answer in JSON") from None
 
     def _lines(self, answer: Any) -> list[str]:
         try:
@@ -133,7 +143,7 @@ class WebService:
                 rows, text = answer.get("web", {}).get("results", []), "description"
             pairs = [(str(row.get("title", "")), str(row.get(text, ""))) for row in rows[:RESULTS]]
         except (AttributeError, TypeError, KeyError):
-            raise ValueError("the search service answered in an unknown form") from None
+            raise ToolFailure("the search service answered in an unknown form") from None
         return [" ".join(f"{title}: {said}".split())[:SNIPPET_LENGTH] for title, said in pairs]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
-from practicum.errors import UserError
 from practicum.sandbox import base
 from practicum.sandbox.limits import Limits, Reason, Result, SandboxError
 from practicum.tools.base import tool
@@ -27,8 +27,8 @@ def show_result(result: Result) -> str:
     return "\n".join(part for part in parts if part) or "(no output)"
 
 
-# The sandbox has deadlines of its own; this one also covers the wait for a free place among many episodes.
-@tool(timeout=110.0)
+# The sandbox has limits of its own, and the wait for a free place among many episodes has none.
+@tool(timeout=math.inf)
 async def python_executor(code: str) -> str:
     """Run Python code; returns what it prints. Nothing is kept between calls.
 
@@ -37,7 +37,7 @@ async def python_executor(code: str) -> str:
     """
     try:
         return show_result(await base.current().run(code, limits=LIMITS, show_last=True))
-    except (SandboxError, UserError) as error:
+    except SandboxError as error:
         raise ToolFailure(str(error)) from error  # nothing that the agent's program did
 
 

@@ -62,6 +62,21 @@ def test_any_input_that_gives_the_output_counts() -> None:
         assert (step.success, step.terminated) == (right, True), offered
 
 
+@pytest.mark.parametrize(
+    ("program", "output", "given"),
+    [
+        ("a = input()\nb = input()\nprint(len(a), b)", "0 5", "\n5"),
+        ("print(input().count(' '))", "3", "  a "),
+        ("a = input()\nprint(len(a), input())", "3 x", "a  \nx"),
+    ],
+)
+def test_blanks_of_an_input_are_part_of_it(program: str, output: str, given: str) -> None:
+    world = AbdEnvironment()
+    task = Task("t", "affine:abd", "train", {"program": program, "output": output, "input": given})
+    action = world.expert(task)(asyncio.run(world.reset(task, 0)))
+    assert asyncio.run(world.step(action)).success
+
+
 def test_a_reply_without_tags_is_told_so_and_may_be_repeated() -> None:
     first, second = steps(AbdEnvironment(reward="shaped"), PAPER, "5", "<INPUT>5</INPUT>")
     assert (first.terminated, first.reward, first.info["valid"]) == (False, -0.05, False)

@@ -9,6 +9,7 @@ import pytest
 
 from practicum import registry
 from practicum.cli.envs import check_all
+from practicum.deadline import Deadline
 from practicum.environment import SPLITS, Action, Step
 from practicum.environments.affine.answers import read_program
 from practicum.environments.affine.cases import read_cases, read_verification
@@ -16,6 +17,9 @@ from practicum.environments.affine.ded import CASES, DedEnvironment
 from practicum.environments.affine.running import run_jobs
 from practicum.errors import JudgeError, UserError
 from practicum.sandbox import base
+from practicum.sandbox.base import Sandbox
+from practicum.sandbox.limits import Reason, Result
+from practicum.sandbox.places import place
 from practicum.task import Task
 
 PAPER = Task(
@@ -87,6 +91,26 @@ def test_replies(reply: str, passed: int) -> None:
     assert steps(DedEnvironment(cpu_seconds=1), PAPER, reply)[0].reward == float(passed == 2)
 
 
+@pytest.mark.parametrize("tests", [[{"input": "1", "output": "1"}], ["assert f(1) == 1"]])
+def test_a_step_s_deadline_stands_still_until_its_programs_have_a_place(
+    monkeypatch: pytest.MonkeyPatch, tests: list[object]
+) -> None:
+    narrow = Sandbox(base.current().launcher, concurrency=1)
+    monkeypatch.setattr(narrow, "_execute", lambda *given: Result("", "", 0, Reason.OK, 0.0))
+    monkeypatch.setattr(base, "current", lambda: narrow)
+    world = DedEnvironment()
+
+    async def wait() -> Step:
+        await world.reset(Task("t", "affine:ded", "train", {"question": "?", "test_cases": tests}), 0)
+        with place(narrow._slots):
+            step = world.step(Action(content="def f(x):\n    return x"))
+            asking = asyncio.ensure_future(Deadline(0.4, "environment step").of(step))
+            await asyncio.sleep(0.7)
+        return await asking
+
+    assert asyncio.run(wait()).terminated
+
+
 def test_an_empty_reply_is_told_so() -> None:
     first, second = steps(DedEnvironment(reward="shaped"), PAPER, "```python\n\n```", "print(3)")
     assert (first.terminated, first.reward, first.info["valid"]) == (False, -0.05, False)
@@ -117,6 +141,13 @@ def test_function_calls_and_unknown_types() -> None:
     assert step.success
     with pytest.raises(JudgeError, match="no test case is of a type"):
         steps(DedEnvironment(), task_of(other), "print(1)")
+
+
+def test_a_list_that_a_call_gives_is_compared_whole() -> None:
+    case = {"type": "function_call", "fn_name": "f", "input": [3], "output": [0, 1, 2]}
+    for body, right in (("list(range(n))", True), ("0", False), ("[0]", False)):
+        (step,) = steps(DedEnvironment(), task_of(case), f"def f(n):\n    return {body}")
+        assert step.success is right, body
 
 
 @pytest.mark.parametrize(

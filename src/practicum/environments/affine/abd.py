@@ -59,7 +59,7 @@ class AbdEnvironment(ProgramEnvironment):
 
     async def judge(self, task: Task, answer: str) -> Verdict:
         program, expected = _text(task, "program"), _text(task, "output")
-        given = answer.splitlines()
+        given = answer.split("\n") if answer else []
         if len(given) < needed_lines(program, given[0] if given else ""):
             return Verdict(False, 0.0, "The program reads more lines than that.", {"ran": 0.0})
         (ran,) = await run_jobs_async([Job(program, with_newline(answer))], self.cpu_seconds)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import textwrap
+
+from practicum.rewards.code_reward import extract_code, fenced_blocks
 
 THOUGHT = re.compile(r"<(think|thinking)>.*?</\1>", re.S)
 INPUT = re.compile(r"<INPUT>((?:(?!<INPUT>).)*?)</INPUT>", re.S | re.I)
-FENCE = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```[ \t]*$", re.S | re.M)
 
 
 def without_thoughts(text: str) -> str:
@@ -15,9 +15,14 @@ def without_thoughts(text: str) -> str:
 
 
 def read_input(text: str) -> str | None:
-    """The last <INPUT> block of a reply, without blanks around it and at the ends of its lines; None where none is."""
+    """The last <INPUT> block of a reply as it stands, without blank lines at its end; None where none is."""
     found = INPUT.findall(without_thoughts(text))
-    return "\n".join(line.rstrip() for line in found[-1].strip().splitlines()) if found else None
+    if not found:
+        return None
+    lines = found[-1].replace("\r\n", "\n").removeprefix("\n").split("\n")
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return "\n".join(lines)
 
 
 def write_input(text: str) -> str:
@@ -27,9 +32,9 @@ def write_input(text: str) -> str:
 def read_program(text: str) -> str:
     """The last ```python block of a reply, else its last block of any kind, else all of it."""
     said = without_thoughts(text)
-    blocks = [(label.strip().lower(), body) for label, body in FENCE.findall(said)]
-    chosen = [body for label, body in blocks if label == "python"] or [body for _, body in blocks] or [said]
-    return textwrap.dedent(chosen[-1]).strip("\n")
+    blocks = fenced_blocks(said)
+    chosen = [body for label, body in blocks if label == "python"] or [body for _, body in blocks]
+    return chosen[-1] if chosen else extract_code(said)
 
 
 def write_program(code: str) -> str:

@@ -70,7 +70,7 @@ def _read_case(case: Mapping[str, Any]) -> TestCase:
         raise ValueError("a test case of type function_call has no 'fn_name'")
     if not isinstance(arguments, list | tuple):
         raise ValueError(f"the 'input' of a call of {name} is not a list of arguments")
-    value = expected[0] if isinstance(expected, list | tuple) and expected else expected
+    value = expected[0] if isinstance(expected, list | tuple) and len(expected) == 1 else expected
     given = ", ".join(repr(_plain(argument)) for argument in arguments)
     ending = f"if __name__ == '__main__':\n    print({name}({given}))\n"
     # A row holds JSON and a program prints Python: true and True are both meant.
