@@ -26,7 +26,10 @@ def read_overrides(schema: type[Schema], overrides: list[str], recipes: Path | N
     try:
         parsed = OverridesParser.create().parse_overrides(overrides)
     except OverrideParseException as error:
-        raise UserError(f"Cannot read the override '{error.override}'; write KEY=VALUE.") from None
+        how = "KEY=VALUE"
+        if "=" in str(error.override).partition("=")[2]:
+            how += """, and quotes around what holds '=' itself: "KEY='A=B'", "KEY=['A=B']" for a list"""
+        raise UserError(f"Cannot read the override '{error.override}'; write {how}.") from None
     given: set[str] = set()
     for override in parsed:
         if override.key_or_group == "recipe":

@@ -16,12 +16,12 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from practicum import config as configuration
-from practicum import registry
+from practicum import experiment, registry
 from practicum.config import TrainConfig
-from practicum.environments.mix import in_turns
+from practicum.environments.mix import MixEnvironment, in_turns
 from practicum.errors import UserError, nearest
 from practicum.overrides import read_overrides, schema_keys, show
-from practicum.stages import SFTConfig, SFTTraining, StageData, StageModel
+from practicum.stages import SFTConfig, SFTTraining, StageData, StageModel, check_training, sft_settings
 from practicum.store import write_atomic
 
 AFFINE = ["affine:sat", "affine:abd", "affine:ded"]
@@ -30,11 +30,12 @@ RUNGS = ("base", "sft", "rl")
 """What is examined, in this order."""
 STAGES = ("collect", "eval-base", "sft", "eval-sft", "train", "eval-rl")
 """In the order in which they run."""
-OF_STAGE = {"training.": "sft", "rl_training.": "train"}
+OF_STAGE = {"evaluation.": "eval-base", "training.": "sft", "rl_training.": "train"}
 """Beginnings of keys, and the first stage that reads them."""
 OURS = ("agent.environment", "agent.model_name", "actor_rollout_ref.model.path", "trainer.default_local_dir",
         "trainer.project_name", "trainer.experiment_name", "data.train_files", "data.from_trajectories")  # fmt: skip
 """Beginnings of keys of `practicum train` that are no matter of taste here."""
+REWARDS = ("shaped", "native", *registry.REWARDS)
 
 
 @dataclass
@@ -134,17 +135,28 @@ def resolve(overrides: list[str], recipes: Path | None = None) -> PipelineConfig
         registry.environment_class(name)
     rl = config.rl_training
     if rl.algorithm != "ppo":
-        raise UserError(f"rl_training.algorithm={rl.algorithm}: this pipeline practises with ppo; `practicum train` "
-                        "has the others (or rl_training.overrides=[algorithm.adv_estimator=…]).")  # fmt: skip
+        raise UserError(f"rl_training.algorithm={rl.algorithm}: this pipeline practises with ppo; leave that out, and "
+                        "for another estimator say \"rl_training.overrides=['algorithm.adv_estimator=grpo']\" "
+                        "\"rl_training.num_chains=8\".")  # fmt: skip
     if rl.vf_coef != 0.5:
         raise UserError(
             f"rl_training.vf_coef={rl.vf_coef:g}: the value network has an optimizer of its own, and its loss is half "
             "the squared error; leave this at 0.5 and set rl_training.value_learning_rate."
         )
+    if rl.reward is not None and rl.reward not in REWARDS and ".py:" not in rl.reward:
+        raise UserError(f"Unknown rl_training.reward '{rl.reward}'.{nearest(rl.reward, REWARDS)}")
+    if not 0 <= config.data.val_split < 1:
+        raise UserError(f"data.val_split={config.data.val_split:g} is a share: from 0 to below 1, such as 0.1.")
+    if not 0 < config.evaluation.confidence < 1:
+        raise UserError(
+            f"evaluation.confidence={config.evaluation.confidence:g}: a level lies between 0 and 1, such as 0.8."
+        )
     if config.model.adapter_path:
         raise UserError("model.adapter_path does not go with the pipeline: merge it first (`practicum merge`).")
-    sft_config(config)
-    rl_config(config)
+    check_training(sft_config(config))
+    sft_settings(config.training)
+    train = rl_config(config)
+    experiment.rl_settings(train, experiment.training_steps(train))
     return config
 
 
@@ -234,7 +246,7 @@ def rl_config(config: PipelineConfig) -> TrainConfig:
         "trainer.logger": "[wandb]" if config.tracking.use_wandb else "[]",
     }
     for text in rl.overrides:
-        if text.startswith(OURS):
+        if text.replace("agent.init_args.", "agent.").startswith(OURS):
             raise UserError(f"rl_training.overrides: '{text}' is what the pipeline itself says; leave it out.")
     train = configuration.resolve([*(f"{key}={value}" for key, value in told.items()), *rl.overrides])
     names = rl.environments if rl.environments is not None else environments(config)
@@ -278,6 +290,10 @@ def check_tasks(config: PipelineConfig) -> None:
     wanted += [(name, "test", config.evaluation.num_eval_samples, config.seed) for name in examined(config)]
     for name, split, count, seed in wanted:
         registry.environment_class(name)(**options(config, name)).tasks(split, count, seed)
+    train = rl_config(config)
+    agent = train.agent
+    mix = MixEnvironment(**agent.environment_args, reward=agent.reward_name, format=agent.agent_type)
+    experiment.training_tasks(mix, train)
 
 
 def derived(config: PipelineConfig) -> list[str]:

@@ -22,11 +22,10 @@ from practicum.store import write_atomic
 from practicum.training import dpo, sft
 from practicum.training.apprentice import GPU_TOKENS, Apprentice
 from practicum.training.batch import Cut, Sample
-from practicum.training.checkpoint import Checkpoints
 from practicum.training.learner import OptimizerSettings
-from practicum.training.pairs import mine_pairs, pairs_from_rows
+from practicum.training.pairs import fitting_pairs, mine_pairs, pairs_from_rows
 from practicum.training.samples import imitation_samples
-from practicum.training.stage import Stage, StageSettings
+from practicum.training.stage import Stage, StageSettings, fingerprint
 from practicum.training.written import read_demonstration_rows
 from practicum.trajectory import Outcome, Trajectory
 
@@ -133,13 +132,40 @@ def preset(name: str) -> list[str]:
 
 
 MAY_CHANGE = ("training.save_steps", "training.save_total_limit", "training.eval_steps")
+NOT_DPO = {
+    "training.warmup_steps": "it warms up over a share of all updates, training.warmup_ratio",
+    "training.eval_steps": "all pairs are trained on, so there is nothing to evaluate on",
+    "data.val_share": "all pairs are trained on",
+    "data.include_failed": "failed episodes are what the better ones are compared with",
+}
+NOT_ROWS = {"data.pairing": "rows are pairs already"}
+"""Keys that mean nothing to `practicum dpo`, or to its rows, and why."""
+
+
+def check_given(config: SFTConfig | DPOConfig, given: set[str]) -> None:
+    """A key that somebody set and the stage would not read is an error."""
+    if isinstance(config, DPOConfig):
+        unread = NOT_DPO | (NOT_ROWS if config.data.dataset_path is not None else {})
+        for key, why in unread.items():
+            if key in given:
+                raise UserError(f"{key} means nothing to `practicum dpo`: {why}; leave it out.")
+
+
+def check_training(config: SFTConfig | DPOConfig) -> None:
+    """What cannot be trained, known before anything is loaded."""
+    if config.training.fp16:
+        raise UserError("training.fp16=true needs loss scaling, which is not built; use training.bf16=true.")
+    if config.model.adapter_path and not config.training.use_lora:
+        raise UserError(
+            "model.adapter_path goes on with an adapter, and training.use_lora=false (--full) trains all weights: "
+            "leave one of them out, or merge the adapter first (`practicum merge`)."
+        )
 
 
 def load_apprentice(config: SFTConfig | DPOConfig, template: str | None) -> Apprentice:
     """The model to train, with its adapter, cut as the configuration says."""
     model, training = config.model, config.training
-    if training.fp16:
-        raise UserError("training.fp16=true needs loss scaling, which is not built; use training.bf16=true.")
+    check_training(config)
     where = settle_place(config)
     quantised = loader.quantisation(model.load_in_8bit, model.load_in_4bit)
     loaded = loader.load(model.path, where.dtype, where.device, quantised)
@@ -210,6 +236,19 @@ def optimizer_of(training: SFTTraining) -> OptimizerSettings:
     return OptimizerSettings(training.learning_rate, training.weight_decay, grad_clip=training.max_grad_norm)
 
 
+def sft_settings(training: SFTTraining) -> sft.SFTSettings:
+    return sft.SFTSettings(
+        epochs=training.num_epochs,
+        batch_size=training.batch_size * training.gradient_accumulation_steps,
+        lr=training.learning_rate,
+        warmup=training.warmup_steps,
+        schedule=training.scheduler_type,
+        min_lr_ratio=training.min_lr_ratio,
+        seed=training.seed,
+        optimizer=optimizer_of(training),
+    )
+
+
 def build_sft(config: SFTConfig, on_step: Callable[[int, dict[str, float]], None] | None = None) -> Stage:
     training, folder = config.training, Path(config.output_dir)
     settle_place(config)
@@ -228,16 +267,7 @@ def build_sft(config: SFTConfig, on_step: Callable[[int, dict[str, float]], None
     known = wanted[0].provenance.get("template") if wanted else None
     apprentice = load_apprentice(config, config.model.template or known)
     check_tokens(apprentice, wanted, config.model.path)
-    settings = sft.SFTSettings(
-        epochs=training.num_epochs,
-        batch_size=training.batch_size * training.gradient_accumulation_steps,
-        lr=training.learning_rate,
-        warmup=training.warmup_steps,
-        schedule=training.scheduler_type,
-        min_lr_ratio=training.min_lr_ratio,
-        seed=training.seed,
-        optimizer=optimizer_of(training),
-    )
+    settings = sft_settings(training)
     if config.data.dataset_path is not None:
         rows = read_demonstration_rows(Path(config.data.dataset_path), apprentice.renderer)
         sides = split(rows, lambda row: row[0], config.data.val_share, training.seed)
@@ -255,6 +285,7 @@ def build_sft(config: SFTConfig, on_step: Callable[[int, dict[str, float]], None
         lambda number: sft.update(apprentice, samples, batches, number, settings),
         functools.partial(sft.evaluation_loss, apprentice, checked) if checked else None,
         on_step,
+        fingerprint([*samples, *checked]),
     )
 
 
@@ -266,7 +297,7 @@ def build_dpo(config: DPOConfig, on_step: Callable[[int, dict[str, float]], None
         raise UserError("Give either data.episodes (pairs are mined from them) or data.dataset_path (rows of pairs).")
     if config.data.dataset_path is not None:
         apprentice = load_apprentice(config, config.model.template)
-        rows = read_rows(Path(config.data.dataset_path), DPO_FIELDS)
+        rows = read_rows(Path(config.data.dataset_path), DPO_FIELDS[:3])
         pairs = pairs_from_rows(rows, apprentice.renderer, config.data.dataset_path)
     else:
         episodes = read_demonstrations(config)
@@ -274,6 +305,7 @@ def build_dpo(config: DPOConfig, on_step: Callable[[int, dict[str, float]], None
         apprentice = load_apprentice(config, template)
         check_tokens(apprentice, episodes, config.model.path)
         pairs = [mined.pair for mined in mine_pairs(episodes, config.data.pairing)]
+    pairs = fitting_pairs(pairs, apprentice.decoder.shape.context)
     settings = dpo.DPOSettings(
         epochs=training.num_epochs,
         batch_size=training.batch_size * training.gradient_accumulation_steps,
@@ -288,7 +320,8 @@ def build_dpo(config: DPOConfig, on_step: Callable[[int, dict[str, float]], None
         optimizer=optimizer_of(training),
     )
     run = dpo.Preference(apprentice, pairs, settings)
-    return _stage(config, apprentice, len(run.batches), run.update, None, on_step)
+    data = fingerprint(side for pair in pairs for side in (pair.chosen, pair.rejected))
+    return _stage(config, apprentice, len(run.batches), run.update, None, on_step, data)
 
 
 def _stage(
@@ -298,12 +331,13 @@ def _stage(
     update: Callable[[int], dict[str, float]],
     evaluate: Callable[[], dict[str, float]] | None,
     on_step: Callable[[int, dict[str, float]], None] | None,
+    data: str,
 ) -> Stage:
     training, folder = config.training, Path(config.output_dir)
     settings = StageSettings(steps, training.save_steps, training.eval_steps, training.save_total_limit)
-    stage = Stage(folder, apprentice, settings, update, evaluate, on_step)
-    write_atomic(folder / "config.yaml", overrides.show(config).encode())
+    stage = Stage(folder, apprentice, settings, update, evaluate, on_step, data=data)
     stage.resume()
+    write_atomic(folder / "config.yaml", overrides.show(config).encode())
     return stage
 
 
@@ -318,11 +352,11 @@ def split(found: Sequence[Item], task: Callable[[Item], str], share: float, seed
 
 
 def check_continuation(config: SFTConfig | DPOConfig, folder: Path) -> None:
-    """A folder that holds another run is not to be written into."""
-    stored, begun = folder / "config.yaml", (folder / "metrics.jsonl").exists()
-    if begun and not (stored.is_file() and Checkpoints(folder).steps()):
-        raise UserError(f"'{folder}' already holds a run, and no checkpoint to go on from; choose another output_dir.")
+    """A folder that holds another run, or a finished one without a checkpoint of its end, is not to be written into."""
+    stored = folder / "config.yaml"
     if not stored.is_file():
+        if (folder / "metrics.jsonl").exists():
+            raise UserError(f"'{folder}' already holds a run, and not its config.yaml; choose another output_dir.")
         return
     before, now = OmegaConf.load(stored), OmegaConf.structured(config)
     for key in overrides.schema_keys(type(config)):
@@ -331,6 +365,8 @@ def check_continuation(config: SFTConfig | DPOConfig, folder: Path) -> None:
                 f"'{folder}' holds a run with {key}={OmegaConf.select(before, key)}, "
                 f"not {OmegaConf.select(now, key)}; choose another output_dir."
             )
+    if config.training.save_steps <= 0 and (folder / "model").exists():
+        raise UserError(f"'{folder}' already holds a finished run; choose another output_dir, or remove that folder.")
 
 
 def describe(apprentice: Apprentice, samples: Sequence[Sample] = ()) -> str:

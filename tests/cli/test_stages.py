@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -119,9 +122,145 @@ def test_what_cannot_be_done_is_said(demonstrations: Path, tmp_path: Path, capsy
         (["model.load_in_8bit=true", "model.load_in_4bit=true"], "exclude each other"),
         (["data.val_share=1.5"], "val_share"),
         (["training.scheduler_type=cosin"], "Did you mean 'cosine'"),
+        (["--full", "model.adapter_path=somewhere"], "leave one of them out"),
     ):
         assert main([*base, *more]) == 2
         assert says in capsys.readouterr().err
     assert main([*base, *SMALL, "--full", "--epochs", "1"]) == 0
     assert main([*base, *SMALL, "--full", "--epochs", "2"]) == 2
     assert "holds a run with training.num_epochs=1" in capsys.readouterr().err
+
+
+def asked(command: str, data: list[str], out: Path, *more: str) -> list[str]:
+    """Four short updates or more, of all weights."""
+    plain = ["--full", "training.bf16=false", "--batch_size", "4", "--gradient_accumulation_steps", "1"]
+    return [command, *data, "--out", str(out), *plain, "--epochs", "1", *more]
+
+
+def before_update(
+    monkeypatch: pytest.MonkeyPatch, module: object, name: str, number: int, act: Callable[[], object]
+) -> None:
+    """Something happens in the middle of an update."""
+    update, calls = getattr(module, name), 0
+
+    def acting(*rest: object) -> dict[str, float]:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            act()
+        found: dict[str, float] = update(*rest)
+        return found
+
+    monkeypatch.setattr(module, name, acting)
+
+
+@pytest.mark.parametrize(("command", "number"), [("sft", signal.SIGINT), ("dpo", signal.SIGTERM)])
+def test_asked_to_stop_it_finishes_the_update_saves_and_goes_on_later(
+    command: str, number: signal.Signals, attempts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    data = ["--episodes", str(attempts)]
+    assert main(asked(command, data, tmp_path / "whole")) == 0
+    before = signal.getsignal(number)
+    module, name = (stages.sft, "update") if command == "sft" else (stages.dpo, "step")
+    before_update(monkeypatch, module, name, 2, lambda: signal.raise_signal(number))
+    assert main(asked(command, data, tmp_path / "cut")) == 130
+    monkeypatch.undo()
+    assert "Stopping after this update, with a checkpoint" in capsys.readouterr().out
+    assert signal.getsignal(number) == before
+    assert Checkpoints(tmp_path / "cut").steps() == [2]
+    assert main(asked(command, data, tmp_path / "cut")) == 0
+    for file in ("metrics.jsonl", "model/model.safetensors"):
+        assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+def test_asked_twice_it_stops_at_once_and_begins_anew(
+    demonstrations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = ["--episodes", str(demonstrations)]
+
+    def twice() -> None:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+
+    before_update(monkeypatch, stages.sft, "update", 2, twice)
+    assert main(asked("sft", data, tmp_path)) == 130
+    monkeypatch.undo()
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
+    assert Checkpoints(tmp_path).steps() == []
+    assert main(asked("sft", data, tmp_path)) == 0
+    lines = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == list(range(1, len(lines) + 1))
+
+
+def test_a_folder_that_is_not_this_runs_own_is_not_written_into(
+    demonstrations: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = asked("sft", ["--episodes", str(demonstrations)], tmp_path, "training.save_steps=0")
+    assert main(arguments) == 0
+    assert main(arguments) == 2
+    assert "already holds a finished run" in capsys.readouterr().err
+    (tmp_path / "config.yaml").unlink()
+    assert main(arguments) == 2
+    assert "already holds a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("save_steps", [0, 3])
+def test_the_best_weights_are_the_result_however_often_it_saves(
+    save_steps: int, demonstrations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    losses = iter([3.0, 1.0, *[2.0] * 9])
+    monkeypatch.setattr(stages.sft, "evaluation_loss", lambda *_: {"eval/loss": next(losses)})
+    more = [f"training.save_steps={save_steps}", "training.eval_steps=1", "training.save_total_limit=1"]
+    assert main(asked("sft", ["--episodes", str(demonstrations)], tmp_path, *more)) == 0
+    told = capsys.readouterr().out
+    assert "The best weights by eval/loss are those of step 2" in told
+    assert "best eval loss 1.0000 at step 2" in told
+    kept, last = (load_file(tmp_path / name / "model.safetensors") for name in ("global_step_2/actor", "model"))
+    assert all(torch.equal(kept[key], last[key]) for key in kept)
+
+
+def test_rows_of_three_fields_and_one_longer_than_the_window(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": f"{n} + 1?", "chosen": str(n + 1), "rejected": "no"} for n in range(8)]
+    rows[3]["rejected"] = "no " * 3000
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(asked("dpo", ["--dataset_path", str(path)], tmp_path / "out")) == 0, capsys.readouterr().err
+    assert "1 of 8 pairs are longer than the model's window" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["sft", "dpo"])
+def test_other_data_is_not_gone_on_with(
+    command: str, attempts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown, out = tmp_path / "shown", tmp_path / "out"
+    shutil.copytree(attempts, shown)
+    arguments = asked(command, ["--episodes", str(shown)], out)
+    module, name = (stages.sft, "update") if command == "sft" else (stages.dpo, "step")
+    before_update(monkeypatch, module, name, 1, lambda: signal.raise_signal(signal.SIGINT))
+    assert main(arguments) == 130
+    monkeypatch.undo()
+    next(path for path in sorted(shown.rglob("*.jsonl")) if "expert" in str(path)).unlink()
+    assert main(arguments) == 2
+    assert "not what the run in" in capsys.readouterr().err
+    shutil.rmtree(shown)
+    shutil.copytree(attempts, shown)
+    assert main(arguments) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["training.warmup_steps=5"], "training.warmup_ratio"),
+        (["training.eval_steps=5"], "nothing to evaluate on"),
+        (["data.val_share=0.5"], "all pairs are trained on"),
+        (["data.include_failed=true"], "compared with"),
+        (["--dataset_path", "rows.jsonl", "data.pairing=trajectory"], "rows are pairs already"),
+    ],
+)
+def test_what_dpo_would_not_read_is_refused(more: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dpo", *more, "--dry-run"]) == 2
+    assert says in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -159,11 +160,22 @@ def test_the_papers_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     ("overrides", "message"),
     [
         (["rl_training.vf_coef=1.0"], "leave this at 0.5"),
-        (["rl_training.algorithm=grpo"], "practises with ppo"),
+        (["rl_training.algorithm=grpo"], re.escape("\"rl_training.overrides=['algorithm.adv_estimator=grpo']\"")),
         (["data.affine.environments=[]", "data.agentgym.environments=[]"], "Say what to learn"),
         (["data.affine.environments=['affine:set']"], "Unknown environment 'affine:set'"),
         (["rl_training.environments=['code']"], "'code', which data does not"),
         (["rl_training.overrides=['agent.environment=math']"], "what the pipeline itself says"),
+        (["rl_training.overrides=['agent.init_args.environment=math']"], "what the pipeline itself says"),
+        (["rl_training.overrides=['algorithm.adv_estimator=grppo']"], "Did you mean 'grpo'"),
+        (["rl_training.overrides=['algorithm.adv_estimator=grpo']"], "num_chains must be at least 2"),
+        (["rl_training.overrides=['actor_rollout_ref.actor.kl_loss_type=k']"], "Unknown KL kind 'k'"),
+        (["rl_training.overrides=[algorithm.adv_estimator=grpo]"], re.escape("\"KEY=['A=B']\" for a list")),
+        (["rl_training.reward=shapd"], "Did you mean 'shaped'"),
+        (["training.scheduler_type=cosin"], "Did you mean 'cosine'"),
+        (["training.fp16=true"], "use training.bf16=true"),
+        (["training.num_epochs=0"], "at least 1"),
+        (["data.val_split=10"], "val_split=10 is a share"),
+        (["evaluation.confidence=95"], "confidence=95: a level lies between 0 and 1"),
         (["rl_training.overrides=['algorithm.gama=1']"], "Did you mean 'algorithm.gamma'"),
         (["data.affine.num_sample=3"], "Did you mean 'data.affine.num_samples'"),
     ],
@@ -171,3 +183,27 @@ def test_the_papers_configuration(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_cannot_work_is_said_at_once(overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         pipeline.resolve(overrides)
+
+
+def test_another_estimator_as_the_message_says() -> None:
+    config = pipeline.resolve(["rl_training.overrides=['algorithm.adv_estimator=grpo']", "rl_training.num_chains=8"])
+    assert pipeline.rl_config(config).algorithm.adv_estimator == "grpo"
+
+
+def test_a_reward_that_an_environment_lacks_is_said_before_anything_is_played(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["pipeline", f"recipe={recipe}", f"output_dir={out}", "rl_training.reward=shaped"]) == 2
+    assert "Unknown reward 'shaped'" in capsys.readouterr().err  # math has rewards of its own
+    assert not out.exists()
+
+
+def test_what_is_examined_may_change_until_the_first_examination(tmp_path: Path) -> None:
+    def asked(level: float) -> pipeline.PipelineConfig:
+        return pipeline.resolve([f"output_dir={tmp_path}", f"evaluation.confidence={level}"])
+
+    pipeline.check_continuation(asked(0.9), lambda stage: False)
+    pipeline.check_continuation(asked(0.8), lambda stage: stage == "collect")
+    with pytest.raises(UserError, match="holds a pipeline with evaluation.confidence=0.8, not 0.9"):
+        pipeline.check_continuation(asked(0.9), lambda stage: stage == "eval-base")

@@ -18,7 +18,7 @@ from practicum.render import Renderer
 from practicum.task import Task
 from practicum.training.apprentice import Apprentice
 from practicum.training.dpo import DPOSettings, prefer
-from practicum.training.pairs import MinedPair, mine_pairs, pairs_from_rows
+from practicum.training.pairs import MinedPair, fitting_pairs, mine_pairs, pairs_from_rows
 from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
 
 Ids = tuple[int, ...]
@@ -122,6 +122,20 @@ def test_mined_pairs_are_learnt() -> None:
     assert heard[0]["dpo/loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert heard[-1]["dpo/accuracy"] == 1.0
     assert heard[-1]["dpo/loss"] < 0.6
+
+
+def test_a_pair_with_a_side_longer_than_the_window_is_left_out_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad, long = (make([((5,), said)], worth, n) for n, (said, worth) in enumerate(((A, 1.0), (B, 0.5), (C, 0.0))))
+    pairs = [mined.pair for mined in mine_pairs([good, bad, long])]
+    assert len(pairs) == 3
+    (kept,) = fitting_pairs(pairs, 3)
+    assert (kept.chosen.ids, kept.rejected.ids) == ((5, *A), (5, *B))
+    assert capsys.readouterr().out == ("2 of 3 pairs are longer than the model's window (3 tokens) and are left out.\n")
+    assert fitting_pairs(pairs, 4) == pairs
+    assert fitting_pairs([], 4) == []
+    assert capsys.readouterr().out == ""
+    with pytest.raises(UserError, match="nothing is left to learn from"):
+        fitting_pairs(pairs, 2)
 
 
 ROW = {"prompt": "Where?", "chosen": "here", "rejected": "there"}

@@ -88,7 +88,6 @@ def sft(config: PipelineConfig, log: PipelineLog) -> None:
     from practicum.pipeline_log import Epochs
     from practicum.progress import Progress
     from practicum.stages import build_sft, describe
-    from practicum.training.checkpoint import Checkpoints
 
     progress = Progress("sft", 0, "steps")
     epochs = Epochs(config.training.num_epochs)
@@ -99,9 +98,6 @@ def sft(config: PipelineConfig, log: PipelineLog) -> None:
         if line is not None:
             print(f"  {line}", flush=True)
 
-    place = pipeline.folder(config, "sft")
-    if not Checkpoints(place).steps():  # killed before the first one: there is nothing to go on from
-        (place / "metrics.jsonl").unlink(missing_ok=True)
     stage = build_sft(pipeline.sft_config(config), heard)
     print(f"  {describe(stage.apprentice)}", flush=True)
     try:

@@ -46,12 +46,13 @@ def run_stage(
     from practicum import overrides, stages
     from practicum.progress import Progress
 
-    given = [
+    asked = [
         f"{key}={_quoted(value)}" for flag, (key, _) in flags.items() if (value := getattr(args, flag)) is not None
     ]
-    given += [key for switch, (key, _) in switches.items() if getattr(args, switch)]
+    asked += [key for switch, (key, _) in switches.items() if getattr(args, switch)]
     fitting = stages.preset(args.hardware) if args.hardware else []
-    config, _ = overrides.read_overrides(schema, [*fitting, *given, *args.overrides])
+    config, given = overrides.read_overrides(schema, [*fitting, *asked, *args.overrides])
+    stages.check_given(config, given)
     if args.dry_run:
         print(overrides.show(config), end="")
         return 0

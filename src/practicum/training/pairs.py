@@ -21,6 +21,7 @@ from practicum.states import Visit, prompt_ids, visits
 from practicum.training.batch import Sample
 from practicum.training.dpo import Pair
 from practicum.training.samples import bare_samples
+from practicum.training.sft import tell_left_out
 from practicum.training.written import Prompts, reply_sample
 from practicum.trajectory import Trajectory
 
@@ -78,6 +79,13 @@ def pairs_from_rows(rows: Iterable[Mapping[str, Any]], renderer: Renderer, name:
         before = prompts.ids(prompt, place)
         pairs.append(Pair(*(reply_sample(before, renderer.encode_reply(text)) for text in (chosen, rejected))))
     return pairs
+
+
+def fitting_pairs(pairs: Sequence[Pair], window: int) -> list[Pair]:
+    """The pairs of which a model's window holds both sides. Says how many others there are."""
+    found = [pair for pair in pairs if max(len(pair.chosen.ids), len(pair.rejected.ids)) <= window]
+    tell_left_out("pairs", len(pairs) - len(found), len(pairs), window)
+    return found
 
 
 def _same_state(episodes: Sequence[Trajectory]) -> Iterator[tuple[tuple[str, str], MinedPair]]:

@@ -39,12 +39,17 @@ class SFTSettings:
 def fitting(samples: Sequence[Sample], window: int) -> list[Sample]:
     """The samples that a model's window holds; from a longer one it cannot learn. Says how many those are."""
     found = [sample for sample in samples if len(sample.ids) <= window]
-    if len(found) < len(samples):
-        told = f"{len(samples) - len(found)} of {len(samples)} demonstrations are longer than the model's window"
-        if not found:
-            raise UserError(f"{told} ({window} tokens): nothing is left to learn from; show shorter ones.")
-        print(f"{told} ({window} tokens) and are left out.", flush=True)
+    tell_left_out("demonstrations", len(samples) - len(found), len(samples), window)
     return found
+
+
+def tell_left_out(what: str, left_out: int, count: int, window: int) -> None:
+    """Say how many are longer than a model's window; that none is left is an error."""
+    told = f"{left_out} of {count} {what} are longer than the model's window ({window} tokens)"
+    if left_out and left_out == count:
+        raise UserError(f"{told}: nothing is left to learn from; show shorter ones.")
+    if left_out:
+        print(f"{told} and are left out.", flush=True)
 
 
 def planned_steps(samples: int, settings: SFTSettings) -> int:
