@@ -26,6 +26,7 @@ def test_both_spellings_of_the_agent_group() -> None:
         ("nothing=1", "Unknown key 'nothing'"),
         ("agent.max_turns=lots", "agent.max_turns=lots"),
         ("agent.max_turns", "KEY=VALUE"),
+        ("agent.tools=[a=b]", "quotes around what holds '=' itself: \"KEY='A=B'\", \"KEY=['A=B']\" for a list."),
         ("+agent.extra=1", "none can be added"),
         ("~agent.tools", "none can be added or removed"),
         ("recipe=nothing", "There is no recipe 'nothing'"),
@@ -174,6 +175,18 @@ def test_the_papers_commands_resolve(command: list[str], capsys: pytest.CaptureF
     assert config.trainer.project_name == "AgentRL"
 
 
+def test_a_dry_run_says_what_the_policy_is_measured_from(capsys: pytest.CaptureFixture[str]) -> None:
+    for given, says in (
+        ([], "a frozen copy of the start"),
+        (["actor_rollout_ref.model.lora_rank=8"], "the model beneath its new adapter"),
+        (["actor_rollout_ref.model.lora_adapter_path=x"], "a frozen copy of the adapter at the start"),
+        (["actor_rollout_ref.actor.use_kl_loss=false"], "none"),
+    ):
+        assert main(["train", "--dry-run", "trainer.total_training_steps=2", *given]) == 0
+        assert f"reference model: {says}" in capsys.readouterr().out
+    assert main(["train", "--dry-run", "trainer.total_training_steps=2", "trainer.early_stopping_patience=3"]) == 2
+
+
 def test_the_papers_defaults() -> None:
     config = resolve([])
     actor, rollout, trainer, algorithm = (
@@ -230,6 +243,13 @@ def test_what_cannot_be_honoured_is_an_error(overrides: list[str], says: str) ->
         (["trainer.total_training_steps=2", "agent.environment=tools"], "needs a reward"),
         (["trainer.total_training_steps=2", "trainer.logger=[tensorbord]"], "Did you mean 'tensorboard'"),
         (["trainer.total_training_steps=2", "health.action=panic"], "panic"),
+        (["trainer.total_training_steps=2", "trainer.critic_warmup=5", "algorithm.adv_estimator=grpo"], "has none"),
+        (["trainer.total_training_steps=2", "trainer.early_stopping_patience=3"], "set trainer.test_freq above 0"),
+        (["trainer.total_training_steps=2", "trainer.best_metric=val/score"], "validation gives val/success/mean"),
+        (["trainer.total_training_steps=2", "algorithm.kl_ctrl.kl_coef=0.5"], "without algorithm.use_kl_in_reward"),
+        (["trainer.total_training_steps=2", "actor_rollout_ref.model.lora_alpha=64"], "model.lora_rank; set that too"),
+        (["trainer.total_training_steps=2", "actor_rollout_ref.model.lora_rank=8",
+          "actor_rollout_ref.model.lora_adapter_path=x"], "an adapter with a rank of its own"),
     ],
 )  # fmt: skip
 def test_a_run_that_cannot_start_says_why(

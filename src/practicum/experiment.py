@@ -62,6 +62,12 @@ MAY_CHANGE = (
     "actor_rollout_ref.rollout.vllm.start_timeout",
 )
 """Keys that a resumed run may have otherwise than the one it goes on from."""
+MODEL, CONTROL = "actor_rollout_ref.model.", "algorithm.kl_ctrl."
+NEEDS = {
+    **{MODEL + key: MODEL + "lora_rank" for key in ("lora_alpha", "lora_dropout", "target_modules")},
+    **{CONTROL + key: "algorithm.use_kl_in_reward" for key in ("type", "kl_coef", "target_kl", "horizon")},
+}
+"""Keys that do nothing unless another is set."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +157,7 @@ def training_tasks(world: Environment, config: TrainConfig) -> Sequence[Task]:
 def rl_settings(config: TrainConfig, steps: int) -> RLSettings:
     algorithm, actor, critic = config.algorithm, config.actor_rollout_ref.actor, config.critic
     curriculum = config.data.curriculum
-    return RLSettings(
+    settings = RLSettings(
         steps=steps,
         tasks_per_step=config.data.train_batch_size,
         chains=config.agent.num_chains,
@@ -206,6 +212,22 @@ def rl_settings(config: TrainConfig, steps: int) -> RLSettings:
         overlap=config.trainer.overlap,
         seed=config.trainer.seed,
     )
+    check_used(config)
+    return settings
+
+
+def check_used(config: TrainConfig) -> None:
+    """A key that somebody changed and that does nothing here is an error."""
+    model, now, usual = config.actor_rollout_ref.model, OmegaConf.structured(config), OmegaConf.structured(TrainConfig)
+    if model.lora_adapter_path and model.lora_rank:
+        raise UserError(
+            f"{MODEL}lora_adapter_path brings an adapter with a rank of its own; leave out {MODEL}lora_rank, "
+            "or the path for a new adapter."
+        )
+    for key, needed in NEEDS.items():
+        value = OmegaConf.select(now, key)
+        if value != OmegaConf.select(usual, key) and not OmegaConf.select(now, needed):
+            raise UserError(f"{key}={value} does nothing without {needed}; set that too, or leave it out.")
 
 
 def mismatch_limit(config: TrainConfig) -> float:
@@ -250,7 +272,7 @@ def build_run(
     material = logged_material(config, world) if config.data.from_trajectories else None
     tasks = training_tasks(world.environment, config) if material is None else ()
     steps = training_steps(config, len(tasks if material is None else material.units))
-    settings = rl_settings(config, steps)
+    settings, running = rl_settings(config, steps), run_settings(config, steps)
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
     agent = Agent(
         format=world.format,
@@ -301,7 +323,7 @@ def build_run(
     run = Run(
         folder,
         practice,
-        run_settings(config, steps),
+        running,
         validate,
         lambda resumed: make_loggers(
             trainer.logger, folder, trainer.project_name, trainer.experiment_name, asdict(config), resumed
@@ -493,6 +515,7 @@ def derived(config: TrainConfig) -> list[str]:
     mini = actor.ppo_mini_batch_size or tasks
     estimator = config.algorithm.adv_estimator
     settings = rl_settings(config, config.trainer.total_training_steps or 1)
+    run_settings(config, settings.steps)  # refuses what it cannot be
     long = config.trainer.total_training_steps or f"{config.trainer.total_epochs} epochs of"
     limit = actor.ppo_max_token_len_per_gpu
     if not find_place(config).on_gpu:
@@ -511,13 +534,20 @@ def derived(config: TrainConfig) -> list[str]:
         + "; its gradient does not depend on that",
         f"steps: {long}",
         f"loss aggregation: {settings.weighing}",
-        "reference model: " + ("a frozen copy of the start" if settings.needs_reference else "none"),
+        f"reference model: {_reference(config) if settings.needs_reference else 'none'}",
     ]
     if ESTIMATORS[estimator].critic:
         lines.append(f"critic: {config.critic.model.path or 'a two-layer head on the policy'}")
     elif config.critic.model.path:
         lines.append(f"critic.model.path is not used: {estimator} has no critic")
     return lines
+
+
+def _reference(config: TrainConfig) -> str:
+    model = config.actor_rollout_ref.model
+    if model.lora_adapter_path:
+        return "a frozen copy of the adapter at the start, over the same weights"
+    return "the model beneath its new adapter" if model.lora_rank else "a frozen copy of the start"
 
 
 def _drawn(config: TrainConfig) -> list[str]:

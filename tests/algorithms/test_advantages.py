@@ -93,3 +93,9 @@ def test_flow_grpo_over_trajectories_and_over_rows() -> None:
     deviation = float(np.std(rows, ddof=1))
     expected = [(reward - 0.375) / (deviation + 1e-6) for reward in rewards]
     assert flow_grpo(rewards, turns, row_weighted=True) == pytest.approx(expected)
+
+
+def test_flow_grpo_without_division_only_centres() -> None:
+    rewards, turns = [1.0, 0.0, 0.0, 1.0], [1, 3, 2, 2]
+    assert flow_grpo(rewards, turns, normalise=False) == [0.5, -0.5, -0.5, 0.5]
+    assert flow_grpo(rewards, turns, row_weighted=True, normalise=False) == [0.625, -0.375, -0.375, 0.625]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,13 @@ def test_a_panel_is_named_by_tasks_and_seed() -> None:
 def test_what_could_not_be_scored_is_counted_not_scored() -> None:
     result = score("p", PANEL, results("p", Outcome.SUCCESS, Outcome.TIMEOUT, Outcome.FAILURE))
     assert (result.count, result.success_rate, len(result.errors)) == (2, 0.5, 1)
+
+
+def test_where_nothing_was_scored_there_is_no_rate() -> None:
+    result = score("p", PANEL, results("p", Outcome.ENGINE_ERROR, Outcome.TIMEOUT))
+    assert math.isnan(result.success_rate)
+    record = result.record()
+    assert (record["success_rate"], record["mean_reward"], record["n"], record["errors"]) == (None, None, 0, 2)
 
 
 def test_comparison_is_paired_and_says_when_nothing_is_shown() -> None:

@@ -36,6 +36,15 @@ def test_what_is_detectable_is_found_that_often() -> None:
     assert paired_power(smallest / 0.7, 40) == pytest.approx(0.8, abs=1e-9)
 
 
+@pytest.mark.parametrize("count", [1449, 1451, 1454, 1500])
+def test_where_scipy_has_no_number(count: int) -> None:
+    """The answer lies between those of its neighbours, and has the power asked for."""
+    smallest = minimum_detectable(1.0, count)
+    assert minimum_detectable(1.0, count + 50) < smallest < minimum_detectable(1.0, count - 50)
+    assert paired_power(smallest, count) == pytest.approx(0.8, abs=1e-6)
+    assert tasks_needed(smallest, 1.0) in (count, count + 1)
+
+
 def test_the_ends() -> None:
     assert minimum_detectable(0.5, 1) == math.inf
     assert minimum_detectable(0.0, 10) == 0.0

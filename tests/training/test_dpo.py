@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -79,6 +80,18 @@ def test_pairs_are_learnt_from_a_loss_of_ln_2(adapter: bool) -> None:
     assert heard[-1]["dpo/loss"] < 0.3
     assert heard[-1]["dpo/accuracy"] == 1.0
     assert heard[-1]["dpo/reward_margin"] > 1.0
+
+
+def test_the_reference_is_the_adapter_it_starts_from(tmp_path: Path) -> None:
+    pairs, settings = make_pairs(8, 4), DPOSettings(epochs=4, batch_size=8, lr=5e-3, warmup_ratio=0.0)
+    first = Apprentice(lora.add_adapter(loader.load_tiny(0), lora.LoRASettings(8)))
+    prefer(first, make_pairs(8, 5), settings)
+    first.save(tmp_path / "adapter")
+    second = Apprentice(lora.load_adapter(loader.load_tiny(0), tmp_path / "adapter"))
+    heard: list[float] = []
+    prefer(second, pairs, settings, lambda n, total, values: heard.append(values["dpo/loss"]))
+    assert heard[0] == pytest.approx(math.log(2), abs=1e-6)
+    assert heard[-1] < 0.6
 
 
 def test_the_same_seed_gives_the_same_weights_and_a_later_start_the_rest() -> None:

@@ -65,6 +65,13 @@ def test_the_baseline_variant_centres_each_group_first() -> None:
     assert found[0][0][0] / found[1][0][0] == pytest.approx(2, rel=0.5)  # a gap of 1 against a gap of ½
 
 
+@pytest.mark.parametrize("name", ["grpo", "flow_grpo"])
+def test_the_division_can_be_left_out(name: str) -> None:
+    group = [Rated(np.array([0.0, reward]), np.array([0, 1])) for reward in (1.0, 0.0, 0.0, 1.0)]
+    found = ESTIMATORS[name].function([group], EstimatorSettings(normalise=False)).advantages[0]
+    assert [row.tolist() for row in found] == [[0.5] * 2, [-0.5] * 2, [-0.5] * 2, [0.5] * 2]
+
+
 def test_the_reward_stands_at_the_last_sampled_token() -> None:
     assert rate(groups()[0][0], EstimatorSettings()).rewards.tolist() == [0, 0, 0, 0, 1]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from practicum.environment import Action, Observation, Step
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.evaluation.panel import Result
-from practicum.models import loader
+from practicum.models import loader, lora
 from practicum.rewards.base import reward
 from practicum.task import Task
 from practicum.training.apprentice import Apprentice
@@ -27,6 +29,7 @@ from practicum.training.checkpoint import Checkpoints
 from practicum.training.estimators import Credit, Estimator
 from practicum.training.hacking import HackingSettings
 from practicum.training.health import HealthSettings
+from practicum.training.learner import Objective
 from practicum.training.rl import Admission, Practice, RLSettings
 from practicum.training.run import Run, RunSettings
 
@@ -63,12 +66,14 @@ def go(run: Run) -> None:
     asyncio.run(whole())
 
 
-def validations(*rates: float) -> Any:
-    """A validation that has these success rates, one after the other."""
+def validations(*rates: float | None) -> Any:
+    """A validation that has these success rates, one after the other; None: the engine fails."""
     rest = iter(rates)
 
     async def validate() -> Result:
         share = next(rest)
+        if share is None:
+            return Result("val", "panel", {}, {}, {str(i): "engine_error: gone" for i in range(10)}, 0.0, 0.0)
         solved = {str(i): i < share * 10 for i in range(10)}
         return Result("val", "panel", {k: float(v) for k, v in solved.items()}, solved, {}, 1.0, 0.0)
 
@@ -105,6 +110,84 @@ def test_early_stopping(tmp_path: Path) -> None:
     again.resume()
     go(again)
     assert said[-1].startswith("Nothing to do")
+
+
+def written(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_stopped_in_the_first_validation_a_run_goes_on_without_another(tmp_path: Path) -> None:
+    settings, rates = RunSettings(4, save_freq=4, test_freq=1, patience=2), (0.5, 0.4, 0.6, 0.6, 0.7)
+    whole = make_run(tmp_path / "whole", settings, replace(RL, steps=4), validate=validations(*rates))
+    go(whole)
+    first = validations(*rates[:1])
+
+    async def interrupted() -> Result:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0.05)
+        return await first()
+
+    with pytest.raises(KeyboardInterrupt):
+        go(make_run(tmp_path / "cut", settings, replace(RL, steps=4), validate=interrupted))
+    again = make_run(tmp_path / "cut", settings, replace(RL, steps=4), validate=validations(*rates[1:]))
+    again.resume()
+    go(again)
+    assert again.standing == whole.standing
+    assert (tmp_path / "cut/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("metric", ["val/success/mean", "val/reward/mean"])
+def test_a_validation_without_a_score_does_not_count(metric: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    settings = RunSettings(4, test_freq=1, patience=2, best_metric=metric)
+    rates = (None, 0.5, None, None, 0.4)
+    run = make_run(tmp_path, settings, replace(RL, steps=4), validate=validations(*rates), say=said.append)
+    go(run)
+    assert (run.standing.step, run.standing.best_step, run.standing.stale_validations) == (4, 1, 1)
+    asked = [{name: value for name, value in line.items() if name.startswith("val/")} for line in written(tmp_path)]
+    assert [one for one in asked if one["val/n"] == 0] == [{"val/n": 0.0, "val/errors": 10.0}] * 3
+    assert asked[1]["val/success/mean"] == 0.5
+    assert sum("no episode of the validation could be scored (first: engine_error: gone)" in text for text in said) == 3
+
+
+def test_settings_of_a_run_that_cannot_work() -> None:
+    with pytest.raises(UserError, match=r"best_metric=val/sucess/mean: validation gives val/success/mean, .*/max"):
+        RunSettings(4, best_metric="val/sucess/mean")
+    with pytest.raises(UserError, match=r"early_stopping_patience=3 counts validations .*set trainer.test_freq"):
+        RunSettings(4, patience=3)
+
+
+# -- what a policy is measured from -----------------------------------------------------------
+
+
+def adapted(folder: Path, rl: RLSettings, adapter: str | None, steps: int, **more: Any) -> Run:
+    loaded = loader.load_tiny(0)
+    loaded = lora.load_adapter(loaded, adapter) if adapter else lora.add_adapter(loaded, lora.LoRASettings(4), 1)
+    practice = Practice(Apprentice(loaded), ByLength().tasks("train", 12), ByLength, AGENT, rl)
+    return Run(folder, practice, RunSettings(steps, save_freq=1), say=lambda text: None, **more)
+
+
+def test_the_reference_of_a_loaded_adapter_is_that_adapter(tmp_path: Path) -> None:
+    """Also where the run is resumed: the start's, not the checkpoint's."""
+    rl = replace(RL, steps=4, objective=Objective(kl_coeff=0.1))
+    fresh = adapted(tmp_path / "fresh", replace(rl, lr=1e-2), None, 2)
+    assert fresh.apprentice.reference.model is fresh.apprentice.loaded.model  # beneath the adapter: no second copy
+    go(fresh)
+    start = str(tmp_path / "fresh/global_step_2/actor")
+    whole = adapted(tmp_path / "whole", rl, start, 4)
+    held = {id(weight) for weight in whole.apprentice.reference.model.parameters()}
+    shared = [weight for weight in whole.apprentice.loaded.model.parameters() if not weight.requires_grad]
+    assert shared
+    assert all(id(weight) in held for weight in shared)
+    go(whole)
+    lines = written(tmp_path / "whole")
+    assert lines[0]["actor/kl"] == pytest.approx(0.0, abs=1e-6)
+    assert lines[3]["actor/kl"] > 1e-5
+    go(adapted(tmp_path / "cut", rl, start, 2))
+    again = adapted(tmp_path / "cut", rl, start, 4)
+    again.resume()
+    go(again)
+    assert (tmp_path / "cut/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
 
 
 def test_resuming_is_refused_where_it_would_lose_something(tmp_path: Path) -> None:

@@ -97,17 +97,21 @@ def gae(rewards: Floats, values: Floats, gamma: float, lam: float, bootstrap: fl
     return advantages, advantages + np.asarray(values, dtype=np.float64)
 
 
-def flow_grpo(rewards: Sequence[float], turns: Sequence[int], row_weighted: bool = False) -> list[float]:
+def flow_grpo(
+    rewards: Sequence[float], turns: Sequence[int], row_weighted: bool = False, normalise: bool = True
+) -> list[float]:
     """Group-relative advantages of trajectories, each to be spread over all its turns.
 
     Mean and deviation are taken over trajectories. `row_weighted` takes them over turns instead, so
     that long trajectories weigh more (what the authors' code does; the paper's formula does not).
+    `normalise=False` leaves the division out, as in `grpo`.
 
     Li et al. 2025, AgentFlow (arXiv:2510.05592).
     """
     if not row_weighted:
-        return grpo(rewards)
+        return grpo(rewards, normalise)
     counts = [max(1, count) for count in turns]
-    rows = grpo([reward for reward, count in zip(rewards, counts, strict=True) for _ in range(count)])
+    repeated = [reward for reward, count in zip(rewards, counts, strict=True) for _ in range(count)]
+    rows = grpo(repeated, normalise)
     starts = np.cumsum([0, *counts[:-1]])
     return [rows[start] for start in starts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -100,7 +101,7 @@ class Result:
 
     @property
     def success_rate(self) -> float:
-        return sum(self.successes.values()) / self.count if self.count else 0.0
+        return sum(self.successes.values()) / self.count if self.count else math.nan
 
     def interval(self, level: float = 0.95) -> Interval:
         return jeffreys(sum(self.successes.values()), self.count, level)
@@ -108,13 +109,13 @@ class Result:
     def record(self) -> dict[str, Any]:
         interval = self.interval()
         return {
-            "success_rate": self.success_rate,
+            "success_rate": self.success_rate if self.count else None,
             "low": interval.low,
             "high": interval.high,
             "level": interval.level,
             "n": self.count,
             "errors": len(self.errors),
-            "mean_reward": sum(self.rewards.values()) / self.count if self.count else 0.0,
+            "mean_reward": sum(self.rewards.values()) / self.count if self.count else None,
             "mean_turns": self.mean_turns,
             "invalid_replies": self.invalid_replies,
         }

@@ -83,11 +83,12 @@ class Apprentice:
         self._learner = Learner(self.decoder, settings, self.cut, self._threads)
 
     def keep_reference(self) -> None:
-        """The weights as they are now, to measure the distance from: a frozen copy, or what lies beneath an adapter."""
-        if self.loaded.adapter is not None:
+        """The weights as they are now, to measure the distance from: a frozen copy of what is trained, or what lies
+        beneath an adapter that does nothing yet."""
+        if self.loaded.adapter is not None and untouched(self.loaded.model):
             self.reference = Decoder(self.loaded.model, adapted=False)
         else:
-            self.reference = Decoder(copy.deepcopy(self.loaded.model).requires_grad_(False))
+            self.reference = Decoder(mirrored(self.loaded.model))
 
     @property
     def learner(self) -> Learner:
@@ -202,6 +203,11 @@ class Apprentice:
 
     async def close(self) -> None:
         await self.engine.close()
+
+
+def untouched(model: PreTrainedModel) -> bool:
+    """Whether a model's adapter is fresh: all its upper matrices are zero."""
+    return not any(weight.any() for name, weight in model.named_parameters() if ".lora_B." in name)
 
 
 def mirrored(model: PreTrainedModel) -> PreTrainedModel:

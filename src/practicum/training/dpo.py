@@ -107,8 +107,7 @@ def planned_steps(pairs: int, settings: DPOSettings) -> int:
 class Preference:
     """A planned run over pairs: update N depends on N and the weights alone.
 
-    The reference is the policy at the start (what lies beneath an adapter, where there is one); its log-probs are taken
-    once, so it is not kept.
+    The reference is the policy at the start, adapter and all; its log-probs are taken once, so it is not kept.
     """
 
     def __init__(self, apprentice: Apprentice, pairs: Sequence[Pair], settings: DPOSettings) -> None:
@@ -116,10 +115,8 @@ class Preference:
             raise UserError("There is no pair to learn from: collect episodes of tasks that are solved sometimes.")
         apprentice.start_stage(settings.optimizer)
         self.apprentice, self.pairs, self.settings = apprentice, list(pairs), settings
-        beneath = apprentice.decoder if apprentice.loaded.adapter is None else None
-        reference = beneath or Decoder(apprentice.loaded.model, adapted=False)
         samples = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
-        self.reference = totals(reference, apprentice, samples)
+        self.reference = totals(apprentice.decoder, apprentice, samples)
         self.batches: list[list[int]] = []
         for epoch in range(settings.epochs):
             order = list(range(len(pairs)))

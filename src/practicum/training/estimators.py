@@ -139,7 +139,7 @@ def _grpo(groups: Groups, settings: EstimatorSettings) -> Credit:
 def _flow_grpo(groups: Groups, settings: EstimatorSettings) -> Credit:
     counts = [[rated.turn_count for rated in group] for group in groups]
     scalars = [
-        advantages.flow_grpo(_totals(group), turns, settings.row_weighted)
+        advantages.flow_grpo(_totals(group), turns, settings.row_weighted, settings.normalise)
         for group, turns in zip(groups, counts, strict=True)
     ]
     return _spread(groups, scalars)

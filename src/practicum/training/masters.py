@@ -39,7 +39,7 @@ class MasterAdamW(torch.optim.Optimizer):
         """Bound the gradient's norm; what it was."""
         if self.gathered is None:
             return torch.zeros(())
-        norm = torch.linalg.vector_norm(self.gathered)
+        norm: Tensor = torch.linalg.vector_norm(self.gathered)
         self.gathered.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
         return norm
 

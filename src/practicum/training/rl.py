@@ -98,6 +98,11 @@ class RLSettings:
             raise UserError(
                 f"{self.estimator} compares the chains of one task: agent.num_chains must be at least {needed}."
             )
+        if self.critic_warmup > 0 and not ESTIMATORS[self.estimator].critic:
+            raise UserError(
+                f"trainer.critic_warmup={self.critic_warmup} trains a critic alone, and {self.estimator} has none; "
+                "leave it out."
+            )
         if self.admission.enable and self.chains < 2:
             raise UserError(
                 "algorithm.filter_groups compares the chains of one task: agent.num_chains must be above 1."

@@ -31,6 +31,11 @@ from practicum.trajectory import Trajectory
 RESUME_MODES = ("auto", "disable", "resume_path")
 CLOCKED = ("timing/", "memory/")
 """Metrics that two equal runs do not share."""
+VALIDATED = (
+    *("val/success/mean", "val/success/low", "val/success/high", "val/n", "val/errors"),
+    *("val/reward/mean", "val/reward/std", "val/reward/min", "val/reward/max"),
+)
+"""What a validation gives."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,15 @@ class RunSettings:
     resume_from_path: str | None = None
     health: HealthSettings = field(default_factory=HealthSettings)
     hacking: HackingSettings = field(default_factory=HackingSettings)
+
+    def __post_init__(self) -> None:
+        if self.best_metric not in VALIDATED:
+            raise UserError(f"trainer.best_metric={self.best_metric}: validation gives {', '.join(VALIDATED)}.")
+        if self.patience and self.test_freq <= 0:
+            raise UserError(
+                f"trainer.early_stopping_patience={self.patience} counts validations on the way, and there are none: "
+                "set trainer.test_freq above 0."
+            )
 
 
 @dataclass
@@ -170,7 +184,7 @@ class Run:
 
         try:
             with self._signals():
-                if standing.step == 0 and self.validate is not None and settings.val_before_train:
+                if not self.resumed and self.validate is not None and settings.val_before_train:
                     write(0, await self._validated(0))
                 while standing.step < settings.steps and standing.finished is None and not self._asked_to_stop:
                     await self._one_step(standing.step, write)
@@ -212,17 +226,19 @@ class Run:
     async def _validated(self, step: int) -> dict[str, float]:
         assert self.validate is not None
         result = await self.validate()
+        counts = {"val/n": float(result.count), "val/errors": float(len(result.errors))}
+        if not result.count:
+            first = next(iter(result.errors.values()), "the panel is empty")
+            self.say(f"Step {step}: no episode of the validation could be scored (first: {first}); it does not count.")
+            return counts
         interval = result.interval()
         values = {
             "val/success/mean": result.success_rate,
             "val/success/low": interval.low,
             "val/success/high": interval.high,
-            "val/n": float(result.count),
-            "val/errors": float(len(result.errors)),
+            **counts,
             **spread("val/reward", list(result.rewards.values())),
         }
-        if self.settings.best_metric not in values:
-            raise UserError(f"trainer.best_metric={self.settings.best_metric}: validation gives {', '.join(values)}.")
         value, standing = values[self.settings.best_metric], self.standing
         if standing.best_value is None or value > standing.best_value:
             standing.best_value, standing.best_step, standing.stale_validations = value, step, 0
