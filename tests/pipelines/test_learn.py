@@ -14,7 +14,7 @@ from practicum.engines.base import Sampling
 from practicum.environments.math import MathEnvironment
 from practicum.evaluation.panel import Panel, Result, compare
 
-STEPS = 25
+STEPS = 50
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 
 
@@ -45,5 +45,5 @@ def test_practice_beats_its_start(estimator: str, finished: Path, tmp_path: Path
         return before, after
 
     gain = compare(*asyncio.run(whole()))
-    assert gain.verdict == "better"
+    assert gain.verdict == "better", gain
     assert gain.difference > 0.05
