@@ -39,6 +39,33 @@ def test_wrong_keys_and_values_are_errors(override: str, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("actor_rollout_ref.actor.grad_clip=-1", "actor_rollout_ref.actor.grad_clip=-1.0 is below 0"),
+        ("critic.grad_clip=-1", "below 0"),
+        ("actor_rollout_ref.actor.clip_ratio_low=-1", "below 0"),
+        ("actor_rollout_ref.actor.clip_ratio_high=nan", "clip_ratio_high=nan is not a finite number"),
+        ("actor_rollout_ref.actor.optim.lr_warmup_steps=-5", "lr_warmup_steps=-5 is below 0"),
+        ("actor_rollout_ref.actor.optim.lr=-1", "below 0"),
+        ("actor_rollout_ref.actor.optim.lr=nan", "not a finite number"),
+        ("actor_rollout_ref.rollout.temperature=nan", "not a finite number"),
+        ("health.kl_warn=inf", "not a finite number"),
+        ("agent.max_tokens_per_turn=0", "agent.max_tokens_per_turn=0: it must be at least 1"),
+        ("data.val_batch_size=0", "at least 1"),
+    ],
+)
+def test_numbers_without_a_meaning_are_errors(override: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        resolve([override])
+
+
+def test_numbers_that_mean_none_or_never_are_kept() -> None:
+    kept = ["actor.grad_clip=0", "actor.optim.lr=0", "actor.tis_imp_ratio_cap=-1", "rollout.val_temperature=0"]
+    resolve([*(f"actor_rollout_ref.{key}" for key in kept), "trainer.save_freq=-1", "trainer.test_freq=-1",
+             "agent.max_tokens_per_turn=null"])  # fmt: skip
+
+
 def test_environment_options_pass_through() -> None:
     config = resolve(["agent.environment_args.levels=[1,2]"])
     assert config.agent.environment_args == {"levels": [1, 2]}

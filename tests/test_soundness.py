@@ -76,6 +76,13 @@ def test_an_order_that_only_another_process_has_is_found(
     assert "the same seed gave" not in told
 
 
+def test_the_documented_example_is_sound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "environments.md").read_text()
+    path = tmp_path / "parrot.py"
+    path.write_text(page.split("```python\n")[1].split("```")[0])
+    assert main(["envs", "check", f"{path}:Parrot", "--tasks", "3"]) == 0, capsys.readouterr().out
+
+
 def test_the_tree_of_processes() -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
         try:

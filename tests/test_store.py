@@ -129,3 +129,13 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     assert "\n" not in str(caught.value)
     assert [p.name for p in tmp_path.iterdir()] == [before.name]
     assert before.read_bytes() == kept
+    assert "free some space" in str(caught.value)
+
+
+@pytest.mark.parametrize("below", ["episode.jsonl", "run/episode.jsonl"])
+def test_a_file_where_a_folder_should_be_is_named(tmp_path: Path, below: str) -> None:
+    place = tmp_path / "out"
+    place.write_text("")
+    with pytest.raises(UserError, match=f"'{place}' is a file, not a folder; write elsewhere") as caught:
+        store.write_atomic(place / below, b"")
+    assert "free some space" not in str(caught.value)

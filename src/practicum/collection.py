@@ -24,6 +24,7 @@ from practicum.trajectory import Outcome, Seeds, Trajectory
 SETTINGS, SUMMARY, TASKS = "collect.json", "rollout_summary.jsonl", "tasks.txt"
 SEEDS_A_TASK = 1000
 """Seeds of the world that lie between two tasks."""
+ELSEWHERE = "choose another --out (or, for `collect`, another --run-id)"
 
 Row = dict[str, Any]
 
@@ -46,10 +47,13 @@ class Collection:
 
     def kept(self) -> dict[Path, Row]:
         """Summaries of the finished episodes in the folder. One that was not scored is not finished."""
-        if not self.folder.exists():
-            return {}
+        try:
+            if not self.folder.exists():
+                return {}
+        except OSError as error:
+            raise UserError(f"'{self.folder}' cannot be used ({error.strerror}); {ELSEWHERE}.") from None
         if not self.folder.is_dir():
-            raise UserError(f"'{self.folder}' is not a folder; choose another --run-id or --out.")
+            raise UserError(f"'{self.folder}' is not a folder; {ELSEWHERE}.")
         self._check_settings()
         rows = {}
         for attempt in self.planned:
@@ -101,7 +105,7 @@ class Collection:
             before, said = known["settings"], known["hash"]
             names = sorted(name for name in {*before, *self.settings} if before.get(name) != self.settings.get(name))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(f"'{path}' cannot be read; choose another --run-id or --out.") from None
+            raise UserError(f"'{path}' cannot be read; {ELSEWHERE}.") from None
         if said != self.hash:
             raise self._foreign(f"made under other settings ({', '.join(names)})")
 
@@ -110,7 +114,7 @@ class Collection:
         return any(path not in mine and not path.name.startswith(".writing-") for path in self.folder.iterdir())
 
     def _foreign(self, why: str) -> UserError:
-        return UserError(f"'{self.folder}' already holds episodes {why}; choose another --run-id or --out.")
+        return UserError(f"'{self.folder}' already holds episodes {why}; {ELSEWHERE}.")
 
 
 def plan(tasks: Iterable[Task], each: int, seed: int, task_seed: int) -> list[Attempt]:

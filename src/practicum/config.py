@@ -6,6 +6,7 @@ Both spellings of the agent group work: `agent.tools=[...]` and `agent.init_args
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -286,15 +287,43 @@ NOT_FROM_GROUPS = {
     "actor_rollout_ref.actor.tis_imp_ratio_cap": "ratios are taken against the log's own log-probs",
 }
 """Keys that mean nothing to a run over a log, and why."""
+NOT_BELOW_0 = (
+    "lr", "learning_rate", "value_learning_rate", "lr_warmup_steps", "warmup_steps", "warmup_ratio", "min_lr_ratio",
+    "weight_decay", "grad_clip", "max_grad_norm", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "clip_range",
+    "cliprange_value", "kl_coef", "kl_loss_coef", "gamma", "lam", "gae_lambda", "temperature", "val_temperature",
+    "lora_rank", "early_stopping_patience", "critic_warmup", "error_budget", "mismatch_limit",
+)  # fmt: skip
+ABOVE_0 = (
+    "max_turns", "max_tokens_per_turn", "response_length", "max_response_tokens", "max_episode_length",
+    "val_batch_size", "batch_size", "gradient_accumulation_steps", "num_epochs", "total_epochs",
+    "ppo_max_token_len_per_gpu", "num_eval_samples",
+)  # fmt: skip
+"""Last names of keys whose numbers have a lower end; one whose -1 means something (never, off) is in neither."""
 
 
 def resolve(overrides: list[str], recipes: Path | None = None) -> TrainConfig:
     """Defaults, then the recipe (`recipe=NAME`), then the overrides, checked key by key."""
     config, given = read_overrides(TrainConfig, overrides, recipes)
+    check_numbers(config)
     check_backend(config, given)
     check_batches(config)
     check_offline(config, given)
     return config
+
+
+def check_numbers(config: Any) -> None:
+    """Every number of a schema is finite, and not below the lower end of its key."""
+    tree = OmegaConf.structured(config)
+    for key in schema_keys(type(config)):
+        value, name = OmegaConf.select(tree, key), key.rpartition(".")[2]
+        if not isinstance(value, int | float):
+            continue
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{key}={value} is not a finite number; choose one.")
+        if name in NOT_BELOW_0 and value < 0:
+            raise UserError(f"{key}={value} is below 0; choose 0 or more.")
+        if name in ABOVE_0 and value <= 0:
+            raise UserError(f"{key}={value}: it must be at least 1.")
 
 
 def check_offline(config: TrainConfig, given: set[str]) -> None:

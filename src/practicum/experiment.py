@@ -39,7 +39,7 @@ from practicum.training.estimators import ESTIMATORS, EstimatorSettings
 from practicum.training.learner import Objective, OptimizerSettings
 from practicum.training.offline import METHODS, Log, OfflinePractice, read_log, signal_groups
 from practicum.training.rl import Admission, Practice, RLSettings
-from practicum.training.run import Run, RunSettings
+from practicum.training.run import METRICS, Run, RunSettings
 from practicum.trajectory import Trajectory
 from practicum.watching import ConsoleWatcher
 from practicum.workbench import environment_maker
@@ -477,17 +477,20 @@ def sequences(config: TrainConfig, where: Place) -> int:
 
 
 def check_continuation(config: TrainConfig, folder: Path) -> None:
-    """A folder that holds another experiment's run is not to be written into."""
-    stored, trainer = folder / "config.yaml", config.trainer
-    begun = (folder / "metrics.jsonl").exists()
-    if begun and (trainer.resume_mode == "disable" or not stored.is_file()):
-        raise UserError(f"'{folder}' already holds a run; choose another trainer.experiment_name.")
-    if begun and trainer.save_freq <= 0 and not Checkpoints(folder).steps():
-        raise UserError(
-            f"'{folder}' already holds a run, and no checkpoint to go on from; choose another trainer.experiment_name."
-        )
-    if not stored.is_file():
+    """A folder that holds another experiment's run, or a finished one without a checkpoint, is not to be written into.
+
+    A start that failed before its first step leaves nothing that counts.
+    """
+    stored, metrics, saved = folder / "config.yaml", folder / METRICS, Checkpoints(folder).steps()
+    if not saved and not (metrics.is_file() and metrics.stat().st_size):
         return
+    if config.trainer.resume_mode == "disable" or not stored.is_file():
+        raise UserError(f"'{folder}' already holds a run; choose another trainer.experiment_name.")
+    if not saved and (folder / "model").exists():
+        raise UserError(
+            f"'{folder}' already holds a finished run, and no checkpoint to go on from; "
+            "choose another trainer.experiment_name."
+        )
     before = _flat(OmegaConf.to_container(OmegaConf.load(stored)))
     now = _flat(OmegaConf.to_container(OmegaConf.structured(config)))
     changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]

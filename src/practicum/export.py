@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from practicum.environment import Message
@@ -101,6 +102,25 @@ def rank(episode: Trajectory) -> tuple[float, int, int, str, int]:
     """Sorts the best first: furthest, then shortest, then least often rescued."""
     rescued = sum(source_of(turn).startswith("recovery") for turn in episode.turns)
     return (-progress(episode), len(episode.turns), rescued, episode.task.id, episode.attempt)
+
+
+def is_held_out(episode: Trajectory) -> bool:
+    """Whether the task is for examinations: who trains on it can no longer be examined by it."""
+    return episode.task.split != "train"
+
+
+def report_held_out(folder: Path, splits: Sequence[str], count: int, takes: str | None = None) -> None:
+    """Says how many of `count` episodes below a folder are left out for their splits; none left is an error.
+
+    `takes` is the setting that takes them too.
+    """
+    if not splits:
+        return
+    named = f"{len(splits)} episodes of held-out tasks ({', '.join(sorted(set(splits)))})"
+    if len(splits) == count:
+        otherwise = f", or take these by {takes}" if takes else ""
+        raise UserError(f"Below '{folder}' there are only {named}; collect some with --split train{otherwise}.")
+    print(f"{named} are left out" + (f"; {takes} takes them" if takes else ""), flush=True)
 
 
 def by_task(episodes: Iterable[Trajectory]) -> list[list[Trajectory]]:

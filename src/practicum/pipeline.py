@@ -118,6 +118,7 @@ class PipelineConfig:
 def resolve(overrides: list[str], recipes: Path | None = None) -> PipelineConfig:
     """Defaults, the recipe, the overrides; everything that can be known to be wrong is said now."""
     config, given = read_overrides(PipelineConfig, overrides, recipes)
+    configuration.check_numbers(config)
     if "training.seed" not in given:
         config.training = replace(config.training, seed=config.seed)
     known = environments(config)

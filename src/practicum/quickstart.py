@@ -18,6 +18,7 @@ from practicum.agent import Agent
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environments.math import MathEnvironment
+from practicum.errors import UserError
 from practicum.evaluation.curve import Mark, learning_curve
 from practicum.evaluation.panel import Comparison, Panel, Result, compare, score
 from practicum.metrics import MetricsFile
@@ -78,8 +79,7 @@ class Quickstart:
     async def run(self) -> dict[str, Any]:
         """Every stage in turn; returns the summary that is also written to disk."""
         plan = self.plan
-        # First of all, so that a folder that cannot be written to is known before any work is done.
-        store.write_atomic(self.out / "plan.json", (json.dumps(asdict(plan), indent=1) + "\n").encode())
+        self._claim()
         with Progress("build tiny", 1) as progress:
             # A model of its own for every seed: what is shown must not hang on one lucky start.
             self.apprentice = Apprentice(loader.load_tiny(self.seed), max_batch=128)
@@ -93,6 +93,18 @@ class Quickstart:
             return await self._stages()
         finally:
             await self.apprentice.close()
+
+    def _claim(self) -> None:
+        """Writes the plan first of all, so that a folder that cannot be written to is known before any work is done.
+
+        One that holds a finished run or another plan is refused; a run of this plan that was broken off begins anew.
+        """
+        place = self.out / "plan.json"
+        written = (json.dumps({"seed": self.seed, **asdict(self.plan)}, indent=1) + "\n").encode()
+        other = place.is_file() and place.read_bytes() != written
+        if other or (self.out / "summary.json").is_file():
+            raise UserError(f"'{self.out}' already holds a quickstart; choose another --out, or remove that folder.")
+        store.write_atomic(place, written)
 
     async def imitation_only(self) -> None:
         """Demonstrations and imitation, nothing else: a start for other experiments, in `sft/model`."""
@@ -209,8 +221,8 @@ class Quickstart:
             "plan": asdict(self.plan),
             "curve": curve,
         }
-        store.write_atomic(self.out / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
         store.write_atomic(self.out / "curve.html", self._page(results, gain, curve).encode())
+        store.write_atomic(self.out / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
         self.say("")
         self.say(table(results))
         self.say("")

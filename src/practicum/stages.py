@@ -13,8 +13,9 @@ import torch
 from omegaconf import OmegaConf
 
 from practicum import overrides
+from practicum.config import check_numbers
 from practicum.errors import UserError, nearest
-from practicum.export import DPO_FIELDS
+from practicum.export import DPO_FIELDS, is_held_out, report_held_out
 from practicum.models import loader, lora, place
 from practicum.models.place import Place
 from practicum.rows import read_rows, read_whole_episode
@@ -48,6 +49,7 @@ class StageData:
     episodes: str | None = None  # folder written by `practicum collect`
     dataset_path: str | None = None  # a JSON-lines file instead: messages, or prompt and action (sft); pairs (dpo)
     include_failed: bool = False
+    include_held_out: bool = False  # episodes of val and test tasks too
     val_share: float = 0.1
     pairing: str = "same_state"  # dpo from episodes: or trajectory
 
@@ -138,21 +140,26 @@ NOT_DPO = {
     "data.val_share": "all pairs are trained on",
     "data.include_failed": "failed episodes are what the better ones are compared with",
 }
-NOT_ROWS = {"data.pairing": "rows are pairs already"}
+NOT_ROWS = {
+    "data.pairing": "rows are pairs already",
+    "data.include_held_out": "rows do not say which split they are of",
+}
 """Keys that mean nothing to `practicum dpo`, or to its rows, and why."""
 
 
 def check_given(config: SFTConfig | DPOConfig, given: set[str]) -> None:
-    """A key that somebody set and the stage would not read is an error."""
+    """A key that somebody set and the stage would not read is an error, and so is what cannot be trained."""
     if isinstance(config, DPOConfig):
         unread = NOT_DPO | (NOT_ROWS if config.data.dataset_path is not None else {})
         for key, why in unread.items():
             if key in given:
                 raise UserError(f"{key} means nothing to `practicum dpo`: {why}; leave it out.")
+    check_training(config)
 
 
 def check_training(config: SFTConfig | DPOConfig) -> None:
     """What cannot be trained, known before anything is loaded."""
+    check_numbers(config)
     if config.training.fp16:
         raise UserError("training.fp16=true needs loss scaling, which is not built; use training.bf16=true.")
     if config.model.adapter_path and not config.training.use_lora:
@@ -196,15 +203,21 @@ def settle_place(config: SFTConfig | DPOConfig) -> Place:
 def read_demonstrations(
     config: SFTConfig | DPOConfig, imitated: Callable[[Trajectory], bool] | None = None
 ) -> list[Trajectory]:
-    """Scored episodes of a folder, all of one chat template. One that is to be `imitated` must say something."""
+    """Scored episodes of a folder's training tasks, all of one chat template.
+
+    One that is to be `imitated` must say something.
+    """
     if config.data.episodes is None:
         raise UserError("What to learn from? Set data.episodes to a folder written by `practicum collect`.")
     folder = Path(config.data.episodes)
     if not folder.is_dir():
         raise UserError(f"There is no folder '{folder}'; make one with `practicum collect`.")
-    episodes = []
-    for path in sorted(folder.rglob("*__attempt_*.jsonl")):
+    paths, episodes, held_out = sorted(folder.rglob("*__attempt_*.jsonl")), [], []
+    for path in paths:
         episode = read_whole_episode(path)
+        if not config.data.include_held_out and is_held_out(episode):
+            held_out.append(episode.task.split)
+            continue
         if not episode.scored or (imitated is not None and not imitated(episode)):
             continue
         silent = next((number for number, turn in enumerate(episode.turns) if not turn.reply.strip()), None)
@@ -214,6 +227,7 @@ def read_demonstrations(
                 "take that episode out of the folder."
             )
         episodes.append(episode)
+    report_held_out(folder, held_out, len(paths), "data.include_held_out=true")
     templates = {episode.provenance.get("template") for episode in episodes}
     if len(templates) > 1:
         raise UserError(

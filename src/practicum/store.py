@@ -9,6 +9,7 @@ the same bytes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -41,7 +42,18 @@ def write_atomic(path: Path, data: bytes) -> None:
         if scratch is not None:
             with contextlib.suppress(OSError):
                 os.unlink(scratch)
-        raise UserError(f"Cannot write '{path}': {error.strerror}; free some space or choose another --out.") from error
+        raise UserError(f"Cannot write '{path}': {_remedy(path, error)}.") from error
+
+
+def _remedy(path: Path, error: OSError) -> str:
+    """What is wrong with a place to write to, and what to do."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{error.strerror}; free some space or write elsewhere"
+    if isinstance(error, NotADirectoryError | FileExistsError):
+        files = [str(above) for above in path.parents if os.path.exists(above) and not above.is_dir()]
+        if files:
+            return f"'{files[0]}' is a file, not a folder; write elsewhere"
+    return f"{error.strerror}; write elsewhere"
 
 
 def episode_path(folder: Path, task_id: str, attempt: int) -> Path:

@@ -118,6 +118,11 @@ def test_what_differs_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "collect" / "other" / "mine.txt").write_text("")
     assert main(["collect", "--env", "math", "--tasks", "1", "--out", str(tmp_path), "--run-id", "other"]) == 2
     assert "already holds episodes of another run" in capsys.readouterr().err
+    assert main([*base, "--run-id", "r" * 300]) == 2
+    assert (
+        "cannot be used (File name too long); choose another --out (or, for `collect`, another"
+        in capsys.readouterr().err
+    )
 
 
 def test_episodes_that_crashed_are_tried_again(shop: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,6 +142,13 @@ def test_episodes_that_crashed_are_tried_again(shop: str, tmp_path: Path, capsys
     after = files(tmp_path / "collect" / "r")
     assert after["v2.up-0__attempt_0.jsonl"] == before["v2.up-0__attempt_0.jsonl"]
     assert after["v2.down-1__attempt_0.jsonl"][0] != before["v2.down-1__attempt_0.jsonl"][0]
+
+
+def test_why_nothing_was_scored_is_said(shop: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["collect", "--env", shop, "--subset", "v2.down-1,v2.down-3", "--out", str(tmp_path)]
+    assert main(arguments) == 1
+    said = "2 env_error; none scored; first: reset: OSError: the site is down"
+    assert capsys.readouterr().out.splitlines()[-1].endswith(said)
 
 
 # -- which tasks --------------------------------------------------------------------------------

@@ -209,6 +209,21 @@ def test_matrix_examines_modes_and_goes_on(
     assert again.out == shown.out
 
 
+def test_nothing_is_played_where_one_of_several_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command, says in [
+        (["eval", "--env", "math", "--env", "maths", "--tasks", "3"], "Did you mean 'math'"),
+        (["matrix", "--mode", "a=expert", "--mode", "b=nope", "--env", "math", "--tasks", "3"], "'nope'"),
+    ]:
+        assert main([*command, "--out", "r"]) == 2
+        shown = capsys.readouterr()
+        assert says in shown.err
+        assert shown.out == ""
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_matrix_from_a_file_of_experiments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "experiments.yaml"
     file.write_text(

@@ -155,3 +155,21 @@ def test_task_ids_that_are_paths_write_nothing_elsewhere(tmp_path: Path) -> None
     assert main(["export", "--input_dir", str(runs), "--output_dir", str(out), "--include-failed"]) == 0
     assert set(tree(tmp_path)) - before == {"out/bc.jsonl", "out/dpo.jsonl", "out/sft.jsonl"}
     assert read(out / "bc.jsonl")[0]["task_id"] == "../../evil"
+
+
+def test_held_out_tasks_are_left_out(collected: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    shutil.copytree(collected, runs)
+    examined = ["collect", "--env", "agentgym:textcraft", "--tasks", "2", "--max-turns", "12", "--split", "test"]
+    assert main([*examined, "--out", str(runs), "--run-id", "examined"]) == 0
+    base = ["export", "--input_dir", str(runs), "--output_dir", str(out), "--prompt", "plain", "--format", "sft"]
+    capsys.readouterr()
+    assert main(base) == 0
+    shown = capsys.readouterr().out
+    assert "2 episodes of held-out tasks (test) are left out; --include-held-out takes them" in shown
+    assert "16 episodes: 4 rows in sft.jsonl" in shown
+    assert main([*base, "--include_held_out"]) == 0
+    assert "18 episodes: 6 rows in sft.jsonl" in capsys.readouterr().out
+    base[2] = str(runs / "collect" / "examined")
+    assert main(base) == 2
+    assert "there are only 2 episodes of held-out tasks (test)" in capsys.readouterr().err

@@ -77,6 +77,27 @@ def test_a_bad_episode(
     assert every_file(tmp_path) == before
 
 
+@pytest.mark.parametrize("command", ["sft", "dpo", "train"])
+def test_held_out_tasks_are_not_trained_on(
+    command: str, sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "in"
+    shutil.copytree(sound, place)
+    for path in place.rglob("*__attempt_*.jsonl"):
+        if "-2__" in path.name or "-3__" in path.name:
+            path.write_bytes(path.read_bytes().replace(b'"split":"train"', b'"split":"test"'))
+    assert main(commands(place, tmp_path / "out")[command]) == 0
+    says, key = "4 episodes of held-out tasks (test) are left out", "data.include_held_out=true"
+    assert (says if command == "train" else f"{says}; {key} takes them") in capsys.readouterr().out
+    if command != "train":
+        assert main([*commands(place, tmp_path / "all")[command], key]) == 0
+        assert "left out" not in capsys.readouterr().out
+    for path in place.rglob("*__attempt_*.jsonl"):
+        path.write_bytes(path.read_bytes().replace(b'"split":"train"', b'"split":"val"'))
+    assert main(commands(place, tmp_path / "none")[command]) == 2
+    assert "there are only 8 episodes of held-out tasks (test, val)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["sft", "export"])
 def test_an_action_that_is_empty(command: str, sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place, out = tmp_path / "in", tmp_path / "out"

@@ -259,6 +259,7 @@ def test_other_data_is_not_gone_on_with(
         (["data.val_share=0.5"], "all pairs are trained on"),
         (["data.include_failed=true"], "compared with"),
         (["--dataset_path", "rows.jsonl", "data.pairing=trajectory"], "rows are pairs already"),
+        (["--dataset_path", "rows.jsonl", "data.include_held_out=true"], "rows do not say which split"),
     ],
 )
 def test_what_dpo_would_not_read_is_refused(more: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,3 +64,12 @@ def test_a_picture_shows_its_numbers(examine: Make, tmp_path: Path) -> None:
     # The legend's swatch is as high in all three: what the bar gains is in proportion.
     assert heights[20] - heights[10] == pytest.approx(2 * (heights[10] - heights[5]), rel=0.03)
     assert heights[10] - heights[5] > 100
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_run_without_rewards_has_no_curve(examine: Make, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
+    settings = {"run": str(tmp_path)}
+    entries = [Entry(name, {"p": examine(name, [1, 0] * 5, panel="p", settings=settings)}) for name in ("a", "b")]
+    made = draw(contest(entries), tmp_path / "out")
+    assert [path.name for path in made] == ["scores.png", "differences.png"]

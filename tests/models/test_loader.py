@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +72,30 @@ def test_broken_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match="cannot be loaded"):
         loader.load(str(tmp_path))
+
+
+def test_damaged_models_get_a_sentence(tmp_path: Path) -> None:
+    """Weights cut short, of another shape or too few, no tokenizer: never a traceback, nor half a sentence."""
+    cut, other, few, mute = (tmp_path / name for name in ("cut", "other", "few", "mute"))
+    for folder in (cut, other, few, mute):
+        shutil.copytree(loader.model_folder("tiny"), folder)
+    weights = cut / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    with pytest.raises(UserError, match=r"weights of model '.*/cut' are damaged \(.*\); copy or save them again"):
+        loader.load(str(cut))
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "hidden_size": 2 * config["hidden_size"]}))
+    with pytest.raises(UserError, match=r"'.*/other' cannot be loaded: its weights do not fit its config.json\.$"):
+        loader.load(str(other))
+    deeper = {**config, "num_hidden_layers": config["num_hidden_layers"] + 1}
+    (few / "config.json").write_text(json.dumps({key: v for key, v in deeper.items() if key != "layer_types"}))
+    with pytest.raises(
+        UserError, match=r"'.*/few' cannot be loaded: its files lack \d+ of the weights that its config"
+    ):
+        loader.load(str(few))
+    (mute / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"'.*/mute' cannot be loaded: the files of its tokenizer are missing or dam"):
+        loader.load(str(mute))
 
 
 def test_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

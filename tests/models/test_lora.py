@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import peft
@@ -105,3 +106,16 @@ def test_what_is_no_adapter(tmp_path: Path) -> None:
         lora.LoRASettings(0)
     with pytest.raises(UserError, match="LoRA targets"):
         lora.add_adapter(loader.load("tiny"), lora.LoRASettings(4, targets=("nothing",)))
+
+
+def test_a_damaged_adapter_gets_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "adapter"
+    loader.save(lora.add_adapter(loader.load("tiny"), lora.LoRASettings(4)), folder)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "r": 8}))
+    with pytest.raises(UserError, match=r"does not fit this model: its weights have other shapes .*\.$"):
+        lora.load_adapter(loader.load("tiny"), folder)
+    weights = folder / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert main(["merge", "--model", "tiny", "--adapter", str(folder), "--out", str(tmp_path / "merged")]) == 2
+    assert f"The weights of adapter '{folder}' are damaged" in capsys.readouterr().err

@@ -113,7 +113,8 @@ def test_a_run_does_not_go_on_elsewhere(tmp_path: Path, no_gpu: None) -> None:
         "trainer.val_before_train=false",
     ]
     config = configuration.resolve([*words, "algorithm.adv_estimator=grpo", "trainer.logger=[]"])
-    experiment.build_run(config)
+    run = experiment.build_run(config)
+    (run.folder / "metrics.jsonl").write_text('{"step": 1}\n')
     elsewhere = configuration.resolve([*words, "algorithm.adv_estimator=grpo", "trainer.logger=[]"])
     elsewhere.trainer.device, elsewhere.actor_rollout_ref.model.dtype = "cuda", "bfloat16"
     with pytest.raises(UserError, match="holds a run with actor_rollout_ref.model.dtype=float32, not bfloat16"):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
+import pytest
+
+from practicum.cli.main import main
+from practicum.errors import UserError
+from practicum.quickstart import Quickstart, default_plan
 from practicum.store import read_episodes
 
 
@@ -36,3 +42,42 @@ def test_everything_is_left_to_look_at(finished: Path) -> None:
     assert len(episodes) == 300
     assert {e.provenance["panel"] for e in episodes} == {json.loads((finished / "summary.json").read_text())["panel"]}
     assert (finished / "rl" / "model" / "model.safetensors").exists()
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_folder_holds_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(Exception):
+        pass
+
+    async def stages(quick: Quickstart) -> None:
+        raise Interrupted
+
+    def begin(seed: int) -> None:
+        asyncio.run(Quickstart(tmp_path, seed, default_plan(0), say=lambda text: None).run())
+
+    monkeypatch.setattr(Quickstart, "_stages", stages)
+    for _ in range(2):  # broken off, the same run may begin again
+        with pytest.raises(Interrupted):
+            begin(0)
+    assert json.loads((tmp_path / "plan.json").read_text())["seed"] == 0
+    before = files(tmp_path)
+    with pytest.raises(UserError, match="already holds a quickstart; choose another --out"):
+        begin(1)
+    assert files(tmp_path) == before
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(UserError, match="already holds a quickstart"):
+        begin(0)
+    assert (tmp_path / "plan.json").read_bytes() == before["plan.json"]
+
+
+def test_stopped_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    async def stages(quick: Quickstart) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Quickstart, "_stages", stages)
+    for _ in range(2):
+        assert main(["quickstart", "--out", str(tmp_path / "out")]) == 130
+        assert "practicum: stopped; the same command begins again." in capsys.readouterr().err

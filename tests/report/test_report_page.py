@@ -151,6 +151,21 @@ def test_the_command_lists_what_it_could_not_read(
     assert data_of(out.read_bytes())["runs"][0]["unreadable_count"] == len(damaged)
 
 
+def test_a_report_of_nothing_leaves_the_last_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "numbers.json").write_text("[1, 2]")
+    (tmp_path / "r.html").write_text("the last one")
+    assert main(["report", str(tmp_path / "numbers.json"), "-o", str(tmp_path / "r.html")]) == 2
+    assert "There is nothing to report" in capsys.readouterr().err
+    assert (tmp_path / "r.html").read_text() == "the last one"
+
+
+def test_an_address_of_another_machine_is_not_a_matter_of_ports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ui", str(tmp_path), "--host", "192.0.2.1"]) == 2
+    assert "--host 192.0.2.1 cannot be listened on" in capsys.readouterr().err
+
+
 def test_wrong_places_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert main(["report", str(tmp_path), "-o", str(tmp_path)]) == 2

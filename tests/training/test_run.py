@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from practicum.agent import Agent
+from practicum.cli.main import main
+from practicum.config import resolve
 from practicum.engines.base import Sampling
 from practicum.environment import Action, Observation, Step
 from practicum.environments.math import MathEnvironment
@@ -97,6 +99,18 @@ def test_a_new_best_is_saved_at_once(tmp_path: Path) -> None:
     settings = RunSettings(4, save_freq=4, test_freq=1)
     go(make_run(tmp_path, settings, replace(RL, steps=4), validate=validations(0.0, 0.1, 0.8, 0.2, 0.3)))
     assert Checkpoints(tmp_path).steps() == [1, 2, 4]
+
+
+def test_without_a_frequency_nothing_is_saved_on_the_way(tmp_path: Path) -> None:
+    run = make_run(tmp_path, RunSettings(2, test_freq=1), replace(RL, steps=2), validate=validations(0.0, 0.3, 0.9))
+    go(run)
+    assert Checkpoints(tmp_path).steps() == []
+
+
+def test_the_recipe_of_the_readme_can_be_resumed() -> None:
+    recipes = Path(__file__).parent.parent.parent / "recipes"
+    trainer = resolve(["recipe=math-tiny"], recipes).trainer
+    assert 0 < trainer.save_freq < (trainer.total_training_steps or 0)
 
 
 def test_early_stopping(tmp_path: Path) -> None:
@@ -204,6 +218,56 @@ def test_resuming_is_refused_where_it_would_lose_something(tmp_path: Path) -> No
     run = make_run(tmp_path / "other", RunSettings(3, resume_mode="resume_path", resume_from_path=str(path)))
     run.resume()
     assert run.standing.step == 1
+
+
+SHORT = ["agent.environment=math", "algorithm.adv_estimator=grpo", "agent.num_chains=2", "data.train_batch_size=2",
+         "agent.max_tokens_per_turn=8", "trainer.val_before_train=false", "trainer.logger=[]"]  # fmt: skip
+
+
+def short(folder: Path, *more: str) -> list[str]:
+    return ["train", *SHORT, f"trainer.default_local_dir={folder}", "trainer.experiment_name=run", *more]
+
+
+def test_a_failed_start_leaves_the_folder_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fail(*arguments: object) -> None:
+        raise UserError("This world needs a key.")
+
+    wanted = ["agent.max_turns=1", "trainer.total_training_steps=1"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Run, "_one_step", fail)
+        assert main(short(tmp_path, *wanted, "trainer.seed=1")) == 2
+    assert [path.read_bytes() for path in tmp_path.rglob("metrics.jsonl")] == [b""]
+    assert main(short(tmp_path, *wanted)) == 0
+    capsys.readouterr()
+    assert main(short(tmp_path, *wanted)) == 2
+    assert "already holds a finished run, and no checkpoint to go on from" in capsys.readouterr().err
+
+
+def test_killed_before_its_first_checkpoint_the_same_run_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def act(run: Run, step: int, found: object) -> None:
+        raise Killed
+
+    wanted = ["agent.max_turns=1", "trainer.total_training_steps=2"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Run, "_act", act)
+        with pytest.raises(Killed):
+            main(short(tmp_path / "cut", *wanted))
+    (metrics,) = (tmp_path / "cut").rglob("metrics.jsonl")
+    assert len(metrics.read_text().splitlines()) == 1
+    assert main(short(tmp_path / "cut", *wanted, "trainer.seed=1")) == 2
+    assert "holds a run with trainer.seed=0, not 1" in capsys.readouterr().err
+    assert main(short(tmp_path / "cut", *wanted)) == 0
+    assert "holds no checkpoint to go on from: the run begins anew" in capsys.readouterr().out
+    assert main(short(tmp_path / "whole", *wanted)) == 0
+    (whole,) = (tmp_path / "whole").rglob("metrics.jsonl")
+    assert metrics.read_bytes() == whole.read_bytes()
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:

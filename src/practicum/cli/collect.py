@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from practicum.cli.options import (
     add_policy_flags,
     add_world_flags,
+    check_temperature,
     either_spelling,
     environment_options,
     place_settings,
@@ -163,12 +164,16 @@ def planned_collection(args: argparse.Namespace) -> Collection:
 
 def report(run: Collection, rows: list[dict[str, Any]], played: int) -> int:
     """The last line, and the exit code: 1 where no episode could be scored."""
+    from practicum.evaluation.table import printable
     from practicum.trajectory import Outcome
 
     rewards = [row["reward"] for row in rows if Outcome(row["outcome"]).scored]
     mean = f"mean reward {sum(rewards) / len(rewards):.3f}" if rewards else "none scored"
     before = f" ({len(rows) - played} of them from before)" if played < len(rows) else ""
     outcomes = said(Counter(row["outcome"] for row in rows))
+    failed = next((row for row in rows if not Outcome(row["outcome"]).scored), None)
+    if failed is not None:
+        mean += f"; first: {' '.join(printable(failed.get('error') or 'it gave no reason').split())[:300]}"
     print(f"{len(rows)} episodes in {run.folder}{before}: {outcomes}; {mean}")
     return 0 if rewards else 1
 
@@ -183,8 +188,8 @@ async def verify(args: argparse.Namespace) -> int:
         raise UserError("--verify-exploration takes --temperature-a and --temperature-b, not --temperature.")
     first = 0.0 if args.temperature_a is None else args.temperature_a
     second = 0.7 if args.temperature_b is None else args.temperature_b
-    if min(first, second) < 0:
-        raise UserError("--temperature-a and --temperature-b must be 0 or more.")
+    check_temperature("--temperature-a", first)
+    check_temperature("--temperature-b", second)
     attempt = attempt_at(args, args.task)
     bench = workbench_of(args, first)
     try:

@@ -35,6 +35,8 @@ def run(argv: list[str]) -> int:
         raise UserError(f"Say which environment to {args.action}: `practicum envs {args.action} NAME`.")
     options = environment_options(args)
     if args.action == "serve":
+        if not 0 <= args.port < 65536:
+            raise UserError(f"--port {args.port}: a port lies between 0 and 65535.")
         return asyncio.run(serve(args.name, args.host, args.port, options))
     if args.action == "digest":
         return digests(args.name.split(","), args.tasks, options)

@@ -8,7 +8,7 @@ import re
 import textwrap
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from practicum.cli.options import (
     add_policy_flags,
@@ -31,15 +31,33 @@ if TYPE_CHECKING:
 TASKS = 300
 
 
+class Planned(NamedTuple):
+    """An examination that could begin."""
+
+    args: argparse.Namespace
+    examinee: Examinee
+    room: SittingRoom
+
+
 def run(argv: list[str]) -> int:
+    return sit(planned(argv))
+
+
+def planned(argv: list[str]) -> list[Planned]:
+    """What the words ask for, an environment each; all of it is looked up before anything is played."""
     worlds, rest = named_worlds(either_spelling(argv))
     parser = make_parser()
     sittings = [parser.parse_args(["--env", world, *rest]) for world in worlds] or [parser.parse_args(rest)]
     for args in sittings:
         check(args, len(sittings) > 1)
-    found = [asyncio.run(examine(args)) for args in sittings]
+    return [prepare(args) for args in sittings]
+
+
+def sit(sittings: list[Planned]) -> int:
+    """Examine one after the other; 1 where one of them could not be scored at all."""
+    found = [asyncio.run(examine(sitting)) for sitting in sittings]
     if len(found) > 1:
-        print("\n".join(["", *overall(found, sittings[0])]))
+        print("\n".join(["", *overall(found, sittings[0].args)]))
     return 0 if all(examination.scored for examination in found) else 1
 
 
@@ -96,23 +114,39 @@ def make_parser() -> argparse.ArgumentParser:
 
 async def evaluate(args: argparse.Namespace) -> int:
     """One examination; the exit code is 1 where nothing could be scored."""
-    return 0 if (await examine(args)).scored else 1
+    return 0 if (await examine(prepare(args))).scored else 1
 
 
-async def examine(args: argparse.Namespace) -> Examination:
+def prepare(args: argparse.Namespace) -> Planned:
     from practicum.evaluation import examinee as examinees
     from practicum.evaluation.sitting_room import SittingRoom
 
     examinee = examinees.find(args.policy, args.url, args.base)
     panel = chosen_panel(args)
     room = SittingRoom(args.name or args.policy, args.env, panel, args.attempts, settings_of(args, examinee, panel))
+    return Planned(args, examinee, room)
+
+
+def check_examinee(sitting: Planned) -> None:
+    """Whether the server, or the model's tokenizer, is there: known without loading a model."""
+    from practicum.evaluation.server import check_server
+    from practicum.models import loader
+
+    args, examinee, _ = sitting
+    if args.url is not None:
+        check_server(args.url, examinee.name)
+    loader.load_tokenizer(args.tokenizer if examinee.stage in ("server", "scripted") else examinee.model)
+
+
+async def examine(sitting: Planned) -> Examination:
+    args, examinee, room = sitting
     kept = None if args.out is None else kept_episodes(args.out, room)
     if room.recall(kept):
         await play(args, examinee, room, kept)
     examination = room.examination()
     if kept is not None:
         kept.finish(room.rows())
-        panel.write(run_folder(args.out) / "panel.json")
+        room.panel.write(run_folder(args.out) / "panel.json")
         examination.write(args.out, args.level)
     print(described(examination, args, examinee))
     return examination

@@ -35,6 +35,9 @@ def run(argv: list[str]) -> int:
         "--top-percent", type=float, help="share of a task's episodes to imitate (progress_ranked: 0.2)"
     )
     parser.add_argument("--include-failed", action="store_true", help="imitate episodes that failed too")
+    parser.add_argument(
+        "--include-held-out", action="store_true", help="take episodes of val and test tasks too, not of train alone"
+    )
     parser.add_argument("--skip-empty", action="store_true", help="pass over steps without an action")
     parser.add_argument(
         "--prompt",
@@ -47,7 +50,7 @@ def run(argv: list[str]) -> int:
     args = parser.parse_args(either_spelling(argv))
     export.check_strategy(args.pairing_strategy, args.top_percent)
     wanted = FORMATS if args.format == "all" else (args.format,)
-    episodes = read(args.input_dir, args.skip_empty)
+    episodes = read(args.input_dir, args.skip_empty, args.include_held_out)
     rows = {f"{name}.jsonl": made for name, made in rows_of(args, wanted, episodes).items()}
     if args.dry_run:
         counts = {name: sum(1 for _ in made) for name, made in rows.items()}
@@ -59,8 +62,9 @@ def run(argv: list[str]) -> int:
     return 0 if any(counts.values()) else 1
 
 
-def read(folder: Path, skip_empty: bool) -> list[Trajectory]:
-    """Every episode below a folder; a step without an action is named, unless it is to be passed over."""
+def read(folder: Path, skip_empty: bool, include_held_out: bool) -> list[Trajectory]:
+    """The episodes below a folder; a step without an action is named, unless it is to be passed over."""
+    from practicum import export
     from practicum.progress import Progress
     from practicum.rows import read_whole_episode
 
@@ -69,10 +73,14 @@ def read(folder: Path, skip_empty: bool) -> list[Trajectory]:
     paths = sorted(folder.rglob("*__attempt_*.jsonl"))
     if not paths:
         raise UserError(f"There is no episode below '{folder}'; make some with `practicum collect`.")
-    episodes = []
+    episodes, held_out = [], []
     with Progress("read", len(paths), "episodes") as progress:
         for path in paths:
             episode = read_whole_episode(path)
+            progress.advance()
+            if not include_held_out and export.is_held_out(episode):
+                held_out.append(episode.task.split)
+                continue
             empty = next((number for number, turn in enumerate(episode.turns) if not turn.reply.strip()), None)
             if empty is not None and not skip_empty:
                 raise UserError(
@@ -80,7 +88,7 @@ def read(folder: Path, skip_empty: bool) -> list[Trajectory]:
                     "give --skip-empty to pass over such steps."
                 )
             episodes.append(episode)
-            progress.advance()
+    export.report_held_out(folder, held_out, len(paths), "--include-held-out")
     return episodes
 
 

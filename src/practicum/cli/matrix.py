@@ -78,13 +78,18 @@ def examined(modes: list[Mode], args: argparse.Namespace, flags: list[str]) -> l
     """Every mode's result, examined now as far as it is not there. What a person types counts above a file."""
     from practicum.cli import eval as command
 
-    found = []
-    for mode in modes:
-        path = args.out / f"{mode.name}.json"
-        # A mode of which nothing could be scored is a line of the matrix all the same.
-        command.run([*mode.flags, *flags, "--name", mode.name, "--level", str(args.level), "--out", str(path)])
+    found = [args.out / f"{mode.name}.json" for mode in modes]
+    planned = [
+        command.planned([*mode.flags, *flags, "--name", mode.name, "--level", str(args.level), "--out", str(path)])
+        for mode, path in zip(modes, found, strict=True)
+    ]
+    for sittings, path in zip(planned, found, strict=True):
+        if not path.is_file():
+            for sitting in sittings:
+                command.check_examinee(sitting)
+    for sittings in planned:
+        command.sit(sittings)  # one of which nothing could be scored is a line of the matrix all the same
         print(flush=True)
-        found.append(path)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 from practicum.engines.base import Sampling
@@ -56,13 +57,17 @@ def positive(text: str) -> int:
 
 def sampling_of(args: argparse.Namespace, default_temperature: float) -> Sampling:
     temperature = default_temperature if args.temperature is None else args.temperature
-    if temperature < 0:
-        raise UserError("--temperature must be 0 or more.")
+    check_temperature("--temperature", temperature)
     if not 0 < args.top_p <= 1:
         raise UserError("--top-p must be above 0 and at most 1.")
     if args.top_k < 0:
         raise UserError("--top-k must be 0 (off) or more.")
     return Sampling(temperature, args.top_k, args.top_p, args.max_tokens, (), args.seed)
+
+
+def check_temperature(flag: str, temperature: float) -> None:
+    if not 0 <= temperature < math.inf:
+        raise UserError(f"{flag} must be 0 or more, and finite.")
 
 
 def workbench_of(args: argparse.Namespace, default_temperature: float) -> Workbench:

@@ -30,6 +30,11 @@ def run(argv: list[str]) -> int:
     from practicum.errors import nearest
     from practicum.pipeline_log import PipelineLog, print_lines
 
+    if not args.overrides and not args.dry_run:
+        raise UserError(
+            "Say what to run: recipe=affine-tiny is small; the paper's whole pipeline (15,000 demonstrations) is "
+            "recipe=affine model.path=PATH."
+        )
     config = pipeline.resolve(args.overrides)
     if args.until is not None and args.until not in pipeline.STAGES:
         raise UserError(f"--until: there is no stage '{args.until}'.{nearest(args.until, pipeline.STAGES)}")

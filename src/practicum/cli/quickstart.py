@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from pathlib import Path
 
 
@@ -23,5 +24,10 @@ def run(argv: list[str]) -> int:
 
         progress.advance()
     out = args.out or Path("runs") / f"quickstart-{args.seed}"
-    asyncio.run(Quickstart(out, args.seed, default_plan(args.seed), say=lambda text: print(text, flush=True)).run())
+    quick = Quickstart(out, args.seed, default_plan(args.seed), say=lambda text: print(text, flush=True))
+    try:
+        asyncio.run(quick.run())
+    except KeyboardInterrupt:
+        print("\npracticum: stopped; the same command begins again.", file=sys.stderr)
+        return 130
     return 0

@@ -42,8 +42,10 @@ def run(argv: list[str]) -> int:
             progress.advance(1)
 
         page, readings = document(runs, int(args.episodes_mb * (1 << 20)), tell)
-    write_atomic(args.out, page)
     episodes = sum(len(reading.index.rows) for reading in readings)
+    if not episodes and all(reading.fault is not None for reading in readings):
+        raise UserError(f"There is nothing to report, so {args.out} was not written: {readings[0].fault}")
+    write_atomic(args.out, page)
     print(f"{args.out}: {len(readings)} runs, {episodes} episodes, {len(page) / 1e6:.1f} MB")
     for reading in readings:
         for entry in reading.index.unreadable[:5]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import socket
 from pathlib import Path
 
 from practicum.errors import UserError
@@ -18,6 +19,14 @@ def run(argv: list[str]) -> int:
         raise UserError(f"There is no folder '{args.folder}'; give the folder that your runs are written to.")
     if not 0 <= args.port < 65536:
         raise UserError(f"--port {args.port}: a port lies between 0 and 65535.")
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in args.host else socket.AF_INET) as probe:
+            probe.bind((args.host, 0))
+    except OSError as error:
+        raise UserError(
+            f"--host {args.host} cannot be listened on ({error.strerror}); give an address of this machine, "
+            "such as 127.0.0.1, or 0.0.0.0 for all of them."
+        ) from None
     try:
         from practicum.ui.server import serve
     except ImportError as error:

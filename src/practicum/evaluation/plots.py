@@ -116,7 +116,8 @@ def learning_curves(contest: Contest, path: Path) -> Path | None:
         for examination in entry.results.values():
             if examination.settings.get("run"):
                 runs[entry.name] = Path(str(examination.settings["run"])) / "metrics.jsonl"
-    curves = {name: rows for name, file in runs.items() if (rows := read_curve(file))}
+    shown = {"reward/mean", "val/success/mean"}
+    curves = {name: rows for name, file in runs.items() if (rows := [r for r in read_curve(file) if shown & r.keys()])}
     if not curves:
         return None
     with _figure(path, (5.4, 3.2)) as axes:

@@ -79,9 +79,14 @@ def _content(file: Path) -> str:
 def load(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu", quantised: Any = None) -> LoadedModel:
     """Load a model and its tokenizer; dropout off, eager weights, nothing executed from the folder."""
     tokenizer = load_tokenizer(name)
-    with _explained(name):
-        model = AutoModelForCausalLM.from_pretrained(
-            _source(name), dtype=dtype, use_safetensors=True, quantization_config=quantised
+    with _explained(name, "its weights do not fit its config.json."):
+        model, found = AutoModelForCausalLM.from_pretrained(
+            _source(name), dtype=dtype, use_safetensors=True, quantization_config=quantised, output_loading_info=True
+        )
+    if missing := sorted(found["missing_keys"]):  # they would be random
+        raise UserError(
+            f"Model '{name}' cannot be loaded: its files lack {len(missing)} of the weights that its config.json asks "
+            f"for ({missing[0]}, ...); copy or save them again."
         )
     (model if quantised is not None else model.to(device)).eval()
     return LoadedModel(model, tokenizer, name)
@@ -126,7 +131,7 @@ def load_tiny(seed: int) -> LoadedModel:
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    with _explained(name):
+    with _explained(name, "the files of its tokenizer are missing or damaged."):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_source(name))
     # The engine minds the window and says so; not every text that is tokenized goes through the model.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
@@ -156,13 +161,25 @@ def _source(name: str) -> str:
     return str(folder)
 
 
+def first_line(error: Exception, otherwise: str) -> str:
+    """The first line of what a library says; `otherwise` where that line only announces the next ones."""
+    line = next(iter(str(error).splitlines()), "").rstrip()
+    return otherwise if not line or line.endswith(":") else line
+
+
 @contextlib.contextmanager
-def _explained(name: str) -> Iterator[None]:
-    """What transformers says of a model it cannot load, as one sentence."""
+def _explained(name: str, otherwise: str) -> Iterator[None]:
+    """What transformers says of a model it cannot load, as one sentence; `otherwise` where it says none."""
     transformers.utils.logging.disable_progress_bar()
     try:
         yield
+    except SafetensorError as error:
+        raise UserError(f"The weights of model '{name}' are damaged ({error}); copy or save them again.") from error
+    except RuntimeError as error:
+        # Of weights with other shapes transformers names an option of its own, which nobody here can set.
+        why = otherwise if "ignore_mismatched_sizes" in str(error) else first_line(error, otherwise)
+        raise UserError(f"Model '{name}' cannot be loaded: {why}") from error
     except (OSError, ValueError) as error:
         if _is_path(model_folder(name)):
-            raise UserError(f"Model folder '{name}' cannot be loaded: {str(error).splitlines()[0]}") from error
+            raise UserError(f"Model folder '{name}' cannot be loaded: {first_line(error, otherwise)}") from error
         raise UserError(f"Model '{name}' is no folder here, and no hub answered for that id.") from error

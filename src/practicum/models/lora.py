@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from practicum.errors import UserError
-from practicum.models.loader import LoadedModel
+from practicum.models.loader import LoadedModel, first_line
 
 ALL_LINEAR = "all-linear"
 
@@ -68,8 +70,11 @@ def load_adapter(loaded: LoadedModel, folder: str | Path, trainable: bool = True
         wrapped = peft.PeftModel.from_pretrained(
             loaded.model, str(path), is_trainable=trainable, autocast_adapter_dtype=False
         )
+    except SafetensorError as error:
+        raise UserError(f"The weights of adapter '{folder}' are damaged ({error}); copy or save them again.") from error
     except (ValueError, RuntimeError, KeyError) as error:
-        raise UserError(f"Adapter '{folder}' does not fit this model: {str(error).splitlines()[0]}") from error
+        why = first_line(error, "its weights have other shapes than this model and adapter_config.json ask for.")
+        raise UserError(f"Adapter '{folder}' does not fit this model: {why}") from error
     wrapped.eval()
     return replace(loaded, adapter=wrapped)
 

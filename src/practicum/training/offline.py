@@ -21,7 +21,7 @@ from typing import Any
 
 from practicum.agent import Agent
 from practicum.errors import UserError
-from practicum.export import by_task
+from practicum.export import by_task, is_held_out, report_held_out
 from practicum.metrics import spread
 from practicum.models import loader
 from practicum.progress import Progress
@@ -74,17 +74,22 @@ class Log:
 
 
 def read_log(folder: Path) -> Log:
-    """Every episode below a folder, looked at field by field; those that were not scored teach nothing."""
+    """The episodes of training tasks below a folder, looked at field by field; those not scored teach nothing."""
     if not folder.is_dir():
         raise UserError(f"There is no folder '{folder}'; make one with `practicum collect`.")
     paths = sorted(folder.rglob("*__attempt_*.jsonl"))
     if not paths:
         raise UserError(f"There is no episode below '{folder}'; make some with `practicum collect`.")
-    found = []
+    found, held_out = [], []
     with Progress("read", len(paths), "episodes") as progress:
         for path in paths:
-            found.append(read_whole_episode(path))
+            episode = read_whole_episode(path)
+            if is_held_out(episode):
+                held_out.append(episode.task.split)
+            else:
+                found.append(episode)
             progress.advance()
+    report_held_out(folder, held_out, len(paths))
     episodes = tuple(episode for episode in found if episode.scored and any(turn.spans for turn in episode.turns))
     if not episodes:
         raise UserError(f"None of the {len(found)} episodes below '{folder}' was scored; collect some that are.")

@@ -29,6 +29,7 @@ from practicum.training.rl import Practice
 from practicum.trajectory import Trajectory
 
 RESUME_MODES = ("auto", "disable", "resume_path")
+METRICS = "metrics.jsonl"
 CLOCKED = ("timing/", "memory/")
 """Metrics that two equal runs do not share."""
 VALIDATED = (
@@ -134,8 +135,11 @@ class Run:
         found, complaints = self.checkpoints.newest()
         for complaint in complaints:
             self.say(complaint)
+        metrics = self.folder / METRICS
         if found is not None:
             self._restore(found)
+        elif metrics.is_file() and metrics.stat().st_size:
+            self.say(f"'{self.folder}' holds no checkpoint to go on from: the run begins anew.")
 
     def _restore(self, path: Path) -> None:
         state = checkpoint.load(path, self.apprentice, self.practice.critic)
@@ -173,7 +177,7 @@ class Run:
         loggers = list(self._make_loggers(self.resumed))
         keep_to = standing.step if self.resumed else None
         self._journal = journal = Journal(self.folder / HEALTH, keep_to)  # before metrics: who sees those finds this
-        metrics = MetricsFile(self.folder / "metrics.jsonl", keep_to)
+        metrics = MetricsFile(self.folder / METRICS, keep_to)
         timing = MetricsFile(self.folder / "timing.jsonl", keep_to)
 
         def write(step: int, values: dict[str, float]) -> None:
