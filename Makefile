@@ -57,7 +57,7 @@ vllm: .venv-vllm/.installed
 
 # The real server, on CPU.
 test-vllm: $(STAMP) vllm
-	$(BIN)/python -m pytest -m vllm -s tests/vllm
+	$(BIN)/python -m pytest -m vllm -s tests/engines/vllm
 
 # Every estimator from one SFT start, then every tiny recipe from its own, with intervals: about an hour.
 learn: $(STAMP)

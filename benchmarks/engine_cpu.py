@@ -33,12 +33,12 @@ from pathlib import Path
 import torch
 import transformers
 
+from practicum.chat.renderer import Renderer
 from practicum.engines.base import Request, Sampling
-from practicum.engines.local import LocalEngine
+from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Observation
 from practicum.models import loader
 from practicum.models.decoder import Decoder
-from practicum.render import Renderer
 from practicum.task import Task
 
 CORES = torch.get_num_threads()

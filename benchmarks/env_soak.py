@@ -17,7 +17,7 @@ from typing import Any
 
 from practicum.environments.mix import MixEnvironment
 from practicum.environments.worker import close_pools
-from practicum.process_tree import descendants, tree_megabytes
+from practicum.utils.memory import descendants, tree_megabytes
 
 MIXED = ("affine:sat", "affine:abd", "affine:ded", "agentgym:webshop", "agentgym:alfworld", "agentgym:babyai",
          "agentgym:sciworld", "agentgym:textcraft")  # fmt: skip

@@ -14,18 +14,18 @@ from collections import Counter
 from typing import Any, ClassVar
 
 from practicum.agent import Agent
+from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
-from practicum.engines.local import LocalEngine
+from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Action, Observation, Policy, Step
 from practicum.environments.mix import MixEnvironment
 from practicum.environments.worker import close_pools
 from practicum.models import loader
 from practicum.models.decoder import Decoder
-from practicum.render import Renderer
 from practicum.rollout import attempts, run_episodes
+from practicum.rollout_setup import environment_maker
 from practicum.task import Task
 from practicum.trajectory import ActionSource, StopReason
-from practicum.workbench import environment_maker
 
 ALLOWED = 0.3
 """The share of a batch's time that the model may wait."""

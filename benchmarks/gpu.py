@@ -92,9 +92,9 @@ def main() -> None:
     if args.repeats:
         size = replace(size, repeats=args.repeats)
     if args.split_k:
-        from practicum.models import place
+        from practicum.models import device
 
-        place.steady_products = lambda wanted=True: None
+        device.steady_products = lambda wanted=True: None
     found: dict[str, list[dict[str, Any]]] = {}
     failed: list[str] = []
     for name in chosen:

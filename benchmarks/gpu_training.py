@@ -33,21 +33,20 @@ from typing import Any
 
 import torch
 
-from practicum import experiment
 from practicum.agent import Agent
 from practicum.cli import compare as compare_command
 from practicum.cli import eval as eval_command
 from practicum.cli import report as report_command
-from practicum.config import TrainConfig, resolve
+from practicum.config.train import TrainConfig, resolve
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.evaluation.panel import Panel
-from practicum.models import loader, lora, place
+from practicum.models import device, loader, lora
 from practicum.rollout import attempts, run_episodes
-from practicum.training.apprentice import Apprentice
-from practicum.training.sft import SFTSettings, imitate
+from practicum.training import build
+from practicum.training.sft import SFTSettings, train_sft
+from practicum.training.trainable_policy import TrainablePolicy
 
-RECIPES = Path(__file__).parent.parent / "recipes"
 RESULTS = Path(__file__).parent / "results" / "gpu_training.json"
 EXAMINING = 45.0
 """Seconds of a case's time that practice leaves to the last examination."""
@@ -119,18 +118,18 @@ class OutOfTime(Exception):
     """A stage had to be left off; what it has written is there."""
 
 
-def agent_of(config: TrainConfig, world: experiment.World, temperature: float) -> Agent:
-    sampling = Sampling(temperature, max_tokens=experiment.reply_tokens(config))
+def agent_of(config: TrainConfig, world: build.RunComponents, temperature: float) -> Agent:
+    sampling = Sampling(temperature, max_tokens=build.reply_tokens(config))
     return Agent(format=world.format, max_turns=config.agent.max_turns, sampling=sampling)
 
 
 async def make_start(case: Case, config: TrainConfig, folder: Path, seed: int, clock: Clock) -> None:
     """The SFT start, with `imitation.json` beside the weights: what it took."""
-    begun, where, world = clock.gone, experiment.find_place(config), experiment.build_world(config)
+    begun, where, world = clock.gone, build.find_place(config), build.build_components(config)
     loaded = loader.load(case.model, where.dtype, where.device)
     if case.lora_rank:
         loaded = lora.add_adapter(loaded, lora.LoRASettings(case.lora_rank, 2 * case.lora_rank), seed)
-    apprentice = Apprentice(loaded, config.agent.template, max_batch=where.sequences)
+    apprentice = TrainablePolicy(loaded, config.agent.template, max_batch=where.sequences)
     shown = agent_of(config, world, 1.0)
     engine = ScriptedEngine.of("expert", world.environment, shown.make_format(), apprentice.renderer)
     tasks = world.environment.tasks("train", case.demonstrations, 1000 * seed + 1)
@@ -151,7 +150,7 @@ async def make_start(case: Case, config: TrainConfig, folder: Path, seed: int, c
         check_every=case.check_every,
     )  # fmt: skip
     try:
-        updates = await imitate(apprentice, episodes, settings, good_enough=good_enough)
+        updates = await train_sft(apprentice, episodes, settings, good_enough=good_enough)
         apprentice.save(folder)
     finally:
         await apprentice.close()
@@ -170,8 +169,7 @@ def training_config(case: Case, out: Path, name: str, seed: int, extra: list[str
             f"recipe={case.recipe}", *model, f"trainer.seed={seed}", f"trainer.default_local_dir={out}",
             f"trainer.project_name={name}", "trainer.experiment_name=rl", "trainer.logger=[]",
             "trainer.val_before_train=false", "trainer.test_freq=20", "trainer.save_freq=20", *case.extra, *extra,
-        ],
-        RECIPES,
+        ]
     )  # fmt: skip
 
 
@@ -190,7 +188,7 @@ async def practise(config: TrainConfig, clock: Clock) -> Path:
         if clock.left < EXAMINING:
             run._asked_to_stop = True
 
-    run = experiment.build_run(config, on_step=stepped)
+    run = build.build_run(config, on_step=stepped)
     try:
         before, target = run.standing.step, run.folder / "model"
         try:
@@ -207,10 +205,10 @@ async def practise(config: TrainConfig, clock: Clock) -> Path:
 
 def examine(case: Case, config: TrainConfig, policy: Path, result: Path, name: str, panel: Path | None) -> None:
     agent = config.agent
-    flags = ["--env", str(experiment.environment_name(config)), "--policy", str(policy), "--name", name,
-             "--max-turns", str(agent.max_turns), "--max-tokens", str(experiment.reply_tokens(config)),
+    flags = ["--env", str(build.environment_name(config)), "--policy", str(policy), "--name", name,
+             "--max-turns", str(agent.max_turns), "--max-tokens", str(build.reply_tokens(config)),
              "--out", str(result), "--level", "0.95", "--concurrency", "512",
-             "--device", experiment.find_place(config).device,
+             "--device", build.find_place(config).device,
              *([] if agent.agent_type is None else ["--format", agent.agent_type]),
              *([] if agent.template is None else ["--template", agent.template]),
              *(["--base", case.model] if case.lora_rank else []),
@@ -233,7 +231,7 @@ def learn(name: str, case: Case, out: Path, seed: int, clock: Clock, extra: list
     folder = out / name
     before = folder / "sft.json"
     clock.say(f"-- {name}")
-    plain = resolve([f"recipe={case.recipe}", *case.extra, *extra], RECIPES)
+    plain = resolve([f"recipe={case.recipe}", *case.extra, *extra])
     if not (folder / "start" / "imitation.json").exists():
         asyncio.run(make_start(case, plain, folder / "start", seed, clock))
         free()
@@ -315,7 +313,7 @@ def run_cases(names: list[str], out: Path, seed: int, minutes: float, tiny: bool
         if wrong[name]:
             clock.say(f"{name}: {wrong[name]}")
         record = {
-            "seed": seed, "seconds": clock.gone, "place": place.find().describe(), "torch": torch.__version__,
+            "seed": seed, "seconds": clock.gone, "place": device.find().describe(), "torch": torch.__version__,
             "date": time.strftime("%Y-%m-%d"), "wrong": {key: text for key, text in wrong.items() if text},
             "cases": {one: gathered(out / one) for one in known if (out / one).is_dir()},
         }  # fmt: skip

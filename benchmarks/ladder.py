@@ -24,9 +24,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from practicum import experiment, store
 from practicum.agent import Agent
-from practicum.config import resolve
+from practicum.config.train import resolve
+from practicum.data import store
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environments.math import MathEnvironment
@@ -34,16 +34,16 @@ from practicum.evaluation.panel import Panel, Result, compare
 from practicum.models import loader
 from practicum.rollout import attempts, run_episodes
 from practicum.task import Task
-from practicum.training.apprentice import Apprentice
-from practicum.training.dpo import DPOSettings, prefer
-from practicum.training.pairs import mine_pairs
-from practicum.training.sft import SFTSettings, imitate
+from practicum.training import build
+from practicum.training.dpo import DPOSettings, train_dpo
+from practicum.training.preference_pairs import mine_pairs
+from practicum.training.sft import SFTSettings, train_sft
+from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory
 
 SEEDS = (3, 4, 5)
 LEVELS = (1, 2)
 HELD_OUT = 300
-RECIPES = Path(__file__).parent.parent / "recipes"
 ACTOR = "actor_rollout_ref.actor"
 STEPS = (("base", "BC"), ("BC", "DPO"), ("BC", "offline GRPO"), ("DPO", "online GRPO"), ("offline GRPO", "online GRPO"))
 """Lower and higher rung of each comparison."""
@@ -86,7 +86,7 @@ def tasks(split: str, count: int, seed: int, stream: int) -> list[Task]:
     return list(world().tasks(split, count, 1000 * seed + stream))
 
 
-async def examine(apprentice: Apprentice, name: str, panel: Panel) -> Result:
+async def examine(apprentice: TrainablePolicy, name: str, panel: Panel) -> Result:
     result, _ = await apprentice.examine(name, panel, world, agent(0.0))
     return result
 
@@ -120,7 +120,7 @@ class Ladder:
 
     async def imitation(self) -> dict[str, Result]:
         """The untrained model, and what demonstrations make of it."""
-        apprentice, budget = Apprentice(loader.load_tiny(self.seed), max_batch=128), self.budget
+        apprentice, budget = TrainablePolicy(loader.load_tiny(self.seed), max_batch=128), self.budget
         try:
             base = await examine(apprentice, "base", self.panel)
             engine = ScriptedEngine.of("expert", world(), agent(1.0).make_format(), apprentice.renderer)
@@ -135,7 +135,7 @@ class Ladder:
             async def good_enough() -> bool:
                 return (await examine(apprentice, "val", check)).success_rate >= budget.imitation_target
 
-            steps = await imitate(apprentice, shown, settings, good_enough=good_enough)
+            steps = await train_sft(apprentice, shown, settings, good_enough=good_enough)
             self.figures["demonstrations"] = min(steps * budget.imitation_batch, budget.demonstrations)
             apprentice.save(self.start)
             return {"base": base, "BC": await examine(apprentice, "BC", self.panel)}
@@ -145,7 +145,7 @@ class Ladder:
     async def rollouts(self) -> dict[str, Result]:
         """The BC agent's own episodes, on disk: what DPO and offline GRPO learn from."""
         shutil.rmtree(self.log, ignore_errors=True)
-        apprentice, budget = Apprentice(loader.load(str(self.start)), max_batch=128), self.budget
+        apprentice, budget = TrainablePolicy(loader.load(str(self.start)), max_batch=128), self.budget
         try:
             planned = attempts(tasks("train", budget.logged_tasks, self.seed, 2), budget.logged_chains, self.seed)
             episodes = await apprentice.roll_out(planned, world, agent(1.0))
@@ -162,12 +162,12 @@ class Ladder:
         logged: list[Trajectory] = list(store.read_episodes(self.log))
         pairs = [mined.pair for mined in mine_pairs(logged, "same_state", budget.pairs_a_task)]
         self.figures["pairs"] = len(pairs)
-        apprentice = Apprentice(loader.load(str(self.start)), max_batch=128)
+        apprentice = TrainablePolicy(loader.load(str(self.start)), max_batch=128)
         settings = DPOSettings(
             epochs=budget.preference_epochs, lr=budget.preference_lr, beta=budget.preference_beta, seed=self.seed
         )
         try:
-            prefer(apprentice, pairs, settings)
+            train_dpo(apprentice, pairs, settings)
             return {"DPO": await examine(apprentice, "DPO", self.panel)}
         finally:
             await apprentice.close()
@@ -193,7 +193,7 @@ class Ladder:
             f"trainer.experiment_name={label}", "trainer.val_before_train=false", "trainer.test_freq=-1",
             "trainer.logger=[]", *more,
         ]  # fmt: skip
-        run = experiment.build_run(resolve(overrides, RECIPES))
+        run = build.build_run(resolve(overrides))
         try:
             await run.go()
             return {name: await examine(run.apprentice, name, self.panel)}

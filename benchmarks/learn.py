@@ -19,15 +19,15 @@ import shutil
 import time
 from pathlib import Path
 
-from practicum import experiment
 from practicum.agent import Agent
-from practicum.config import resolve
+from practicum.config.train import resolve
 from practicum.engines.base import Sampling
 from practicum.environments.math import MathEnvironment
 from practicum.evaluation.panel import Panel, Result, compare
 from practicum.models import loader
 from practicum.quickstart import Quickstart, default_plan
-from practicum.training.apprentice import Apprentice
+from practicum.training import build
+from practicum.training.trainable_policy import TrainablePolicy
 
 LEVELS = (1, 2)
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -62,7 +62,7 @@ async def make_start(out: Path, seed: int) -> Path:
     return folder / "sft" / "model"
 
 
-async def examine(apprentice: Apprentice, name: str, panel: Panel) -> Result:
+async def examine(apprentice: TrainablePolicy, name: str, panel: Panel) -> Result:
     agent = Agent(format="hf", max_turns=max(LEVELS) + 2, sampling=Sampling(0.0, max_tokens=32))
     result, _ = await apprentice.examine(name, panel, lambda: MathEnvironment(levels=LEVELS), agent)
     return result
@@ -78,7 +78,7 @@ async def practise(name: str, extra: list[str], start: Path, out: Path, steps: i
         f"trainer.experiment_name={label}", "trainer.val_before_train=false", "trainer.test_freq=-1",
         "trainer.logger=[]", *extra,
     ]  # fmt: skip
-    run = experiment.build_run(resolve(overrides, Path(__file__).parent.parent / "recipes"))
+    run = build.build_run(resolve(overrides))
     try:
         await run.go()
         return await examine(run.apprentice, name, panel)
@@ -97,7 +97,7 @@ async def main() -> None:
     wanted = args.only.split(",") if args.only else list(ENTRIES)
     start = await make_start(args.out, args.seed)
     panel = Panel(tuple(MathEnvironment(levels=LEVELS).tasks("test", args.tasks, 1000 * args.seed)), args.seed)
-    apprentice = Apprentice(loader.load(str(start)), max_batch=128)
+    apprentice = TrainablePolicy(loader.load(str(start)), max_batch=128)
     before = await examine(apprentice, "sft", panel)
     await apprentice.close()
     results = Path(__file__).parent / "results" / "learn.json"

@@ -24,20 +24,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from practicum import experiment
 from practicum.agent import Agent
-from practicum.config import TrainConfig, resolve
+from practicum.config.train import TrainConfig, resolve
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.evaluation.panel import Panel, Result, compare
-from practicum.evaluation.statistics import paired_difference
+from practicum.evaluation.stats.intervals import paired_difference
 from practicum.models import loader
 from practicum.rollout import attempts, run_episodes
-from practicum.training.apprentice import Apprentice
-from practicum.training.sft import SFTSettings, imitate
+from practicum.training import build
+from practicum.training.sft import SFTSettings, train_sft
+from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory
-
-RECIPES = Path(__file__).parent.parent / "recipes"
 
 
 @dataclass(frozen=True)
@@ -58,11 +56,11 @@ STARTS = {
 }
 
 
-def agent_of(config: TrainConfig, world: experiment.World, temperature: float) -> Agent:
+def agent_of(config: TrainConfig, world: build.RunComponents, temperature: float) -> Agent:
     return Agent(
         format=world.format,
         max_turns=config.agent.max_turns,
-        sampling=Sampling(temperature, max_tokens=experiment.reply_tokens(config)),
+        sampling=Sampling(temperature, max_tokens=build.reply_tokens(config)),
     )
 
 
@@ -95,8 +93,8 @@ async def make_start(name: str, config: TrainConfig, out: Path, seed: int) -> Pa
     if (folder / "imitation.json").exists():
         return folder
     watch = Watch.start()
-    plan, world = STARTS[name], experiment.build_world(config)
-    apprentice = Apprentice(loader.load_tiny(seed), max_batch=128)
+    plan, world = STARTS[name], build.build_components(config)
+    apprentice = TrainablePolicy(loader.load_tiny(seed), max_batch=128)
     agent = agent_of(config, world, 1.0)
     engine = ScriptedEngine.of("expert", world.environment, agent.make_format(), apprentice.renderer)
     planned = attempts(world.environment.tasks("train", plan.demonstrations, 1000 * seed + 1), 1, seed)
@@ -113,7 +111,7 @@ async def make_start(name: str, config: TrainConfig, out: Path, seed: int) -> Pa
         check_every=plan.check_every,
     )  # fmt: skip
     try:
-        steps = await imitate(apprentice, shown, settings, good_enough=good_enough)
+        steps = await train_sft(apprentice, shown, settings, good_enough=good_enough)
         apprentice.save(folder)
         took = {"steps": steps, "demonstrations": len(shown), **watch.read()}
         (folder / "imitation.json").write_text(json.dumps(took) + "\n")
@@ -123,14 +121,14 @@ async def make_start(name: str, config: TrainConfig, out: Path, seed: int) -> Pa
 
 
 async def examined(
-    apprentice: Apprentice, label: str, panel: Panel, config: TrainConfig, world: experiment.World
+    apprentice: TrainablePolicy, label: str, panel: Panel, config: TrainConfig, world: build.RunComponents
 ) -> tuple[Result, list[Trajectory]]:
     return await apprentice.examine(label, panel, world.make_environment, agent_of(config, world, 0.0))
 
 
 async def learn(name: str, out: Path, seed: int, tasks: int, extra: list[str]) -> dict[str, Any]:
-    plain = resolve([f"recipe={name}", *extra], RECIPES)
-    world = experiment.build_world(plain)
+    plain = resolve([f"recipe={name}", *extra])
+    world = build.build_components(plain)
     start = await make_start(name, plain, out, seed)
     shutil.rmtree(out / "runs" / "recipes" / f"{name}-{seed}", ignore_errors=True)
     config = resolve(
@@ -139,11 +137,10 @@ async def learn(name: str, out: Path, seed: int, tasks: int, extra: list[str]) -
             f"trainer.default_local_dir={out / 'runs'}", "trainer.project_name=recipes",
             f"trainer.experiment_name={name}-{seed}", "trainer.val_before_train=false", "trainer.test_freq=-1",
             "trainer.logger=[]", *extra,
-        ],
-        RECIPES,
+        ]
     )  # fmt: skip
     panel = Panel(tuple(world.environment.tasks("test", tasks, 1000 * seed)), seed)
-    run = experiment.build_run(config)
+    run = build.build_run(config)
     try:
         before, _ = await examined(run.apprentice, "sft", panel, config, world)
         watch = Watch.start()
@@ -162,7 +159,7 @@ async def learn(name: str, out: Path, seed: int, tasks: int, extra: list[str]) -
         }  # fmt: skip
         if name == "search-tiny":
             searches = [sum(c.name == "google_search" for t in e.turns for c in t.action.calls) for e in episodes]
-            blind = experiment.build_world(replace_tools(config, ["answer"]))
+            blind = build.build_components(replace_tools(config, ["answer"]))
             ablated, _ = await examined(run.apprentice, "no search", panel, config, blind)
             row |= {
                 "searches": sum(searches) / len(searches), "never_searched": searches.count(0),

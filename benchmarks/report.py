@@ -24,10 +24,10 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from practicum import store
+from practicum.data import store
 from practicum.environment import Action, Message
-from practicum.metrics import MetricsFile
 from practicum.task import Task
+from practicum.training.monitor.metrics import MetricsFile
 from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

@@ -110,12 +110,12 @@ def practicum_side(case: Case, order: Order, answer: Answer) -> None:
     from practicum.environment import Observation
     from practicum.models import loader
     from practicum.task import Task
-    from practicum.training.apprentice import Apprentice
-    from practicum.training.batch import Sample
     from practicum.training.learner import Objective, OptimizerSettings
+    from practicum.training.micro_batches import Sample
+    from practicum.training.trainable_policy import TrainablePolicy
 
     loaded = loader.load(case.model)
-    apprentice = Apprentice(loaded)
+    apprentice = TrainablePolicy(loaded)
     apprentice.renderer.end_ids = ()
     apprentice.start_stage(OptimizerSettings(lr=LEARNING_RATE))
     texts = make_prompts(loaded.tokenizer, case.prompt_tokens)
@@ -238,7 +238,7 @@ def serve(side: str, case: Case, split: int) -> None:
     import transformers
     import trl  # noqa: F401
 
-    import practicum.training.apprentice  # noqa: F401
+    import practicum.training.trainable_policy  # noqa: F401
 
     transformers.utils.logging.set_verbosity_error()
     torch.manual_seed(0)

@@ -35,13 +35,13 @@ SIDES = ("practicum", "trl", "trl as it comes")
 def make_samples(model: str, count: int) -> tuple[Any, list[Any]]:
     """The model, and the expert's conversations as the learner takes them."""
     from practicum.agent import Agent
+    from practicum.chat.renderer import Renderer
     from practicum.engines.base import Sampling
     from practicum.engines.scripted import ScriptedEngine
     from practicum.environments.math import MathEnvironment
     from practicum.models import loader
-    from practicum.render import Renderer
     from practicum.rollout import attempts, run_episodes
-    from practicum.training.samples import imitation_samples
+    from practicum.training.samples import sft_samples
 
     loaded = loader.load(model)
     renderer = Renderer(loaded.tokenizer, None, loaded.end_ids)
@@ -50,15 +50,15 @@ def make_samples(model: str, count: int) -> tuple[Any, list[Any]]:
     engine = ScriptedEngine.of("expert", environment, agent.make_format(), renderer)
     planned = attempts(environment.tasks("train", count, 1), 1, 0)
     shown = asyncio.run(run_episodes(planned, lambda: MathEnvironment(levels=LEVELS), agent, engine, renderer))
-    return loaded, imitation_samples(shown)
+    return loaded, sft_samples(shown)
 
 
 def practicum_run(model: str, batches: int) -> dict[str, Any]:
-    from practicum.training.apprentice import Apprentice
     from practicum.training.learner import Objective, OptimizerSettings
+    from practicum.training.trainable_policy import TrainablePolicy
 
     loaded, samples = make_samples(model, batches * BATCH)
-    apprentice = Apprentice(loaded)
+    apprentice = TrainablePolicy(loaded)
     apprentice.start_stage(OptimizerSettings(lr=LEARNING_RATE, betas=(0.9, 0.999)))
     losses, begun = [], 0.0
     for number in range(batches):

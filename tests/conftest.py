@@ -11,8 +11,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from practicum.chat.renderer import Renderer
 from practicum.models import loader
-from practicum.render import Renderer
 
 
 @pytest.fixture(scope="session")

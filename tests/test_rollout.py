@@ -10,16 +10,16 @@ from dataclasses import replace
 import pytest
 
 from practicum.agent import Agent, Deadlines
+from practicum.chat.formats import make_format
+from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
-from practicum.engines.local import LocalEngine
+from practicum.engines.local.engine import LocalEngine
 from practicum.engines.scripted import ReplayEngine, ScriptedEngine
 from practicum.environment import Action, Environment, Message, Observation, Step
 from practicum.environments.math import MathEnvironment
 from practicum.errors import EngineError, JudgeError, UserError
-from practicum.formats import make_format
 from practicum.models import loader
 from practicum.models.decoder import Decoder
-from practicum.render import Renderer
 from practicum.rollout import Attempt, attempts, run_episode, run_episodes
 from practicum.task import Task
 from practicum.trajectory import ActionSource, Origin, Outcome, StopReason, Trajectory

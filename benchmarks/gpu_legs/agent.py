@@ -15,14 +15,14 @@ from dataclasses import dataclass, field, replace
 
 from gpu_legs.common import Row, Size, load_real, synchronise
 from practicum.agent import Agent
+from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
-from practicum.engines.local import LocalEngine
+from practicum.engines.local.engine import LocalEngine
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Environment, Observation, Policy, Step, ToolCall
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.models.decoder import Decoder
-from practicum.render import Renderer
 from practicum.rollout import attempts, run_episodes
 from practicum.sandbox import base as sandbox
 from practicum.task import Task

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from practicum.chat.renderer import Renderer
 from practicum.engines.base import Request, Sampling
 from practicum.environment import Observation
-from practicum.models import loader, place
+from practicum.models import device, loader
 from practicum.models.loader import LoadedModel
-from practicum.render import Renderer
 from practicum.task import Task
 
 TASK = Task("b", "bench", "train")
@@ -122,7 +122,7 @@ def forget_peak(size: Size) -> None:
     if size.device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        place.steady_products(False)  # as PyTorch comes; our own engine and learner set it for themselves
+        device.steady_products(False)  # as PyTorch comes; our own engine and learner set it for themselves
 
 
 def peak_bytes(size: Size) -> int:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from gpu_legs.common import Row, Size, forget_peak, make_model, make_renderer, make_requests, synchronise
-from practicum.engines.local import LocalEngine
+from practicum.chat.renderer import Renderer
+from practicum.engines.local.engine import LocalEngine
 from practicum.models.decoder import Decoder
-from practicum.render import Renderer
 
 
 def measure(size: Size, model: Any, renderer: Renderer, batch: int, chains: int, mixed: bool, prompt: int = 0) -> Row:

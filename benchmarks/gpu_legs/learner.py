@@ -12,8 +12,8 @@ import torch
 
 from gpu_legs.common import Row, Size, forget_peak, gib, make_model, make_requests, peak_bytes, synchronise
 from practicum.models.decoder import Decoder
-from practicum.training.batch import Cut, Sample
 from practicum.training.learner import Learner, Objective, OptimizerSettings
+from practicum.training.micro_batches import MicroBatchLimits, Sample
 
 
 def make_samples(size: Size, chains: int, mixed: bool) -> list[Any]:
@@ -38,7 +38,7 @@ def measure(size: Size, chains: int, mixed: bool) -> Row:
     """Bfloat16 weights with float32 masters; the last of equal samples share their prompts."""
     forget_peak(size)
     decoder = Decoder(make_model(size))
-    learner = Learner(decoder, OptimizerSettings(), Cut(16384))
+    learner = Learner(decoder, OptimizerSettings(), MicroBatchLimits(16384))
     samples = make_samples(size, chains, mixed)
     tokens = sum(len(sample.ids) for sample in samples)
     trained = float(sum(int(sample.mask.sum()) for sample in samples))

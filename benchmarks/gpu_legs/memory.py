@@ -13,8 +13,8 @@ from gpu_legs.common import SMALL, Row, Size, forget_peak, gib, make_wide_model,
 from practicum.models import loader, lora
 from practicum.models.decoder import Decoder
 from practicum.models.loader import LoadedModel
-from practicum.training.batch import Cut, Sample
 from practicum.training.learner import Learner, Objective, OptimizerSettings
+from practicum.training.micro_batches import MicroBatchLimits, Sample
 
 QWEN_7B = {
     "model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944,
@@ -75,7 +75,7 @@ def measure(name: str, shape: dict[str, Any], size: Size) -> Row:
             parameter.data = parameter.data.to(size.dtype)
     decoder = Decoder(loaded.model)
     decoder.checkpointing = True
-    learner = Learner(decoder, OptimizerSettings(), Cut(size.learnt_tokens))
+    learner = Learner(decoder, OptimizerSettings(), MicroBatchLimits(size.learnt_tokens))
     samples = make_samples(size.learnt_tokens, shape["vocab_size"])
     total = float(sum(int(sample.mask.sum()) for sample in samples))
     times = []

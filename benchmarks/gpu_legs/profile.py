@@ -25,10 +25,10 @@ from gpu_legs.agent import Ledger, make_engine, play
 from gpu_legs.common import Row, Size, forget_peak, make_model, make_renderer, make_requests, synchronise
 from gpu_legs.learner import make_samples
 from gpu_legs.step import make_practice
-from practicum.engines.local import LocalEngine
+from practicum.engines.local.engine import LocalEngine
 from practicum.models.decoder import Decoder
-from practicum.training.batch import Cut
 from practicum.training.learner import Learner, Objective, OptimizerSettings
+from practicum.training.micro_batches import MicroBatchLimits
 
 TOP = 12
 EVERY = 0.0005
@@ -154,7 +154,7 @@ async def decoding(size: Size, batch: int, mixed: bool = False) -> Row:
 
 
 async def updating(size: Size) -> Row:
-    learner = Learner(Decoder(make_model(size)), OptimizerSettings(), Cut(16384))
+    learner = Learner(Decoder(make_model(size)), OptimizerSettings(), MicroBatchLimits(16384))
     samples = make_samples(size, size.chains, False)
     trained = float(sum(int(sample.mask.sum()) for sample in samples))
 

@@ -21,15 +21,15 @@ import torch
 
 from gpu_legs.common import Row, Size, forget_peak, gib, load_real, peak_bytes, synchronise
 from practicum.agent import Agent
+from practicum.chat.renderer import Renderer
 from practicum.engines.base import Sampling
 from practicum.environment import Action, Environment, Message, Observation, Step
 from practicum.environments.math import make_problem
-from practicum.render import Renderer
 from practicum.task import Task
-from practicum.training.apprentice import Apprentice
-from practicum.training.batch import Cut
 from practicum.training.learner import Objective
-from practicum.training.rl import Practice, RLSettings
+from practicum.training.micro_batches import MicroBatchLimits
+from practicum.training.rl_trainer import RLSettings, RLTrainer
+from practicum.training.trainable_policy import TrainablePolicy
 
 LEARNING_RATE = 1e-6
 WARM_UP = 3
@@ -82,11 +82,11 @@ def make_texts(tokenizer: Any, tokens: int, count: int) -> list[str]:
     return made
 
 
-def make_practice(size: Size, overlap: bool, steps: int) -> tuple[Practice, str]:
+def make_practice(size: Size, overlap: bool, steps: int) -> tuple[RLTrainer, str]:
     """So many steps of practice on questions, and what model it is."""
     loaded, what = load_real(size)
-    cut = Cut() if size.tiny else Cut(16384)
-    apprentice = Apprentice(loaded, max_batch=size.tasks * size.chains, cut=cut, apart=overlap)
+    cut = MicroBatchLimits() if size.tiny else MicroBatchLimits(16384)
+    apprentice = TrainablePolicy(loaded, max_batch=size.tasks * size.chains, cut=cut, apart=overlap)
     apprentice.renderer.end_ids = ()
     settings = RLSettings(
         steps=steps, tasks_per_step=size.tasks, chains=size.chains, estimator="grpo", lr=LEARNING_RATE,
@@ -95,7 +95,7 @@ def make_practice(size: Size, overlap: bool, steps: int) -> tuple[Practice, str]
     )  # fmt: skip
     tasks = make_tasks(apprentice.renderer, size.prompt, size.tasks)
     agent = Agent(max_turns=1, sampling=Sampling(1.0, max_tokens=size.new))
-    return Practice(apprentice, tasks, Questions, agent, settings), what
+    return RLTrainer(apprentice, tasks, Questions, agent, settings), what
 
 
 def measure_practicum(size: Size, overlap: bool = False) -> Row:

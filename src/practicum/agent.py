@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from practicum.chat.formats import Format, make_format
 from practicum.engines.base import Sampling
-from practicum.formats import Format, make_format
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class JudgeError(Exception):
     """A reward could not be computed; its episode ends as `judge_error`."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A hint for a misspelt name: ' Did you mean ...?' or ' Known: ...'."""
     options = sorted(known)
     close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)

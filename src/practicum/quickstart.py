@@ -13,23 +13,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from practicum import store
 from practicum.agent import Agent
+from practicum.data import store
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
-from practicum.evaluation.curve import Mark, learning_curve
+from practicum.evaluation.learning_curve import Mark, learning_curve
 from practicum.evaluation.panel import Comparison, Panel, Result, compare, score
-from practicum.metrics import MetricsFile
 from practicum.models import loader
-from practicum.progress import Progress, duration
 from practicum.rollout import attempts, run_episodes
 from practicum.task import Task
-from practicum.training.apprentice import Apprentice
-from practicum.training.rl import Practice, RLSettings
-from practicum.training.sft import SFTSettings, imitate, planned_steps
+from practicum.training.monitor.metrics import MetricsFile
+from practicum.training.rl_trainer import RLSettings, RLTrainer
+from practicum.training.sft import SFTSettings, planned_steps, train_sft
+from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory
+from practicum.utils.progress import Progress, duration
 
 COLOURS = {"sft": "#b26a00", "rl": "#1a7f37"}
 
@@ -82,7 +82,7 @@ class Quickstart:
         self._claim()
         with Progress("build tiny", 1) as progress:
             # A model of its own for every seed: what is shown must not hang on one lucky start.
-            self.apprentice = Apprentice(loader.load_tiny(self.seed), max_batch=128)
+            self.apprentice = TrainablePolicy(loader.load_tiny(self.seed), max_batch=128)
             progress.advance()
         self.panel = Panel(tuple(self.tasks("test", plan.panel, 0)), self.seed)
         count = sum(parameter.numel() for parameter in self.apprentice.decoder.parameters())
@@ -108,7 +108,7 @@ class Quickstart:
 
     async def imitation_only(self) -> None:
         """Demonstrations and imitation, nothing else: a start for other experiments, in `sft/model`."""
-        self.apprentice = Apprentice(loader.load_tiny(self.seed), max_batch=128)
+        self.apprentice = TrainablePolicy(loader.load_tiny(self.seed), max_batch=128)
         try:
             await self._imitate(await self._demonstrate())
             self.apprentice.save(self.out / "sft" / "model")
@@ -156,13 +156,13 @@ class Quickstart:
                 metrics.write(step, values)
                 progress.advance(1, f"loss {values['actor/loss']:.3f}, validation {self.checked:.0%}")
 
-            self.sft_steps = await imitate(self.apprentice, demonstrations, plan, heard, good_enough)
+            self.sft_steps = await train_sft(self.apprentice, demonstrations, plan, heard, good_enough)
         metrics.close()
 
     async def _practise(self) -> list[float]:
         plan = self.plan.rl
         tasks = self.tasks("train", plan.steps * plan.tasks_per_step, 2)
-        practice = Practice(self.apprentice, tasks, self.make_environment, self.agent(self.plan.temperature), plan)
+        practice = RLTrainer(self.apprentice, tasks, self.make_environment, self.agent(self.plan.temperature), plan)
         metrics = MetricsFile(self.out / "rl" / "metrics.jsonl")
         curve: list[float] = []
         with self._stage("practise (GRPO)", plan.steps, "steps") as progress:

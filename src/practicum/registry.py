@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.environment import Environment
-from practicum.errors import UserError, nearest
+from practicum.errors import UserError, did_you_mean
 from practicum.rewards.base import Reward
 from practicum.tools.base import Tool
 
@@ -107,7 +107,7 @@ def _resolve(kind: str, name: str, table: dict[str, str]) -> Any:
     target = table.get(name)
     if target is None:
         if ".py:" not in name:
-            raise UserError(f"Unknown {kind} '{name}'.{nearest(name, table)}")
+            raise UserError(f"Unknown {kind} '{name}'.{did_you_mean(name, table)}")
         return _from_file(kind, name)
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
@@ -132,5 +132,7 @@ def _from_file(kind: str, name: str) -> Any:
             del sys.modules[module_name]
             raise UserError(f"'{file}' fails on import: {type(error).__name__}: {error}.") from error
     if not hasattr(module, attribute):
-        raise UserError(f"'{file}' has no '{attribute}'.{nearest(attribute, [n for n in vars(module) if n[0] != '_'])}")
+        raise UserError(
+            f"'{file}' has no '{attribute}'.{did_you_mean(attribute, [n for n in vars(module) if n[0] != '_'])}"
+        )
     return getattr(module, attribute)

@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from practicum import thoughts
 from practicum.agent import Agent
-from practicum.deadline import Deadline, clocked
+from practicum.chat import reasoning
+from practicum.chat.renderer import Renderer
 from practicum.engines.base import Engine, Generation, Request
 from practicum.environment import Action, Environment, Message, Observation, Step
 from practicum.errors import ContextFull, EngineError, JudgeError, UserError
-from practicum.render import Renderer
 from practicum.task import Task, canonical_json
 from practicum.trajectory import Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
-from practicum.watching import Watcher
+from practicum.utils.console import EpisodeWatcher
+from practicum.utils.deadline import Deadline, clocked
 
 MANY = 32
 """Episodes at once from which on it pays to tidy up first."""
@@ -70,7 +70,7 @@ class Episode:
         agent: Agent,
         engine: Engine,
         renderer: Renderer,
-        watcher: Watcher | None = None,
+        watcher: EpisodeWatcher | None = None,
     ) -> None:
         self.attempt = attempt
         self.watcher = watcher
@@ -79,7 +79,7 @@ class Episode:
         self.agent = agent
         self.engine = engine
         self.renderer = renderer
-        thoughts.check(agent.thoughts)
+        reasoning.check(agent.thoughts)
         self.format = agent.make_format()
         self.session = f"{attempt.group}#{attempt.number}#{attempt.seeds.sampling}"
         self.turns: list[Turn] = []
@@ -183,7 +183,7 @@ class Episode:
             return tuple(self.history), True
         new = self.renderer.extend(self.held, observation.messages)
         reply = self.turns[-1].spans[-1].ids
-        kept = thoughts.stripped(self.renderer, reply) if self.agent.thoughts == "strip" else reply
+        kept = reasoning.stripped(self.renderer, reply) if self.agent.thoughts == "strip" else reply
         self.history.append(Span(Origin.OBSERVATION, kept))
         self.history.extend(new)
         # Up to the reply, history and ids held are the same.
@@ -212,7 +212,7 @@ class Episode:
             # Half an answer is not an answer: "47" cut to "4" must not be judged.
             action = replace(action, error=f"it was cut off after {len(reply.ids)} tokens; be shorter.")
         self.held.extend(reply.ids)
-        said = thoughts.split(text) if self.agent.thoughts == "strip" else None
+        said = reasoning.split(text) if self.agent.thoughts == "strip" else None
         self.conversation.append(Message("assistant", said[1] if said else text))
         sampled = Span(Origin.SAMPLED, reply.ids, reply.logprobs)
         self.turns.append(
@@ -234,14 +234,14 @@ class Episode:
 
     def _parse(self, text: str) -> Action:
         """The reply, understood; its reasoning is not part of what the format reads."""
-        parts = thoughts.split(text)
+        parts = reasoning.split(text)
         if parts is None:
-            return Action(text, error=f"the {thoughts.OPEN} needs its {thoughts.CLOSE}.")
-        reasoning, rest = parts
+            return Action(text, error=f"the {reasoning.OPEN} needs its {reasoning.CLOSE}.")
+        thought, rest = parts
         action = self.format.parse(rest, bool(self.tools))
-        if not reasoning and rest == text:
+        if not thought and rest == text:
             return action
-        return replace(action, text=text, thought="\n".join(t for t in (reasoning, action.thought) if t))
+        return replace(action, text=text, thought="\n".join(t for t in (thought, action.thought) if t))
 
     def _complain(self, error: str) -> Observation:
         text = f"Your reply could not be used: {error}"
@@ -279,7 +279,7 @@ async def run_episode(
     engine: Engine,
     renderer: Renderer,
     provenance: Mapping[str, Any] | None = None,
-    watcher: Watcher | None = None,
+    watcher: EpisodeWatcher | None = None,
 ) -> Trajectory:
     """Run one episode to its record, whatever happens in it."""
     error_on_close: str | None = None
@@ -316,7 +316,7 @@ async def run_episode(
     )  # fmt: skip
 
 
-def spare_the_collector(engine: Engine) -> None:
+def freeze_gc(engine: Engine) -> None:
     """What is there when an engine's first episodes begin (modules, a model) stays as long as it works, and there is a
     million of it: the garbage collector, which episodes wake several times a step, need not go through it each time."""
     try:
@@ -341,7 +341,7 @@ async def run_episodes(
     retries: int = 0,
     provenance: Mapping[str, Any] | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
-    watcher: Watcher | None = None,
+    watcher: EpisodeWatcher | None = None,
 ) -> list[Trajectory]:
     """Run many episodes at once; results come back in the order they were planned.
 
@@ -349,7 +349,7 @@ async def run_episodes(
     """
     planned = list(planned)
     if len(planned) >= MANY:
-        spare_the_collector(engine)
+        freeze_gc(engine)
     gate = asyncio.Semaphore(concurrency)
 
     async def one(attempt: Attempt) -> Trajectory:

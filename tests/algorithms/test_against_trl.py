@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from practicum.algorithms import advantages, kl, objectives
+from practicum.algorithms import advantages, kl, losses
 
 trl = pytest.importorskip("trl", reason="TRL, the implementation compared with, is not installed")
 
@@ -27,7 +27,7 @@ LONGEST = 12
 NEVER = 1e9  # a dual clip that does not bite
 
 MakeTrainer = Callable[..., Any]
-TokenLoss = Callable[[Tensor, Tensor, Tensor, Tensor], objectives.PolicyLoss]
+TokenLoss = Callable[[Tensor, Tensor, Tensor, Tensor], losses.PolicyLoss]
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def ours(
     norm: float = 1.0,
     beta: float = 0.0,
     divergence: str = "low_var_kl",
-) -> tuple[float, Tensor, objectives.PolicyLoss]:
+) -> tuple[float, Tensor, losses.PolicyLoss]:
     """Our loss over the sampled tokens alone, its gradient laid out as theirs [B, T], and the tokens' figures."""
     leaf = batch.logprobs.clone().requires_grad_()
     mask = batch.mask
@@ -160,7 +160,7 @@ def ours(
     losses = tokens.loss
     if beta:
         losses = losses + beta * kl.penalty(leaf[mask], batch.reference[mask], divergence)
-    by_turn, denominator = objectives.token_weights(batch.turns, aggregation, norm)
+    by_turn, denominator = losses.token_weights(batch.turns, aggregation, norm)
     pairs = [
         (length, weight)
         for lengths, weights in zip(batch.turns, by_turn, strict=True)
@@ -174,13 +174,13 @@ def ours(
 
 
 def clipped_surrogate(low: float, high: float, dual: float = NEVER) -> TokenLoss:
-    return lambda logprobs, old, credit, _: objectives.ppo(logprobs, old, credit, low, high, dual)
+    return lambda logprobs, old, credit, _: losses.ppo(logprobs, old, credit, low, high, dual)
 
 
 def sequence_surrogate(low: float, high: float) -> TokenLoss:
-    def loss(logprobs: Tensor, old: Tensor, credit: Tensor, owner: Tensor) -> objectives.PolicyLoss:
-        ratios = objectives.sequence_log_ratios(logprobs, old, owner)
-        return objectives.gspo(logprobs, ratios, credit, low, high)
+    def loss(logprobs: Tensor, old: Tensor, credit: Tensor, owner: Tensor) -> losses.PolicyLoss:
+        ratios = losses.sequence_log_ratios(logprobs, old, owner)
+        return losses.gspo(logprobs, ratios, credit, low, high)
 
     return loss
 
@@ -278,8 +278,8 @@ def test_cispo(make_trainer: MakeTrainer, cap: float, seed: int) -> None:
     batch = draw(seed)
     trainer = make_trainer(loss_type="cispo", epsilon_high=cap)
 
-    def loss_of(logprobs: Tensor, old: Tensor, credit: Tensor, _: Tensor) -> objectives.PolicyLoss:
-        return objectives.cispo(logprobs, old, credit, cap - 1.0)
+    def loss_of(logprobs: Tensor, old: Tensor, credit: Tensor, _: Tensor) -> losses.PolicyLoss:
+        return losses.cispo(logprobs, old, credit, cap - 1.0)
 
     loss, gradient, tokens = ours(batch, loss_of, "token-mean")
     assert tokens.clipped.any()
@@ -353,7 +353,7 @@ def test_what_could_not_be_scored_is_in_no_baseline(make_trainer: MakeTrainer, k
 def test_the_bounds_we_add_are_far_out() -> None:
     """TRL has none of them: log-ratios are held within ±20 and k3 at 10, where a run is lost anyway."""
     far = torch.tensor([-19.0, 19.0], dtype=torch.float64)
-    assert objectives.ppo(far, torch.zeros_like(far), torch.ones_like(far)).ratio.tolist() == pytest.approx(
+    assert losses.ppo(far, torch.zeros_like(far), torch.ones_like(far)).ratio.tolist() == pytest.approx(
         [math.exp(-19), math.exp(19)]
     )
     assert kl.penalty(torch.tensor([-2.6]), torch.zeros(1), "low_var_kl").item() == pytest.approx(

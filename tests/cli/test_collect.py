@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from practicum.cli.main import main
+from practicum.data.store import episode_path, read_episode, read_episodes
+from practicum.data.tasks import read_registry, registry_hash, select
 from practicum.environment import Action, Message
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
-from practicum.exploration import Finding, compare
-from practicum.store import episode_path, read_episode, read_episodes
+from practicum.evaluation.temperature_check import Finding, compare
 from practicum.task import Task
-from practicum.task_selection import read_registry, registry_hash, select
 from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
 
 SHOP = '''

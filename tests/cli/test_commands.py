@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from practicum.cli.main import main
+from practicum.data.store import read_episode
 from practicum.registry import ENVIRONMENTS
-from practicum.store import read_episode
 
 
 def episodes(folder: Path) -> list[Path]:
@@ -227,7 +227,7 @@ def test_a_really_full_disk(
     """Episodes are kept as they come; the one that does not fit says so, and no half of it stays."""
     import errno
 
-    from practicum import store
+    from practicum.data import store
 
     real, count = os.fsync, iter(range(100))
 

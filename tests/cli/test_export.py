@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from practicum import rows
+from practicum.chat.renderer import Renderer
 from practicum.cli.main import main
-from practicum.export import BC_FIELDS, DPO_FIELDS
+from practicum.data import jsonl
+from practicum.data.export import BC_FIELDS, DPO_FIELDS
+from practicum.data.state_index import prompt_ids
+from practicum.data.store import read_episodes
 from practicum.models import loader
-from practicum.render import Renderer
-from practicum.states import prompt_ids
-from practicum.store import read_episodes
-from practicum.training.pairs import pairs_from_rows
+from practicum.training.preference_pairs import pairs_from_rows
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_the_papers_command(collected: Path, tmp_path: Path, capsys: pytest.Capt
     for row in bc[::3]:  # what is trained from rows is what was served
         ids = tuple(renderer.tokenizer(row["prompt"], add_special_tokens=False)["input_ids"])
         assert ids == asked[row["task_id"], row["step_idx"]]
-    assert len(pairs_from_rows(rows.read_rows(out / "dpo.jsonl", DPO_FIELDS[:3]), renderer)) == len(dpo)
+    assert len(pairs_from_rows(jsonl.read_rows(out / "dpo.jsonl", DPO_FIELDS[:3]), renderer)) == len(dpo)
     assert tree(collected) == before
 
 
@@ -113,7 +113,7 @@ def test_a_bad_episode_is_named_and_nothing_is_written(
     old: bytes, new: bytes, says: str, collected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(rows, "LINE_LIMIT", 2 * 2**20)
+    monkeypatch.setattr(jsonl, "LINE_LIMIT", 2 * 2**20)
     broken = tmp_path / "in"
     shutil.copytree(collected, broken)
     path = sorted(broken.rglob("*__attempt_*.jsonl"))[-1]

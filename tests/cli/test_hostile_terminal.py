@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.report_world import HOSTILE_TEXTS, an_episode, write_damaged, write_hostile
 from transformers import PreTrainedTokenizerBase
 
-from practicum import store
 from practicum.cli.main import main
-from practicum.report.numbers import UNSEEN
+from practicum.data import store
+from practicum.utils.escape import UNSEEN
+from tests.report.report_world import HOSTILE_TEXTS, an_episode, write_damaged, write_hostile
 
 
 def harmless(text: str) -> None:

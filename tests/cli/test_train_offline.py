@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 
 from practicum.cli.main import main
 from practicum.cli.train import quoted
-from practicum.config import resolve
+from practicum.config.train import resolve
+from practicum.data.store import read_episodes
 from practicum.models import loader
 from practicum.models.decoder import Decoder
-from practicum.store import read_episodes
-from practicum.training.batch import Cut
 from practicum.training.forward import logprobs
+from practicum.training.micro_batches import MicroBatchLimits
 from practicum.training.offline import knows_its_policy
 from practicum.training.samples import bare_samples
 
@@ -72,7 +72,9 @@ def test_success_becomes_likelier_and_failure_less_so(attempts: Path, tmp_path: 
     assert not any(knows_its_policy(episode) for episode in episodes)
     samples = [sample for episode in episodes for sample in bare_samples(episode)]
     models = (loader.load(name).model for name in ("tiny", str(tmp_path / "practicum" / "run" / "model")))
-    start, end = (torch.stack([v.mean() for v in logprobs(Decoder(model), samples, Cut())]) for model in models)
+    start, end = (
+        torch.stack([v.mean() for v in logprobs(Decoder(model), samples, MicroBatchLimits())]) for model in models
+    )
     solved = torch.tensor([episode.reward > 0 for episode in episodes])
     assert float((end - start)[solved].mean()) > 0
     assert float((end - start)[~solved].mean()) < float((end - start)[solved].mean())

@@ -14,17 +14,17 @@ import pytest
 import torch
 
 from practicum.agent import Agent
+from practicum.chat.formats import make_format
+from practicum.chat.renderer import Renderer
 from practicum.engines import openai
 from practicum.engines.base import Sampling
 from practicum.engines.openai import OpenAIEngine, wire_messages
 from practicum.environment import Message
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
-from practicum.formats import make_format
 from practicum.models import loader
-from practicum.render import Renderer
 from practicum.rollout import attempts, run_episodes
-from practicum.training.samples import lessons
+from practicum.training.samples import build_samples
 from practicum.trajectory import Outcome, Trajectory
 
 CALL = {"name": "calculator", "arguments": json.dumps({"expression": "40-6"})}
@@ -147,7 +147,7 @@ def test_no_server_at_all(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -
 def test_its_episodes_are_refused_for_policy_gradients(url: str, renderer: Renderer) -> None:
     episodes = play(url, renderer)
     with pytest.raises(UserError, match="no sampling log-probs"):
-        lessons([episodes], [[np.ones(99)]], "token-mean", 1.0)
+        build_samples([episodes], [[np.ones(99)]], "token-mean", 1.0)
 
 
 def test_an_answer_to_no_call_is_a_user_message() -> None:

@@ -6,28 +6,28 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.sandbox_world import ours, zombies
 
 from practicum import registry
 from practicum.agent import Agent
+from practicum.chat.formats import make_format
+from practicum.chat.renderer import Renderer
 from practicum.cli.envs import check_all
-from practicum.deadline import Deadline
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Step, ToolCall
 from practicum.environments.code import CodeEnvironment
 from practicum.environments.code_problems import TEMPLATES, make_problem
 from practicum.errors import UserError
-from practicum.formats import make_format
-from practicum.render import Renderer
 from practicum.rollout import attempts, run_episodes
 from practicum.sandbox import base
 from practicum.sandbox.base import Sandbox
 from practicum.sandbox.limits import Reason, Result, SandboxError
-from practicum.sandbox.places import place
+from practicum.sandbox.slots import place
 from practicum.task import Task
 from practicum.tools.errors import ToolFailure
 from practicum.tools.python_executor import python_executor
 from practicum.trajectory import Outcome, Trajectory
+from practicum.utils.deadline import Deadline
+from tests.sandbox.sandbox_world import ours, zombies
 
 
 @pytest.fixture(autouse=True, scope="module")

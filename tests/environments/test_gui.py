@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from PIL import Image, ImageChops
 from transformers import PreTrainedTokenizerBase
 
-from practicum import store
 from practicum.agent import Agent
+from practicum.chat.formats import make_format
+from practicum.chat.renderer import Renderer
+from practicum.data import store
 from practicum.engines.openai import wire_messages
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Message, Step, ToolCall
@@ -25,8 +27,6 @@ from practicum.environments.gui_drawing import screenshot, text_width
 from practicum.environments.gui_screens import HEIGHT, LONGEST_TEXT, WIDTH, Desktop, Widget
 from practicum.environments.gui_tasks import MAKERS, make_task
 from practicum.errors import UserError
-from practicum.formats import make_format
-from practicum.render import Renderer
 from practicum.rollout import attempts, run_episodes
 from practicum.task import Task
 from practicum.trajectory import Origin, Outcome, Seeds, Trajectory

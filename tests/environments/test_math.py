@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum.agent import Agent
+from practicum.chat.formats import make_format
+from practicum.chat.renderer import Renderer
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, ToolCall
 from practicum.environments.math import MathEnvironment, make_problem
 from practicum.errors import UserError
-from practicum.formats import make_format
-from practicum.render import Renderer
 from practicum.rollout import attempts, run_episodes
 from practicum.trajectory import Outcome, Trajectory
 

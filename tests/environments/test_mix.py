@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 
 from practicum.agent import Agent
+from practicum.chat.renderer import Renderer
+from practicum.data.tasks import read_registry, select
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Policy, Step
 from practicum.environments.math import MathEnvironment
 from practicum.environments.mix import MixEnvironment, in_turns
 from practicum.errors import UserError
 from practicum.models import loader
-from practicum.render import Renderer
 from practicum.rollout import attempts, run_episodes
+from practicum.rollout_setup import environment_maker
 from practicum.task import Task
-from practicum.task_selection import read_registry, select
 from practicum.training.curriculum import CurriculumSettings, TaskStream
-from practicum.training.rollout_metrics import rollout_metrics
+from practicum.training.monitor.rollout_metrics import rollout_metrics
 from practicum.trajectory import Trajectory
-from practicum.workbench import environment_maker
 
 MEMBERS = {
     "affine:sat": {"levels": [1], "n": 3},

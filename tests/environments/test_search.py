@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from practicum.agent import Agent
+from practicum.chat.formats import make_format
+from practicum.chat.renderer import Renderer
 from practicum.cli import envs
+from practicum.data.retrieval import words
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, ToolCall
 from practicum.environments.search import SearchEnvironment
 from practicum.environments.search_worlds import KINDS, RELATION, RELATIONS, make_world, names_of, world_index
 from practicum.errors import UserError
-from practicum.formats import make_format
-from practicum.render import Renderer
-from practicum.retrieval import words
 from practicum.rollout import attempts, run_episodes
 from practicum.task import Task
 from practicum.trajectory import Outcome, Trajectory

@@ -12,17 +12,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from practicum.deadline import Deadline
 from practicum.environments.worker import (
     STARTS,
-    Seat,
     WorkerDied,
     WorkerFault,
     WorkerPool,
+    WorkerSession,
     close_pools,
     shared_pool,
 )
 from practicum.errors import UserError
+from practicum.utils.deadline import Deadline
 
 HOST = "tests.environments.worker_hosts:Counter"
 
@@ -198,7 +198,7 @@ def test_pools_of_one_kind_are_shared() -> None:
 def test_waiting_for_a_turn_does_not_count_against_a_deadline(pool: WorkerPool) -> None:
     pool.size = 1
 
-    async def in_time(seat: Seat) -> int:
+    async def in_time(seat: WorkerSession) -> int:
         async with Deadline(0.6, "the counter"):
             return int(await seat.call("count"))
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from practicum.evaluation.examination import Examination, Sitting
+from practicum.evaluation.result import AttemptResult, EvalResult
 from practicum.trajectory import Outcome
 
-Make = Callable[..., Examination]
+Make = Callable[..., EvalResult]
 
 
 @pytest.fixture
@@ -28,14 +28,14 @@ def examine() -> Make:
         parts: Sequence[Mapping[str, float]] | None = None,
         figures: Mapping[str, float] | None = None,
         settings: Mapping[str, Any] | None = None,
-    ) -> Examination:
+    ) -> EvalResult:
         sittings = []
         for place, given in enumerate(rewards):
             tries = [None] if given is None else list(given) if isinstance(given, Sequence) else [given]
             for attempt, reward in enumerate(tries):
                 outcome = Outcome.ENV_ERROR if reward is None else Outcome.SUCCESS if reward >= 1 else Outcome.FAILURE
                 sittings.append(
-                    Sitting(
+                    AttemptResult(
                         task=f"t{place}",
                         cluster=contents[place] if contents else f"c{place}",
                         attempt=attempt,
@@ -51,6 +51,6 @@ def examine() -> Make:
                     )
                 )
         most = max((len(r) for r in rewards if isinstance(r, Sequence)), default=1)
-        return Examination(policy, environment, panel, len(rewards), most, tuple(sittings), settings or {})
+        return EvalResult(policy, environment, panel, len(rewards), most, tuple(sittings), settings or {})
 
     return make

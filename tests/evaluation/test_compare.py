@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from practicum.errors import UserError
-from practicum.evaluation.causes import causes
-from practicum.evaluation.compare import compare_pair, contest
-from practicum.evaluation.entry import Entry, read_entries
-from practicum.evaluation.examination import Examination
+from practicum.evaluation.compare import compare_pair, compare_policies
+from practicum.evaluation.diagnosis import diagnose
 from practicum.evaluation.gates import Gate
-from practicum.evaluation.paired import mcnemar_counts, sign_flip
-from practicum.evaluation.statistics import clustered_mean, paired_rates
+from practicum.evaluation.policy_results import PolicyResults, read_policy_results
+from practicum.evaluation.result import EvalResult
+from practicum.evaluation.stats.intervals import clustered_mean, paired_rates
+from practicum.evaluation.stats.paired import mcnemar_counts, sign_flip
 
-Make = Callable[..., Examination]
+Make = Callable[..., EvalResult]
 
 
-def entry(examination: Examination, *more: Examination) -> Entry:
-    return Entry(examination.policy, {e.panel: e for e in (examination, *more)})
+def entry(examination: EvalResult, *more: EvalResult) -> PolicyResults:
+    return PolicyResults(examination.policy, {e.panel: e for e in (examination, *more)})
 
 
 def test_success_of_distinct_tasks_is_mcnemar(examine: Make) -> None:
@@ -82,13 +82,13 @@ def test_only_tasks_that_both_have_a_score_for(examine: Make) -> None:
     [([None], [1]), ([], []), ([1], [0]), ([1], [1]), ([0] * 5, [1] * 5), ([1] * 9, [1] * 9), ([0.5, 0.2], [0.5, 0.9])],
 )
 def test_ends_of_the_scale_have_an_answer(first: list[float], second: list[float], examine: Make) -> None:
-    found = contest([entry(examine("a", first)), entry(examine("b", second))])
+    found = compare_policies([entry(examine("a", first)), entry(examine("b", second))])
     text = json.dumps(found.record(), allow_nan=False)
     assert json.loads(text)["comparisons"][0]["verdict"] in ("no difference shown", "better")
     (comparison,) = found.comparisons
     assert comparison.sentence
     assert comparison.outlook
-    assert [cause.answer for cause in causes(comparison)]
+    assert [cause.answer for cause in diagnose(comparison)]
     interval = comparison.success.interval
     assert -1 <= interval.low < interval.high <= 1  # no certainty from constants
 
@@ -117,14 +117,14 @@ def test_other_panels_are_refused(examine: Make) -> None:
     with pytest.raises(UserError, match="only results on one panel"):
         compare_pair(examine("a", [1]), examine("b", [1], panel="other"))
     with pytest.raises(UserError, match="only results on one panel"):
-        contest([entry(examine("a", [1])), entry(examine("b", [1], panel="other"))])
+        compare_policies([entry(examine("a", [1])), entry(examine("b", [1], panel="other"))])
 
 
 def test_environment_sets_must_be_equal(examine: Make) -> None:
     both = entry(examine("a", [1], panel="x"), examine("a", [1], panel="y", environment="sat"))
     one = entry(examine("b", [1], panel="x"))
     with pytest.raises(UserError, match="not examined on the same panels \\(sat\\)"):
-        contest([both, one])
+        compare_policies([both, one])
 
 
 def test_p_values_are_corrected_over_policies_and_environments(examine: Make) -> None:
@@ -135,7 +135,7 @@ def test_p_values_are_corrected_over_policies_and_environments(examine: Make) ->
     c = entry(examine("c", base, panel="x"), examine("c", base, panel="y", environment="sat"))
     alone = compare_pair(a.results["x"], b.results["x"])
     assert alone.verdict == "better"
-    found = contest([a, b, c])
+    found = compare_policies([a, b, c])
     assert len(found.comparisons) == 4
     assert found.comparisons[0].success.p_value == alone.success.p_value
     assert found.comparisons[0].p_corrected == pytest.approx(4 * alone.success.p_value)
@@ -146,7 +146,7 @@ def test_p_values_are_corrected_over_policies_and_environments(examine: Make) ->
 def test_dominance_is_in_the_record(examine: Make) -> None:
     a = entry(examine("a", [1, 0], panel="x"), examine("a", [0, 0], panel="y", environment="sat"))
     b = entry(examine("b", [1, 1], panel="x"), examine("b", [0, 0], panel="y", environment="sat"))
-    records = contest([a, b]).record()["policies"]
+    records = compare_policies([a, b]).record()["policies"]
     assert records[0]["dominated_by"] == ["b"]
     assert (records[1]["on_frontier"], records[1]["pareto_score"]) == (True, 0.75)
 
@@ -164,7 +164,7 @@ def test_figures_and_parts_get_rows(examine: Make) -> None:
 def test_the_reward_that_rose_alone_is_named(examine: Make) -> None:
     first = examine("a", [0.1] * 20 + [1] * 20, parts=[{"format": 0.1, "answer": 0.0}] * 40)
     second = examine("b", [0.4] * 20 + [1] * 20, parts=[{"format": 0.4, "answer": 0.0}] * 40)
-    reward, data, oracle = causes(compare_pair(first, second))
+    reward, data, oracle = diagnose(compare_pair(first, second))
     assert reward.likely is True
     assert "part format +0.300" in reward.answer
     assert data.likely is None  # success did not move at all
@@ -175,11 +175,11 @@ def test_the_reward_that_rose_alone_is_named(examine: Make) -> None:
 def test_the_oracle_says_what_is_left(examine: Make) -> None:
     first, second = examine("a", [1] * 96 + [0] * 4), examine("b", [1] * 98 + [0] * 2)
     oracle = examine("expert", [1] * 100)
-    *_, cause = causes(compare_pair(first, second), oracle)
+    *_, cause = diagnose(compare_pair(first, second), oracle)
     assert cause.likely is True
     assert "The oracle is +4.0 points" in cause.answer
     assert "closed 50 %" in cause.answer
-    *_, cause = causes(compare_pair(examine("a", [0] * 100), second), oracle)
+    *_, cause = diagnose(compare_pair(examine("a", [0] * 100), second), oracle)
     assert cause.likely is False
 
 
@@ -188,7 +188,7 @@ def test_a_reward_that_was_still_rising(examine: Make, tmp_path: Path) -> None:
     text = "".join(json.dumps(row) + "\n" for row in rows) + '{"step": 41, "rewa'
     (tmp_path / "metrics.jsonl").write_text(text)
     first, second = examine("a", [1, 0] * 20), examine("b", [1, 1] * 20, settings={"run": str(tmp_path)})
-    data = causes(compare_pair(first, second))[1]
+    data = diagnose(compare_pair(first, second))[1]
     assert data.likely is True
     assert "Training saw 1280 episodes, and its reward was still rising" in data.answer
 
@@ -206,13 +206,13 @@ def test_entries_have_names_of_their_own(examine: Make, tmp_path: Path) -> None:
         examine("same", [1, 0]).write(tmp_path / folder / "r.json")
     examine("other", [1, 0]).write(tmp_path / "o.json")
     places = [tmp_path / "one" / "r.json", tmp_path / "two" / "r.json", tmp_path / "o.json"]
-    names = [e.name for e in read_entries(places)]
+    names = [e.name for e in read_policy_results(places)]
     assert len(set(names)) == 3
-    assert [next(iter(e.results.values())).policy for e in read_entries(places)] == names
+    assert [next(iter(e.results.values())).policy for e in read_policy_results(places)] == names
     with pytest.raises(UserError, match="given twice"):
-        read_entries([places[0], tmp_path / "one" / ".." / "one" / "r.json"])
+        read_policy_results([places[0], tmp_path / "one" / ".." / "one" / "r.json"])
     with pytest.raises(UserError, match="at least two"):
-        read_entries(places[:1])
+        read_policy_results(places[:1])
     examine("same", [1, 1]).write(tmp_path / "one" / "again.json")
     with pytest.raises(UserError, match="two results on panel"):
-        read_entries([tmp_path / "one", places[2]])
+        read_policy_results([tmp_path / "one", places[2]])

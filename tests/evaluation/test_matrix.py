@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from practicum.errors import UserError
-from practicum.evaluation.entry import Entry
-from practicum.evaluation.examination import Examination
 from practicum.evaluation.matrix import COLUMNS, Usefulness, matrix, usefulness, write_matrix
+from practicum.evaluation.policy_results import PolicyResults
+from practicum.evaluation.result import EvalResult
 
-Make = Callable[..., Examination]
+Make = Callable[..., EvalResult]
 
 
-def entry(examination: Examination) -> Entry:
-    return Entry(examination.policy, {examination.panel: examination})
+def entry(examination: EvalResult) -> PolicyResults:
+    return PolicyResults(examination.policy, {examination.panel: examination})
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,6 @@ def test_what_does_not_fit_is_refused(examine: Make) -> None:
         matrix([a, entry(examine("base", [1]))], "bass")
     with pytest.raises(UserError, match="only results on one panel"):
         matrix([a, entry(examine("b", [1], panel="other"))], "a")
-    two = Entry("b", {"x": examine("b", [1], panel="x"), "y": examine("b", [1], panel="y")})
+    two = PolicyResults("b", {"x": examine("b", [1], panel="x"), "y": examine("b", [1], panel="y")})
     with pytest.raises(UserError, match="a matrix is of one panel"):
         matrix([a, two], "a")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from practicum.data.tasks import read_registry
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.evaluation.panel import Panel, compare, read_panel, score
-from practicum.task_selection import read_registry
 from practicum.trajectory import Outcome, Seeds, Trajectory
 
 PANEL = Panel(tuple(MathEnvironment().tasks("test", 40)), 0)

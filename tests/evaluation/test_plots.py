@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from practicum.evaluation.compare import contest
-from practicum.evaluation.entry import Entry
-from practicum.evaluation.examination import Examination
+from practicum.evaluation.compare import compare_policies
 from practicum.evaluation.plots import draw
+from practicum.evaluation.policy_results import PolicyResults
+from practicum.evaluation.result import EvalResult
 
-Make = Callable[..., Examination]
+Make = Callable[..., EvalResult]
 
 
 pytest.importorskip("matplotlib")
@@ -41,8 +41,8 @@ def test_every_picture(examine: Make, tmp_path: Path) -> None:
             examine(name, [1] * share + [0] * (10 - share), panel="x", settings=run),
             examine(name, [1] * (10 - share) + [0] * share, panel="y", environment="sat"),
         ]
-        entries.append(Entry(name, {r.panel: r for r in results}))
-    made = draw(contest(entries), tmp_path / "out")
+        entries.append(PolicyResults(name, {r.panel: r for r in results}))
+    made = draw(compare_policies(entries), tmp_path / "out")
     assert [path.name for path in made] == ["scores.png", "differences.png", "pareto.png", "curves.png"]
     for path in made:
         picture = pixels(path)
@@ -53,9 +53,10 @@ def test_every_picture(examine: Make, tmp_path: Path) -> None:
 def test_a_picture_shows_its_numbers(examine: Make, tmp_path: Path) -> None:
     def shown(share: int) -> np.ndarray:
         entries = [
-            Entry(n, {"p": examine(n, [1] * k + [0] * (20 - k), panel="p")}) for n, k in (("a", 10), ("b", share))
+            PolicyResults(n, {"p": examine(n, [1] * k + [0] * (20 - k), panel="p")})
+            for n, k in (("a", 10), ("b", share))
         ]
-        made = draw(contest(entries), tmp_path / str(share))
+        made = draw(compare_policies(entries), tmp_path / str(share))
         assert [path.name for path in made] == ["scores.png", "differences.png"]
         return pixels(made[0])[:, :, :3]
 
@@ -70,6 +71,8 @@ def test_a_picture_shows_its_numbers(examine: Make, tmp_path: Path) -> None:
 def test_a_run_without_rewards_has_no_curve(examine: Make, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
     settings = {"run": str(tmp_path)}
-    entries = [Entry(name, {"p": examine(name, [1, 0] * 5, panel="p", settings=settings)}) for name in ("a", "b")]
-    made = draw(contest(entries), tmp_path / "out")
+    entries = [
+        PolicyResults(name, {"p": examine(name, [1, 0] * 5, panel="p", settings=settings)}) for name in ("a", "b")
+    ]
+    made = draw(compare_policies(entries), tmp_path / "out")
     assert [path.name for path in made] == ["scores.png", "differences.png"]

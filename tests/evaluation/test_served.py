@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from practicum import store
+from practicum.chat.renderer import Renderer
 from practicum.cli.main import main
+from practicum.data import store
 from practicum.engines import openai
 from practicum.engines.base import Request as Wanted
 from practicum.engines.base import Sampling
-from practicum.engines.local import LocalEngine
+from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Message, Observation
-from practicum.evaluation.examination import read_result
+from practicum.evaluation.result import read_result
 from practicum.models import loader
 from practicum.models.decoder import Decoder
-from practicum.render import Renderer
 from practicum.task import Task
 from practicum.trajectory import StopReason
 

@@ -12,19 +12,19 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from practicum.agent import Agent
+from practicum.chat.renderer import Renderer
+from practicum.chat.templates import TEMPLATES
+from practicum.data.store import dump, load
 from practicum.engines.base import Engine, Generation, Request, Sampling
-from practicum.engines.local import LocalEngine
+from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Action, Environment, Message, Observation, Step
 from practicum.models import loader
 from practicum.models.decoder import Decoder
-from practicum.render import Renderer
 from practicum.rollout import attempts, run_episodes
-from practicum.store import dump, load
 from practicum.task import Task
-from practicum.templates import TEMPLATES
 from practicum.training.estimators import sampled_count
 from practicum.training.learner import Learner, OptimizerSettings
-from practicum.training.samples import batch_of, lessons
+from practicum.training.samples import build_samples, collate
 from practicum.trajectory import Origin, Trajectory
 
 WORDS = ["calc", "12", "+", "7", "=", "get", "iron", "nugget", "<tool_call>", "{}", "naïve", "🙂", "\n", "\t", "''"]
@@ -117,8 +117,8 @@ def test_the_learner_trains_exactly_that(rolled: tuple[list[Trajectory], Witness
     """After a trip through the store: mask 1 exactly on sampled tokens, log-probs within 1e-4 of the learner's."""
     episodes, _, decoder = rolled
     again = [load(dump(e)) for e in episodes]
-    (taught,) = lessons([again], [[np.ones(sampled_count(e)) for e in again]], "token-mean", 0.9)
-    samples, _ = batch_of(taught)
+    (taught,) = build_samples([again], [[np.ones(sampled_count(e)) for e in again]], "token-mean", 0.9)
+    samples, _ = collate(taught)
     learner = Learner(decoder, OptimizerSettings())
     for episode, sample, logprobs in zip(episodes, samples, learner.logprobs(samples), strict=True):
         (run,) = episode.sequences()

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
-from practicum.engines.local import LocalEngine
+from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Observation
 from practicum.models.decoder import Decoder
-from practicum.render import Renderer
 from practicum.task import Task
-from tests.engines.test_cuda import build
+from tests.engines.local.test_cuda_runner import build_model
 
 pytestmark = pytest.mark.skipif(not os.environ.get("TRITON_INTERPRET"), reason="a GPU has tests/engines/test_cuda.py")
 
@@ -45,14 +45,16 @@ class Played:
 def test_steps_in_the_interpreter_are_those_of_the_cpu(
     name: str, going_on: bool, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from practicum.engines.cuda import CudaSteps
-    from practicum.kernels import decoding
+    from practicum.engines.local.cuda_runner import CudaRunner
+    from practicum.kernels import decode_attention
 
-    monkeypatch.setattr(decoding, "PROGRAMS", 32)  # two parts a row
+    monkeypatch.setattr(decode_attention, "PROGRAMS", 32)  # two parts a row
     if going_on:
-        monkeypatch.setattr("practicum.kernels.products.HALF", (torch.float32,))
-    monkeypatch.setattr("practicum.engines.crews.PAYS", 0)  # crews from the first shared block on
-    model = build(name)
+        monkeypatch.setattr("practicum.kernels.fused_matmul.HALF", (torch.float32,))
+    monkeypatch.setattr(
+        "practicum.engines.local.shared_prefix.MIN_SHARED_BYTES", 0
+    )  # crews from the first shared block on
+    model = build_model(name)
     shared = tuple(range(30, 100))
     prompts = [shared, shared, tuple(range(100, 107))]
     heats = [1.0, 0.8, 0.0]
@@ -65,18 +67,18 @@ def test_steps_in_the_interpreter_are_those_of_the_cpu(
 
     used: list[tuple[int, bool, bool, bool]] = []
 
-    def capture(self: CudaSteps, key: tuple[int, bool, bool, bool]) -> None:
+    def capture(self: CudaRunner, key: tuple[int, bool, bool, bool]) -> None:
         used.append(key)
         self._graphs[key] = Played(lambda: self._burst(*key))
 
-    monkeypatch.setattr(CudaSteps, "_capture", capture)
+    monkeypatch.setattr(CudaRunner, "_capture", capture)
     engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1, burst=4)
     engine._noise = torch.zeros(engine._homes.count, engine.decoder.shape.context)
     forgotten: list[Any] = []
-    engine._steps = CudaSteps(engine, 4)
+    engine._steps = CudaRunner(engine, 4)
     forget = engine._steps.forget
     monkeypatch.setattr(engine._steps, "forget", lambda: (forgotten.append(engine._capacity), forget()))
-    monkeypatch.setattr("practicum.engines.local.KEY_BUCKET", 16)  # the buffer grows on the way
+    monkeypatch.setattr("practicum.engines.local.engine.KEY_BUCKET", 16)  # the buffer grows on the way
     found = play(engine, asked)
     assert len(forgotten) > 1
     assert {sharing for *_, sharing in used} == {True, False}
@@ -87,14 +89,14 @@ def test_steps_in_the_interpreter_are_those_of_the_cpu(
 
 
 def test_filtered_sampling_is_that_of_the_cpu(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from practicum.engines.cuda import CudaSteps
+    from practicum.engines.local.cuda_runner import CudaRunner
 
-    def capture(self: CudaSteps, key: tuple[int, bool, bool, bool]) -> None:
+    def capture(self: CudaRunner, key: tuple[int, bool, bool, bool]) -> None:
         self._graphs[key] = Played(lambda: self._burst(*key))
 
-    monkeypatch.setattr(CudaSteps, "_capture", capture)
-    monkeypatch.setattr("practicum.engines.crews.PAYS", 0)
-    model = build("llama")
+    monkeypatch.setattr(CudaRunner, "_capture", capture)
+    monkeypatch.setattr("practicum.engines.local.shared_prefix.MIN_SHARED_BYTES", 0)
+    model = build_model("llama")
     ways = [(1.0, 0, 0.8), (0.7, 5, 1.0), (0.0, 0, 0.5), (1.0, 3, 0.6), (1.0, 0, 1.0)]
     asked = [
         Request(tuple(range(30, 100)), Sampling(heat, top_k=top_k, top_p=top_p, max_tokens=3 + number, seed=number),
@@ -104,7 +106,7 @@ def test_filtered_sampling_is_that_of_the_cpu(renderer: Renderer, monkeypatch: p
     known = play(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), asked)
     engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1, burst=2)
     engine._noise = torch.zeros(engine._homes.count, engine.decoder.shape.context)
-    engine._steps = CudaSteps(engine, 2)
+    engine._steps = CudaRunner(engine, 2)
     found = play(engine, asked)
     assert [reply.ids for reply in found] == [reply.ids for reply in known]
     assert int(engine._position[engine._homes.spare]) == 0

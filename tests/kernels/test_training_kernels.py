@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from practicum.training.batch import Cut, Sample, micro_batches, ordered
-from practicum.training.forest import Forest, Spans, lay_down, spans
+from practicum.models.prefix_tree import PrefixTree, Spans, build_tree, spans
 from practicum.training.learner import Learner, Objective, OptimizerSettings
-from practicum.training.masters import MasterAdamW
-from tests.engines.test_cuda import build
+from practicum.training.master_adamw import MasterAdamW
+from practicum.training.micro_batches import MicroBatchLimits, Sample, micro_batches, ordered
+from tests.engines.local.test_cuda_runner import build_model
 
 INTERPRETED = bool(os.environ.get("TRITON_INTERPRET"))
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -53,7 +53,7 @@ def compare(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 37, 700])
 def test_add_norm(dtype: torch.dtype, rows: int) -> None:
-    from practicum.kernels.layers import AddNorm
+    from practicum.kernels.fused_layers import AddNorm
 
     torch.manual_seed(0)
     shape = (rows, 48 if INTERPRETED else 576)
@@ -73,7 +73,7 @@ def test_add_norm(dtype: torch.dtype, rows: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gate(dtype: torch.dtype) -> None:
-    from practicum.kernels.layers import Gate
+    from practicum.kernels.fused_layers import Gate
 
     def plain(joined: Tensor) -> tuple[Tensor]:
         left, right = joined.chunk(2, -1)
@@ -83,8 +83,8 @@ def test_gate(dtype: torch.dtype) -> None:
     compare(dtype, lambda joined: (Gate.apply(joined),), plain, torch.randn(50, 2 * 1500))
 
 
-def there(forest: Forest) -> Spans:
-    return Spans(*(array.to(DEVICE) for array in spans(forest).arrays()))
+def there(tree: PrefixTree) -> Spans:
+    return Spans(*(array.to(DEVICE) for array in spans(tree).arrays()))
 
 
 def trees(seed: int, groups: int, longest: int) -> list[Sample]:
@@ -108,17 +108,17 @@ def trees(seed: int, groups: int, longest: int) -> list[Sample]:
     ("heads", "kv_heads", "size"), [(6, 2, 32), (4, 4, 16)] if INTERPRETED else [(9, 3, 64), (8, 2, 128)]
 )
 def test_attention_over_a_forest(dtype: torch.dtype, heads: int, kv_heads: int, size: int) -> None:
-    from practicum.kernels.forest_attention import ForestAttention
+    from practicum.kernels.tree_attention import ForestAttention
 
     torch.manual_seed(0)
     batch = ordered(trees(0, 3 if INTERPRETED else 12, 50 if INTERPRETED else 200))
-    forest = lay_down(batch.inputs, batch.shared)
-    ends, positions = torch.from_numpy(forest.ends).to(DEVICE), torch.from_numpy(forest.depths).to(DEVICE)
+    tree = build_tree(batch.inputs, batch.shared)
+    ends, positions = torch.from_numpy(tree.ends).to(DEVICE), torch.from_numpy(tree.depths).to(DEVICE)
     number = torch.arange(len(ends), device=DEVICE)
     seen = (number[None, :] <= number[:, None]) & (number[:, None] < ends[None, :])
     angle = torch.arange(int(positions.max()) + 1)[:, None] * torch.logspace(0, -2, size // 2)[None, :]
     cos, sin = angle.cos().repeat(1, 2).to(DEVICE), torch.cat((-angle.sin(), angle.sin()), -1).to(DEVICE)
-    look = there(forest)
+    look = there(tree)
 
     def plain(joined: Tensor) -> tuple[Tensor]:
         parts = joined.view(len(joined), -1, size)
@@ -141,24 +141,24 @@ def test_decoding_prompts_and_the_learner_look_at_keys_in_one_order(
     programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the bit, over several segments, wherever a run begins and however long rows are shared out."""
-    from practicum.kernels import decoding, forest_attention, prompts
-    from practicum.kernels.layers import turn_
+    from practicum.kernels import decode_attention, prefill_attention, tree_attention
+    from practicum.kernels.fused_layers import turn_
 
     segment = 64 if INTERPRETED else 128
-    for module in (decoding, forest_attention, prompts):
+    for module in (decode_attention, tree_attention, prefill_attention):
         monkeypatch.setattr(module, "SEGMENT", segment)
-    monkeypatch.setattr(decoding, "PROGRAMS", programs)
+    monkeypatch.setattr(decode_attention, "PROGRAMS", programs)
     torch.manual_seed(0)
     heads, kv_heads, size = (6, 2, 32) if INTERPRETED else (9, 3, 64)
     batch = ordered(trees(7, 2 if INTERPRETED else 6, 90 if INTERPRETED else 400))
-    forest = lay_down(batch.inputs, batch.shared)
-    positions = torch.from_numpy(forest.depths).to(DEVICE)
+    tree = build_tree(batch.inputs, batch.shared)
+    positions = torch.from_numpy(tree.depths).to(DEVICE)
     longest = int(positions.max()) + 1
     assert longest > 2 * segment
     angle = torch.arange(longest)[:, None] * torch.logspace(0, -2, size // 2)[None, :]
     tables = angle.cos().repeat(1, 2).to(DEVICE), torch.cat((-angle.sin(), angle.sin()), -1).to(DEVICE)
     joined = torch.randn(len(positions), (heads + 2 * kv_heads) * size).to(DEVICE, HALF)
-    learned = forest_attention.ForestAttention.apply(joined.clone(), positions, tables, there(forest), heads, kv_heads)
+    learned = tree_attention.ForestAttention.apply(joined.clone(), positions, tables, there(tree), heads, kv_heads)
 
     def same(found: Tensor, numbers: Tensor) -> None:
         if INTERPRETED:  # NumPy's products depend on their shape
@@ -167,7 +167,7 @@ def test_decoding_prompts_and_the_learner_look_at_keys_in_one_order(
             assert torch.equal(found, learned[numbers])
 
     turn_(joined, positions, tables, heads + kv_heads, size)
-    paths = [torch.from_numpy(path).to(DEVICE) for path in forest.paths]
+    paths = [torch.from_numpy(path).to(DEVICE) for path in tree.paths]
     kv = torch.zeros(2, len(paths), kv_heads, -(-longest // segment) * segment, size, device=DEVICE, dtype=HALF)
     for row, path in enumerate(paths):
         parts = joined[path].view(len(path), -1, size)[:, heads:].unflatten(1, (2, kv_heads))
@@ -175,19 +175,19 @@ def test_decoding_prompts_and_the_learner_look_at_keys_in_one_order(
     homes = torch.arange(len(paths), device=DEVICE)
     tips = torch.stack([path[-1] for path in paths])
     query = joined[tips, : heads * size].view(len(tips), heads, size)
-    same(decoding.attend(query, kv, homes, positions[tips]), tips)
-    numbers, *sizes = prompts.packed([(row, path.tolist(), 0) for row, path in enumerate(paths)])
-    where = prompts.cut_up(numbers.to(DEVICE), *sizes)
-    same(prompts.attend(joined[torch.cat(paths)], kv, where, heads), torch.cat(paths))
+    same(decode_attention.attend(query, kv, homes, positions[tips]), tips)
+    numbers, *sizes = prefill_attention.packed([(row, path.tolist(), 0) for row, path in enumerate(paths)])
+    where = prefill_attention.cut_up(numbers.to(DEVICE), *sizes)
+    same(prefill_attention.attend(joined[torch.cat(paths)], kv, where, heads), torch.cat(paths))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_head(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    from practicum.kernels import head
+    from practicum.kernels import lm_head
 
     torch.manual_seed(0)
     count, vocabulary, hidden = 30, 5000, 32
-    monkeypatch.setattr(head, "LOGITS", vocabulary * 12)  # three pieces
+    monkeypatch.setattr(lm_head, "LOGITS", vocabulary * 12)  # three pieces
     targets = torch.randint(0, vocabulary, (count,), device=DEVICE)
     heats = torch.rand(count, device=DEVICE) + 0.5
 
@@ -196,7 +196,7 @@ def test_head(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
         return logprobs.gather(-1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
 
     compare(
-        dtype, lambda states, weight: head.HeadLogprobs.apply(states, weight, targets, heats), plain,
+        dtype, lambda states, weight: lm_head.HeadLogprobs.apply(states, weight, targets, heats), plain,
         torch.randn(count, hidden), torch.randn(vocabulary, hidden) * 0.3,
     )  # fmt: skip
 
@@ -206,15 +206,15 @@ def test_head(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gradients_of_a_whole_model(name: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The packed pass against the CPU's, which tests hold to Hugging Face's own."""
     from practicum.models.decoder import Decoder
-    from practicum.training import batch as packing
     from practicum.training import forward
+    from practicum.training import micro_batches as packing
 
     samples = trees(1, 2, 20)
     objective, trained = Objective(entropy_coeff=0.01), float(sum(int(one.mask.sum()) for one in samples))
-    plain = build(name)
-    learner = Learner(Decoder(plain), OptimizerSettings(grad_clip=0.0), Cut(64), threads=1)
+    plain = build_model(name)
+    learner = Learner(Decoder(plain), OptimizerSettings(grad_clip=0.0), MicroBatchLimits(64), threads=1)
     known = learner.update(samples, trained, objective, 0.0)
-    model = build(name).to(DEVICE)
+    model = build_model(name).to(DEVICE)
     decoder = Decoder(model)
     decoder.checkpointing = checkpointing
     if INTERPRETED:
@@ -224,11 +224,11 @@ def test_gradients_of_a_whole_model(name: str, checkpointing: bool, monkeypatch:
 
         def assemble(samples, batch, piece, device, bucket):  # type: ignore[no-untyped-def]
             micro = real(samples, batch, piece, device, bucket)
-            forest = lay_down([batch.inputs[at] for at in piece], [batch.shared[at] for at in piece])
-            return replace(micro, look=spans(forest))
+            tree = build_tree([batch.inputs[at] for at in piece], [batch.shared[at] for at in piece])
+            return replace(micro, look=spans(tree))
 
         monkeypatch.setattr(packing, "_assemble", assemble)
-    found = Learner(decoder, OptimizerSettings(grad_clip=0.0), Cut(64), threads=1).update(
+    found = Learner(decoder, OptimizerSettings(grad_clip=0.0), MicroBatchLimits(64), threads=1).update(
         samples, trained, objective, 0.0
     )
     for key in ("actor/loss", "actor/grad_norm", "actor/entropy", "mismatch/logprob/mean"):
@@ -241,8 +241,8 @@ def test_gradients_of_a_whole_model(name: str, checkpointing: bool, monkeypatch:
 
 def test_half_precision_weights_have_a_float32_residual_stream() -> None:
     """Hidden states come out in the weights' precision, and are as near to float64 as single roundings leave them."""
-    from practicum.kernels.layers import add_norm
-    from practicum.kernels.passing import packed_hidden
+    from practicum.kernels.fused_layers import add_norm
+    from practicum.kernels.packed_forward import packed_hidden
     from practicum.models.decoder import Decoder
 
     torch.manual_seed(0)
@@ -256,15 +256,15 @@ def test_half_precision_weights_have_a_float32_residual_stream() -> None:
     assert float(((out.double() - exact) / exact).abs().max()) < (2**-11 if INTERPRETED else 2**-8)  # rounded once
 
     batch = ordered(trees(5, 1, 12))
-    forest = lay_down(batch.inputs, batch.shared)
-    ids, positions = torch.from_numpy(forest.ids).to(DEVICE), torch.from_numpy(forest.depths).to(DEVICE)
-    look = there(forest)
-    model = build("llama").to(DEVICE, HALF)
+    tree = build_tree(batch.inputs, batch.shared)
+    ids, positions = torch.from_numpy(tree.ids).to(DEVICE), torch.from_numpy(tree.depths).to(DEVICE)
+    look = there(tree)
+    model = build_model("llama").to(DEVICE, HALF)
     hidden = packed_hidden(Decoder(model), ids, positions, look)
     assert hidden.dtype == HALF
     asked = torch.randn(hidden.shape, device=DEVICE)
     (hidden.float() * asked).sum().backward()
-    exact_model = build("llama").to(HALF).to(DEVICE).float()
+    exact_model = build_model("llama").to(HALF).to(DEVICE).float()
     wide = packed_hidden(Decoder(exact_model), ids, positions, look)
     near(hidden, wide, torch.bfloat16)
     (wide * asked).sum().backward()
@@ -285,8 +285,8 @@ def test_replayed_graphs_give_the_same_gradients(name: str) -> None:
     trained = float(sum(int(one.mask.sum()) for one in samples))
     found = []
     for replay in (False, True):
-        model = build(name).to(DEVICE, torch.bfloat16)
-        learner = Learner(Decoder(model), OptimizerSettings(), Cut(512), threads=1)
+        model = build_model(name).to(DEVICE, torch.bfloat16)
+        learner = Learner(Decoder(model), OptimizerSettings(), MicroBatchLimits(512), threads=1)
         learner.replay, learner.bucket = replay, 128
         metrics = [learner.update(samples, trained, Objective(), 0.0) for _ in range(2)]
         assert isinstance(learner.optimizer, MasterAdamW)
@@ -301,5 +301,5 @@ def test_replayed_graphs_give_the_same_gradients(name: str) -> None:
 
 def test_the_pieces_are_the_same_sizes_on_either_device() -> None:
     samples = trees(2, 5, 30)
-    there = [len(micro.ids) for micro in micro_batches(samples, Cut(128), DEVICE)]
-    assert there == [len(micro.ids) for micro in micro_batches(samples, Cut(128))]
+    there = [len(micro.ids) for micro in micro_batches(samples, MicroBatchLimits(128), DEVICE)]
+    assert there == [len(micro.ids) for micro in micro_batches(samples, MicroBatchLimits(128))]

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from practicum.cli.main import main
 from practicum.errors import UserError
 from practicum.models import loader, lora
-from practicum.training.apprentice import Apprentice
 from practicum.training.learner import Objective, OptimizerSettings
+from practicum.training.trainable_policy import TrainablePolicy
 
 from ..training.test_learner import make_samples
 
@@ -22,9 +22,9 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Apprentice, Path]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainablePolicy, Path]:
     """An adapter after a few updates, and its folder."""
-    apprentice = Apprentice(lora.add_adapter(loader.load("tiny"), lora.LoRASettings(8, 16.0)))
+    apprentice = TrainablePolicy(lora.add_adapter(loader.load("tiny"), lora.LoRASettings(8, 16.0)))
     apprentice.start_stage(OptimizerSettings())
     for _ in range(4):
         apprentice.update(make_samples(6, 1), 7.0, Objective("ce"), 1e-2)
@@ -33,7 +33,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Apprentice, Path]
     return apprentice, folder
 
 
-def test_the_adapter_learns_and_the_weights_beneath_do_not(trained: tuple[Apprentice, Path]) -> None:
+def test_the_adapter_learns_and_the_weights_beneath_do_not(trained: tuple[TrainablePolicy, Path]) -> None:
     apprentice, _ = trained
     fresh = loader.load("tiny").model.state_dict()
     for name, value in apprentice.loaded.model.state_dict().items():
@@ -43,7 +43,7 @@ def test_the_adapter_learns_and_the_weights_beneath_do_not(trained: tuple[Appren
     assert all(value.abs().max() > 0 for value in moved)
 
 
-def test_plain_peft_loads_it_and_gives_the_same_logits(trained: tuple[Apprentice, Path]) -> None:
+def test_plain_peft_loads_it_and_gives_the_same_logits(trained: tuple[TrainablePolicy, Path]) -> None:
     apprentice, folder = trained
     assert {"adapter_config.json", "adapter_model.safetensors"} <= {path.name for path in folder.iterdir()}
     base = AutoModelForCausalLM.from_pretrained(loader.model_folder("tiny"), dtype=torch.float32)
@@ -83,18 +83,18 @@ def test_the_same_seed_gives_the_same_adapter_and_the_global_generator_is_left_a
 
 @pytest.mark.parametrize("settings", [lora.LoRASettings(4, dora=True), lora.LoRASettings(4, rslora=True)])
 def test_dora_and_rslora_pass_through(settings: lora.LoRASettings, tmp_path: Path) -> None:
-    apprentice = Apprentice(lora.add_adapter(loader.load("tiny"), settings))
+    apprentice = TrainablePolicy(lora.add_adapter(loader.load("tiny"), settings))
     apprentice.start_stage(OptimizerSettings())
     apprentice.update(make_samples(4, 2), 7.0, Objective("ce"), 1e-2)
     apprentice.save(tmp_path / "adapter")
-    again = Apprentice(lora.load_adapter(loader.load("tiny"), tmp_path / "adapter"))
+    again = TrainablePolicy(lora.load_adapter(loader.load("tiny"), tmp_path / "adapter"))
     assert again.score([5], [9, 20, 7]) == pytest.approx(apprentice.score([5], [9, 20, 7]), abs=1e-5)
 
 
-def test_merged_weights_say_the_same(trained: tuple[Apprentice, Path], tmp_path: Path) -> None:
+def test_merged_weights_say_the_same(trained: tuple[TrainablePolicy, Path], tmp_path: Path) -> None:
     apprentice, folder = trained
     assert main(["merge", "--model", "tiny", "--adapter", str(folder), "--out", str(tmp_path / "full")]) == 0
-    merged = Apprentice(loader.load(str(tmp_path / "full")))
+    merged = TrainablePolicy(loader.load(str(tmp_path / "full")))
     assert merged.score([5], [9, 20, 7]) == pytest.approx(apprentice.score([5], [9, 20, 7]), abs=1e-4)
     assert main(["merge", "--model", "tiny", "--adapter", str(folder), "--out", str(tmp_path / "full")]) == 2
 

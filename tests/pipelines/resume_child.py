@@ -13,12 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from practicum import experiment
-from practicum.config import resolve
+from practicum.config.train import resolve
+from practicum.data.store import dump
 from practicum.environment import Action, Step
 from practicum.environments.math import MathEnvironment
-from practicum.store import dump
-from practicum.training import checkpoint
+from practicum.training import build, checkpoint
 from practicum.trajectory import Trajectory
 
 JITTER = random.Random()  # deliberately unseeded: real tools are not on time
@@ -69,7 +68,7 @@ def leg(folder: str, overrides: list[str], kill: tuple[str, int] | None) -> None
 
         checkpoint._sync = dying
     config = resolve([*overrides, f"trainer.default_local_dir={folder}"])
-    run = experiment.build_run(
+    run = build.build_run(
         config,
         on_step=lambda step, values: last.clear() if step < run.settings.steps else None,
         on_episode=finished,

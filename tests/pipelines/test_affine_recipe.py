@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from practicum import pipeline
 from practicum.cli.main import main
+from practicum.config.overrides import RECIPES
+from practicum.pipeline import stages
 
-RECIPE = Path(__file__).parent.parent.parent / "recipes" / "affine.yaml"
-ENVIRONMENTS = [*pipeline.AFFINE, *pipeline.AGENTGYM]
+RECIPE = RECIPES / "affine.yaml"
+ENVIRONMENTS = [*stages.AFFINE, *stages.AGENTGYM]
 PAY = '''
 def pay(task, action, step):
     """Something for every command, and for the end, in one world; nothing in the others."""
@@ -56,7 +57,7 @@ def test_all_eight_environments_through_all_stages(tmp_path: Path, capsys: pytes
     assert step["critic/vf_loss"] > 0
     # Eight replies at most, each cut off (-0.05) or a command, then the end.
     assert 1.0 - 8 * 0.05 - 1e-9 <= step["reward/agentgym:babyai/mean"] <= 9.0
-    assert all(-0.4 - 1e-9 <= step[f"reward/{name}/mean"] <= 0 for name in pipeline.AGENTGYM if "babyai" not in name)
+    assert all(-0.4 - 1e-9 <= step[f"reward/{name}/mean"] <= 0 for name in stages.AGENTGYM if "babyai" not in name)
     assert step["rollout/episodes"] == 5
     results = json.loads((out / "logs" / "evaluation_results.json").read_text())
     for rung in results["rungs"].values():

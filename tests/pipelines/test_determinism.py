@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 
 from practicum.agent import Agent
+from practicum.data.store import dump
 from practicum.engines.base import Sampling
 from practicum.environment import Action, Step
 from practicum.environments.math import MathEnvironment
 from practicum.models import loader
-from practicum.store import dump
-from practicum.training.apprentice import Apprentice
-from practicum.training.rl import Practice, RLSettings
+from practicum.training.rl_trainer import RLSettings, RLTrainer
+from practicum.training.trainable_policy import TrainablePolicy
 
 SHORTNESS = f"{Path(__file__).with_name('rewards.py')}:shortness"
 JITTER = random.Random()  # deliberately unseeded: real tools are not on time
@@ -34,12 +34,12 @@ class Jittery(MathEnvironment):
 
 def run_once() -> tuple[dict[str, torch.Tensor], list[dict[str, float]], list[bytes]]:
     async def run() -> tuple[dict[str, torch.Tensor], list[dict[str, float]], list[bytes]]:
-        apprentice = Apprentice(loader.load_tiny(0), max_batch=16)
+        apprentice = TrainablePolicy(loader.load_tiny(0), max_batch=16)
         # A fresh model never earns a reward: pay for short replies, ended by a letter, to learn from.
         make = lambda: Jittery(reward=SHORTNESS)  # noqa: E731
         agent = Agent(max_turns=2, sampling=Sampling(max_tokens=10, stop=("e",)))
         settings = RLSettings(steps=3, tasks_per_step=4, chains=4, lr=1e-3, warmup=0)
-        practice = Practice(apprentice, make().tasks("train", 12), make, agent, settings)
+        practice = RLTrainer(apprentice, make().tasks("train", 12), make, agent, settings)
         metrics, episodes = [], []
         for step in range(3):
             values, rolled = await practice.step(step)

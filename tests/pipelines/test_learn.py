@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from practicum import experiment
 from practicum.agent import Agent
-from practicum.config import resolve
+from practicum.config.train import resolve
 from practicum.engines.base import Sampling
 from practicum.environments.math import MathEnvironment
 from practicum.evaluation.panel import Panel, Result, compare
-
-RECIPES = Path(__file__).parent.parent.parent / "recipes"
+from practicum.training import build
 
 
 @pytest.mark.parametrize(("estimator", "steps"), [("gae", 25), ("rloo", 50)])
@@ -28,10 +26,9 @@ def test_practice_beats_its_start(estimator: str, steps: int, finished: Path, tm
             "trainer.val_before_train=false", "trainer.test_freq=-1", "data.train_batch_size=12",
             "agent.environment_args.levels=[1]", "agent.max_turns=3", f"algorithm.adv_estimator={estimator}",
             "critic.optim.lr=1e-3",
-        ],
-        RECIPES,
+        ]
     )  # fmt: skip
-    run = experiment.build_run(config, say=lambda text: None)
+    run = build.build_run(config, say=lambda text: None)
 
     async def whole() -> tuple[Result, Result]:
         make = lambda: MathEnvironment(levels=(1,))  # noqa: E731

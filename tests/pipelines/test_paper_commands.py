@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from practicum.cli.main import main
-
-from ..test_config import CODE_COMMAND, MATH_COMMAND, SEARCH_COMMAND
+from tests.config.test_train_config import CODE_COMMAND, MATH_COMMAND, SEARCH_COMMAND
 
 SMALL = [
     "actor_rollout_ref.rollout.name=local", "agent.model_name_or_path=tiny", "actor_rollout_ref.model.path=tiny",

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from practicum import experiment, pipeline
 from practicum.cli.main import main
 from practicum.errors import UserError
+from practicum.pipeline import stages
+from practicum.training import build
 
 RECIPE = """
 seed: 0
@@ -78,7 +79,7 @@ def test_every_stage_leaves_its_results(whole: Path, recipe: Path, capsys: pytes
     assert {"accuracy", "mean_reward", "std_reward", "median_reward", "success_rate", "confidence_interval"} < set(row)
     assert row["n"] == 5
     assert set(results["table"]) == {"affine:sat", "math", "Overall"}
-    assert set(results["stages"]) == set(pipeline.STAGES)
+    assert set(results["stages"]) == set(stages.STAGES)
     assert all(spent["finished"] and spent["peak_mb"] > 50 for spent in results["stages"].values())
     before = (whole / "rl" / "metrics.jsonl").stat().st_mtime_ns
     assert main(["pipeline", f"recipe={recipe}", f"output_dir={whole}"]) == 0
@@ -88,7 +89,7 @@ def test_every_stage_leaves_its_results(whole: Path, recipe: Path, capsys: pytes
     assert (whole / "rl" / "metrics.jsonl").stat().st_mtime_ns == before
     assert max(map(len, told.splitlines()[:-1])) <= 120
     # RL, then SFT, then base: what `practicum eval --policy OUT` finds.
-    from practicum.evaluation.examinee import find
+    from practicum.evaluation.policy_ref import find
 
     assert (find(str(whole)).stage, find(str(whole)).name) == ("rl", str(whole / "rl" / "model"))
 
@@ -138,21 +139,20 @@ def test_tasks_that_are_missing_are_said_before_anything_is_played(
 
 
 def test_the_papers_configuration(capsys: pytest.CaptureFixture[str]) -> None:
-    recipes = Path(__file__).parent.parent.parent / "recipes"
-    config = pipeline.resolve(["recipe=affine"], recipes)
-    assert sum(pipeline.demonstrations(config).values()) == 15_000
-    train = pipeline.rl_config(config)
+    config = stages.resolve(["recipe=affine"])
+    assert sum(stages.demonstrations(config).values()) == 15_000
+    train = stages.rl_config(config)
     assert train.algorithm.adv_estimator == "gae"
     assert (train.algorithm.gamma, train.algorithm.lam) == (0.99, 0.95)
     assert train.algorithm.turn_rewards
-    assert experiment.rl_settings(train, 1).credit.bootstrap
+    assert build.rl_settings(train, 1).credit.bootstrap
     config.rl_training.gamma = 1.0  # then a cut-off episode's value has no bound
-    assert not experiment.rl_settings(pipeline.rl_config(config), 1).credit.bootstrap
+    assert not build.rl_settings(stages.rl_config(config), 1).credit.bootstrap
     assert train.actor_rollout_ref.actor.ppo_epochs == train.critic.ppo_epochs == 4
     assert train.actor_rollout_ref.model.lora_adapter_path == "runs/affine/sft/model"
-    assert set(train.agent.environment_args["environments"]) == set(pipeline.AGENTGYM)
+    assert set(train.agent.environment_args["environments"]) == set(stages.AGENTGYM)
     assert config.training.lora_r == 64
-    assert main(["pipeline", f"recipe={recipes / 'affine.yaml'}", "--dry-run"]) == 0
+    assert main(["pipeline", "recipe=affine", "--dry-run"]) == 0
     assert "affine:sat 3334, affine:abd 3333, affine:ded 3333" in capsys.readouterr().out
 
 
@@ -182,12 +182,12 @@ def test_the_papers_configuration(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_what_cannot_work_is_said_at_once(overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        pipeline.resolve(overrides)
+        stages.resolve(overrides)
 
 
 def test_another_estimator_as_the_message_says() -> None:
-    config = pipeline.resolve(["rl_training.overrides=['algorithm.adv_estimator=grpo']", "rl_training.num_chains=8"])
-    assert pipeline.rl_config(config).algorithm.adv_estimator == "grpo"
+    config = stages.resolve(["rl_training.overrides=['algorithm.adv_estimator=grpo']", "rl_training.num_chains=8"])
+    assert stages.rl_config(config).algorithm.adv_estimator == "grpo"
 
 
 def test_a_reward_that_an_environment_lacks_is_said_before_anything_is_played(
@@ -200,10 +200,10 @@ def test_a_reward_that_an_environment_lacks_is_said_before_anything_is_played(
 
 
 def test_what_is_examined_may_change_until_the_first_examination(tmp_path: Path) -> None:
-    def asked(level: float) -> pipeline.PipelineConfig:
-        return pipeline.resolve([f"output_dir={tmp_path}", f"evaluation.confidence={level}"])
+    def asked(level: float) -> stages.PipelineConfig:
+        return stages.resolve([f"output_dir={tmp_path}", f"evaluation.confidence={level}"])
 
-    pipeline.check_continuation(asked(0.9), lambda stage: False)
-    pipeline.check_continuation(asked(0.8), lambda stage: stage == "collect")
+    stages.check_continuation(asked(0.9), lambda stage: False)
+    stages.check_continuation(asked(0.8), lambda stage: stage == "collect")
     with pytest.raises(UserError, match="holds a pipeline with evaluation.confidence=0.8, not 0.9"):
-        pipeline.check_continuation(asked(0.9), lambda stage: stage == "eval-base")
+        stages.check_continuation(asked(0.9), lambda stage: stage == "eval-base")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from practicum.cli.main import main
+from practicum.data.store import read_episodes
 from practicum.errors import UserError
 from practicum.quickstart import Quickstart, default_plan
-from practicum.store import read_episodes
 
 
 def test_practice_beats_imitation_beats_nothing(finished: Path) -> None:

@@ -48,7 +48,7 @@ EXTRAS = {
                                      "data.curriculum.window=8", "data.curriculum.threshold=0.1"],
 }  # fmt: skip
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["practicum.experiment", "transformers.models.llama.modeling_llama"])
+PROCESSES.set_forkserver_preload(["practicum.training.build", "transformers.models.llama.modeling_llama"])
 
 
 def run_leg(folder: Path, overrides: list[str], kill: tuple[str, int] | None = None) -> int | None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from practicum.chat.renderer import Renderer
 from practicum.cli.main import main
+from practicum.data.store import read_episodes
 from practicum.environment import Message
 from practicum.models import loader
-from practicum.render import Renderer
-from practicum.store import read_episodes
 
 
 @pytest.fixture(scope="module")

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.report_world import an_episode
 from transformers import PreTrainedTokenizerBase
 
 from practicum.report.cohorts import cohorts_of, comparisons
+from practicum.report.highlights import highlights
 from practicum.report.index import FIELDS
-from practicum.report.reading import Reading
+from practicum.report.run_view import RunView
 from practicum.report.runs import Run
-from practicum.report.samples import samples
 from practicum.report.tokens import Tokenizers
-from practicum.training.kept import Keeper, advantages_path
+from practicum.training.episode_saver import EpisodeSaver, advantages_path
+from tests.report.report_world import an_episode
 
 REWARDS = (1.0, 0.0, 0.0, 1.0)
 
@@ -28,13 +28,13 @@ def keep(folder: Path, step: int, rows: Sequence[Sequence[float]], tokenizer: Pr
     group = [an_episode("task-0", number, reward, tokenizer) for number, reward in enumerate(REWARDS)]
     size = len(group[0].turns[0].spans[-1].ids)
     wide = [np.array(row if len(row) > 1 else [row[0]] * size) for row in rows]
-    keeper = Keeper(folder, "flow_grpo")
+    keeper = EpisodeSaver(folder, "flow_grpo")
     keeper.hear([group], [wide])
     keeper.keep_group(step)
 
 
-def read(folder: Path) -> Reading:
-    reading = Reading(Run("run", folder))
+def read(folder: Path) -> RunView:
+    reading = RunView(Run("run", folder))
     list(reading.index.read_all())
     return reading
 
@@ -115,4 +115,4 @@ def test_groups_of_several_steps_are_read_but_not_rated(tmp_path: Path, tokenize
     assert [(line["part"], line["episodes"], line["kept"], line["success_rate"]) for line in
             (cohort.record() for cohort in cohorts)] == [("groups", 12, True, None)] * 2  # fmt: skip
     assert comparisons(cohorts) == []
-    assert samples(rows["a"])["worst"]
+    assert highlights(rows["a"])["worst"]

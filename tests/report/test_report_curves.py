@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from scipy import stats
-from tests.report_world import step_values, write_training
 
-from practicum.metrics import MetricsFile
 from practicum.report.curves import Curves, band, health_settings
 from practicum.report.series import LIMIT, Series
-from practicum.training.health import Adjustment, Finding, HealthMonitor, HealthSettings
-from practicum.training.journal import Journal
+from practicum.training.monitor.health import Adjustment, Finding, HealthMonitor, HealthSettings
+from practicum.training.monitor.health_log import HealthLog
+from practicum.training.monitor.metrics import MetricsFile
+from tests.report.report_world import step_values, write_training
 
 
 def test_a_series_keeps_every_point_until_it_is_long() -> None:
@@ -104,8 +104,8 @@ def test_health_events_are_those_of_the_monitor_under_the_runs_own_limits(tmp_pa
     assert ("kl_high", "act") in {(e["sign"], e["severity"]) for e in curves.events}
 
 
-def journal_of(folder: Path) -> Journal:
-    journal = Journal(folder / "health.jsonl")
+def journal_of(folder: Path) -> HealthLog:
+    journal = HealthLog(folder / "health.jsonl")
     journal.seen(3, [Finding("kl_high", "act", 0.9, 0.5, "training is \x1b[31munstable", "<b>halve</b> it")])
     journal.adjusted(3, Adjustment(1.0, 0.5))
     journal.stopped(4, Finding("kl_high", "act", math.inf, 0.5, "", ""))
@@ -132,7 +132,7 @@ def test_what_the_run_noted_is_shown_and_nothing_is_judged_again(tmp_path: Path)
 
 def test_a_quiet_run_shows_no_event_whatever_its_metrics_look_like_now(tmp_path: Path) -> None:
     write_training(tmp_path, 30, **{"actor/ppo_kl": 0.7})
-    Journal(tmp_path / "health.jsonl").close()
+    HealthLog(tmp_path / "health.jsonl").close()
     curves = Curves(tmp_path / "metrics.jsonl", "")
     curves.advance()
     assert curves.record()["stored"]
@@ -144,7 +144,7 @@ def test_notes_that_begin_anew_are_read_anew(tmp_path: Path) -> None:
     journal_of(tmp_path).close()
     curves = Curves(tmp_path / "metrics.jsonl", "")
     curves.advance()
-    Journal(tmp_path / "health.jsonl", keep_to=3).close()  # what a resumed run does
+    HealthLog(tmp_path / "health.jsonl", keep_to=3).close()  # what a resumed run does
     assert curves.advance()[0]
     assert [event["step"] for event in curves.events] == [3, 3]
 

@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.report_world import an_episode, write_damaged, write_hostile, write_run, write_training
 from transformers import PreTrainedTokenizerBase
 
-from practicum import store
+from practicum.data import store
 from practicum.errors import UserError
 from practicum.evaluation.compare import compare_pair
-from practicum.evaluation.examination import Examination, sitting_of
-from practicum.evaluation.statistics import jeffreys
+from practicum.evaluation.result import EvalResult, attempt_result
+from practicum.evaluation.stats.intervals import jeffreys
 from practicum.report.cohorts import cohorts_of, comparisons
 from practicum.report.episode import TURN_TEXT, view
+from practicum.report.highlights import highlights, surprises
 from practicum.report.index import Index
-from practicum.report.numbers import encode, shown
-from practicum.report.reading import Reading
+from practicum.report.run_view import RunView
 from practicum.report.runs import Run, find_runs, runs_below
-from practicum.report.samples import samples, surprises
 from practicum.report.tokens import Tokenizers, tokenizer_file
 from practicum.trajectory import Outcome
+from practicum.utils.escape import encode, shown
+from tests.report.report_world import an_episode, write_damaged, write_hostile, write_run, write_training
 
 
 def index_of(folder: Path) -> Index:
@@ -124,7 +124,7 @@ def test_damaged_files_are_listed_and_the_rest_goes_on(tmp_path: Path, tokenizer
 
 def test_hostile_episodes_become_plain_json(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     made = write_hostile(tmp_path, tokenizer)
-    reading = Reading(Run("hostile", tmp_path))
+    reading = RunView(Run("hostile", tmp_path))
     list(reading.index.read_all())
     assert len(reading.index.rows) == len(made)
     assert not reading.index.unreadable
@@ -182,12 +182,12 @@ def test_surprise_is_in_bits_of_what_the_others_did(tmp_path: Path) -> None:
     assert found[0] == pytest.approx(-math.log2((0 + 1) / (3 + 2)))
     assert found[1] == pytest.approx(-math.log2((2 + 1) / (3 + 2)))
     assert found[4] == pytest.approx(-math.log2((1 + 1) / (1 + 2)))
-    chosen = samples(rows, 2)
+    chosen = highlights(rows, 2)
     assert chosen["surprising"][0] == 0
     assert {rows[n].sitting.reward for n in chosen["best"]} == {1.0}
     assert {rows[n].sitting.task for n in chosen["best"]} == {"task-0", "task-1"}
     assert rows[chosen["worst"][0]].sitting.reward == 0.0
-    many = samples(rows, 6)
+    many = highlights(rows, 6)
     assert {rows[n].sitting.reward for n in many["worst"]} == {0.0}  # no success is among the worst
     assert {rows[n].sitting.reward for n in many["best"]} == {1.0}
     assert many["surprising"] == [0]  # what was likelier than not surprises nobody
@@ -217,8 +217,8 @@ def test_runs_are_compared_on_the_tasks_they_share(tmp_path: Path) -> None:
     (found,) = comparisons(cohorts)
     sides = []
     for folder in (first, second):
-        sittings = [sitting_of(e) for e in store.read_episodes(folder) if e.task.id != "task-9"]
-        sides.append(Examination(folder.name, "math", "p", 9, 1, tuple(sittings)))
+        sittings = [attempt_result(e) for e in store.read_episodes(folder) if e.task.id != "task-9"]
+        sides.append(EvalResult(folder.name, "math", "p", 9, 1, tuple(sittings)))
     expected = compare_pair(*sides)
     assert found["verdict"] == expected.verdict == "better"
     assert found["changes"][0]["p"] == expected.success.p_value

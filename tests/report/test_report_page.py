@@ -11,7 +11,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.report_world import (
+from transformers import PreTrainedTokenizerBase
+
+from practicum.cli.main import main
+from practicum.report import page
+from practicum.report.document import document
+from practicum.report.runs import find_runs
+from tests.report.report_world import (
     HOSTILE_TEXTS,
     data_of,
     write_damaged,
@@ -19,12 +25,6 @@ from tests.report_world import (
     write_run,
     write_training,
 )
-from transformers import PreTrainedTokenizerBase
-
-from practicum.cli.main import main
-from practicum.report import page
-from practicum.report.document import document
-from practicum.report.runs import find_runs
 
 
 class Elements(HTMLParser):

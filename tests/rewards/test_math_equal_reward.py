@@ -11,11 +11,11 @@ import pytest
 
 from practicum import registry
 from practicum.agent import Agent
+from practicum.chat.formats import make_format
+from practicum.chat.renderer import Renderer
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environments.math import MathEnvironment
 from practicum.errors import JudgeError, UserError
-from practicum.formats import make_format
-from practicum.render import Renderer
 from practicum.rewards.math_equal_reward import MathWorker, as_latex
 from practicum.rollout import attempts, run_episodes
 from practicum.task import Task

@@ -24,14 +24,14 @@ from mcp import Client, StdioServerParameters
 
 from practicum import registry
 from practicum.agent import Agent
+from practicum.chat.formats import make_format
+from practicum.chat.renderer import Renderer
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Observation, Policy, ToolCall
 from practicum.environments.tool_agent import ToolEnvironment
 from practicum.errors import UserError
-from practicum.formats import make_format
 from practicum.models import loader
-from practicum.render import Renderer
 from practicum.rewards.base import reward
 from practicum.rollout import attempts, run_episodes
 from practicum.task import Task
@@ -39,11 +39,11 @@ from practicum.tools import mcp_server
 from practicum.tools.base import Tool, ToolResult
 from practicum.tools.errors import ToolFailure
 from practicum.tools.mcp import Address, read_address
-from practicum.training.apprentice import Apprentice
 from practicum.training.learner import Objective
-from practicum.training.rl import Practice, RLSettings
+from practicum.training.rl_trainer import RLSettings, RLTrainer
 from practicum.training.run import Run, RunSettings
-from practicum.training.sft import SFTSettings, imitate
+from practicum.training.sft import SFTSettings, train_sft
+from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import ActionSource, Outcome, Trajectory
 
 SMALL = Path(__file__).parent / "mcp_small_server.py"
@@ -414,20 +414,20 @@ def test_a_server_from_the_registry_serves_a_tool_in_training(tmp_path: Path) ->
     agent = Agent(max_turns=2, sampling=Sampling(max_tokens=40))
 
     async def whole() -> tuple[list[Trajectory], list[Trajectory], bool]:
-        apprentice = Apprentice(loader.load_tiny(0))
+        apprentice = TrainablePolicy(loader.load_tiny(0))
         world = Clocks()
         try:
             expert = ScriptedEngine.of("expert", world, agent.make_format(), apprentice.renderer)
             shown = await run_episodes(
                 attempts(world.tasks("train", 48), 1, 0), Clocks, agent, expert, apprentice.renderer
             )
-            await imitate(
+            await train_sft(
                 apprentice, shown, SFTSettings(epochs=3, batch_size=8, lr=3e-3, warmup=3, schedule="constant")
             )
             # What the clock says decides the rewards: an entropy bonus makes an update of any of them.
             objective = Objective(entropy_coeff=0.01)
             settings = RLSettings(steps=1, tasks_per_step=4, chains=6, lr=1e-3, warmup=0, objective=objective)
-            practice = Practice(apprentice, world.tasks("train", 4), Clocks, agent, settings)
+            practice = RLTrainer(apprentice, world.tasks("train", 4), Clocks, agent, settings)
             before = torch.cat([value.detach().flatten().clone() for value in apprentice.decoder.parameters()])
             practised: list[Trajectory] = []
             run = Run(tmp_path, practice, RunSettings(1), say=lambda text: None, on_episode=practised.append)

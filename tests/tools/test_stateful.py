@@ -17,12 +17,12 @@ import pytest
 
 from practicum import registry
 from practicum.agent import Agent, Deadlines
+from practicum.chat.formats import make_format
+from practicum.chat.renderer import Renderer
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Observation, Policy, ToolCall
 from practicum.environments.tool_agent import ToolEnvironment
 from practicum.errors import UserError
-from practicum.formats import make_format
-from practicum.render import Renderer
 from practicum.rollout import attempts, run_episodes
 from practicum.task import Task
 from practicum.tools.base import Tool, tool

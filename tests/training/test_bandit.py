@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from practicum.agent import Agent
+from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.environment import Action, Message, ToolCall
 from practicum.environments.math import MathEnvironment
 from practicum.errors import EngineError, UserError
 from practicum.models import loader
-from practicum.render import Renderer
 from practicum.task import Task
-from practicum.training.apprentice import Apprentice
-from practicum.training.bandit import BanditPractice, action_key, degenerate, tabulate
-from practicum.training.offline import Log
-from practicum.training.rl import RLSettings
+from practicum.training.bandit import BanditTrainer, action_key, degenerate, tabulate
+from practicum.training.offline import TrajectoryLog
+from practicum.training.rl_trainer import RLSettings
+from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "%s"}}</tool_call>'
@@ -53,8 +53,8 @@ def played(
     )
 
 
-def log_of(*episodes: Trajectory) -> Log:
-    return Log(Path("somewhere"), episodes, 0)
+def log_of(*episodes: Trajectory) -> TrajectoryLog:
+    return TrajectoryLog(Path("somewhere"), episodes, 0)
 
 
 GOOD = played(0, 1.0, call("2+3"), said("5"), answers=["5"])
@@ -124,11 +124,11 @@ def rewards(replies: Sequence[str], stop: StopReason = StopReason.END, say: Call
         made.append(Answering(renderer, replies, stop))
         return made[0]
 
-    apprentice = Apprentice(loader.load_tiny(0), make_engine=engine)
+    apprentice = TrainablePolicy(loader.load_tiny(0), make_engine=engine)
     states = [state for state in tabulate(log_of(GOOD, HALF), 1.0) if state.prompt == (7, 8, 9)]
     settings = RLSettings(steps=1, tasks_per_step=1, chains=len(replies), mismatch_limit=99.0)
     agent = Agent(max_turns=2, sampling=Sampling(max_tokens=64))
-    run = BanditPractice(apprentice, states, MathEnvironment, agent, settings, say)
+    run = BanditTrainer(apprentice, states, MathEnvironment, agent, settings, say)
     metrics, episodes = asyncio.run(run.step(0))
     return metrics, episodes, made[0]
 
@@ -155,4 +155,4 @@ def test_greedy_baselines_are_refused() -> None:
     states = tabulate(log_of(GOOD), 1.0)
     settings = RLSettings(estimator="remax", tasks_per_step=1)
     with pytest.raises(UserError, match="remax needs whole greedy episodes"):
-        BanditPractice(Apprentice(loader.load_tiny(0)), states, MathEnvironment, Agent(), settings)
+        BanditTrainer(TrainablePolicy(loader.load_tiny(0)), states, MathEnvironment, Agent(), settings)

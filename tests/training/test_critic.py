@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from practicum.models.decoder import Decoder
-from practicum.training.batch import Cut
 from practicum.training.critic import Critic, CriticSettings, Valued, explained_variance, with_last_state
+from practicum.training.micro_batches import MicroBatchLimits
 
 from .test_learner import fresh_model, make_samples
 
@@ -23,7 +23,7 @@ def test_no_opinion_before_evidence() -> None:
 def test_a_value_belongs_to_the_state_before_its_token() -> None:
     """A head that reads one hidden coordinate gives Hugging Face's hidden state at the token before."""
     model, samples = fresh_model(), make_samples(5, 2)
-    critic = Critic(Decoder(copy.deepcopy(model)), CriticSettings(), cut=Cut(60))
+    critic = Critic(Decoder(copy.deepcopy(model)), CriticSettings(), cut=MicroBatchLimits(60))
     with torch.no_grad():
         critic.head.outer.weight.fill_(0.5)
     for sample, values in zip(samples, critic.values(samples), strict=True):

@@ -12,10 +12,10 @@ import torch
 from practicum.algorithms.preferences import LOSSES, Pairs
 from practicum.errors import UserError
 from practicum.models import loader, lora
-from practicum.training.apprentice import Apprentice
-from practicum.training.batch import Sample
-from practicum.training.dpo import DPOSettings, Pair, prefer, step, totals
+from practicum.training.dpo import DPOSettings, Pair, step, totals, train_dpo
 from practicum.training.learner import OptimizerSettings
+from practicum.training.micro_batches import Sample
+from practicum.training.trainable_policy import TrainablePolicy
 
 
 def sample(ids: list[int], prompt: int) -> Sample:
@@ -38,7 +38,7 @@ def make_pairs(count: int, seed: int) -> list[Pair]:
 def test_the_gradient_is_autograds_through_hugging_face(kind: str) -> None:
     pairs = make_pairs(4, 1)
     settings = DPOSettings(loss=kind, beta=0.7, optimizer=OptimizerSettings(grad_clip=0.0))
-    apprentice = Apprentice(loader.load_tiny(0))
+    apprentice = TrainablePolicy(loader.load_tiny(0))
     apprentice.start_stage(settings.optimizer)
     apprentice.learner.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
     samples = [p.chosen for p in pairs] + [p.rejected for p in pairs]
@@ -71,10 +71,10 @@ def test_the_gradient_is_autograds_through_hugging_face(kind: str) -> None:
 @pytest.mark.parametrize("adapter", [False, True])
 def test_pairs_are_learnt_from_a_loss_of_ln_2(adapter: bool) -> None:
     loaded = loader.load_tiny(0)
-    apprentice = Apprentice(lora.add_adapter(loaded, lora.LoRASettings(8)) if adapter else loaded)
+    apprentice = TrainablePolicy(lora.add_adapter(loaded, lora.LoRASettings(8)) if adapter else loaded)
     heard: list[dict[str, float]] = []
     settings = DPOSettings(epochs=12, batch_size=8, lr=5e-3 if adapter else 1e-3, warmup_ratio=0.0)
-    taken = prefer(apprentice, make_pairs(16, 2), settings, lambda n, total, values: heard.append(values))
+    taken = train_dpo(apprentice, make_pairs(16, 2), settings, lambda n, total, values: heard.append(values))
     assert taken == 24
     assert heard[0]["dpo/loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert heard[-1]["dpo/loss"] < 0.3
@@ -84,12 +84,12 @@ def test_pairs_are_learnt_from_a_loss_of_ln_2(adapter: bool) -> None:
 
 def test_the_reference_is_the_adapter_it_starts_from(tmp_path: Path) -> None:
     pairs, settings = make_pairs(8, 4), DPOSettings(epochs=4, batch_size=8, lr=5e-3, warmup_ratio=0.0)
-    first = Apprentice(lora.add_adapter(loader.load_tiny(0), lora.LoRASettings(8)))
-    prefer(first, make_pairs(8, 5), settings)
+    first = TrainablePolicy(lora.add_adapter(loader.load_tiny(0), lora.LoRASettings(8)))
+    train_dpo(first, make_pairs(8, 5), settings)
     first.save(tmp_path / "adapter")
-    second = Apprentice(lora.load_adapter(loader.load_tiny(0), tmp_path / "adapter"))
+    second = TrainablePolicy(lora.load_adapter(loader.load_tiny(0), tmp_path / "adapter"))
     heard: list[float] = []
-    prefer(second, pairs, settings, lambda n, total, values: heard.append(values["dpo/loss"]))
+    train_dpo(second, pairs, settings, lambda n, total, values: heard.append(values["dpo/loss"]))
     assert heard[0] == pytest.approx(math.log(2), abs=1e-6)
     assert heard[-1] < 0.6
 
@@ -99,8 +99,8 @@ def test_the_same_seed_gives_the_same_weights_and_a_later_start_the_rest() -> No
     settings = DPOSettings(epochs=2, batch_size=4, lr=1e-3)
 
     def run() -> dict[str, torch.Tensor]:
-        apprentice = Apprentice(loader.load_tiny(0))
-        prefer(apprentice, pairs, settings)
+        apprentice = TrainablePolicy(loader.load_tiny(0))
+        train_dpo(apprentice, pairs, settings)
         return dict(apprentice.loaded.model.state_dict())
 
     one, two = run(), run()
@@ -109,6 +109,6 @@ def test_the_same_seed_gives_the_same_weights_and_a_later_start_the_rest() -> No
 
 def test_no_pairs_and_wrong_settings() -> None:
     with pytest.raises(UserError, match="no pair to learn from"):
-        prefer(Apprentice(loader.load_tiny(0)), [], DPOSettings())
+        train_dpo(TrainablePolicy(loader.load_tiny(0)), [], DPOSettings())
     with pytest.raises(UserError, match="beta must be above 0"):
         DPOSettings(beta=0)

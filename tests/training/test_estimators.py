@@ -13,12 +13,12 @@ from practicum.engines.base import Sampling
 from practicum.environment import Action, Step
 from practicum.environments.math import MathEnvironment
 from practicum.models import loader
-from practicum.training.apprentice import Apprentice
-from practicum.training.estimators import ESTIMATORS, Credit, EstimatorSettings, Rated, rate
-from practicum.training.rl import Practice, RLSettings
+from practicum.training.estimators import ESTIMATORS, Advantages, EstimatorSettings, TokenRewards, rate
+from practicum.training.rl_trainer import RLSettings, RLTrainer
+from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Outcome, Trajectory
 
-from .test_rl import episode, turn
+from .test_rl_trainer import episode, turn
 
 
 def groups() -> list[list[Trajectory]]:
@@ -29,7 +29,7 @@ def groups() -> list[list[Trajectory]]:
     ]
 
 
-def rated(settings: EstimatorSettings, greedy: tuple[float, float] = (0.5, 0.0)) -> list[list[Rated]]:
+def rated(settings: EstimatorSettings, greedy: tuple[float, float] = (0.5, 0.0)) -> list[list[TokenRewards]]:
     """Rewards on tokens, a critic that says 0.4 everywhere, and greedy rewards of both groups."""
     return [
         [replace(one, values=np.full(len(one.rewards), 0.4), last_value=0.9, greedy=base) for one in items]
@@ -37,7 +37,9 @@ def rated(settings: EstimatorSettings, greedy: tuple[float, float] = (0.5, 0.0))
     ]
 
 
-def credit(name: str, settings: EstimatorSettings | None = None, greedy: tuple[float, float] = (0.5, 0.0)) -> Credit:
+def credit(
+    name: str, settings: EstimatorSettings | None = None, greedy: tuple[float, float] = (0.5, 0.0)
+) -> Advantages:
     settings = settings or EstimatorSettings()
     return ESTIMATORS[name].function(rated(settings, greedy), settings)
 
@@ -67,7 +69,7 @@ def test_the_baseline_variant_centres_each_group_first() -> None:
 
 @pytest.mark.parametrize("name", ["grpo", "flow_grpo"])
 def test_the_division_can_be_left_out(name: str) -> None:
-    group = [Rated(np.array([0.0, reward]), np.array([0, 1])) for reward in (1.0, 0.0, 0.0, 1.0)]
+    group = [TokenRewards(np.array([0.0, reward]), np.array([0, 1])) for reward in (1.0, 0.0, 0.0, 1.0)]
     found = ESTIMATORS[name].function([group], EstimatorSettings(normalise=False)).advantages[0]
     assert [row.tolist() for row in found] == [[0.5] * 2, [-0.5] * 2, [-0.5] * 2, [0.5] * 2]
 
@@ -87,8 +89,8 @@ def test_turn_rewards_stand_at_their_own_turns_last_token() -> None:
 def test_gae_over_turns_by_hand() -> None:
     """Turn rewards 1 and 2, values .4 at both beginnings, γ=.5, λ=1: A₁ = 1.6, A₀ = 1+.2-.4+.8 = 1.6; then B's one."""
     settings = EstimatorSettings(gamma=0.5, turn_rewards=True)
-    two = Rated(np.array([0, 1.0, 0, 2.0]), np.array([0, 0, 1, 1]), values=np.array([0.4, 9, 0.4, 9]))
-    one = Rated(np.array([0.0]), np.array([0]), values=np.array([0.4]))
+    two = TokenRewards(np.array([0, 1.0, 0, 2.0]), np.array([0, 0, 1, 1]), values=np.array([0.4, 9, 0.4, 9]))
+    one = TokenRewards(np.array([0.0]), np.array([0]), values=np.array([0.4]))
     found = ESTIMATORS["turn_gae"].function([[two, one]], settings)
     assert found.returns is not None
     assert np.allclose(found.returns[0][0], [2.0, np.nan, 2.0, np.nan], equal_nan=True)
@@ -102,7 +104,7 @@ def test_only_truncated_episodes_are_bootstrapped(name: str) -> None:
     settings = EstimatorSettings()
 
     def last_return(truncated: bool, bootstrap: bool = True) -> float:
-        one = Rated(np.array([0.0]), np.array([0]), truncated, np.array([0.4]), 0.9)
+        one = TokenRewards(np.array([0.0]), np.array([0]), truncated, np.array([0.4]), 0.9)
         found = ESTIMATORS[name].function([[one]], replace(settings, bootstrap=bootstrap)).returns
         assert found is not None
         return float(found[0][0][0])
@@ -122,10 +124,10 @@ class ByLength(MathEnvironment):
 @pytest.mark.parametrize("name", list(ESTIMATORS))
 def test_each_estimator_takes_a_real_step(name: str) -> None:
     async def run() -> tuple[dict[str, float], int]:
-        apprentice = Apprentice(loader.load_tiny(0))
+        apprentice = TrainablePolicy(loader.load_tiny(0))
         agent = Agent(max_turns=1, sampling=Sampling(max_tokens=12, stop=("e",)))
         settings = RLSettings(steps=1, tasks_per_step=2, chains=3, estimator=name)
-        practice = Practice(apprentice, ByLength().tasks("train", 2), ByLength, agent, settings)
+        practice = RLTrainer(apprentice, ByLength().tasks("train", 2), ByLength, agent, settings)
         metrics, episodes = await practice.step(0)
         await apprentice.close()
         return metrics, len(episodes)

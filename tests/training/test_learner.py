@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from practicum.algorithms import kl, objectives
+from practicum.algorithms import kl
 from practicum.errors import UserError
 from practicum.models.decoder import Decoder
-from practicum.training.batch import Cut, Sample
 from practicum.training.learner import Learner, Objective, OptimizerSettings, balanced
+from practicum.training.micro_batches import MicroBatchLimits, Sample
 
 VOCABULARY = 53
 
@@ -54,7 +54,10 @@ Gradients = dict[str, torch.Tensor]
 
 
 def gradients(
-    samples: list[Sample], objective: Objective, reference: LlamaForCausalLM | None = None, cut: Cut | None = None
+    samples: list[Sample],
+    objective: Objective,
+    reference: LlamaForCausalLM | None = None,
+    cut: MicroBatchLimits | None = None,
 ) -> Gradients:
     model = fresh_model()
     learner = Learner(Decoder(model), OptimizerSettings(grad_clip=0.0), cut)
@@ -86,9 +89,9 @@ def expected_gradients(
                 held = ratio.clamp(1 - objective.clip_low, 1 + objective.clip_high)
                 losses = torch.maximum(-advantages * ratio, -advantages * held)
             elif objective.policy_loss == "cispo":
-                losses = objectives.cispo(logprobs[on], old, advantages).loss
+                losses = losses.cispo(logprobs[on], old, advantages).loss
             else:
-                losses = objectives.ppo(logprobs[on], old, advantages).loss
+                losses = losses.ppo(logprobs[on], old, advantages).loss
             entropy = -(table.exp() * table).sum(-1)[on]
             losses = losses - objective.entropy_coeff * entropy
             if reference is not None:
@@ -140,7 +143,7 @@ def test_other_surrogates_equal_hugging_face(loss: str) -> None:
         samples.append(replace(sample, sampling_logprobs=near, advantages=flat, weights=share))
     objective = Objective("pg", policy_loss=loss)
     assert distance(gradients(samples, objective), expected_gradients(samples, objective)) < 2e-6
-    pieces = gradients(samples, objective, cut=Cut(30, 2))
+    pieces = gradients(samples, objective, cut=MicroBatchLimits(30, 2))
     assert distance(pieces, expected_gradients(samples, objective)) < 2e-6
 
 
@@ -185,9 +188,9 @@ def test_the_split_does_not_matter(seed: int, tokens: int, most: int | None, obj
     reference = fresh_model()
     with torch.no_grad():
         reference.lm_head.weight.mul_(1.5)
-    whole = gradients(samples, objective, reference, Cut(10_000))
+    whole = gradients(samples, objective, reference, MicroBatchLimits(10_000))
     order = np.random.default_rng(seed).permutation(len(samples))
-    shuffled = gradients([samples[i] for i in order], objective, reference, Cut(tokens, most))
+    shuffled = gradients([samples[i] for i in order], objective, reference, MicroBatchLimits(tokens, most))
     assert distance(shuffled, whole) < 1e-6
 
 
@@ -225,7 +228,7 @@ def test_what_comes_after_the_last_trained_token_is_not_computed() -> None:
 def test_logprobs_in_order() -> None:
     samples = make_samples(7, 8)
     model = fresh_model()
-    found = Learner(Decoder(copy.deepcopy(model)), OptimizerSettings(), Cut(80)).logprobs(samples)
+    found = Learner(Decoder(copy.deepcopy(model)), OptimizerSettings(), MicroBatchLimits(80)).logprobs(samples)
     for sample, values in zip(samples, found, strict=True):
         ids = torch.tensor([sample.ids])
         table = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
@@ -251,7 +254,7 @@ def test_two_threads_compute_what_one_does() -> None:
     samples, found = make_samples(12, 5), []
     for threads in (1, 2, 2):
         model = fresh_model()
-        learner = Learner(Decoder(model), OptimizerSettings(grad_clip=0.0), Cut(30), threads=threads)
+        learner = Learner(Decoder(model), OptimizerSettings(grad_clip=0.0), MicroBatchLimits(30), threads=threads)
         metrics = learner.update(samples, 40.0, Objective(), 1e-3)
         found.append((metrics, [p.grad for p in model.parameters()], [p.detach().clone() for p in model.parameters()]))
     (alone, gradients_alone, _), (first, gradients_first, first_weights), (again, _, again_weights) = found

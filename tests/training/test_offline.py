@@ -13,25 +13,33 @@ import numpy as np
 import pytest
 import torch
 
-from practicum import experiment, store
 from practicum.agent import Agent
-from practicum.config import resolve
+from practicum.config.train import resolve
+from practicum.data import store
 from practicum.engines.base import Sampling
 from practicum.environment import Action, Step
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.models import loader
 from practicum.rollout import attempts
-from practicum.training.apprentice import Apprentice
-from practicum.training.batch import Cut
+from practicum.training import build
 from practicum.training.checkpoint import Checkpoints
 from practicum.training.learner import Objective, OptimizerSettings
-from practicum.training.offline import COMPARING, Log, OfflinePractice, read_log, signal_groups, with_logprobs
-from practicum.training.rl import RLSettings, Scored
+from practicum.training.micro_batches import MicroBatchLimits
+from practicum.training.offline import (
+    COMPARING,
+    OfflineTrainer,
+    TrajectoryLog,
+    read_trajectory_log,
+    signal_groups,
+    with_logprobs,
+)
+from practicum.training.rl_trainer import RLSettings, Scored
 from practicum.training.samples import bare_samples
+from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Origin, Outcome, Trajectory
 
-from .test_rl import episode, turn
+from .test_rl_trainer import episode, turn
 
 AGENT = Agent(max_turns=1, sampling=Sampling(max_tokens=10, stop=("e",)))
 LEASH = Objective(kl_coeff=0.1, kl_kind="mse")
@@ -52,7 +60,7 @@ def logged() -> list[Trajectory]:
     """Five tasks, four episodes each, of the tiny model as it is born."""
 
     async def play() -> list[Trajectory]:
-        apprentice = Apprentice(loader.load_tiny(0))
+        apprentice = TrainablePolicy(loader.load_tiny(0))
         try:
             return await apprentice.roll_out(attempts(ByLength().tasks("train", 5), 4, 0), ByLength, AGENT)
         finally:
@@ -69,14 +77,14 @@ def folder(logged: list[Trajectory], tmp_path_factory: pytest.TempPathFactory) -
     return out
 
 
-def log_of(*episodes: Trajectory) -> Log:
-    return Log(Path("somewhere"), episodes, 0)
+def log_of(*episodes: Trajectory) -> TrajectoryLog:
+    return TrajectoryLog(Path("somewhere"), episodes, 0)
 
 
-def practise(groups: Scored, settings: RLSettings = PLAIN, steps: int = 1, **more: Any) -> tuple[OfflinePractice, Any]:
+def practise(groups: Scored, settings: RLSettings = PLAIN, steps: int = 1, **more: Any) -> tuple[OfflineTrainer, Any]:
     """So many steps over these groups; the practice and the metrics of the steps."""
-    apprentice = Apprentice(loader.load_tiny(0), cut=more.pop("cut", None))
-    run = OfflinePractice(apprentice, groups, ByLength, AGENT, settings, more.pop("say", lambda text: None))
+    apprentice = TrainablePolicy(loader.load_tiny(0), cut=more.pop("cut", None))
+    run = OfflineTrainer(apprentice, groups, ByLength, AGENT, settings, more.pop("say", lambda text: None))
     if more.pop("frozen", False):
         apprentice.learner.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
 
@@ -98,7 +106,7 @@ def policy_logprobs(model: torch.nn.Module, one: Trajectory, temperature: float 
     return table.gather(-1, ids[0, 1:, None])[:, 0][torch.from_numpy(sample.mask[1:])].numpy()
 
 
-def gradient(run: OfflinePractice) -> dict[str, torch.Tensor]:
+def gradient(run: OfflineTrainer) -> dict[str, torch.Tensor]:
     return {n: p.grad.clone() for n, p in run.apprentice.loaded.model.named_parameters() if p.grad is not None}
 
 
@@ -127,21 +135,21 @@ def test_groups_are_tasks_and_those_without_a_difference_are_left_out() -> None:
 
 def test_only_scored_episodes_are_read(logged: list[Trajectory], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="There is no folder"):
-        read_log(tmp_path / "none")
+        read_trajectory_log(tmp_path / "none")
     with pytest.raises(UserError, match="There is no episode below"):
-        read_log(tmp_path)
+        read_trajectory_log(tmp_path)
     store.write_episode(tmp_path, replace(logged[0], outcome=Outcome.ENV_ERROR))
     with pytest.raises(UserError, match="None of the 1 episodes below .* was scored"):
-        read_log(tmp_path)
+        read_trajectory_log(tmp_path)
     store.write_episode(tmp_path, replace(logged[1], attempt=9))
-    assert (len(read_log(tmp_path).episodes), read_log(tmp_path).unscored) == (1, 1)
+    assert (len(read_trajectory_log(tmp_path).episodes), read_trajectory_log(tmp_path).unscored) == (1, 1)
     store.write_episode(tmp_path, replace(logged[1], attempt=8, provenance={"template": "chatml"}))
     with pytest.raises(UserError, match="different chat templates .None, chatml."):
-        read_log(tmp_path)
+        read_trajectory_log(tmp_path)
 
 
 def test_ids_of_another_tokenizer() -> None:
-    apprentice = Apprentice(loader.load_tiny(0))
+    apprentice = TrainablePolicy(loader.load_tiny(0))
     too_large = episode("a", 1.0, Outcome.SUCCESS, turn((1, 2), (3, 10**6), True))
     named = replace(episode("a", 0.0), provenance={"tokenizer": "another", "model": "qwen"})
     for stranger in (too_large, named):
@@ -207,7 +215,7 @@ def test_the_gradient_does_not_depend_on_the_split(logged: list[Trajectory]) -> 
     groups = signal_groups(log_of(*logged))[:3]
     settings = replace(PLAIN, tasks_per_step=3)
     one, _ = practise(groups, settings, frozen=True)
-    for cut in (Cut(tokens=128), Cut(samples=1), Cut(tokens=100_000)):
+    for cut in (MicroBatchLimits(tokens=128), MicroBatchLimits(samples=1), MicroBatchLimits(tokens=100_000)):
         other, _ = practise(groups, settings, frozen=True, cut=cut)
         for name, value in gradient(one).items():
             assert torch.allclose(gradient(other)[name], value, atol=2e-6), (cut, name)
@@ -288,7 +296,7 @@ def run_to_the_end(out: Path, overrides: list[str], die_at: int | None = None) -
             raise PowerCut
 
     config = resolve([*overrides, f"trainer.default_local_dir={out}"])
-    run = experiment.build_run(config, tick=tick, say=lambda text: None)
+    run = build.build_run(config, tick=tick, say=lambda text: None)
     # A model that nobody taught never ends a reply by itself: a letter does it here.
     run.practice.agent = replace(run.practice.agent, sampling=AGENT.sampling)
 

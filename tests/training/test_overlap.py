@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from practicum.agent import Agent
-from practicum.config import resolve
+from practicum.config.train import resolve
 from practicum.engines.base import Sampling
 from practicum.environment import Action, Observation, Step
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.models import loader, lora
 from practicum.task import Task
-from practicum.training.ahead import Gathered
-from practicum.training.apprentice import Apprentice, mirrored
 from practicum.training.learner import OptimizerSettings
-from practicum.training.rl import Admission, Practice, RLSettings
+from practicum.training.rl_trainer import GroupFilter, RLSettings, RLTrainer
+from practicum.training.rollout_batch import RolloutBatch
+from practicum.training.trainable_policy import TrainablePolicy, mirrored
 from practicum.trajectory import Trajectory
 
 STEPS = 4
@@ -42,20 +42,20 @@ class Short(MathEnvironment):
         return Step(reward=-0.1, truncated=True)
 
 
-def make(settings: RLSettings = SETTINGS, make_environment: Callable[[], MathEnvironment] = Short) -> Practice:
-    apprentice = Apprentice(loader.load_tiny(0), apart=settings.overlap)
-    return Practice(apprentice, Short().tasks("train", 8), make_environment, AGENT, settings)
+def make(settings: RLSettings = SETTINGS, make_environment: Callable[[], MathEnvironment] = Short) -> RLTrainer:
+    apprentice = TrainablePolicy(loader.load_tiny(0), apart=settings.overlap)
+    return RLTrainer(apprentice, Short().tasks("train", 8), make_environment, AGENT, settings)
 
 
-def weights(practice: Practice) -> dict[str, Tensor]:
+def weights(practice: RLTrainer) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in practice.apprentice.loaded.model.state_dict().items()}
 
 
-async def run(practice: Practice, steps: range) -> list[tuple[dict[str, float], list[Trajectory]]]:
+async def run(practice: RLTrainer, steps: range) -> list[tuple[dict[str, float], list[Trajectory]]]:
     return [await practice.step(number) for number in steps]
 
 
-async def by_hand(practice: Practice) -> list[dict[str, float]]:
+async def by_hand(practice: RLTrainer) -> list[dict[str, float]]:
     """The same in one thread, one thing after another."""
     apprentice = practice.apprentice
     await apprentice.refresh()
@@ -75,7 +75,7 @@ def plain(metrics: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not name.startswith(("timing/", "staleness/versions"))}
 
 
-async def closed(practice: Practice, work: Callable[[], object]) -> object:
+async def closed(practice: RLTrainer, work: Callable[[], object]) -> object:
     try:
         return await work()  # type: ignore[misc]
     finally:
@@ -86,7 +86,7 @@ CASES = {
     "grpo": SETTINGS,
     "corrected": replace(SETTINGS, importance_cap=2.0),
     "greedy": replace(SETTINGS, estimator="remax"),
-    "filtered": replace(SETTINGS, admission=Admission(True, 2), epochs=2, mini_batch=1),
+    "filtered": replace(SETTINGS, admission=GroupFilter(True, 2), epochs=2, mini_batch=1),
 }
 
 
@@ -154,7 +154,7 @@ def test_rollout_and_update_run_at_once() -> None:
     practice = make(replace(SETTINGS, steps=2), Waiting)
     learn = practice._learn
 
-    def noted(step: int, gathered: Gathered, tick: Callable[[], None] | None) -> dict[str, float]:
+    def noted(step: int, gathered: RolloutBatch, tick: Callable[[], None] | None) -> dict[str, float]:
         return learn(step, gathered, learning.set)
 
     practice._learn = noted  # type: ignore[method-assign]
@@ -213,7 +213,7 @@ def test_without_overlap_a_state_is_what_it_was() -> None:
 
 def test_overlap_needs_an_engine_of_its_own() -> None:
     with pytest.raises(ValueError, match="weights of its own"):
-        Practice(Apprentice(loader.load_tiny(0)), Short().tasks("train", 2), Short, AGENT, SETTINGS)
+        RLTrainer(TrainablePolicy(loader.load_tiny(0)), Short().tasks("train", 2), Short, AGENT, SETTINGS)
     with pytest.raises(UserError, match="trainer.overlap does not go with --from-trajectories"):
         resolve(["trainer.overlap=true", "data.from_trajectories=x"])
 
@@ -225,7 +225,7 @@ def test_only_what_is_trained_is_copied() -> None:
         assert torch.equal(theirs, mine)
         assert (theirs.data_ptr() == mine.data_ptr()) == ("lora_" not in name), name
         assert not mine.requires_grad
-    apprentice = Apprentice(adapted, apart=True)
+    apprentice = TrainablePolicy(adapted, apart=True)
     apprentice.start_stage(OptimizerSettings())
     with torch.no_grad():
         for weight in adapted.model.parameters():

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from practicum.algorithms import objectives
-from practicum.training.batch import Sample
-from practicum.training.estimators import ESTIMATORS, EstimatorSettings, Rated
+from practicum.algorithms import losses
+from practicum.training.estimators import ESTIMATORS, EstimatorSettings, TokenRewards
 from practicum.training.learner import Objective
+from practicum.training.micro_batches import Sample
 
 from .test_learner import Gradients, distance, fresh_model, gradients
 
@@ -22,25 +22,25 @@ LOGPROBS = (-0.5, -1.25, -2.0)
 REWARD = 0.8
 
 
-def rated(reward: float, tokens: int) -> Rated:
+def rated(reward: float, tokens: int) -> TokenRewards:
     rewards = np.zeros(tokens)
     rewards[-1] = reward
-    return Rated(rewards, np.zeros(tokens, dtype=np.int64))
+    return TokenRewards(rewards, np.zeros(tokens, dtype=np.int64))
 
 
 def test_the_golden_value() -> None:
     """-0.8 · (-0.5 - 1.25 - 2.0) = 3.0, and -0.8 a log-prob as gradient, whichever loss is chosen."""
     ((advantages,),) = ESTIMATORS["grpo"].function([[rated(REWARD, 3)]], EstimatorSettings()).advantages
     assert advantages.tolist() == [REWARD] * 3
-    ((weight,),), denominator = objectives.token_weights([[3]], "seq-mean-token-sum")
+    ((weight,),), denominator = losses.token_weights([[3]], "seq-mean-token-sum")
     given = torch.from_numpy(advantages)
-    for loss in (objectives.cispo, objectives.ppo):
+    for loss in (losses.cispo, losses.ppo):
         logprobs = torch.tensor(LOGPROBS, dtype=torch.float64, requires_grad=True)
         total = (weight * loss(logprobs, logprobs.detach(), given).loss).sum() / denominator
         total.backward()
         assert logprobs.grad is not None
         assert logprobs.grad.tolist() == pytest.approx([-REWARD] * 3, abs=1e-15)
-        if loss is objectives.cispo:  # its value is the formula's too; the clipped surrogate's is that of its ratio
+        if loss is losses.cispo:  # its value is the formula's too; the clipped surrogate's is that of its ratio
             assert total.item() == pytest.approx(3.0, abs=1e-12)
 
 

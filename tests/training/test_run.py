@@ -17,7 +17,7 @@ import torch
 
 from practicum.agent import Agent
 from practicum.cli.main import main
-from practicum.config import resolve
+from practicum.config.train import resolve
 from practicum.engines.base import Sampling
 from practicum.environment import Action, Observation, Step
 from practicum.environments.math import MathEnvironment
@@ -26,14 +26,14 @@ from practicum.evaluation.panel import Result
 from practicum.models import loader, lora
 from practicum.rewards.base import reward
 from practicum.task import Task
-from practicum.training.apprentice import Apprentice
 from practicum.training.checkpoint import Checkpoints
-from practicum.training.estimators import Credit, Estimator
-from practicum.training.hacking import HackingSettings
-from practicum.training.health import HealthSettings
+from practicum.training.estimators import Advantages, Estimator
 from practicum.training.learner import Objective
-from practicum.training.rl import Admission, Practice, RLSettings
+from practicum.training.monitor.health import HealthSettings
+from practicum.training.monitor.reward_hacking import RewardHackingSettings
+from practicum.training.rl_trainer import GroupFilter, RLSettings, RLTrainer
 from practicum.training.run import Run, RunSettings
+from practicum.training.trainable_policy import TrainablePolicy
 
 AGENT = Agent(max_turns=1, sampling=Sampling(max_tokens=10, stop=("e",)))
 RL = RLSettings(steps=6, tasks_per_step=3, chains=4, lr=1e-3, warmup=0)
@@ -54,7 +54,7 @@ def make_run(
     **more: Any,
 ) -> Run:
     tasks = environment().tasks("train", rl.tasks_per_step * rl.steps)
-    practice = Practice(Apprentice(loader.load_tiny(0)), tasks, environment, AGENT, rl)
+    practice = RLTrainer(TrainablePolicy(loader.load_tiny(0)), tasks, environment, AGENT, rl)
     return Run(folder, practice, settings, say=more.pop("say", lambda text: None), **more)
 
 
@@ -108,8 +108,7 @@ def test_without_a_frequency_nothing_is_saved_on_the_way(tmp_path: Path) -> None
 
 
 def test_the_recipe_of_the_readme_can_be_resumed() -> None:
-    recipes = Path(__file__).parent.parent.parent / "recipes"
-    trainer = resolve(["recipe=math-tiny"], recipes).trainer
+    trainer = resolve(["recipe=math-tiny"]).trainer
     assert 0 < trainer.save_freq < (trainer.total_training_steps or 0)
 
 
@@ -177,7 +176,7 @@ def test_settings_of_a_run_that_cannot_work() -> None:
 def adapted(folder: Path, rl: RLSettings, adapter: str | None, steps: int, **more: Any) -> Run:
     loaded = loader.load_tiny(0)
     loaded = lora.load_adapter(loaded, adapter) if adapter else lora.add_adapter(loaded, lora.LoRASettings(4), 1)
-    practice = Practice(Apprentice(loaded), ByLength().tasks("train", 12), ByLength, AGENT, rl)
+    practice = RLTrainer(TrainablePolicy(loaded), ByLength().tasks("train", 12), ByLength, AGENT, rl)
     return Run(folder, practice, RunSettings(steps, save_freq=1), say=lambda text: None, **more)
 
 
@@ -285,11 +284,11 @@ def test_a_planted_nan(tmp_path: Path) -> None:
     run = make_run(tmp_path, RunSettings(6, save_freq=1))
     calls = 0
 
-    def broken(groups: Any, settings: Any) -> Credit:
+    def broken(groups: Any, settings: Any) -> Advantages:
         nonlocal calls
         calls += 1
         value = np.nan if calls == 3 else 1.0
-        return Credit([[np.full(len(rated.rewards), value) for rated in group] for group in groups])
+        return Advantages([[np.full(len(rated.rewards), value) for rated in group] for group in groups])
 
     run.practice.estimator = Estimator(broken)
     with pytest.raises(UserError, match=r"Step 3: the loss is nan .*nothing was updated.*last good .*global_step_2"):
@@ -372,9 +371,9 @@ def test_a_planted_exploit_is_flagged_before_thirty_steps(tmp_path: Path) -> Non
     here = Path(__file__)
     rl = replace(RL, steps=29, tasks_per_step=6, chains=6, lr=2e-3)
     maker = lambda: MathEnvironment(reward=f"{here}:short_answers", verifier="math_reward")  # noqa: E731
-    practice = Practice(Apprentice(loader.load_tiny(0)), maker().tasks("train", 6 * 29), maker, AGENT, rl)
+    practice = RLTrainer(TrainablePolicy(loader.load_tiny(0)), maker().tasks("train", 6 * 29), maker, AGENT, rl)
     said: list[str] = []
-    run = Run(tmp_path, practice, RunSettings(29, hacking=HackingSettings(action="stop")), say=said.append)
+    run = Run(tmp_path, practice, RunSettings(29, hacking=RewardHackingSettings(action="stop")), say=said.append)
     with pytest.raises(UserError, match="verifier .*The run stops here"):
         go(run)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -382,7 +381,7 @@ def test_a_planted_exploit_is_flagged_before_thirty_steps(tmp_path: Path) -> Non
     assert lines[-1]["reward/mean"] > lines[0]["reward/mean"]
     assert lines[-1]["hacking/gap"] > 0.2
     kept = list((tmp_path / "top_episodes").rglob("*.jsonl"))
-    assert len(kept) == HackingSettings().keep_top
+    assert len(kept) == RewardHackingSettings().keep_top
 
 
 # -- what is practised ------------------------------------------------------------------------
@@ -401,7 +400,7 @@ class Half(ByLength):
 
 
 def first_step(settings: RLSettings) -> Iterator[dict[str, float]]:
-    practice = Practice(Apprentice(loader.load_tiny(0)), Half().tasks("train", 24), Half, AGENT, settings)
+    practice = RLTrainer(TrainablePolicy(loader.load_tiny(0)), Half().tasks("train", 24), Half, AGENT, settings)
 
     async def once() -> dict[str, float]:
         try:
@@ -417,9 +416,9 @@ def test_dynamic_sampling_draws_again_until_enough_groups_have_signal() -> None:
     plain = first_step(settings)
     assert plain["rollout/episodes"] == 24
     assert plain["rollout/dead_groups"] == pytest.approx(0.5)
-    skipping = first_step(replace(settings, admission=Admission(True, 1)))
+    skipping = first_step(replace(settings, admission=GroupFilter(True, 1)))
     assert skipping["rollout/episodes"] == 24
-    drawing = first_step(replace(settings, admission=Admission(True, 3)))
+    drawing = first_step(replace(settings, admission=GroupFilter(True, 3)))
     assert drawing["rollout/episodes"] == 48
     assert drawing["rollout/rounds"] == 2
     assert drawing["actor/tokens"] > 1.5 * skipping["actor/tokens"]

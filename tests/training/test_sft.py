@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from practicum.errors import UserError
-from practicum.training.batch import Sample
+from practicum.training.micro_batches import Sample
 from practicum.training.sft import fitting
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from practicum.errors import UserError, nearest
+from practicum.errors import UserError, did_you_mean
 
 SAMPLED_KINDS = ("kl", "abs", "mse", "low_var_kl")
 KINDS = (*SAMPLED_KINDS, "full", *(f"{kind}+" for kind in (*SAMPLED_KINDS, "full")))
@@ -17,7 +17,7 @@ CONTROLLERS = ("fixed", "adaptive")
 def check(kind: str) -> str:
     """The kind itself, or an error that names the nearest one."""
     if kind not in KINDS:
-        raise UserError(f"Unknown KL kind '{kind}'.{nearest(kind, KINDS)}")
+        raise UserError(f"Unknown KL kind '{kind}'.{did_you_mean(kind, KINDS)}")
     return kind
 
 
@@ -69,7 +69,7 @@ class Controller:
 
     def __post_init__(self) -> None:
         if self.kind not in CONTROLLERS:
-            raise UserError(f"Unknown algorithm.kl_ctrl.type '{self.kind}'.{nearest(self.kind, CONTROLLERS)}")
+            raise UserError(f"Unknown algorithm.kl_ctrl.type '{self.kind}'.{did_you_mean(self.kind, CONTROLLERS)}")
         if self.kind == "adaptive" and (self.horizon <= 0 or self.target <= 0):
             raise UserError("algorithm.kl_ctrl.horizon and target_kl must be above 0 for the adaptive controller.")
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from practicum.errors import UserError, nearest
+from practicum.errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -85,5 +85,5 @@ LOSSES: dict[str, Callable[[Pairs, float, float], PairLoss]] = {"dpo": dpo, "ipo
 
 def preference_loss(kind: str) -> Callable[[Pairs, float, float], PairLoss]:
     if kind not in LOSSES:
-        raise UserError(f"Unknown preference loss '{kind}'.{nearest(kind, LOSSES)}")
+        raise UserError(f"Unknown preference loss '{kind}'.{did_you_mean(kind, LOSSES)}")
     return LOSSES[kind]

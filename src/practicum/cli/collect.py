@@ -24,7 +24,7 @@ from practicum.cli.options import (
 from practicum.errors import UserError
 
 if TYPE_CHECKING:
-    from practicum.collection import Collection
+    from practicum.data.collection import Collection
     from practicum.environment import Environment
     from practicum.rollout import Attempt
     from practicum.task import Task
@@ -77,11 +77,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 async def collect(args: argparse.Namespace) -> int:
-    from practicum import store
-    from practicum.progress import Progress
+    from practicum.data import store
     from practicum.rollout import run_episodes
     from practicum.trajectory import Trajectory
-    from practicum.watching import ConsoleWatcher
+    from practicum.utils.console import ConsoleEpisodeWatcher
+    from practicum.utils.progress import Progress
 
     run = planned_collection(args)
     rows = run.kept()
@@ -107,7 +107,7 @@ async def collect(args: argparse.Namespace) -> int:
                     concurrency=args.concurrency,
                     provenance={**bench.provenance, "policy": args.policy, "collect": run.hash},
                     on_done=keep,
-                    watcher=ConsoleWatcher(bench.renderer) if args.watch else None,
+                    watcher=ConsoleEpisodeWatcher(bench.renderer) if args.watch else None,
                 )
         finally:
             await bench.engine.close()
@@ -117,8 +117,8 @@ async def collect(args: argparse.Namespace) -> int:
 
 def planned_collection(args: argparse.Namespace) -> Collection:
     """What the flags ask for, before any model is loaded."""
-    from practicum import collection
-    from practicum.task_selection import registry_hash
+    from practicum.data import collection
+    from practicum.data.tasks import registry_hash
 
     world = make_world(args)
     tasks = chosen_tasks(args, world)
@@ -164,8 +164,8 @@ def planned_collection(args: argparse.Namespace) -> Collection:
 
 def report(run: Collection, rows: list[dict[str, Any]], played: int) -> int:
     """The last line, and the exit code: 1 where no episode could be scored."""
-    from practicum.evaluation.table import printable
     from practicum.trajectory import Outcome
+    from practicum.utils.tables import printable
 
     rewards = [row["reward"] for row in rows if Outcome(row["outcome"]).scored]
     mean = f"mean reward {sum(rewards) / len(rewards):.3f}" if rewards else "none scored"
@@ -180,7 +180,8 @@ def report(run: Collection, rows: list[dict[str, Any]], played: int) -> int:
 
 async def verify(args: argparse.Namespace) -> int:
     """One task at two temperatures, kept on disk; the exit code is the finding."""
-    from practicum import exploration, store
+    from practicum.data import store
+    from practicum.evaluation import temperature_check
 
     if args.task is None:
         raise UserError("Say which task to play: --task ID.")
@@ -193,20 +194,20 @@ async def verify(args: argparse.Namespace) -> int:
     attempt = attempt_at(args, args.task)
     bench = workbench_of(args, first)
     try:
-        played = await exploration.play(bench, attempt, (first, second), args.policy)
+        played = await temperature_check.play(bench, attempt, (first, second), args.policy)
     finally:
         await bench.engine.close()
     folder = run_folder(args, f"verify-{args.env}-{args.policy.strip('/.~')}-seed{args.task_seed}")
     kept = [store.read_episode(store.write_episode(folder, episode)) for episode in played]
-    verdict = exploration.compare(kept, (first, second), args.compare_steps or 10)
+    verdict = temperature_check.compare(kept, (first, second), args.compare_steps or 10)
     print(f"{verdict.sentence}; episodes in {folder}")
     return int(verdict.finding)
 
 
 def attempt_at(args: argparse.Namespace, name: str) -> Attempt:
     """The first attempt at a task of the registry or the environment."""
-    from practicum import collection
-    from practicum.task_selection import find_tasks
+    from practicum.data import collection
+    from practicum.data.tasks import find_tasks
 
     world = make_world(args)
     if args.task_registry is not None:
@@ -219,13 +220,13 @@ def attempt_at(args: argparse.Namespace, name: str) -> Attempt:
 
 
 def make_world(args: argparse.Namespace) -> Environment:
-    from practicum.workbench import environment_maker
+    from practicum.rollout_setup import environment_maker
 
     return environment_maker(args.env, args.format, environment_options(args))[0]()
 
 
 def chosen_tasks(args: argparse.Namespace, world: Environment) -> list[Task]:
-    from practicum.task_selection import read_registry, select
+    from practicum.data.tasks import read_registry, select
 
     registry = None if args.task_registry is None else read_registry(args.task_registry, world.name, args.split)
     return select(
@@ -241,7 +242,7 @@ def chosen_tasks(args: argparse.Namespace, world: Environment) -> list[Task]:
 
 def policy_name(args: argparse.Namespace) -> str:
     """The policy, and where it is a folder its content: a model trained again under the same name is another."""
-    from practicum.collection import files_hash
+    from practicum.data.collection import files_hash
 
     folder = Path(args.policy).expanduser()
     return f"{args.policy}@{files_hash(folder)}" if args.url is None and folder.is_dir() else args.policy

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from practicum.errors import UserError
 
 if TYPE_CHECKING:
-    from practicum.evaluation.causes import Cause
-    from practicum.evaluation.change import Change
-    from practicum.evaluation.compare import Comparison, Contest
-    from practicum.evaluation.examination import Examination
+    from practicum.evaluation.compare import Comparison, PolicyComparison
+    from practicum.evaluation.diagnosis import Diagnosis
+    from practicum.evaluation.metric_delta import MetricDelta
+    from practicum.evaluation.result import EvalResult
 
 WIDTH = 100
 
@@ -36,12 +36,12 @@ def run(argv: list[str]) -> int:
     for name in ("alpha", "level"):
         if not 0 < vars(args)[name] < 1:
             raise UserError(f"--{name} {vars(args)[name]:g} must lie between 0 and 1.")
-    from practicum.evaluation.compare import contest
-    from practicum.evaluation.entry import read_entries
-    from practicum.evaluation.examination import read_result
-    from practicum.store import write_atomic
+    from practicum.data.store import write_atomic
+    from practicum.evaluation.compare import compare_policies
+    from practicum.evaluation.policy_results import read_policy_results
+    from practicum.evaluation.result import read_result
 
-    found = contest(read_entries(args.results), args.alpha)
+    found = compare_policies(read_policy_results(args.results), args.alpha)
     oracle = None if args.oracle is None else read_result(args.oracle)
     reasons = {id(comparison): causes_of(comparison, oracle) for comparison in found.comparisons}
     whole = found.record(args.level)
@@ -63,17 +63,17 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def causes_of(comparison: Comparison, oracle: Examination | None) -> list[Cause]:
-    from practicum.evaluation.causes import causes
-    from practicum.evaluation.entry import check_panels
+def causes_of(comparison: Comparison, oracle: EvalResult | None) -> list[Diagnosis]:
+    from practicum.evaluation.diagnosis import diagnose
+    from practicum.evaluation.policy_results import check_panels
 
     if oracle is not None and oracle.environment == comparison.baseline.environment:
         check_panels(comparison.baseline, oracle)
-        return causes(comparison, oracle)
-    return causes(comparison)
+        return diagnose(comparison, oracle)
+    return diagnose(comparison)
 
 
-def described(found: Contest, level: float, reasons: dict[int, list[Cause]]) -> list[str]:
+def described(found: PolicyComparison, level: float, reasons: dict[int, list[Diagnosis]]) -> list[str]:
     """Lines for a terminal of a hundred columns."""
     lines: list[str] = []
     if len(found.comparisons) == 1:
@@ -89,7 +89,7 @@ def described(found: Contest, level: float, reasons: dict[int, list[Cause]]) -> 
 
 def paper_table(comparison: Comparison) -> list[str]:
     """Founding paper 000's table, with what it leaves out: the interval and the test of every row."""
-    from practicum.evaluation.table import p_text, table
+    from practicum.utils.tables import p_text, table
 
     level = f"{100 * comparison.success.interval.level:g} %"
     rows = [
@@ -106,9 +106,9 @@ def paper_table(comparison: Comparison) -> list[str]:
     return [*fitted([head, *names]), "", table(headers, rows, "="), comparison.t_test.sentence]
 
 
-def summary(found: Contest, level: float) -> list[str]:
+def summary(found: PolicyComparison, level: float) -> list[str]:
     """One line for every policy in every environment."""
-    from practicum.evaluation.table import p_text, percent, table
+    from practicum.utils.tables import p_text, percent, table
 
     rows = []
     for panel in found.panels:
@@ -128,11 +128,11 @@ def summary(found: Contest, level: float) -> list[str]:
     return [table(headers, rows)]
 
 
-def pareto_table(found: Contest) -> list[str]:
+def pareto_table(found: PolicyComparison) -> list[str]:
     """Founding paper 003: aggregates over environments, and who is dominated by whom."""
-    from practicum.evaluation.aggregate import aggregate
-    from practicum.evaluation.pareto import dominated_by, pareto_score
-    from practicum.evaluation.table import number, percent, table
+    from practicum.evaluation.multi_environment import aggregate
+    from practicum.evaluation.stats.pareto import dominated_by, pareto_score
+    from practicum.utils.tables import number, percent, table
 
     dominators = dominated_by({entry.name: entry.scores for entry in found.entries})
     rows = []
@@ -147,7 +147,7 @@ def pareto_table(found: Contest) -> list[str]:
     return [table(headers, rows)]
 
 
-def verdict(comparison: Comparison, reasons: list[Cause], several: bool) -> list[str]:
+def verdict(comparison: Comparison, reasons: list[Diagnosis], several: bool) -> list[str]:
     """The finding in words, the gate, and where it was missed the questions that the data can answer."""
     from practicum.evaluation.gates import STEPS, Gate
 
@@ -164,22 +164,22 @@ def verdict(comparison: Comparison, reasons: list[Cause], several: bool) -> list
     return lines
 
 
-def shown(change: Change, value: float) -> str:
-    from practicum.evaluation.table import number, percent
+def shown(change: MetricDelta, value: float) -> str:
+    from practicum.utils.tables import number, percent
 
     return percent(value) if change.rate else number(value)
 
 
-def improvement(change: Change) -> str:
-    from practicum.evaluation.table import percent
+def improvement(change: MetricDelta) -> str:
+    from practicum.utils.tables import percent
 
     if change.improvement is None:
         return "0.0%" if change.difference == 0 else "from 0" if change.baseline == 0 else "–"
     return percent(change.improvement, signed=True)
 
 
-def span(change: Change) -> str:
-    from practicum.evaluation.table import number
+def span(change: MetricDelta) -> str:
+    from practicum.utils.tables import number
 
     if change.rate:
         low, high = f"{100 * change.interval.low:+.1f}", f"{100 * change.interval.high:+.1f}"
@@ -189,6 +189,6 @@ def span(change: Change) -> str:
 
 
 def fitted(texts: list[str]) -> list[str]:
-    from practicum.evaluation.table import printable
+    from practicum.utils.tables import printable
 
     return [line for text in texts for line in textwrap.wrap(printable(text), WIDTH, subsequent_indent="    ")]

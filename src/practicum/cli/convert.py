@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from practicum.convert import FORMATS, convert, write
+from practicum.data.convert import FORMATS, convert, write
 
 
 def run(argv: list[str]) -> int:

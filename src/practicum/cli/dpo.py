@@ -15,6 +15,6 @@ SWITCHES = {"full": Flag("training.use_lora=false", "train all weights, without 
 
 
 def run(argv: list[str]) -> int:
-    from practicum.stages import DPOConfig, build_dpo
+    from practicum.training.build_supervised import DPOConfig, build_dpo
 
     return run_stage("dpo", __doc__, argv, FLAGS, SWITCHES, DPOConfig, build_dpo, "dpo/loss")

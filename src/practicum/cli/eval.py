@@ -22,11 +22,11 @@ from practicum.cli.options import (
 from practicum.errors import UserError
 
 if TYPE_CHECKING:
-    from practicum.collection import Collection
-    from practicum.evaluation.examination import Examination
-    from practicum.evaluation.examinee import Examinee
+    from practicum.data.collection import Collection
     from practicum.evaluation.panel import Panel
-    from practicum.evaluation.sitting_room import SittingRoom
+    from practicum.evaluation.policy_ref import PolicyRef
+    from practicum.evaluation.result import EvalResult
+    from practicum.evaluation.runner import EvalRunner
 
 TASKS = 300
 
@@ -35,8 +35,8 @@ class Planned(NamedTuple):
     """An examination that could begin."""
 
     args: argparse.Namespace
-    examinee: Examinee
-    room: SittingRoom
+    examinee: PolicyRef
+    room: EvalRunner
 
 
 def run(argv: list[str]) -> int:
@@ -118,18 +118,18 @@ async def evaluate(args: argparse.Namespace) -> int:
 
 
 def prepare(args: argparse.Namespace) -> Planned:
-    from practicum.evaluation import examinee as examinees
-    from practicum.evaluation.sitting_room import SittingRoom
+    from practicum.evaluation import policy_ref as examinees
+    from practicum.evaluation.runner import EvalRunner
 
     examinee = examinees.find(args.policy, args.url, args.base)
     panel = chosen_panel(args)
-    room = SittingRoom(args.name or args.policy, args.env, panel, args.attempts, settings_of(args, examinee, panel))
+    room = EvalRunner(args.name or args.policy, args.env, panel, args.attempts, settings_of(args, examinee, panel))
     return Planned(args, examinee, room)
 
 
 def check_examinee(sitting: Planned) -> None:
     """Whether the server, or the model's tokenizer, is there: known without loading a model."""
-    from practicum.evaluation.server import check_server
+    from practicum.evaluation.server_check import check_server
     from practicum.models import loader
 
     args, examinee, _ = sitting
@@ -138,7 +138,7 @@ def check_examinee(sitting: Planned) -> None:
     loader.load_tokenizer(args.tokenizer if examinee.stage in ("server", "scripted") else examinee.model)
 
 
-async def examine(sitting: Planned) -> Examination:
+async def examine(sitting: Planned) -> EvalResult:
     args, examinee, room = sitting
     kept = None if args.out is None else kept_episodes(args.out, room)
     if room.recall(kept):
@@ -182,7 +182,7 @@ def chosen_panel(args: argparse.Namespace) -> Panel:
     return panel
 
 
-def settings_of(args: argparse.Namespace, examinee: Examinee, panel: Panel) -> dict[str, Any]:
+def settings_of(args: argparse.Namespace, examinee: PolicyRef, panel: Panel) -> dict[str, Any]:
     """What a result depends on besides the panel; another answer to any of these is another examination."""
     from practicum.cli.collect import policy_name
 
@@ -217,21 +217,21 @@ def run_folder(out: Path) -> Path:
     return out.with_name(f"{out.stem}.run")
 
 
-def kept_episodes(out: Path, room: SittingRoom) -> Collection:
-    from practicum.collection import Collection
+def kept_episodes(out: Path, room: EvalRunner) -> Collection:
+    from practicum.data.collection import Collection
 
     about = {"run_id": out.stem, "experiment": "eval", "mode": room.settings["stage"], "policy": room.policy}
     return Collection(run_folder(out) / "episodes", room.planned, room.settings, about)
 
 
-async def play(args: argparse.Namespace, examinee: Examinee, room: SittingRoom, kept: Collection | None) -> None:
+async def play(args: argparse.Namespace, examinee: PolicyRef, room: EvalRunner, kept: Collection | None) -> None:
     """The attempts that are not there yet."""
     from practicum.cli.options import environment_options
-    from practicum.evaluation.examinee import make_bench
-    from practicum.evaluation.server import check_server
-    from practicum.progress import Progress
+    from practicum.evaluation.policy_ref import make_bench
+    from practicum.evaluation.server_check import check_server
     from practicum.rollout import run_episodes
     from practicum.trajectory import Trajectory
+    from practicum.utils.progress import Progress
 
     if args.url is not None:
         check_server(args.url, examinee.name)
@@ -273,9 +273,9 @@ async def play(args: argparse.Namespace, examinee: Examinee, room: SittingRoom, 
         await bench.engine.close()
 
 
-def described(examination: Examination, args: argparse.Namespace, examinee: Examinee) -> str:
+def described(examination: EvalResult, args: argparse.Namespace, examinee: PolicyRef) -> str:
     """The table of one examination and its last line."""
-    from practicum.evaluation.table import number, percent, printable, shortened, table
+    from practicum.utils.tables import number, percent, printable, shortened, table
 
     metrics, interval = examination.metrics(args.level), examination.interval(args.level)
     level = f"{100 * args.level:g} %"
@@ -305,9 +305,9 @@ def described(examination: Examination, args: argparse.Namespace, examinee: Exam
     return "\n".join([head, table(["Metric", "Value", f"{level} interval"], rows), last, *failed, *kept])
 
 
-def unscored(examination: Examination, args: argparse.Namespace) -> list[str]:
+def unscored(examination: EvalResult, args: argparse.Namespace) -> list[str]:
     """What kept attempts from being scored, the first of them in its own words, and what helps."""
-    from practicum.evaluation.table import WIDTH, printable
+    from practicum.utils.tables import WIDTH, printable
 
     if not examination.unscored:
         return []
@@ -318,10 +318,10 @@ def unscored(examination: Examination, args: argparse.Namespace) -> list[str]:
     return [*lines, *(["the same command again plays these, and only these"] if args.out is not None else [])]
 
 
-def overall(found: list[Examination], args: argparse.Namespace) -> list[str]:
+def overall(found: list[EvalResult], args: argparse.Namespace) -> list[str]:
     """One line an environment, and the mean over environments: each counts once, however many tasks it has."""
-    from practicum.evaluation.aggregate import aggregate
-    from practicum.evaluation.table import number, percent, table
+    from practicum.evaluation.multi_environment import aggregate
+    from practicum.utils.tables import number, percent, table
 
     rows = []
     for examination in found:

@@ -17,8 +17,8 @@ FORMATS = ("bc", "dpo", "sft")
 
 
 def run(argv: list[str]) -> int:
-    from practicum import export
-    from practicum.rows import write_files
+    from practicum.data import export
+    from practicum.data.jsonl import write_files
 
     parser = argparse.ArgumentParser(prog="practicum export", description=__doc__)
     parser.add_argument("--input-dir", type=Path, default=Path("runs"), help="folder of episodes (default: runs)")
@@ -64,9 +64,9 @@ def run(argv: list[str]) -> int:
 
 def read(folder: Path, skip_empty: bool, include_held_out: bool) -> list[Trajectory]:
     """The episodes below a folder; a step without an action is named, unless it is to be passed over."""
-    from practicum import export
-    from practicum.progress import Progress
-    from practicum.rows import read_whole_episode
+    from practicum.data import export
+    from practicum.data.jsonl import read_whole_episode
+    from practicum.utils.progress import Progress
 
     if not folder.is_dir():
         raise UserError(f"There is no folder '{folder}'; make one with `practicum collect`.")
@@ -96,10 +96,10 @@ def rows_of(
     args: argparse.Namespace, wanted: Sequence[str], episodes: Sequence[Trajectory]
 ) -> Mapping[str, Iterable[Mapping[str, Any]]]:
     """The rows of each format wanted, made as they are written; what is left out or doubtful is said."""
-    from practicum import export
+    from practicum.data import export
 
     prompt = export.plain_prompt if args.prompt == "plain" else export.RenderedPrompts(args.tokenizer)
-    chosen = export.imitated(episodes, args.pairing_strategy, args.top_percent, args.include_failed)
+    chosen = export.successful_episodes(episodes, args.pairing_strategy, args.top_percent, args.include_failed)
     texts = [episode for episode in episodes if not export.has_images(episode)]
     made: dict[str, Iterable[Mapping[str, Any]]] = {}
     if len(texts) < len(episodes) and set(wanted) & {"bc", "dpo"}:

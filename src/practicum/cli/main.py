@@ -7,7 +7,7 @@ import os
 import sys
 
 from practicum import __version__
-from practicum.errors import UserError, nearest
+from practicum.errors import UserError, did_you_mean
 
 COMMANDS = {
     "quickstart": "the whole apprenticeship on the built-in tiny model, in minutes",
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     try:
         if arguments[0] not in COMMANDS:
-            raise UserError(f"Unknown command '{arguments[0]}'.{nearest(arguments[0], COMMANDS)}")
+            raise UserError(f"Unknown command '{arguments[0]}'.{did_you_mean(arguments[0], COMMANDS)}")
         module = importlib.import_module(f"practicum.cli.{arguments[0]}")
         result: int = module.run(arguments[1:])
         return result

@@ -14,7 +14,7 @@ from practicum.cli.options import either_spelling
 from practicum.errors import UserError
 
 if TYPE_CHECKING:
-    from practicum.evaluation.matrix import Row
+    from practicum.evaluation.matrix import MatrixRow
     from practicum.evaluation.modes import Mode
 
 
@@ -28,12 +28,12 @@ def run(argv: list[str]) -> int:
         if not 0 < vars(args)[name] < 1:
             raise UserError(f"--{name} {vars(args)[name]:g} must lie between 0 and 1.")
     results = examined(modes, args, flags) if modes else args.results
-    from practicum.evaluation.entry import read_entries
     from practicum.evaluation.matrix import matrix, write_matrix
+    from practicum.evaluation.policy_results import read_policy_results
 
     if not results:
         raise UserError("Nothing to compare: give results of `practicum eval --out`, or --mode NAME=POLICY twice.")
-    entries = read_entries(results)
+    entries = read_policy_results(results)
     baseline = None if args.baseline == "none" else args.baseline or entries[0].name
     rows = matrix(entries, baseline, args.alpha)
     print(described(rows, args.level))
@@ -93,8 +93,8 @@ def examined(modes: list[Mode], args: argparse.Namespace, flags: list[str]) -> l
     return found
 
 
-def described(rows: list[Row], level: float) -> str:
-    from practicum.evaluation.table import number, percent, table
+def described(rows: list[MatrixRow], level: float) -> str:
+    from practicum.utils.tables import number, percent, table
 
     shown = []
     for row in rows:

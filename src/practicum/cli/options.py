@@ -11,8 +11,8 @@ from practicum.engines.base import Sampling
 from practicum.errors import UserError
 
 if TYPE_CHECKING:
-    from practicum.models.place import Place
-    from practicum.workbench import Workbench
+    from practicum.models.device import Device
+    from practicum.rollout_setup import RolloutSetup
 
 
 def add_world_flags(parser: argparse.ArgumentParser) -> None:
@@ -70,11 +70,11 @@ def check_temperature(flag: str, temperature: float) -> None:
         raise UserError(f"{flag} must be 0 or more, and finite.")
 
 
-def workbench_of(args: argparse.Namespace, default_temperature: float) -> Workbench:
+def workbench_of(args: argparse.Namespace, default_temperature: float) -> RolloutSetup:
     """What the flags put together."""
-    from practicum.workbench import make_workbench  # torch is slow to import: not for --help
+    from practicum.rollout_setup import make_rollout_setup  # torch is slow to import: not for --help
 
-    return make_workbench(
+    return make_rollout_setup(
         args.env,
         args.policy,
         format=args.format,
@@ -88,16 +88,16 @@ def workbench_of(args: argparse.Namespace, default_temperature: float) -> Workbe
     )
 
 
-def place_of(args: argparse.Namespace) -> Place:
+def place_of(args: argparse.Namespace) -> Device:
     """Where a model that the flags name would lie."""
-    from practicum.models import place
+    from practicum.models import device
 
-    return place.find(args.device, args.dtype)
+    return device.find(args.device, args.dtype)
 
 
 def place_settings(args: argparse.Namespace) -> dict[str, str]:
     """What of it a result depends on: a GPU's replies are not a CPU's. Nothing, where no model runs here."""
-    from practicum.workbench import SCRIPTED
+    from practicum.rollout_setup import SCRIPTED
 
     where = place_of(args)
     if args.url is not None or args.policy in SCRIPTED or (where.device, where.dtype_name) == ("cpu", "float32"):

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from practicum.errors import UserError
 
 if TYPE_CHECKING:
-    from practicum.pipeline import PipelineConfig
-    from practicum.pipeline_log import PipelineLog
+    from practicum.pipeline.log import PipelineLog
+    from practicum.pipeline.stages import PipelineConfig
 
 
 def run(argv: list[str]) -> int:
@@ -26,41 +26,42 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration and what follows")
     args = parser.parse_intermixed_args(argv)
 
-    from practicum import overrides, pipeline
-    from practicum.errors import nearest
-    from practicum.pipeline_log import PipelineLog, print_lines
+    from practicum.config import overrides
+    from practicum.errors import did_you_mean
+    from practicum.pipeline import stages
+    from practicum.pipeline.log import PipelineLog, print_lines
 
     if not args.overrides and not args.dry_run:
         raise UserError(
             "Say what to run: recipe=affine-tiny is small; the paper's whole pipeline (15,000 demonstrations) is "
             "recipe=affine model.path=PATH."
         )
-    config = pipeline.resolve(args.overrides)
-    if args.until is not None and args.until not in pipeline.STAGES:
-        raise UserError(f"--until: there is no stage '{args.until}'.{nearest(args.until, pipeline.STAGES)}")
+    config = stages.resolve(args.overrides)
+    if args.until is not None and args.until not in stages.STAGES:
+        raise UserError(f"--until: there is no stage '{args.until}'.{did_you_mean(args.until, stages.STAGES)}")
     if args.dry_run:
         print(overrides.show(config), end="")
         print("# derived")
-        print("\n".join(f"# {line}" for line in [f"stages: {', '.join(pipeline.STAGES)}", *pipeline.derived(config)]))
+        print("\n".join(f"# {line}" for line in [f"stages: {', '.join(stages.STAGES)}", *stages.derived(config)]))
         return 0
-    log = PipelineLog(pipeline.folder(config))
+    log = PipelineLog(stages.folder(config))
     if not log.finished("eval-base"):  # after it every task has been seen to be there
-        pipeline.check_tasks(config)
-    pipeline.check_continuation(config, log.begun)  # it marks a new folder: what has failed until here leaves none
-    stages: dict[str, Callable[[PipelineConfig, PipelineLog], None]] = {
+        stages.check_tasks(config)
+    stages.check_continuation(config, log.begun)  # it marks a new folder: what has failed until here leaves none
+    functions: dict[str, Callable[[PipelineConfig, PipelineLog], None]] = {
         "collect": collect,
         "sft": sft,
         "train": train,
-        **{f"eval-{rung}": _evaluation(rung) for rung in pipeline.RUNGS},
+        **{f"eval-{rung}": _evaluation(rung) for rung in stages.RUNGS},
     }
-    for number, name in enumerate(pipeline.STAGES, 1):
-        title = f"[{number}/{len(pipeline.STAGES)}] {name}"
+    for number, name in enumerate(stages.STAGES, 1):
+        title = f"[{number}/{len(stages.STAGES)}] {name}"
         if log.finished(name):
             print(f"{title}: done before ({log.said(name)})", flush=True)
         else:
             print(f"{title}: {'goes on' if log.begun(name) else 'begins'}", flush=True)
             with log.stage(name):
-                stages[name](config, log)
+                functions[name](config, log)
             print(f"{title}: done ({log.said(name)})", flush=True)
         if name == args.until:
             return 0
@@ -70,14 +71,14 @@ def run(argv: list[str]) -> int:
 
 def collect(config: PipelineConfig, log: PipelineLog) -> None:
     """The expert's episodes of every environment, each in a folder of its own."""
-    from practicum import pipeline
     from practicum.cli import collect as command
+    from practicum.pipeline import stages
 
-    for name, count in pipeline.demonstrations(config).items():
+    for name, count in stages.demonstrations(config).items():
         # Another seed than practice has: its tasks are new ones, as far as there are others.
         argv = [
             "--policy", "expert", "--tasks", str(count), "--split", "train", "--seed", str(config.seed + 1),
-            "--out", config.output_dir, "--experiment", "collect", "--run-id", pipeline.place_of(name),
+            "--out", config.output_dir, "--experiment", "collect", "--run-id", stages.place_of(name),
             *_world_flags(config, name),
         ]  # fmt: skip
         with log.told("collect") as told:
@@ -89,10 +90,10 @@ def collect(config: PipelineConfig, log: PipelineLog) -> None:
 
 def sft(config: PipelineConfig, log: PipelineLog) -> None:
     """Imitation, with a line an epoch."""
-    from practicum import pipeline
-    from practicum.pipeline_log import Epochs
-    from practicum.progress import Progress
-    from practicum.stages import build_sft, describe
+    from practicum.pipeline import stages
+    from practicum.pipeline.log import Epochs
+    from practicum.training.build_supervised import build_sft, describe
+    from practicum.utils.progress import Progress
 
     progress = Progress("sft", 0, "steps")
     epochs = Epochs(config.training.num_epochs)
@@ -103,7 +104,7 @@ def sft(config: PipelineConfig, log: PipelineLog) -> None:
         if line is not None:
             print(f"  {line}", flush=True)
 
-    stage = build_sft(pipeline.sft_config(config), heard)
+    stage = build_sft(stages.sft_config(config), heard)
     print(f"  {describe(stage.apprentice)}", flush=True)
     try:
         progress.total = epochs.steps = stage.settings.steps
@@ -116,11 +117,12 @@ def sft(config: PipelineConfig, log: PipelineLog) -> None:
 
 def train(config: PipelineConfig, log: PipelineLog) -> None:
     """Practice over the mix, with a line now and then."""
-    from practicum import experiment, pipeline
-    from practicum.pipeline_log import rollout_line
-    from practicum.progress import Progress
+    from practicum.pipeline import stages
+    from practicum.pipeline.log import rollout_line
+    from practicum.training import build
+    from practicum.utils.progress import Progress
 
-    made = pipeline.rl_config(config)
+    made = stages.rl_config(config)
     total = config.rl_training.num_rollouts
     each = made.data.train_batch_size * made.agent.num_chains
     progress = Progress("train", total * each, "episodes")
@@ -131,12 +133,12 @@ def train(config: PipelineConfig, log: PipelineLog) -> None:
             print(f"  {rollout_line(step, total, values)}", flush=True)
 
     async def go() -> None:
-        run = experiment.build_run(made, on_step=stepped, on_episode=lambda episode: progress.advance())
+        run = build.build_run(made, on_step=stepped, on_episode=lambda episode: progress.advance())
         try:
             progress.done = run.standing.step * each
             with progress:
                 await run.go()
-            run.apprentice.save(Path(pipeline.policy(config, "rl")))
+            run.apprentice.save(Path(stages.policy(config, "rl")))
         finally:
             await run.apprentice.close()
 
@@ -145,16 +147,16 @@ def train(config: PipelineConfig, log: PipelineLog) -> None:
 
 def _evaluation(rung: str) -> Callable[[PipelineConfig, PipelineLog], None]:
     def stage(config: PipelineConfig, log: PipelineLog) -> None:
-        from practicum import pipeline
         from practicum.cli import eval as command
-        from practicum.evaluation.examination import read_result
-        from practicum.pipeline_log import evaluation_line
+        from practicum.evaluation.result import read_result
+        from practicum.pipeline import stages
+        from practicum.pipeline.log import evaluation_line
 
         settings = config.evaluation
-        for name in pipeline.examined(config):
-            out = pipeline.folder(config, "eval", rung, f"{pipeline.place_of(name)}.json")
+        for name in stages.examined(config):
+            out = stages.folder(config, "eval", rung, f"{stages.place_of(name)}.json")
             argv = [
-                "--policy", pipeline.policy(config, rung), "--name", rung, "--tasks", str(settings.num_eval_samples),
+                "--policy", stages.policy(config, rung), "--name", rung, "--tasks", str(settings.num_eval_samples),
                 "--split", "test", "--seed", str(config.seed), "--temperature", str(settings.temperature),
                 "--level", str(settings.confidence), "--out", str(out),
                 *(["--base", config.model.path] if rung != "base" and config.training.use_lora else []),
@@ -172,13 +174,15 @@ def _evaluation(rung: str) -> Callable[[PipelineConfig, PipelineLog], None]:
 
 def report(config: PipelineConfig, log: PipelineLog) -> list[str]:
     """The table; and everything for machines in logs/evaluation_results.json."""
-    from practicum import pipeline
-    from practicum.evaluation.table import table
-    from practicum.rungs import read_rungs
-    from practicum.store import write_atomic
+    from practicum.data.store import write_atomic
+    from practicum.pipeline import stages
+    from practicum.pipeline.stage_table import read_stage_table
+    from practicum.utils.tables import table
 
-    rungs = read_rungs([pipeline.folder(config, "eval", rung) for rung in pipeline.RUNGS], config.evaluation.confidence)
-    path = pipeline.folder(config, "logs", "evaluation_results.json")
+    rungs = read_stage_table(
+        [stages.folder(config, "eval", rung) for rung in stages.RUNGS], config.evaluation.confidence
+    )
+    path = stages.folder(config, "logs", "evaluation_results.json")
     whole = {"format": "practicum pipeline 1", **rungs.record(), "stages": log.record()}
     write_atomic(path, (json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
     return [
@@ -186,20 +190,20 @@ def report(config: PipelineConfig, log: PipelineLog) -> list[str]:
         table(["Stage", "Time", "Processor", "Memory", "Starts"], log.rows()),
         "",
         *rungs.lines(),
-        f"all of it in {path}; `practicum compare {pipeline.folder(config, 'eval', 'sft')} "
-        f"{pipeline.folder(config, 'eval', 'rl')}` tells more",
+        f"all of it in {path}; `practicum compare {stages.folder(config, 'eval', 'sft')} "
+        f"{stages.folder(config, 'eval', 'rl')}` tells more",
     ]
 
 
 def _world_flags(config: PipelineConfig, name: str) -> list[str]:
     """An environment with its options, and what all stages share."""
-    from practicum import pipeline
+    from practicum.pipeline import stages
 
     flags = ["--env", name, "--format", "hf", "--tokenizer", config.model.path]
     flags += ["--max-turns", str(config.data.agentgym.max_episode_length)]
     flags += ["--max-tokens", str(config.data.max_response_tokens), "--device", config.model.device]
     if config.model.template is not None:
         flags += ["--template", config.model.template]
-    for key, value in pipeline.options(config, name).items():
+    for key, value in stages.options(config, name).items():
         flags += ["--env-arg", f"{key}={json.dumps(value)}"]
     return flags

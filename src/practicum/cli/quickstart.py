@@ -17,7 +17,7 @@ def run(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     print("Practicum quickstart: demonstrations → SFT → GRPO → examination", flush=True)
 
-    from practicum.progress import Progress
+    from practicum.utils.progress import Progress
 
     with Progress("load torch", 1) as progress:
         from practicum.quickstart import Quickstart, default_plan

@@ -29,10 +29,10 @@ def run(argv: list[str]) -> int:
     if args.out.is_dir():
         raise UserError(f"--out {args.out} is a folder; give the name of a file.")
 
-    from practicum.progress import Progress
+    from practicum.data.store import write_atomic
     from practicum.report.document import document
     from practicum.report.runs import find_runs
-    from practicum.store import write_atomic
+    from practicum.utils.progress import Progress
 
     runs = find_runs(args.runs)
     with Progress("read", 0, "episodes") as progress:

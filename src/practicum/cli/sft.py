@@ -27,6 +27,6 @@ SWITCHES = {
 
 
 def run(argv: list[str]) -> int:
-    from practicum.stages import SFTConfig, build_sft
+    from practicum.training.build_supervised import SFTConfig, build_sft
 
     return run_stage("sft", __doc__, argv, FLAGS, SWITCHES, SFTConfig, build_sft, "actor/loss")

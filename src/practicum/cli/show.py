@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from practicum.errors import UserError
-from practicum.evaluation.table import printable
 from practicum.report.index import FAULTS, read_episode, reason
-from practicum.report.numbers import is_number
 from practicum.trajectory import Origin, Trajectory
+from practicum.utils.escape import is_number
+from practicum.utils.tables import printable
 
 COLOURS = {Origin.SAMPLED: "\x1b[1;32m", Origin.OBSERVATION: "\x1b[36m", Origin.TEMPLATE: "\x1b[2m"}
 MARKS = {Origin.SAMPLED: ("⟦", "⟧"), Origin.OBSERVATION: ("", ""), Origin.TEMPLATE: ("", "")}

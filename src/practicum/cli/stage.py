@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from practicum.training.stage import Stage
+    from practicum.training.supervised import SupervisedTrainer
 
 
 class Flag(NamedTuple):
@@ -25,7 +25,7 @@ def run_stage(
     flags: Mapping[str, Flag],
     switches: Mapping[str, Flag],
     schema: Any,
-    build: Callable[..., Stage],
+    build: Callable[..., SupervisedTrainer],
     figure: str,
 ) -> int:
     """Read flags and overrides, run the stage, say what came of it."""
@@ -43,16 +43,17 @@ def run_stage(
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_intermixed_args(argv)
 
-    from practicum import overrides, stages
-    from practicum.progress import Progress
+    from practicum.config import overrides
+    from practicum.training import build_supervised
+    from practicum.utils.progress import Progress
 
     asked = [
         f"{key}={_quoted(value)}" for flag, (key, _) in flags.items() if (value := getattr(args, flag)) is not None
     ]
     asked += [key for switch, (key, _) in switches.items() if getattr(args, switch)]
-    fitting = stages.preset(args.hardware) if args.hardware else []
+    fitting = build_supervised.preset(args.hardware) if args.hardware else []
     config, given = overrides.read_overrides(schema, [*fitting, *asked, *args.overrides])
-    stages.check_given(config, given)
+    build_supervised.check_given(config, given)
     if args.dry_run:
         print(overrides.show(config), end="")
         return 0
@@ -66,7 +67,7 @@ def run_stage(
         )
 
     stage = build(config, heard)
-    print(stages.describe(stage.apprentice))
+    print(build_supervised.describe(stage.apprentice))
     try:
         progress.total, progress.done = stage.settings.steps, stage.standing.step
         with progress:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from practicum.cli.options import either_spelling
 
 if TYPE_CHECKING:
-    from practicum.config import TrainConfig
+    from practicum.config.train import TrainConfig
 
 
 def run(argv: list[str]) -> int:
@@ -27,16 +27,16 @@ def run(argv: list[str]) -> int:
     )
     args = parser.parse_intermixed_args(either_spelling(argv))
 
-    from practicum import config as configuration
-    from practicum import overrides
+    from practicum.config import overrides
+    from practicum.config import train as configuration
 
     if args.from_trajectories is not None:
         args.overrides.append(f"data.from_trajectories={quoted(args.from_trajectories)}")
     config = configuration.resolve(args.overrides)
     if args.dry_run:
-        from practicum import experiment
+        from practicum.training import build
 
-        lines = experiment.derived(config)
+        lines = build.derived(config)
         print(overrides.show(config), end="")
         print("# derived")
         print("\n".join(f"# {line}" for line in lines))
@@ -45,8 +45,8 @@ def run(argv: list[str]) -> int:
 
 
 async def train(config: TrainConfig) -> int:
-    from practicum import experiment
-    from practicum.progress import Progress
+    from practicum.training import build
+    from practicum.utils.progress import Progress
 
     played = config.data.from_trajectories is None or config.algorithm.offline.method == "bandit"
     each = config.data.train_batch_size * config.agent.num_chains if played else 1
@@ -59,9 +59,7 @@ async def train(config: TrainConfig) -> int:
             far = values.get("offline/distance/mean", float("nan"))
             progress.advance(1, f"loss {values.get('actor/loss', float('nan')):+.4f}, distance from the log {far:.3f}")
 
-    run = experiment.build_run(
-        config, on_step=stepped, on_episode=(lambda episode: progress.advance()) if played else None
-    )
+    run = build.build_run(config, on_step=stepped, on_episode=(lambda episode: progress.advance()) if played else None)
     try:
         progress.total = run.settings.steps * each
         progress.done = run.standing.step * each

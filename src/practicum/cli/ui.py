@@ -28,7 +28,7 @@ def run(argv: list[str]) -> int:
             "such as 127.0.0.1, or 0.0.0.0 for all of them."
         ) from None
     try:
-        from practicum.ui.server import serve
+        from practicum.report.live.server import serve
     except ImportError as error:
         raise UserError(f"The live page needs {error.name}: pip install 'practicum[ui]'.") from None
     return serve(args.folder, args.host, args.port)

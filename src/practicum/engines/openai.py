@@ -15,13 +15,13 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
+from practicum.chat.formats import Format
+from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request
 from practicum.environment import Action, Message, ToolCall
 from practicum.errors import EngineError
-from practicum.formats import Format
-from practicum.render import Renderer
-from practicum.threads import in_thread
 from practicum.trajectory import ActionSource, StopReason
+from practicum.utils.threads import in_thread
 
 RETRY_SECONDS = (0.5, 2.0)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
+from practicum.chat.formats import Format
+from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request
 from practicum.environment import Environment, Policy
 from practicum.errors import EngineError
-from practicum.formats import Format
-from practicum.render import Renderer
 from practicum.task import Task
 from practicum.trajectory import ActionSource, Origin, StopReason, Trajectory
 

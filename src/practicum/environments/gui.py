@@ -13,12 +13,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from practicum.chat.formats import GUI_ACTIONS, gui_misfit, make_format
 from practicum.environment import SPLITS, Action, Environment, Message, Observation, Policy, Step, ToolCall
 from practicum.environments.gui_drawing import require_pillow, screenshot
 from practicum.environments.gui_screens import HEIGHT, WIDTH, Desktop, Widget
 from practicum.environments.gui_tasks import LEVELS, make_task
-from practicum.errors import UserError, nearest
-from practicum.formats import GUI_ACTIONS, gui_misfit, make_format
+from practicum.errors import UserError, did_you_mean
 from practicum.task import Task, content_hash
 
 OBSERVE = ("text", "image", "both")
@@ -41,7 +41,7 @@ class GuiEnvironment(Environment):
 
     def __init__(self, format: str = "gui", observe: str = "text", levels: Sequence[int] = (1, 2, 3)) -> None:
         if observe not in OBSERVE:
-            raise UserError(f"gui has no observe '{observe}'.{nearest(str(observe), OBSERVE)}")
+            raise UserError(f"gui has no observe '{observe}'.{did_you_mean(str(observe), OBSERVE)}")
         listed = isinstance(levels, (list, tuple)) and len(levels) > 0
         if not listed or not all(isinstance(n, int) and not isinstance(n, bool) and n in LEVELS for n in levels):
             raise UserError(f"gui levels must be a list of whole numbers from 1 to {max(LEVELS)}, got {levels}.")
@@ -110,7 +110,7 @@ class GuiEnvironment(Environment):
 
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
         if split not in SPLITS:
-            raise UserError(f"gui has no split '{split}'.{nearest(split, SPLITS)}")
+            raise UserError(f"gui has no split '{split}'.{did_you_mean(split, SPLITS)}")
         rng = random.Random(f"gui/{split}/{seed}")
         tasks: list[Task] = []
         seen: set[str] = set()

@@ -12,7 +12,7 @@ from typing import Any
 
 from practicum import registry
 from practicum.environment import Action, Environment, Observation, Policy, Step
-from practicum.errors import UserError, nearest
+from practicum.errors import UserError, did_you_mean
 from practicum.task import Task
 
 Shaping = Callable[[Task, Action, Step], float]
@@ -44,7 +44,7 @@ class MixEnvironment(Environment):
         self.shares = dict.fromkeys(given, 1.0)
         for name, share in (shares or {}).items():
             if name not in given:
-                raise UserError(f"mix: 'shares' names '{name}', which is not in the mix.{nearest(name, given)}")
+                raise UserError(f"mix: 'shares' names '{name}', which is not in the mix.{did_you_mean(name, given)}")
             if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < float("inf"):
                 raise UserError(f"mix: the share of '{name}' must be a number above 0, got {share}.")
             self.shares[name] = float(share)
@@ -135,7 +135,7 @@ def in_turns(shares: Mapping[str, float], count: int) -> list[str]:
 
 
 def _maker(name: str, format: str, options: Mapping[str, Any] | None, reward: str | None) -> Callable[[], Environment]:
-    from practicum.workbench import environment_maker  # brings torch, which a list of environments does not need
+    from practicum.rollout_setup import environment_maker  # brings torch, which a list of environments does not need
 
     if options is not None and not isinstance(options, Mapping):
         raise UserError(f"mix: the options of '{name}' must be a mapping, got {options!r}.")

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+from practicum.data.retrieval import index_of
 from practicum.environment import Action, Message, Observation, Policy, ToolCall
 from practicum.environments.search_worlds import RELATION, WORLD_NAME, make_world, names_of, world_index, world_name
 from practicum.environments.tool_agent import ToolEnvironment
 from practicum.errors import UserError
-from practicum.retrieval import index_of
 from practicum.task import Task
 from practicum.tools.base import Tool
 from practicum.tools.google_search import RESULTS, configured_search, google_search_over

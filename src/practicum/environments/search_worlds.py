@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from practicum.data.retrieval import Document, Index
 from practicum.environments.math import SPLIT_OF_BUCKET
 from practicum.errors import UserError
-from practicum.retrieval import Document, Index
 from practicum.task import content_hash
 
 # Two syllables of letters that even a small vocabulary has tokens for: a name such as Dolke is three of tiny's.

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from practicum import registry
+from practicum.chat.formats import make_format
 from practicum.environment import Action, Environment, Message, Observation, Step, ToolCall
-from practicum.errors import UserError, nearest
-from practicum.formats import make_format
-from practicum.sandbox.places import in_thread_with_places
+from practicum.errors import UserError, did_you_mean
+from practicum.sandbox.slots import in_thread_with_places
 from practicum.task import Task, read_task_file
 from practicum.tools.base import Tool, ToolResult
 from practicum.tools.pool import Lease, StatePool
@@ -108,7 +108,9 @@ class ToolEnvironment(Environment):
         names = (call.name, *registry.other_names(call.name))
         tool = next((self.tools[name] for name in names if name in self.tools), None)
         if tool is None:
-            return ToolResult(f"Error: there is no tool '{call.name}'.{nearest(call.name, self.tools)}", failed=True)
+            return ToolResult(
+                f"Error: there is no tool '{call.name}'.{did_you_mean(call.name, self.tools)}", failed=True
+            )
         if tool.pool is None or tool.check(call.arguments) is not None:
             return await tool.call(call.arguments)
         await self._take_states()

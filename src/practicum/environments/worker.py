@@ -29,10 +29,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import IO, Any, BinaryIO, cast
 
-from practicum.deadline import queued
 from practicum.environments.worker_child import read_frame, write_frame
 from practicum.errors import UserError
-from practicum.process_tree import tree_seconds
+from practicum.utils.deadline import queued
+from practicum.utils.memory import tree_seconds
 
 START = ""
 """The call that every worker begins with: its engine is made."""
@@ -238,7 +238,7 @@ class Worker:
         return cast(BinaryIO, pipe)
 
 
-class Seat:
+class WorkerSession:
     """One episode's place at a worker."""
 
     def __init__(self, pool: WorkerPool, worker: Worker, number: int) -> None:
@@ -273,7 +273,7 @@ class WorkerPool:
         self._owner = os.getpid()
         self._lock = threading.Lock()
 
-    def seat(self) -> Seat:
+    def seat(self) -> WorkerSession:
         """A place at the live worker with the fewest episodes, or at a new one while there may be more."""
         with self._lock:
             for worker in [worker for worker in self.workers if not worker.alive]:
@@ -285,7 +285,7 @@ class WorkerPool:
                 self.workers.append(idle)
             number = next(self._numbers)
             idle.seats.add(number)
-            return Seat(self, idle, number)
+            return WorkerSession(self, idle, number)
 
     def ask(self, name: str, **arguments: Any) -> Any:
         """A question about no episode, waited for here. Not for an event loop with much else to do: see `call`."""

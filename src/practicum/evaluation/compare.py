@@ -8,16 +8,16 @@ from functools import cached_property
 from typing import Any
 
 from practicum.errors import UserError
-from practicum.evaluation.aggregate import aggregate
-from practicum.evaluation.change import Change, change, finite
-from practicum.evaluation.entry import Entry, check_panels
-from practicum.evaluation.examination import Examination, Measure, attempts_shown
 from practicum.evaluation.gates import STEPS, Decision, decide
-from practicum.evaluation.multiple import holm
-from practicum.evaluation.paired import bootstrap_test, wilcoxon
-from practicum.evaluation.pareto import dominated_by, pareto_score
-from practicum.evaluation.statistics import LEVEL, paired_difference
-from practicum.evaluation.two_samples import TTest, cohens_d, cohens_h, t_test
+from practicum.evaluation.metric_delta import MetricDelta, finite, metric_delta
+from practicum.evaluation.multi_environment import aggregate
+from practicum.evaluation.policy_results import PolicyResults, check_panels
+from practicum.evaluation.result import EvalResult, Measure, attempts_shown
+from practicum.evaluation.stats.intervals import LEVEL, paired_difference
+from practicum.evaluation.stats.multiple_testing import holm
+from practicum.evaluation.stats.paired import bootstrap_test, wilcoxon
+from practicum.evaluation.stats.pareto import dominated_by, pareto_score
+from practicum.evaluation.stats.unpaired import TTest, cohens_d, cohens_h, t_test
 
 SCORE = "Mean score"
 
@@ -26,15 +26,15 @@ SCORE = "Mean score"
 class Comparison:
     """A trained policy against a baseline on one panel. The first change is the success rate, which decides."""
 
-    baseline: Examination
-    trained: Examination
-    changes: tuple[Change, ...]
+    baseline: EvalResult
+    trained: EvalResult
+    changes: tuple[MetricDelta, ...]
     p_corrected: float
     comparisons: int
     """How many comparisons the p-value was corrected for."""
 
     @property
-    def success(self) -> Change:
+    def success(self) -> MetricDelta:
         return self.changes[0]
 
     @property
@@ -69,36 +69,38 @@ class Comparison:
     @cached_property
     def sentence(self) -> str:
         """The verdict in words."""
-        change, level = self.success, f"{100 * self.success.interval.level:g} %"
-        range_ = f"[{100 * change.interval.low:+.1f}, {100 * change.interval.high:+.1f}]"
+        metric_delta, level = self.success, f"{100 * self.success.interval.level:g} %"
+        range_ = f"[{100 * metric_delta.interval.low:+.1f}, {100 * metric_delta.interval.high:+.1f}]"
         corrected = f", {self.p_corrected:.2g} after Holm over {self.comparisons}" if self.comparisons > 1 else ""
-        evidence = f"{level}; {change.test} p = {change.p_value:.2g}{corrected}; {change.tasks} tasks"
-        if change.tasks == 0:
+        evidence = f"{level}; {metric_delta.test} p = {metric_delta.p_value:.2g}{corrected}; {metric_delta.tasks} tasks"
+        if metric_delta.tasks == 0:
             return "No task has a score from both policies: nothing can be said."
         if self.shown:
             return (
                 f"'{self.trained.policy}' is {self.verdict} than '{self.baseline.policy}' by "
-                f"{100 * abs(change.difference):.1f} points {range_} ({evidence})."
+                f"{100 * abs(metric_delta.difference):.1f} points {range_} ({evidence})."
             )
         return (
             f"No difference shown between '{self.baseline.policy}' and '{self.trained.policy}': "
-            f"{100 * change.difference:+.1f} points {range_} ({evidence})."
+            f"{100 * metric_delta.difference:+.1f} points {range_} ({evidence})."
         )
 
     @cached_property
     def outlook(self) -> str:
         """What these tasks could have shown, and how many more would settle what was seen."""
-        change = self.success
-        if change.clusters < 2:
+        success = self.success
+        if success.clusters < 2:
             return "So few tasks can show nothing; examine on more."
-        could = f"{change.clusters} tasks show a difference of {100 * change.detectable:.1f} points four times in five"
-        more = change.more_tasks
+        could = (
+            f"{success.clusters} tasks show a difference of {100 * success.detectable:.1f} points four times in five"
+        )
+        more = success.more_tasks
         if self.shown or more == 0:
             return f"{could}."
         if more is None:
-            return f"{could}; no number of tasks settles a difference of {100 * change.difference:+.1f} points."
+            return f"{could}; no number of tasks settles a difference of {100 * success.difference:+.1f} points."
         each = f" ({more * self.trained.attempts} episodes a policy)" if self.trained.attempts > 1 else ""
-        return f"{could}; if {100 * change.difference:+.1f} is the truth, about {more} more{each} would settle it."
+        return f"{could}; if {100 * success.difference:+.1f} is the truth, about {more} more{each} would settle it."
 
     def record(self, level: float = LEVEL) -> dict[str, Any]:
         """All of it for machines."""
@@ -123,7 +125,7 @@ class Comparison:
                        "high": e.interval(level).high, "level": level, "n": len(e.scored), "errors": len(e.unscored)}
                 for role, e in (("baseline", self.baseline), ("trained", self.trained))
             },
-            "changes": [change.record() for change in self.changes],
+            "changes": [metric_delta.record() for metric_delta in self.changes],
             "tests": {
                 self.success.test: self.success.p_value,
                 "wilcoxon": float(wilcoxon(differences)),
@@ -148,17 +150,17 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Contest:
+class PolicyComparison:
     """All policies that were given: the first is the baseline, every other is compared with it on every panel."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[PolicyResults, ...]
     comparisons: tuple[Comparison, ...]
 
     @property
     def panels(self) -> list[str]:
         return list(self.entries[0].results)
 
-    def of(self, entry: Entry) -> list[Comparison]:
+    def of(self, entry: PolicyResults) -> list[Comparison]:
         mine = {id(examination) for examination in entry.results.values()}
         return [comparison for comparison in self.comparisons if id(comparison.trained) in mine]
 
@@ -184,7 +186,7 @@ class Contest:
         }
 
 
-def measures(first: Examination, second: Examination) -> list[tuple[str, bool, Measure]]:
+def measures(first: EvalResult, second: EvalResult) -> list[tuple[str, bool, Measure]]:
     """What is compared besides success: a name, whether it is a share, and how it is read off an attempt."""
 
     def part(name: str) -> Measure:
@@ -206,7 +208,7 @@ def measures(first: Examination, second: Examination) -> list[tuple[str, bool, M
     return list(both)
 
 
-def compare_pair(first: Examination, second: Examination, alpha: float = 0.05) -> Comparison:
+def compare_pair(first: EvalResult, second: EvalResult, alpha: float = 0.05) -> Comparison:
     """Two results on one panel; results on different panels are refused."""
     check_panels(first, second)
     clusters, level = {**first.clusters, **second.clusters}, 1 - alpha
@@ -217,14 +219,14 @@ def compare_pair(first: Examination, second: Examination, alpha: float = 0.05) -
     for name, rate, measure in measures(first, second):
         found.append((name, rate, first.by_task(measure), second.by_task(measure)))
     changes = [
-        change(name, a, b, clusters, rate=rate, bounded=rate or (name == SCORE and unit), level=level)
+        metric_delta(name, a, b, clusters, rate=rate, bounded=rate or (name == SCORE and unit), level=level)
         for name, rate, a, b in found
     ]
     kept = (changes[0], *(c for c in changes[1:] if c.tasks and not _says_nothing_new(c, changes[0])))
     return Comparison(first, second, kept, changes[0].p_value, 1)
 
 
-def contest(entries: Sequence[Entry], alpha: float = 0.05) -> Contest:
+def compare_policies(entries: Sequence[PolicyResults], alpha: float = 0.05) -> PolicyComparison:
     """Every policy against the first on every panel, p-values corrected over all of these (Holm)."""
     baseline, pairs = entries[0], []
     for entry in entries[1:]:
@@ -239,7 +241,7 @@ def contest(entries: Sequence[Entry], alpha: float = 0.05) -> Contest:
             )
         pairs += [compare_pair(baseline.results[panel], entry.results[panel], alpha) for panel in baseline.results]
     corrected = holm([pair.p_corrected for pair in pairs])
-    return Contest(
+    return PolicyComparison(
         tuple(entries),
         tuple(replace(pair, p_corrected=p, comparisons=len(pairs)) for pair, p in zip(pairs, corrected, strict=True)),
     )
@@ -249,8 +251,12 @@ def _success(sitting: Any) -> float:
     return float(sitting.success)
 
 
-def _says_nothing_new(change: Change, success: Change) -> bool:
+def _says_nothing_new(metric_delta: MetricDelta, success: MetricDelta) -> bool:
     """Accuracy is success wherever a reward is 0 or 1; parts that both policies lack are no rows."""
-    if change.name.startswith("Accuracy"):
-        return (change.baseline, change.trained, change.gained) == (success.baseline, success.trained, success.gained)
+    if metric_delta.name.startswith("Accuracy"):
+        return (metric_delta.baseline, metric_delta.trained, metric_delta.gained) == (
+            success.baseline,
+            success.trained,
+            success.gained,
+        )
     return False

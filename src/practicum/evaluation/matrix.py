@@ -11,13 +11,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from practicum import store
-from practicum.errors import UserError, nearest
-from practicum.evaluation.compare import Comparison, contest
-from practicum.evaluation.entry import Entry
-from practicum.evaluation.examination import Examination, mean, ratio
-from practicum.evaluation.statistics import LEVEL
-from practicum.rows import encode
+from practicum.data import store
+from practicum.data.jsonl import encode
+from practicum.errors import UserError, did_you_mean
+from practicum.evaluation.compare import Comparison, compare_policies
+from practicum.evaluation.policy_results import PolicyResults
+from practicum.evaluation.result import EvalResult, mean, ratio
+from practicum.evaluation.stats.intervals import LEVEL
 
 COLUMNS = (
     "mode", "total_tasks", "valid_tasks", "init_or_agent_errors", "successes", "failures", "success_rate",
@@ -46,10 +46,10 @@ LEGEND = {
 
 
 @dataclass(frozen=True)
-class Row:
+class MatrixRow:
     """One mode. `delta` in shares of one, not in points."""
 
-    examination: Examination
+    examination: EvalResult
     label: Usefulness
     delta: float | None
     comparison: Comparison | None
@@ -93,32 +93,32 @@ def usefulness(baseline: tuple[float, float], mode: tuple[float, float]) -> Usef
     return Usefulness.NOT
 
 
-def matrix(entries: Sequence[Entry], baseline: str | None, alpha: float = 0.05) -> list[Row]:
+def matrix(entries: Sequence[PolicyResults], baseline: str | None, alpha: float = 0.05) -> list[MatrixRow]:
     """A row for every mode, in the order given; without a baseline nothing is compared."""
     names = [entry.name for entry in entries]
     if baseline is not None and baseline not in names:
-        raise UserError(f"There is no mode '{baseline}' among these results.{nearest(baseline, names)}")
+        raise UserError(f"There is no mode '{baseline}' among these results.{did_you_mean(baseline, names)}")
     for entry in entries:
         if len(entry.results) != 1:
             raise UserError(f"'{entry.name}' has results on {len(entry.results)} panels; a matrix is of one panel.")
     first = next((entry for entry in entries if entry.name == baseline), entries[0])
     others = [entry for entry in entries if entry is not first]
-    found = {c.trained.policy: c for c in contest([first, *others], alpha).comparisons}
+    found = {c.trained.policy: c for c in compare_policies([first, *others], alpha).comparisons}
     (reference,) = first.results.values()
     rows = []
     for entry in entries:
         (examination,) = entry.results.values()
         comparison = found.get(entry.name) if baseline is not None else None
         if comparison is None or not examination.scored or not reference.scored:
-            rows.append(Row(examination, Usefulness.UNKNOWN, None, None))
+            rows.append(MatrixRow(examination, Usefulness.UNKNOWN, None, None))
             continue
         delta = examination.success_rate - reference.success_rate
         label = usefulness(_standing(reference), _standing(examination))
-        rows.append(Row(examination, label, delta, comparison))
+        rows.append(MatrixRow(examination, label, delta, comparison))
     return rows
 
 
-def write_matrix(folder: Path, rows: Sequence[Row], baseline: str | None, level: float = LEVEL) -> None:
+def write_matrix(folder: Path, rows: Sequence[MatrixRow], baseline: str | None, level: float = LEVEL) -> None:
     """matrix.csv, matrix.md and errors.jsonl."""
     records = [row.record(level) for row in rows]
     store.write_atomic(folder / "matrix.csv", _csv(records).encode())
@@ -132,11 +132,11 @@ def write_matrix(folder: Path, rows: Sequence[Row], baseline: str | None, level:
     store.write_atomic(folder / "errors.jsonl", b"".join(map(encode, errors)))
 
 
-def _standing(examination: Examination) -> tuple[float, float]:
+def _standing(examination: EvalResult) -> tuple[float, float]:
     return examination.success_rate, statistics.median(sitting.turns for sitting in examination.scored)
 
 
-def _share(examination: Examination, part: str, whole: Sequence[str]) -> float | None:
+def _share(examination: EvalResult, part: str, whole: Sequence[str]) -> float | None:
     """A rate of what a world counts itself (its figures), where it does."""
     having = [s for s in examination.scored if part in s.figures]
     if not having:
@@ -156,7 +156,7 @@ def _csv(records: Sequence[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-def _markdown(rows: Sequence[Row], records: Sequence[dict[str, Any]], baseline: str | None, level: float) -> str:
+def _markdown(rows: Sequence[MatrixRow], records: Sequence[dict[str, Any]], baseline: str | None, level: float) -> str:
     percent, plain = _percent, _plain
     panel = rows[0].examination
     lines = [

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from practicum.errors import UserError, nearest
+from practicum.errors import UserError, did_you_mean
 
 DESCRIPTIVE = ("name", "description")
 
@@ -50,7 +50,7 @@ def read_modes(path: Path, wanted: Sequence[str]) -> list[Mode]:
     modes = {mode.name: mode for mode in _distinct([_mode(path, defaults, entry) for entry in experiments])}
     for name in wanted:
         if name not in modes:
-            raise UserError(f"'{path}' has no experiment '{name}'.{nearest(name, modes)}")
+            raise UserError(f"'{path}' has no experiment '{name}'.{did_you_mean(name, modes)}")
     return [modes[name] for name in dict.fromkeys(wanted)] if wanted else list(modes.values())
 
 

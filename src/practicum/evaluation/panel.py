@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from practicum import store
+from practicum.data import store
 from practicum.errors import UserError
-from practicum.evaluation.paired import mcnemar
-from practicum.evaluation.statistics import Interval, jeffreys, paired_difference
+from practicum.evaluation.stats.intervals import Interval, jeffreys, paired_difference
+from practicum.evaluation.stats.paired import mcnemar
 from practicum.rollout import Attempt, attempts
 from practicum.task import Task, content_hash, plain
 from practicum.trajectory import Outcome, Trajectory

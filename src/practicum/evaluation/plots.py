@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from practicum.errors import UserError
-from practicum.evaluation.compare import Contest
-from practicum.evaluation.curve import smooth
-from practicum.evaluation.pareto import frontier
-from practicum.evaluation.statistics import LEVEL
-from practicum.evaluation.table import shortened
+from practicum.evaluation.compare import PolicyComparison
+from practicum.evaluation.learning_curve import smooth
+from practicum.evaluation.stats.intervals import LEVEL
+from practicum.evaluation.stats.pareto import frontier
+from practicum.utils.tables import shortened
 
 INK, GOOD, BAD, DULL = "#1f2328", "#1a7f37", "#cf222e", "#6e7781"
 COLOURS = ("#6e7781", "#1f6feb", "#bf8700", "#8250df", "#1a7f37", "#cf222e", "#0969da", "#bc4c00")
@@ -30,7 +30,7 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def draw(contest: Contest, folder: Path, level: float = LEVEL) -> list[Path]:
+def draw(contest: PolicyComparison, folder: Path, level: float = LEVEL) -> list[Path]:
     """Every picture that these results have something for."""
     made = [scores(contest, folder / "scores.png", level), differences(contest, folder / "differences.png")]
     if len(contest.panels) >= 2:
@@ -39,7 +39,7 @@ def draw(contest: Contest, folder: Path, level: float = LEVEL) -> list[Path]:
     return [*made, curves] if curves is not None else made
 
 
-def scores(contest: Contest, path: Path, level: float = LEVEL) -> Path:
+def scores(contest: PolicyComparison, path: Path, level: float = LEVEL) -> Path:
     """Success of every policy in every environment, with intervals."""
     entries, panels = contest.entries, contest.panels
     with _figure(path, (max(4.0, 1.2 + 0.62 * len(entries) * len(panels)), 3.2)) as axes:
@@ -65,7 +65,7 @@ def scores(contest: Contest, path: Path, level: float = LEVEL) -> Path:
     return path
 
 
-def differences(contest: Contest, path: Path) -> Path:
+def differences(contest: PolicyComparison, path: Path) -> Path:
     """Each policy's difference from the baseline with its interval; grey where none is shown."""
     found = list(contest.comparisons)
     with _figure(path, (5.4, 1.1 + 0.34 * len(found))) as axes:
@@ -86,7 +86,7 @@ def differences(contest: Contest, path: Path) -> Path:
     return path
 
 
-def pareto(contest: Contest, path: Path) -> Path:
+def pareto(contest: PolicyComparison, path: Path) -> Path:
     """The first two environments against each other; policies of the whole frontier are filled."""
     all_scores = {entry.name: entry.scores for entry in contest.entries}
     best = set(frontier(all_scores))
@@ -109,7 +109,7 @@ def pareto(contest: Contest, path: Path) -> Path:
     return path
 
 
-def learning_curves(contest: Contest, path: Path) -> Path | None:
+def learning_curves(contest: PolicyComparison, path: Path) -> Path | None:
     """Training reward and validation success of the runs that these policies came from; None where none is known."""
     runs: dict[str, Path] = {}
     for entry in contest.entries:
@@ -156,12 +156,12 @@ def read_curve(path: Path) -> list[dict[str, float]]:
     return rows
 
 
-def _label(contest: Contest, panel: str) -> str:
+def _label(contest: PolicyComparison, panel: str) -> str:
     entry = contest.entries[0]
     return entry.label(entry.results[panel])
 
 
-def _row_name(contest: Contest, policy: str, panel: str) -> str:
+def _row_name(contest: PolicyComparison, policy: str, panel: str) -> str:
     name = shortened(policy, 32)
     return name if len(contest.panels) == 1 else f"{name}, {_label(contest, panel)}"
 

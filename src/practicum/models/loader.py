@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from practicum import __version__
-from practicum.errors import UserError, nearest
+from practicum.errors import UserError, did_you_mean
 from practicum.models import smollm2, tiny
 from practicum.task import content_hash
 
@@ -152,7 +152,8 @@ def _source(name: str) -> str:
     if not _is_path(source):
         if "/" not in source:
             raise UserError(
-                f"Unknown model '{name}'.{nearest(name, BUILDERS)} Besides these: a Hugging Face folder, or OWNER/NAME."
+                f"Unknown model '{name}'.{did_you_mean(name, BUILDERS)} "
+                "Besides these: a Hugging Face folder, or OWNER/NAME."
             )
         return source
     folder = Path(source).expanduser()

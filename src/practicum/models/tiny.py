@@ -14,9 +14,9 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from practicum.chat.formats import make_format
 from practicum.environment import Action, ToolCall
 from practicum.environments.math import MathEnvironment, make_problem
-from practicum.formats import make_format
 from practicum.tools.calculator import calculator
 
 VOCABULARY = 768

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from practicum.errors import UserError
-from practicum.evaluation.change import finite
 from practicum.evaluation.compare import Comparison, compare_pair
-from practicum.evaluation.examination import Examination, Sitting
-from practicum.evaluation.multiple import holm
-from practicum.report.index import Row
-from practicum.report.numbers import number, shown
+from practicum.evaluation.metric_delta import finite
+from practicum.evaluation.result import AttemptResult, EvalResult
+from practicum.evaluation.stats.multiple_testing import holm
+from practicum.report.index import EpisodeRow
+from practicum.utils.escape import number, shown
 
 LEVEL = 0.95
 MOST = 40
@@ -32,7 +32,7 @@ class Cohort:
     label: str
     part: str
     split: str
-    examination: Examination
+    examination: EvalResult
     frozen: bool
     kept: bool = False
     uncounted: int = 0
@@ -66,19 +66,19 @@ class Cohort:
         }
 
 
-def cohorts_of(run: str, label: str, rows: Iterable[Row]) -> list[Cohort]:
+def cohorts_of(run: str, label: str, rows: Iterable[EpisodeRow]) -> list[Cohort]:
     """A run's episodes by the folder they lie in and their environment."""
-    found: dict[tuple[str, str, str], list[Row]] = {}
+    found: dict[tuple[str, str, str], list[EpisodeRow]] = {}
     for row in rows:
         found.setdefault((row.part, row.environment, row.split), []).append(row)
     return [_cohort(run, label, part, split, mine) for (part, _, split), mine in found.items()]
 
 
-def _cohort(run: str, label: str, part: str, split: str, rows: list[Row]) -> Cohort:
+def _cohort(run: str, label: str, part: str, split: str, rows: list[EpisodeRow]) -> Cohort:
     kept = [row.sitting for row in rows if row.counted or not row.sitting.outcome.scored]
     attempts = Counter(sitting.task for sitting in kept)
     name = f"{label} · {part}" if part else label
-    examination = Examination(
+    examination = EvalResult(
         policy=name,
         environment=rows[0].environment,
         panel="",
@@ -89,7 +89,7 @@ def _cohort(run: str, label: str, part: str, split: str, rows: list[Row]) -> Coh
     return Cohort(run, name, part, split, examination, False, not rows[0].rated, len(rows) - len(kept))
 
 
-def _distinct(sittings: Sequence[Sitting]) -> list[Sitting]:
+def _distinct(sittings: Sequence[AttemptResult]) -> list[AttemptResult]:
     """Attempts numbered on where two folders hold the same number."""
     seen: Counter[str] = Counter()
     found = []

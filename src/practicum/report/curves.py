@@ -18,11 +18,11 @@ import yaml  # type: ignore[import-untyped]
 from scipy import special
 
 from practicum.errors import UserError
-from practicum.evaluation.statistics import jeffreys
-from practicum.report.numbers import is_number, shown
+from practicum.evaluation.stats.intervals import jeffreys
 from practicum.report.runs import CONFIG, HEALTH, TIMING
 from practicum.report.series import Series
-from practicum.training.health import HealthMonitor, HealthSettings
+from practicum.training.monitor.health import HealthMonitor, HealthSettings
+from practicum.utils.escape import is_number, shown
 
 LEVEL = 0.95
 MOST_NAMES = 400

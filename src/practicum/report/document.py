@@ -8,13 +8,13 @@ from typing import Any
 
 from practicum import __version__
 from practicum.report.cohorts import comparisons
-from practicum.report.index import FIELDS, Row
-from practicum.report.numbers import encode
+from practicum.report.highlights import highlights
+from practicum.report.index import FIELDS, EpisodeRow
 from practicum.report.page import data_block, packed_block, self_contained
-from practicum.report.reading import Reading
+from practicum.report.run_view import RunView
 from practicum.report.runs import Run
-from practicum.report.samples import samples
 from practicum.report.tokens import Tokenizers
+from practicum.utils.escape import encode
 
 ROOM = 12 << 20
 """Bytes that whole episodes may take in the file, unless another number is asked for."""
@@ -27,11 +27,11 @@ Told = Callable[[str, int], None]
 
 def document(
     runs: Sequence[Run], room: int = ROOM, tell: Told = lambda text, waiting: None
-) -> tuple[bytes, list[Reading]]:
+) -> tuple[bytes, list[RunView]]:
     """The file, and what was read for it. All episodes are listed; as many as fit into `room` bytes can be opened."""
     readings = []
     for run in runs:
-        reading = Reading(run)
+        reading = RunView(run)
         reading.refresh()
         for waiting in reading.index.read_all():
             tell(run.name, waiting)
@@ -42,7 +42,7 @@ def document(
     return self_contained(f"Practicum: {names}", blocks), readings
 
 
-def _data(readings: Sequence[Reading]) -> dict[str, Any]:
+def _data(readings: Sequence[RunView]) -> dict[str, Any]:
     cohorts = [cohort for reading in readings for cohort in reading.cohorts()]
     return {
         "mode": "report",
@@ -54,7 +54,7 @@ def _data(readings: Sequence[Reading]) -> dict[str, Any]:
     }
 
 
-def embedded(readings: Sequence[Reading], room: int) -> Iterator[bytes]:
+def embedded(readings: Sequence[RunView], room: int) -> Iterator[bytes]:
     """Episodes as compressed blocks, those first that a reader opens first, until the room is used up."""
     tokenizers, missed = Tokenizers(), 0
     for reading, row in by_interest(readings):
@@ -70,11 +70,11 @@ def embedded(readings: Sequence[Reading], room: int) -> Iterator[bytes]:
         yield block
 
 
-def by_interest(readings: Sequence[Reading]) -> Iterator[tuple[Reading, Row]]:
+def by_interest(readings: Sequence[RunView]) -> Iterator[tuple[RunView, EpisodeRow]]:
     """Samples of every run, then their groups, then the same tasks in the other runs, then all others in turn."""
     given: set[tuple[str, int]] = set()
 
-    def fresh(reading: Reading, row: Row) -> bool:
+    def fresh(reading: RunView, row: EpisodeRow) -> bool:
         place = (reading.run.key, row.number)
         new = place not in given
         given.add(place)
@@ -84,7 +84,7 @@ def by_interest(readings: Sequence[Reading]) -> Iterator[tuple[Reading, Row]]:
     tasks: set[str] = set()
     for reading in readings:
         rows = reading.index.rows
-        for number in dict.fromkeys(n for numbers in samples(rows).values() for n in numbers):
+        for number in dict.fromkeys(n for numbers in highlights(rows).values() for n in numbers):
             groups.add((reading.run.key, rows[number].part, rows[number].group))
             tasks.add(rows[number].sitting.cluster)
             if fresh(reading, rows[number]):

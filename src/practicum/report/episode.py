@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from practicum.environment import Message
-from practicum.report.credit import Credit
-from practicum.report.numbers import number, plain, shown
+from practicum.report.advantages import EpisodeAdvantages
 from practicum.report.tokens import Pieces, Tokenizers
 from practicum.trajectory import Origin, Span, Trajectory, Turn
+from practicum.utils.escape import number, plain, shown
 
 TURN_TOKENS = 12_000
 TURN_TEXT = 60_000
@@ -18,7 +18,7 @@ MOST_TURNS = 400
 """What is shown of one turn, and of one episode; the rest is named and stays in its file."""
 
 
-def view(episode: Trajectory, tokenizers: Tokenizers, credit: Credit | None = None) -> dict[str, Any]:
+def view(episode: Trajectory, tokenizers: Tokenizers, credit: EpisodeAdvantages | None = None) -> dict[str, Any]:
     """All that the page needs, as JSON."""
     name = str(episode.provenance.get("tokenizer") or episode.provenance.get("model") or "")
     pieces = tokenizers.get(name) if any(span.ids for turn in episode.turns for span in turn.spans) else None
@@ -46,7 +46,7 @@ def view(episode: Trajectory, tokenizers: Tokenizers, credit: Credit | None = No
 Advantages = Iterator[float | None]
 
 
-def _by_token(episode: Trajectory, credit: Credit | None) -> Advantages | None:
+def _by_token(episode: Trajectory, credit: EpisodeAdvantages | None) -> Advantages | None:
     """Advantages of the sampled tokens in order; None where the whole episode has one, or where they do not fit."""
     if credit is None or isinstance(credit.values, float):
         return None

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from practicum import store
-from practicum.evaluation.examination import Sitting, sitting_of
-from practicum.report.credit import Credit, read_credit
-from practicum.report.numbers import is_number, number, shown
+from practicum.data import store
+from practicum.evaluation.result import AttemptResult, attempt_result
+from practicum.report.advantages import EpisodeAdvantages, read_advantages
 from practicum.report.runs import DEEPEST, EPISODE_MARK, METRICS, WITHOUT_EPISODES
-from practicum.training.kept import GROUPS, TOP, advantages_path
+from practicum.training.episode_saver import GROUPS, TOP, advantages_path
 from practicum.trajectory import Trajectory
+from practicum.utils.escape import is_number, number, shown
 
 LARGEST = 64 << 20
 FAULTS = (
@@ -27,7 +27,7 @@ FAULTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class EpisodeRow:
     """What the page's list knows of an episode. `part` is the folder within the run, without training steps."""
 
     number: int
@@ -37,7 +37,7 @@ class Row:
     environment: str
     split: str
     group: str
-    sitting: Sitting
+    sitting: AttemptResult
     logprob: float | None
     policy: str
     size: int
@@ -107,7 +107,7 @@ class Index:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.rows: list[Row] = []
+        self.rows: list[EpisodeRow] = []
         self.unreadable: list[Unreadable] = []
         self.generation = 0
         self.waiting: deque[str] = deque()
@@ -153,10 +153,10 @@ class Index:
                 self.unreadable.append(Unreadable(name, reason(error)))
         return True
 
-    def _credit(self, name: str) -> Credit | None:
+    def _credit(self, name: str) -> EpisodeAdvantages | None:
         """Advantages beside an episode; damaged ones are listed, and the episode is shown without them."""
         try:
-            return read_credit(self.folder / name)
+            return read_advantages(self.folder / name)
         except FAULTS as error:
             self.unreadable.append(Unreadable(str(advantages_path(Path(name))), reason(error)))
             return None
@@ -167,7 +167,7 @@ class Index:
         while self.advance():
             yield len(self.waiting)
 
-    def path(self, row: Row) -> Path:
+    def path(self, row: EpisodeRow) -> Path:
         return self.folder / row.path
 
     def _forget(self) -> None:
@@ -206,12 +206,12 @@ def listed(folder: Path, before: Listing | None) -> Listing | None:
         return None
 
 
-def read_row(path: Path, name: str, place: int, credit: Credit | None = None) -> Row:
+def read_row(path: Path, name: str, place: int, credit: EpisodeAdvantages | None = None) -> EpisodeRow:
     """The row of one file; raises one of FAULTS where it is no whole episode."""
     episode, size = read_episode(path)
     part, step = part_of(name)
     values = [value for turn in episode.turns for span in turn.spans for value in span.logprobs or ()]
-    return Row(
+    return EpisodeRow(
         number=place,
         path=name,
         part=part,
@@ -219,7 +219,7 @@ def read_row(path: Path, name: str, place: int, credit: Credit | None = None) ->
         environment=str(episode.task.environment),
         split=str(episode.task.split),
         group=str(episode.group),
-        sitting=sitting_of(episode),
+        sitting=attempt_result(episode),
         logprob=math.fsum(values) / len(values) if values else None,
         policy=str(episode.provenance.get("policy") or episode.provenance.get("model") or ""),
         size=size,

@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from practicum import __version__
-from practicum.report.numbers import shown
+from practicum.utils.escape import shown
 
 BUILT_IN = ("tiny", "smollm2")
 HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")

@@ -18,13 +18,13 @@ import threading
 from dataclasses import asdict, dataclass
 
 from practicum.errors import UserError
-from practicum.sandbox.levels import Launcher, Level, guest_code
+from practicum.sandbox.levels import Launcher, Level, init_code
 from practicum.sandbox.limits import Limits, Result, SandboxError
-from practicum.sandbox.places import listening, place, telling
 from practicum.sandbox.process import KILL_SECONDS, Stop, Stopped, execute
 from practicum.sandbox.runtime import find_runtime
 from practicum.sandbox.seccomp import filter_program
-from practicum.threads import in_thread
+from practicum.sandbox.slots import listening, place, telling
+from practicum.utils.threads import in_thread
 
 INSPECTION = """
 import os
@@ -136,7 +136,7 @@ class Sandbox:
         folder = "/" if self.launcher.isolated else tempfile.mkdtemp(prefix="practicum-sandbox-")
         try:
             return execute(
-                self._command, guest_code() + marshal.dumps(job), feed, limits, stop, folder, self.launcher.isolated
+                self._command, init_code() + marshal.dumps(job), feed, limits, stop, folder, self.launcher.isolated
             )
         finally:
             if not self.launcher.isolated:

@@ -12,14 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from practicum.errors import UserError, nearest
+from practicum.errors import UserError, did_you_mean
 from practicum.sandbox.limits import SandboxError
 from practicum.sandbox.runtime import Runtime
 
 NOBODY = 65534
 FEWEST_IDS = 10_000
 """Root of a container that owns fewer user ids than this cannot give every program one of its own."""
-GUEST = Path(__file__).with_name("guest.py")
+INIT_PROGRAM = Path(__file__).with_name("init.py")
 BOOTSTRAP = "import marshal, sys; source = open(int(sys.argv[1]), 'rb'); exec(marshal.load(source))"
 """All that stands on the command line: the guest itself comes compiled through a pipe, its job behind it."""
 
@@ -38,7 +38,7 @@ class Level(enum.IntEnum):
     def named(cls, name: str) -> Level:
         known = {level.name.lower(): level for level in cls}
         if name not in known:
-            raise UserError(f"Unknown sandbox level '{name}'.{nearest(name, known)}")
+            raise UserError(f"Unknown sandbox level '{name}'.{did_you_mean(name, known)}")
         return known[name]
 
     @property
@@ -112,9 +112,9 @@ class Launcher:
 
 
 @functools.cache
-def guest_code() -> bytes:
+def init_code() -> bytes:
     """The guest's code for an interpreter of this one's version."""
-    return marshal.dumps(compile(GUEST.read_text(encoding="utf-8"), "<guest>", "exec"))
+    return marshal.dumps(compile(INIT_PROGRAM.read_text(encoding="utf-8"), "<init>", "exec"))
 
 
 def above(paths: Iterable[str]) -> list[str]:

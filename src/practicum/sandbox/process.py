@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from practicum.sandbox.guest import OUT_OF_MEMORY
+from practicum.sandbox.init import OUT_OF_MEMORY
 from practicum.sandbox.limits import Limits, Reason, Result, SandboxError
 
 START_SECONDS = 30.0

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from practicum.deadline import clocked
-from practicum.errors import UserError, nearest
+from practicum.errors import UserError, did_you_mean
 from practicum.tools.errors import ToolFailure
 from practicum.tools.pool import Lease, StatePool, perform, pool_for
 from practicum.tools.schema import describe, misfit
+from practicum.utils.deadline import clocked
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Tool:
         open_ended = self.given is not None and bool(self.given.get("additionalProperties"))
         for name in arguments:
             if name not in self.parameters and not open_ended:
-                return f"{self.name} has no argument '{name}'.{nearest(name, self.parameters)}"
+                return f"{self.name} has no argument '{name}'.{did_you_mean(name, self.parameters)}"
         for name in self.required:
             if name not in arguments:
                 return f"{self.name} needs the argument '{name}'."

@@ -26,9 +26,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from practicum.errors import UserError, nearest
-from practicum.retrieval import Index, index_of, show
-from practicum.store import write_atomic
+from practicum.data.retrieval import Index, index_of, show
+from practicum.data.store import write_atomic
+from practicum.errors import UserError, did_you_mean
 from practicum.task import content_hash
 from practicum.tools.base import Tool, tool
 from practicum.tools.errors import ToolFailure
@@ -156,7 +156,7 @@ def web_service(settings: Mapping[str, str]) -> WebService:
         raise UserError("PRACTICUM_SEARCH_URL is set without PRACTICUM_SEARCH_KEY; set that to your key.")
     style = settings.get("PRACTICUM_SEARCH_STYLE", STYLES[0])
     if style not in STYLES:
-        raise UserError(f"PRACTICUM_SEARCH_STYLE is '{style}'.{nearest(style, STYLES)}")
+        raise UserError(f"PRACTICUM_SEARCH_STYLE is '{style}'.{did_you_mean(style, STYLES)}")
     seconds = settings.get("PRACTICUM_SEARCH_TIMEOUT", "10")
     try:
         timeout = float(seconds)

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from practicum.errors import UserError, nearest
+from practicum.errors import UserError, did_you_mean
 from practicum.tools.base import Tool
 from practicum.tools.errors import ToolFailure
 from practicum.tools.mcp_server import Server
@@ -57,7 +57,7 @@ def read_address(text: str) -> Address:
     for pair in filter(None, (found["options"] or "").split(",")):
         key, _, value = (part.strip() for part in pair.partition("="))
         if key not in OPTIONS:
-            raise UserError(f"'{text}' has an unknown option '{key}'.{nearest(key, OPTIONS)}")
+            raise UserError(f"'{text}' has an unknown option '{key}'.{did_you_mean(key, OPTIONS)}")
         try:
             options[key] = OPTIONS[key](value)
         except ValueError:
@@ -96,7 +96,7 @@ def _make_tools(address: Address) -> tuple[Tool, ...]:
     names = [offer.name for offer in server.offers]
     for wanted in address.chosen:
         if wanted not in names:
-            raise UserError(f"The MCP server '{address.target}' has no tool '{wanted}'.{nearest(wanted, names)}")
+            raise UserError(f"The MCP server '{address.target}' has no tool '{wanted}'.{did_you_mean(wanted, names)}")
     chosen = [offer for offer in server.offers if not address.chosen or offer.name in address.chosen]
     if not chosen:
         raise UserError(f"The MCP server '{address.target}' offers no tools.")

@@ -23,8 +23,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from practicum.errors import UserError
-from practicum.threads import in_thread
 from practicum.tools.errors import ToolFailure
+from practicum.utils.threads import in_thread
 
 POOL_SIZE = 128
 """As many as episodes are under way by default."""

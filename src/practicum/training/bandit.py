@@ -16,19 +16,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from practicum import thoughts
 from practicum.agent import Agent
+from practicum.chat import reasoning
+from practicum.data.export import successful_episodes
+from practicum.data.state_index import failed, progress, prompt_ids, visits
 from practicum.engines.base import Generation, Request
 from practicum.environment import Action, Observation
 from practicum.errors import EngineError, UserError
-from practicum.export import imitated
 from practicum.rollout import MakeEnvironment, derive_seed
-from practicum.states import failed, progress, prompt_ids, visits
 from practicum.task import Task, canonical_json, content_hash
-from practicum.training.apprentice import Apprentice
-from practicum.training.offline import Log, check_same_log
-from practicum.training.rl import Practice, RLSettings, Scored, group_scored, has_signal
-from practicum.training.rollout_metrics import rollout_metrics
+from practicum.training.monitor.rollout_metrics import rollout_metrics
+from practicum.training.offline import TrajectoryLog, check_same_log
+from practicum.training.rl_trainer import RLSettings, RLTrainer, Scored, group_scored, has_signal
+from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
 
 UNREADABLE = -1.0
@@ -54,13 +54,13 @@ def action_key(action: Action) -> str:
     return canonical_json([[[call.name, dict(call.arguments)] for call in action.calls], action.content.strip()])
 
 
-def tabulate(log: Log, top_percent: float, seed: int = 0) -> list[LoggedState]:
+def tabulate(log: TrajectoryLog, top_percent: float, seed: int = 0) -> list[LoggedState]:
     """The states of the best episodes in an order drawn by the seed; one without an action worth anything is left out.
 
     A state is the task and all that was shown before the reply, as everywhere.
     """
     states = []
-    for state, found in visits(imitated(log.episodes, "progress_ranked", top_percent)).items():
+    for state, found in visits(successful_episodes(log.episodes, "progress_ranked", top_percent)).items():
         worth: dict[str, float] = {}
         for visit in found:
             if not failed(visit.episode, visit.number) and visit.turn.reply.strip():
@@ -92,12 +92,12 @@ def degenerate(states: Sequence[LoggedState]) -> str | None:
     )
 
 
-class BanditPractice(Practice):
+class BanditTrainer(RLTrainer):
     """The RL loop over single replies to logged prompts."""
 
     def __init__(
         self,
-        apprentice: Apprentice,
+        apprentice: TrainablePolicy,
         states: Sequence[LoggedState],
         make_environment: MakeEnvironment,
         agent: Agent,
@@ -169,9 +169,9 @@ class BanditPractice(Practice):
 
     def _read(self, state: LoggedState, reply: Generation, seed: int) -> tuple[Action, Turn]:
         text = self.apprentice.renderer.decode(reply.ids)
-        parts = thoughts.split(text)
+        parts = reasoning.split(text)
         if parts is None:
-            action = Action(text, error=f"the {thoughts.OPEN} needs its {thoughts.CLOSE}.")
+            action = Action(text, error=f"the {reasoning.OPEN} needs its {reasoning.CLOSE}.")
         else:
             action = self.format.parse(parts[1], state.has_tools)
         if reply.stop_reason is StopReason.LENGTH and not action.calls and action.error is None:

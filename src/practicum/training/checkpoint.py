@@ -22,10 +22,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from practicum.data.store import write_atomic
 from practicum.errors import UserError
-from practicum.store import write_atomic
-from practicum.training.apprentice import Apprentice
 from practicum.training.critic import Critic
+from practicum.training.trainable_policy import TrainablePolicy
 
 MANIFEST = "manifest.json"
 LATEST = "latest_checkpointed_iteration.txt"
@@ -52,7 +52,7 @@ class Checkpoints:
     def save(
         self,
         step: int,
-        apprentice: Apprentice,
+        apprentice: TrainablePolicy,
         critic: Critic | None,
         state: Mapping[str, Any],
         best: int | None = None,
@@ -109,7 +109,7 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def load(path: Path, apprentice: Apprentice, critic: Critic | None) -> dict[str, Any]:
+def load(path: Path, apprentice: TrainablePolicy, critic: Critic | None) -> dict[str, Any]:
     """Put a checkpoint's weights and moments in place; the rest of its state is returned."""
     damage = damage_of(path)
     if damage is not None:
@@ -174,7 +174,7 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _names(apprentice: Apprentice) -> dict[str, nn.Parameter]:
+def _names(apprentice: TrainablePolicy) -> dict[str, nn.Parameter]:
     return {name: p for name, p in apprentice.loaded.model.named_parameters() if p.requires_grad}
 
 

@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from practicum.algorithms import objectives
+from practicum.algorithms import losses
 from practicum.models.decoder import Decoder
 from practicum.training import forward
-from practicum.training.batch import Cut, Sample, micro_batches
 from practicum.training.learner import OptimizerSettings, apply_gradient, make_optimizer
+from practicum.training.micro_batches import MicroBatchLimits, Sample, micro_batches
 
 Floats = NDArray[np.float64]
 
@@ -72,13 +72,13 @@ class Critic:
         policy: Decoder,
         settings: CriticSettings,
         own: Decoder | None = None,
-        cut: Cut | None = None,
+        cut: MicroBatchLimits | None = None,
         seed: int = 0,
     ) -> None:
         self.settings = settings
         self.own = own
         self.decoder = own or policy
-        self.cut = cut or Cut()
+        self.cut = cut or MicroBatchLimits()
         self.head = ValueHead(self.decoder.shape.hidden, seed).to(self.decoder.device)
         self.parameters = [*self.head.parameters(), *(own.parameters() if own is not None else ())]
         self.optimizer = make_optimizer(self.parameters, settings.optimizer)
@@ -105,10 +105,10 @@ class Critic:
                 hidden = forward.hidden_at(self.decoder, micro)
             target, before = forward.gather(micro, returns), forward.gather(micro, old)
             known = target.isfinite()
-            losses, outside = objectives.value_loss(
+            value_losses, outside = losses.value_loss(
                 self.head(hidden)[known], before[known], target[known], self.settings.clip
             )
-            part = losses.sum() / wanted
+            part = value_losses.sum() / wanted
             torch.autograd.backward(part)
             loss += float(part.detach())
             clipped += float(outside.float().sum()) / wanted

@@ -19,10 +19,10 @@ from practicum.algorithms.preferences import PairLoss, Pairs, preference_loss
 from practicum.errors import UserError
 from practicum.models.decoder import Decoder
 from practicum.training import forward
-from practicum.training.apprentice import Apprentice
-from practicum.training.batch import Sample
 from practicum.training.learner import Objective, OptimizerSettings
-from practicum.training.schedule import learning_rate
+from practicum.training.lr_schedule import learning_rate
+from practicum.training.micro_batches import Sample
+from practicum.training.trainable_policy import TrainablePolicy
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ class Pair:
     rejected: Sample
 
 
-def totals(decoder: Decoder, apprentice: Apprentice, samples: Sequence[Sample]) -> Tensor:
+def totals(decoder: Decoder, apprentice: TrainablePolicy, samples: Sequence[Sample]) -> Tensor:
     """Summed log-probs of each sample's judged tokens [N]."""
     found = forward.logprobs(decoder, samples, apprentice.cut)
     return torch.stack([values.double().sum() for values in found])
 
 
 def judge(
-    apprentice: Apprentice, pairs: Sequence[Pair], reference: Tensor, settings: DPOSettings
+    apprentice: TrainablePolicy, pairs: Sequence[Pair], reference: Tensor, settings: DPOSettings
 ) -> tuple[Pairs, PairLoss]:
     """The batch's log-probs and its loss; `reference` holds the reference's totals, chosen then rejected [2B]."""
     samples = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
@@ -75,7 +75,7 @@ def judge(
 
 
 def step(
-    apprentice: Apprentice, pairs: Sequence[Pair], reference: Tensor, settings: DPOSettings, lr: float
+    apprentice: TrainablePolicy, pairs: Sequence[Pair], reference: Tensor, settings: DPOSettings, lr: float
 ) -> dict[str, float]:
     """One update over a batch of pairs."""
     batch, loss = judge(apprentice, pairs, reference, settings)
@@ -110,7 +110,7 @@ class Preference:
     The reference is the policy at the start, adapter and all; its log-probs are taken once, so it is not kept.
     """
 
-    def __init__(self, apprentice: Apprentice, pairs: Sequence[Pair], settings: DPOSettings) -> None:
+    def __init__(self, apprentice: TrainablePolicy, pairs: Sequence[Pair], settings: DPOSettings) -> None:
         if not pairs:
             raise UserError("There is no pair to learn from: collect episodes of tasks that are solved sometimes.")
         apprentice.start_stage(settings.optimizer)
@@ -132,8 +132,8 @@ class Preference:
         return step(self.apprentice, [self.pairs[place] for place in chunk], wanted, settings, lr)
 
 
-def prefer(
-    apprentice: Apprentice,
+def train_dpo(
+    apprentice: TrainablePolicy,
     pairs: Sequence[Pair],
     settings: DPOSettings,
     on_step: Callable[[int, int, dict[str, float]], None] | None = None,

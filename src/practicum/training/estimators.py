@@ -37,7 +37,7 @@ class EstimatorSettings:
 
 
 @dataclass(frozen=True)
-class Rated:
+class TokenRewards:
     """What an estimator reads of one trajectory: a reward and a turn number for each sampled token [T].
 
     `values` and `last_value` (of the state after the last token) come from the critic; `greedy` is the
@@ -60,11 +60,11 @@ class Rated:
         return len(np.unique(self.turns))
 
 
-Groups = Sequence[Sequence[Rated]]
+Groups = Sequence[Sequence[TokenRewards]]
 
 
 @dataclass(frozen=True)
-class Credit:
+class Advantages:
     """Advantages, and for a critic the returns it should have foreseen (NaN where it is not asked)."""
 
     advantages: list[list[Floats]]
@@ -79,7 +79,7 @@ class Estimator:
     paper weighs tokens.
     """
 
-    function: Callable[[Groups, EstimatorSettings], Credit]
+    function: Callable[[Groups, EstimatorSettings], Advantages]
     smallest_group: int = 1
     greedy: bool = False
     critic: bool = False
@@ -95,7 +95,7 @@ def sampled_count(episode: Trajectory) -> int:
     return sum(turn_lengths(episode))
 
 
-def rate(episode: Trajectory, settings: EstimatorSettings) -> Rated:
+def rate(episode: Trajectory, settings: EstimatorSettings) -> TokenRewards:
     """An episode's rewards, put on its tokens."""
     lengths = turn_lengths(episode)
     turns = np.repeat(np.arange(len(lengths)), lengths)
@@ -110,12 +110,12 @@ def rate(episode: Trajectory, settings: EstimatorSettings) -> Rated:
         rewards[-1] += owed
     elif len(turns):
         rewards[-1] = episode.reward
-    return Rated(rewards, turns, episode.outcome == "truncated")
+    return TokenRewards(rewards, turns, episode.outcome == "truncated")
 
 
-def _spread(groups: Groups, scalars: Sequence[Sequence[float]]) -> Credit:
+def _spread(groups: Groups, scalars: Sequence[Sequence[float]]) -> Advantages:
     """One number a trajectory, the same for all its tokens."""
-    return Credit(
+    return Advantages(
         [
             [np.full(len(rated.rewards), value) for rated, value in zip(group, values, strict=True)]
             for group, values in zip(groups, scalars, strict=True)
@@ -128,15 +128,15 @@ def _regroup(groups: Groups, flat: Sequence[Floats]) -> list[list[Floats]]:
     return [[next(rest) for _ in group] for group in groups]
 
 
-def _totals(group: Sequence[Rated]) -> list[float]:
+def _totals(group: Sequence[TokenRewards]) -> list[float]:
     return [rated.total for rated in group]
 
 
-def _grpo(groups: Groups, settings: EstimatorSettings) -> Credit:
+def _grpo(groups: Groups, settings: EstimatorSettings) -> Advantages:
     return _spread(groups, [advantages.grpo(_totals(group), settings.normalise) for group in groups])
 
 
-def _flow_grpo(groups: Groups, settings: EstimatorSettings) -> Credit:
+def _flow_grpo(groups: Groups, settings: EstimatorSettings) -> Advantages:
     counts = [[rated.turn_count for rated in group] for group in groups]
     scalars = [
         advantages.flow_grpo(_totals(group), turns, settings.row_weighted, settings.normalise)
@@ -145,31 +145,31 @@ def _flow_grpo(groups: Groups, settings: EstimatorSettings) -> Credit:
     return _spread(groups, scalars)
 
 
-def _rloo(groups: Groups, settings: EstimatorSettings) -> Credit:
+def _rloo(groups: Groups, settings: EstimatorSettings) -> Advantages:
     return _spread(groups, [advantages.rloo(_totals(group)) for group in groups])
 
 
-def _remax(groups: Groups, settings: EstimatorSettings) -> Credit:
+def _remax(groups: Groups, settings: EstimatorSettings) -> Advantages:
     """Return-to-go against the greedy rollout's reward."""
 
-    def row(rated: Rated) -> Floats:
+    def row(rated: TokenRewards) -> Floats:
         assert rated.greedy is not None, "remax needs a greedy rollout"
         return advantages.remax(rated.rewards, rated.greedy)
 
-    return Credit([[row(rated) for rated in group] for group in groups])
+    return Advantages([[row(rated) for rated in group] for group in groups])
 
 
-def _reinforce(groups: Groups, settings: EstimatorSettings) -> Credit:
+def _reinforce(groups: Groups, settings: EstimatorSettings) -> Advantages:
     rows = [rated.rewards for group in groups for rated in group]
-    return Credit(_regroup(groups, advantages.reinforce_plus_plus(rows, settings.gamma)))
+    return Advantages(_regroup(groups, advantages.reinforce_plus_plus(rows, settings.gamma)))
 
 
-def _reinforce_baseline(groups: Groups, settings: EstimatorSettings) -> Credit:
+def _reinforce_baseline(groups: Groups, settings: EstimatorSettings) -> Advantages:
     centred = _spread(groups, [advantages.grpo(_totals(group), normalise=False) for group in groups]).advantages
-    return Credit(_regroup(groups, advantages.whiten([row for group in centred for row in group])))
+    return Advantages(_regroup(groups, advantages.whiten([row for group in centred for row in group])))
 
 
-def _gae(groups: Groups, settings: EstimatorSettings) -> Credit:
+def _gae(groups: Groups, settings: EstimatorSettings) -> Advantages:
     """Over tokens, then whitened over the batch; returns before whitening."""
     pairs = [
         advantages.gae(rated.rewards, _values(rated), settings.gamma, settings.lam, _beyond(rated, settings))
@@ -177,10 +177,10 @@ def _gae(groups: Groups, settings: EstimatorSettings) -> Credit:
         for rated in group
     ]
     whitened = advantages.whiten([advantage for advantage, _ in pairs])
-    return Credit(_regroup(groups, whitened), _regroup(groups, [returns for _, returns in pairs]))
+    return Advantages(_regroup(groups, whitened), _regroup(groups, [returns for _, returns in pairs]))
 
 
-def _turn_gae(groups: Groups, settings: EstimatorSettings) -> Credit:
+def _turn_gae(groups: Groups, settings: EstimatorSettings) -> Advantages:
     """Over turns: a turn's reward and the value of the state it began in; all its tokens share the credit."""
     painted: list[Floats] = []
     targets: list[Floats] = []
@@ -195,15 +195,15 @@ def _turn_gae(groups: Groups, settings: EstimatorSettings) -> Credit:
         target[starts] = returns
         painted.append(by_turn[owner])
         targets.append(target)
-    return Credit(_regroup(groups, advantages.whiten(painted)), _regroup(groups, targets))
+    return Advantages(_regroup(groups, advantages.whiten(painted)), _regroup(groups, targets))
 
 
-def _values(rated: Rated) -> Floats:
+def _values(rated: TokenRewards) -> Floats:
     assert rated.values is not None, "this estimator needs a critic"
     return rated.values
 
 
-def _beyond(rated: Rated, settings: EstimatorSettings) -> float:
+def _beyond(rated: TokenRewards, settings: EstimatorSettings) -> float:
     return rated.last_value if rated.truncated and settings.bootstrap else 0.0
 
 

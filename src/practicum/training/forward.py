@@ -11,20 +11,20 @@ from torch import Tensor
 
 from practicum.algorithms import kl
 from practicum.models.decoder import Decoder, token_logprobs
-from practicum.training.batch import Cut, Micro, Sample, micro_batches
-from practicum.training.forest import Spans
+from practicum.models.prefix_tree import Spans
+from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sample, micro_batches
 
 if TYPE_CHECKING:
-    from practicum.kernels.replay import Replays
+    from practicum.kernels.cuda_graphs import Replays
 
 LOGIT_ROWS = 4_000_000
 """Logits held at once (predictions × vocabulary): larger batches go through the head in pieces."""
 
 
-def hidden_at(decoder: Decoder, micro: Micro, replays: Replays | None = None) -> Tensor:
+def hidden_at(decoder: Decoder, micro: MicroBatch, replays: Replays | None = None) -> Tensor:
     """Hidden states [P, E] at the tokens where predictions are made."""
     if isinstance(micro.look, Spans):
-        from practicum.kernels.passing import packed_hidden  # needs Triton
+        from practicum.kernels.packed_forward import packed_hidden  # needs Triton
 
         where = (micro.ids, micro.positions, micro.look)
         hidden = packed_hidden(decoder, *where) if replays is None else replays.hidden(*where)
@@ -60,16 +60,16 @@ def fused_head(decoder: Decoder) -> bool:
     return decoder.device.type == "cuda" and type(head) is torch.nn.Linear and head.bias is None
 
 
-def read_off(decoder: Decoder, hidden: Tensor, micro: Micro) -> tuple[Tensor, Tensor]:
+def read_off(decoder: Decoder, hidden: Tensor, micro: MicroBatch) -> tuple[Tensor, Tensor]:
     """Log-probs of a micro-batch's targets and the entropies [P], by kernel."""
-    from practicum.kernels.head import HeadLogprobs  # needs Triton
+    from practicum.kernels.lm_head import HeadLogprobs  # needs Triton
 
     weight = decoder.model.lm_head.weight
     found: tuple[Tensor, Tensor] = HeadLogprobs.apply(hidden, weight, micro.targets, micro.temperatures)  # type: ignore[no-untyped-call]
     return found
 
 
-def head_logprobs(decoder: Decoder, hidden: Tensor, micro: Micro) -> Tensor:
+def head_logprobs(decoder: Decoder, hidden: Tensor, micro: MicroBatch) -> Tensor:
     """Log-probs of a piece's targets [P]."""
     if fused_head(decoder):
         return read_off(decoder, hidden, micro)[0]
@@ -81,19 +81,21 @@ def head_logprobs(decoder: Decoder, hidden: Tensor, micro: Micro) -> Tensor:
     )
 
 
-def gather(micro: Micro, values: Sequence[Tensor]) -> Tensor:
+def gather(micro: MicroBatch, values: Sequence[Tensor]) -> Tensor:
     """Numbers given one a prediction of each sample, in the order of a micro-batch's predictions [P]."""
     return torch.cat([values[index] for index, _ in _owners(micro)]).to(micro.sample_index.device)
 
 
-def _owners(micro: Micro) -> list[tuple[int, int]]:
+def _owners(micro: MicroBatch) -> list[tuple[int, int]]:
     """The samples of a micro-batch in order, each with the number of its predictions."""
     found, counts = torch.unique_consecutive(micro.sample_index.cpu(), return_counts=True)
     return list(zip(found.tolist(), counts.tolist(), strict=True))
 
 
 @torch.no_grad()
-def measure(samples: Sequence[Sample], cut: Cut, device: torch.device, of: Callable[[Micro], Tensor]) -> list[Tensor]:
+def measure(
+    samples: Sequence[Sample], cut: MicroBatchLimits, device: torch.device, of: Callable[[MicroBatch], Tensor]
+) -> list[Tensor]:
     """What `of` gives for every prediction, sample by sample, in the order of its tokens."""
     result: list[Tensor] = [torch.empty(0)] * len(samples)
     for micro in micro_batches(samples, cut, device):
@@ -104,15 +106,17 @@ def measure(samples: Sequence[Sample], cut: Cut, device: torch.device, of: Calla
     return result
 
 
-def logprobs(decoder: Decoder, samples: Sequence[Sample], cut: Cut) -> list[Tensor]:
+def logprobs(decoder: Decoder, samples: Sequence[Sample], cut: MicroBatchLimits) -> list[Tensor]:
     """Log-probs of every sample's predictions."""
     return measure(samples, cut, decoder.device, lambda m: head_logprobs(decoder, hidden_at(decoder, m), m))
 
 
-def divergences(decoder: Decoder, reference: Decoder, samples: Sequence[Sample], kind: str, cut: Cut) -> list[Tensor]:
+def divergences(
+    decoder: Decoder, reference: Decoder, samples: Sequence[Sample], kind: str, cut: MicroBatchLimits
+) -> list[Tensor]:
     """A KL estimate of every sample's predictions, policy against reference."""
 
-    def of(micro: Micro) -> Tensor:
+    def of(micro: MicroBatch) -> Tensor:
         mine, theirs = hidden_at(decoder, micro), hidden_at(reference, micro)
         return torch.cat(
             [
@@ -124,7 +128,7 @@ def divergences(decoder: Decoder, reference: Decoder, samples: Sequence[Sample],
     return measure(samples, cut, decoder.device, of)
 
 
-def divergence(logits: Tensor, reference: Tensor, micro: Micro, part: slice, kind: str) -> Tensor:
+def divergence(logits: Tensor, reference: Tensor, micro: MicroBatch, part: slice, kind: str) -> Tensor:
     """The KL estimate of a piece of predictions [P] from both models' logits [P, V]."""
     heat = micro.temperatures[part, None]
     mine = token_logprobs(logits, micro.targets[part], heat)

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from practicum.algorithms import kl, objectives
-from practicum.errors import UserError, nearest
-from practicum.models import place
+from practicum.algorithms import kl, losses
+from practicum.errors import UserError, did_you_mean
+from practicum.models import device
 from practicum.models.decoder import Decoder, token_logprobs
 from practicum.training import forward
-from practicum.training.batch import Cut, Micro, Sample, micro_batches
-from practicum.training.masters import MasterAdamW
+from practicum.training.master_adamw import MasterAdamW
+from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sample, micro_batches
 
 if TYPE_CHECKING:
-    from practicum.kernels.replay import Replays
+    from practicum.kernels.cuda_graphs import Replays
 
 PROBED = 4096
 """Weights looked at to see whether an update moved anything."""
@@ -66,8 +66,8 @@ class Objective:
     def __post_init__(self) -> None:
         if self.kind not in ("pg", "ce"):
             raise ValueError(f"no objective '{self.kind}'")
-        if self.policy_loss not in objectives.POLICY_LOSSES:
-            hint = nearest(self.policy_loss, objectives.POLICY_LOSSES)
+        if self.policy_loss not in losses.POLICY_LOSSES:
+            hint = did_you_mean(self.policy_loss, losses.POLICY_LOSSES)
             raise UserError(f"Unknown actor_rollout_ref.actor.policy_loss.loss_mode '{self.policy_loss}'.{hint}")
         kl.check(self.kl_kind)
 
@@ -80,11 +80,15 @@ class Learner:
     """Owns the optimizer over a decoder's weights; the engine reads the same weights."""
 
     def __init__(
-        self, decoder: Decoder, settings: OptimizerSettings, cut: Cut | None = None, threads: int | None = None
+        self,
+        decoder: Decoder,
+        settings: OptimizerSettings,
+        cut: MicroBatchLimits | None = None,
+        threads: int | None = None,
     ) -> None:
         self.decoder = decoder
         self.settings = settings
-        self.cut = cut or Cut()
+        self.cut = cut or MicroBatchLimits()
         self.threads = threads or torch.get_num_threads()
         self.version = 0
         self.parameters = list(decoder.parameters())
@@ -92,9 +96,9 @@ class Learner:
         self._probe = [parameter for parameter in self.parameters if parameter.dim() == 2][-1]
         self._unmoved = 0
         if decoder.device.type == "cuda":
-            place.steady_products()
+            device.steady_products()
         small = decoder.shape.hidden < SMALL and decoder.device.type == "cpu"
-        self._twin = twin(decoder) if small and self.threads > 1 else None
+        self._twin = weight_sharing_copy(decoder) if small and self.threads > 1 else None
         self.replay = True
         """Whether a GPU may capture its passes; sizes of pieces are then rounded up to a multiple of `bucket`."""
         self.bucket = 2048
@@ -139,7 +143,7 @@ class Learner:
 
     def _accumulate_on_two(
         self,
-        pieces: Sequence[Micro],
+        pieces: Sequence[MicroBatch],
         denominator: float,
         objective: Objective,
         reference: Decoder | None,
@@ -183,7 +187,7 @@ class Learner:
         if decoder.dropout or decoder.checkpointing or decoder.autocast:
             return None
         if self._captured is None:
-            from practicum.kernels.replay import Replays  # needs Triton
+            from practicum.kernels.cuda_graphs import Replays  # needs Triton
 
             self._captured = Replays(decoder)
         return self._captured
@@ -207,7 +211,7 @@ class Learner:
     def _accumulate(
         self,
         decoder: Decoder,
-        micro: Micro,
+        micro: MicroBatch,
         denominator: float,
         objective: Objective,
         reference: Decoder | None,
@@ -253,11 +257,11 @@ class Learner:
         assert leaf.grad is not None
         torch.autograd.backward(hidden, leaf.grad)
 
-    def _ratios(self, objective: Objective, logprobs: Tensor, micro: Micro) -> Tensor | None:
+    def _ratios(self, objective: Objective, logprobs: Tensor, micro: MicroBatch) -> Tensor | None:
         """A sequence's ratio, where the loss is one of sequences, before any gradient."""
         if not objective.by_sequence:
             return None
-        return objectives.sequence_log_ratios(logprobs, micro.old_logprobs, micro.sample_index)
+        return losses.sequence_log_ratios(logprobs, micro.old_logprobs, micro.sample_index)
 
     def _check_moved(self, before: Tensor, should: bool) -> None:
         """Updates that change nothing are a run that learns nothing: stop and say so."""
@@ -269,13 +273,13 @@ class Learner:
                 "is below what their precision can hold; raise actor_rollout_ref.actor.optim.lr or load in float32."
             )
 
-    def logprobs(self, samples: Sequence[Sample], cut: Cut | None = None) -> list[Tensor]:
+    def logprobs(self, samples: Sequence[Sample], cut: MicroBatchLimits | None = None) -> list[Tensor]:
         """Log-probs of every sample's predictions, in the order of its tokens [one tensor a sample]."""
         torch.set_num_threads(self.threads)
         return forward.logprobs(self.decoder, samples, cut or self.cut)
 
 
-def twin(decoder: Decoder) -> Decoder:
+def weight_sharing_copy(decoder: Decoder) -> Decoder:
     """A second decoder over the same weights, with gradients of its own."""
     own = {id(p): torch.nn.Parameter(p.data, requires_grad=p.requires_grad) for p in decoder.model.parameters()}
     return Decoder(copy.deepcopy(decoder.model, own))
@@ -324,7 +328,7 @@ def apply_gradient(
     return norm
 
 
-def _read_logits(objective: Objective, logits: Tensor, micro: Micro, part: slice) -> tuple[Tensor, Tensor]:
+def _read_logits(objective: Objective, logits: Tensor, micro: MicroBatch, part: slice) -> tuple[Tensor, Tensor]:
     """Log-probs of the targets and the entropies [P]."""
     scaled = logits.float() / micro.temperatures[part, None]
     logprobs = token_logprobs(scaled, micro.targets[part])
@@ -339,7 +343,7 @@ def _with_distance(objective: Objective, losses: Tensor, distance: Tensor, stats
 
 
 def _token_losses(
-    objective: Objective, logprobs: Tensor, entropy: Tensor, micro: Micro, part: slice, ratios: Tensor | None
+    objective: Objective, logprobs: Tensor, entropy: Tensor, micro: MicroBatch, part: slice, ratios: Tensor | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of each prediction [P] and figures to sum up."""
     stats: dict[str, Tensor] = {"entropy": entropy.detach(), "logprob": logprobs.detach()}
@@ -364,13 +368,13 @@ def _token_losses(
 
 def _surrogate(
     objective: Objective, logprobs: Tensor, old: Tensor, advantages: Tensor, ratios: Tensor | None
-) -> objectives.PolicyLoss:
+) -> losses.PolicyLoss:
     low, high = objective.clip_low, objective.clip_high
     if ratios is not None:
-        return objectives.gspo(logprobs, ratios, advantages, low, high)
+        return losses.gspo(logprobs, ratios, advantages, low, high)
     if objective.policy_loss == "cispo":
-        return objectives.cispo(logprobs, old, advantages, high)
-    return objectives.ppo(logprobs, old, advantages, low, high, objective.dual_clip)
+        return losses.cispo(logprobs, old, advantages, high)
+    return losses.ppo(logprobs, old, advantages, low, high, objective.dual_clip)
 
 
 class _Totals:

@@ -20,19 +20,19 @@ from pathlib import Path
 from typing import Any
 
 from practicum.agent import Agent
+from practicum.data.export import by_task, is_held_out, report_held_out
+from practicum.data.jsonl import read_whole_episode
 from practicum.errors import UserError
-from practicum.export import by_task, is_held_out, report_held_out
-from practicum.metrics import spread
 from practicum.models import loader
-from practicum.progress import Progress
 from practicum.rollout import MakeEnvironment
-from practicum.rows import read_whole_episode
 from practicum.task import Task
-from practicum.training.apprentice import Apprentice
 from practicum.training.estimators import ESTIMATORS
-from practicum.training.rl import Practice, RLSettings, Scored, has_signal
-from practicum.training.samples import Lesson, bare_samples
+from practicum.training.monitor.metrics import spread
+from practicum.training.rl_trainer import RLSettings, RLTrainer, Scored, has_signal
+from practicum.training.samples import WeightedTrajectory, bare_samples
+from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Origin, Outcome, Span, Trajectory
+from practicum.utils.progress import Progress
 
 METHODS = ("grpo", "bandit")
 COMPARING = tuple(name for name, known in ESTIMATORS.items() if known.smallest_group > 1)
@@ -46,7 +46,7 @@ RENAMED = {
 
 
 @dataclass(frozen=True)
-class Log:
+class TrajectoryLog:
     """The scored episodes below a folder, in the order of their paths."""
 
     folder: Path
@@ -59,7 +59,7 @@ class Log:
         named = self.episodes[0].provenance.get("template")
         return None if named is None else str(named)
 
-    def check_tokens(self, apprentice: Apprentice) -> None:
+    def check_tokens(self, apprentice: TrainablePolicy) -> None:
         """Ids of another vocabulary mean nothing to this model."""
         tokenizer, size = apprentice.loaded.tokenizer, apprentice.decoder.shape.vocabulary
         vocabulary = loader.tokenizer_hash(tokenizer)
@@ -73,7 +73,7 @@ class Log:
                 )
 
 
-def read_log(folder: Path) -> Log:
+def read_trajectory_log(folder: Path) -> TrajectoryLog:
     """The episodes of training tasks below a folder, looked at field by field; those not scored teach nothing."""
     if not folder.is_dir():
         raise UserError(f"There is no folder '{folder}'; make one with `practicum collect`.")
@@ -99,10 +99,10 @@ def read_log(folder: Path) -> Log:
             f"The episodes below '{folder}' were rendered under different chat templates ({', '.join(templates)}); "
             "train on one kind."
         )
-    return Log(folder, episodes, len(found) - len(episodes))
+    return TrajectoryLog(folder, episodes, len(found) - len(episodes))
 
 
-def signal_groups(log: Log, seed: int = 0) -> Scored:
+def signal_groups(log: TrajectoryLog, seed: int = 0) -> Scored:
     """A log's episodes by task, in an order drawn by the seed; a group whose rewards are all alike teaches nothing."""
     every = by_task(log.episodes)
     groups = [group for group in every if len(group) > 1 and has_signal(group, {})]
@@ -115,12 +115,12 @@ def signal_groups(log: Log, seed: int = 0) -> Scored:
     return groups
 
 
-class OfflinePractice(Practice):
+class OfflineTrainer(RLTrainer):
     """The RL loop over a log's groups; a step takes the next `tasks_per_step` of them, round and round."""
 
     def __init__(
         self,
-        apprentice: Apprentice,
+        apprentice: TrainablePolicy,
         groups: Scored,
         make_environment: MakeEnvironment,
         agent: Agent,
@@ -193,7 +193,9 @@ class OfflinePractice(Practice):
         }
         return [], groups, {}, metrics
 
-    def _teach_actor(self, step: int, taught: list[list[Lesson]], tick: Callable[[], None] | None) -> dict[str, float]:
+    def _teach_actor(
+        self, step: int, taught: list[list[WeightedTrajectory]], tick: Callable[[], None] | None
+    ) -> dict[str, float]:
         heated = [
             [
                 replace(one, samples=tuple(replace(sample, temperature=heat) for sample in one.samples))

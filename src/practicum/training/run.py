@@ -17,15 +17,15 @@ from typing import Any
 
 from practicum.errors import UserError
 from practicum.evaluation.panel import Result
-from practicum.loggers import Logger
-from practicum.metrics import MetricsFile, spread
 from practicum.training import checkpoint
 from practicum.training.checkpoint import Checkpoints
-from practicum.training.hacking import HackingPanel, HackingSettings
-from practicum.training.health import Finding, HealthMonitor, HealthSettings
-from practicum.training.journal import HEALTH, Journal
-from practicum.training.kept import Keeper
-from practicum.training.rl import Practice
+from practicum.training.episode_saver import EpisodeSaver
+from practicum.training.monitor.health import Finding, HealthMonitor, HealthSettings
+from practicum.training.monitor.health_log import HEALTH, HealthLog
+from practicum.training.monitor.loggers import Logger
+from practicum.training.monitor.metrics import MetricsFile, spread
+from practicum.training.monitor.reward_hacking import RewardHackingMonitor, RewardHackingSettings
+from practicum.training.rl_trainer import RLTrainer
 from practicum.trajectory import Trajectory
 
 RESUME_MODES = ("auto", "disable", "resume_path")
@@ -53,7 +53,7 @@ class RunSettings:
     resume_mode: str = "auto"
     resume_from_path: str | None = None
     health: HealthSettings = field(default_factory=HealthSettings)
-    hacking: HackingSettings = field(default_factory=HackingSettings)
+    hacking: RewardHackingSettings = field(default_factory=RewardHackingSettings)
 
     def __post_init__(self) -> None:
         if self.best_metric not in VALIDATED:
@@ -66,7 +66,7 @@ class RunSettings:
 
 
 @dataclass
-class Standing:
+class TrainState:
     """Where a run stands; with the practice's own state, all that a checkpoint needs besides tensors."""
 
     step: int = 0
@@ -82,7 +82,7 @@ class Run:
     def __init__(
         self,
         folder: Path,
-        practice: Practice,
+        practice: RLTrainer,
         settings: RunSettings,
         validate: Callable[[], Awaitable[Result]] | None = None,
         loggers: Callable[[bool], Sequence[Logger]] = lambda resumed: (),
@@ -99,15 +99,15 @@ class Run:
         self.on_step, self.on_episode, self.tick = on_step, on_episode, tick
         self.checkpoints = Checkpoints(folder, settings.save_total_limit)
         self.health = HealthMonitor(settings.health)
-        self.hacking = HackingPanel(settings.hacking)
-        self.keeper = Keeper(folder, practice.settings.estimator)
+        self.hacking = RewardHackingMonitor(settings.hacking)
+        self.keeper = EpisodeSaver(folder, practice.settings.estimator)
         practice.on_credit = self.keeper.hear
-        self.standing = Standing()
+        self.standing = TrainState()
         self.resumed = False
         self._make_loggers = loggers
         self._asked_to_stop = False
         self._hacked: Finding | None = None
-        self._journal: Journal | None = None
+        self._journal: HealthLog | None = None
 
     @property
     def apprentice(self) -> Any:
@@ -146,7 +146,7 @@ class Run:
         self.practice.restore(state["practice"])
         self.health.restore(state["health"])
         self.hacking.restore(state["hacking"])
-        self.standing = Standing(**state["standing"])
+        self.standing = TrainState(**state["standing"])
         self.resumed = True
         self.say(f"Resumed at step {self.standing.step} from '{path}'.")
 
@@ -166,7 +166,7 @@ class Run:
 
     # -- the loop ---------------------------------------------------------------------------
 
-    async def go(self) -> Standing:
+    async def go(self) -> TrainState:
         """From wherever the run stands to its end."""
         standing, settings = self.standing, self.settings
         if standing.step >= settings.steps or standing.finished is not None:
@@ -176,7 +176,7 @@ class Run:
             return standing
         loggers = list(self._make_loggers(self.resumed))
         keep_to = standing.step if self.resumed else None
-        self._journal = journal = Journal(self.folder / HEALTH, keep_to)  # before metrics: who sees those finds this
+        self._journal = journal = HealthLog(self.folder / HEALTH, keep_to)  # before metrics: who sees those finds this
         metrics = MetricsFile(self.folder / METRICS, keep_to)
         timing = MetricsFile(self.folder / "timing.jsonl", keep_to)
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from practicum.algorithms import objectives
+from practicum.algorithms import losses
 from practicum.algorithms.advantages import Floats
 from practicum.errors import UserError
-from practicum.training.batch import Floats as BatchFloats
-from practicum.training.batch import Sample
 from practicum.training.estimators import turn_lengths
+from practicum.training.micro_batches import Floats as BatchFloats
+from practicum.training.micro_batches import Sample
 from practicum.trajectory import Origin, Trajectory
 
 
-def imitation_samples(episodes: Sequence[Trajectory]) -> list[Sample]:
+def sft_samples(episodes: Sequence[Trajectory]) -> list[Sample]:
     """Every token that the demonstrator wrote, and nothing else, with weight one."""
     return [
         replace(sample, weights=sample.mask.astype(np.float32))
@@ -29,7 +29,7 @@ def imitation_samples(episodes: Sequence[Trajectory]) -> list[Sample]:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class WeightedTrajectory:
     """One trajectory ready for the learner; `share` is what it adds to a batch's denominator."""
 
     samples: tuple[Sample, ...]
@@ -41,13 +41,13 @@ class Lesson:
         return not any(sample.advantages.any() for sample in self.samples)
 
 
-def lessons(
+def build_samples(
     groups: Sequence[Sequence[Trajectory]],
     advantages: Sequence[Sequence[Floats]],
     aggregation: str,
     temperature: float,
     norm: float = 1.0,
-) -> list[list[Lesson]]:
+) -> list[list[WeightedTrajectory]]:
     """Sampled tokens painted with advantages and weights.
 
     `advantages` holds one number a sampled token of each trajectory. A trajectory counts as one
@@ -62,7 +62,7 @@ def lessons(
     ]
 
 
-def batch_of(taught: Iterable[Lesson], keep_all: bool = False) -> tuple[list[Sample], float]:
+def collate(taught: Iterable[WeightedTrajectory], keep_all: bool = False) -> tuple[list[Sample], float]:
     """The samples of a batch and its denominator.
 
     Where all advantages are zero the policy gradient is zero: such a trajectory is counted in the
@@ -73,10 +73,12 @@ def batch_of(taught: Iterable[Lesson], keep_all: bool = False) -> tuple[list[Sam
     return samples, float(sum(lesson.share for lesson in taught))
 
 
-def _lesson(episode: Trajectory, painted: Floats, aggregation: str, temperature: float, norm: float) -> Lesson:
+def _lesson(
+    episode: Trajectory, painted: Floats, aggregation: str, temperature: float, norm: float
+) -> WeightedTrajectory:
     _check_logprobs(episode)
     lengths = turn_lengths(episode)
-    (by_turn,), share = objectives.token_weights([lengths], aggregation, norm)
+    (by_turn,), share = losses.token_weights([lengths], aggregation, norm)
     weights = np.repeat(np.array(by_turn, dtype=np.float32), lengths) if lengths else np.zeros(0, dtype=np.float32)
     samples = []
     used = 0
@@ -84,7 +86,7 @@ def _lesson(episode: Trajectory, painted: Floats, aggregation: str, temperature:
         place = slice(used, used + int(np.count_nonzero(mask)))
         samples.append(Sample(ids, mask, _laid(mask, weights[place]), _laid(mask, painted[place]), known, temperature))
         used = place.stop
-    return Lesson(tuple(samples), share)
+    return WeightedTrajectory(tuple(samples), share)
 
 
 def spread(sample: Sample, values: Floats | BatchFloats) -> BatchFloats:

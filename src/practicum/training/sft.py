@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from practicum.errors import UserError
-from practicum.training.apprentice import Apprentice
-from practicum.training.batch import Sample
 from practicum.training.learner import Objective, OptimizerSettings
-from practicum.training.samples import imitation_samples
-from practicum.training.schedule import learning_rate
+from practicum.training.lr_schedule import learning_rate
+from practicum.training.micro_batches import Sample
+from practicum.training.samples import sft_samples
+from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory
 
 
@@ -68,7 +68,7 @@ def plan_batches(samples: int, settings: SFTSettings) -> list[list[int]]:
 
 
 def update(
-    apprentice: Apprentice,
+    apprentice: TrainablePolicy,
     samples: Sequence[Sample],
     batches: Sequence[Sequence[int]],
     number: int,
@@ -81,7 +81,7 @@ def update(
     return apprentice.update(batch, count, Objective("ce"), lr)
 
 
-def evaluation_loss(apprentice: Apprentice, samples: Sequence[Sample]) -> dict[str, float]:
+def evaluation_loss(apprentice: TrainablePolicy, samples: Sequence[Sample]) -> dict[str, float]:
     """Cross-entropy and perplexity of the demonstrator's tokens, over all of them."""
     found = apprentice.learner.logprobs(samples)
     count = sum(len(values) for values in found)
@@ -89,15 +89,15 @@ def evaluation_loss(apprentice: Apprentice, samples: Sequence[Sample]) -> dict[s
     return {"eval/loss": loss, "eval/perplexity": math.exp(min(50.0, loss)), "eval/tokens": float(count)}
 
 
-async def imitate(
-    apprentice: Apprentice,
+async def train_sft(
+    apprentice: TrainablePolicy,
     demonstrations: Sequence[Trajectory],
     settings: SFTSettings,
     on_step: Callable[[int, int, dict[str, float]], None] | None = None,
     good_enough: Callable[[], Awaitable[bool]] | None = None,
 ) -> int:
     """Train on demonstrations and return the steps taken; `on_step(step, total, metrics)` hears of every update."""
-    samples = imitation_samples(demonstrations)
+    samples = sft_samples(demonstrations)
     if not samples:
         raise UserError("There is no scored demonstration to imitate; collect some with `practicum collect` first.")
     apprentice.start_stage(settings.optimizer)

@@ -9,7 +9,6 @@ import pytest
 
 from practicum import registry
 from practicum.cli.envs import check_all
-from practicum.deadline import Deadline
 from practicum.environment import SPLITS, Action, Step
 from practicum.environments.affine.answers import read_program
 from practicum.environments.affine.cases import read_cases, read_verification
@@ -19,8 +18,9 @@ from practicum.errors import JudgeError, UserError
 from practicum.sandbox import base
 from practicum.sandbox.base import Sandbox
 from practicum.sandbox.limits import Reason, Result
-from practicum.sandbox.places import place
+from practicum.sandbox.slots import place
 from practicum.task import Task
+from practicum.utils.deadline import Deadline
 
 PAPER = Task(
     "t",

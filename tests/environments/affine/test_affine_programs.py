@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum.environments.affine.answers import read_input, read_program, write_input, write_program
-from practicum.environments.affine.needs import needed_lines
 from practicum.environments.affine.programs.catalogue import LEVELS, Problem, draw_problem
 from practicum.environments.affine.running import Job, Ran, lines_agreeing, run_jobs, same_output
+from practicum.environments.affine.stdin_arity import needed_lines
 from practicum.errors import UserError
 from practicum.sandbox import base
 

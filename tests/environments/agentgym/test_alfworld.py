@@ -22,8 +22,8 @@ from practicum.environments.agentgym.alfworld_planning import relevant
 from practicum.environments.worker import close_pools
 from practicum.errors import UserError
 from practicum.rollout import attempts, run_episodes
+from practicum.rollout_setup import make_rollout_setup
 from practicum.task import Task
-from practicum.workbench import make_workbench
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -255,7 +255,7 @@ def test_the_same_task_is_the_same_episode_in_two_processes() -> None:
 
 
 def test_a_killed_engine_costs_its_episode_which_is_tried_again() -> None:
-    bench = make_workbench("agentgym:alfworld", "expert", max_turns=40)
+    bench = make_rollout_setup("agentgym:alfworld", "expert", max_turns=40)
     tasks = bench.environment.tasks("train", 2)
     killed: list[int] = []
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from practicum import registry
+from practicum.chat.formats import make_format
 from practicum.environment import SPLITS, Action, Policy, Step
 from practicum.environments.agentgym import babyai_expert, babyai_levels
 from practicum.environments.agentgym.babyai import BabyAI, make_task, split_of
@@ -18,7 +19,6 @@ from practicum.environments.agentgym.babyai_levels import LEVELS, UNWINNABLE, fi
 from practicum.environments.agentgym.babyai_view import describe_shortly, look
 from practicum.environments.agentgym.grammar.line import Refused
 from practicum.errors import UserError
-from practicum.formats import make_format
 from practicum.task import Task
 
 

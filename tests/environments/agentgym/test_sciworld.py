@@ -19,8 +19,8 @@ from practicum.environments.agentgym.sciworld import BRACKETS, SciWorld, pool_of
 from practicum.environments.worker import close_pools
 from practicum.errors import UserError
 from practicum.rollout import attempts, run_episodes
+from practicum.rollout_setup import make_rollout_setup
 from practicum.task import Task
-from practicum.workbench import make_workbench
 
 LIVING = sciworld_tasks.task_of("find-living-thing", 148)
 POWER = sciworld_tasks.task_of("power-component", 1)
@@ -210,7 +210,7 @@ def test_listed_commands_work() -> None:
 
 
 def test_a_killed_java_costs_its_episodes_which_are_tried_again() -> None:
-    bench = make_workbench("agentgym:sciworld", "expert", max_turns=60)
+    bench = make_rollout_setup("agentgym:sciworld", "expert", max_turns=60)
     killed: list[int] = []
 
     class Fragile(SciWorld):

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum import registry
+from practicum.chat.formats import make_format
 from practicum.environment import SPLITS, Action, Policy, Step
 from practicum.environments.agentgym.webshop import WebShop, read_goal, split_of
 from practicum.environments.agentgym.webshop_catalogue import Chance, Product, generated, make_product
 from practicum.environments.agentgym.webshop_files import read_shop
 from practicum.environments.agentgym.webshop_reward import Goal, judge, plain_colour, token_set_ratio, type_reward
 from practicum.errors import UserError
-from practicum.formats import make_format
 from practicum.task import Task, content_hash
 
 SHIRT = Product(

@@ -10,10 +10,9 @@ import random
 from typing import Any
 
 from practicum.environment import Action, Observation, Policy
-from practicum.environments.affine import readers
+from practicum.environments.affine import dataset_readers
 from practicum.environments.affine.answers import read_input, write_input
 from practicum.environments.affine.base import Unreadable, Verdict
-from practicum.environments.affine.needs import needed_lines
 from practicum.environments.affine.program_tasks import ProgramEnvironment
 from practicum.environments.affine.programs.base import WORDS
 from practicum.environments.affine.programs.catalogue import Problem
@@ -24,6 +23,7 @@ from practicum.environments.affine.running import (
     same_output,
     with_newline,
 )
+from practicum.environments.affine.stdin_arity import needed_lines
 from practicum.errors import UserError
 from practicum.task import Task
 
@@ -38,7 +38,7 @@ class AbdEnvironment(ProgramEnvironment):
 
     name = "affine:abd"
     system = "Find an input for which the program prints the expected output. Reply <INPUT>...</INPUT>."
-    read_row = staticmethod(readers.abduction)
+    read_row = staticmethod(dataset_readers.abduction)
     once = False  # one program has many outputs
 
     def fields(self, problem: Problem, rng: random.Random, level: int) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+from practicum.chat.formats import make_format
 from practicum.environment import SPLITS, Action, Environment, Message, Observation, Step
-from practicum.errors import UserError, nearest
-from practicum.formats import make_format
+from practicum.errors import UserError, did_you_mean
 from practicum.task import Task, content_hash
 
 REWARDS = ("native", "shaped")
@@ -68,7 +68,7 @@ class AffineEnvironment(Environment, Generic[Answer]):
 
     def __init__(self, format: str, reward: str, tries: int, levels: Sequence[int], most: int) -> None:
         if reward not in REWARDS:
-            raise UserError(f"{self.name} has no reward '{reward}'.{nearest(str(reward), REWARDS)}")
+            raise UserError(f"{self.name} has no reward '{reward}'.{did_you_mean(str(reward), REWARDS)}")
         if not _is_whole(tries) or tries < 1:
             raise UserError(f"{self.name} needs tries of at least 1, got {tries}.")
         self.levels = tuple(levels) if not isinstance(levels, str) else ()
@@ -182,7 +182,7 @@ class AffineEnvironment(Environment, Generic[Answer]):
 
     def check_split(self, split: str) -> None:
         if split not in SPLITS:
-            raise UserError(f"{self.name} has no split '{split}'.{nearest(split, SPLITS)}")
+            raise UserError(f"{self.name} has no split '{split}'.{did_you_mean(split, SPLITS)}")
 
 
 def _is_whole(value: object) -> bool:

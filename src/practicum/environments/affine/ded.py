@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from practicum.environment import Action, Observation, Policy
-from practicum.environments.affine import readers
+from practicum.environments.affine import dataset_readers
 from practicum.environments.affine.answers import read_program, write_program
 from practicum.environments.affine.base import Unreadable, Verdict
 from practicum.environments.affine.cases import read_cases
@@ -20,7 +20,7 @@ from practicum.environments.affine.programs.catalogue import Problem
 from practicum.environments.affine.running import run_jobs_async
 from practicum.errors import JudgeError, UserError
 from practicum.rewards.code_reward import code_reward
-from practicum.sandbox.places import in_thread_with_places
+from practicum.sandbox.slots import in_thread_with_places
 from practicum.task import Task
 
 CASES = 6
@@ -33,7 +33,7 @@ class DedEnvironment(ProgramEnvironment):
 
     name = "affine:ded"
     system = "Write the Python program. Reply with all of it in a ```python block."
-    read_row = staticmethod(readers.deduction)
+    read_row = staticmethod(dataset_readers.deduction)
 
     def fields(self, problem: Problem, rng: random.Random, level: int) -> dict[str, Any]:
         *cases, example = problem.cases(rng, CASES + 1)

@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from practicum.convert import Row
-from practicum.environments.affine import readers
+from practicum.data.convert import Row
+from practicum.environments.affine import dataset_readers
 from practicum.environments.affine.base import AffineEnvironment, Drawn
 from practicum.environments.affine.programs.catalogue import LEVELS, Problem, draw_problem
 from practicum.environments.affine.running import CPU_SECONDS, check_cpu_seconds
@@ -52,5 +52,5 @@ class ProgramEnvironment(AffineEnvironment[str]):
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
         self.check_split(split)
         if split in self.files:
-            return readers.tasks(self.files, split, self.name, self.read_row)[:count]
+            return dataset_readers.tasks(self.files, split, self.name, self.read_row)[:count]
         return super().tasks(split, count, seed)

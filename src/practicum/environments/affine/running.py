@@ -11,7 +11,7 @@ from pathlib import Path
 from practicum.errors import UserError
 from practicum.sandbox import base
 from practicum.sandbox.limits import KIB, MIB, Limits
-from practicum.sandbox.places import in_thread_with_places
+from practicum.sandbox.slots import in_thread_with_places
 
 CPU_SECONDS = 2
 """Computing time of one run; Affine's own executor gives 10."""

@@ -15,7 +15,7 @@ from practicum.environment import Action, Observation, Policy
 from practicum.environments.affine import formulas
 from practicum.environments.affine.base import AffineEnvironment, Drawn, Unreadable, Verdict
 from practicum.environments.affine.formulas import NOTATIONS, THRESHOLDS, Clause
-from practicum.errors import UserError, nearest
+from practicum.errors import UserError, did_you_mean
 from practicum.task import Task
 
 KINDS = ("planted", "certified")
@@ -66,7 +66,7 @@ class SatEnvironment(AffineEnvironment[Mapping[int, bool] | None]):
         super().__init__(format, reward, tries, levels, max(LEVELS))
         for option, value, known in (("kind", kind, KINDS), ("notation", notation, NOTATIONS)):
             if value not in known:
-                raise UserError(f"affine:sat has no {option} '{value}'.{nearest(str(value), known)}")
+                raise UserError(f"affine:sat has no {option} '{value}'.{did_you_mean(str(value), known)}")
         if isinstance(unsat, bool) or not isinstance(unsat, int | float) or not 0 <= unsat <= 1:
             raise UserError(f"affine:sat needs unsat, a share from 0 to 1; got {unsat}.")
         self.kind, self.unsat, self.notation = kind, unsat, notation

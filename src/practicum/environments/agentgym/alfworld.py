@@ -20,7 +20,7 @@ from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wir
 from practicum.environments.agentgym.grammar.bracket import Brackets, Call
 from practicum.environments.agentgym.grammar.line import Refused
 from practicum.environments.agentgym.shaping import Shaping
-from practicum.environments.worker import Seat, WorkerPool, shared_pool
+from practicum.environments.worker import WorkerPool, WorkerSession, shared_pool
 from practicum.errors import UserError
 from practicum.task import Task
 
@@ -97,7 +97,7 @@ class AlfWorld(AgentGymEnvironment):
         if self.folder is not None and not (self.folder / "train").is_dir():
             raise UserError(f"There are no ALFWorld games in '{games}'; point at the folder that holds 'train'.")
         self._pool = pool_of(workers)
-        self._seat: Seat | None = None
+        self._seat: WorkerSession | None = None
         self._legal: tuple[str, ...] = ()
         self._kind = ""
 

@@ -7,7 +7,7 @@ import functools
 import io
 from typing import TYPE_CHECKING, Any
 
-from practicum.errors import UserError, nearest
+from practicum.errors import UserError, did_you_mean
 from practicum.task import content_hash
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def known_levels() -> dict[str, str]:
 
 def check_level(level: str) -> None:
     if level not in known_levels():
-        raise UserError(f"minigrid has no BabyAI level '{level}'.{nearest(level, known_levels())}")
+        raise UserError(f"minigrid has no BabyAI level '{level}'.{did_you_mean(level, known_levels())}")
 
 
 def make_world(level: str, seed: int) -> RoomGridLevel:

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from practicum.chat.formats import make_format
 from practicum.environment import SPLITS, Action, Environment, Message, Observation, Step
 from practicum.environments.agentgym.grammar.bracket import Brackets, Call, read_bracket
 from practicum.environments.agentgym.grammar.line import GRAMMARS, Refused, one_line
 from practicum.environments.agentgym.shaping import Ledger, Shaping
-from practicum.errors import UserError, nearest
-from practicum.formats import make_format
+from practicum.errors import UserError, did_you_mean
 from practicum.task import Task, content_hash
 
 REWARDS = ("native", "shaped")
@@ -144,7 +144,7 @@ class AgentGymEnvironment(Environment):
     def check(self, option: str, value: object, known: tuple[str, ...]) -> None:
         """Refuse a setting that does not exist."""
         if value not in known:
-            raise UserError(f"{self.short} has no {option} '{value}'.{nearest(str(value), known)}")
+            raise UserError(f"{self.short} has no {option} '{value}'.{did_you_mean(str(value), known)}")
 
     def check_split(self, split: str) -> None:
         self.check("split", split, SPLITS)

@@ -19,7 +19,7 @@ from practicum.environments.agentgym import sciworld_tasks
 from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire
 from practicum.environments.agentgym.grammar.bracket import Brackets, Call
 from practicum.environments.agentgym.shaping import Shaping
-from practicum.environments.worker import Seat, WorkerPool, shared_pool
+from practicum.environments.worker import WorkerPool, WorkerSession, shared_pool
 from practicum.errors import UserError
 from practicum.task import Task
 
@@ -118,7 +118,7 @@ class SciWorld(AgentGymEnvironment):
             raise UserError("sciworld needs a step_limit and workers of at least 1.")
         self.simplification, self.step_limit, self.legal = simplification, step_limit, legal
         self._pool = pool_of(simplification, workers, megabytes)
-        self._seat: Seat | None = None
+        self._seat: WorkerSession | None = None
         self._score = 0
         self._told: dict[str, Any] = {}
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeVar
 
+from practicum.data.retrieval import Document, Index
 from practicum.environments.agentgym.webshop_words import BRANDS, COLOURS, KINDS, SERIES, Kind
-from practicum.retrieval import Document, Index
 
 Item = TypeVar("Item")
 

@@ -1,0 +1,280 @@
+"""Chat rendering, one turn at a time: the next prompt is the ids already held plus the ids of what is new.
+
+Sampled text is never tokenised again. For any Jinja chat template the text between two replies is
+found by rendering a stand-in conversation whose reply is a marker, and taking what follows it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from operator import itemgetter
+from typing import Any
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
+from transformers import PreTrainedTokenizerBase, TokenizersBackend
+
+from practicum.chat.templates import TEMPLATES
+from practicum.environment import Message
+from practicum.errors import UserError, did_you_mean
+from practicum.trajectory import Origin, Span
+
+REPLY = "\u2402practicum-reply\u2403"
+MARKER = "\u2402practicum-content\u2403"
+"""Texts that stand for a reply and for a message's content while a template is being taken apart."""
+MOST_KEPT, LONGEST_KEPT = 1024, 20_000
+"""Renderings that are kept, and the ids of the longest of them."""
+MOST_FRAMES = 64
+"""What templates put around contents: as many as there are kinds of observations."""
+_SEEN = (*range(33, 127), *range(161, 173), *range(174, 256))
+_UNSEEN = sorted({*range(256)} - {*_SEEN})
+LETTERS = (
+    dict.fromkeys(range(256), "\u2402") | {byte: byte for byte in _SEEN}
+    | {256 + place: byte for place, byte in enumerate(_UNSEEN)}
+)  # fmt: skip
+"""GPT-2's alphabet, in which byte-level tokenizers write: a character that can be seen for every byte. Those that
+cannot be seen stand for none, and become one that is no byte."""
+
+Spans = tuple[Span, ...]
+_BEGIN, _END = itemgetter(0), itemgetter(1)
+
+
+class Renderer:
+    """Messages to spans of ids, for one tokenizer and one template (by name; None = the model's own).
+
+    `end_ids` are tokens beyond the tokenizer's and the template's own that a model may end a reply with.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, template: str | None = None, end_ids: Sequence[int] = ()
+    ) -> None:
+        if template is not None and template not in TEMPLATES:
+            raise UserError(f"Unknown chat template '{template}'.{did_you_mean(template, TEMPLATES)}")
+        text = TEMPLATES[template] if template else tokenizer.chat_template
+        if not text:
+            raise UserError("This model has no chat template of its own; choose one, e.g. template=chatml.")
+        self.tokenizer = tokenizer
+        self._fast = tokenizer.backend_tokenizer if _usual(type(tokenizer)) else None
+        self._bytes: _Bytes | None = None
+        if self._fast is not None and type(self._fast.decoder) is ByteLevel:
+            self._bytes = _Bytes(self._fast)
+        self.template: str = text
+        self._kept: OrderedDict[tuple[str, tuple[Message, ...], str], tuple[Span, ...]] = OrderedDict()
+        self._frames: dict[tuple[Message, ...], str] = {}
+        self._tools_shown = False
+        self._images_shown: bool | None = None
+        special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+        closing = self._encode(self._after_reply([Message("user", "x")]))[0]
+        found = next((token for token in closing if token in special), None)
+        if found is None:
+            raise UserError(
+                "This chat template closes a reply with text that the model's tokenizer has no special token for; "
+                "use the model's own template, or one made for this tokenizer."
+            )
+        self.close_id: int = found
+        """The token that the template closes a reply with."""
+        own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        self.end_ids: tuple[int, ...] = tuple(sorted({found, *own, *end_ids}))
+        """Tokens that end a reply."""
+
+    def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[Span, ...]:
+        """The first prompt."""
+        return self._once("start", messages, tools, lambda: self._start(messages, tools))
+
+    def _once(
+        self, what: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], do: Callable[[], Spans]
+    ) -> Spans:
+        """The chains of a task ask for the same again and again: what was rendered lately is kept, if not huge."""
+        key = (what, tuple(messages), json.dumps(list(map(dict, tools)), default=str) if tools else "")
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        found = do()
+        if sum(len(span.ids) for span in found) <= LONGEST_KEPT:
+            self._kept[key] = found
+            if len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+        return found
+
+    def _start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Spans:
+        text = self._apply(messages, tools)
+        if tools and not self._tools_shown:
+            if text == self._apply(messages, ()):
+                raise UserError(
+                    "This chat template does not show tools to the model; choose one that does, e.g. template=chatml."
+                )
+            self._tools_shown = True
+        return self._spans(text, self._apply(_marked(messages), tools), messages)
+
+    def extend(self, held: Sequence[int], messages: Sequence[Message]) -> tuple[Span, ...]:
+        """What follows the ids held (which end in a reply): the turn's closing, new messages, the next opening."""
+        spans = self._once("extend", messages, (), lambda: self._following(messages))
+        if held and held[-1] == self.close_id:
+            # The policy sampled the closing token itself; the template must not add it twice.
+            return _without_closing(spans, self.close_id)
+        return spans
+
+    def _following(self, messages: Sequence[Message]) -> Spans:
+        marked = tuple(_marked(messages))
+        if marked not in self._frames:  # observations differ, what stands around them hardly ever
+            if len(self._frames) >= MOST_FRAMES:
+                self._frames.clear()
+            self._frames[marked] = self._after_reply(marked)
+        return self._spans(self._after_reply(messages), self._frames[marked], messages)
+
+    def encode_reply(self, text: str) -> tuple[int, ...]:
+        """Ids of a reply that something other than a model wrote, closed by the end token."""
+        return (*self._encode(text)[0], self.close_id)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a reply, without its end token."""
+        kept = list(ids)
+        while kept and kept[-1] in self.end_ids:
+            kept.pop()
+        if self._bytes is not None:  # what the others come down to, without a look at every character
+            return b"".join(map(self._bytes.__getitem__, kept)).decode(errors="replace")
+        if self._fast is not None:  # the same without a look at every id
+            return str(self._fast.decode(kept, skip_special_tokens=False))
+        return str(self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _after_reply(self, messages: Sequence[Message]) -> str:
+        text = self._apply([Message("user", "x"), Message("assistant", REPLY), *messages], ())
+        _, found, tail = text.partition(REPLY)
+        if not found or REPLY in tail:
+            raise UserError("This chat template rewrites or drops an assistant's reply; choose another template.")
+        return tail
+
+    def _apply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+        if self._images_shown is None and any(m.images for m in messages):
+            self._images_shown = self._shows_images()
+        if not self._images_shown and any(m.images for m in messages):
+            raise UserError(
+                "This chat template cannot show images; choose text observations (for gui: observe=text), "
+                "or the tokenizer of a vision model."
+            )
+        rows = [{"role": m.role, "content": _parts(m), **({"name": m.name} if m.name else {})} for m in messages]
+        return self._fill(rows, tools)
+
+    def _shows_images(self) -> bool:
+        """Whether a picture changes what the template writes, and a text in parts does not."""
+        text = {"type": "text", "text": "x"}
+        try:
+            plain, parted, pictured = (
+                self._fill([{"role": "user", "content": content}], ())
+                for content in ("x", [text], [text, {"type": "image"}])
+            )
+        except (TypeError, ValueError, TemplateError):
+            return False
+        return plain == parted != pictured
+
+    def _fill(self, rows: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        text = self.tokenizer.apply_chat_template(
+            [dict(row) for row in rows],
+            tools=[dict(tool) for tool in tools] or None,
+            chat_template=self.template,
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+        return str(text)
+
+    def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        fast = self._fast
+        if fast is not None and fast.truncation is None and fast.padding is None:
+            # What the other comes down to, without a batch of one, for which threads are woken and the GIL is let go.
+            if fast.encode_special_tokens != self.tokenizer.split_special_tokens:
+                fast.encode_special_tokens = self.tokenizer.split_special_tokens
+            found = fast.encode(text, add_special_tokens=False)
+            return found.ids, found.offsets
+        coded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return coded["input_ids"], coded["offset_mapping"]
+
+    def _spans(self, text: str, marked: str, messages: Sequence[Message]) -> tuple[Span, ...]:
+        """The text's ids, cut where template and message contents meet.
+
+        `marked` is the same rendering with a marker for every content: what stands between markers is
+        the template's, so a content is found by its place and never mistaken for a word of the template.
+        """
+        ids, offsets = self._encode(text)
+        ranges, position = [], 0
+        literals = re.split(re.escape(MARKER) + r"\d+;", marked)
+        for message, literal in zip(messages, literals, strict=False):
+            start = position + len(literal)
+            content = message.content
+            if not text.startswith(content, start):
+                content = content.strip()  # templates may trim
+            if content and text.startswith(content, start):
+                ranges.append((start, start + len(content)))
+                position = start + len(content)
+            else:
+                position = start
+        spans: list[Span] = []
+        reached = 0
+        for begin, end in ranges:  # a token that is partly a content's is the content's
+            first = max(reached, bisect_right(offsets, begin, key=_END))
+            last = bisect_left(offsets, end, lo=first, key=_BEGIN)
+            if first == last:
+                continue
+            if reached < first or not spans:
+                spans += _span(Origin.TEMPLATE, ids[reached:first])
+                spans += _span(Origin.OBSERVATION, ids[first:last])
+            else:
+                spans[-1] = Span(Origin.OBSERVATION, (*spans[-1].ids, *ids[first:last]))
+            reached = last
+        return (*spans, *_span(Origin.TEMPLATE, ids[reached:]))
+
+
+class _Bytes(dict[int, bytes]):
+    """What each token of a byte-level tokenizer stands for, looked up when it is first met."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token: int) -> bytes:
+        text = self._tokenizer.id_to_token(token) or ""  # a model may have more tokens than its tokenizer
+        try:
+            found = text.translate(LETTERS).encode("latin-1")
+        except UnicodeEncodeError:  # not in that alphabet
+            found = text.encode()
+        self[token] = found
+        return found
+
+
+def _usual(kind: type) -> bool:
+    """Whether a tokenizer leaves all the work to its backend, as nearly all do."""
+    ours = ("__call__", "_encode_plus", "_switch_to_input_mode", "decode", "_decode")
+    return issubclass(kind, TokenizersBackend) and all(
+        getattr(kind, name, None) is getattr(TokenizersBackend, name, None) for name in ours
+    )
+
+
+def _parts(message: Message) -> str | list[dict[str, str]]:
+    """A content as templates want it: a text, or parts where there are images. The pixels are none of ours."""
+    if not message.images:
+        return message.content
+    return [{"type": "text", "text": message.content}, *({"type": "image"} for _ in message.images)]
+
+
+def _marked(messages: Sequence[Message]) -> list[Message]:
+    return [
+        replace(message, content=f"{MARKER}{number};", images=("",) * len(message.images))
+        for number, message in enumerate(messages)
+    ]
+
+
+def _span(origin: Origin, ids: Sequence[int]) -> Spans:
+    return (Span(origin, tuple(ids)),) if ids else ()
+
+
+def _without_closing(spans: Sequence[Span], close_id: int) -> tuple[Span, ...]:
+    """Spans from just after the first closing token on."""
+    for number, span in enumerate(spans):
+        if close_id in span.ids:
+            rest = Span(span.origin, span.ids[span.ids.index(close_id) + 1 :])
+            return ((rest,) if rest.ids else ()) + tuple(spans[number + 1 :])
+    return tuple(spans)

@@ -1,0 +1,1 @@
+"""Typed configuration schemas and the override grammar."""

@@ -1,0 +1,1 @@
+"""Episodes, task files and data sets on disk."""

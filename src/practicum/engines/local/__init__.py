@@ -1,0 +1,1 @@
+"""The in-process engine: continuous batching over the trainer's own weights."""

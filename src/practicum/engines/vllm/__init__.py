@@ -1,0 +1,1 @@
+"""The vLLM engine: client, server process, wire protocol."""

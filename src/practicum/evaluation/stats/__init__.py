@@ -1,0 +1,1 @@
+"""Interval estimates, tests, power and multiple-testing corrections."""

@@ -1,0 +1,1 @@
+"""Collect, SFT, RL and evaluation as one resumable command."""

@@ -1,0 +1,319 @@
+"""Founding paper 003's pipeline: its configuration, and what each stage makes of it.
+
+collect → examine base → imitate → examine → practise → examine. The keys are the paper's. A stage is one of the other
+commands' own: collections, `stages.build_sft`, `experiment.build_run` and `practicum eval`; here stands only what they
+are told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from practicum import registry
+from practicum.config import train as configuration
+from practicum.config.overrides import RECIPES, read_overrides, schema_keys, show
+from practicum.config.train import TrainConfig
+from practicum.data.store import write_atomic
+from practicum.environments.mix import MixEnvironment, in_turns
+from practicum.errors import UserError, did_you_mean
+from practicum.training import build
+from practicum.training.build_supervised import (
+    SFTConfig,
+    SFTTraining,
+    StageData,
+    StageModel,
+    check_training,
+    sft_settings,
+)
+
+AFFINE = ["affine:sat", "affine:abd", "affine:ded"]
+AGENTGYM = [f"agentgym:{name}" for name in ("webshop", "alfworld", "babyai", "sciworld", "textcraft")]
+RUNGS = ("base", "sft", "rl")
+"""What is examined, in this order."""
+STAGES = ("collect", "eval-base", "sft", "eval-sft", "train", "eval-rl")
+"""In the order in which they run."""
+OF_STAGE = {"evaluation.": "eval-base", "training.": "sft", "rl_training.": "train"}
+"""Beginnings of keys, and the first stage that reads them."""
+OURS = ("agent.environment", "agent.model_name", "actor_rollout_ref.model.path", "trainer.default_local_dir",
+        "trainer.project_name", "trainer.experiment_name", "data.train_files", "data.from_trajectories")  # fmt: skip
+"""Beginnings of keys of `practicum train` that are no matter of taste here."""
+REWARDS = ("shaped", "native", *registry.REWARDS)
+
+
+@dataclass
+class AffineData:
+    num_samples: int = 10_000  # demonstrations in all, in equal parts
+    dataset: str | None = None  # rows for abd and ded (a file, or a folder with index.json); none: generated
+    environments: list[str] = field(default_factory=lambda: list(AFFINE))
+
+
+@dataclass
+class AgentGymData:
+    num_episodes: int = 5_000  # demonstrations in all, in equal parts
+    max_episode_length: int = 50  # turns, in all stages
+    environments: list[str] = field(default_factory=lambda: list(AGENTGYM))
+
+
+@dataclass
+class PipelineData:
+    affine: AffineData = field(default_factory=AffineData)
+    agentgym: AgentGymData = field(default_factory=AgentGymData)
+    environment_args: dict[str, Any] = field(default_factory=dict)  # options of an environment, by its name
+    val_split: float = 0.1  # share of the demonstrations that imitation is checked on
+    max_response_tokens: int = 1024  # of one reply, in all stages
+
+
+@dataclass
+class RLTraining:
+    """The paper's keys and defaults; what it does not name goes into `overrides`."""
+
+    algorithm: str = "ppo"
+    ppo_epochs: int = 4
+    num_rollouts: int = 100  # steps
+    rollout_batch_size: int = 4  # tasks a step
+    num_chains: int = 1  # attempts at each
+    clip_range: float = 0.2
+    vf_coef: float = 0.5
+    entropy_coef: float = 0.01
+    gae_lambda: float = 0.95
+    gamma: float = 0.99
+    learning_rate: float = 1.0e-5
+    value_learning_rate: float = 1.0e-4
+    max_grad_norm: float = 1.0
+    kl_penalty: float = 0.0
+    reward: str | None = "shaped"  # the paper's; native; none: as data.environment_args say
+    reward_function: str | None = None  # path/to/file.py:function instead
+    environments: list[str] | None = None  # default: all that were imitated
+    shares: dict[str, float] = field(default_factory=dict)  # of the environments; 1 where none is given
+    save_steps: int = 10
+    overrides: list[str] = field(default_factory=list)  # further keys of `practicum train`
+
+
+@dataclass
+class EvaluationSettings:
+    environments: list[str] | None = None  # default: all of data
+    num_eval_samples: int = 200  # tasks of each
+    confidence: float = 0.8
+    temperature: float = 0.0
+
+
+@dataclass
+class Tracking:
+    use_wandb: bool = False
+    wandb_project: str = "affine-training"
+
+
+@dataclass
+class PipelineConfig:
+    """Everything `practicum pipeline` reads."""
+
+    output_dir: str = "runs/affine"
+    seed: int = 42
+    model: StageModel = field(default_factory=StageModel)
+    data: PipelineData = field(default_factory=PipelineData)
+    training: SFTTraining = field(default_factory=SFTTraining)
+    rl_training: RLTraining = field(default_factory=RLTraining)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    tracking: Tracking = field(default_factory=Tracking)
+
+
+def resolve(overrides: list[str], recipes: Path = RECIPES) -> PipelineConfig:
+    """Defaults, the recipe, the overrides; everything that can be known to be wrong is said now."""
+    config, given = read_overrides(PipelineConfig, overrides, recipes)
+    configuration.check_numbers(config)
+    if "training.seed" not in given:
+        config.training = replace(config.training, seed=config.seed)
+    known = environments(config)
+    if not known:
+        raise UserError("Say what to learn: data.affine.environments or data.agentgym.environments is empty.")
+    for key, names in (
+        ("data.environment_args", config.data.environment_args),
+        ("rl_training.environments", config.rl_training.environments or ()),
+        ("rl_training.shares", config.rl_training.shares),
+    ):
+        for name in names:
+            if name not in known:
+                raise UserError(f"{key} names '{name}', which data does not.{did_you_mean(name, known)}")
+    for name in known:
+        registry.environment_class(name)
+    rl = config.rl_training
+    if rl.algorithm != "ppo":
+        raise UserError(f"rl_training.algorithm={rl.algorithm}: this pipeline practises with ppo; leave that out, and "
+                        "for another estimator say \"rl_training.overrides=['algorithm.adv_estimator=grpo']\" "
+                        "\"rl_training.num_chains=8\".")  # fmt: skip
+    if rl.vf_coef != 0.5:
+        raise UserError(
+            f"rl_training.vf_coef={rl.vf_coef:g}: the value network has an optimizer of its own, and its loss is half "
+            "the squared error; leave this at 0.5 and set rl_training.value_learning_rate."
+        )
+    if rl.reward is not None and rl.reward not in REWARDS and ".py:" not in rl.reward:
+        raise UserError(f"Unknown rl_training.reward '{rl.reward}'.{did_you_mean(rl.reward, REWARDS)}")
+    if not 0 <= config.data.val_split < 1:
+        raise UserError(f"data.val_split={config.data.val_split:g} is a share: from 0 to below 1, such as 0.1.")
+    if not 0 < config.evaluation.confidence < 1:
+        raise UserError(
+            f"evaluation.confidence={config.evaluation.confidence:g}: a level lies between 0 and 1, such as 0.8."
+        )
+    if config.model.adapter_path:
+        raise UserError("model.adapter_path does not go with the pipeline: merge it first (`practicum merge`).")
+    check_training(sft_config(config))
+    sft_settings(config.training)
+    train = rl_config(config)
+    build.rl_settings(train, build.training_steps(train))
+    return config
+
+
+def environments(config: PipelineConfig) -> list[str]:
+    """All environments of the data, each once."""
+    return list(dict.fromkeys([*config.data.affine.environments, *config.data.agentgym.environments]))
+
+
+def examined(config: PipelineConfig) -> list[str]:
+    return environments(config) if config.evaluation.environments is None else list(config.evaluation.environments)
+
+
+def demonstrations(config: PipelineConfig) -> dict[str, int]:
+    """How many episodes of each environment are shown: each group's number in equal parts."""
+    found: dict[str, int] = {}
+    for count, names in (
+        (config.data.affine.num_samples, config.data.affine.environments),
+        (config.data.agentgym.num_episodes, config.data.agentgym.environments),
+    ):
+        turns = in_turns(dict.fromkeys(names, 1.0), count) if names else []
+        found |= {name: turns.count(name) for name in names}
+    return found
+
+
+def options(config: PipelineConfig, name: str) -> dict[str, Any]:
+    """The options of one environment."""
+    given = dict(config.data.environment_args.get(name) or {})
+    dataset = config.data.affine.dataset
+    if dataset is not None and "files" not in given and registry.takes(name, "files"):
+        given["files"] = dict.fromkeys(("train", "val", "test"), dataset)
+    return given
+
+
+def folder(config: PipelineConfig, *parts: str) -> Path:
+    return Path(config.output_dir, *parts)
+
+
+def place_of(name: str) -> str:
+    """An environment's name as a file's."""
+    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)
+
+
+def sft_config(config: PipelineConfig) -> SFTConfig:
+    return SFTConfig(
+        model=config.model,
+        data=StageData(episodes=str(folder(config, "collect")), val_share=config.data.val_split),
+        training=config.training,
+        output_dir=str(folder(config, "sft")),
+    )
+
+
+def policy(config: PipelineConfig, rung: str) -> str:
+    """Where a rung's model is."""
+    return config.model.path if rung == "base" else str(folder(config, rung, "model"))
+
+
+def rl_config(config: PipelineConfig) -> TrainConfig:
+    """What `practicum train` is told. Keys of `rl_training.overrides` come last and win."""
+    rl, out = config.rl_training, folder(config)
+    told = {
+        "agent.num_chains": rl.num_chains,
+        "agent.max_turns": config.data.agentgym.max_episode_length,
+        "agent.reward_name": "null" if rl.reward is None else rl.reward,
+        "algorithm.adv_estimator": "gae",
+        "algorithm.gamma": rl.gamma,
+        "algorithm.lam": rl.gae_lambda,
+        "algorithm.turn_rewards": "true",  # a step's reward is that step's, not the episode's last word's
+        "data.train_batch_size": rl.rollout_batch_size,
+        "actor_rollout_ref.actor.ppo_epochs": rl.ppo_epochs,
+        "actor_rollout_ref.actor.clip_ratio_low": rl.clip_range,
+        "actor_rollout_ref.actor.clip_ratio_high": rl.clip_range,
+        "actor_rollout_ref.actor.entropy_coeff": rl.entropy_coef,
+        "actor_rollout_ref.actor.grad_clip": rl.max_grad_norm,
+        "actor_rollout_ref.actor.optim.lr": rl.learning_rate,
+        "actor_rollout_ref.actor.use_kl_loss": "true" if rl.kl_penalty else "false",
+        "actor_rollout_ref.actor.kl_loss_coef": rl.kl_penalty,
+        "actor_rollout_ref.rollout.response_length": config.data.max_response_tokens,
+        "critic.optim.lr": rl.value_learning_rate,
+        "critic.ppo_epochs": rl.ppo_epochs,
+        "critic.grad_clip": rl.max_grad_norm,
+        "trainer.total_training_steps": rl.num_rollouts,
+        "trainer.save_freq": rl.save_steps,
+        "trainer.save_total_limit": 2,
+        "trainer.seed": config.seed,
+        "trainer.device": config.model.device,
+        "trainer.val_before_train": "false",
+        "trainer.logger": "[wandb]" if config.tracking.use_wandb else "[]",
+    }
+    for text in rl.overrides:
+        if text.replace("agent.init_args.", "agent.").startswith(OURS):
+            raise UserError(f"rl_training.overrides: '{text}' is what the pipeline itself says; leave it out.")
+    train = configuration.resolve([*(f"{key}={value}" for key, value in told.items()), *rl.overrides])
+    names = rl.environments if rl.environments is not None else environments(config)
+    train.agent.environment, train.agent.template = "mix", config.model.template
+    train.agent.environment_args = {
+        "environments": {name: options(config, name) for name in names},
+        **({"shares": dict(rl.shares)} if rl.shares else {}),
+        **({"shaping": rl.reward_function} if rl.reward_function else {}),
+    }
+    model = train.actor_rollout_ref.model
+    model.path = config.model.path if config.training.use_lora else policy(config, "sft")
+    model.lora_adapter_path = policy(config, "sft") if config.training.use_lora else None
+    # W&B's project is a folder of a run; without it the run lies beside the other stages.
+    root, project = (out, config.tracking.wandb_project) if config.tracking.use_wandb else (out.parent, out.name)
+    train.trainer.default_local_dir, train.trainer.project_name = str(root), project
+    train.trainer.experiment_name = "rl"
+    return train
+
+
+def check_continuation(config: PipelineConfig, begun: Callable[[str], bool]) -> None:
+    """A folder that holds another pipeline is not to be written into; a new one is marked as this one's.
+
+    What no stage has read yet may still change: until the first that reads it has `begun`.
+    """
+    stored = folder(config, "pipeline.yaml")
+    free = tuple(keys for keys, stage in OF_STAGE.items() if not begun(stage))
+    if stored.is_file():
+        before, now = OmegaConf.load(stored), OmegaConf.structured(config)
+        for key in schema_keys(PipelineConfig):
+            old, new = OmegaConf.select(before, key), OmegaConf.select(now, key)
+            if old != new and not key.startswith(free):
+                raise UserError(
+                    f"'{config.output_dir}' holds a pipeline with {key}={old}, not {new}; choose another output_dir."
+                )
+    write_atomic(stored, show(config).encode())
+
+
+def check_tasks(config: PipelineConfig) -> None:
+    """Whether every environment has the tasks that the stages will ask of it: now, and not hours later."""
+    wanted = [(name, "train", count, config.seed + 1) for name, count in demonstrations(config).items()]
+    wanted += [(name, "test", config.evaluation.num_eval_samples, config.seed) for name in examined(config)]
+    for name, split, count, seed in wanted:
+        registry.environment_class(name)(**options(config, name)).tasks(split, count, seed)
+    train = rl_config(config)
+    agent = train.agent
+    mix = MixEnvironment(**agent.environment_args, reward=agent.reward_name, format=agent.agent_type)
+    build.training_tasks(mix, train)
+
+
+def derived(config: PipelineConfig) -> list[str]:
+    """The numbers that follow from the settings."""
+    shown, rl = demonstrations(config), config.rl_training
+    updates = math.ceil(sum(shown.values()) * (1 - config.data.val_split)) * config.training.num_epochs
+    batch = config.training.batch_size * config.training.gradient_accumulation_steps
+    return [
+        "demonstrations: " + ", ".join(f"{name} {count}" for name, count in shown.items()),
+        f"imitation: about {math.ceil(updates / batch)} updates of {batch} episodes",
+        f"practice: {rl.num_rollouts} steps of {rl.rollout_batch_size} tasks × {rl.num_chains} attempts, "
+        f"{rl.ppo_epochs} passes over each",
+        f"examination: {len(examined(config))} environments × {config.evaluation.num_eval_samples} tasks, three times",
+    ]

@@ -1,0 +1,1 @@
+"""What is watched during training: metrics, loggers, health, reward hacking."""

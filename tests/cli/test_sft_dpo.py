@@ -1,0 +1,267 @@
+"""`practicum sft` and `practicum dpo`: defaults of the papers, resumed exactly, adapters written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from practicum.cli.main import main
+from practicum.config.overrides import read_overrides
+from practicum.training import build_supervised
+from practicum.training.checkpoint import Checkpoints
+
+
+@pytest.fixture(scope="module")
+def demonstrations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("demonstrations")
+    assert main(["collect", "--env", "math", "--env-arg", "levels=[1]", "--tasks", "30", "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def attempts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Episodes of which some are better than others: an expert's and a random policy's, of the same tasks."""
+    out = tmp_path_factory.mktemp("attempts")
+    for policy in ("expert", "random"):
+        arguments = ["collect", "--env", "math", "--env-arg", "levels=[1]", "--policy", policy, "--tasks", "12",
+                     "--out", str(out), "--run-id", policy]  # fmt: skip
+        assert main(arguments) == 0
+    return out
+
+
+SMALL = ["training.bf16=false", "training.warmup_steps=2", "--lr", "1e-2"]
+
+
+def test_the_papers_defaults() -> None:
+    config, _ = read_overrides(build_supervised.SFTConfig, [])
+    training = config.training
+    assert (training.lora_r, training.lora_alpha, training.lora_dropout) == (64, 128.0, 0.05)
+    assert (training.num_epochs, training.batch_size, training.gradient_accumulation_steps) == (3, 2, 8)
+    assert (training.learning_rate, training.warmup_steps, training.weight_decay) == (2e-5, 100, 0.01)
+    assert (training.scheduler_type, training.min_lr_ratio, training.bf16, training.fp16) == (
+        "cosine",
+        0.1,
+        True,
+        False,
+    )
+    assert (training.gradient_checkpointing, training.save_steps, training.save_total_limit) == (True, 1000, 3)
+    other, _ = read_overrides(build_supervised.DPOConfig, [])
+    assert (other.training.beta, other.training.learning_rate, other.training.num_epochs) == (0.1, 5e-5, 2)
+
+
+def test_an_adapter_is_trained_and_written(
+    demonstrations: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["sft", "--episodes", str(demonstrations), "--out", str(tmp_path / "sft"), "--lora_r", "8", *SMALL,
+                 "training.save_steps=2", "training.eval_steps=2"]  # fmt: skip
+    assert main(arguments) == 0
+    assert "parameters are trained" in capsys.readouterr().out
+    lines = [json.loads(line) for line in (tmp_path / "sft" / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 6  # 27 of 30 tasks, 16 a batch, three epochs
+    assert lines[-1]["actor/loss"] < lines[0]["actor/loss"]
+    assert lines[-1]["eval/loss"] < lines[1]["eval/loss"]
+    assert "eval/perplexity" in lines[-1]
+    assert (tmp_path / "sft" / "model" / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.parametrize("adapter", [[], ["--full"]])
+def test_a_stage_cut_short_and_resumed_equals_a_whole_one(
+    adapter: list[str], demonstrations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dropout included: what is dropped depends on the update's number alone."""
+
+    def arguments(out: str) -> list[str]:
+        world = ["--episodes", str(demonstrations), "--out", str(tmp_path / out)]
+        return ["sft", *world, "--lora_r", "4", *SMALL, *adapter, "training.save_steps=2", "training.eval_steps=3"]
+
+    assert main(arguments("whole")) == 0
+    update = build_supervised.sft.update
+    calls = 0
+
+    def dying(*rest: object) -> dict[str, float]:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise RuntimeError("the power went")
+        return update(*rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(build_supervised.sft, "update", dying)
+    with pytest.raises(RuntimeError):
+        main(arguments("cut"))
+    monkeypatch.undo()
+    assert Checkpoints(tmp_path / "cut").steps()[-1] in (2, 3)
+    assert main(arguments("cut")) == 0
+    assert (tmp_path / "whole" / "metrics.jsonl").read_bytes() == (tmp_path / "cut" / "metrics.jsonl").read_bytes()
+    name = "model.safetensors" if adapter else "adapter_model.safetensors"
+    one, two = (load_file(tmp_path / run / "model" / name) for run in ("whole", "cut"))
+    assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_preferences_from_episodes(attempts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--episodes", str(attempts), "--out", str(tmp_path / "dpo"), "training.bf16=false", "--lr", "5e-3",
+                 "--epochs", "6", "training.gradient_accumulation_steps=4", "training.lora_dropout=0"]  # fmt: skip
+    assert main(["dpo", *arguments]) == 0, capsys.readouterr().err
+    lines = [json.loads(line) for line in (tmp_path / "dpo" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["dpo/loss"] == pytest.approx(0.693147, abs=1e-5)
+    assert lines[-1]["dpo/loss"] < 0.5
+    assert lines[-1]["dpo/reward_margin"] > lines[1]["dpo/reward_margin"]
+
+
+def test_what_cannot_be_done_is_said(demonstrations: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["sft", "--episodes", str(demonstrations), "--out", str(tmp_path / "x")]
+    for more, says in (
+        (["training.fp16=true"], "use training.bf16=true"),
+        (["model.load_in_8bit=true"], "needs a CUDA GPU"),
+        (["model.load_in_8bit=true", "model.load_in_4bit=true"], "exclude each other"),
+        (["data.val_share=1.5"], "val_share"),
+        (["training.scheduler_type=cosin"], "Did you mean 'cosine'"),
+        (["--full", "model.adapter_path=somewhere"], "leave one of them out"),
+    ):
+        assert main([*base, *more]) == 2
+        assert says in capsys.readouterr().err
+    assert main([*base, *SMALL, "--full", "--epochs", "1"]) == 0
+    assert main([*base, *SMALL, "--full", "--epochs", "2"]) == 2
+    assert "holds a run with training.num_epochs=1" in capsys.readouterr().err
+
+
+def asked(command: str, data: list[str], out: Path, *more: str) -> list[str]:
+    """Four short updates or more, of all weights."""
+    plain = ["--full", "training.bf16=false", "--batch_size", "4", "--gradient_accumulation_steps", "1"]
+    return [command, *data, "--out", str(out), *plain, "--epochs", "1", *more]
+
+
+def before_update(
+    monkeypatch: pytest.MonkeyPatch, module: object, name: str, number: int, act: Callable[[], object]
+) -> None:
+    """Something happens in the middle of an update."""
+    update, calls = getattr(module, name), 0
+
+    def acting(*rest: object) -> dict[str, float]:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            act()
+        found: dict[str, float] = update(*rest)
+        return found
+
+    monkeypatch.setattr(module, name, acting)
+
+
+@pytest.mark.parametrize(("command", "number"), [("sft", signal.SIGINT), ("dpo", signal.SIGTERM)])
+def test_asked_to_stop_it_finishes_the_update_saves_and_goes_on_later(
+    command: str, number: signal.Signals, attempts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    data = ["--episodes", str(attempts)]
+    assert main(asked(command, data, tmp_path / "whole")) == 0
+    before = signal.getsignal(number)
+    module, name = (build_supervised.sft, "update") if command == "sft" else (build_supervised.dpo, "step")
+    before_update(monkeypatch, module, name, 2, lambda: signal.raise_signal(number))
+    assert main(asked(command, data, tmp_path / "cut")) == 130
+    monkeypatch.undo()
+    assert "Stopping after this update, with a checkpoint" in capsys.readouterr().out
+    assert signal.getsignal(number) == before
+    assert Checkpoints(tmp_path / "cut").steps() == [2]
+    assert main(asked(command, data, tmp_path / "cut")) == 0
+    for file in ("metrics.jsonl", "model/model.safetensors"):
+        assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+def test_asked_twice_it_stops_at_once_and_begins_anew(
+    demonstrations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = ["--episodes", str(demonstrations)]
+
+    def twice() -> None:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+
+    before_update(monkeypatch, build_supervised.sft, "update", 2, twice)
+    assert main(asked("sft", data, tmp_path)) == 130
+    monkeypatch.undo()
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
+    assert Checkpoints(tmp_path).steps() == []
+    assert main(asked("sft", data, tmp_path)) == 0
+    lines = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == list(range(1, len(lines) + 1))
+
+
+def test_a_folder_that_is_not_this_runs_own_is_not_written_into(
+    demonstrations: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = asked("sft", ["--episodes", str(demonstrations)], tmp_path, "training.save_steps=0")
+    assert main(arguments) == 0
+    assert main(arguments) == 2
+    assert "already holds a finished run" in capsys.readouterr().err
+    (tmp_path / "config.yaml").unlink()
+    assert main(arguments) == 2
+    assert "already holds a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("save_steps", [0, 3])
+def test_the_best_weights_are_the_result_however_often_it_saves(
+    save_steps: int, demonstrations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    losses = iter([3.0, 1.0, *[2.0] * 9])
+    monkeypatch.setattr(build_supervised.sft, "evaluation_loss", lambda *_: {"eval/loss": next(losses)})
+    more = [f"training.save_steps={save_steps}", "training.eval_steps=1", "training.save_total_limit=1"]
+    assert main(asked("sft", ["--episodes", str(demonstrations)], tmp_path, *more)) == 0
+    told = capsys.readouterr().out
+    assert "The best weights by eval/loss are those of step 2" in told
+    assert "best eval loss 1.0000 at step 2" in told
+    kept, last = (load_file(tmp_path / name / "model.safetensors") for name in ("global_step_2/actor", "model"))
+    assert all(torch.equal(kept[key], last[key]) for key in kept)
+
+
+def test_rows_of_three_fields_and_one_longer_than_the_window(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": f"{n} + 1?", "chosen": str(n + 1), "rejected": "no"} for n in range(8)]
+    rows[3]["rejected"] = "no " * 3000
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(asked("dpo", ["--dataset_path", str(path)], tmp_path / "out")) == 0, capsys.readouterr().err
+    assert "1 of 8 pairs are longer than the model's window" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["sft", "dpo"])
+def test_other_data_is_not_gone_on_with(
+    command: str, attempts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown, out = tmp_path / "shown", tmp_path / "out"
+    shutil.copytree(attempts, shown)
+    arguments = asked(command, ["--episodes", str(shown)], out)
+    module, name = (build_supervised.sft, "update") if command == "sft" else (build_supervised.dpo, "step")
+    before_update(monkeypatch, module, name, 1, lambda: signal.raise_signal(signal.SIGINT))
+    assert main(arguments) == 130
+    monkeypatch.undo()
+    next(path for path in sorted(shown.rglob("*.jsonl")) if "expert" in str(path)).unlink()
+    assert main(arguments) == 2
+    assert "not what the run in" in capsys.readouterr().err
+    shutil.rmtree(shown)
+    shutil.copytree(attempts, shown)
+    assert main(arguments) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["training.warmup_steps=5"], "training.warmup_ratio"),
+        (["training.eval_steps=5"], "nothing to evaluate on"),
+        (["data.val_share=0.5"], "all pairs are trained on"),
+        (["data.include_failed=true"], "compared with"),
+        (["--dataset_path", "rows.jsonl", "data.pairing=trajectory"], "rows are pairs already"),
+        (["--dataset_path", "rows.jsonl", "data.include_held_out=true"], "rows do not say which split"),
+    ],
+)
+def test_what_dpo_would_not_read_is_refused(more: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dpo", *more, "--dry-run"]) == 2
+    assert says in capsys.readouterr().err

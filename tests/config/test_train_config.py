@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from practicum.cli.main import main
+from practicum.config.overrides import recipe_names
+from practicum.config.train import resolve
+from practicum.errors import UserError
+from practicum.pipeline import stages
+from practicum.training import build
+
+QWEN = "Qwen/Qwen2.5-3B-Instruct"
+MATH_COMMAND = [
+    "algorithm.adv_estimator=grpo",
+    "data.train_files=./data/rlhf/math/gsm8k_train.json",
+    "data.val_files=./data/rlhf/math/gsm8k_test.json",
+    "data.train_batch_size=64",
+    "agent.agent_type=hf",
+    "agent.tools=[calculator]",
+    "agent.template=qwen2.5",
+    f"agent.model_name_or_path={QWEN}",
+    "agent.max_turns=3",
+    "agent.reward_name=math_reward_string_equal",
+    "agent.num_chains=8",
+    "agent.use_agent=True",
+    "actor_rollout_ref.actor.optim.lr=5e-7",
+    f"actor_rollout_ref.model.path={QWEN}",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=64",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.actor.use_kl_loss=True",
+    "actor_rollout_ref.actor.kl_loss_coef=0.001",
+    "actor_rollout_ref.actor.kl_loss_type=mse",
+    "actor_rollout_ref.actor.entropy_coeff=0.001",
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.rollout.response_length=256",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.5",
+    f"critic.model.path={QWEN}",
+    "algorithm.kl_ctrl.kl_coef=0.001",
+    "trainer.logger=[console,wandb]",
+    "trainer.project_name=AgentRL",
+    "trainer.experiment_name=test_gsm8k",
+    "trainer.n_gpus_per_node=1",
+    "trainer.nnodes=1",
+    "trainer.save_freq=50",
+    "trainer.test_freq=10",
+    "trainer.total_training_steps=100",
+]
+SEARCH_COMMAND = [
+    "algorithm.adv_estimator=reinforce_plus_plus",
+    "data.train_files=./data/rlhf/qa/train_random_8000.json",
+    "data.val_files=./data/rlhf/qa/dev_random_500.json",
+    "data.train_batch_size=128",
+    "data.val_batch_size=512",
+    "agent.agent_type=react",
+    "agent.tools=[google_search,answer]",
+    f"agent.model_name_or_path={QWEN}",
+    "agent.max_turns=4",
+    "agent.reward_name=qa_f1_reward",
+    "agent.num_chains=1",
+    "agent.use_agent=True",
+    "actor_rollout_ref.actor.optim.lr=5e-7",
+    f"actor_rollout_ref.model.path={QWEN}",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=128",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
+    "actor_rollout_ref.actor.use_kl_loss=True",
+    "actor_rollout_ref.actor.kl_loss_coef=0.001",
+    "actor_rollout_ref.actor.kl_loss_type=mse",
+    "actor_rollout_ref.actor.entropy_coeff=0.001",
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.rollout.response_length=512",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.5",
+    f"critic.model.path={QWEN}",
+    "critic.ppo_mini_batch_size=32",
+    "algorithm.kl_ctrl.kl_coef=0.001",
+    "trainer.logger=['console','wandb']",
+    "trainer.project_name=AgentRL",
+    "trainer.experiment_name=react_search_agent",
+    "trainer.n_gpus_per_node=8",
+    "trainer.nnodes=1",
+    "trainer.save_freq=50",
+    "trainer.test_freq=10",
+    "trainer.total_training_steps=200",
+    "trainer.val_before_train=True",
+]
+CODE_COMMAND = [
+    "algorithm.adv_estimator=grpo", "data.train_files=./data/rlhf/code/train.json",
+    "data.val_files=./data/rlhf/code/val.json", "data.train_batch_size=64", "agent.agent_type=code",
+    "agent.tools=[python_executor]", f"agent.model_name_or_path={QWEN}", "agent.max_turns=5",
+    "agent.reward_name=code_reward", "agent.num_chains=4", "agent.use_agent=True",
+    "actor_rollout_ref.actor.optim.lr=4e-7", f"actor_rollout_ref.model.path={QWEN}",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=64", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_coef=0.001",
+    "actor_rollout_ref.actor.kl_loss_type=mse", "actor_rollout_ref.actor.entropy_coeff=0.001",
+    "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.response_length=512",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=1", "actor_rollout_ref.rollout.gpu_memory_utilization=0.5",
+    f"critic.model.path={QWEN}", "algorithm.kl_ctrl.kl_coef=0.001", "trainer.logger=[console,wandb]",
+    "trainer.project_name=AgentRL", "trainer.experiment_name=code_agent", "trainer.n_gpus_per_node=4",
+    "trainer.nnodes=1", "trainer.save_freq=50", "trainer.test_freq=10", "trainer.total_training_steps=300",
+]  # fmt: skip
+
+
+def test_both_spellings_of_the_agent_group() -> None:
+    one = resolve(["agent.tools=[calculator]", "agent.max_turns=3"])
+    two = resolve(["agent.init_args.tools=[calculator]", "agent.max_turns=3"])
+    assert one == two
+    assert one.agent.tools == ["calculator"]
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("agent.max_turn=3", "Unknown key 'agent.max_turn'. Did you mean 'agent.max_turns'"),
+        ("trainer.total_step=3", "Unknown key 'trainer.total_step'"),
+        ("agent.max_turns.deep=3", "Unknown key"),
+        ("nothing=1", "Unknown key 'nothing'"),
+        ("agent.max_turns=lots", "agent.max_turns=lots"),
+        ("agent.max_turns", "KEY=VALUE"),
+        ("agent.tools=[a=b]", "quotes around what holds '=' itself: \"KEY='A=B'\", \"KEY=['A=B']\" for a list."),
+        ("+agent.extra=1", "none can be added"),
+        ("~agent.tools", "none can be added or removed"),
+        ("recipe=nothing", "There is no recipe 'nothing'"),
+    ],
+)
+def test_wrong_keys_and_values_are_errors(override: str, says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve([override])
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("actor_rollout_ref.actor.grad_clip=-1", "actor_rollout_ref.actor.grad_clip=-1.0 is below 0"),
+        ("critic.grad_clip=-1", "below 0"),
+        ("actor_rollout_ref.actor.clip_ratio_low=-1", "below 0"),
+        ("actor_rollout_ref.actor.clip_ratio_high=nan", "clip_ratio_high=nan is not a finite number"),
+        ("actor_rollout_ref.actor.optim.lr_warmup_steps=-5", "lr_warmup_steps=-5 is below 0"),
+        ("actor_rollout_ref.actor.optim.lr=-1", "below 0"),
+        ("actor_rollout_ref.actor.optim.lr=nan", "not a finite number"),
+        ("actor_rollout_ref.rollout.temperature=nan", "not a finite number"),
+        ("health.kl_warn=inf", "not a finite number"),
+        ("agent.max_tokens_per_turn=0", "agent.max_tokens_per_turn=0: it must be at least 1"),
+        ("data.val_batch_size=0", "at least 1"),
+    ],
+)
+def test_numbers_without_a_meaning_are_errors(override: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        resolve([override])
+
+
+def test_numbers_that_mean_none_or_never_are_kept() -> None:
+    kept = ["actor.grad_clip=0", "actor.optim.lr=0", "actor.tis_imp_ratio_cap=-1", "rollout.val_temperature=0"]
+    resolve([*(f"actor_rollout_ref.{key}" for key in kept), "trainer.save_freq=-1", "trainer.test_freq=-1",
+             "agent.max_tokens_per_turn=null"])  # fmt: skip
+
+
+def test_environment_options_pass_through() -> None:
+    config = resolve(["agent.environment_args.levels=[1,2]"])
+    assert config.agent.environment_args == {"levels": [1, 2]}
+
+
+def test_a_recipe_is_checked_like_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text("agent:\n  max_turns: 7\ndata:\n  train_batch_size: 4\n")
+    (tmp_path / "bad.yaml").write_text("agent:\n  max_turnz: 7\n")
+    config = resolve(["recipe=good", "agent.max_turns=9"], tmp_path)
+    assert (config.agent.max_turns, config.data.train_batch_size) == (9, 4)
+    with pytest.raises(UserError, match="Did you mean 'agent.max_turns'"):
+        resolve(["recipe=bad"], tmp_path)
+
+
+def test_every_shipped_recipe_resolves() -> None:
+    for name in recipe_names():
+        (stages.resolve if name.startswith("affine") else resolve)([f"recipe={name}"])
+
+
+@pytest.mark.parametrize("command", [MATH_COMMAND, SEARCH_COMMAND, CODE_COMMAND], ids=["math", "search", "code"])
+def test_the_papers_commands_resolve(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--dry-run", *command]) == 0
+    shown = capsys.readouterr().out
+    assert f"model: {QWEN}" in shown
+    assert "updates per step: 1 " in shown
+    config = resolve(command)
+    assert config.trainer.logger == ["console", "wandb"]
+    assert config.trainer.project_name == "AgentRL"
+
+
+def test_a_dry_run_says_what_the_policy_is_measured_from(capsys: pytest.CaptureFixture[str]) -> None:
+    for given, says in (
+        ([], "a frozen copy of the start"),
+        (["actor_rollout_ref.model.lora_rank=8"], "the model beneath its new adapter"),
+        (["actor_rollout_ref.model.lora_adapter_path=x"], "a frozen copy of the adapter at the start"),
+        (["actor_rollout_ref.actor.use_kl_loss=false"], "none"),
+    ):
+        assert main(["train", "--dry-run", "trainer.total_training_steps=2", *given]) == 0
+        assert f"reference model: {says}" in capsys.readouterr().out
+    assert main(["train", "--dry-run", "trainer.total_training_steps=2", "trainer.early_stopping_patience=3"]) == 2
+
+
+def test_the_papers_defaults() -> None:
+    config = resolve([])
+    actor, rollout, trainer, algorithm = (
+        config.actor_rollout_ref.actor,
+        config.actor_rollout_ref.rollout,
+        config.trainer,
+        config.algorithm,
+    )
+    assert (config.agent.use_agent, algorithm.adv_estimator, algorithm.gamma, algorithm.lam) == (True, "gae", 1.0, 1.0)
+    assert (algorithm.use_kl_in_reward, algorithm.kl_ctrl.type, algorithm.kl_ctrl.kl_coef) == (False, "fixed", 0.001)
+    assert (algorithm.kl_ctrl.target_kl, algorithm.kl_ctrl.horizon) == (0.1, 10_000)
+    assert (trainer.nnodes, trainer.n_gpus_per_node, trainer.save_freq, trainer.test_freq) == (1, 8, -1, -1)
+    assert (trainer.val_before_train, trainer.critic_warmup, trainer.resume_mode) == (True, 0, "auto")
+    assert (actor.optim.lr, actor.use_kl_loss, actor.entropy_coeff) == (5e-7, True, 0.001)
+    assert (rollout.gpu_memory_utilization, trainer.logger) == (0.5, ["console"])
+    assert config.actor_rollout_ref.model.enable_gradient_checkpointing is False
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["actor_rollout_ref.rollout.tensor_model_parallel_size=2"], "means nothing to actor_rollout_ref.rollout.name"),
+        (["actor_rollout_ref.rollout.gpu_memory_utilization=0.9"], "means nothing to"),
+        (["trainer.n_gpus_per_node=4"], "works on one device"),
+        (["trainer.nnodes=2"], "is one process"),
+        (["actor_rollout_ref.actor.fsdp_config.param_offload=true"], "only a sharded"),
+        (["actor_rollout_ref.ref.fsdp_config.param_offload=true"], "only a sharded"),
+        (["agent.backend=async_vllm"], "is not actor_rollout_ref.rollout.name=local"),
+        (["actor_rollout_ref.actor.ppo_mini_batch_size=32"], "data.train_batch_size=16"),
+        (["actor_rollout_ref.actor.ppo_mini_batch_size=5"], "does not divide data.train_batch_size=16"),
+        (["critic.ppo_mini_batch_size=0"], "from 1 to that"),
+        (["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=0"], "at least 1"),
+        (["agent.num_chains=0"], "agent.num_chains"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_honoured_is_an_error(overrides: list[str], says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve(overrides)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ([], "Set trainer.total_training_steps"),
+        (["trainer.total_epochs=2"], "counts passes over data.train_files"),
+        (["trainer.total_training_steps=2", "algorithm.adv_estimator=grp"], "Did you mean 'grpo'"),
+        (["trainer.total_training_steps=2", "algorithm.kl_penalty=fll"], "Did you mean 'full'"),
+        (["trainer.total_training_steps=2", "algorithm.kl_ctrl.type=adaptiv"], "Did you mean 'adaptive'"),
+        (["trainer.total_training_steps=2", "actor_rollout_ref.actor.policy_loss.loss_mode=gsp"], "mean 'gspo'"),
+        (["trainer.total_training_steps=2", "actor_rollout_ref.rollout.name=vllm", "agent.num_chains=1"], "vllm"),
+        (["trainer.total_training_steps=2", "agent.model_name_or_path=tiny", "actor_rollout_ref.model.path=smollm2"],
+         "name two models"),
+        (["trainer.total_training_steps=2", "agent.environment=tools"], "needs a reward"),
+        (["trainer.total_training_steps=2", "trainer.logger=[tensorbord]"], "Did you mean 'tensorboard'"),
+        (["trainer.total_training_steps=2", "health.action=panic"], "panic"),
+        (["trainer.total_training_steps=2", "trainer.critic_warmup=5", "algorithm.adv_estimator=grpo"], "has none"),
+        (["trainer.total_training_steps=2", "trainer.early_stopping_patience=3"], "set trainer.test_freq above 0"),
+        (["trainer.total_training_steps=2", "trainer.best_metric=val/score"], "validation gives val/success/mean"),
+        (["trainer.total_training_steps=2", "algorithm.kl_ctrl.kl_coef=0.5"], "without algorithm.use_kl_in_reward"),
+        (["trainer.total_training_steps=2", "actor_rollout_ref.model.lora_alpha=64"], "model.lora_rank; set that too"),
+        (["trainer.total_training_steps=2", "actor_rollout_ref.model.lora_rank=8",
+          "actor_rollout_ref.model.lora_adapter_path=x"], "an adapter with a rank of its own"),
+    ],
+)  # fmt: skip
+def test_a_run_that_cannot_start_says_why(
+    overrides: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["train", *overrides, f"trainer.default_local_dir={tmp_path}", "trainer.val_before_train=false"])
+    error = capsys.readouterr().err
+    assert code == 2
+    assert says in error
+    assert not list(tmp_path.rglob("metrics.jsonl"))
+
+
+def test_the_mismatch_that_stops_a_run_follows_the_precision() -> None:
+    def limit(*given: str) -> float:
+        return build.rl_settings(resolve(["trainer.device=cpu", *given]), 1).mismatch_limit
+
+    assert limit() == 0.01
+    assert limit("actor_rollout_ref.model.dtype=bfloat16") == 0.1
+    assert limit("actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.vllm.dtype=bfloat16") == 0.1
+    assert limit("actor_rollout_ref.model.dtype=bfloat16", "algorithm.mismatch_limit=0.02") == 0.02

@@ -1,0 +1,208 @@
+"""Several adapters over one base: each row's numbers are PEFT's for its own adapter, whoever shares the batch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaForCausalLM
+
+from practicum.chat.renderer import Renderer
+from practicum.engines.base import Generation, Request, Sampling
+from practicum.engines.local.engine import LocalEngine
+from practicum.environment import Observation
+from practicum.errors import UserError
+from practicum.models import loader
+from practicum.models.decoder import Decoder
+from practicum.task import Task
+
+TASK = Task("t", "x", "train")
+CONFIGS = {
+    "wide": {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"},
+    "narrow": {"r": 4, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"], "use_rslora": True},
+    "patterned": {
+        "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"], "rank_pattern": {"down_proj": 2},
+        "alpha_pattern": {"down_proj": 6},
+    },
+}  # fmt: skip
+
+
+def base() -> LlamaForCausalLM:
+    model = loader.load_tiny(3).model
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0 if parameter.dim() > 1 else 1.0)
+    return model
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Adapters as PEFT writes them, with matrices that matter."""
+    root, made = tmp_path_factory.mktemp("adapters"), {}
+    for seed, (name, config) in enumerate(CONFIGS.items()):
+        torch.manual_seed(seed)
+        wrapped = peft.get_peft_model(base(), peft.LoraConfig(task_type="CAUSAL_LM", **config))  # type: ignore[arg-type]
+        with torch.no_grad():
+            for key, parameter in wrapped.named_parameters():
+                if "lora_B" in key:
+                    parameter.normal_(std=0.05)
+        wrapped.save_pretrained(str(root / name))
+        made[name] = root / name
+    return made
+
+
+def use(renderer: Renderer, work: Callable[[LocalEngine], Awaitable[None]], **options: int) -> None:
+    async def run() -> None:
+        engine = LocalEngine(Decoder(base()), renderer, max_batch=16, **options)
+        try:
+            await work(engine)
+        finally:
+            await engine.close()
+
+    asyncio.run(run())
+
+
+def request(ids: list[int], adapter: str, number: int, tokens: int = 12) -> Request:
+    sampling = Sampling(temperature=1.0, max_tokens=tokens, seed=number)
+    return Request(tuple(ids), sampling, TASK, Observation(), (), session=f"s{number}", adapter=adapter)
+
+
+def mixed(names: list[str]) -> list[Request]:
+    """Prompts of many lengths, some the same for every adapter: what one has cached must not serve another."""
+    rng = random.Random(0)
+    shared = [rng.randrange(10, 700) for _ in range(40)]
+    made = []
+    for number in range(14):
+        own = [rng.randrange(10, 700) for _ in range(rng.randint(3, 150))]
+        made.append(request(shared if number % 2 else own, names[number % len(names)], number))
+    return made
+
+
+def peft_logprobs(folder: Path | None, prompt: tuple[int, ...], reply: Generation) -> torch.Tensor:
+    model: torch.nn.Module = base()
+    if folder is not None:
+        model = peft.PeftModel.from_pretrained(model, str(folder))  # type: ignore[arg-type]
+    ids = torch.tensor([[*prompt, *reply.ids]])
+    with torch.no_grad():
+        rows = model.eval()(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    return rows.gather(-1, torch.tensor(reply.ids)[:, None])[:, 0]
+
+
+def test_every_row_is_its_own_adapters(renderer: Renderer, folders: dict[str, Path]) -> None:
+    names = ["", *folders]
+
+    async def work(engine: LocalEngine) -> None:
+        for name, folder in folders.items():
+            await engine.load_adapter(name, folder)
+        asked = mixed(names)
+        replies = await asyncio.gather(*(engine.generate(one) for one in asked))
+        for one, reply in zip(asked, replies, strict=True):
+            assert reply.logprobs is not None
+            expected = peft_logprobs(folders.get(one.adapter), one.ids, reply)
+            assert torch.allclose(torch.tensor(reply.logprobs), expected, atol=1e-4), one.adapter
+        same = [reply.ids for one, reply in zip(asked, replies, strict=True) if len(one.ids) == 40]
+        assert len(set(same)) > 1
+
+    use(renderer, work)
+
+
+def test_who_shares_the_batch_changes_no_bit(renderer: Renderer, folders: dict[str, Path]) -> None:
+    async def work(engine: LocalEngine) -> None:
+        for name, folder in folders.items():
+            await engine.load_adapter(name, folder)
+        asked = mixed(["", *folders])
+        together = await asyncio.gather(*(engine.generate(one) for one in asked))
+        engine.weights_changed(1)  # nothing cached
+        alone = [await engine.generate(one) for one in asked]
+        assert [(r.ids, r.logprobs) for r in together] == [(r.ids, r.logprobs) for r in alone]
+
+    use(renderer, work)
+
+
+def test_an_adapter_may_come_while_others_answer(renderer: Renderer, folders: dict[str, Path]) -> None:
+    async def work(engine: LocalEngine) -> None:
+        await engine.load_adapter("wide", folders["wide"])
+        wanted = request([5, 6, 7, 8], "wide", 1, 200)
+        long = asyncio.ensure_future(engine.generate(wanted))
+        while engine.stats.decode_steps < 3:
+            await asyncio.sleep(0.001)
+        with pytest.raises(UserError, match="answering a request"):
+            await engine.unload_adapter("wide")
+        await engine.load_adapter("narrow", folders["narrow"])
+        assert not long.done()
+        reply = await long
+        assert reply.logprobs is not None
+        assert torch.allclose(
+            torch.tensor(reply.logprobs), peft_logprobs(folders["wide"], wanted.ids, reply), atol=1e-3
+        )
+        await engine.unload_adapter("wide")
+        with pytest.raises(UserError, match="no adapter 'wide'"):
+            await engine.generate(wanted)
+
+    use(renderer, work)
+
+
+def test_replaced_under_its_name_an_adapter_leaves_nothing_cached(renderer: Renderer, folders: dict[str, Path]) -> None:
+    async def work(engine: LocalEngine) -> None:
+        view = engine.wearing("a")
+        prompt = list(range(20, 80))
+        for name in ("wide", "narrow"):
+            await engine.load_adapter("a", folders[name])
+            reply = await view.generate(request(prompt, "", 1))
+            assert reply.prompt_cached == 0
+            assert reply.logprobs is not None
+            expected = peft_logprobs(folders[name], tuple(prompt), reply)
+            assert torch.allclose(torch.tensor(reply.logprobs), expected, atol=1e-4)
+
+    use(renderer, work)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"use_dora": True}, "use_dora=True"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"peft_type": "IA3"}, "peft_type=IA3"),
+    ],
+)
+def test_what_cannot_be_served_beside_others_is_refused(
+    renderer: Renderer, folders: dict[str, Path], tmp_path: Path, change: dict[str, object], sentence: str
+) -> None:
+    config = json.loads((folders["narrow"] / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | change))
+    save_file(load_file(folders["narrow"] / "adapter_model.safetensors"), tmp_path / "adapter_model.safetensors")
+
+    async def work(engine: LocalEngine) -> None:
+        with pytest.raises(UserError, match=sentence):
+            await engine.load_adapter("a", tmp_path)
+
+    use(renderer, work)
+
+
+def test_files_that_are_no_adapter_of_this_model(renderer: Renderer, folders: dict[str, Path], tmp_path: Path) -> None:
+    async def work(engine: LocalEngine) -> None:
+        with pytest.raises(UserError, match="not an adapter"):
+            await engine.load_adapter("a", tmp_path)
+        (tmp_path / "adapter_config.json").write_text((folders["narrow"] / "adapter_config.json").read_text())
+        (tmp_path / "adapter_model.safetensors").write_bytes(b"torn")
+        with pytest.raises(UserError, match="cannot be read"):
+            await engine.load_adapter("a", tmp_path)
+        wrong = {key: value[:, :-1].contiguous() for key, value in _tensors(folders["narrow"]).items()}
+        save_file(wrong, tmp_path / "adapter_model.safetensors")
+        with pytest.raises(UserError, match="does not fit"):
+            await engine.load_adapter("a", tmp_path)
+        with pytest.raises(UserError, match="no adapter 'a'"):
+            await engine.generate(request([1, 2, 3], "a", 0))
+
+    use(renderer, work)
+
+
+def _tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "adapter_model.safetensors")

@@ -1,0 +1,319 @@
+"""Decoding on a GPU: each kernel against plain PyTorch, the engine against the learner's forward."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from practicum.chat.renderer import Renderer
+from practicum.engines.base import Generation, Request, Sampling
+from practicum.engines.local.engine import LocalEngine
+from practicum.environment import Observation
+from practicum.models import device
+from practicum.models.decoder import Decoder
+from practicum.task import Task
+from practicum.training import forward
+from practicum.training.micro_batches import MicroBatchLimits, Sample
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+TASK = Task("t", "x", "train")
+SIZES = {
+    "vocab_size": 800, "hidden_size": 192, "intermediate_size": 448, "num_hidden_layers": 4, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "max_position_embeddings": 640, "initializer_range": 0.08,
+}  # fmt: skip
+
+
+def build_model(name: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    if name == "qwen2":
+        model: PreTrainedModel = Qwen2ForCausalLM(Qwen2Config(**SIZES))
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
+        return model.eval()
+    if name == "qwen3":
+        return Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=64)).eval()
+    return LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True)).eval()
+
+
+def random_tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def close(found: Tensor, expected: Tensor, limit: float) -> None:
+    error = float((found.double() - expected.double()).norm() / expected.double().norm())
+    assert error < limit, error
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_add_norm(dtype: torch.dtype) -> None:
+    from practicum.kernels.fused_layers import add_norm
+
+    x, delta, weight = (random_tensor(*shape, dtype=dtype) for shape in ((40, 576), (40, 576), (576,)))
+    expected = x + delta
+    out = add_norm(x, delta, weight, 1e-5, x)
+    assert torch.equal(x, expected)
+    close(out, F.rms_norm(expected.double(), (576,), weight.double(), 1e-5), 1e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "rows"), [(9, 3, 64, 300), (4, 4, 32, 5), (32, 2, 128, 40)])
+def test_attention_over_rows_of_every_length(
+    dtype: torch.dtype, heads: int, kv_heads: int, size: int, rows: int
+) -> None:
+    from practicum.kernels import decode_attention
+
+    kv = random_tensor(2, rows, kv_heads, 512, size, dtype=dtype)
+    query = random_tensor(rows, heads, size, dtype=dtype)
+    positions = torch.randint(0, 512, (rows,), device="cuda")
+    positions[0], positions[-1] = 0, 511
+    mask = torch.arange(512, device="cuda") <= positions[:, None]
+    wide = kv.double().repeat_interleave(heads // kv_heads, dim=2)
+    expected = F.scaled_dot_product_attention(
+        query.double()[:, :, None], wide[0], wide[1], attn_mask=mask[:, None, None]
+    )[:, :, 0]
+    homes = torch.randperm(rows, device="cuda")
+    placed = torch.empty_like(kv)
+    placed[:, homes] = kv
+    out = decode_attention.attend(query, placed, homes, positions).view(rows, heads, size)
+    close(out, expected, 1e-2 if dtype == torch.bfloat16 else 1e-5)
+    assert torch.equal(out.flatten(1), decode_attention.attend(query, placed, homes, positions))
+
+
+@pytest.mark.parametrize(("inner", "outer"), [(576, 960), (576, 576), (576, 3072), (1536, 576), (576, 49152)])
+def test_a_row_of_a_product_is_the_same_in_any_company(inner: int, outer: int) -> None:
+    from practicum.kernels.lm_head import wide_product
+
+    device.steady_products()
+    x, weight = random_tensor(4096, inner), random_tensor(outer, inner)
+    many = F.linear(x, weight)
+    for rows in (8, 64, 256, 1024):
+        assert torch.equal(F.linear(x[:rows], weight), many[:rows]), rows
+    if outer > 40000:
+        wide = wide_product(x, weight)
+        assert torch.equal(wide_product(x[:256], weight), wide[:256])
+
+
+def test_gate() -> None:
+    from practicum.kernels.fused_layers import gate
+
+    joined = random_tensor(37, 2 * 1536)
+    left, right = joined.double().chunk(2, -1)
+    close(gate(joined), F.silu(left) * right, 1e-2)
+
+
+def test_sampling_is_the_inverse_of_the_distribution() -> None:
+    from practicum.kernels import decode_attention
+
+    logits = random_tensor(200, 49152) * 3
+    noise = torch.rand(200, 7, device="cuda")
+    heat = torch.where(torch.arange(200, device="cuda") % 3 == 0, 0.0, torch.rand(200, device="cuda") + 0.5)
+    steps = torch.randint(0, 7, (200,), device="cuda")
+    homes = torch.randperm(200, device="cuda")
+    placed_noise, placed_heat = torch.empty_like(noise), torch.empty_like(heat)
+    placed_noise[homes], placed_heat[homes] = noise, heat
+    rest = torch.arange(2 * 200, device="cuda").reshape(2, 200)
+    state = [*rest.clone(), torch.empty_like(steps)]
+    state[2][homes] = steps
+    found = torch.full((200, 3, 2), -7.0, dtype=torch.float64, device="cuda")
+    decode_attention.sample(logits, placed_noise, placed_heat, homes, tuple(state), found, 1, 7)
+    assert bool((found[:, [0, 2]] == -7).all())
+    ids, logprobs = found[:, 1, 0].long(), found[:, 1, 1].float()
+    assert torch.equal(state[0][homes], ids)
+    assert torch.equal(state[1], torch.where(torch.arange(200, device="cuda") == 7, 0, rest[1] + 1))
+    assert torch.equal(state[2][homes], steps + 1)
+    divisor = torch.where(heat == 0, 1.0, heat)[:, None]
+    exact = (logits.double() / divisor).log_softmax(-1)
+    assert torch.allclose(logprobs.double(), exact.gather(-1, ids[:, None])[:, 0], atol=1e-4)
+    greedy = heat == 0
+    assert torch.equal(ids[greedy], logits[greedy].argmax(-1))
+    above = exact.exp().cumsum(-1).gather(-1, ids[:, None])[:, 0]
+    below = above - exact.exp().gather(-1, ids[:, None])[:, 0]
+    uniform = noise[torch.arange(200, device="cuda"), steps].double()
+    assert bool(((below - 1e-5 <= uniform) & (uniform <= above + 1e-5))[~greedy].all())
+
+
+def requests(count: int, seed: int = 0, adapter: str = "") -> list[Request]:
+    rng = random.Random(seed)
+    shared = tuple(rng.randrange(10, 780) for _ in range(50))
+    made = []
+    for number in range(count):
+        ids = shared if number % 3 else tuple(rng.randrange(10, 780) for _ in range(rng.randint(3, 400)))
+        sampling = Sampling(rng.choice([0.0, 0.8, 1.0]), max_tokens=rng.randint(1, 60), seed=number)
+        made.append(Request(ids, sampling, TASK, Observation(), (), session=f"s{number}", adapter=adapter))
+    return made
+
+
+def generate(engine: LocalEngine, asked: list[Request]) -> list[Generation]:
+    async def run() -> list[Generation]:
+        try:
+            return list(await asyncio.gather(*(engine.generate(one) for one in asked)))
+        finally:
+            await engine.close()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-3), (torch.bfloat16, 0.25)])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_logprobs_are_the_models_own(name: str, dtype: torch.dtype, limit: float, renderer: Renderer) -> None:
+    model = build_model(name).to("cuda", dtype)
+    asked = requests(90)
+    replies = generate(LocalEngine(Decoder(model), renderer, max_batch=32), asked)
+    exact = build_model(name).double().to("cuda")
+    off = []
+    for one, reply in zip(asked, replies, strict=True):
+        ids = torch.tensor([[*one.ids, *reply.ids]], device="cuda")
+        with torch.no_grad():
+            rows = exact(ids).logits[0, len(one.ids) - 1 : -1] / (one.sampling.temperature or 1.0)
+        known = rows.log_softmax(-1).gather(-1, torch.tensor(reply.ids, device="cuda")[:, None])[:, 0]
+        assert reply.logprobs is not None
+        off.append((torch.tensor(reply.logprobs, device="cuda").double() - known).abs())
+    assert float(torch.cat(off).max()) < limit
+    assert float(torch.cat(off).mean()) < limit / 8
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_engine_and_learner_agree_to_the_last_bits(name: str, renderer: Renderer) -> None:
+    """In bfloat16: whatever a row's company, its prompt's part in the cache, and how the learner packs it."""
+    decoder = Decoder(build_model(name).to("cuda", torch.bfloat16))
+    asked = [one for one in requests(90) if one.sampling.temperature]
+    replies = generate(LocalEngine(decoder, renderer, max_batch=32), asked)
+    samples = []
+    for one, reply in zip(asked, replies, strict=True):
+        ids = (*one.ids, *reply.ids)
+        mask = np.arange(len(ids)) >= len(one.ids)
+        nothing = np.zeros(len(ids), dtype=np.float32)
+        samples.append(Sample(ids, mask, nothing, nothing, nothing, one.sampling.temperature))
+    known = torch.cat([found.cpu() for found in forward.logprobs(decoder, samples, MicroBatchLimits(512))])
+    said = torch.tensor([value for reply in replies for value in reply.logprobs or ()])
+    assert float((known - said).abs().max()) < 1e-4
+    assert float((known - said).abs().mean()) < 1e-5
+
+
+def test_the_same_seed_gives_the_same_tokens(renderer: Renderer) -> None:
+    first, second = (
+        generate(
+            LocalEngine(Decoder(build_model("llama").to("cuda", torch.bfloat16)), renderer, max_batch=48), requests(90)
+        )
+        for _ in range(2)
+    )
+    assert [(reply.ids, reply.logprobs) for reply in first] == [(reply.ids, reply.logprobs) for reply in second]
+
+
+def test_rows_that_look_at_keys_together_say_the_same(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [replace(one, ids=(*range(100, 180), *one.ids)) for one in requests(90)]
+    asked += [replace(one, sampling=replace(one.sampling, top_k=5), session="") for one in asked[:6]]
+    found = []
+    for pays, leads in ((1 << 60, 1 << 60), (1 << 60, 0), (0, 0)):
+        monkeypatch.setattr("practicum.engines.local.shared_prefix.MIN_SHARED_BYTES", pays)
+        monkeypatch.setattr("practicum.engines.local.shared_prefix.MAX_LEADERS", leads)
+        engine = LocalEngine(Decoder(build_model("llama").to("cuda", torch.bfloat16)), renderer, max_batch=48)
+        found.append(generate(engine, asked))
+        assert engine._steps is not None
+        assert any(key[-1] for key in engine._steps._graphs) == (pays == 0)
+    alone, *others = ([(reply.ids, reply.logprobs) for reply in replies] for replies in found)
+    assert others == [alone, alone]
+
+
+@pytest.mark.parametrize("sessions", [12, 40])
+def test_turns_that_go_on_where_the_last_one_ended(sessions: int, renderer: Renderer) -> None:
+    """With a home for every session, and with too few of them: what an engine says that keeps nothing."""
+    model = build_model("llama").to("cuda", torch.bfloat16)
+
+    async def converse(engine: LocalEngine, number: int) -> list[Generation]:
+        rng = random.Random(number)
+        history = [*range(30, 70), *(rng.randrange(10, 780) for _ in range(rng.randint(3, 60)))]
+        replies = []
+        for turn in range(4):
+            sampling = Sampling(1.0, max_tokens=rng.randint(1, 30), seed=100 * number + turn)
+            asked = Request(tuple(history), sampling, TASK, Observation(), (), session=f"s{number}", final=turn == 3)
+            replies.append(await engine.generate(asked))
+            said = replies[-1].ids[rng.choice([0, 0, 3]) :]  # as where thoughts are stripped
+            history += [*said, *(rng.randrange(10, 780) for _ in range(rng.randint(1, 40)))]
+        engine.forget(f"s{number}")
+        return replies
+
+    async def run(engine: LocalEngine) -> list[Generation]:
+        try:
+            replies = await asyncio.gather(*(converse(engine, number) for number in range(sessions)))
+        finally:
+            await engine.close()
+        return [reply for own in replies for reply in own]
+
+    keeping, bare = (LocalEngine(Decoder(model), renderer, max_batch=16, cache_bytes=size) for size in (None, 0))
+    found, known = asyncio.run(run(keeping)), asyncio.run(run(bare))
+    assert keeping.stats.reused > bare.stats.reused == 0
+    assert not keeping.prefixes.resident
+    assert [reply.ids for reply in found] == [reply.ids for reply in known]
+    for mine, other in zip(found, known, strict=True):
+        assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_a_closed_engine_leaves_nothing_behind(renderer: Renderer) -> None:
+    """Without the garbage collector, which does not look at what was there when episodes began."""
+    engine = LocalEngine(Decoder(build_model("llama").to("cuda", torch.bfloat16)), renderer, max_batch=16)
+    generate(engine, requests(20))
+    there = weakref.ref(engine)
+    gc.disable()
+    try:
+        del engine
+        assert there() is None
+    finally:
+        gc.enable()
+
+
+def test_adapters_in_the_decode_path(renderer: Renderer, tmp_path: Path) -> None:
+    import peft
+
+    torch.manual_seed(1)
+    wrapped = peft.get_peft_model(
+        build_model("llama"), peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear")
+    )
+    with torch.no_grad():
+        for key, parameter in wrapped.named_parameters():
+            if "lora_B" in key:
+                parameter.normal_(std=0.05)
+    wrapped.save_pretrained(str(tmp_path))
+    exact = wrapped.double().to("cuda").eval()
+    asked = [*requests(20, 1, "a"), *requests(20, 1)]
+
+    async def run() -> list[Generation]:
+        engine = LocalEngine(Decoder(build_model("llama").to("cuda")), renderer, max_batch=64)
+        await engine.load_adapter("a", tmp_path)
+        try:
+            return list(await asyncio.gather(*(engine.generate(one) for one in asked)))
+        finally:
+            await engine.close()
+
+    for one, reply in zip(asked, asyncio.run(run()), strict=True):
+        ids = torch.tensor([[*one.ids, *reply.ids]], device="cuda")
+        with torch.no_grad():
+            if one.adapter:
+                rows = exact(ids).logits
+            else:
+                with exact.disable_adapter():
+                    rows = exact(ids).logits
+        rows = rows[0, len(one.ids) - 1 : -1] / (one.sampling.temperature or 1.0)
+        known = rows.log_softmax(-1).gather(-1, torch.tensor(reply.ids, device="cuda")[:, None])[:, 0]
+        assert reply.logprobs is not None
+        assert torch.allclose(torch.tensor(reply.logprobs, device="cuda").double(), known, atol=3e-3)

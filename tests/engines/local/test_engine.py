@@ -1,0 +1,321 @@
+"""The local engine against Hugging Face, against itself alone, and when things go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from practicum.chat.renderer import Renderer
+from practicum.engines.base import Generation, Request, Sampling
+from practicum.engines.local.engine import LocalEngine
+from practicum.engines.local.prefix_cache import block_hashes
+from practicum.engines.local.request import RunningRequest
+from practicum.environment import Observation
+from practicum.errors import EngineError
+from practicum.models import loader
+from practicum.models.decoder import Decoder
+from practicum.task import Task
+from practicum.trajectory import StopReason
+
+TASK = Task("t", "x", "train")
+
+
+def request(ids: Sequence[int], session: str = "", **sampling: object) -> Request:
+    return Request(tuple(ids), Sampling(**sampling), TASK, Observation(), (), session=session)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    """Sharper than a fresh model, so that replies differ from one another."""
+    loaded = loader.load_tiny(3).model
+    with torch.no_grad():
+        for parameter in loaded.parameters():
+            parameter.mul_(3.0 if parameter.dim() > 1 else 1.0)
+    return loaded
+
+
+@pytest.fixture
+def engine(model: LlamaForCausalLM, renderer: Renderer) -> LocalEngine:
+    return LocalEngine(Decoder(model), renderer, max_batch=16)
+
+
+def generate(engine: LocalEngine, *requests: Request) -> list[Generation]:
+    async def run() -> list[Generation]:
+        try:
+            return list(await asyncio.gather(*(engine.generate(r) for r in requests)))
+        finally:
+            await engine.close()
+
+    return asyncio.run(run())
+
+
+def mixed(count: int, seed: int = 0, longest: int = 190) -> list[Request]:
+    rng = random.Random(seed)
+    made = []
+    for k in range(count):
+        prompt = [rng.randrange(10, 700) for _ in range(rng.randint(3, longest))]
+        limit, temperature = rng.randint(1, 40), rng.choice([0.0, 0.7, 1.0])
+        made.append(request(prompt, f"s{k}", max_tokens=limit, temperature=temperature, seed=k))
+    return made
+
+
+def test_greedy_equals_transformers_generate(engine: LocalEngine, model: LlamaForCausalLM) -> None:
+    prompts = [[5, 6, 7, 8], list(range(20, 90)), [400] * 3]
+    replies = generate(engine, *(request(p, temperature=0.0, max_tokens=12) for p in prompts))
+    for prompt, reply in zip(prompts, replies, strict=True):
+        expected = model.generate(
+            torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=list(engine.renderer.end_ids),
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()  # fmt: skip
+        assert list(reply.ids) == expected
+
+
+def test_logprobs_are_the_models(engine: LocalEngine, model: LlamaForCausalLM) -> None:
+    for wanted, reply in zip(mixed(12), generate(engine, *mixed(12)), strict=True):
+        assert reply.logprobs is not None
+        temperature = wanted.sampling.temperature or 1.0
+        ids = torch.tensor([[*wanted.ids, *reply.ids]])
+        with torch.no_grad():
+            table = (model(ids).logits[0] / temperature).log_softmax(-1)
+        start = len(wanted.ids)
+        expected = [table[start + j - 1, token].item() for j, token in enumerate(reply.ids)]
+        assert list(reply.logprobs) == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_reply_does_not_depend_on_its_neighbours(model: LlamaForCausalLM, renderer: Renderer) -> None:
+    """Alone, among others, in another order, admitted late: the same ids and the same log-probs, bit for bit."""
+    wanted = mixed(40)
+    together = generate(LocalEngine(Decoder(model), renderer, max_batch=16), *wanted)
+    shuffled = list(range(40))
+    random.Random(1).shuffle(shuffled)
+    reordered = generate(LocalEngine(Decoder(model), renderer, max_batch=40), *(wanted[i] for i in shuffled))
+    for place, index in enumerate(shuffled):
+        assert reordered[place].ids == together[index].ids
+        assert reordered[place].logprobs == together[index].logprobs
+    for index in (0, 7, 23):
+        alone = generate(LocalEngine(Decoder(model), renderer, max_batch=8), wanted[index])[0]
+        assert (alone.ids, alone.logprobs) == (together[index].ids, together[index].logprobs)
+
+
+def test_rows_of_very_different_length(model: LlamaForCausalLM, renderer: Renderer) -> None:
+    """Contexts over five blocks of keys, so that rows are sorted, overtake one another and leave gaps."""
+    wanted = mixed(24, seed=4, longest=620)
+    together = generate(LocalEngine(Decoder(model), renderer, max_batch=16), *wanted)
+    for request_, reply in zip(wanted, together, strict=True):
+        alone = generate(LocalEngine(Decoder(model), renderer, max_batch=8), request_)[0]
+        assert (alone.ids, alone.logprobs) == (reply.ids, reply.logprobs)
+
+
+def test_grouped_heads_too(renderer: Renderer) -> None:
+    """SmolLM2's shape: three queries a key head."""
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=772, hidden_size=96, intermediate_size=64, num_hidden_layers=2,
+                         num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=512,
+                         initializer_range=0.2)  # fmt: skip
+    shaped = LlamaForCausalLM(config).eval()
+    wanted = mixed(20)
+    together = generate(LocalEngine(Decoder(shaped), renderer, max_batch=24), *wanted)
+    for index in (3, 11):
+        alone = generate(LocalEngine(Decoder(shaped), renderer), wanted[index])[0]
+        assert (alone.ids, alone.logprobs) == (together[index].ids, together[index].logprobs)
+
+
+def test_bursts_change_nothing(model: LlamaForCausalLM, renderer: Renderer) -> None:
+    wanted = mixed(12)
+    one = generate(LocalEngine(Decoder(model), renderer, max_batch=16), *wanted)
+    four = generate(LocalEngine(Decoder(model), renderer, max_batch=16, burst=4), *wanted)
+    assert [(g.ids, g.logprobs, g.stop_reason) for g in one] == [(g.ids, g.logprobs, g.stop_reason) for g in four]
+
+
+def test_chains_of_one_prompt_share_its_keys(engine: LocalEngine) -> None:
+    prompt = list(range(100, 190))
+    replies = generate(engine, *(request(prompt, f"c{k}", seed=k, max_tokens=3) for k in range(8)))
+    assert sorted(reply.prompt_cached for reply in replies) == [0] + [len(prompt) - 1] * 7
+    assert engine.stats.prefilled == len(prompt) - 1
+
+
+def test_the_next_turn_starts_where_the_last_one_ended(model: LlamaForCausalLM, renderer: Renderer) -> None:
+    async def two_turns(keep: bool) -> tuple[Generation, Generation]:
+        engine = LocalEngine(Decoder(model), renderer, cache_bytes=1 << 30 if keep else 0)
+        first = await engine.generate(request(range(30, 90), "s", max_tokens=9, seed=1))
+        longer = [*range(30, 90), *first.ids, 11, 12, 13]
+        second = await engine.generate(request(longer, "s", max_tokens=9, seed=2))
+        await engine.close()
+        return first, second
+
+    first, kept = asyncio.run(two_turns(keep=True))
+    assert kept.prompt_cached == 60 + len(first.ids) - 1
+    _, fresh = asyncio.run(two_turns(keep=False))
+    assert fresh.prompt_cached == 0
+    assert kept.ids == fresh.ids
+    assert kept.logprobs == pytest.approx(fresh.logprobs, abs=1e-4)
+
+
+def test_a_new_policy_version_forgets_every_key(model: LlamaForCausalLM, renderer: Renderer) -> None:
+    async def run() -> tuple[Generation, Generation]:
+        engine = LocalEngine(Decoder(model), renderer)
+        first = await engine.generate(request(range(30, 90), "s", max_tokens=4))
+        engine.weights_changed(1)
+        second = await engine.generate(request(range(30, 90), "s", max_tokens=4))
+        await engine.close()
+        return first, second
+
+    first, second = asyncio.run(run())
+    assert (first.policy_version, second.policy_version) == (0, 1)
+    assert second.prompt_cached == 0
+
+
+def test_stops(engine: LocalEngine, renderer: Renderer) -> None:
+    free = generate(engine, request(range(30, 60), max_tokens=30, seed=5))[0]
+    assert free.stop_reason in (StopReason.LENGTH, StopReason.END)
+    text = renderer.tokenizer.decode(list(free.ids))
+    wanted = text[len(text) // 2 :][:3]
+    again = LocalEngine(engine.decoder, renderer)
+    cut = generate(again, request(range(30, 60), max_tokens=30, seed=5, stop=(wanted,)))[0]
+    assert cut.stop_reason is StopReason.STRING
+    assert free.ids[: len(cut.ids)] == cut.ids
+    assert wanted in renderer.tokenizer.decode(list(cut.ids))
+
+
+def test_a_full_window_is_told_apart_from_a_length_limit(renderer: Renderer) -> None:
+    config = LlamaConfig(vocab_size=772, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+                         num_attention_heads=2, max_position_embeddings=64)  # fmt: skip
+    engine = LocalEngine(Decoder(LlamaForCausalLM(config).eval()), renderer)
+    engine.renderer.end_ids, kept = (), engine.renderer.end_ids
+    try:
+        reply = generate(engine, request(range(10, 70), max_tokens=30))[0]
+    finally:
+        engine.renderer.end_ids = kept
+    assert reply.stop_reason is StopReason.CONTEXT
+    assert len(reply.ids) == 4
+
+
+def test_a_prompt_beyond_the_window_is_an_engine_error(engine: LocalEngine) -> None:
+    with pytest.raises(EngineError, match="window is 2048"):
+        generate(engine, request([5] * 2048))
+
+
+def test_a_cancelled_request_frees_its_place(model: LlamaForCausalLM, renderer: Renderer) -> None:
+    async def run() -> int:
+        engine = LocalEngine(Decoder(model), renderer, max_batch=8)
+        renderer_ends, renderer.end_ids = renderer.end_ids, ()
+        try:
+            hanging = [
+                asyncio.create_task(engine.generate(request([9] * 20, max_tokens=1500, seed=k))) for k in range(8)
+            ]
+            await asyncio.sleep(0.2)
+            for task in hanging:
+                task.cancel()
+            reply = await asyncio.wait_for(engine.generate(request([7] * 20, max_tokens=5)), 20)
+        finally:
+            renderer.end_ids = renderer_ends
+            await engine.close()
+        return len(reply.ids)
+
+    assert asyncio.run(run()) == 5
+
+
+@pytest.mark.parametrize("part", ["_decode_step", "_prefill", "_configure", "_reserve", "_match"])
+def test_a_broken_step_fails_the_requests_and_says_why(
+    part: str, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(engine._cpu if hasattr(engine._cpu, part) else engine, part, broken)
+
+    async def run() -> list[Generation | BaseException]:
+        asked = [request([5, 6, 7]), request([5, 6, 7, 8]), request([9, 9, 9])]
+        return await asyncio.wait_for(asyncio.gather(*map(engine.generate, asked), return_exceptions=True), 20)
+
+    found = asyncio.run(run())  # nobody is left waiting
+    assert all(isinstance(one, EngineError) and "planted" in str(one) for one in found)
+
+    async def late() -> Generation:
+        engine._broken, known = None, engine._broken  # as if it broke just after this request had looked
+        waiting = asyncio.create_task(engine.generate(request([5, 6, 7])))
+        await asyncio.sleep(0)
+        engine._broken = known
+        return await asyncio.wait_for(waiting, 20)
+
+    with pytest.raises(EngineError, match="planted"):
+        asyncio.run(late())
+    asyncio.run(engine.close())
+
+
+def test_weights_may_not_change_under_a_request(model: LlamaForCausalLM, renderer: Renderer) -> None:
+    async def run() -> None:
+        engine = LocalEngine(Decoder(model), renderer)
+        task = asyncio.create_task(engine.generate(request([9] * 20, max_tokens=400)))
+        await asyncio.sleep(0.1)
+        try:
+            with pytest.raises(EngineError, match="under way"):
+                engine.weights_changed(1)
+        finally:
+            task.cancel()
+            await engine.close()
+
+    asyncio.run(run())
+
+
+def test_sessions_that_are_over_are_let_go_of_even_across_a_close(engine: LocalEngine) -> None:
+    prompts = {f"s{number}": [number + 5] * 40 for number in range(8)}
+
+    async def spoken() -> None:
+        await asyncio.gather(*(engine.generate(request(ids, name, max_tokens=2)) for name, ids in prompts.items()))
+
+    async def let_go() -> None:
+        while len(engine.prefixes._by_session):
+            await asyncio.sleep(0.001)
+
+    async def run() -> None:
+        await spoken()
+        assert len(engine.prefixes._by_session) == 8
+        for name in prompts:
+            engine.forget(name)
+        await asyncio.wait_for(let_go(), 10)
+        await spoken()
+        for name in prompts:
+            engine.forget(name)
+        await engine.close()
+        assert not engine.prefixes._by_session
+        await spoken()
+        engine.forget("s3")
+        for name in prompts:
+            engine.forget(name)
+        await asyncio.wait_for(let_go(), 10)
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_ids_may_come_as_a_list(engine: LocalEngine) -> None:
+    listed = Request(list(range(10, 60)), Sampling(max_tokens=3), TASK, Observation(), ())  # type: ignore[arg-type]
+
+    async def run() -> list[Generation]:
+        try:
+            return [await engine.generate(listed), await engine.generate(listed)]
+        finally:
+            await engine.close()
+
+    first, again = asyncio.run(run())
+    assert again.ids == first.ids
+    assert again.prompt_cached == 49
+
+
+def test_what_was_given_up_before_new_weights_stands_with_nobody(engine: LocalEngine) -> None:
+    """Its keys are of the old ones; it is only there until the burst under way has been heard."""
+    loop = asyncio.new_event_loop()
+    asked = request(range(10, 90))
+    row = RunningRequest(asked, loop.create_future(), loop, list(asked.ids), 5, block_hashes(asked.ids))
+    engine._rows.append(row)
+    engine._inbox.put(3)
+    assert engine._collect()
+    assert engine.prefixes.version == 3
+    assert row.hashes == []
+    loop.close()

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from practicum.engines.local.prefix_cache import BLOCK, PrefixCache, block_hashes
+
+
+def kv(length: int) -> torch.Tensor:
+    return torch.zeros(1, 2, 1, length, 4)
+
+
+STEM = tuple(range(2 * BLOCK))
+
+
+def test_the_longest_beginning_wins_and_may_end_inside_a_block() -> None:
+    store = PrefixCache(1 << 20)
+    store.put(STEM, kv(len(STEM)))
+    longer = (*STEM, *range(500, 500 + BLOCK + 5))
+    store.put(longer, kv(len(longer)), "s")
+    entry, length = store.match((*longer[:-2], 9, 9))
+    assert entry is not None
+    assert (entry.session, length) == ("s", len(longer) - 2)
+    assert store.match((1, 2, 3))[1] == 0
+
+
+def test_a_forgotten_session_does_not_take_the_shared_prompt_with_it() -> None:
+    store = PrefixCache(1 << 20)
+    store.put(STEM, kv(len(STEM)))
+    store.put((*STEM, *range(900, 900 + BLOCK)), kv(3 * BLOCK), "s")
+    store.forget("s")
+    assert store.match((*STEM, 7))[1] == len(STEM)
+
+
+def test_a_session_keeps_only_its_newest_entry() -> None:
+    store = PrefixCache(1 << 20)
+    store.put(STEM, kv(len(STEM)), "s")
+    store.put((*STEM, *STEM), kv(2 * len(STEM)), "s")
+    assert len(store) == 1
+
+
+def test_the_budget_holds_and_the_oldest_goes_first() -> None:
+    size = kv(len(STEM)).numel() * 4
+    store = PrefixCache(2 * size)
+    runs = [tuple(range(k, k + len(STEM))) for k in (0, 1000, 2000)]
+    store.put(runs[0], kv(len(STEM)))
+    store.put(runs[1], kv(len(STEM)))
+    store.match(runs[0])  # used again, so the other one is the oldest
+    store.put(runs[2], kv(len(STEM)))
+    assert store.bytes <= 2 * size
+    assert [store.match(run)[1] for run in runs] == [len(STEM), 0, len(STEM)]
+
+
+def test_an_episode_continues_on_its_own_keys() -> None:
+    """Another chain that shares all whole blocks and finished later must not be preferred."""
+    store = PrefixCache(1 << 20)
+    mine, other = (*STEM, 7, 8, 9), (*STEM, 7, 8, 4)
+    store.put(mine, kv(len(mine)), "mine")
+    store.put(other, kv(len(other)), "other")
+    entry, length = store.match((*mine, 1, 2), "mine")
+    assert entry is not None
+    assert (entry.session, length) == ("mine", len(mine))
+
+
+def test_a_new_version_empties_the_store() -> None:
+    store = PrefixCache(1 << 20)
+    store.put(STEM, kv(len(STEM)))
+    store.set_version(1)
+    assert store.match(STEM) == (None, 0)
+    assert store.bytes == 0
+
+
+@given(st.lists(st.integers(0, 1), min_size=BLOCK, max_size=40), st.lists(st.integers(0, 1), max_size=40))
+def test_a_match_is_as_long_as_what_two_runs_share(ids: list[int], other: list[int]) -> None:
+    store = PrefixCache(1 << 20)
+    store.put(tuple(ids), 3, "s")
+    for asked in (other, ids[: len(other)] + other):
+        shared = next(
+            (n for n, (a, b) in enumerate(zip(ids, asked, strict=False)) if a != b), min(len(ids), len(asked))
+        )
+        assert store.match(tuple(asked), "s")[1] == shared
+
+
+def test_what_lies_in_a_home_costs_nothing_until_it_is_moved_out() -> None:
+    size = kv(len(STEM)).numel() * 4
+    store = PrefixCache(2 * size)
+    for number in range(4):
+        store.put((*range(1000 * number, 1000 * number + len(STEM)),), number, f"s{number}")
+    assert (store.bytes, len(store), list(store.resident)) == (0, 4, [0, 1, 2, 3])
+    for home, entry in store.oldest_residents(3):
+        store.move_out(entry, kv(len(STEM)))
+        assert home not in store.resident
+    assert store.bytes == 2 * size
+    assert [store.match(tuple(range(1000 * number, 1000 * number + 50)))[1] for number in range(4)] == [0, 32, 32, 32]
+
+
+@given(st.lists(st.integers(0, 3), max_size=200), st.integers(0, 200), st.sampled_from(["", "a"]))
+def test_hashes_go_on_from_those_that_are_known(ids: list[int], known: int, owner: str) -> None:
+    assert block_hashes(ids, owner, block_hashes(ids[:known], owner)) == block_hashes(ids, owner)

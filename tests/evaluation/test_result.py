@@ -1,0 +1,170 @@
+"""What an examination says, and the file that keeps it."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from practicum.environment import Action
+from practicum.environments.math import MathEnvironment
+from practicum.errors import UserError
+from practicum.evaluation.multi_environment import aggregate
+from practicum.evaluation.result import EvalResult, attempt_result, attempts_shown, read_result, read_results
+from practicum.evaluation.stats.intervals import fraction_interval, jeffreys
+from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
+
+Make = Callable[..., EvalResult]
+
+
+def test_paper_003s_metrics(examine: Make) -> None:
+    """Accuracy (> .5), success and non-zero scores differ where scores are graded."""
+    rewards = [1.0, 0.6, 0.4, 0.0, 0.0]
+    metrics = examine("p", rewards).metrics()
+    assert metrics["success_rate"] == 0.2
+    assert metrics["accuracy"] == 0.4
+    assert metrics["positive_rate"] == 0.6
+    assert metrics["mean_reward"] == pytest.approx(0.4)
+    assert metrics["std_reward"] == pytest.approx(statistics.stdev(rewards))
+    assert metrics["median_reward"] == 0.4
+    assert (metrics["success_low"], metrics["success_high"]) == (jeffreys(1, 5).low, jeffreys(1, 5).high)
+    assert (metrics["jeffreys_low"], metrics["jeffreys_high"]) == (jeffreys(2, 5).low, jeffreys(2, 5).high)
+    honest = fraction_interval(rewards, range(5))
+    assert (metrics["reward_low"], metrics["reward_high"]) == (honest.low, honest.high)
+    assert metrics["level"] == 0.80
+
+
+def test_several_attempts_give_mean_and_pass_at_k(examine: Make) -> None:
+    examination = examine("p", [[1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]])
+    metrics = examination.metrics()
+    assert metrics["success_rate"] == pytest.approx(5 / 12)
+    assert [metrics[f"pass@{k}"] for k in (1, 2, 4)] == pytest.approx([5 / 12, (0.5 + 1 + 0) / 3, 2 / 3])
+    assert attempts_shown(1) == []
+    assert attempts_shown(4) == [1, 2, 4]
+    assert attempts_shown(10) == [1, 2, 4, 8, 10]
+
+
+def test_what_is_not_scored_is_counted_and_takes_no_part(examine: Make) -> None:
+    examination = examine("p", [1, None, 0, None])
+    metrics = examination.metrics()
+    assert (metrics["success_rate"], metrics["errors"], metrics["valid_tasks"], metrics["total_tasks"]) == (
+        0.5,
+        2,
+        2,
+        4,
+    )
+
+
+@pytest.mark.parametrize("rewards", [[], [None, None]])
+def test_nothing_scored_is_no_number(examine: Make, rewards: list[None]) -> None:
+    examination = examine("p", rewards)
+    metrics = examination.metrics()
+    assert math.isnan(examination.success_rate)
+    assert metrics["success_rate"] is None
+    assert (metrics["success_low"], metrics["success_high"]) == (0.0, 1.0)
+    json.dumps(examination.record(), allow_nan=False)
+
+
+def test_one_task(examine: Make) -> None:
+    metrics = examine("p", [1]).metrics()
+    assert metrics["std_reward"] is None
+    assert metrics["success_low"] == pytest.approx(0.351357, abs=1e-6)
+
+
+def test_rewards_beyond_one_get_a_t_interval(examine: Make) -> None:
+    metrics = examine("p", [2.0, 2.0, -1.0, 0.0]).metrics()
+    assert metrics["reward_low"] < -0.1  # a rate could not
+    assert metrics["reward_high"] > 1.5
+
+
+def test_a_file_is_read_as_it_was_written(examine: Make, tmp_path: Path) -> None:
+    made = examine("π\ud800", [[1, 0.25], [None, 1], [0, 0]], parts=[{"a": 1.0}] * 3, figures={"depth": 2.0})
+    path = tmp_path / "r.json"
+    made.write(path)
+    found = read_result(path)
+    assert found.sittings == made.sittings
+    assert (found.panel, found.attempts, found.size) == (made.panel, made.attempts, made.size)
+    assert found.metrics() == made.metrics()
+    record = json.loads(path.read_bytes())
+    assert record["aggregated_metrics"]["success_rate"] == made.success_rate  # paper 000's jq line
+    assert [row["success"] for row in record["individual_results"]] == [s.success for s in made.sittings]
+    assert record["n"] == 5
+
+
+def test_an_episode_becomes_a_sitting() -> None:
+    (task,) = MathEnvironment().tasks("test", 1)
+    turn = Turn(
+        (Span(Origin.OBSERVATION, (1, 2)), Span(Origin.SAMPLED, (3, 4, 5), (0.0, 0.0, 0.0))), True, (), "x",
+        Action("x", error="no"), ActionSource.POLICY, 0, StopReason.END, 1, 0.5, {"part": 0.5}, None,
+        {"depth": 3, "valid": True, "site": "a", "share": 0.25},
+    )  # fmt: skip
+    episode = Trajectory(task, 2, "g", Outcome.TRUNCATED, (turn,), 0.5, {"part": 0.5}, Seeds(1, 2))
+    sitting = attempt_result(episode, 1.5)
+    assert (sitting.task, sitting.cluster, sitting.attempt) == (task.id, task.hash, 2)
+    assert (sitting.turns, sitting.tokens, sitting.invalid, sitting.seconds) == (1, 3, 1, 1.5)
+    assert sitting.figures == {"depth": 3.0, "share": 0.25}  # flags and names are no figures
+    assert not sitting.success
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is not JSON"),
+        ('{"format": "practicum result 1", "low": NaN}', "NaN is no number"),
+        ("[]", "is not a result"),
+        ('{"format": "other"}', "is not a result"),
+        ('{"format": "practicum result 1"}', "is damaged"),
+        (b"\xff\xfe", "is not JSON"),
+    ],
+)
+def test_broken_files_are_one_sentence(text: str | bytes, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError, match=says):
+        read_result(path)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda r: r["individual_results"][0].update(outcome="won"),
+        lambda r: r["individual_results"][0].update(reward="much"),
+        lambda r: r["individual_results"].append(r["individual_results"][0]),
+        lambda r: r["individual_results"][0].pop("task_id"),
+        lambda r: r.update(individual_results=3),
+        lambda r: r.update(panel=7),
+    ],
+)
+def test_damaged_rows_are_refused(harm: object, examine: Make, tmp_path: Path) -> None:
+    record = examine("p", [1, 0]).record()
+    harm(record)  # type: ignore[operator]
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="is damaged"):
+        read_result(path)
+
+
+def test_folders_of_results(examine: Make, tmp_path: Path) -> None:
+    examine("p", [1], panel="a").write(tmp_path / "a.json")
+    examine("p", [1], panel="b").write(tmp_path / "deep" / "b.json")
+    (tmp_path / "other.json").write_text("{}")
+    assert [e.panel for e in read_results([tmp_path])] == ["a", "b"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no result below"):
+        read_results([tmp_path / "empty"])
+    with pytest.raises(UserError, match="There is no result"):
+        read_results([tmp_path / "none.json"])
+
+
+def test_aggregates_over_environments(examine: Make) -> None:
+    """Weighted by episodes, but success counts every environment the same."""
+    found = aggregate([examine("p", [1, 1, 1, 0]), examine("p", [0.6, 0.2], panel="b"), examine("p", [None])])
+    assert (found.environments, found.episodes) == (2, 6)
+    assert found.weighted_accuracy == pytest.approx(4 / 6)
+    assert found.weighted_mean_score == pytest.approx(3.8 / 6)
+    assert found.overall_success_rate == pytest.approx((0.75 + 0) / 2)
+    assert math.isnan(aggregate([]).weighted_accuracy)

@@ -1,0 +1,66 @@
+"""Products that go on to what follows them: not a bit differs from a product and a kernel of its own."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from practicum.models import device
+
+INTERPRETED = bool(os.environ.get("TRITON_INTERPRET"))
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+DTYPE = torch.float32 if INTERPRETED else torch.bfloat16
+pytestmark = pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs a CUDA GPU")
+ROWS = [3, 130] if INTERPRETED else [1, 16, 40, 100, 130, 300, 1024]
+
+
+@pytest.fixture(autouse=True)
+def steady() -> None:
+    torch.manual_seed(0)
+    if not INTERPRETED:
+        device.steady_products()
+
+
+def number(*shape: int) -> Tensor:
+    return torch.randn(*shape, device=DEVICE).to(DTYPE)
+
+
+def same(found: Tensor, expected: Tensor) -> None:
+    """To the bit on a GPU; NumPy, which multiplies in the interpreter, sums in an order of its own."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 if INTERPRETED else 0)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("size", "width"), [(64, 128)] if INTERPRETED else [(576, 1536), (896, 4864), (192, 448)])
+def test_gate(rows: int, size: int, width: int) -> None:
+    from practicum.kernels.fused_layers import gate
+    from practicum.kernels.fused_matmul import product_gate
+
+    x, weight = number(rows, size), number(2 * width, size) * 0.1
+    same(product_gate(x, weight), gate(F.linear(x, weight)))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    ("size", "heads", "kv_heads", "head_size"),
+    [(64, 3, 1, 32)] if INTERPRETED else [(576, 9, 3, 64), (896, 14, 2, 64), (1024, 4, 4, 128), (192, 6, 2, 32)],
+)
+def test_turn(rows: int, biased: bool, size: int, heads: int, kv_heads: int, head_size: int) -> None:
+    from practicum.kernels.decode_attention import turn_and_keep
+    from practicum.kernels.fused_matmul import product_turn
+
+    outputs = (heads + 2 * kv_heads) * head_size
+    x, weight, bias = number(rows, size), number(outputs, size) * 0.1, number(outputs) if biased else None
+    angles = torch.randn(50, head_size, device=DEVICE)
+    tables = angles.cos(), angles.sin()
+    homes, positions = torch.randperm(rows + 1, device=DEVICE)[:rows], torch.randint(0, 50, (rows,), device=DEVICE)
+    kept, expected = (torch.zeros(2, rows + 1, kv_heads, 64, head_size, dtype=DTYPE, device=DEVICE) for _ in range(2))
+    wanted = turn_and_keep(F.linear(x, weight, bias), expected, homes, positions, tables, heads, None, 1e-5)
+    same(product_turn(x, weight, bias, kept, homes, positions, tables, heads), wanted)
+    same(kept, expected)
+    assert kept.abs().sum() > 0

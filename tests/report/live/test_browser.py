@@ -1,0 +1,337 @@
+"""The report and the live page in a real browser: Debian's Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from practicum.report.document import document
+from practicum.report.runs import find_runs
+from practicum.training.episode_saver import EpisodeSaver
+from practicum.training.monitor.health import Adjustment, Finding
+from practicum.training.monitor.health_log import HealthLog
+from practicum.training.monitor.metrics import MetricsFile
+from tests.report.live.test_live import Running
+from tests.report.report_world import (
+    CHROMIUM,
+    HOSTILE_TEXTS,
+    a_browser,
+    an_episode,
+    step_values,
+    write_damaged,
+    write_hostile,
+    write_run,
+    write_training,
+)
+
+playwright = pytest.importorskip("playwright.sync_api")
+pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason="needs /usr/bin/chromium (make setup installs it)")
+
+
+def becomes(page: Any, expression: str, seconds: float = 60.0) -> None:
+    """Wait until something is true. Playwright's own waiting evaluates strings, which the page's policy forbids."""
+    deadline = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        assert time.monotonic() < deadline, f"never true: {expression}"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with a_browser() as found:
+        yield found
+
+
+class Watched:
+    """A page that remembers what went wrong on it, and any request that left this machine."""
+
+    def __init__(self, browser: Any, **options: Any) -> None:
+        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        self.context.set_default_timeout(60_000)  # a busy machine is slow; nothing here waits for long when all is well
+        self.page = self.context.new_page()
+        self.wrong: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("console", lambda message: message.type == "error" and self.wrong.append(message.text))
+        self.page.on("dialog", lambda dialog: self.wrong.append("dialog"))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        self.context.close()
+        if kind is None:
+            assert self.wrong == []
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerBase) -> Path:
+    """Two collections of the same tasks and two trainings, one of them unwell."""
+    top = tmp_path_factory.mktemp("runs")
+    write_run(top / "first", [[0.0, 1.0, 0.0, 0.0]] * 3 + [[0.0] * 4] * 5, tokenizer)
+    write_run(top / "second", [[1.0, 1.0, 0.0, 1.0]] * 6 + [[0.0] * 4] * 2, tokenizer)
+    write_training(top / "well", 30, seed=1)
+    write_training(top / "unwell", 30, seed=2, **{"actor/ppo_kl": 0.7})
+    made, _ = document(find_runs([top / "first", top / "second", top / "well", top / "unwell"]))
+    path = top / "report.html"
+    path.write_bytes(made)
+    return path
+
+
+def test_the_report_shows_curves_health_tables_and_comparison(browser: Any, report: Path) -> None:
+    with Watched(browser) as watched:
+        page = watched.page
+        page.goto(report.as_uri())
+        assert page.locator(".run").count() == 4
+        curve = page.locator("[data-metric='success/mean']")
+        assert curve.locator("path.line").count() == 2
+        assert curve.locator("path.area").count() == 2
+        assert page.locator("[data-metric='success/mean'] .mark-act").count() >= 1
+        assert "kl_high" in page.locator("#health").inner_text()
+        assert "judged again from the metrics" in page.locator("#health-source").inner_text()
+        assert page.locator("section[aria-label='Reward parts'] path.stack").count() == 4
+        assert page.locator("#environments tbody tr").count() == 2
+        assert "'second' is better than 'first'" in page.locator("#comparison").inner_text()
+        assert page.locator("#samples h3", has_text="Most surprising").count() == 2
+        page.locator("[data-metric='success/mean'] svg").hover()
+        assert page.locator("#tip").inner_text().startswith("step ")
+        page.locator("#environments tbody tr").nth(1).click()
+        assert page.locator(".count").inner_text() == "32 of 64 episodes"
+        page.keyboard.press("1")
+        page.locator(".run input").nth(3).uncheck()
+        assert page.locator("[data-metric='success/mean'] path.line").count() == 1
+        assert watched.requests == [report.as_uri()]
+
+
+def test_what_a_run_kept_of_itself_is_shown_as_it_was(
+    browser: Any, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Its own health notes, and advantages by token, which the page could not have computed."""
+    run = write_training(tmp_path / "run", 30, **{"actor/ppo_kl": 0.7})
+    journal = HealthLog(run / "health.jsonl")
+    journal.seen(7, [Finding("dead_groups", "act", 0.95, 0.9, "groups are alike", "give it easier tasks")])
+    journal.adjusted(7, Adjustment(1 / 3, 1.0))
+    journal.close()
+    group = [an_episode("task-0", attempt, float(attempt == 1), tokenizer) for attempt in range(3)]
+    size = len(group[0].turns[0].spans[-1].ids)
+    keeper = EpisodeSaver(run, "gae")
+    keeper.hear([group], [[np.linspace(-2.0, 2.0, size), np.full(size, 0.25), np.full(size, -0.25)]])
+    keeper.keep_group(4)
+    path = tmp_path / "report.html"
+    path.write_bytes(document(find_runs([run]))[0])
+    with Watched(browser) as watched:
+        page = watched.page
+        page.goto(path.as_uri())
+        health = page.locator("#health").inner_text()
+        assert "as the run noted them while it went" in health
+        assert "groups are alike (0.95, limit 0.9); give it easier tasks" in health
+        assert "learning rate × 0.333" in health
+        assert "kl_high" not in health
+        page.keyboard.press("2")
+        page.locator(".list .row").first.click()
+        page.wait_for_selector(".tokens")
+        page.keyboard.press("a")
+        assert page.locator("#advantage-source").inner_text() == "as the run trained with them (gae), token by token."
+        colours = [page.locator(f".tokens .t.sampled.{kind}").count() for kind in ("d3", "u3")]
+        assert min(colours) >= 1
+        page.locator(".tokens .t.sampled").first.hover()
+        assert "advantage −2" in page.locator("#tip").inner_text()
+        page.keyboard.press("j")
+        becomes(page, "document.querySelector('.episode .facts').textContent.includes('advantage +0.25')")
+        assert page.locator("#advantage-source").inner_text().endswith("one number for all tokens of an episode.")
+        page.keyboard.press("g")
+        page.wait_for_selector(".column .tokens")
+        assert page.locator(".column").count() == 3
+        assert page.locator("#advantage-source").inner_text().startswith("as the run trained with them (gae)")
+
+
+def test_episodes_are_filtered_opened_and_coloured(browser: Any, report: Path) -> None:
+    with Watched(browser) as watched:
+        page = watched.page
+        page.goto(report.as_uri())
+        page.keyboard.press("2")
+        assert page.locator(".count").inner_text() == "64 episodes"
+        page.keyboard.press("/")
+        page.keyboard.type("task-1 success")
+        assert page.locator(".count").inner_text() == "4 of 64 episodes"
+        page.keyboard.press("Escape")
+        page.keyboard.press("Escape")
+        page.keyboard.press("2")
+        page.select_option("[data-filter=run]", label="first")
+        page.select_option("[data-filter=outcome]", "success")
+        assert page.locator(".count").inner_text() == "3 of 64 episodes"
+        page.locator(".list .row").first.click()
+        page.wait_for_selector(".tokens")
+        assert page.locator(".tokens.by-origin .t.sampled").count() > 2
+        said = "".join(page.locator(".tokens .t.sampled").all_text_contents())
+        assert said == "the answer is 4"
+        page.keyboard.press("l")
+        assert page.locator(".tokens.by-logprob .t.sampled.h0").count() >= 1
+        assert page.locator(".tokens.by-logprob .t.sampled.h2").count() >= 1
+        page.locator("[data-choice=advantage]").click()
+        assert page.locator(".tokens.by-advantage .t.sampled.u3").count() > 2
+        assert "advantage (computed here) +1.5" in page.locator(".episode .facts").inner_text()
+        assert page.locator("#advantage-source").inner_text().startswith("computed for this page")
+        page.locator(".tokens .t.sampled").first.hover()
+        assert "log-prob 0" in page.locator("#tip").inner_text()
+        page.keyboard.press("t")
+        assert page.locator(".message.assistant").inner_text().endswith("the answer is 4")
+        first = page.url
+        page.keyboard.press("j")
+        assert page.url != first
+        page.keyboard.press("k")
+        assert page.url == first
+
+
+def test_a_group_and_two_runs_stand_side_by_side(browser: Any, report: Path) -> None:
+    with Watched(browser) as watched:
+        page = watched.page
+        page.goto(report.as_uri() + "#/episodes")
+        page.locator(".list .row").first.click()
+        page.wait_for_selector(".turn")
+        page.keyboard.press("g")
+        page.wait_for_selector(".columns")
+        assert page.locator(".column").count() == 4
+        becomes(page, "document.querySelectorAll('.column .turn').length === 4")
+        page.keyboard.press("3")
+        assert page.locator("#compare-a").input_value() != page.locator("#compare-b").input_value()
+        assert page.locator("#tasks tbody tr").count() == 6
+        page.locator("#compare-only").uncheck()
+        assert page.locator("#tasks tbody tr").count() == 8
+        page.locator("#tasks tbody tr").first.click()
+        becomes(page, "document.querySelectorAll('.column .turn').length === 8")
+        heads = page.locator(".column-head").all_inner_texts()
+        assert sum("first" in head for head in heads) == sum("second" in head for head in heads) == 4
+
+
+def test_light_dark_keys_and_a_phone(browser: Any, report: Path) -> None:
+    back = "getComputedStyle(document.body).backgroundColor"
+    with Watched(browser, color_scheme="dark") as watched:
+        page = watched.page
+        page.goto(report.as_uri())
+        dark = page.evaluate(back)
+        page.keyboard.press("d")
+        assert page.evaluate(back) != dark
+        page.keyboard.press("?")
+        assert page.locator("#help").is_visible()
+        page.keyboard.press("Escape")
+        assert not page.locator("#help").is_visible()
+    with Watched(browser, viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True) as watched:
+        page = watched.page
+        for place in ("", "#/episodes", "#/compare"):
+            page.goto(report.as_uri() + place)
+            page.wait_for_selector(".run, .row, #tasks")
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        page.goto(report.as_uri() + "#/episodes")
+        page.locator(".row").first.tap()
+        page.wait_for_selector(".turn")
+        assert not page.locator(".list").is_visible()
+        page.locator(".back").tap()
+        page.wait_for_selector(".list")
+
+
+def opened_harmlessly(page: Any, count: int) -> None:
+    """Open every episode in every way of looking; nothing of it may have run or become an element."""
+    becomes(page, f"document.querySelectorAll('.list .row').length >= {min(count, 5)}")
+    for _ in range(count):
+        page.keyboard.press("j")
+        page.wait_for_selector(".turn")
+        for key in ("t", "l", "a", "o", "t"):
+            page.keyboard.press(key)
+    assert page.evaluate("window.owned") is None
+    assert page.locator("main img, main script, main iframe, main b:not(.facts b):not(.turn-head b)").count() == 0
+
+
+def test_hostile_trajectories_do_nothing_in_the_report(
+    browser: Any, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    made = write_hostile(tmp_path / "bad", tokenizer)
+    damaged = write_damaged(tmp_path / "bad", tokenizer)
+    write_training(tmp_path / "bad", 3, **{HOSTILE_TEXTS["markup"]: 1.0})
+    path = tmp_path / "report.html"
+    path.write_bytes(document(find_runs([tmp_path / "bad"]))[0])
+    with Watched(browser) as watched:
+        page = watched.page
+        page.goto(path.as_uri())
+        assert page.locator("#faults tr").count() == len(damaged)
+        page.locator("details summary").first.click()
+        page.goto(path.as_uri() + "#/episodes")
+        opened_harmlessly(page, len(made))
+        assert watched.requests == [path.as_uri()] or all(url.startswith("file:") for url in watched.requests)
+
+
+def test_hostile_trajectories_do_nothing_on_the_live_page(
+    browser: Any, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    made = write_hostile(tmp_path / "bad", tokenizer)
+    write_damaged(tmp_path / "bad", tokenizer)
+    with Running(tmp_path) as address, Watched(browser) as watched:
+        watched.page.goto(address + "#/episodes")
+        opened_harmlessly(watched.page, len(made))
+        assert all(url.startswith(address) or url == "data:," for url in watched.requests)
+
+
+def test_the_live_page_watches_a_training_advance(
+    browser: Any, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    write_run(tmp_path / "first", [[0.0, 1.0], [0.0, 0.0]], tokenizer)
+    write_run(tmp_path / "second", [[1.0, 1.0], [1.0, 1.0]], tokenizer)
+    with Running(tmp_path) as address, Watched(browser) as watched:
+        page = watched.page
+        page.goto(address)
+        becomes(page, "document.querySelectorAll('.run').length === 2")
+        becomes(page, "document.getElementById('status').textContent === 'live'")
+        write_training(tmp_path / "third", 3, planned=40)
+        becomes(page, "document.body.innerText.includes('step 3 / 40')")
+        drawn = page.locator("[data-metric='success/mean'] path.line").get_attribute("d")
+        with (tmp_path / "third" / "metrics.jsonl").open("a") as file:
+            for step in range(4, 9):
+                file.write(json.dumps({"step": step, **step_values(step)}) + "\n")
+        becomes(page, "document.body.innerText.includes('step 8 / 40')")
+        becomes(
+            page, f"document.querySelector(\"[data-metric='success/mean'] path.line\").getAttribute('d') !== '{drawn}'"
+        )
+        file = MetricsFile(tmp_path / "third" / "metrics.jsonl")  # the same run begins anew
+        file.write(1, step_values(1))
+        file.close()
+        becomes(page, "document.body.innerText.includes('step 1 / 40')")
+        page.keyboard.press("2")
+        page.wait_for_selector(".list .row")
+        page.locator(".list .row").first.click()
+        page.wait_for_selector(".tokens .t.sampled")
+        write_run(tmp_path / "second", [[1.0, 1.0], [1.0, 1.0], [0.0]], tokenizer)
+        becomes(page, "document.querySelector('.count').textContent.startsWith('9 ')")
+
+
+@pytest.mark.slow
+def test_the_live_page_watches_a_real_training(browser: Any, tmp_path: Path) -> None:
+    settings = ["recipe=math-tiny", "trainer.total_training_steps=3", "data.train_batch_size=2",
+                "data.val_batch_size=4", "agent.num_chains=2", "trainer.test_freq=1",
+                f"trainer.default_local_dir={tmp_path}"]  # fmt: skip
+    with Running(tmp_path) as address, Watched(browser) as watched:
+        page = watched.page
+        page.goto(address)
+        training = subprocess.Popen(
+            [sys.executable, "-m", "practicum.cli", "train", *settings], stdout=subprocess.DEVNULL
+        )
+        try:
+            # Quick steps may pass between two looks, so the first and the last are waited for.
+            becomes(page, "/step [123] \\/ 3/.test(document.body.innerText)", 240.0)
+            becomes(page, "document.body.innerText.includes('step 3 / 3')", 240.0)
+            assert training.wait(120) == 0
+        finally:
+            training.kill()
+        page.wait_for_selector("[data-metric='val/success/mean'] path.area")
+        page.keyboard.press("2")
+        page.locator(".list .row").first.click()
+        page.wait_for_selector(".tokens .t.sampled")

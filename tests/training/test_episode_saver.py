@@ -1,0 +1,137 @@
+"""What a run leaves for people: its health events and some episodes, with what they were really trained with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from practicum.algorithms import advantages
+from practicum.data import store
+from practicum.errors import UserError
+from practicum.training.episode_saver import ADVANTAGES, GROUPS, TOP, advantages_path
+from practicum.training.estimators import EstimatorSettings, sampled_count
+from practicum.training.monitor.health import HealthSettings
+from practicum.training.monitor.health_log import HEALTH
+from practicum.training.run import Run, RunSettings
+
+from .test_run import RL, go, make_run
+
+
+def alarming(run: Run, steps: tuple[int, ...]) -> Run:
+    """A run that hears of a large KL at these steps (counted from 0)."""
+    original = run.practice.step
+
+    async def step(number: int, *rest: Any) -> Any:
+        values, episodes = await original(number, *rest)
+        return (values | {"actor/kl": 0.9} if number in steps else values), episodes
+
+    run.practice.step = step  # type: ignore[method-assign]
+    return run
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / HEALTH).read_text().splitlines()]
+
+
+def test_a_quiet_run_has_an_empty_journal(tmp_path: Path) -> None:
+    go(make_run(tmp_path, RunSettings(2), replace(RL, steps=2)))
+    assert (tmp_path / HEALTH).read_bytes() == b""
+
+
+def test_findings_and_adjustments_are_written_as_they_happen(tmp_path: Path) -> None:
+    settings = RunSettings(4, health=HealthSettings(action="adjust", repeat_every=1))
+    said: list[str] = []
+    go(alarming(make_run(tmp_path, settings, replace(RL, steps=4), say=said.append), (1, 3)))
+    found = lines_of(tmp_path)
+    assert [(line["step"], line["kind"]) for line in found] == [(2, "finding"), (2, "adjustment"), (4, "finding")]
+    assert found[0] == {
+        "step": 2, "kind": "finding", "sign": "kl_high", "severity": "act", "value": 0.9, "threshold": 0.5,
+        "cause": "training is unstable", "remedy": "halve the clip range (0.2 to 0.1)",
+    }  # fmt: skip
+    assert found[1] == {"step": 2, "kind": "adjustment", "lr_scale": 1.0, "clip_scale": 0.5}
+    assert sum("kl_high" in text for text in said) == 2
+
+
+def test_a_stop_is_written_with_its_reason(tmp_path: Path) -> None:
+    settings = RunSettings(4, health=HealthSettings(action="stop"))
+    with pytest.raises(UserError, match="The run stops here"):
+        go(alarming(make_run(tmp_path, settings, replace(RL, steps=4)), (2,)))
+    assert [(line["step"], line["kind"], line["sign"]) for line in lines_of(tmp_path)] == [
+        (3, "finding", "kl_high"),
+        (3, "stop", "kl_high"),
+    ]
+
+
+def test_a_resumed_run_neither_loses_nor_repeats_a_line(tmp_path: Path) -> None:
+    """Killed after step 5 with a checkpoint at step 3: lines of steps 4 and 5 were there and are written again."""
+    settings = RunSettings(6, save_freq=3, health=HealthSettings(repeat_every=1))
+    whole, torn = tmp_path / "whole", tmp_path / "torn"
+    everywhere = tuple(range(6))
+    go(alarming(make_run(whole, settings), everywhere))
+    first = make_run(torn, settings)
+
+    def killed(step: int, values: dict[str, float]) -> None:
+        if step == 6:
+            raise RuntimeError("killed")
+
+    first.on_step = killed
+    with pytest.raises(RuntimeError):
+        go(alarming(first, everywhere))
+    assert [line["step"] for line in lines_of(torn)] == [1, 2, 3, 4, 5]
+    with (torn / HEALTH).open("ab") as file:
+        file.write(b'{"step": 6, "kind": "fin')  # torn in the middle of a line
+    second = make_run(torn, settings)
+    second.resume()
+    assert second.standing.step == 3
+    go(alarming(second, everywhere))
+    assert (torn / HEALTH).read_bytes() == (whole / HEALTH).read_bytes()
+    assert [line["step"] for line in lines_of(torn)] == [1, 2, 3, 4, 5, 6]
+    for kind in (TOP, GROUPS):
+        mine, other = ({p.relative_to(f): p.read_bytes() for p in (f / kind).rglob("*.json*")} for f in (whole, torn))
+        assert mine
+        assert mine == other
+
+
+def test_the_first_group_of_steps_1_2_4_is_kept_whole(tmp_path: Path) -> None:
+    go(make_run(tmp_path, RunSettings(5), replace(RL, steps=5)))
+    assert sorted(path.name for path in (tmp_path / GROUPS).iterdir()) == ["step_1", "step_2", "step_4"]
+    for folder in (tmp_path / GROUPS).iterdir():
+        episodes = list(store.read_episodes(folder))
+        assert len(episodes) == RL.chains
+        assert len({episode.group for episode in episodes}) == 1
+        stored = [read(path) for path in sorted(folder.glob("*.jsonl"))]
+        wanted = advantages.grpo([episode.reward for episode in episodes])
+        assert stored == pytest.approx([float(np.float32(value)) for value in wanted], abs=0)
+
+
+def read(episode: Path) -> Any:
+    record = json.loads(advantages_path(episode).read_text())
+    assert record["format"] == ADVANTAGES
+    return record["advantages"]
+
+
+def test_advantages_that_differ_by_token_are_kept_by_token(tmp_path: Path) -> None:
+    discounted = replace(RL, steps=1, estimator="gae", credit=EstimatorSettings(gamma=0.5))
+    go(make_run(tmp_path, RunSettings(1), discounted))
+    played = {path: store.read_episode(path) for path in (tmp_path / GROUPS).rglob("*.jsonl")}
+    longer = {path: sampled_count(e) for path, e in played.items() if e.reward > 0 and sampled_count(e) > 1}
+    assert longer
+    for path, count in longer.items():
+        found = read(path)
+        assert len(found) == count
+        assert len(set(found)) > 1
+        assert found[-1] > found[0]  # the reward stands at the end, and is worth less the further away it is
+
+
+def test_advantages_go_with_their_episode(tmp_path: Path) -> None:
+    """Best-paid episodes that are no longer wanted leave nothing behind."""
+    go(make_run(tmp_path, RunSettings(6)))
+    kept = sorted((tmp_path / TOP).rglob("*.jsonl"))
+    assert len(kept) == 5
+    assert sorted((tmp_path / TOP).rglob("*.advantages.json")) == [advantages_path(path) for path in kept]
+    assert {path.parent for path in kept} == set((tmp_path / TOP).iterdir())

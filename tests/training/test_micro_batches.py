@@ -1,0 +1,163 @@
+"""Packing: shared beginnings, the causal alignment of specs A.2, and what each token may see."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from practicum.models.prefix_tree import Rectangles, build_tree, spans
+from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sample, micro_batches, ordered, pack
+
+
+def sample(ids: list[int], mask: list[int]) -> Sample:
+    on = np.array(mask, dtype=np.bool_)
+    numbers = np.arange(len(ids), dtype=np.float32)
+    return Sample(tuple(ids), on, on.astype(np.float32), numbers, -numbers)
+
+
+def test_logprob_j_belongs_to_token_j_plus_one() -> None:
+    (micro,) = micro_batches([sample([7, 8, 9, 5], [0, 0, 1, 1])], MicroBatchLimits(64))
+    assert micro.ids.tolist() == [7, 8, 9]  # the last target is never an input
+    assert micro.at.tolist() == [1, 2]  # predictions are made at the tokens before
+    assert micro.targets.tolist() == [9, 5]
+    assert micro.advantages.tolist() == [2.0, 3.0]  # fields are those of the target token
+    assert micro.sampling_logprobs.tolist() == [-2.0, -3.0]
+
+
+def test_a_common_beginning_is_laid_down_once() -> None:
+    (micro,) = micro_batches(
+        [sample([1, 2, 3, 4], [0, 0, 1, 1]), sample([1, 2, 5, 6], [0, 0, 1, 1])], MicroBatchLimits(64)
+    )
+    assert micro.ids.tolist() == [1, 2, 3, 5]
+    assert micro.positions.tolist() == [0, 1, 2, 2]
+    assert micro.at.tolist() == [1, 2, 1, 3]
+    assert seen_by(micro) == [[0], [0, 1], [0, 1, 2], [0, 1, 3]]
+
+
+def test_the_first_token_cannot_be_trained() -> None:
+    with pytest.raises(ValueError, match="first token"):
+        sample([1, 2], [1, 0])
+
+
+def test_samples_without_a_trained_token_are_left_out() -> None:
+    assert list(micro_batches([sample([1, 2, 3], [0, 0, 0])], MicroBatchLimits(64))) == []
+
+
+@st.composite
+def sample_lists(draw: st.DrawFn) -> list[Sample]:
+    stem = draw(st.lists(st.integers(1, 4), max_size=6))
+    made = []
+    for _ in range(draw(st.integers(1, 7))):
+        cut = draw(st.integers(0, len(stem)))
+        ids = stem[:cut] + draw(st.lists(st.integers(1, 4), min_size=2, max_size=9))
+        mask = [0, *draw(st.lists(st.integers(0, 1), min_size=len(ids) - 1, max_size=len(ids) - 1))]
+        made.append(sample(ids, mask))
+    return made
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([0, 1, 255, 256, 65_535, 65_536, 151_642]), min_size=2, max_size=5), max_size=9)
+)
+def test_sequences_lie_in_the_order_of_their_ids(many: list[list[int]]) -> None:
+    batch = ordered([sample(ids, [0] * (len(ids) - 1) + [1]) for ids in many])
+    assert batch.numbers == [number for _, number in sorted((ids[:-1], number) for number, ids in enumerate(many))]
+    for before, after, shared in zip(batch.inputs, batch.inputs[1:], batch.shared[1:], strict=False):
+        alike = itertools.takewhile(bool, map(operator.eq, before.tolist(), after.tolist()))
+        assert shared == len(list(alike))
+
+
+def test_a_piece_holds_each_sample_s_own_numbers() -> None:
+    """Where some bring old log-probs and corrections and others do not, and lengths differ."""
+    plain, own = sample([1, 2, 3, 4], [0, 1, 0, 1]), sample([1, 5, 6, 7, 8], [0, 0, 1, 1, 0])
+    own = replace(own, old_logprobs=np.full(5, -9, np.float32), corrections=np.full(5, 0.5, np.float32), temperature=2)
+    (micro,) = micro_batches([own, plain], MicroBatchLimits(64))
+    assert micro.sample_index.tolist() == [1, 1, 0, 0]
+    assert micro.targets.tolist() == [2, 4, 6, 7]
+    assert micro.advantages.tolist() == [1, 3, 2, 3]
+    assert micro.old_logprobs.tolist() == [-1, -3, -9, -9]
+    assert micro.corrections.tolist() == [1, 1, 0.5, 0.5]
+    assert micro.temperatures.tolist() == [1, 1, 2, 2]
+
+
+def seen_by(micro: MicroBatch) -> list[list[int]]:
+    """The tokens that each token looks at, in order, read off the sights as the learner reads them."""
+    answers: list[list[int]] = []
+    assert isinstance(micro.look, Rectangles)
+    for sight in micro.look.sights:
+        for keys, rows in zip(sight.keys, sight.visible[:, 0], strict=True):
+            answers += [keys[row].tolist() for row in rows]
+    return [answers[place] for place in micro.look.places.tolist()]
+
+
+@settings(max_examples=300, deadline=None)
+@given(sample_lists(), st.integers(8, 60), st.none() | st.integers(1, 4))
+def test_every_prediction_appears_once_with_its_own_history(
+    samples: list[Sample], budget: int, most: int | None
+) -> None:
+    found: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+    for micro in micro_batches(samples, MicroBatchLimits(budget, most)):
+        members = set(micro.sample_index.tolist())
+        assert len(members) == 1 or len(micro.ids) <= budget
+        assert most is None or len(members) <= most
+        seen = seen_by(micro)
+        for k, node in enumerate(micro.at.tolist()):
+            assert seen[node][-1] == node
+            assert micro.positions[seen[node]].tolist() == list(range(len(seen[node])))
+            history = tuple(micro.ids[seen[node]].tolist())
+            found.setdefault(int(micro.sample_index[k]), []).append((history, int(micro.targets[k])))
+    for index, one in enumerate(samples):
+        expected = [(one.ids[:t], one.ids[t]) for t in np.flatnonzero(one.mask)]
+        assert found.get(index, []) == expected
+
+
+@settings(max_examples=50, deadline=None)
+@given(sample_lists(), st.integers(8, 60))
+def test_packing_never_needs_more_tokens_than_single_sequences(samples: list[Sample], budget: int) -> None:
+    used = sum(len(micro.ids) for micro in micro_batches(samples, MicroBatchLimits(budget)))
+    assert used <= sum(int(np.flatnonzero(s.mask)[-1]) for s in samples if s.mask.any())
+
+
+def test_a_full_piece_is_cut_between_groups() -> None:
+    group = [[sample([g, *range(10, 20), n, 1], [0] * 12 + [1]) for n in range(4)] for g in range(3)]
+    pieces = pack(
+        ordered([one for chains in group for one in chains]), MicroBatchLimits(35)
+    )  # two groups of 11 + 4, and 5 to spare
+    assert pieces == [range(8), range(8, 12)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(sample_lists())
+def test_a_token_is_seen_by_those_before_its_end(samples: list[Sample]) -> None:
+    batch = ordered(samples)
+    if not batch.numbers:
+        return
+    forest = build_tree(batch.inputs, batch.shared)
+    for path in forest.paths:
+        own = set(path.tolist())
+        for place in path.tolist():
+            seen = {key for key in range(place + 1) if place < forest.ends[key]}
+            assert seen == {key for key in own if key <= place}
+
+
+def test_blocks_look_at_those_that_hold_an_ancestor() -> None:
+    begin, first, second = np.arange(70), np.arange(100, 230), np.arange(300, 400)
+    look = spans(build_tree([np.append(begin, first), np.append(begin, second)], [0, 70]))
+    assert look.ends.tolist() == [300] * 70 + [200] * 130 + [300] * 100
+    lists = [look.looks[a:b].tolist() for a, b in zip(look.looks_from, look.looks_from[1:], strict=False)]
+    assert lists == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 3, 4]]
+    lists = [look.seen[a:b].tolist() for a, b in zip(look.seen_from, look.seen_from[1:], strict=False)]
+    assert lists == [[0, 1, 2, 3, 4], [1, 2, 3, 4], [2, 3], [3, 4], [4]]
+
+
+def test_padding_stands_alone() -> None:
+    samples = [sample([1, 2, 3, 4], [0, 0, 1, 1]), sample([1, 2, 5, 6], [0, 0, 1, 1])]
+    (micro,) = micro_batches(samples, MicroBatchLimits(64), bucket=8)
+    assert micro.ids.tolist() == [1, 2, 3, 5, 0, 0, 0, 0]
+    assert seen_by(micro) == [[0], [0, 1], [0, 1, 2], [0, 1, 3], [4], [5], [6], [7]]
+    assert micro.at.tolist() == [1, 2, 1, 3]

@@ -1,0 +1,191 @@
+"""Groups, advantages painted on tokens, and what must stop a run."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from practicum.agent import Agent
+from practicum.engines.base import Sampling
+from practicum.environment import Action, Observation, Step
+from practicum.environments.math import MathEnvironment
+from practicum.errors import UserError
+from practicum.models import loader
+from practicum.task import Task
+from practicum.training.monitor.rollout_metrics import rollout_metrics
+from practicum.training.rl_trainer import RLSettings, RLTrainer, group_scored
+from practicum.training.samples import build_samples, collate, sft_samples
+from practicum.training.trainable_policy import TrainablePolicy
+from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
+
+
+def turn(prompt: tuple[int, ...], reply: tuple[int, ...], restart: bool = False) -> Turn:
+    return Turn(
+        spans=(Span(Origin.OBSERVATION, prompt), Span(Origin.SAMPLED, reply, tuple(-0.1 * i for i in reply))),
+        restart=restart,
+        messages=(),
+        reply="",
+        action=Action(),
+        source=ActionSource.POLICY,
+        policy_version=0,
+        stop_reason=StopReason.END,
+        seed=0,
+    )
+
+
+def episode(group: str, reward: float, outcome: Outcome = Outcome.FAILURE, *turns: Turn) -> Trajectory:
+    body = turns or (turn((1, 2), (3, 4), True), turn((5,), (6,)))
+    return Trajectory(Task(group, "x", "train"), 0, group, outcome, body, reward, {}, Seeds(0, 0))
+
+
+def flat(*values: float) -> list[np.ndarray]:
+    return [np.full(3, value) for value in values]
+
+
+def test_advantages_are_painted_on_sampled_tokens_only() -> None:
+    ((one, two),) = build_samples([[episode("a", 1), episode("a", 0)]], [flat(0.5, -0.5)], "token-mean", 1.0)
+    samples, denominator = collate([one, two])
+    assert denominator == 6.0
+    first = samples[0]
+    assert first.ids == (1, 2, 3, 4, 5, 6)
+    assert first.mask.tolist() == [False, False, True, True, False, True]
+    assert first.advantages.tolist() == [0, 0, 0.5, 0.5, 0, 0.5]
+    assert np.allclose(first.sampling_logprobs, [0, 0, -0.3, -0.4, 0, -0.6])
+
+
+def test_a_restarted_prompt_is_a_sequence_of_its_own_but_one_trajectory() -> None:
+    two = episode("a", 1, Outcome.SUCCESS, turn((1,), (2, 3), True), turn((9, 9), (4, 5), True))
+    (taught,) = build_samples([[two, episode("a", 0)]], [[np.ones(4), -np.ones(3)]], "seq-mean-token-mean", 1.0)
+    samples, denominator = collate(taught)
+    assert [s.ids for s in samples[:2]] == [(1, 2, 3), (9, 9, 4, 5)]
+    assert denominator == 2.0
+    assert samples[0].weights.max() == samples[1].weights.max() == pytest.approx(1 / 4)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "weights"), [("token-mean", [1, 1, 1]), ("seq-mean-turn-mean-token-mean", [0.25, 0.25, 0.5])]
+)
+def test_a_turn_without_a_token_of_its_own_weighs_nothing(aggregation: str, weights: list[float]) -> None:
+    silent = turn((9,), ())
+    one = episode(
+        "a", 1, Outcome.SUCCESS, turn((1,), (2, 3), True), silent, turn((7,), (4,), True), turn((8,), (), True)
+    )
+    (taught,) = build_samples([[one]], [[np.array([0.1, 0.2, 0.3])]], aggregation, 1.0)
+    samples = taught[0].samples
+    assert [s.ids for s in samples] == [(1, 2, 3, 9), (7, 4)]  # the last run has nothing to teach
+    assert [w for s in samples for w in s.weights[s.mask].tolist()] == weights
+    assert [s.advantages.tolist() for s in samples] == [[0, np.float32(0.1), np.float32(0.2), 0], [0, np.float32(0.3)]]
+
+
+def test_a_reply_in_several_spans_is_one_reply() -> None:
+    loop = turn((1,), (5, 5, 5), True)
+    halves = replace(loop, spans=(*loop.spans, Span(Origin.TEMPLATE, (1,)), Span(Origin.SAMPLED, (5, 5, 5))))
+    metrics = rollout_metrics([episode("a", 1, Outcome.SUCCESS, halves)])
+    assert metrics["rollout/repetition"] == pytest.approx(2 / 3)
+    assert metrics["response_length/mean"] == 6.0
+
+
+def test_dead_groups_add_no_gradient_but_count() -> None:
+    group = [episode("a", 1), episode("a", 1)]
+    (taught,) = build_samples([group], [flat(0.0, 0.0)], "token-mean", 1.0)
+    samples, denominator = collate(taught)
+    assert samples == []
+    assert denominator == 6.0
+    kept, _ = collate(taught, keep_all=True)
+    assert len(kept) == 2  # an entropy bonus is for their tokens too
+
+
+def test_only_scored_episodes_reach_a_baseline() -> None:
+    crashed = episode("a", 0.0, Outcome.ENV_ERROR)
+    groups = group_scored([episode("a", 1, Outcome.SUCCESS), crashed, episode("a", 0), episode("b", 1), crashed])
+    assert [[e.outcome.value for e in g] for g in groups] == [["success", "failure"]]
+    metrics = rollout_metrics([episode("a", 1, Outcome.SUCCESS), crashed])
+    assert metrics["reward/mean"] == 1.0
+    assert metrics["outcome/env_error"] == 1.0
+
+
+def test_unscored_demonstrations_are_not_imitated() -> None:
+    assert len(sft_samples([episode("a", 1, Outcome.SUCCESS), episode("a", 0, Outcome.TIMEOUT)])) == 1
+
+
+AGENT = Agent(max_turns=1, sampling=Sampling(max_tokens=12, stop=("e",)))
+SETTINGS = RLSettings(steps=1, tasks_per_step=2, chains=2)
+
+
+class Dead(MathEnvironment):
+    async def reset(self, task: Task, seed: int) -> Observation:
+        raise ConnectionError("the simulator is gone")
+
+
+def practice(make: type[MathEnvironment], agent: Agent = AGENT, settings: RLSettings = SETTINGS) -> RLTrainer:
+    return RLTrainer(TrainablePolicy(loader.load_tiny(0)), make().tasks("train", 2), make, agent, settings)
+
+
+def step(run: RLTrainer) -> dict[str, float]:
+    async def once() -> dict[str, float]:
+        try:
+            return (await run.step(0))[0]
+        finally:
+            await run.apprentice.close()
+
+    return asyncio.run(once())
+
+
+def test_a_dead_environment_stops_the_run_with_its_reason() -> None:
+    with pytest.raises(UserError, match="4 of 4 episodes could not be scored .*the simulator is gone"):
+        step(practice(Dead))
+
+
+def test_failures_within_the_budget_change_nothing() -> None:
+    """All chains fail in one group, none learns anything: the weights stay as they were."""
+    run = practice(Dead, settings=replace(SETTINGS, error_budget=1.0))
+    before = {k: v.clone() for k, v in run.apprentice.loaded.model.state_dict().items()}
+    metrics = step(run)
+    assert metrics["outcome/env_error"] == 4.0
+    assert all(torch.equal(v, before[k]) for k, v in run.apprentice.loaded.model.state_dict().items())
+
+
+class Flat(MathEnvironment):
+    async def step(self, action: Action) -> Step:
+        return Step(reward=1.0, terminated=True)
+
+    async def truncate(self) -> Step:
+        return Step(reward=1.0, truncated=True)
+
+
+def test_a_step_without_an_update_measures_the_mismatch_all_the_same() -> None:
+    metrics = step(practice(Flat, settings=replace(SETTINGS, chains=8)))
+    assert metrics["rollout/dead_groups"] == 1.0
+    assert "actor/grad_norm" not in metrics
+    assert 0 < metrics["mismatch/logprob/max"] <= 1e-4
+
+
+class Lottery(MathEnvironment):
+    async def step(self, action: Action) -> Step:
+        return Step(reward=float(len(action.content) % 3), terminated=True)
+
+
+def test_an_engine_that_does_not_run_the_trained_policy_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted stale engine: it decodes other weights than the learner trains."""
+    run = practice(Lottery, settings=replace(SETTINGS, chains=8))
+    stale = loader.load_tiny(1).model
+    run.apprentice.engine.decoder = type(run.apprentice.decoder)(stale)
+    with pytest.raises(UserError, match="the engine is not running the policy being trained"):
+        step(run)
+
+
+@pytest.mark.parametrize(
+    ("agent", "settings", "says"),
+    [
+        (replace(AGENT, sampling=Sampling(top_k=5)), SETTINGS, "top_k at 0"),
+        (replace(AGENT, sampling=Sampling(temperature=0.0)), SETTINGS, "temperature above 0"),
+        (AGENT, replace(SETTINGS, tasks_per_step=9), "fewer than the 9 of one step"),
+    ],
+)
+def test_settings_that_cannot_work(agent: Agent, settings: RLSettings, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        practice(MathEnvironment, agent, settings)
