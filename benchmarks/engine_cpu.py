@@ -131,7 +131,7 @@ def kept_against_fresh(name: str, repeats: int, chains: int = 16, turns: int = 8
             reply = await engine.generate(request)
             spoken += len(reply.ids)
             ids = (*ids, *reply.ids, *(rng.randrange(300, 700) for _ in range(40)))
-        engine.forget(str(number))
+        engine.end_session(str(number))
         return spoken
 
     async def timed(cache_bytes: int) -> list[float]:

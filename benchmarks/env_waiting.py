@@ -82,9 +82,9 @@ class Spoken:
         ids = self.renderer.encode_reply(text)
         return Generation(ids, None, StopReason.END, said.policy_version, ActionSource.RANDOM)
 
-    def forget(self, session: str) -> None:
+    def end_session(self, session: str) -> None:
         self._policies.pop(session, None)
-        self.model.forget(session)
+        self.model.end_session(session)
 
     async def close(self) -> None:
         await self.model.close()

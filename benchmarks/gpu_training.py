@@ -129,16 +129,16 @@ async def make_start(case: Case, config: TrainConfig, folder: Path, seed: int, c
     loaded = loader.load(case.model, where.dtype, where.device)
     if case.lora_rank:
         loaded = lora.add_adapter(loaded, lora.LoRASettings(case.lora_rank, 2 * case.lora_rank), seed)
-    apprentice = TrainablePolicy(loaded, config.agent.template, max_batch=where.sequences)
+    policy = TrainablePolicy(loaded, config.agent.template, max_batch=where.sequences)
     shown = agent_of(config, world, 1.0)
-    engine = ScriptedEngine.of("expert", world.environment, shown.make_format(), apprentice.renderer)
+    engine = ScriptedEngine.of("expert", world.environment, shown.make_format(), policy.renderer)
     tasks = world.environment.tasks("train", case.demonstrations, 1000 * seed + 1)
-    episodes = await run_episodes(attempts(tasks, 1, seed), world.make_environment, shown, engine, apprentice.renderer)
+    episodes = await run_episodes(attempts(tasks, 1, seed), world.make_environment, shown, engine, policy.renderer)
     panel = Panel(tuple(world.environment.tasks("val", case.checked, 1000 * seed)), seed)
     rates: list[float] = []
 
     async def good_enough() -> bool:
-        result, _ = await apprentice.examine("val", panel, world.make_environment, agent_of(config, world, 0.0))
+        result, _ = await policy.examine("val", panel, world.make_environment, agent_of(config, world, 0.0))
         rates.append(result.success_rate)
         clock.say(f"imitation: {rates[-1]:.0%} of {case.checked} validation tasks")
         if clock.over:
@@ -150,10 +150,10 @@ async def make_start(case: Case, config: TrainConfig, folder: Path, seed: int, c
         check_every=case.check_every,
     )  # fmt: skip
     try:
-        updates = await train_sft(apprentice, episodes, settings, good_enough=good_enough)
-        apprentice.save(folder)
+        updates = await train_sft(policy, episodes, settings, good_enough=good_enough)
+        policy.save(folder)
     finally:
-        await apprentice.close()
+        await policy.close()
     took = {"updates": updates, "demonstrations": len(episodes), "validation": rates, "seconds": clock.gone - begun}
     (folder / "imitation.json").write_text(json.dumps(took) + "\n")
     clock.say(f"imitation: {updates} updates of {case.batch}, validation {' '.join(f'{rate:.0%}' for rate in rates)}")
@@ -196,9 +196,9 @@ async def practise(config: TrainConfig, clock: Clock) -> Path:
         except KeyboardInterrupt:
             clock.say(f"the time is up at step {run.standing.step}; run the same command again to go on")
             target = run.folder / f"model-at-{run.standing.step}"
-        run.apprentice.save(target)
+        run.policy.save(target)
     finally:
-        await run.apprentice.close()
+        await run.policy.close()
     clock.say(f"practice: steps {before} to {run.standing.step} in {clock.gone - began:.0f} s")
     return target
 

@@ -86,8 +86,8 @@ def tasks(split: str, count: int, seed: int, stream: int) -> list[Task]:
     return list(world().tasks(split, count, 1000 * seed + stream))
 
 
-async def examine(apprentice: TrainablePolicy, name: str, panel: Panel) -> Result:
-    result, _ = await apprentice.examine(name, panel, world, agent(0.0))
+async def examine(policy: TrainablePolicy, name: str, panel: Panel) -> Result:
+    result, _ = await policy.examine(name, panel, world, agent(0.0))
     return result
 
 
@@ -120,12 +120,12 @@ class Ladder:
 
     async def imitation(self) -> dict[str, Result]:
         """The untrained model, and what demonstrations make of it."""
-        apprentice, budget = TrainablePolicy(loader.load_tiny(self.seed), max_batch=128), self.budget
+        policy, budget = TrainablePolicy(loader.load_tiny(self.seed), max_batch=128), self.budget
         try:
-            base = await examine(apprentice, "base", self.panel)
-            engine = ScriptedEngine.of("expert", world(), agent(1.0).make_format(), apprentice.renderer)
+            base = await examine(policy, "base", self.panel)
+            engine = ScriptedEngine.of("expert", world(), agent(1.0).make_format(), policy.renderer)
             planned = attempts(tasks("train", budget.demonstrations, self.seed, 1), 1, self.seed)
-            shown = await run_episodes(planned, world, agent(1.0), engine, apprentice.renderer)
+            shown = await run_episodes(planned, world, agent(1.0), engine, policy.renderer)
             settings = SFTSettings(
                 epochs=1, batch_size=budget.imitation_batch, lr=1e-3, warmup=30, schedule="constant", seed=self.seed,
                 check_every=25,
@@ -133,24 +133,24 @@ class Ladder:
             check = Panel(tuple(tasks("val", 100, self.seed, 0)), self.seed)
 
             async def good_enough() -> bool:
-                return (await examine(apprentice, "val", check)).success_rate >= budget.imitation_target
+                return (await examine(policy, "val", check)).success_rate >= budget.imitation_target
 
-            steps = await train_sft(apprentice, shown, settings, good_enough=good_enough)
+            steps = await train_sft(policy, shown, settings, good_enough=good_enough)
             self.figures["demonstrations"] = min(steps * budget.imitation_batch, budget.demonstrations)
-            apprentice.save(self.start)
-            return {"base": base, "BC": await examine(apprentice, "BC", self.panel)}
+            policy.save(self.start)
+            return {"base": base, "BC": await examine(policy, "BC", self.panel)}
         finally:
-            await apprentice.close()
+            await policy.close()
 
     async def rollouts(self) -> dict[str, Result]:
         """The BC agent's own episodes, on disk: what DPO and offline GRPO learn from."""
         shutil.rmtree(self.log, ignore_errors=True)
-        apprentice, budget = TrainablePolicy(loader.load(str(self.start)), max_batch=128), self.budget
+        policy, budget = TrainablePolicy(loader.load(str(self.start)), max_batch=128), self.budget
         try:
             planned = attempts(tasks("train", budget.logged_tasks, self.seed, 2), budget.logged_chains, self.seed)
-            episodes = await apprentice.roll_out(planned, world, agent(1.0))
+            episodes = await policy.roll_out(planned, world, agent(1.0))
         finally:
-            await apprentice.close()
+            await policy.close()
         for episode in episodes:
             store.write_episode(self.log, episode)
         self.figures["logged_episodes"] = len(episodes)
@@ -162,15 +162,15 @@ class Ladder:
         logged: list[Trajectory] = list(store.read_episodes(self.log))
         pairs = [mined.pair for mined in mine_pairs(logged, "same_state", budget.pairs_a_task)]
         self.figures["pairs"] = len(pairs)
-        apprentice = TrainablePolicy(loader.load(str(self.start)), max_batch=128)
+        policy = TrainablePolicy(loader.load(str(self.start)), max_batch=128)
         settings = DPOSettings(
             epochs=budget.preference_epochs, lr=budget.preference_lr, beta=budget.preference_beta, seed=self.seed
         )
         try:
-            train_dpo(apprentice, pairs, settings)
-            return {"DPO": await examine(apprentice, "DPO", self.panel)}
+            train_dpo(policy, pairs, settings)
+            return {"DPO": await examine(policy, "DPO", self.panel)}
         finally:
-            await apprentice.close()
+            await policy.close()
 
     async def offline(self) -> dict[str, Result]:
         budget = self.budget
@@ -196,9 +196,9 @@ class Ladder:
         run = build.build_run(resolve(overrides))
         try:
             await run.go()
-            return {name: await examine(run.apprentice, name, self.panel)}
+            return {name: await examine(run.policy, name, self.panel)}
         finally:
-            await run.apprentice.close()
+            await run.policy.close()
 
 
 def pooled(results: Mapping[int, Result]) -> Result:

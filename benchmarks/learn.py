@@ -62,9 +62,9 @@ async def make_start(out: Path, seed: int) -> Path:
     return folder / "sft" / "model"
 
 
-async def examine(apprentice: TrainablePolicy, name: str, panel: Panel) -> Result:
+async def examine(policy: TrainablePolicy, name: str, panel: Panel) -> Result:
     agent = Agent(format="hf", max_turns=max(LEVELS) + 2, sampling=Sampling(0.0, max_tokens=32))
-    result, _ = await apprentice.examine(name, panel, lambda: MathEnvironment(levels=LEVELS), agent)
+    result, _ = await policy.examine(name, panel, lambda: MathEnvironment(levels=LEVELS), agent)
     return result
 
 
@@ -81,9 +81,9 @@ async def practise(name: str, extra: list[str], start: Path, out: Path, steps: i
     run = build.build_run(resolve(overrides))
     try:
         await run.go()
-        return await examine(run.apprentice, name, panel)
+        return await examine(run.policy, name, panel)
     finally:
-        await run.apprentice.close()
+        await run.policy.close()
 
 
 async def main() -> None:
@@ -97,9 +97,9 @@ async def main() -> None:
     wanted = args.only.split(",") if args.only else list(ENTRIES)
     start = await make_start(args.out, args.seed)
     panel = Panel(tuple(MathEnvironment(levels=LEVELS).tasks("test", args.tasks, 1000 * args.seed)), args.seed)
-    apprentice = TrainablePolicy(loader.load(str(start)), max_batch=128)
-    before = await examine(apprentice, "sft", panel)
-    await apprentice.close()
+    policy = TrainablePolicy(loader.load(str(start)), max_batch=128)
+    before = await examine(policy, "sft", panel)
+    await policy.close()
     results = Path(__file__).parent / "results" / "learn.json"
     rows = json.loads(results.read_text())["rows"] if results.exists() and args.only else {}
     print(f"start: {before.success_rate:.1%} of {before.count}\n")

@@ -94,15 +94,15 @@ async def make_start(name: str, config: TrainConfig, out: Path, seed: int) -> Pa
         return folder
     watch = Watch.start()
     plan, world = STARTS[name], build.build_components(config)
-    apprentice = TrainablePolicy(loader.load_tiny(seed), max_batch=128)
+    policy = TrainablePolicy(loader.load_tiny(seed), max_batch=128)
     agent = agent_of(config, world, 1.0)
-    engine = ScriptedEngine.of("expert", world.environment, agent.make_format(), apprentice.renderer)
+    engine = ScriptedEngine.of("expert", world.environment, agent.make_format(), policy.renderer)
     planned = attempts(world.environment.tasks("train", plan.demonstrations, 1000 * seed + 1), 1, seed)
-    shown = await run_episodes(planned, world.make_environment, agent, engine, apprentice.renderer)
+    shown = await run_episodes(planned, world.make_environment, agent, engine, policy.renderer)
     panel = Panel(tuple(world.environment.tasks("val", plan.checked, 1000 * seed)), seed)
 
     async def good_enough() -> bool:
-        result, _ = await apprentice.examine("val", panel, world.make_environment, agent_of(config, world, 0.0))
+        result, _ = await policy.examine("val", panel, world.make_environment, agent_of(config, world, 0.0))
         print(f"  {name}: validation {result.success_rate:.0%}", flush=True)
         return result.success_rate >= plan.target
 
@@ -111,19 +111,19 @@ async def make_start(name: str, config: TrainConfig, out: Path, seed: int) -> Pa
         check_every=plan.check_every,
     )  # fmt: skip
     try:
-        steps = await train_sft(apprentice, shown, settings, good_enough=good_enough)
-        apprentice.save(folder)
+        steps = await train_sft(policy, shown, settings, good_enough=good_enough)
+        policy.save(folder)
         took = {"steps": steps, "demonstrations": len(shown), **watch.read()}
         (folder / "imitation.json").write_text(json.dumps(took) + "\n")
     finally:
-        await apprentice.close()
+        await policy.close()
     return folder
 
 
 async def examined(
-    apprentice: TrainablePolicy, label: str, panel: Panel, config: TrainConfig, world: build.RunComponents
+    policy: TrainablePolicy, label: str, panel: Panel, config: TrainConfig, world: build.RunComponents
 ) -> tuple[Result, list[Trajectory]]:
-    return await apprentice.examine(label, panel, world.make_environment, agent_of(config, world, 0.0))
+    return await policy.examine(label, panel, world.make_environment, agent_of(config, world, 0.0))
 
 
 async def learn(name: str, out: Path, seed: int, tasks: int, extra: list[str]) -> dict[str, Any]:
@@ -142,11 +142,11 @@ async def learn(name: str, out: Path, seed: int, tasks: int, extra: list[str]) -
     panel = Panel(tuple(world.environment.tasks("test", tasks, 1000 * seed)), seed)
     run = build.build_run(config)
     try:
-        before, _ = await examined(run.apprentice, "sft", panel, config, world)
+        before, _ = await examined(run.policy, "sft", panel, config, world)
         watch = Watch.start()
         await run.go()
         practice = {"steps": run.standing.step, **watch.read()}
-        after, episodes = await examined(run.apprentice, name, panel, config, world)
+        after, episodes = await examined(run.policy, name, panel, config, world)
         gain = compare(before, after)
         both = sorted(before.rewards.keys() & after.rewards.keys())
         _, interval = paired_difference([before.rewards[t] for t in both], [after.rewards[t] for t in both])
@@ -160,13 +160,13 @@ async def learn(name: str, out: Path, seed: int, tasks: int, extra: list[str]) -
         if name == "search-tiny":
             searches = [sum(c.name == "google_search" for t in e.turns for c in t.action.calls) for e in episodes]
             blind = build.build_components(replace_tools(config, ["answer"]))
-            ablated, _ = await examined(run.apprentice, "no search", panel, config, blind)
+            ablated, _ = await examined(run.policy, "no search", panel, config, blind)
             row |= {
                 "searches": sum(searches) / len(searches), "never_searched": searches.count(0),
                 "no_search": ablated.record(), "p_no_search": compare(ablated, after).p_value,
             }  # fmt: skip
     finally:
-        await run.apprentice.close()
+        await run.policy.close()
     return row
 
 

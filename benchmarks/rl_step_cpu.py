@@ -115,9 +115,9 @@ def practicum_side(case: Case, order: Order, answer: Answer) -> None:
     from practicum.training.trainable_policy import TrainablePolicy
 
     loaded = loader.load(case.model)
-    apprentice = TrainablePolicy(loaded)
-    apprentice.renderer.end_ids = ()
-    apprentice.start_stage(OptimizerSettings(lr=LEARNING_RATE))
+    policy = TrainablePolicy(loaded)
+    policy.renderer.end_ids = ()
+    policy.reset_optimizer(OptimizerSettings(lr=LEARNING_RATE))
     texts = make_prompts(loaded.tokenizer, case.prompt_tokens)
     prompts = [tuple(loaded.tokenizer(text)["input_ids"]) for text in texts]
 
@@ -137,14 +137,14 @@ def practicum_side(case: Case, order: Order, answer: Answer) -> None:
             Request(ids, Sampling(max_tokens=tokens, seed=1000 * step + n), task, Observation(), ())
             for n, ids in enumerate(asked)
         ]
-        await apprentice.engine.adopt(apprentice.version, apprentice)  # what the last step cached is of older weights
-        replies = await asyncio.gather(*(apprentice.engine.generate(request) for request in requests))
+        await policy.engine.update_weights(policy.version, policy)  # what the last step cached is of older weights
+        replies = await asyncio.gather(*(policy.engine.generate(request) for request in requests))
         rolled = time.perf_counter()
         rewards = make_rewards(step)
         advantages = [a for g in range(PROMPTS) for a in grpo(rewards[g * CHAINS : (g + 1) * CHAINS])]
         samples = [sample(*row) for row in zip(asked, replies, advantages, strict=True)]
         total = float(sum(len(reply.ids) for reply in replies))  # the mean over tokens, TRL's default too
-        metrics = apprentice.update(samples, total, Objective(), LEARNING_RATE)
+        metrics = policy.update(samples, total, Objective(), LEARNING_RATE)
         ended = time.perf_counter()
         return {
             "seconds": ended - begun, "rollout": rolled - begun, "processor": time.process_time() - worked,
@@ -155,7 +155,7 @@ def practicum_side(case: Case, order: Order, answer: Answer) -> None:
         answer({})
         while (wanted := await asyncio.to_thread(order)) is not None:
             answer(await one_step(wanted["step"], wanted["tokens"]))
-        await apprentice.close()
+        await policy.close()
 
     asyncio.run(serve())
 

@@ -58,15 +58,15 @@ def practicum_run(model: str, batches: int) -> dict[str, Any]:
     from practicum.training.trainable_policy import TrainablePolicy
 
     loaded, samples = make_samples(model, batches * BATCH)
-    apprentice = TrainablePolicy(loaded)
-    apprentice.start_stage(OptimizerSettings(lr=LEARNING_RATE, betas=(0.9, 0.999)))
+    policy = TrainablePolicy(loaded)
+    policy.reset_optimizer(OptimizerSettings(lr=LEARNING_RATE, betas=(0.9, 0.999)))
     losses, begun = [], 0.0
     for number in range(batches):
         if number == UNTIMED:
             begun = time.perf_counter()
         batch = samples[number * BATCH : (number + 1) * BATCH]
         count = float(sum(int(sample.mask.sum()) for sample in batch))
-        losses.append(apprentice.update(batch, count, Objective("ce"), LEARNING_RATE)["actor/loss"])
+        losses.append(policy.update(batch, count, Objective("ce"), LEARNING_RATE)["actor/loss"])
     return report(samples, losses, time.perf_counter() - begun)
 
 

@@ -42,7 +42,7 @@ class Says:
         ids = self.renderer.encode_reply(self.replies.pop(0))
         return Generation(ids, tuple(-0.5 for _ in ids), StopReason.END, 3, ActionSource.POLICY)
 
-    def forget(self, session: str) -> None:
+    def end_session(self, session: str) -> None:
         self.forgotten = session
 
     async def close(self) -> None:

@@ -91,9 +91,9 @@ class Following:
         self.tokens += len(decoded.ids)
         return said
 
-    def forget(self, session: str) -> None:
-        self.engine.forget(session)
-        self.expert.forget(session)
+    def end_session(self, session: str) -> None:
+        self.engine.end_session(session)
+        self.expert.end_session(session)
 
     async def close(self) -> None:
         await self.engine.close()

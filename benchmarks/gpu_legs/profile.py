@@ -174,7 +174,7 @@ async def stepping(size: Size, overlap: bool) -> Row:
     try:
         return await examine(size, "GRPO step, overlapped" if overlap else "GRPO step", do, host=True)
     finally:
-        await practice.apprentice.close()
+        await practice.policy.close()
 
 
 async def conversing(size: Size) -> Row:

@@ -86,16 +86,16 @@ def make_practice(size: Size, overlap: bool, steps: int) -> tuple[RLTrainer, str
     """So many steps of practice on questions, and what model it is."""
     loaded, what = load_real(size)
     cut = MicroBatchLimits() if size.tiny else MicroBatchLimits(16384)
-    apprentice = TrainablePolicy(loaded, max_batch=size.tasks * size.chains, cut=cut, apart=overlap)
-    apprentice.renderer.end_ids = ()
+    policy = TrainablePolicy(loaded, max_batch=size.tasks * size.chains, cut=cut, apart=overlap)
+    policy.renderer.end_ids = ()
     settings = RLSettings(
         steps=steps, tasks_per_step=size.tasks, chains=size.chains, estimator="grpo", lr=LEARNING_RATE,
         aggregation="token-mean", objective=Objective(), warmup=0, mismatch_limit=10.0,
         overlap=overlap,
     )  # fmt: skip
-    tasks = make_tasks(apprentice.renderer, size.prompt, size.tasks)
+    tasks = make_tasks(policy.renderer, size.prompt, size.tasks)
     agent = Agent(max_turns=1, sampling=Sampling(1.0, max_tokens=size.new))
-    return RLTrainer(apprentice, tasks, Questions, agent, settings), what
+    return RLTrainer(policy, tasks, Questions, agent, settings), what
 
 
 def measure_practicum(size: Size, overlap: bool = False) -> Row:
@@ -113,7 +113,7 @@ def measure_practicum(size: Size, overlap: bool = False) -> Row:
             if metrics["actor/tokens"] != size.tasks * size.chains * size.new:
                 raise SystemExit(f"a step trained {metrics['actor/tokens']:.0f} tokens")
             found.append(metrics)
-        await practice.apprentice.close()
+        await practice.policy.close()
         return found[WARM_UP:]
 
     found = asyncio.run(run())

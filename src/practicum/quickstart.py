@@ -82,17 +82,17 @@ class Quickstart:
         self._claim()
         with Progress("build tiny", 1) as progress:
             # A model of its own for every seed: what is shown must not hang on one lucky start.
-            self.apprentice = TrainablePolicy(loader.load_tiny(self.seed), max_batch=128)
+            self.policy = TrainablePolicy(loader.load_tiny(self.seed), max_batch=128)
             progress.advance()
         self.panel = Panel(tuple(self.tasks("test", plan.panel, 0)), self.seed)
-        count = sum(parameter.numel() for parameter in self.apprentice.decoder.parameters())
+        count = sum(parameter.numel() for parameter in self.policy.decoder.parameters())
         self.say(f"model  tiny, {count / 1e6:.2f} M parameters, from nothing")
         self.say(f"world  math, levels {', '.join(map(str, plan.levels))}, calculator; "
                  f"panel {self.panel.hash} of {plan.panel} held-out tasks")  # fmt: skip
         try:
             return await self._stages()
         finally:
-            await self.apprentice.close()
+            await self.policy.close()
 
     def _claim(self) -> None:
         """Writes the plan first of all, so that a folder that cannot be written to is known before any work is done.
@@ -108,31 +108,31 @@ class Quickstart:
 
     async def imitation_only(self) -> None:
         """Demonstrations and imitation, nothing else: a start for other experiments, in `sft/model`."""
-        self.apprentice = TrainablePolicy(loader.load_tiny(self.seed), max_batch=128)
+        self.policy = TrainablePolicy(loader.load_tiny(self.seed), max_batch=128)
         try:
             await self._imitate(await self._demonstrate())
-            self.apprentice.save(self.out / "sft" / "model")
+            self.policy.save(self.out / "sft" / "model")
         finally:
-            await self.apprentice.close()
+            await self.policy.close()
 
     async def _stages(self) -> dict[str, Any]:
         null = await self._scripted("null")
         base = await self._examine("base")
         await self._imitate(await self._demonstrate())
-        self.apprentice.save(self.out / "sft" / "model")
+        self.policy.save(self.out / "sft" / "model")
         sft = await self._examine("sft")
         curve = await self._practise()
-        self.apprentice.save(self.out / "rl" / "model")
+        self.policy.save(self.out / "rl" / "model")
         rl = await self._examine("rl")
         return self._report({"null": null, "base": base, "sft": sft, "rl": rl}, curve)
 
     async def _demonstrate(self) -> list[Trajectory]:
         tasks = self.tasks("train", self.plan.demonstrations, 1)
         agent = self.agent(1.0)
-        engine = ScriptedEngine.of("expert", self.make_environment(), agent.make_format(), self.apprentice.renderer)
+        engine = ScriptedEngine.of("expert", self.make_environment(), agent.make_format(), self.policy.renderer)
         with self._stage("demonstrations", len(tasks), "episodes") as progress:
             return await run_episodes(
-                attempts(tasks, 1, self.seed), self.make_environment, agent, engine, self.apprentice.renderer,
+                attempts(tasks, 1, self.seed), self.make_environment, agent, engine, self.policy.renderer,
                 on_done=lambda episode: progress.advance(),
             )  # fmt: skip
 
@@ -143,7 +143,7 @@ class Quickstart:
         self.checked = 0.0
 
         async def good_enough() -> bool:
-            result, _ = await self.apprentice.examine(
+            result, _ = await self.policy.examine(
                 "val", check, self.make_environment, self.agent(self.plan.examine_temperature)
             )
             self.checked = result.success_rate
@@ -156,13 +156,13 @@ class Quickstart:
                 metrics.write(step, values)
                 progress.advance(1, f"loss {values['actor/loss']:.3f}, validation {self.checked:.0%}")
 
-            self.sft_steps = await train_sft(self.apprentice, demonstrations, plan, heard, good_enough)
+            self.sft_steps = await train_sft(self.policy, demonstrations, plan, heard, good_enough)
         metrics.close()
 
     async def _practise(self) -> list[float]:
         plan = self.plan.rl
         tasks = self.tasks("train", plan.steps * plan.tasks_per_step, 2)
-        practice = RLTrainer(self.apprentice, tasks, self.make_environment, self.agent(self.plan.temperature), plan)
+        practice = RLTrainer(self.policy, tasks, self.make_environment, self.agent(self.plan.temperature), plan)
         metrics = MetricsFile(self.out / "rl" / "metrics.jsonl")
         curve: list[float] = []
         with self._stage("practise (GRPO)", plan.steps, "steps") as progress:
@@ -177,16 +177,14 @@ class Quickstart:
 
     async def _scripted(self, source: str) -> Result:
         agent = self.agent(1.0)
-        engine = ScriptedEngine.of(source, self.make_environment(), agent.make_format(), self.apprentice.renderer)
-        episodes = await run_episodes(
-            self.panel.attempts(), self.make_environment, agent, engine, self.apprentice.renderer
-        )
+        engine = ScriptedEngine.of(source, self.make_environment(), agent.make_format(), self.policy.renderer)
+        episodes = await run_episodes(self.panel.attempts(), self.make_environment, agent, engine, self.policy.renderer)
         return score(source, self.panel, episodes)
 
     async def _examine(self, name: str) -> Result:
         agent = self.agent(self.plan.examine_temperature)
         with self._stage(f"examine {name}", len(self.panel.tasks), "episodes") as progress:
-            result, episodes = await self.apprentice.examine(
+            result, episodes = await self.policy.examine(
                 name, self.panel, self.make_environment, agent, on_done=lambda episode: progress.advance()
             )
             for episode in episodes:

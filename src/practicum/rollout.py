@@ -118,7 +118,7 @@ class Episode:
         except Exception as error:  # whatever a world raises is its own episode's end
             return Outcome.ENV_ERROR, f"{self.phase}: {type(error).__name__}: {error}"
         finally:
-            self.engine.forget(self.session)
+            self.engine.end_session(self.session)
 
     async def _play(self) -> Outcome:
         limits = self.agent.deadlines

@@ -354,7 +354,7 @@ class Parrot:
     async def generate(self, request: Request) -> Generation:
         return Generation(self.ids, None, StopReason.END, 0, ActionSource.POLICY)
 
-    def forget(self, session: str) -> None:
+    def end_session(self, session: str) -> None:
         return None
 
     async def close(self) -> None:

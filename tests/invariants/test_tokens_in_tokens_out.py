@@ -59,8 +59,8 @@ class Witness:
         self.seen.setdefault(request.session, []).append((request, reply))
         return reply
 
-    def forget(self, session: str) -> None:
-        self.engine.forget(session)
+    def end_session(self, session: str) -> None:
+        self.engine.end_session(session)
 
     async def close(self) -> None:
         await self.engine.close()

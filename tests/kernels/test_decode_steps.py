@@ -57,11 +57,12 @@ def test_steps_in_the_interpreter_are_those_of_the_cpu(
     model = build_model(name)
     shared = tuple(range(30, 100))
     prompts = [shared, shared, tuple(range(100, 107))]
-    heats = [1.0, 0.8, 0.0]
+    temperatures = [1.0, 0.8, 0.0]
     asked = [
-        Request(ids, Sampling(heat, max_tokens=3 + number, seed=number), Task("t", "x", "train"), Observation(), (),
+        Request(
+            ids, Sampling(temperature, max_tokens=3 + number, seed=number), Task("t", "x", "train"), Observation(), (),
                 session=f"s{number}")
-        for number, (ids, heat) in enumerate(zip(prompts, heats, strict=True))
+        for number, (ids, temperature) in enumerate(zip(prompts, temperatures, strict=True))
     ]  # fmt: skip
     known = play(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), asked)
 
@@ -76,8 +77,8 @@ def test_steps_in_the_interpreter_are_those_of_the_cpu(
     engine._noise = torch.zeros(engine._homes.count, engine.decoder.shape.context)
     forgotten: list[Any] = []
     engine._steps = CudaRunner(engine, 4)
-    forget = engine._steps.forget
-    monkeypatch.setattr(engine._steps, "forget", lambda: (forgotten.append(engine._capacity), forget()))
+    forget = engine._steps.reset_graphs
+    monkeypatch.setattr(engine._steps, "reset_graphs", lambda: (forgotten.append(engine._capacity), forget()))
     monkeypatch.setattr("practicum.engines.local.engine.KEY_BUCKET", 16)  # the buffer grows on the way
     found = play(engine, asked)
     assert len(forgotten) > 1
@@ -99,9 +100,11 @@ def test_filtered_sampling_is_that_of_the_cpu(renderer: Renderer, monkeypatch: p
     model = build_model("llama")
     ways = [(1.0, 0, 0.8), (0.7, 5, 1.0), (0.0, 0, 0.5), (1.0, 3, 0.6), (1.0, 0, 1.0)]
     asked = [
-        Request(tuple(range(30, 100)), Sampling(heat, top_k=top_k, top_p=top_p, max_tokens=3 + number, seed=number),
+        Request(
+            tuple(range(30, 100)),
+            Sampling(temperature, top_k=top_k, top_p=top_p, max_tokens=3 + number, seed=number),
                 Task("t", "x", "train"), Observation(), (), session=f"s{number}")
-        for number, (heat, top_k, top_p) in enumerate(ways)
+        for number, (temperature, top_k, top_p) in enumerate(ways)
     ]  # fmt: skip
     known = play(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), asked)
     engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1, burst=2)

@@ -109,7 +109,7 @@ def talk(sessions: int, turns: int) -> Callable[[LocalEngine], Awaitable[list[Ge
             replies.append(await engine.generate(request(history, f"s{number}", turn, 2 + (number + turn) % 4)))
             said = replies[-1].ids if number % 3 else replies[-1].ids[1:]
             history = [*history, *said, *ids_of(1000 * turn + number, 2 + 3 * (number % 2))]
-        engine.forget(f"s{number}")
+        engine.end_session(f"s{number}")
         return replies
 
     async def all_of_them(engine: LocalEngine) -> list[Generation]:
@@ -196,7 +196,7 @@ def test_homes_are_released_and_a_closed_engine_goes_on(make: Made) -> None:
     async def before(engine: LocalEngine) -> list[Generation]:
         replies = list(await asyncio.gather(turn(0), turn(1)))
         assert len(engine.prefixes.resident) == 2
-        engine.forget("s0")
+        engine.end_session("s0")
         await heard()
         assert [entry.session for entry in engine.prefixes.resident.values()] == ["s1"]
         engine.weights_changed(1)

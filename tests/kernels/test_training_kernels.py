@@ -189,14 +189,14 @@ def test_head(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     count, vocabulary, hidden = 30, 5000, 32
     monkeypatch.setattr(lm_head, "LOGITS", vocabulary * 12)  # three pieces
     targets = torch.randint(0, vocabulary, (count,), device=DEVICE)
-    heats = torch.rand(count, device=DEVICE) + 0.5
+    temperatures = torch.rand(count, device=DEVICE) + 0.5
 
     def plain(states: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs = (states @ weight.t() / heats[:, None].double()).log_softmax(-1)
+        logprobs = (states @ weight.t() / temperatures[:, None].double()).log_softmax(-1)
         return logprobs.gather(-1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
 
     compare(
-        dtype, lambda states, weight: lm_head.HeadLogprobs.apply(states, weight, targets, heats), plain,
+        dtype, lambda states, weight: lm_head.HeadLogprobs.apply(states, weight, targets, temperatures), plain,
         torch.randn(count, hidden), torch.randn(vocabulary, hidden) * 0.3,
     )  # fmt: skip
 

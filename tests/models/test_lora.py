@@ -24,34 +24,34 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainablePolicy, Path]:
     """An adapter after a few updates, and its folder."""
-    apprentice = TrainablePolicy(lora.add_adapter(loader.load("tiny"), lora.LoRASettings(8, 16.0)))
-    apprentice.start_stage(OptimizerSettings())
+    policy = TrainablePolicy(lora.add_adapter(loader.load("tiny"), lora.LoRASettings(8, 16.0)))
+    policy.reset_optimizer(OptimizerSettings())
     for _ in range(4):
-        apprentice.update(make_samples(6, 1), 7.0, Objective("ce"), 1e-2)
+        policy.update(make_samples(6, 1), 7.0, Objective("ce"), 1e-2)
     folder = tmp_path_factory.mktemp("lora") / "adapter"
-    apprentice.save(folder)
-    return apprentice, folder
+    policy.save(folder)
+    return policy, folder
 
 
 def test_the_adapter_learns_and_the_weights_beneath_do_not(trained: tuple[TrainablePolicy, Path]) -> None:
-    apprentice, _ = trained
+    policy, _ = trained
     fresh = loader.load("tiny").model.state_dict()
-    for name, value in apprentice.loaded.model.state_dict().items():
+    for name, value in policy.loaded.model.state_dict().items():
         if "lora_" not in name:
             assert torch.equal(value, fresh[name.replace(".base_layer", "")]), name
-    moved = [v for n, v in apprentice.loaded.model.state_dict().items() if "lora_B" in n]
+    moved = [v for n, v in policy.loaded.model.state_dict().items() if "lora_B" in n]
     assert all(value.abs().max() > 0 for value in moved)
 
 
 def test_plain_peft_loads_it_and_gives_the_same_logits(trained: tuple[TrainablePolicy, Path]) -> None:
-    apprentice, folder = trained
+    policy, folder = trained
     assert {"adapter_config.json", "adapter_model.safetensors"} <= {path.name for path in folder.iterdir()}
     base = AutoModelForCausalLM.from_pretrained(loader.model_folder("tiny"), dtype=torch.float32)
     plain = peft.PeftModel.from_pretrained(base, str(folder)).eval()
     ids = torch.tensor([[5, 9, 20, 7, 33, 8]])
     with torch.no_grad():
         theirs = plain(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
-    mine = torch.tensor(apprentice.score([5], [9, 20, 7, 33, 8]))
+    mine = torch.tensor(policy.score([5], [9, 20, 7, 33, 8]))
     assert torch.allclose(mine, theirs, atol=1e-5)
 
 
@@ -83,19 +83,19 @@ def test_the_same_seed_gives_the_same_adapter_and_the_global_generator_is_left_a
 
 @pytest.mark.parametrize("settings", [lora.LoRASettings(4, dora=True), lora.LoRASettings(4, rslora=True)])
 def test_dora_and_rslora_pass_through(settings: lora.LoRASettings, tmp_path: Path) -> None:
-    apprentice = TrainablePolicy(lora.add_adapter(loader.load("tiny"), settings))
-    apprentice.start_stage(OptimizerSettings())
-    apprentice.update(make_samples(4, 2), 7.0, Objective("ce"), 1e-2)
-    apprentice.save(tmp_path / "adapter")
+    policy = TrainablePolicy(lora.add_adapter(loader.load("tiny"), settings))
+    policy.reset_optimizer(OptimizerSettings())
+    policy.update(make_samples(4, 2), 7.0, Objective("ce"), 1e-2)
+    policy.save(tmp_path / "adapter")
     again = TrainablePolicy(lora.load_adapter(loader.load("tiny"), tmp_path / "adapter"))
-    assert again.score([5], [9, 20, 7]) == pytest.approx(apprentice.score([5], [9, 20, 7]), abs=1e-5)
+    assert again.score([5], [9, 20, 7]) == pytest.approx(policy.score([5], [9, 20, 7]), abs=1e-5)
 
 
 def test_merged_weights_say_the_same(trained: tuple[TrainablePolicy, Path], tmp_path: Path) -> None:
-    apprentice, folder = trained
+    policy, folder = trained
     assert main(["merge", "--model", "tiny", "--adapter", str(folder), "--out", str(tmp_path / "full")]) == 0
     merged = TrainablePolicy(loader.load(str(tmp_path / "full")))
-    assert merged.score([5], [9, 20, 7]) == pytest.approx(apprentice.score([5], [9, 20, 7]), abs=1e-4)
+    assert merged.score([5], [9, 20, 7]) == pytest.approx(policy.score([5], [9, 20, 7]), abs=1e-4)
     assert main(["merge", "--model", "tiny", "--adapter", str(folder), "--out", str(tmp_path / "full")]) == 2
 
 

@@ -81,7 +81,7 @@ def leg(folder: str, overrides: list[str], kill: tuple[str, int] | None) -> None
 
     async def go() -> None:
         await run.go()
-        await run.apprentice.close()
+        await run.policy.close()
 
     asyncio.run(go())
     Path(folder, "last_episodes.txt").write_text("\n".join(sorted(last)))

@@ -34,19 +34,19 @@ class Jittery(MathEnvironment):
 
 def run_once() -> tuple[dict[str, torch.Tensor], list[dict[str, float]], list[bytes]]:
     async def run() -> tuple[dict[str, torch.Tensor], list[dict[str, float]], list[bytes]]:
-        apprentice = TrainablePolicy(loader.load_tiny(0), max_batch=16)
+        policy = TrainablePolicy(loader.load_tiny(0), max_batch=16)
         # A fresh model never earns a reward: pay for short replies, ended by a letter, to learn from.
         make = lambda: Jittery(reward=SHORTNESS)  # noqa: E731
         agent = Agent(max_turns=2, sampling=Sampling(max_tokens=10, stop=("e",)))
         settings = RLSettings(steps=3, tasks_per_step=4, chains=4, lr=1e-3, warmup=0)
-        practice = RLTrainer(apprentice, make().tasks("train", 12), make, agent, settings)
+        practice = RLTrainer(policy, make().tasks("train", 12), make, agent, settings)
         metrics, episodes = [], []
         for step in range(3):
             values, rolled = await practice.step(step)
             metrics.append({k: v for k, v in values.items() if not k.startswith("timing/")})
             episodes += [dump(episode) for episode in rolled]
-        await apprentice.close()
-        return dict(apprentice.loaded.model.state_dict()), metrics, episodes
+        await policy.close()
+        return dict(policy.loaded.model.state_dict()), metrics, episodes
 
     return asyncio.run(run())
 

@@ -33,11 +33,11 @@ def test_practice_beats_its_start(estimator: str, steps: int, finished: Path, tm
     async def whole() -> tuple[Result, Result]:
         make = lambda: MathEnvironment(levels=(1,))  # noqa: E731
         try:
-            before, _ = await run.apprentice.examine("sft", panel, make, agent)
+            before, _ = await run.policy.examine("sft", panel, make, agent)
             await run.go()
-            after, _ = await run.apprentice.examine(estimator, panel, make, agent)
+            after, _ = await run.policy.examine(estimator, panel, make, agent)
         finally:
-            await run.apprentice.close()
+            await run.policy.close()
         return before, after
 
     gain = compare(*asyncio.run(whole()))

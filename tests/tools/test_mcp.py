@@ -414,28 +414,24 @@ def test_a_server_from_the_registry_serves_a_tool_in_training(tmp_path: Path) ->
     agent = Agent(max_turns=2, sampling=Sampling(max_tokens=40))
 
     async def whole() -> tuple[list[Trajectory], list[Trajectory], bool]:
-        apprentice = TrainablePolicy(loader.load_tiny(0))
+        policy = TrainablePolicy(loader.load_tiny(0))
         world = Clocks()
         try:
-            expert = ScriptedEngine.of("expert", world, agent.make_format(), apprentice.renderer)
-            shown = await run_episodes(
-                attempts(world.tasks("train", 48), 1, 0), Clocks, agent, expert, apprentice.renderer
-            )
-            await train_sft(
-                apprentice, shown, SFTSettings(epochs=3, batch_size=8, lr=3e-3, warmup=3, schedule="constant")
-            )
+            expert = ScriptedEngine.of("expert", world, agent.make_format(), policy.renderer)
+            shown = await run_episodes(attempts(world.tasks("train", 48), 1, 0), Clocks, agent, expert, policy.renderer)
+            await train_sft(policy, shown, SFTSettings(epochs=3, batch_size=8, lr=3e-3, warmup=3, schedule="constant"))
             # What the clock says decides the rewards: an entropy bonus makes an update of any of them.
             objective = Objective(entropy_coeff=0.01)
             settings = RLSettings(steps=1, tasks_per_step=4, chains=6, lr=1e-3, warmup=0, objective=objective)
-            practice = RLTrainer(apprentice, world.tasks("train", 4), Clocks, agent, settings)
-            before = torch.cat([value.detach().flatten().clone() for value in apprentice.decoder.parameters()])
+            practice = RLTrainer(policy, world.tasks("train", 4), Clocks, agent, settings)
+            before = torch.cat([value.detach().flatten().clone() for value in policy.decoder.parameters()])
             practised: list[Trajectory] = []
             run = Run(tmp_path, practice, RunSettings(1), say=lambda text: None, on_episode=practised.append)
             await run.go()
-            after = torch.cat([value.detach().flatten() for value in apprentice.decoder.parameters()])
+            after = torch.cat([value.detach().flatten() for value in policy.decoder.parameters()])
             return shown, practised, bool(torch.any(before != after))
         finally:
-            await apprentice.close()
+            await policy.close()
 
     shown, practised, moved = asyncio.run(whole())
     assert {episode.outcome for episode in shown} == {Outcome.SUCCESS}

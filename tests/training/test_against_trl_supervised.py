@@ -90,19 +90,19 @@ def _gradient(model: torch.nn.Module) -> Gradient:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def apprentice_of(seed: int = 0) -> TrainablePolicy:
+def policy_of(seed: int = 0) -> TrainablePolicy:
     """Whose updates leave a gradient and change nothing."""
-    apprentice = TrainablePolicy(loader.load_tiny(seed))
-    apprentice.start_stage(OptimizerSettings(grad_clip=0.0))
-    apprentice.learner.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
-    return apprentice
+    policy = TrainablePolicy(loader.load_tiny(seed))
+    policy.reset_optimizer(OptimizerSettings(grad_clip=0.0))
+    policy.learner.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
+    return policy
 
 
 def our_preference(pairs: Sequence[Pair], settings: DPOSettings) -> tuple[float, Gradient]:
-    apprentice, samples = apprentice_of(), [p.chosen for p in pairs] + [p.rejected for p in pairs]
-    reference = totals(TrainablePolicy(loader.load_tiny(1)).decoder, apprentice, samples)
-    found = step(apprentice, pairs, reference, settings, 0.0)
-    return found["dpo/loss"], _gradient(apprentice.loaded.model)
+    policy, samples = policy_of(), [p.chosen for p in pairs] + [p.rejected for p in pairs]
+    reference = totals(TrainablePolicy(loader.load_tiny(1)).decoder, policy, samples)
+    found = step(policy, pairs, reference, settings, 0.0)
+    return found["dpo/loss"], _gradient(policy.loaded.model)
 
 
 def assert_same(found: tuple[float, Gradient], expected: tuple[float, Gradient]) -> None:
@@ -121,14 +121,14 @@ def test_imitation(seed: int, tokenizer: Any, tmp_path: Path) -> None:
     holed = samples[0].mask.copy()
     holed[11] = False  # an observation between two replies
     samples[0] = Sample(samples[0].ids, holed, *(samples[0].weights,) * 3)
-    apprentice = apprentice_of()
+    policy = policy_of()
     batch = [Sample(s.ids, s.mask, s.mask.astype(np.float32), s.advantages, s.sampling_logprobs) for s in samples]
-    found = update(apprentice, batch, [list(range(5))], 0, SFTSettings(batch_size=5, warmup=0))
+    found = update(policy, batch, [list(range(5))], 0, SFTSettings(batch_size=5, warmup=0))
     inputs = padded(samples)
     judged = inputs.pop("completion_mask")
     inputs["labels"] = inputs["input_ids"].masked_fill(judged == 0, -100)
     trainer = make_trainer("SFT", tmp_path, tokenizer)
-    assert_same((found["actor/loss"], _gradient(apprentice.loaded.model)), theirs(trainer, inputs))
+    assert_same((found["actor/loss"], _gradient(policy.loaded.model)), theirs(trainer, inputs))
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -142,9 +142,9 @@ def test_preference(ours: str, their_name: str, seed: int, tokenizer: Any, tmp_p
     assert_same(found, expected)
     metrics, beta = trainer._metrics["train"], settings.beta
     samples = [p.chosen for p in pairs] + [p.rejected for p in pairs]
-    apprentice = apprentice_of()
-    reference = totals(TrainablePolicy(loader.load_tiny(1)).decoder, apprentice, samples)
-    won, lost = judge(apprentice, pairs, reference, settings)[0].gains
+    policy = policy_of()
+    reference = totals(TrainablePolicy(loader.load_tiny(1)).decoder, policy, samples)
+    won, lost = judge(policy, pairs, reference, settings)[0].gains
     assert float(beta * won.mean()) == pytest.approx(metrics["rewards/chosen"][-1], abs=1e-4)
     assert float(beta * (won - lost).mean()) == pytest.approx(metrics["rewards/margins"][-1], abs=1e-4)
 
@@ -182,7 +182,7 @@ def test_at_the_start_the_loss_is_ln_2_here_and_there(tokenizer: Any, tmp_path: 
     trainer = make_trainer("DPO", tmp_path, tokenizer, beta=BETA)
     trainer.ref_model.load_state_dict(trainer.model.state_dict())
     expected, their_gradient = theirs(trainer, padded(samples))
-    apprentice = apprentice_of()
-    found = step(apprentice, pairs, totals(apprentice.decoder, apprentice, samples), DPOSettings(beta=BETA), 0.0)
+    policy = policy_of()
+    found = step(policy, pairs, totals(policy.decoder, policy, samples), DPOSettings(beta=BETA), 0.0)
     assert expected == pytest.approx(math.log(2), abs=1e-6)
-    assert_same((found["dpo/loss"], _gradient(apprentice.loaded.model)), (expected, their_gradient))
+    assert_same((found["dpo/loss"], _gradient(policy.loaded.model)), (expected, their_gradient))

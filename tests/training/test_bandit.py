@@ -111,8 +111,8 @@ class Answering:
         ids = tuple(self.renderer.encode_reply(text))
         return Generation(ids, (-1.0,) * len(ids), self.stop, 0, ActionSource.POLICY)
 
-    def forget(self, session: str) -> None: ...
-    async def adopt(self, version: int, weights: Any) -> None: ...
+    def end_session(self, session: str) -> None: ...
+    async def update_weights(self, version: int, weights: Any) -> None: ...
     async def close(self) -> None: ...
 
 
@@ -124,11 +124,11 @@ def rewards(replies: Sequence[str], stop: StopReason = StopReason.END, say: Call
         made.append(Answering(renderer, replies, stop))
         return made[0]
 
-    apprentice = TrainablePolicy(loader.load_tiny(0), make_engine=engine)
+    policy = TrainablePolicy(loader.load_tiny(0), make_engine=engine)
     states = [state for state in tabulate(log_of(GOOD, HALF), 1.0) if state.prompt == (7, 8, 9)]
     settings = RLSettings(steps=1, tasks_per_step=1, chains=len(replies), mismatch_limit=99.0)
     agent = Agent(max_turns=2, sampling=Sampling(max_tokens=64))
-    run = BanditTrainer(apprentice, states, MathEnvironment, agent, settings, say)
+    run = BanditTrainer(policy, states, MathEnvironment, agent, settings, say)
     metrics, episodes = asyncio.run(run.step(0))
     return metrics, episodes, made[0]
 

@@ -38,13 +38,13 @@ def make_pairs(count: int, seed: int) -> list[Pair]:
 def test_the_gradient_is_autograds_through_hugging_face(kind: str) -> None:
     pairs = make_pairs(4, 1)
     settings = DPOSettings(loss=kind, beta=0.7, optimizer=OptimizerSettings(grad_clip=0.0))
-    apprentice = TrainablePolicy(loader.load_tiny(0))
-    apprentice.start_stage(settings.optimizer)
-    apprentice.learner.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
+    policy = TrainablePolicy(loader.load_tiny(0))
+    policy.reset_optimizer(settings.optimizer)
+    policy.learner.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
     samples = [p.chosen for p in pairs] + [p.rejected for p in pairs]
-    reference = totals(apprentice.decoder, apprentice, samples) + torch.linspace(-2, 2, 8, dtype=torch.float64)
-    step(apprentice, pairs, reference, settings, 0.0)
-    mine = {n: p.grad.clone() for n, p in apprentice.loaded.model.named_parameters() if p.grad is not None}
+    reference = totals(policy.decoder, policy, samples) + torch.linspace(-2, 2, 8, dtype=torch.float64)
+    step(policy, pairs, reference, settings, 0.0)
+    mine = {n: p.grad.clone() for n, p in policy.loaded.model.named_parameters() if p.grad is not None}
 
     model = loader.load_tiny(0).model
     sums = []
@@ -71,10 +71,10 @@ def test_the_gradient_is_autograds_through_hugging_face(kind: str) -> None:
 @pytest.mark.parametrize("adapter", [False, True])
 def test_pairs_are_learnt_from_a_loss_of_ln_2(adapter: bool) -> None:
     loaded = loader.load_tiny(0)
-    apprentice = TrainablePolicy(lora.add_adapter(loaded, lora.LoRASettings(8)) if adapter else loaded)
+    policy = TrainablePolicy(lora.add_adapter(loaded, lora.LoRASettings(8)) if adapter else loaded)
     heard: list[dict[str, float]] = []
     settings = DPOSettings(epochs=12, batch_size=8, lr=5e-3 if adapter else 1e-3, warmup_ratio=0.0)
-    taken = train_dpo(apprentice, make_pairs(16, 2), settings, lambda n, total, values: heard.append(values))
+    taken = train_dpo(policy, make_pairs(16, 2), settings, lambda n, total, values: heard.append(values))
     assert taken == 24
     assert heard[0]["dpo/loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert heard[-1]["dpo/loss"] < 0.3
@@ -99,9 +99,9 @@ def test_the_same_seed_gives_the_same_weights_and_a_later_start_the_rest() -> No
     settings = DPOSettings(epochs=2, batch_size=4, lr=1e-3)
 
     def run() -> dict[str, torch.Tensor]:
-        apprentice = TrainablePolicy(loader.load_tiny(0))
-        train_dpo(apprentice, pairs, settings)
-        return dict(apprentice.loaded.model.state_dict())
+        policy = TrainablePolicy(loader.load_tiny(0))
+        train_dpo(policy, pairs, settings)
+        return dict(policy.loaded.model.state_dict())
 
     one, two = run(), run()
     assert all(torch.equal(one[name], two[name]) for name in one)

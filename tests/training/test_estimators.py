@@ -124,12 +124,12 @@ class ByLength(MathEnvironment):
 @pytest.mark.parametrize("name", list(ESTIMATORS))
 def test_each_estimator_takes_a_real_step(name: str) -> None:
     async def run() -> tuple[dict[str, float], int]:
-        apprentice = TrainablePolicy(loader.load_tiny(0))
+        policy = TrainablePolicy(loader.load_tiny(0))
         agent = Agent(max_turns=1, sampling=Sampling(max_tokens=12, stop=("e",)))
         settings = RLSettings(steps=1, tasks_per_step=2, chains=3, estimator=name)
-        practice = RLTrainer(apprentice, ByLength().tasks("train", 2), ByLength, agent, settings)
+        practice = RLTrainer(policy, ByLength().tasks("train", 2), ByLength, agent, settings)
         metrics, episodes = await practice.step(0)
-        await apprentice.close()
+        await policy.close()
         return metrics, len(episodes)
 
     metrics, count = asyncio.run(run())

@@ -60,11 +60,11 @@ def logged() -> list[Trajectory]:
     """Five tasks, four episodes each, of the tiny model as it is born."""
 
     async def play() -> list[Trajectory]:
-        apprentice = TrainablePolicy(loader.load_tiny(0))
+        policy = TrainablePolicy(loader.load_tiny(0))
         try:
-            return await apprentice.roll_out(attempts(ByLength().tasks("train", 5), 4, 0), ByLength, AGENT)
+            return await policy.roll_out(attempts(ByLength().tasks("train", 5), 4, 0), ByLength, AGENT)
         finally:
-            await apprentice.close()
+            await policy.close()
 
     return asyncio.run(play())
 
@@ -83,16 +83,16 @@ def log_of(*episodes: Trajectory) -> TrajectoryLog:
 
 def practise(groups: Scored, settings: RLSettings = PLAIN, steps: int = 1, **more: Any) -> tuple[OfflineTrainer, Any]:
     """So many steps over these groups; the practice and the metrics of the steps."""
-    apprentice = TrainablePolicy(loader.load_tiny(0), cut=more.pop("cut", None))
-    run = OfflineTrainer(apprentice, groups, ByLength, AGENT, settings, more.pop("say", lambda text: None))
+    policy = TrainablePolicy(loader.load_tiny(0), cut=more.pop("cut", None))
+    run = OfflineTrainer(policy, groups, ByLength, AGENT, settings, more.pop("say", lambda text: None))
     if more.pop("frozen", False):
-        apprentice.learner.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
+        policy.learner.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
 
     async def go() -> list[dict[str, float]]:
         try:
             return [(await run.step(number))[0] for number in range(steps)]
         finally:
-            await apprentice.close()
+            await policy.close()
 
     return run, asyncio.run(go())
 
@@ -107,7 +107,7 @@ def policy_logprobs(model: torch.nn.Module, one: Trajectory, temperature: float 
 
 
 def gradient(run: OfflineTrainer) -> dict[str, torch.Tensor]:
-    return {n: p.grad.clone() for n, p in run.apprentice.loaded.model.named_parameters() if p.grad is not None}
+    return {n: p.grad.clone() for n, p in run.policy.loaded.model.named_parameters() if p.grad is not None}
 
 
 def shifted(one: Trajectory, by: float, temperature: float = 1.0) -> Trajectory:
@@ -149,13 +149,13 @@ def test_only_scored_episodes_are_read(logged: list[Trajectory], tmp_path: Path)
 
 
 def test_ids_of_another_tokenizer() -> None:
-    apprentice = TrainablePolicy(loader.load_tiny(0))
+    policy = TrainablePolicy(loader.load_tiny(0))
     too_large = episode("a", 1.0, Outcome.SUCCESS, turn((1, 2), (3, 10**6), True))
     named = replace(episode("a", 0.0), provenance={"tokenizer": "another", "model": "qwen"})
     for stranger in (too_large, named):
         with pytest.raises(UserError, match="Episode 'a' below 'somewhere' holds ids of another tokenizer"):
-            log_of(stranger).check_tokens(apprentice)
-    log_of(episode("a", 1.0)).check_tokens(apprentice)
+            log_of(stranger).check_tokens(policy)
+    log_of(episode("a", 1.0)).check_tokens(policy)
 
 
 # -- ratios -------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_failures_push_down_to_the_floor_and_no_further(
     objective = replace(LEASH, clip_low=1 - floor, clip_high=0.2)
     run, _ = practise([group], replace(PLAIN, steps=60, lr=3e-5, objective=objective), steps=60)
     start = loader.load_tiny(0).model
-    ratios = [np.exp(policy_logprobs(run.apprentice.loaded.model, e) - policy_logprobs(start, e)) for e in group]
+    ratios = [np.exp(policy_logprobs(run.policy.loaded.model, e) - policy_logprobs(start, e)) for e in group]
     assert least <= float(np.median(np.concatenate(ratios[1:]))) <= most
     assert float(np.median(ratios[0])) > 1.1
 
@@ -304,7 +304,7 @@ def run_to_the_end(out: Path, overrides: list[str], die_at: int | None = None) -
         try:
             await run.go()
         finally:
-            await run.apprentice.close()
+            await run.policy.close()
 
     asyncio.run(go())
 

@@ -43,12 +43,12 @@ class Short(MathEnvironment):
 
 
 def make(settings: RLSettings = SETTINGS, make_environment: Callable[[], MathEnvironment] = Short) -> RLTrainer:
-    apprentice = TrainablePolicy(loader.load_tiny(0), apart=settings.overlap)
-    return RLTrainer(apprentice, Short().tasks("train", 8), make_environment, AGENT, settings)
+    policy = TrainablePolicy(loader.load_tiny(0), apart=settings.overlap)
+    return RLTrainer(policy, Short().tasks("train", 8), make_environment, AGENT, settings)
 
 
 def weights(practice: RLTrainer) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in practice.apprentice.loaded.model.state_dict().items()}
+    return {name: value.clone() for name, value in practice.policy.loaded.model.state_dict().items()}
 
 
 async def run(practice: RLTrainer, steps: range) -> list[tuple[dict[str, float], list[Trajectory]]]:
@@ -57,12 +57,12 @@ async def run(practice: RLTrainer, steps: range) -> list[tuple[dict[str, float],
 
 async def by_hand(practice: RLTrainer) -> list[dict[str, float]]:
     """The same in one thread, one thing after another."""
-    apprentice = practice.apprentice
-    await apprentice.refresh()
+    policy = practice.policy
+    await policy.refresh()
     now = practice._measured(await practice._gathered(0, None))
     found = []
     for number in range(STEPS):
-        await apprentice.refresh()
+        await policy.refresh()
         coming = await practice._gathered(number + 1, None) if number + 1 < STEPS else None
         measured = practice._measured(coming) if coming is not None else None
         found.append(practice._learn(number, now, None))
@@ -79,7 +79,7 @@ async def closed(practice: RLTrainer, work: Callable[[], object]) -> object:
     try:
         return await work()  # type: ignore[misc]
     finally:
-        await practice.apprentice.close()
+        await practice.policy.close()
 
 
 CASES = {
@@ -118,9 +118,9 @@ def test_an_engine_that_runs_other_weights_stops_the_run() -> None:
     practice = make(replace(SETTINGS, mismatch_limit=0.01))
 
     async def go() -> None:
-        await practice.apprentice.refresh()
+        await practice.policy.refresh()
         gathered = await practice._gathered(0, None)
-        spoken = practice.apprentice.spoken
+        spoken = practice.policy.spoken
         assert spoken is not None
         with torch.no_grad():
             spoken.final_norm.mul_(1.5)
@@ -187,17 +187,17 @@ def test_a_batch_outlives_the_process() -> None:
     async def broken() -> None:
         await run(one, range(2))
         state = json.loads(json.dumps(one.state(), allow_nan=False, sort_keys=True))
-        two.apprentice.loaded.model.load_state_dict(one.apprentice.loaded.model.state_dict())
-        moments = copy.deepcopy(one.apprentice.learner.optimizer.state_dict())  # or both would step the same ones
-        two.apprentice.learner.optimizer.load_state_dict(moments)
+        two.policy.loaded.model.load_state_dict(one.policy.loaded.model.state_dict())
+        moments = copy.deepcopy(one.policy.learner.optimizer.state_dict())  # or both would step the same ones
+        two.policy.learner.optimizer.load_state_dict(moments)
         two.restore(state)
         for practice in (one, two):
-            practice.apprentice.set_version(practice.apprentice.version)
+            practice.policy.set_version(practice.policy.version)
         first, second = await run(one, range(2, STEPS)), await run(two, range(2, STEPS))
         assert [list(plain(metrics).items()) for metrics, _ in first] == [
             list(plain(metrics).items()) for metrics, _ in second
         ]  # in the same order too
-        await one.apprentice.close()
+        await one.policy.close()
 
     asyncio.run(closed(two, broken))
     mine, theirs = weights(one), weights(two)
@@ -225,15 +225,15 @@ def test_only_what_is_trained_is_copied() -> None:
         assert torch.equal(theirs, mine)
         assert (theirs.data_ptr() == mine.data_ptr()) == ("lora_" not in name), name
         assert not mine.requires_grad
-    apprentice = TrainablePolicy(adapted, apart=True)
-    apprentice.start_stage(OptimizerSettings())
+    policy = TrainablePolicy(adapted, apart=True)
+    policy.reset_optimizer(OptimizerSettings())
     with torch.no_grad():
         for weight in adapted.model.parameters():
             if weight.requires_grad:
                 weight.add_(1.0)
-    assert apprentice.spoken is not None
-    before = [weight.clone() for weight in apprentice.spoken.model.parameters()]
-    asyncio.run(apprentice.refresh())
-    pairs = list(zip(apprentice.spoken.model.parameters(), adapted.model.parameters(), before, strict=True))
+    assert policy.spoken is not None
+    before = [weight.clone() for weight in policy.spoken.model.parameters()]
+    asyncio.run(policy.refresh())
+    pairs = list(zip(policy.spoken.model.parameters(), adapted.model.parameters(), before, strict=True))
     assert all(torch.equal(mine, theirs) for mine, theirs, _ in pairs)
     assert any(not torch.equal(mine, old) for mine, _, old in pairs)

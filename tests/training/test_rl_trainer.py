@@ -130,7 +130,7 @@ def step(run: RLTrainer) -> dict[str, float]:
         try:
             return (await run.step(0))[0]
         finally:
-            await run.apprentice.close()
+            await run.policy.close()
 
     return asyncio.run(once())
 
@@ -143,10 +143,10 @@ def test_a_dead_environment_stops_the_run_with_its_reason() -> None:
 def test_failures_within_the_budget_change_nothing() -> None:
     """All chains fail in one group, none learns anything: the weights stay as they were."""
     run = practice(Dead, settings=replace(SETTINGS, error_budget=1.0))
-    before = {k: v.clone() for k, v in run.apprentice.loaded.model.state_dict().items()}
+    before = {k: v.clone() for k, v in run.policy.loaded.model.state_dict().items()}
     metrics = step(run)
     assert metrics["outcome/env_error"] == 4.0
-    assert all(torch.equal(v, before[k]) for k, v in run.apprentice.loaded.model.state_dict().items())
+    assert all(torch.equal(v, before[k]) for k, v in run.policy.loaded.model.state_dict().items())
 
 
 class Flat(MathEnvironment):
@@ -173,7 +173,7 @@ def test_an_engine_that_does_not_run_the_trained_policy_stops_the_run(monkeypatc
     """A planted stale engine: it decodes other weights than the learner trains."""
     run = practice(Lottery, settings=replace(SETTINGS, chains=8))
     stale = loader.load_tiny(1).model
-    run.apprentice.engine.decoder = type(run.apprentice.decoder)(stale)
+    run.policy.engine.decoder = type(run.policy.decoder)(stale)
     with pytest.raises(UserError, match="the engine is not running the policy being trained"):
         step(run)
 

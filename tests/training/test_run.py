@@ -63,7 +63,7 @@ def go(run: Run) -> None:
         try:
             await run.go()
         finally:
-            await run.apprentice.close()
+            await run.policy.close()
 
     asyncio.run(whole())
 
@@ -184,12 +184,12 @@ def test_the_reference_of_a_loaded_adapter_is_that_adapter(tmp_path: Path) -> No
     """Also where the run is resumed: the start's, not the checkpoint's."""
     rl = replace(RL, steps=4, objective=Objective(kl_coeff=0.1))
     fresh = adapted(tmp_path / "fresh", replace(rl, lr=1e-2), None, 2)
-    assert fresh.apprentice.reference.model is fresh.apprentice.loaded.model  # beneath the adapter: no second copy
+    assert fresh.policy.reference.model is fresh.policy.loaded.model  # beneath the adapter: no second copy
     go(fresh)
     start = str(tmp_path / "fresh/global_step_2/actor")
     whole = adapted(tmp_path / "whole", rl, start, 4)
-    held = {id(weight) for weight in whole.apprentice.reference.model.parameters()}
-    shared = [weight for weight in whole.apprentice.loaded.model.parameters() if not weight.requires_grad]
+    held = {id(weight) for weight in whole.policy.reference.model.parameters()}
+    shared = [weight for weight in whole.policy.loaded.model.parameters() if not weight.requires_grad]
     assert shared
     assert all(id(weight) in held for weight in shared)
     go(whole)
@@ -293,7 +293,7 @@ def test_a_planted_nan(tmp_path: Path) -> None:
     run.practice.estimator = Estimator(broken)
     with pytest.raises(UserError, match=r"Step 3: the loss is nan .*nothing was updated.*last good .*global_step_2"):
         go(run)
-    assert all(torch.isfinite(value).all() for value in run.apprentice.loaded.model.state_dict().values())
+    assert all(torch.isfinite(value).all() for value in run.policy.loaded.model.state_dict().values())
 
 
 def test_a_dead_environment(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_a_dead_environment(tmp_path: Path) -> None:
 
 def test_a_frozen_weight_update(tmp_path: Path) -> None:
     run = make_run(tmp_path, RunSettings(6))
-    run.apprentice.learner.optimizer.step = lambda closure=None: None
+    run.policy.learner.optimizer.step = lambda closure=None: None
     with pytest.raises(UserError, match="3 updates in a row changed no weight"):
         go(run)
 
@@ -321,7 +321,7 @@ def test_an_update_that_does_not_reach_the_engine(tmp_path: Path) -> None:
     """The engine keeps decoding the weights of the start, while the learner moves on."""
     run = make_run(tmp_path, RunSettings(6))
     stale = loader.load_tiny(0).model
-    run.apprentice.engine.decoder = type(run.apprentice.decoder)(stale)
+    run.policy.engine.decoder = type(run.policy.decoder)(stale)
     with pytest.raises(UserError, match="the engine is not running the policy being trained"):
         go(run)
 
@@ -406,7 +406,7 @@ def first_step(settings: RLSettings) -> Iterator[dict[str, float]]:
         try:
             return (await practice.step(0))[0]
         finally:
-            await practice.apprentice.close()
+            await practice.policy.close()
 
     return asyncio.run(once())
 

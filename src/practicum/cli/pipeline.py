@@ -105,14 +105,14 @@ def sft(config: PipelineConfig, log: PipelineLog) -> None:
             print(f"  {line}", flush=True)
 
     stage = build_sft(stages.sft_config(config), heard)
-    print(f"  {describe(stage.apprentice)}", flush=True)
+    print(f"  {describe(stage.policy)}", flush=True)
     try:
         progress.total = epochs.steps = stage.settings.steps
         progress.done = stage.standing.step
         with progress:
             stage.run()
     finally:
-        asyncio.run(stage.apprentice.close())
+        asyncio.run(stage.policy.close())
 
 
 def train(config: PipelineConfig, log: PipelineLog) -> None:
@@ -138,9 +138,9 @@ def train(config: PipelineConfig, log: PipelineLog) -> None:
             progress.done = run.standing.step * each
             with progress:
                 await run.go()
-            run.apprentice.save(Path(stages.policy(config, "rl")))
+            run.policy.save(Path(stages.policy(config, "rl")))
         finally:
-            await run.apprentice.close()
+            await run.policy.close()
 
     asyncio.run(go())
 

@@ -67,13 +67,13 @@ def run_stage(
         )
 
     stage = build(config, heard)
-    print(build_supervised.describe(stage.apprentice))
+    print(build_supervised.describe(stage.policy))
     try:
         progress.total, progress.done = stage.settings.steps, stage.standing.step
         with progress:
             standing = stage.run()
     finally:
-        asyncio.run(stage.apprentice.close())
+        asyncio.run(stage.policy.close())
     outcome = f"last loss {last[figure]:.4f}" if last else "nothing was left to do"
     if standing.best_value is not None:
         outcome += f", best eval loss {standing.best_value:.4f} at step {standing.best_step}"

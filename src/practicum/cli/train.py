@@ -65,9 +65,9 @@ async def train(config: TrainConfig) -> int:
         progress.done = run.standing.step * each
         with progress:
             standing = await run.go()
-        run.apprentice.save(run.folder / "model")
+        run.policy.save(run.folder / "model")
     finally:
-        await run.apprentice.close()
+        await run.policy.close()
     best = f"; best validation at step {standing.best_step}" if standing.best_step is not None else ""
     print(f"{standing.step} steps{best}; metrics in {run.folder / 'metrics.jsonl'}, model in {run.folder / 'model'}")
     return 0

@@ -66,7 +66,7 @@ class Engine(Protocol):
     name: str
 
     async def generate(self, request: Request) -> Generation: ...
-    def forget(self, session: str) -> None:
+    def end_session(self, session: str) -> None:
         """The session is over; whatever was kept for it may go."""
 
     async def close(self) -> None: ...
@@ -85,6 +85,6 @@ class Weights(Protocol):
 class PolicyEngine(Engine, Protocol):
     """An engine whose policy is being trained."""
 
-    async def adopt(self, version: int, weights: Weights) -> None:
+    async def update_weights(self, version: int, weights: Weights) -> None:
         """From here on replies belong to `version`. No request may be under way. An engine that cannot prove that the
         weights arrived raises `EngineError`."""

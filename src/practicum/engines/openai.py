@@ -109,7 +109,7 @@ class OpenAIEngine:
         with urllib.request.urlopen(post, timeout=self.timeout) as response:
             return json.load(response)
 
-    def forget(self, session: str) -> None:
+    def end_session(self, session: str) -> None:
         return None
 
     async def close(self) -> None:

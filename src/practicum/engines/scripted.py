@@ -62,7 +62,7 @@ class ScriptedEngine:
         ids = self.renderer.encode_reply(text)
         return Generation(ids, None, StopReason.END, 0, self.source)
 
-    def forget(self, session: str) -> None:
+    def end_session(self, session: str) -> None:
         self._policies.pop(session, None)
 
     async def close(self) -> None:
@@ -88,7 +88,7 @@ class ReplayEngine:
         span = next(span for span in turn.spans if span.origin is Origin.SAMPLED)
         return Generation(span.ids, span.logprobs, turn.stop_reason, turn.policy_version, ActionSource.REPLAY)
 
-    def forget(self, session: str) -> None:
+    def end_session(self, session: str) -> None:
         self._turn.pop(session, None)
 
     async def close(self) -> None:

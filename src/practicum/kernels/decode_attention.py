@@ -256,9 +256,9 @@ def _sample(
     place, order = tl.arange(0, block), tl.arange(0, blocks)
     source = logits + row.to(tl.int64) * size
     home = tl.load(homes + row)
-    heat = tl.load(temperatures + home)
-    greedy = heat == 0.0
-    cool = 1.0 / tl.where(greedy, 1.0, heat)
+    temperature = tl.load(temperatures + home)
+    greedy = temperature == 0.0
+    cool = 1.0 / tl.where(greedy, 1.0, temperature)
     peaks = tl.full((blocks,), -float("inf"), tl.float32)
     totals = tl.zeros((blocks,), tl.float32)
     for number in range(tl.cdiv(size, block)):

@@ -23,11 +23,11 @@ def wide_product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @triton.jit
-def _read(logits, targets, heats, logprobs, entropies, sums, size, stride, block: tl.constexpr) -> None:
+def _read(logits, targets, temperatures, logprobs, entropies, sums, size, stride, block: tl.constexpr) -> None:
     row = tl.program_id(0)
     source = logits + row.to(tl.int64) * stride
     place = tl.arange(0, block)
-    cool = 1.0 / tl.load(heats + row)
+    cool = 1.0 / tl.load(temperatures + row)
     peaks = tl.full((block,), -1e30, tl.float32)
     totals = tl.zeros((block,), tl.float32)
     means = tl.zeros((block,), tl.float32)
@@ -51,13 +51,13 @@ def _read(logits, targets, heats, logprobs, entropies, sums, size, stride, block
 
 @triton.jit
 def _slope(
-    logits, targets, heats, entropies, sums, by_logprob, by_entropy, out, size, stride, block: tl.constexpr
+    logits, targets, temperatures, entropies, sums, by_logprob, by_entropy, out, size, stride, block: tl.constexpr
 ) -> None:
     row = tl.program_id(0)
     place = tl.program_id(1) * block + tl.arange(0, block)
     inside = place < size
     at = row.to(tl.int64) * stride + place
-    cool = 1.0 / tl.load(heats + row)
+    cool = 1.0 / tl.load(temperatures + row)
     logprob = tl.load(logits + at, mask=inside, other=0.0).to(tl.float32) * cool - tl.load(sums + row)
     share = tl.exp(logprob)
     steep, spread = tl.load(by_logprob + row), tl.load(by_entropy + row)
@@ -73,21 +73,23 @@ class HeadLogprobs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, heats: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperatures: Tensor
+    ) -> tuple[Tensor, Tensor]:
         count = hidden.shape[0]
         logprobs, entropies, sums = (torch.empty(count, dtype=torch.float32, device=hidden.device) for _ in range(3))
         for part in pieces(count, weight.shape[0]):
             logits = wide_product(hidden[part], weight)
             _read[(len(logits),)](
-                logits, targets[part], heats[part], logprobs[part], entropies[part], sums[part], logits.shape[1],
+                logits, targets[part], temperatures[part], logprobs[part], entropies[part], sums[part], logits.shape[1],
                 logits.stride(0), VOCABULARY, num_warps=8,
             )  # fmt: skip
-        ctx.save_for_backward(hidden, weight, targets, heats, entropies, sums)
+        ctx.save_for_backward(hidden, weight, targets, temperatures, entropies, sums)
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, by_logprob: Tensor, by_entropy: Tensor) -> tuple[Any, ...]:
-        hidden, weight, targets, heats, entropies, sums = ctx.saved_tensors
+        hidden, weight, targets, temperatures, entropies, sums = ctx.saved_tensors
         by_logprob, by_entropy = by_logprob.contiguous(), by_entropy.contiguous()
         by_hidden = torch.empty_like(hidden)
         learning = ctx.needs_input_grad[1]
@@ -96,7 +98,7 @@ class HeadLogprobs(torch.autograd.Function):
             logits = wide_product(hidden[part], weight)
             slopes = torch.empty_like(logits, dtype=hidden.dtype)
             _slope[(len(logits), triton.cdiv(logits.shape[1], VOCABULARY))](
-                logits, targets[part], heats[part], entropies[part], sums[part], by_logprob[part], by_entropy[part],
+                logits, targets[part], temperatures[part], entropies[part], sums[part], by_logprob[part], by_entropy[part],
                 slopes, logits.shape[1], logits.stride(0), VOCABULARY, num_warps=8,
             )  # fmt: skip
             torch.mm(slopes, weight, out=by_hidden[part])

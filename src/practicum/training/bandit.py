@@ -97,14 +97,14 @@ class BanditTrainer(RLTrainer):
 
     def __init__(
         self,
-        apprentice: TrainablePolicy,
+        policy: TrainablePolicy,
         states: Sequence[LoggedState],
         make_environment: MakeEnvironment,
         agent: Agent,
         settings: RLSettings,
         say: Callable[[str], None] = print,
     ) -> None:
-        super().__init__(apprentice, [state.task for state in states], make_environment, agent, settings)
+        super().__init__(policy, [state.task for state in states], make_environment, agent, settings)
         if self.estimator.greedy:
             raise UserError(
                 f"The bandit compares replies to one prompt; {settings.estimator} needs whole greedy episodes: "
@@ -128,7 +128,7 @@ class BanditTrainer(RLTrainer):
         self, step: int, on_episode: Callable[[Trajectory], None] | None
     ) -> tuple[list[Trajectory], Scored, dict[str, float], dict[str, float]]:
         settings, label = self.settings, f"step-{step}/"
-        await self.apprentice.roll_out([], self.make_environment, self.agent)  # the engine takes the weights over
+        await self.policy.roll_out([], self.make_environment, self.agent)  # the engine takes the weights over
         tasks = self.stream.take(settings.tasks_per_step)
         async with asyncio.TaskGroup() as together:
             asked = [
@@ -156,19 +156,19 @@ class BanditTrainer(RLTrainer):
         request = Request(state.prompt, sampling, state.task, Observation(), (), session=session)
         try:
             async with asyncio.timeout(self.agent.deadlines.generate):
-                reply = await self.apprentice.engine.generate(request)
+                reply = await self.policy.engine.generate(request)
         except (EngineError, TimeoutError) as error:
             outcome = Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.ENGINE_ERROR
             return self._episode(state, number, label, seed, outcome, (), 0.0, str(error) or "engine: time was up")
         finally:
-            self.apprentice.engine.forget(session)
+            self.policy.engine.end_session(session)
         action, turn = self._read(state, reply, sampling.seed)
         paid = UNREADABLE if action.error is not None else state.worth.get(action_key(action), 0.0)
         outcome = Outcome.SUCCESS if paid == state.best else Outcome.FAILURE
         return self._episode(state, number, label, seed, outcome, (turn,), paid, None)
 
     def _read(self, state: LoggedState, reply: Generation, seed: int) -> tuple[Action, Turn]:
-        text = self.apprentice.renderer.decode(reply.ids)
+        text = self.policy.renderer.decode(reply.ids)
         parts = reasoning.split(text)
         if parts is None:
             action = Action(text, error=f"the {reasoning.OPEN} needs its {reasoning.CLOSE}.")
@@ -203,5 +203,5 @@ class BanditTrainer(RLTrainer):
             parts={},
             seeds=Seeds(0, seed),
             error=error,
-            provenance={"model": self.apprentice.loaded.source, "temperature": self.agent.sampling.temperature},
+            provenance={"model": self.policy.loaded.source, "temperature": self.agent.sampling.temperature},
         )

@@ -286,7 +286,7 @@ def build_run(
     limit = actor.ppo_max_token_len_per_gpu
     if not where.on_gpu:
         limit = min(limit, MicroBatchLimits.tokens)  # smaller pieces are as fast there, and need less memory
-    apprentice = TrainablePolicy(
+    policy = TrainablePolicy(
         loaded,
         config.agent.template or (material.log.template if material is not None else None),
         max_batch=sequences(config, where),
@@ -295,17 +295,17 @@ def build_run(
         make_engine=engine_maker(config, folder, where),
         apart=config.trainer.overlap,
     )
-    apprentice.decoder.checkpointing = config.actor_rollout_ref.model.enable_gradient_checkpointing
+    policy.decoder.checkpointing = config.actor_rollout_ref.model.enable_gradient_checkpointing
     own = config.critic.model.path if ESTIMATORS[settings.estimator].critic else None
     if material is not None:
-        practice = material.practice(apprentice, world.make_environment, agent, settings, say)
+        practice = material.practice(policy, world.make_environment, agent, settings, say)
     else:
         critic = Decoder(loader.load(own, where.dtype, where.device).model) if own else None
-        practice = RLTrainer(apprentice, tasks, world.make_environment, agent, settings, critic)
+        practice = RLTrainer(policy, tasks, world.make_environment, agent, settings, critic)
     if config.agent.stream:
         if config.agent.num_chains != 1:
             raise UserError("agent.stream shows one chain as it happens: set agent.num_chains=1.")
-        practice.watcher = ConsoleEpisodeWatcher(apprentice.renderer)
+        practice.watcher = ConsoleEpisodeWatcher(policy.renderer)
     if practice.critic is not None and config.critic.ppo_micro_batch_size_per_gpu is not None:
         practice.critic.cut = MicroBatchLimits(limit, config.critic.ppo_micro_batch_size_per_gpu)
     validate = None
@@ -317,7 +317,7 @@ def build_run(
             thoughts=config.agent.thoughts,
             sampling=Sampling(rollout.val_temperature, max_tokens=reply_tokens(config)),
         )
-        validate = functools.partial(_examine, apprentice, panel, world.make_environment, examined)
+        validate = functools.partial(_examine, policy, panel, world.make_environment, examined)
     write_atomic(folder / "config.yaml", overrides.show(config).encode())
     trainer = config.trainer
     run = Run(
@@ -351,16 +351,16 @@ class Material:
 
     def practice(
         self,
-        apprentice: TrainablePolicy,
+        policy: TrainablePolicy,
         maker: MakeEnvironment,
         agent: Agent,
         settings: RLSettings,
         say: Callable[[str], None],
     ) -> RLTrainer:
-        self.log.check_tokens(apprentice)
+        self.log.check_tokens(policy)
         if self.states:
-            return BanditTrainer(apprentice, self.states, maker, agent, settings, say)
-        return OfflineTrainer(apprentice, list(self.groups), maker, agent, settings, say)
+            return BanditTrainer(policy, self.states, maker, agent, settings, say)
+        return OfflineTrainer(policy, list(self.groups), maker, agent, settings, say)
 
 
 def logged_material(config: TrainConfig, world: RunComponents) -> Material:
@@ -432,8 +432,8 @@ def load_model(config: TrainConfig, where: Device) -> loader.LoadedModel:
     return lora.add_adapter(loaded, settings, config.trainer.seed)
 
 
-async def _examine(apprentice: TrainablePolicy, panel: Panel, maker: MakeEnvironment, agent: Agent) -> Result:
-    result, _ = await apprentice.examine("val", panel, maker, agent)
+async def _examine(policy: TrainablePolicy, panel: Panel, maker: MakeEnvironment, agent: Agent) -> Result:
+    result, _ = await policy.examine("val", panel, maker, agent)
     return result
 
 

@@ -169,7 +169,7 @@ def check_training(config: SFTConfig | DPOConfig) -> None:
         )
 
 
-def load_apprentice(config: SFTConfig | DPOConfig, template: str | None) -> TrainablePolicy:
+def load_policy(config: SFTConfig | DPOConfig, template: str | None) -> TrainablePolicy:
     """The model to train, with its adapter, cut as the configuration says."""
     model, training = config.model, config.training
     check_training(config)
@@ -185,11 +185,11 @@ def load_apprentice(config: SFTConfig | DPOConfig, template: str | None) -> Trai
         )  # fmt: skip
         loaded = lora.add_adapter(loaded, settings, training.seed)
     cut = MicroBatchLimits(GPU_TOKENS if where.on_gpu else MicroBatchLimits.tokens, training.batch_size)
-    apprentice = TrainablePolicy(loaded, template, max_batch=where.sequences, cut=cut)
-    apprentice.decoder.checkpointing = training.gradient_checkpointing
-    apprentice.decoder.autocast = training.bf16 and where.dtype == torch.float32
-    apprentice.decoder.dropout = bool(training.use_lora and training.lora_dropout)
-    return apprentice
+    policy = TrainablePolicy(loaded, template, max_batch=where.sequences, cut=cut)
+    policy.decoder.checkpointing = training.gradient_checkpointing
+    policy.decoder.autocast = training.bf16 and where.dtype == torch.float32
+    policy.decoder.dropout = bool(training.use_lora and training.lora_dropout)
+    return policy
 
 
 def settle_place(config: SFTConfig | DPOConfig) -> Device:
@@ -236,8 +236,8 @@ def read_demonstrations(
     return episodes
 
 
-def check_tokens(apprentice: TrainablePolicy, episodes: Sequence[Trajectory], model: str) -> None:
-    vocabulary = loader.tokenizer_hash(apprentice.loaded.tokenizer)
+def check_tokens(policy: TrainablePolicy, episodes: Sequence[Trajectory], model: str) -> None:
+    vocabulary = loader.tokenizer_hash(policy.loaded.tokenizer)
     for episode in episodes:
         if episode.provenance.get("tokenizer", vocabulary) != vocabulary:
             raise UserError(
@@ -279,25 +279,25 @@ def build_sft(config: SFTConfig, on_step: Callable[[int, dict[str, float]], None
                 f"No successful episode below '{config.data.episodes}'; collect some, or set data.include_failed=true."
             )
     known = wanted[0].provenance.get("template") if wanted else None
-    apprentice = load_apprentice(config, config.model.template or known)
-    check_tokens(apprentice, wanted, config.model.path)
+    policy = load_policy(config, config.model.template or known)
+    check_tokens(policy, wanted, config.model.path)
     settings = sft_settings(training)
     if config.data.dataset_path is not None:
-        rows = read_demonstration_rows(Path(config.data.dataset_path), apprentice.renderer)
+        rows = read_demonstration_rows(Path(config.data.dataset_path), policy.renderer)
         sides = split(rows, lambda row: row[0], config.data.val_share, training.seed)
         samples, checked = ([sample for _, sample in side] for side in sides)
     else:
         train, held_out = split(wanted, lambda episode: episode.task.id, config.data.val_share, training.seed)
         samples, checked = sft_samples(train), sft_samples(held_out)
-    samples, checked = (sft.fitting(side, apprentice.decoder.shape.context) for side in (samples, checked))
-    apprentice.start_stage(settings.optimizer)
+    samples, checked = (sft.fitting(side, policy.decoder.shape.context) for side in (samples, checked))
+    policy.reset_optimizer(settings.optimizer)
     batches = sft.plan_batches(len(samples), settings)
     return _stage(
         config,
-        apprentice,
+        policy,
         len(batches),
-        lambda number: sft.update(apprentice, samples, batches, number, settings),
-        functools.partial(sft.evaluation_loss, apprentice, checked) if checked else None,
+        lambda number: sft.update(policy, samples, batches, number, settings),
+        functools.partial(sft.evaluation_loss, policy, checked) if checked else None,
         on_step,
         fingerprint([*samples, *checked]),
     )
@@ -310,16 +310,16 @@ def build_dpo(config: DPOConfig, on_step: Callable[[int, dict[str, float]], None
     if (config.data.episodes is None) == (config.data.dataset_path is None):
         raise UserError("Give either data.episodes (pairs are mined from them) or data.dataset_path (rows of pairs).")
     if config.data.dataset_path is not None:
-        apprentice = load_apprentice(config, config.model.template)
+        policy = load_policy(config, config.model.template)
         rows = read_rows(Path(config.data.dataset_path), DPO_FIELDS[:3])
-        pairs = pairs_from_rows(rows, apprentice.renderer, config.data.dataset_path)
+        pairs = pairs_from_rows(rows, policy.renderer, config.data.dataset_path)
     else:
         episodes = read_demonstrations(config)
         template = config.model.template or (episodes[0].provenance.get("template") if episodes else None)
-        apprentice = load_apprentice(config, template)
-        check_tokens(apprentice, episodes, config.model.path)
+        policy = load_policy(config, template)
+        check_tokens(policy, episodes, config.model.path)
         pairs = [mined.pair for mined in mine_pairs(episodes, config.data.pairing)]
-    pairs = fitting_pairs(pairs, apprentice.decoder.shape.context)
+    pairs = fitting_pairs(pairs, policy.decoder.shape.context)
     settings = dpo.DPOSettings(
         epochs=training.num_epochs,
         batch_size=training.batch_size * training.gradient_accumulation_steps,
@@ -333,14 +333,14 @@ def build_dpo(config: DPOConfig, on_step: Callable[[int, dict[str, float]], None
         seed=training.seed,
         optimizer=optimizer_of(training),
     )
-    run = dpo.Preference(apprentice, pairs, settings)
+    run = dpo.Preference(policy, pairs, settings)
     data = fingerprint(side for pair in pairs for side in (pair.chosen, pair.rejected))
-    return _stage(config, apprentice, len(run.batches), run.update, None, on_step, data)
+    return _stage(config, policy, len(run.batches), run.update, None, on_step, data)
 
 
 def _stage(
     config: SFTConfig | DPOConfig,
-    apprentice: TrainablePolicy,
+    policy: TrainablePolicy,
     steps: int,
     update: Callable[[int], dict[str, float]],
     evaluate: Callable[[], dict[str, float]] | None,
@@ -349,7 +349,7 @@ def _stage(
 ) -> SupervisedTrainer:
     training, folder = config.training, Path(config.output_dir)
     settings = SupervisedSettings(steps, training.save_steps, training.eval_steps, training.save_total_limit)
-    stage = SupervisedTrainer(folder, apprentice, settings, update, evaluate, on_step, data=data)
+    stage = SupervisedTrainer(folder, policy, settings, update, evaluate, on_step, data=data)
     stage.resume()
     write_atomic(folder / "config.yaml", overrides.show(config).encode())
     return stage
@@ -383,7 +383,7 @@ def check_continuation(config: SFTConfig | DPOConfig, folder: Path) -> None:
         raise UserError(f"'{folder}' already holds a finished run; choose another output_dir, or remove that folder.")
 
 
-def describe(apprentice: TrainablePolicy, samples: Sequence[Sample] = ()) -> str:
+def describe(policy: TrainablePolicy, samples: Sequence[Sample] = ()) -> str:
     """How much is trained: true counts."""
-    trainable, everything = lora.parameter_counts(apprentice.loaded)
+    trainable, everything = lora.parameter_counts(policy.loaded)
     return f"{trainable:,} of {everything:,} parameters are trained ({trainable / everything:.2%})"

@@ -52,7 +52,7 @@ class Checkpoints:
     def save(
         self,
         step: int,
-        apprentice: TrainablePolicy,
+        policy: TrainablePolicy,
         critic: Critic | None,
         state: Mapping[str, Any],
         best: int | None = None,
@@ -65,9 +65,9 @@ class Checkpoints:
             with tempfile.TemporaryDirectory(dir=self.folder, prefix=".writing-") as scratch:
                 made = Path(scratch) / target.name
                 made.mkdir()
-                apprentice.write(made / "actor")
-                learner = apprentice.learner
-                save_file(_moments(learner.optimizer, _names(apprentice)), made / "actor_optimizer.safetensors")
+                policy.write(made / "actor")
+                learner = policy.learner
+                save_file(_moments(learner.optimizer, _names(policy)), made / "actor_optimizer.safetensors")
                 if critic is not None:
                     save_file(_critic_weights(critic), made / "critic.safetensors")
                     moments = _moments(critic.optimizer, _numbered(critic.parameters))
@@ -109,19 +109,17 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def load(path: Path, apprentice: TrainablePolicy, critic: Critic | None) -> dict[str, Any]:
+def load(path: Path, policy: TrainablePolicy, critic: Critic | None) -> dict[str, Any]:
     """Put a checkpoint's weights and moments in place; the rest of its state is returned."""
     damage = damage_of(path)
     if damage is not None:
         raise UserError(f"Checkpoint '{path}' cannot be used ({damage}); point at another one.")
     state: dict[str, Any] = json.loads((path / "state.json").read_text())
-    if apprentice.loaded.adapter is not None:
-        _copy_adapter(apprentice.loaded.adapter, path)
+    if policy.loaded.adapter is not None:
+        _copy_adapter(policy.loaded.adapter, path)
     else:
-        _copy_into(apprentice.loaded.model, _all_tensors(path / "actor"), path)
-    _restore_moments(
-        apprentice.learner.optimizer, _names(apprentice), load_file(path / "actor_optimizer.safetensors"), path
-    )
+        _copy_into(policy.loaded.model, _all_tensors(path / "actor"), path)
+    _restore_moments(policy.learner.optimizer, _names(policy), load_file(path / "actor_optimizer.safetensors"), path)
     if critic is not None:
         if not (path / "critic.safetensors").exists():
             raise UserError(f"Checkpoint '{path}' has no critic; resume it with the estimator it was made with.")
@@ -174,8 +172,8 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _names(apprentice: TrainablePolicy) -> dict[str, nn.Parameter]:
-    return {name: p for name, p in apprentice.loaded.model.named_parameters() if p.requires_grad}
+def _names(policy: TrainablePolicy) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in policy.loaded.model.named_parameters() if p.requires_grad}
 
 
 def _numbered(parameters: list[nn.Parameter]) -> dict[str, nn.Parameter]:

@@ -56,18 +56,18 @@ class Pair:
     rejected: Sample
 
 
-def totals(decoder: Decoder, apprentice: TrainablePolicy, samples: Sequence[Sample]) -> Tensor:
+def totals(decoder: Decoder, policy: TrainablePolicy, samples: Sequence[Sample]) -> Tensor:
     """Summed log-probs of each sample's judged tokens [N]."""
-    found = forward.logprobs(decoder, samples, apprentice.cut)
+    found = forward.logprobs(decoder, samples, policy.cut)
     return torch.stack([values.double().sum() for values in found])
 
 
 def judge(
-    apprentice: TrainablePolicy, pairs: Sequence[Pair], reference: Tensor, settings: DPOSettings
+    policy: TrainablePolicy, pairs: Sequence[Pair], reference: Tensor, settings: DPOSettings
 ) -> tuple[Pairs, PairLoss]:
     """The batch's log-probs and its loss; `reference` holds the reference's totals, chosen then rejected [2B]."""
     samples = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
-    mine = totals(apprentice.decoder, apprentice, samples)
+    mine = totals(policy.decoder, policy, samples)
     lengths = torch.tensor([float(sample.mask.sum()) for sample in samples], dtype=torch.float64)
     count = len(pairs)
     batch = Pairs(mine[:count], mine[count:], reference[:count], reference[count:], lengths[:count], lengths[count:])
@@ -75,10 +75,10 @@ def judge(
 
 
 def step(
-    apprentice: TrainablePolicy, pairs: Sequence[Pair], reference: Tensor, settings: DPOSettings, lr: float
+    policy: TrainablePolicy, pairs: Sequence[Pair], reference: Tensor, settings: DPOSettings, lr: float
 ) -> dict[str, float]:
     """One update over a batch of pairs."""
-    batch, loss = judge(apprentice, pairs, reference, settings)
+    batch, loss = judge(policy, pairs, reference, settings)
     slopes = torch.cat([loss.by_chosen, loss.by_rejected])
     samples = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
     # Cross-entropy is -log-prob, so a slope of the loss by a log-prob is a weight of the opposite sign.
@@ -86,7 +86,7 @@ def step(
         replace(sample, weights=np.where(sample.mask, -float(slope), 0.0).astype(np.float32))
         for sample, slope in zip(samples, slopes, strict=True)
     ]
-    metrics = apprentice.update(weighted, float(len(pairs)), Objective("ce"), lr)
+    metrics = policy.update(weighted, float(len(pairs)), Objective("ce"), lr)
     won, lost = (settings.beta * gain for gain in batch.gains)
     return {
         "dpo/loss": float(loss.loss.mean()),
@@ -110,13 +110,13 @@ class Preference:
     The reference is the policy at the start, adapter and all; its log-probs are taken once, so it is not kept.
     """
 
-    def __init__(self, apprentice: TrainablePolicy, pairs: Sequence[Pair], settings: DPOSettings) -> None:
+    def __init__(self, policy: TrainablePolicy, pairs: Sequence[Pair], settings: DPOSettings) -> None:
         if not pairs:
             raise UserError("There is no pair to learn from: collect episodes of tasks that are solved sometimes.")
-        apprentice.start_stage(settings.optimizer)
-        self.apprentice, self.pairs, self.settings = apprentice, list(pairs), settings
+        policy.reset_optimizer(settings.optimizer)
+        self.policy, self.pairs, self.settings = policy, list(pairs), settings
         samples = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
-        self.reference = totals(apprentice.decoder, apprentice, samples)
+        self.reference = totals(policy.decoder, policy, samples)
         self.batches: list[list[int]] = []
         for epoch in range(settings.epochs):
             order = list(range(len(pairs)))
@@ -129,17 +129,17 @@ class Preference:
         wanted = self.reference[torch.tensor(chunk + [len(self.pairs) + place for place in chunk])]
         warmup = round(settings.warmup_ratio * total)
         lr = learning_rate(number, total, settings.lr, settings.schedule, warmup, settings.min_lr_ratio)
-        return step(self.apprentice, [self.pairs[place] for place in chunk], wanted, settings, lr)
+        return step(self.policy, [self.pairs[place] for place in chunk], wanted, settings, lr)
 
 
 def train_dpo(
-    apprentice: TrainablePolicy,
+    policy: TrainablePolicy,
     pairs: Sequence[Pair],
     settings: DPOSettings,
     on_step: Callable[[int, int, dict[str, float]], None] | None = None,
 ) -> int:
     """Train on pairs; `on_step(step, total, metrics)` hears of every update. Returns the steps taken."""
-    run = Preference(apprentice, pairs, settings)
+    run = Preference(policy, pairs, settings)
     for number in range(len(run.batches)):
         metrics = run.update(number)
         if on_step is not None:

@@ -130,8 +130,8 @@ def divergences(
 
 def divergence(logits: Tensor, reference: Tensor, micro: MicroBatch, part: slice, kind: str) -> Tensor:
     """The KL estimate of a piece of predictions [P] from both models' logits [P, V]."""
-    heat = micro.temperatures[part, None]
-    mine = token_logprobs(logits, micro.targets[part], heat)
-    theirs = token_logprobs(reference, micro.targets[part], heat)
-    whole = kl.full(logits / heat, reference / heat) if kind.startswith("full") else None
+    temperature = micro.temperatures[part, None]
+    mine = token_logprobs(logits, micro.targets[part], temperature)
+    theirs = token_logprobs(reference, micro.targets[part], temperature)
+    whole = kl.full(logits / temperature, reference / temperature) if kind.startswith("full") else None
     return kl.penalty(mine, theirs, kind, whole)

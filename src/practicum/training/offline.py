@@ -59,16 +59,16 @@ class TrajectoryLog:
         named = self.episodes[0].provenance.get("template")
         return None if named is None else str(named)
 
-    def check_tokens(self, apprentice: TrainablePolicy) -> None:
+    def check_tokens(self, policy: TrainablePolicy) -> None:
         """Ids of another vocabulary mean nothing to this model."""
-        tokenizer, size = apprentice.loaded.tokenizer, apprentice.decoder.shape.vocabulary
+        tokenizer, size = policy.loaded.tokenizer, policy.decoder.shape.vocabulary
         vocabulary = loader.tokenizer_hash(tokenizer)
         for episode in self.episodes:
             largest = max((i for turn in episode.turns for span in turn.spans for i in span.ids), default=0)
             if episode.provenance.get("tokenizer", vocabulary) != vocabulary or largest >= size:
                 raise UserError(
                     f"Episode '{episode.task.id}' below '{self.folder}' holds ids of another tokenizer "
-                    f"({episode.provenance.get('model', 'unknown')}), not of '{apprentice.loaded.source}'; "
+                    f"({episode.provenance.get('model', 'unknown')}), not of '{policy.loaded.source}'; "
                     "collect with the model that is to be trained."
                 )
 
@@ -120,7 +120,7 @@ class OfflineTrainer(RLTrainer):
 
     def __init__(
         self,
-        apprentice: TrainablePolicy,
+        policy: TrainablePolicy,
         groups: Scored,
         make_environment: MakeEnvironment,
         agent: Agent,
@@ -139,9 +139,9 @@ class OfflineTrainer(RLTrainer):
                 "A policy that never plays must be held near its start: set actor_rollout_ref.actor.use_kl_loss=true "
                 "and kl_loss_coef above 0 (0.1, say)."
             )
-        super().__init__(apprentice, [group[0].task for group in groups], make_environment, agent, settings)
+        super().__init__(policy, [group[0].task for group in groups], make_environment, agent, settings)
         self.groups = dict(zip((group[0].task for group in groups), self._completed(groups, say), strict=True))
-        self.heats = {group[0].task: [self._heat(episode) for episode in group] for group in groups}
+        self.temperatures = {group[0].task: [self._heat(episode) for episode in group] for group in groups}
         self.log = fingerprint(groups)
         self._drawn: list[Task] = []
 
@@ -168,11 +168,9 @@ class OfflineTrainer(RLTrainer):
             f"{len(strangers)} of {total} logged episodes lack the log-probs they were sampled with (an expert's, a "
             "greedy or a truncated policy's): the start policy stands in for theirs, so their ratios begin at 1."
         )
-        heat = self.agent.sampling.temperature
-        runs = [bare_samples(episode, heat) for episode in strangers]
-        known = iter(
-            self.apprentice.learner.logprobs([sample for own in runs for sample in own], self.apprentice.measuring)
-        )
+        temperature = self.agent.sampling.temperature
+        runs = [bare_samples(episode, temperature) for episode in strangers]
+        known = iter(self.policy.learner.logprobs([sample for own in runs for sample in own], self.policy.measuring))
         made = {
             id(episode): with_logprobs(episode, [value for _ in own for value in next(known).tolist()])
             for episode, own in zip(strangers, runs, strict=True)
@@ -198,8 +196,8 @@ class OfflineTrainer(RLTrainer):
     ) -> dict[str, float]:
         heated = [
             [
-                replace(one, samples=tuple(replace(sample, temperature=heat) for sample in one.samples))
-                for one, heat in zip(group, self.heats[task], strict=True)
+                replace(one, samples=tuple(replace(sample, temperature=temperature) for sample in one.samples))
+                for one, temperature in zip(group, self.temperatures[task], strict=True)
             ]
             for group, task in zip(taught, self._drawn, strict=True)
         ]

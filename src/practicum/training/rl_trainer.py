@@ -126,7 +126,7 @@ class RLTrainer:
 
     def __init__(
         self,
-        apprentice: TrainablePolicy,
+        policy: TrainablePolicy,
         tasks: Sequence[Task],
         make_environment: MakeEnvironment,
         agent: Agent,
@@ -137,7 +137,7 @@ class RLTrainer:
             raise UserError("Training samples from the whole distribution: leave top_k at 0 and top_p at 1.")
         if agent.sampling.temperature <= 0:
             raise UserError("Training needs a temperature above 0: greedy chains are all alike.")
-        self.apprentice = apprentice
+        self.policy = policy
         self.stream = TaskStream(tasks, settings.curriculum, settings.tasks_per_step)
         self.make_environment = make_environment
         self.agent = agent
@@ -152,18 +152,18 @@ class RLTrainer:
         """Hears what the estimator gave to the groups of a step."""
         self._ahead: RolloutBatch | None = None
         """With `overlap`: the batch of the next step."""
-        if settings.overlap and not apprentice.apart:
+        if settings.overlap and not policy.apart:
             raise ValueError("overlap needs an engine with weights of its own")
-        apprentice.start_stage(settings.optimizer)
+        policy.reset_optimizer(settings.optimizer)
         if settings.needs_reference:
-            apprentice.keep_reference()
+            policy.freeze_reference()
         self.critic: Critic | None = None
         if self.estimator.critic:
             self.critic = Critic(
-                apprentice.decoder,
+                policy.decoder,
                 settings.critic,
                 critic_model,
-                apprentice.cut,
+                policy.cut,
                 seed=derive_seed("critic", settings.seed) % 2**31,
             )
 
@@ -176,7 +176,7 @@ class RLTrainer:
             "kl_coefficient": self.kl_control.coefficient,
             "lr_scale": self.lr_scale,
             "clip_scale": self.clip_scale,
-            "version": self.apprentice.version,
+            "version": self.policy.version,
             **({"ahead": self._ahead.record()} if self._ahead is not None else {}),
         }
 
@@ -184,8 +184,8 @@ class RLTrainer:
         self.stream.restore(state["stream"])
         self.kl_control.coefficient = float(state["kl_coefficient"])
         self.lr_scale, self.clip_scale = float(state["lr_scale"]), float(state["clip_scale"])
-        self.apprentice.set_version(int(state["version"]))
-        self.apprentice.learner.version = int(state["version"])
+        self.policy.set_version(int(state["version"]))
+        self.policy.learner.version = int(state["version"])
         self._ahead = RolloutBatch.read(state["ahead"]) if "ahead" in state else None
 
     # -- one step ---------------------------------------------------------------------------
@@ -205,12 +205,12 @@ class RLTrainer:
         """The updates of one batch and the rollout of the next, both from the weights as they are now."""
         begun, gathered = time.perf_counter(), self._ahead
         if gathered is None or gathered.step != step:
-            await self.apprentice.refresh()
+            await self.policy.refresh()
             gathered = self._measured(await self._gathered(step, on_episode))
         self._ahead, coming = None, None
-        await self.apprentice.refresh()
+        await self.policy.refresh()
         turns = [turn for episode in gathered.episodes for turn in episode.turns]
-        ages = [float(self.apprentice.version - turn.policy_version) for turn in turns]
+        ages = [float(self.policy.version - turn.policy_version) for turn in turns]
         if step + 1 < self.settings.steps:
             coming = asyncio.create_task(self._gathered(step + 1, on_episode))
         try:
@@ -227,7 +227,7 @@ class RLTrainer:
         return metrics, gathered.episodes
 
     def _learn_aside(self, step: int, gathered: RolloutBatch, tick: Callable[[], None] | None) -> dict[str, float]:
-        with self.apprentice.aside():
+        with self.policy.aside():
             return self._learn(step, gathered, tick)
 
     async def _gathered(self, step: int, on_episode: Callable[[Trajectory], None] | None) -> RolloutBatch:
@@ -238,12 +238,12 @@ class RLTrainer:
     def _measured(self, gathered: RolloutBatch) -> RolloutBatch:
         """With the engine's disagreement with the learner's own pass over the very weights that it sampled with, on
         the first group: the learner itself has moved on. A server's weights are its own affair, and its canary's."""
-        decoder = self.apprentice.spoken
+        decoder = self.policy.spoken
         samples, _ = self._samples(gathered.groups[:1])
         if decoder is None or not samples:
             return gathered
-        torch.set_num_threads(self.apprentice.learner.threads)
-        known = forward.logprobs(decoder, samples, self.apprentice.measuring)
+        torch.set_num_threads(self.policy.learner.threads)
+        known = forward.logprobs(decoder, samples, self.policy.measuring)
         return replace(gathered, metrics=gathered.metrics | _disagreement(samples, known))
 
     def _learn(self, step: int, gathered: RolloutBatch, tick: Callable[[], None] | None) -> dict[str, float]:
@@ -287,7 +287,7 @@ class RLTrainer:
             label = f"step-{step}/" if number == 0 else f"step-{step}+{number}/"
             tasks = self.stream.take(settings.tasks_per_step)
             planned = attempts(tasks, settings.chains, settings.seed, label)
-            rolled = await self.apprentice.roll_out(
+            rolled = await self.policy.roll_out(
                 planned,
                 self.make_environment,
                 self.agent,
@@ -318,9 +318,7 @@ class RLTrainer:
         """Reward of one greedy rollout of the whole agent, tools included, for every task."""
         agent = replace(self.agent, sampling=replace(self.agent.sampling, temperature=0.0))
         planned = attempts(tasks, 1, self.settings.seed, label)
-        episodes = await self.apprentice.roll_out(
-            planned, self.make_environment, agent, refresh=not self.settings.overlap
-        )
+        episodes = await self.policy.roll_out(planned, self.make_environment, agent, refresh=not self.settings.overlap)
         return {episode.group: episode.reward for episode in episodes if episode.scored}
 
     # -- credit -----------------------------------------------------------------------------
@@ -337,7 +335,7 @@ class RLTrainer:
             return rated, {}
         samples, owners = self._samples(groups)
         found = forward.divergences(
-            self.apprentice.decoder, self._reference(), samples, self.settings.kl_penalty, self.apprentice.cut
+            self.policy.decoder, self._reference(), samples, self.settings.kl_penalty, self.policy.cut
         )
         by_episode = _join(found, owners, sum(map(len, groups)))
         distances = iter(by_episode)
@@ -421,7 +419,7 @@ class RLTrainer:
                 samples, denominator = collate((one for place in chunk for one in taught[place]), keep_all)
                 if samples:
                     lr = rate_now * self.lr_scale
-                    found.append(self.apprentice.update(samples, denominator, objective, lr, tick))
+                    found.append(self.policy.update(samples, denominator, objective, lr, tick))
         if not found:
             return {}
         # Only before the first update are learner and engine the same policy.
@@ -431,7 +429,7 @@ class RLTrainer:
     def _corrected(self, taught: list[list[WeightedTrajectory]]) -> list[list[WeightedTrajectory]]:
         """Old log-probs by the learner, and each token's weight for having been sampled by the engine."""
         samples = [sample for group in taught for one in group for sample in one.samples]
-        known = iter(zip(samples, self.apprentice.learner.logprobs(samples, self.apprentice.measuring), strict=True))
+        known = iter(zip(samples, self.policy.learner.logprobs(samples, self.policy.measuring), strict=True))
 
         def corrected(sample: Sample) -> Sample:
             same, old = next(known)
@@ -466,11 +464,11 @@ class RLTrainer:
     def _mismatch(self, groups: Scored) -> dict[str, float]:
         """|engine - learner| log-probs of a step that brings no update."""
         samples, _ = self._samples(groups)
-        return _disagreement(samples, self.apprentice.learner.logprobs(samples, self.apprentice.measuring))
+        return _disagreement(samples, self.policy.learner.logprobs(samples, self.policy.measuring))
 
     def _reference(self) -> Decoder:
-        assert self.apprentice.reference is not None
-        return self.apprentice.reference
+        assert self.policy.reference is not None
+        return self.policy.reference
 
     def _check_mismatch(self, step: int, metrics: dict[str, float]) -> None:
         if metrics.get("mismatch/logprob/mean", 0.0) > self.settings.mismatch_limit:

@@ -110,8 +110,8 @@ class Run:
         self._journal: HealthLog | None = None
 
     @property
-    def apprentice(self) -> Any:
-        return self.practice.apprentice
+    def policy(self) -> Any:
+        return self.practice.policy
 
     # -- resume -----------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class Run:
             self.say(f"'{self.folder}' holds no checkpoint to go on from: the run begins anew.")
 
     def _restore(self, path: Path) -> None:
-        state = checkpoint.load(path, self.apprentice, self.practice.critic)
+        state = checkpoint.load(path, self.policy, self.practice.critic)
         self.practice.restore(state["practice"])
         self.health.restore(state["health"])
         self.hacking.restore(state["hacking"])
@@ -153,7 +153,7 @@ class Run:
     def _save(self) -> None:
         self.checkpoints.save(
             self.standing.step,
-            self.apprentice,
+            self.policy,
             self.practice.critic,
             {
                 "practice": self.practice.state(),
@@ -205,7 +205,7 @@ class Run:
 
     async def _one_step(self, step: int, write: Callable[[int, dict[str, float]], None]) -> None:
         settings, standing, done = self.settings, self.standing, step + 1
-        self.apprentice.set_version(self.apprentice.version)  # every step begins with empty caches, resumed or not
+        self.policy.set_version(self.policy.version)  # every step begins with empty caches, resumed or not
         try:
             values, episodes = await self.practice.step(step, self.on_episode, self.tick)
         except FloatingPointError as error:

@@ -68,7 +68,7 @@ def plan_batches(samples: int, settings: SFTSettings) -> list[list[int]]:
 
 
 def update(
-    apprentice: TrainablePolicy,
+    policy: TrainablePolicy,
     samples: Sequence[Sample],
     batches: Sequence[Sequence[int]],
     number: int,
@@ -78,19 +78,19 @@ def update(
     batch = [samples[place] for place in batches[number]]
     count = float(sum(int(sample.mask.sum()) for sample in batch))
     lr = learning_rate(number, len(batches), settings.lr, settings.schedule, settings.warmup, settings.min_lr_ratio)
-    return apprentice.update(batch, count, Objective("ce"), lr)
+    return policy.update(batch, count, Objective("ce"), lr)
 
 
-def evaluation_loss(apprentice: TrainablePolicy, samples: Sequence[Sample]) -> dict[str, float]:
+def evaluation_loss(policy: TrainablePolicy, samples: Sequence[Sample]) -> dict[str, float]:
     """Cross-entropy and perplexity of the demonstrator's tokens, over all of them."""
-    found = apprentice.learner.logprobs(samples)
+    found = policy.learner.logprobs(samples)
     count = sum(len(values) for values in found)
     loss = -sum(float(values.double().sum()) for values in found) / count
     return {"eval/loss": loss, "eval/perplexity": math.exp(min(50.0, loss)), "eval/tokens": float(count)}
 
 
 async def train_sft(
-    apprentice: TrainablePolicy,
+    policy: TrainablePolicy,
     demonstrations: Sequence[Trajectory],
     settings: SFTSettings,
     on_step: Callable[[int, int, dict[str, float]], None] | None = None,
@@ -100,10 +100,10 @@ async def train_sft(
     samples = sft_samples(demonstrations)
     if not samples:
         raise UserError("There is no scored demonstration to imitate; collect some with `practicum collect` first.")
-    apprentice.start_stage(settings.optimizer)
+    policy.reset_optimizer(settings.optimizer)
     batches = plan_batches(len(samples), settings)
     for number in range(len(batches)):
-        metrics = update(apprentice, samples, batches, number, settings)
+        metrics = update(policy, samples, batches, number, settings)
         if on_step is not None:
             on_step(number + 1, len(batches), metrics)
         if good_enough is not None and (number + 1) % settings.check_every == 0 and await good_enough():

@@ -52,7 +52,7 @@ class SupervisedTrainer:
     def __init__(
         self,
         folder: Path,
-        apprentice: TrainablePolicy,
+        policy: TrainablePolicy,
         settings: SupervisedSettings,
         update: Callable[[int], dict[str, float]],
         evaluate: Callable[[], dict[str, float]] | None = None,
@@ -60,7 +60,7 @@ class SupervisedTrainer:
         say: Callable[[str], None] = print,
         data: str | None = None,
     ) -> None:
-        self.folder, self.apprentice, self.settings = folder, apprentice, settings
+        self.folder, self.policy, self.settings = folder, policy, settings
         self.update, self.evaluate, self.on_step, self.say = update, evaluate, on_step, say
         self.checkpoints = Checkpoints(folder, settings.save_total_limit)
         self.standing = SupervisedState()
@@ -73,15 +73,15 @@ class SupervisedTrainer:
         for complaint in complaints:
             self.say(complaint)
         if found is not None:
-            state = checkpoint.load(found, self.apprentice, None)
+            state = checkpoint.load(found, self.policy, None)
             if state.get("data") not in (None, self.data):  # checkpoints of earlier versions do not say
                 raise UserError(
                     f"What is to be learnt from is not what the run in '{self.folder}' began with; "
                     "put that back, or choose another output_dir."
                 )
             self.standing = SupervisedState(**state["standing"])
-            self.apprentice.set_version(self.standing.step)
-            self.apprentice.learner.version = self.standing.step
+            self.policy.set_version(self.standing.step)
+            self.policy.learner.version = self.standing.step
             self.say(f"Resumed at step {self.standing.step} from '{found}'.")
 
     def run(self) -> SupervisedState:
@@ -98,9 +98,9 @@ class SupervisedTrainer:
         finally:
             metrics.close()
         if standing.best_step is not None and standing.best_step != standing.step:
-            checkpoint.load(self.checkpoints.path(standing.best_step), self.apprentice, None)
+            checkpoint.load(self.checkpoints.path(standing.best_step), self.policy, None)
             self.say(f"The best weights by {METRIC} are those of step {standing.best_step}; they are the result.")
-        self.apprentice.save(self.folder / "model")
+        self.policy.save(self.folder / "model")
         return standing
 
     def _one_update(self, number: int, metrics: MetricsFile) -> None:
@@ -127,7 +127,7 @@ class SupervisedTrainer:
 
     def _save(self) -> None:
         state = {"standing": vars(self.standing), "data": self.data}
-        self.checkpoints.save(self.standing.step, self.apprentice, None, state, best=self.standing.best_step)
+        self.checkpoints.save(self.standing.step, self.policy, None, state, best=self.standing.best_step)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

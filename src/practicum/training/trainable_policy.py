@@ -80,11 +80,11 @@ class TrainablePolicy:
         self._learner: Learner | None = None
         self._stream: torch.cuda.Stream | None = None
 
-    def start_stage(self, settings: OptimizerSettings) -> None:
+    def reset_optimizer(self, settings: OptimizerSettings) -> None:
         """A fresh optimizer for a new stage; the weights stay."""
         self._learner = Learner(self.decoder, settings, self.cut, self._threads)
 
-    def keep_reference(self) -> None:
+    def freeze_reference(self) -> None:
         """The weights as they are now, to measure the distance from: a frozen copy of what is trained, or what lies
         beneath an adapter that does nothing yet."""
         if self.loaded.adapter is not None and untouched(self.loaded.model):
@@ -138,7 +138,7 @@ class TrainablePolicy:
             pairs = zip(self.spoken.model.parameters(), self.loaded.model.parameters(), strict=True)
             taken = [(copied.data, trained.data) for copied, trained in pairs if trained.requires_grad]
             torch._foreach_copy_([copied for copied, _ in taken], [trained for _, trained in taken])
-        await self.engine.adopt(self.version, self)
+        await self.engine.update_weights(self.version, self)
         self._adopted = True
 
     def score(self, prompt: Sequence[int], reply: Sequence[int]) -> list[float]:

@@ -126,11 +126,11 @@ def test_sampling_is_the_inverse_of_the_distribution() -> None:
 
     logits = random_tensor(200, 49152) * 3
     noise = torch.rand(200, 7, device="cuda")
-    heat = torch.where(torch.arange(200, device="cuda") % 3 == 0, 0.0, torch.rand(200, device="cuda") + 0.5)
+    temperature = torch.where(torch.arange(200, device="cuda") % 3 == 0, 0.0, torch.rand(200, device="cuda") + 0.5)
     steps = torch.randint(0, 7, (200,), device="cuda")
     homes = torch.randperm(200, device="cuda")
-    placed_noise, placed_heat = torch.empty_like(noise), torch.empty_like(heat)
-    placed_noise[homes], placed_heat[homes] = noise, heat
+    placed_noise, placed_heat = torch.empty_like(noise), torch.empty_like(temperature)
+    placed_noise[homes], placed_heat[homes] = noise, temperature
     rest = torch.arange(2 * 200, device="cuda").reshape(2, 200)
     state = [*rest.clone(), torch.empty_like(steps)]
     state[2][homes] = steps
@@ -141,10 +141,10 @@ def test_sampling_is_the_inverse_of_the_distribution() -> None:
     assert torch.equal(state[0][homes], ids)
     assert torch.equal(state[1], torch.where(torch.arange(200, device="cuda") == 7, 0, rest[1] + 1))
     assert torch.equal(state[2][homes], steps + 1)
-    divisor = torch.where(heat == 0, 1.0, heat)[:, None]
+    divisor = torch.where(temperature == 0, 1.0, temperature)[:, None]
     exact = (logits.double() / divisor).log_softmax(-1)
     assert torch.allclose(logprobs.double(), exact.gather(-1, ids[:, None])[:, 0], atol=1e-4)
-    greedy = heat == 0
+    greedy = temperature == 0
     assert torch.equal(ids[greedy], logits[greedy].argmax(-1))
     above = exact.exp().cumsum(-1).gather(-1, ids[:, None])[:, 0]
     below = above - exact.exp().gather(-1, ids[:, None])[:, 0]
@@ -250,7 +250,7 @@ def test_turns_that_go_on_where_the_last_one_ended(sessions: int, renderer: Rend
             replies.append(await engine.generate(asked))
             said = replies[-1].ids[rng.choice([0, 0, 3]) :]  # as where thoughts are stripped
             history += [*said, *(rng.randrange(10, 780) for _ in range(rng.randint(1, 40)))]
-        engine.forget(f"s{number}")
+        engine.end_session(f"s{number}")
         return replies
 
     async def run(engine: LocalEngine) -> list[Generation]:

@@ -277,17 +277,17 @@ def test_sessions_that_are_over_are_let_go_of_even_across_a_close(engine: LocalE
         await spoken()
         assert len(engine.prefixes._by_session) == 8
         for name in prompts:
-            engine.forget(name)
+            engine.end_session(name)
         await asyncio.wait_for(let_go(), 10)
         await spoken()
         for name in prompts:
-            engine.forget(name)
+            engine.end_session(name)
         await engine.close()
         assert not engine.prefixes._by_session
         await spoken()
-        engine.forget("s3")
+        engine.end_session("s3")
         for name in prompts:
-            engine.forget(name)
+            engine.end_session(name)
         await asyncio.wait_for(let_go(), 10)
         await engine.close()
 

@@ -188,7 +188,7 @@ def test_homes_are_released(world: World) -> None:
         assert len(world.store.resident) == 3
 
     fill()
-    world.store.forget("s1")
+    world.store.end_session("s1")
     assert len(world.store.resident) == 2
     world.check()
     world.store.disown("")
@@ -238,7 +238,7 @@ def test_at_random(seed: int) -> None:
                 histories[session] = row.ids[:100] if rng.random() < 0.8 else row.ids[:20]
             world.end(row, keep=bool(session) and rng.random() < 0.9)
         elif what < 0.94:
-            world.store.forget(rng.choice([*histories]))
+            world.store.end_session(rng.choice([*histories]))
             world.check()
         elif what < 0.95 and not world.rows:
             world.store.set_version(world.store.version + 1)

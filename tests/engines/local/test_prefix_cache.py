@@ -29,7 +29,7 @@ def test_a_forgotten_session_does_not_take_the_shared_prompt_with_it() -> None:
     store = PrefixCache(1 << 20)
     store.put(STEM, kv(len(STEM)))
     store.put((*STEM, *range(900, 900 + BLOCK)), kv(3 * BLOCK), "s")
-    store.forget("s")
+    store.end_session("s")
     assert store.match((*STEM, 7))[1] == len(STEM)
 
 

@@ -110,8 +110,8 @@ class SmallVLLM:
         for _ in range(min(body["max_tokens"], self.context - len(prompt))):
             out = model(given, past_key_values=past, use_cache=True)
             logits, past = out.logits[0, -1], out.past_key_values
-            heat = body["temperature"] or 1.0
-            cut = logits / heat
+            temperature = body["temperature"] or 1.0
+            cut = logits / temperature
             if body["top_k"]:
                 cut = cut.masked_fill(cut < cut.topk(body["top_k"]).values[-1], -torch.inf)
             drawn = torch.multinomial(cut.softmax(-1), 1, generator=generator)

@@ -61,11 +61,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallVLLM]:
 
 
 @pytest.fixture
-def apprentice(small: SmallVLLM, tmp_path: Path) -> TrainablePolicy:
-    return make_apprentice(small, tmp_path)
+def policy(small: SmallVLLM, tmp_path: Path) -> TrainablePolicy:
+    return make_policy(small, tmp_path)
 
 
-def make_apprentice(small: SmallVLLM, folder: Path, rank: int | None = 4, seed: int | None = None) -> TrainablePolicy:
+def make_policy(small: SmallVLLM, folder: Path, rank: int | None = 4, seed: int | None = None) -> TrainablePolicy:
     loaded = loader.load("tiny") if seed is None else loader.load_tiny(seed)
     if rank is not None:
         loaded = lora.add_adapter(loaded, lora.LoRASettings(rank))
@@ -73,29 +73,29 @@ def make_apprentice(small: SmallVLLM, folder: Path, rank: int | None = 4, seed: 
     return TrainablePolicy(loaded, make_engine=lambda renderer: VLLMEngine(renderer, settings))
 
 
-def engine_of(apprentice: TrainablePolicy) -> VLLMEngine:
-    assert isinstance(apprentice.engine, VLLMEngine)
-    return apprentice.engine
+def engine_of(policy: TrainablePolicy) -> VLLMEngine:
+    assert isinstance(policy.engine, VLLMEngine)
+    return policy.engine
 
 
-def learn(apprentice: TrainablePolicy, size: float = 0.02) -> None:
+def learn(policy: TrainablePolicy, size: float = 0.02) -> None:
     """An update: the adapter's (or the model's) weights move a little."""
-    generator = torch.Generator().manual_seed(apprentice.version)
+    generator = torch.Generator().manual_seed(policy.version)
     with torch.no_grad():
-        for parameter in (apprentice.loaded.adapter or apprentice.loaded.model).parameters():
+        for parameter in (policy.loaded.adapter or policy.loaded.model).parameters():
             if parameter.requires_grad:
                 parameter += size * torch.randn(parameter.shape, generator=generator)
-    apprentice.set_version(apprentice.version + 1)
+    policy.set_version(policy.version + 1)
 
 
-async def adopt(apprentice: TrainablePolicy) -> None:
-    await apprentice.engine.adopt(apprentice.version, apprentice)
+async def update_weights(policy: TrainablePolicy) -> None:
+    await policy.engine.update_weights(policy.version, policy)
 
 
-def generate(apprentice: TrainablePolicy, *requests: Request) -> list[Generation]:
+def generate(policy: TrainablePolicy, *requests: Request) -> list[Generation]:
     async def whole() -> list[Generation]:
-        await adopt(apprentice)
-        return list(await asyncio.gather(*(apprentice.engine.generate(request) for request in requests)))
+        await update_weights(policy)
+        return list(await asyncio.gather(*(policy.engine.generate(request) for request in requests)))
 
     return asyncio.run(whole())
 
@@ -103,39 +103,37 @@ def generate(apprentice: TrainablePolicy, *requests: Request) -> list[Generation
 # -- replies ----------------------------------------------------------------------------------
 
 
-def test_ids_and_log_probs_are_the_learner_s(apprentice: TrainablePolicy, small: SmallVLLM) -> None:
-    learn(apprentice)
-    replies = generate(apprentice, *(ask(seed=seed) for seed in range(12)))
+def test_ids_and_log_probs_are_the_learner_s(policy: TrainablePolicy, small: SmallVLLM) -> None:
+    learn(policy)
+    replies = generate(policy, *(ask(seed=seed) for seed in range(12)))
     for reply in replies:
-        assert reply.logprobs == pytest.approx(apprentice.score(PROMPT, reply.ids), abs=1e-4)
+        assert reply.logprobs == pytest.approx(policy.score(PROMPT, reply.ids), abs=1e-4)
         assert (reply.stop_reason, reply.policy_version, len(reply.ids)) == (StopReason.LENGTH, 1, 12)
     assert len({reply.ids for reply in replies}) == 12
-    assert generate(apprentice, ask(seed=0))[0] == replies[0]
+    assert generate(policy, ask(seed=0))[0] == replies[0]
     path, body = next(item for item in reversed(small.seen) if item[0] == "/v1/completions")
     assert (path, body["prompt"], body["seed"]) == ("/v1/completions", list(PROMPT), 0)
     assert body["model"].startswith("policy-v1-")
-    assert body["stop_token_ids"] == list(apprentice.renderer.end_ids)
+    assert body["stop_token_ids"] == list(policy.renderer.end_ids)
     assert (body["repetition_penalty"], body["ignore_eos"], body["skip_special_tokens"]) == (1.0, True, False)
 
 
-def test_log_probs_are_of_the_distribution_sampled_from(apprentice: TrainablePolicy) -> None:
-    (reply,) = generate(apprentice, ask(temperature=0.7, top_k=5))
+def test_log_probs_are_of_the_distribution_sampled_from(policy: TrainablePolicy) -> None:
+    (reply,) = generate(policy, ask(temperature=0.7, top_k=5))
     ids = torch.tensor([[*PROMPT, *reply.ids]])
-    logits = apprentice.loaded.model(ids).logits[0, len(PROMPT) - 1 : -1] / 0.7
+    logits = policy.loaded.model(ids).logits[0, len(PROMPT) - 1 : -1] / 0.7
     best = logits.topk(5).values.logsumexp(-1)
     wanted = logits.gather(1, torch.tensor(reply.ids)[:, None])[:, 0] - best
     assert reply.logprobs == pytest.approx(wanted.tolist(), abs=1e-4)
 
 
-def test_a_server_with_raw_log_probs_is_used_at_temperature_one_only(
-    apprentice: TrainablePolicy, small: SmallVLLM
-) -> None:
+def test_a_server_with_raw_log_probs_is_used_at_temperature_one_only(policy: TrainablePolicy, small: SmallVLLM) -> None:
     small.processed = False
-    assert generate(apprentice, ask(), ask(temperature=0.0))
-    assert not engine_of(apprentice).processed
+    assert generate(policy, ask(), ask(temperature=0.0))
+    assert not engine_of(policy).processed
     for sampling in ({"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.9}):
         with pytest.raises(UserError, match="--logprobs-mode processed_logprobs"):
-            generate(apprentice, ask(**sampling))
+            generate(policy, ask(**sampling))
 
 
 def test_the_ids_kept_are_those_that_the_local_engine_keeps(tokenizer: Any) -> None:
@@ -165,21 +163,21 @@ def test_the_ids_kept_are_those_that_the_local_engine_keeps(tokenizer: Any) -> N
     assert reasons == {StopReason.END, StopReason.STRING, StopReason.LENGTH}
 
 
-def test_every_stop_reason(apprentice: TrainablePolicy, small: SmallVLLM) -> None:
-    (plain,) = generate(apprentice, ask(max_tokens=40))
-    text = apprentice.renderer.tokenizer.decode([plain.ids[5]])
-    (cut,) = generate(apprentice, ask(max_tokens=40, stop=(text,)))
+def test_every_stop_reason(policy: TrainablePolicy, small: SmallVLLM) -> None:
+    (plain,) = generate(policy, ask(max_tokens=40))
+    text = policy.renderer.tokenizer.decode([plain.ids[5]])
+    (cut,) = generate(policy, ask(max_tokens=40, stop=(text,)))
     assert cut.stop_reason is StopReason.STRING
     assert cut.ids == plain.ids[: len(cut.ids)]
-    apprentice.renderer.end_ids = (plain.ids[3],)
-    (ended,) = generate(apprentice, ask(max_tokens=40))
+    policy.renderer.end_ids = (plain.ids[3],)
+    (ended,) = generate(policy, ask(max_tokens=40))
     assert (ended.stop_reason, ended.ids[-1]) == (StopReason.END, plain.ids[3])
-    apprentice.renderer.end_ids = ()
+    policy.renderer.end_ids = ()
     full = tuple(range(10, 10 + small.context - 4))
-    (out_of_room,) = generate(apprentice, ask(full))
+    (out_of_room,) = generate(policy, ask(full))
     assert (out_of_room.stop_reason, len(out_of_room.ids)) == (StopReason.CONTEXT, 4)
     with pytest.raises(ContextFull, match="window is 256"):
-        generate(apprentice, ask(full + full))
+        generate(policy, ask(full + full))
 
 
 GOOD: dict[str, Any] = {"token_ids": [5], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "length"}
@@ -200,32 +198,32 @@ GOOD: dict[str, Any] = {"token_ids": [5], "logprobs": {"token_logprobs": [-1.0]}
     ],
 )  # fmt: skip
 def test_what_a_server_gets_wrong_is_an_engine_error(
-    apprentice: TrainablePolicy, small: SmallVLLM, answer: tuple[int, Any], says: str
+    policy: TrainablePolicy, small: SmallVLLM, answer: tuple[int, Any], says: str
 ) -> None:
-    asyncio.run(adopt(apprentice))
+    asyncio.run(update_weights(policy))
     small.script = [answer]
     with pytest.raises(EngineError, match=says):
-        generate(apprentice, ask())
+        generate(policy, ask())
     assert not small.script
 
 
 @pytest.mark.parametrize("faults", [[(503, {}), (429, {})], [(0, None)], [(0, None), (502, {})]])
 def test_a_passing_fault_is_tried_again(
-    apprentice: TrainablePolicy, small: SmallVLLM, faults: list[tuple[int, Any]]
+    policy: TrainablePolicy, small: SmallVLLM, faults: list[tuple[int, Any]]
 ) -> None:
-    (plain,) = generate(apprentice, ask())
+    (plain,) = generate(policy, ask())
     small.script = faults
-    assert generate(apprentice, ask()) == [plain]
+    assert generate(policy, ask()) == [plain]
 
 
-def test_a_fault_that_stays_ends_the_episode_alone(apprentice: TrainablePolicy, small: SmallVLLM) -> None:
-    asyncio.run(adopt(apprentice))
+def test_a_fault_that_stays_ends_the_episode_alone(policy: TrainablePolicy, small: SmallVLLM) -> None:
+    asyncio.run(update_weights(policy))
     small.script = [(503, {})] * 3
     agent = Agent(max_turns=1, sampling=Sampling(max_tokens=4))
 
     async def play() -> list[Any]:
         planned = attempts(MathEnvironment().tasks("train", 1), 1, 0)
-        return await apprentice.roll_out(planned, MathEnvironment, agent, concurrency=1)
+        return await policy.roll_out(planned, MathEnvironment, agent, concurrency=1)
 
     (episode,) = asyncio.run(play())  # its second attempt finds the server well again
     assert episode.scored
@@ -235,18 +233,18 @@ def test_a_fault_that_stays_ends_the_episode_alone(apprentice: TrainablePolicy, 
     assert "answered 503" in (episode.error or "")
 
 
-def test_a_reply_that_nobody_waits_for_is_hung_up_on(apprentice: TrainablePolicy, small: SmallVLLM) -> None:
+def test_a_reply_that_nobody_waits_for_is_hung_up_on(policy: TrainablePolicy, small: SmallVLLM) -> None:
     async def give_up() -> None:
-        await adopt(apprentice)
+        await update_weights(policy)
         small.slow = 0.05
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
-                await apprentice.engine.generate(ask())
+                await policy.engine.generate(ask())
         small.slow = 0.0
         while small.under_way:  # a real server drops what nobody waits for; this small one sleeps it out
             await asyncio.sleep(0.01)
-        learn(apprentice)
-        await adopt(apprentice)  # nothing is under way any more
+        learn(policy)
+        await update_weights(policy)  # nothing is under way any more
 
     asyncio.run(give_up())
 
@@ -254,12 +252,12 @@ def test_a_reply_that_nobody_waits_for_is_hung_up_on(apprentice: TrainablePolicy
 # -- updates ----------------------------------------------------------------------------------
 
 
-def test_every_update_has_a_name_of_its_own_and_is_proven(apprentice: TrainablePolicy, small: SmallVLLM) -> None:
-    engine = engine_of(apprentice)
+def test_every_update_has_a_name_of_its_own_and_is_proven(policy: TrainablePolicy, small: SmallVLLM) -> None:
+    engine = engine_of(policy)
     (engine.settings.folder / "v7-00000000").mkdir(parents=True)  # left by a run that was killed
     for size in (0.0, 0.02, 0.001, 0.02):
-        learn(apprentice, size)
-        asyncio.run(adopt(apprentice))
+        learn(policy, size)
+        asyncio.run(update_weights(policy))
     assert [report.verdict for report in engine.reports] == ["first", "proven", "proven", "proven"]
     assert all(report.difference_max < 1e-4 for report in engine.reports)
     loaded = [body["lora_name"] for path, body in small.seen if path == "/v1/load_lora_adapter"]
@@ -274,47 +272,45 @@ def test_every_update_has_a_name_of_its_own_and_is_proven(apprentice: TrainableP
     assert not list((engine.settings.folder).glob("v*"))
 
 
-def test_the_same_weights_are_not_sent_twice(apprentice: TrainablePolicy, small: SmallVLLM) -> None:
-    asyncio.run(adopt(apprentice))
-    asyncio.run(adopt(apprentice))
+def test_the_same_weights_are_not_sent_twice(policy: TrainablePolicy, small: SmallVLLM) -> None:
+    asyncio.run(update_weights(policy))
+    asyncio.run(update_weights(policy))
     assert sum(path == "/v1/load_lora_adapter" for path, _ in small.seen) == 1
     with torch.no_grad():  # other weights under the same number, as after a checkpoint was read
-        apprentice.loaded.adapter.base_model.model.model.layers[0].mlp.up_proj.lora_B["default"].weight += 0.05
-    asyncio.run(adopt(apprentice))
+        policy.loaded.adapter.base_model.model.model.layers[0].mlp.up_proj.lora_B["default"].weight += 0.05
+    asyncio.run(update_weights(policy))
     assert sum(path == "/v1/load_lora_adapter" for path, _ in small.seen) == 2
 
 
 @pytest.mark.parametrize("size", [0.02, 0.001, 0.00003])
 @pytest.mark.parametrize("what", ["all", "upper"])
-def test_a_planted_stale_update_is_caught(
-    apprentice: TrainablePolicy, small: SmallVLLM, what: str, size: float
-) -> None:
+def test_a_planted_stale_update_is_caught(policy: TrainablePolicy, small: SmallVLLM, what: str, size: float) -> None:
     """The server says that it loaded the adapter, and goes on with the old one, or with half of it."""
-    learn(apprentice)
-    asyncio.run(adopt(apprentice))
+    learn(policy)
+    asyncio.run(update_weights(policy))
     small.stale = what
-    learn(apprentice, size)
+    learn(policy, size)
     with pytest.raises(UpdateLost, match="The update to version 2 did not reach the engine: ") as caught:
-        asyncio.run(adopt(apprentice))
+        asyncio.run(update_weights(policy))
     assert isinstance(caught.value, EngineError)
     assert isinstance(caught.value, UserError)  # the command line prints the sentence and stops
-    report = engine_of(apprentice).reports[-1]
+    report = engine_of(policy).reports[-1]
     assert report.verdict == "lost"
     assert report.moved > 0
     assert len(small.adapters) == 1
     small.stale = ""
-    asyncio.run(adopt(apprentice))
-    assert engine_of(apprentice).reports[-1].verdict == "proven"
+    asyncio.run(update_weights(policy))
+    assert engine_of(policy).reports[-1].verdict == "proven"
 
 
-def test_weights_do_not_change_under_a_request(apprentice: TrainablePolicy, small: SmallVLLM) -> None:
+def test_weights_do_not_change_under_a_request(policy: TrainablePolicy, small: SmallVLLM) -> None:
     async def both() -> None:
-        await adopt(apprentice)
+        await update_weights(policy)
         small.slow = 0.03
-        under_way = asyncio.create_task(apprentice.engine.generate(ask()))
+        under_way = asyncio.create_task(policy.engine.generate(ask()))
         await asyncio.sleep(0.05)
         with pytest.raises(EngineError, match="requests were under way"):
-            await adopt(apprentice)
+            await update_weights(policy)
         await under_way
 
     asyncio.run(both())
@@ -322,32 +318,32 @@ def test_weights_do_not_change_under_a_request(apprentice: TrainablePolicy, smal
 
 def test_what_cannot_be_served_says_why(small: SmallVLLM, tmp_path: Path) -> None:
     with pytest.raises(UpdateLost, match="version 0 did not reach the engine: it is .* away from the learner"):
-        asyncio.run(adopt(make_apprentice(small, tmp_path, seed=7)))  # another model of the same shape
+        asyncio.run(update_weights(make_policy(small, tmp_path, seed=7)))  # another model of the same shape
     with pytest.raises(UserError, match="actor_rollout_ref.model.lora_rank"):
-        asyncio.run(adopt(make_apprentice(small, tmp_path, rank=None)))
-    apprentice = make_apprentice(small, tmp_path)
+        asyncio.run(update_weights(make_policy(small, tmp_path, rank=None)))
+    policy = make_policy(small, tmp_path)
     with pytest.raises(EngineError, match="has no weights"):
-        asyncio.run(apprentice.engine.generate(ask()))
+        asyncio.run(policy.engine.generate(ask()))
     small.lora = False
     with pytest.raises(UserError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
-        asyncio.run(adopt(apprentice))
+        asyncio.run(update_weights(policy))
     small.lora, small.tokenizer = True, copy.deepcopy(small.tokenizer)
     small.tokenizer.add_tokens(["Ids"])
     with pytest.raises(UserError, match="another tokenizer"):
-        asyncio.run(adopt(make_apprentice(small, tmp_path)))
+        asyncio.run(update_weights(make_policy(small, tmp_path)))
     small.url = "http://127.0.0.1:9"  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="No vLLM server is to be found"):
-        asyncio.run(adopt(make_apprentice(small, tmp_path)))
+        asyncio.run(update_weights(make_policy(small, tmp_path)))
     small.url = "127.0.0.1:9"  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="write http://HOST:PORT"):
-        asyncio.run(adopt(make_apprentice(small, tmp_path)))
+        asyncio.run(update_weights(make_policy(small, tmp_path)))
 
 
-def test_a_server_on_another_disk_says_so(apprentice: TrainablePolicy, small: SmallVLLM) -> None:
+def test_a_server_on_another_disk_says_so(policy: TrainablePolicy, small: SmallVLLM) -> None:
     found = small.load
     small.load = lambda name, path: found(name, "/nowhere")  # type: ignore[method-assign]
     with pytest.raises(UserError, match="must see the same disk"):
-        asyncio.run(adopt(apprentice))
+        asyncio.run(update_weights(policy))
 
 
 # -- configuration ----------------------------------------------------------------------------
@@ -408,35 +404,35 @@ class ByLength(MathEnvironment):
 
 
 @pytest.mark.parametrize("cap", [0.0, 2.0])
-def test_practice_over_http(apprentice: TrainablePolicy, small: SmallVLLM, cap: float) -> None:
+def test_practice_over_http(policy: TrainablePolicy, small: SmallVLLM, cap: float) -> None:
     agent = Agent(max_turns=1, sampling=Sampling(max_tokens=10, temperature=0.8, stop=("e",)))
     settings = RLSettings(steps=3, tasks_per_step=2, chains=3, lr=1e-3, warmup=0, importance_cap=cap)
-    practice = RLTrainer(apprentice, ByLength().tasks("train", 6), ByLength, agent, settings)
+    practice = RLTrainer(policy, ByLength().tasks("train", 6), ByLength, agent, settings)
 
     async def whole() -> list[dict[str, float]]:
         try:
             return [(await practice.step(step))[0] for step in range(3)]
         finally:
-            await apprentice.close()
+            await policy.close()
 
     for metrics in asyncio.run(whole()):
         assert metrics["mismatch/logprob/max"] < 1e-4
         assert np.isfinite(metrics["reward/mean"])
-    verdicts = [report.verdict for report in engine_of(apprentice).reports]
+    verdicts = [report.verdict for report in engine_of(policy).reports]
     assert verdicts == ["first", "proven", "proven"]
 
 
 def test_mismatch_with_an_engine_that_is_a_little_off_is_measured_and_corrected(
-    apprentice: TrainablePolicy, small: SmallVLLM
+    policy: TrainablePolicy, small: SmallVLLM
 ) -> None:
     """Within the canary's limit, and seen all the same: it is in the metrics, and its weight in the loss."""
     with torch.no_grad():
         small.model.model.norm.weight *= 1.01
-    engine = engine_of(apprentice)
+    engine = engine_of(policy)
     engine.canary.limit = 0.2
     agent = Agent(max_turns=1, sampling=Sampling(max_tokens=10, stop=("e",)))
     settings = RLSettings(steps=1, tasks_per_step=2, chains=3, lr=1e-3, warmup=0, importance_cap=2.0)
-    practice = RLTrainer(apprentice, ByLength().tasks("train", 2), ByLength, agent, settings)
+    practice = RLTrainer(policy, ByLength().tasks("train", 2), ByLength, agent, settings)
 
     async def once(limit: float) -> dict[str, float]:
         practice.settings = replace(settings, mismatch_limit=limit)
@@ -444,6 +440,6 @@ def test_mismatch_with_an_engine_that_is_a_little_off_is_measured_and_corrected(
 
     metrics = asyncio.run(once(1.0))
     assert 1e-3 < metrics["mismatch/logprob/mean"] < 0.1
-    apprentice.set_version(0)
+    policy.set_version(0)
     with pytest.raises(UserError, match="engine and learner disagree"):
         asyncio.run(once(1e-3))

@@ -58,7 +58,7 @@ class Bench:
 
     @property
     def engine(self) -> VLLMEngine:
-        engine = self.run.apprentice.engine
+        engine = self.run.policy.engine
         assert isinstance(engine, VLLMEngine)
         return engine
 
@@ -67,17 +67,17 @@ class Bench:
         assert self.engine.host.server is not None
         return self.engine.host.server
 
-    def adopt(self) -> None:
-        self.runner.run(self.engine.adopt(self.run.apprentice.version, self.run.apprentice))
+    def update_weights(self) -> None:
+        self.runner.run(self.engine.update_weights(self.run.policy.version, self.run.policy))
 
     def learn(self, size: float) -> None:
         """Weights moved by hand, and a new version."""
-        apprentice = self.run.apprentice
+        policy = self.run.policy
         with torch.no_grad():
-            for parameter in (apprentice.loaded.adapter or apprentice.loaded.model).parameters():
+            for parameter in (policy.loaded.adapter or policy.loaded.model).parameters():
                 if parameter.requires_grad:
                     parameter += size * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5))
-        apprentice.set_version(apprentice.version + 1)
+        policy.set_version(policy.version + 1)
 
 
 def endings_model(folder: Path) -> Path:
@@ -117,7 +117,7 @@ def make_bench(folder: Path, *overrides: str) -> Bench:
     ])  # fmt: skip
     begun = time.monotonic()
     bench = Bench(build.build_run(config, say=lambda text: None), asyncio.Runner(), 0.0)
-    bench.adopt()
+    bench.update_weights()
     bench.seconds = time.monotonic() - begun
     return bench
 
@@ -128,7 +128,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         made = make_bench(tmp_path_factory.mktemp("vllm"), "actor_rollout_ref.model.lora_rank=8")
         yield made
-        made.runner.run(made.run.apprentice.close())
+        made.runner.run(made.run.policy.close())
         made.runner.close()
     assert not made.server.alive
 
@@ -144,10 +144,10 @@ async def replies(engine: VLLMEngine | LocalEngine, requests: list[Request]) -> 
 
 def test_log_probs_are_the_local_engine_s(bench: Bench) -> None:
     """Greedy replies are the same ids; sampled ones are scored alike, at any temperature."""
-    apprentice = bench.run.apprentice
+    policy = bench.run.policy
     bench.learn(0.02)
-    bench.adopt()
-    local = LocalEngine(apprentice.decoder, apprentice.renderer)
+    bench.update_weights()
+    local = LocalEngine(policy.decoder, policy.renderer)
     greedy = [ask(0, temperature=0.0)]
     ours, theirs = bench.runner.run(replies(local, greedy)), bench.runner.run(replies(bench.engine, greedy))
     bench.runner.run(local.close())
@@ -160,7 +160,7 @@ def test_log_probs_are_the_local_engine_s(bench: Bench) -> None:
             assert reply.logprobs is not None
             ids = torch.tensor([[*PROMPT, *reply.ids]])
             with torch.inference_mode():
-                logits = apprentice.loaded.model(ids).logits[0, len(PROMPT) - 1 : -1]
+                logits = policy.loaded.model(ids).logits[0, len(PROMPT) - 1 : -1]
             wanted = (logits / temperature).log_softmax(-1).gather(1, torch.tensor(reply.ids)[:, None])[:, 0]
             worst = max(worst, float((torch.tensor(reply.logprobs) - wanted).abs().max()))
     print(f"\nserver ready and version 0 proven in {bench.seconds:.0f} s; |vLLM - learner| at most {worst:.2g}")
@@ -191,7 +191,7 @@ def test_a_grpo_run_with_lora(bench: Bench) -> None:
 
 def plant_a_stale_update(bench: Bench, size: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The old adapter's files under the new one's name: the server loads them gladly."""
-    bench.adopt()
+    bench.update_weights()
     policy = bench.engine._policy
     assert policy is not None
     old = policy.files.with_name("kept")
@@ -199,8 +199,8 @@ def plant_a_stale_update(bench: Bench, size: float, monkeypatch: pytest.MonkeyPa
     load = bench.engine.host.load
     monkeypatch.setattr(bench.engine.host, "load", lambda name, folder: load(name, old))
     bench.learn(size)
-    with pytest.raises(UpdateLost, match=f"version {bench.run.apprentice.version} did not reach the engine") as caught:
-        bench.adopt()
+    with pytest.raises(UpdateLost, match=f"version {bench.run.policy.version} did not reach the engine") as caught:
+        bench.update_weights()
     print(f"\n{caught.value}")
     monkeypatch.undo()
     shutil.rmtree(old)
@@ -209,23 +209,21 @@ def plant_a_stale_update(bench: Bench, size: float, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("size", [0.01, 0.0001])
 def test_a_planted_stale_update_is_caught(bench: Bench, size: float, monkeypatch: pytest.MonkeyPatch) -> None:
     plant_a_stale_update(bench, size, monkeypatch)
-    bench.adopt()
+    bench.update_weights()
     assert bench.engine.reports[-1].verdict == "proven"
 
 
 def test_a_server_killed_in_a_rollout(bench: Bench) -> None:
     """Its episodes end as engine_error; it is started again with the same adapter, and training goes on."""
-    bench.adopt()
-    apprentice, engine, server = bench.run.apprentice, bench.engine, bench.server
+    bench.update_weights()
+    policy, engine, server = bench.run.policy, bench.engine, bench.server
     before, starts = server.pid, server.starts
     agent = replace(bench.run.practice.agent, sampling=Sampling(max_tokens=200))
-    apprentice.renderer.end_ids, ends = (), apprentice.renderer.end_ids
+    policy.renderer.end_ids, ends = (), policy.renderer.end_ids
 
     async def play(label: str, kill: bool) -> list[Trajectory]:
         planned = attempts(MathEnvironment().tasks("train", 4), 4, 0, label)
-        episodes = asyncio.create_task(
-            run_episodes(planned, ByLength, agent, engine, apprentice.renderer, concurrency=16)
-        )
+        episodes = asyncio.create_task(run_episodes(planned, ByLength, agent, engine, policy.renderer, concurrency=16))
         if kill:
             await asyncio.sleep(1.0)
             os.kill(server.pid, signal.SIGKILL)  # that child and no other
@@ -234,7 +232,7 @@ def test_a_server_killed_in_a_rollout(bench: Bench) -> None:
     hit = bench.runner.run(play("hit/", kill=True))
     assert Outcome.ENGINE_ERROR in {episode.outcome for episode in hit}
     assert all(episode.scored or episode.outcome is Outcome.ENGINE_ERROR for episode in hit)
-    apprentice.renderer.end_ids = ends
+    policy.renderer.end_ids = ends
     well = bench.runner.run(play("well/", kill=False))
     assert all(episode.scored for episode in well)
     assert (server.pid != before, server.starts) == (True, starts + 1)
@@ -248,15 +246,15 @@ def test_full_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = make_bench(tmp_path)
     try:
         bench.learn(0.001)
-        bench.adopt()
+        bench.update_weights()
         verdicts = [(report.version, report.verdict, report.reason) for report in bench.engine.reports]
         print(f"\n{verdicts}, {bench.server.starts} starts")
         assert verdicts[-1][:2] == (1, "proven")
         assert bench.engine.reports[-1].difference_max < 1e-3
         (reply,) = bench.runner.run(replies(bench.engine, [ask(1)]))
-        assert reply.logprobs == pytest.approx(bench.run.apprentice.score(PROMPT, reply.ids), abs=1e-3)
+        assert reply.logprobs == pytest.approx(bench.run.policy.score(PROMPT, reply.ids), abs=1e-3)
     finally:
-        bench.runner.run(bench.run.apprentice.close())
+        bench.runner.run(bench.run.policy.close())
         bench.runner.close()
 
 
@@ -275,12 +273,12 @@ def test_a_coarser_server_is_measured_and_corrected_for(tmp_path: Path, monkeypa
         lines = [json.loads(line) for line in (bench.run.folder / "metrics.jsonl").read_text().splitlines()]
         print(f"\nmismatch of bfloat16: {[line['mismatch/logprob/mean'] for line in lines]}")
         assert all(1e-3 < line["mismatch/logprob/mean"] < 0.1 for line in lines)
-        bench.adopt()
+        bench.update_weights()
         bench.learn(1e-5)
-        bench.adopt()
+        bench.update_weights()
         assert "lost" not in {report.verdict for report in bench.engine.reports}
         with monkeypatch.context() as patch:
             plant_a_stale_update(bench, 1e-5, patch)
     finally:
-        bench.runner.run(bench.run.apprentice.close())
+        bench.runner.run(bench.run.policy.close())
         bench.runner.close()

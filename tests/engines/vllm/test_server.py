@@ -209,7 +209,7 @@ def test_a_port_that_is_taken_and_an_interpreter_that_is_none(tmp_path: Path) ->
 # -- the engine upon it -----------------------------------------------------------------------
 
 
-def make_apprentice(folder: Path, rank: int | None) -> TrainablePolicy:
+def make_policy(folder: Path, rank: int | None) -> TrainablePolicy:
     script = Path(__file__).with_name("small_vllm.py")
     server = ServerSettings(folder / "vllm", interpreter(folder, script), max_model_len=256, start_timeout=120)
     settings = VLLMSettings(loader.model_folder("tiny"), folder / "vllm", server)
@@ -219,19 +219,19 @@ def make_apprentice(folder: Path, rank: int | None) -> TrainablePolicy:
     return TrainablePolicy(loaded, make_engine=lambda renderer: VLLMEngine(renderer, settings))
 
 
-def learn(apprentice: TrainablePolicy, size: float) -> None:
+def learn(policy: TrainablePolicy, size: float) -> None:
     with torch.no_grad():
-        for parameter in (apprentice.loaded.adapter or apprentice.loaded.model).parameters():
+        for parameter in (policy.loaded.adapter or policy.loaded.model).parameters():
             if parameter.requires_grad:
                 parameter += size * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
-    apprentice.set_version(apprentice.version + 1)
+    policy.set_version(policy.version + 1)
 
 
 def test_a_server_killed_in_a_rollout_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_engine, "REPLY_TOKENS", 8)
     monkeypatch.setenv("VLLM_SMALL_SLOW", "0.02")
-    apprentice = make_apprentice(tmp_path, 4)
-    engine = apprentice.engine
+    policy = make_policy(tmp_path, 4)
+    engine = policy.engine
     assert isinstance(engine, VLLMEngine)
     server = engine.host.server
     assert server is not None
@@ -240,7 +240,7 @@ def test_a_server_killed_in_a_rollout_is_started_again(tmp_path: Path, monkeypat
     async def play(label: str, kill: bool) -> list[Trajectory]:
         planned = attempts(MathEnvironment().tasks("train", 2), 2, 0, label)
         episodes = asyncio.create_task(
-            run_episodes(planned, MathEnvironment, agent, engine, apprentice.renderer, concurrency=4)
+            run_episodes(planned, MathEnvironment, agent, engine, policy.renderer, concurrency=4)
         )
         if kill:
             await asyncio.sleep(0.3)
@@ -249,8 +249,8 @@ def test_a_server_killed_in_a_rollout_is_started_again(tmp_path: Path, monkeypat
 
     async def whole() -> None:
         try:
-            learn(apprentice, 0.02)
-            await engine.adopt(apprentice.version, apprentice)
+            learn(policy, 0.02)
+            await engine.update_weights(policy.version, policy)
             before = server.pid
             hit = await play("a/", kill=True)
             assert {e.outcome for e in hit} == {Outcome.ENGINE_ERROR}
@@ -261,16 +261,16 @@ def test_a_server_killed_in_a_rollout_is_started_again(tmp_path: Path, monkeypat
             assert server.starts == 2
             turn = well[0].turns[0]
             *prompt, reply = turn.spans
-            wanted = apprentice.score([i for span in prompt for i in span.ids], reply.ids)
+            wanted = policy.score([i for span in prompt for i in span.ids], reply.ids)
             assert reply.logprobs == pytest.approx(wanted, abs=1e-4)  # the adapter is back, not the bare model
             os.kill(server.pid, signal.SIGKILL)
             assert eventually(lambda: not server.alive)
-            learn(apprentice, 0.02)
-            await engine.adopt(apprentice.version, apprentice)  # finds it dead
+            learn(policy, 0.02)
+            await engine.update_weights(policy.version, policy)  # finds it dead
             assert engine.reports[-1].verdict == "proven"
             assert server.starts == 3
         finally:
-            await apprentice.close()
+            await policy.close()
 
     asyncio.run(whole())
     assert not server.alive
@@ -281,19 +281,19 @@ def test_full_weights_whose_reload_keeps_the_old_head_are_served_by_a_fresh_star
 ) -> None:
     """What vLLM does on CPU: reload_weights answers with success and leaves the tied output layer as it was."""
     monkeypatch.setattr(vllm_engine, "REPLY_TOKENS", 8)
-    apprentice = make_apprentice(tmp_path, None)
-    engine = apprentice.engine
+    policy = make_policy(tmp_path, None)
+    engine = policy.engine
     assert isinstance(engine, VLLMEngine)
     server = engine.host.server
     assert server is not None
 
     async def whole() -> None:
         try:
-            await engine.adopt(apprentice.version, apprentice)
-            learn(apprentice, 0.001)
-            await engine.adopt(apprentice.version, apprentice)
+            await engine.update_weights(policy.version, policy)
+            learn(policy, 0.001)
+            await engine.update_weights(policy.version, policy)
         finally:
-            await apprentice.close()
+            await policy.close()
 
     asyncio.run(whole())
     found = [(report.version, report.verdict) for report in engine.reports]

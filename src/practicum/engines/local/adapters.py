@@ -18,8 +18,8 @@ class AdapterEngine:
         own = self._own(request.session) if request.session else ""
         return await self.engine.generate(replace(request, adapter=self.adapter, session=own))
 
-    def forget(self, session: str) -> None:
-        self.engine.forget(self._own(session))
+    def end_session(self, session: str) -> None:
+        self.engine.end_session(self._own(session))
 
     def _own(self, session: str) -> str:
         """Two adapters may be at the same task at once."""

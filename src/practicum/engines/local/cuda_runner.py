@@ -90,7 +90,7 @@ class CudaRunner:
         fitting = next((size for size in SMALL_BUCKETS if size >= rows), -(-rows // LARGE_BUCKET) * LARGE_BUCKET)
         return min(fitting, self.engine.max_batch)
 
-    def forget(self) -> None:
+    def reset_graphs(self) -> None:
         """Buffers have moved: what was captured is of no use, and its pool of memory goes with the last of it."""
         if not (self._graphs or self._fillings):
             return

@@ -188,7 +188,7 @@ class LocalEngine:
             self._columns = worn.new_zeros(self._homes.count, worn.shape[1])
             self._columns[self._homes.of[: len(self._rows)]] = worn
             if self._steps is not None:
-                self._steps.forget()
+                self._steps.reset_graphs()
 
         loop = asyncio.get_running_loop()
         change = AdapterChange(work, loop.create_future(), loop)
@@ -199,7 +199,7 @@ class LocalEngine:
         """This engine, every reply by one adapter."""
         return AdapterEngine(self, adapter)
 
-    def forget(self, session: str) -> None:
+    def end_session(self, session: str) -> None:
         with self._forgetting:  # other event loops may have sessions too
             self._forgotten.append(session)
             if len(self._forgotten) == 1:  # else somebody has said so already
@@ -211,7 +211,7 @@ class LocalEngine:
             await asyncio.to_thread(self._thread.join)
             self._thread = None
 
-    async def adopt(self, version: int, weights: Weights) -> None:
+    async def update_weights(self, version: int, weights: Weights) -> None:
         """The learner changes the very tensors that are decoded with: only what was cached must go."""
         self.weights_changed(version)
 
@@ -288,7 +288,7 @@ class LocalEngine:
     def _let_go(self) -> None:
         """Of sessions that are over."""
         while self._forgotten:
-            self.prefixes.forget(self._forgotten.popleft())
+            self.prefixes.end_session(self._forgotten.popleft())
 
     def _catch_up(self) -> None:
         if self._steps is not None:
@@ -400,7 +400,7 @@ class LocalEngine:
         self._homes.carry(len(self._rows), self._kv, kv)
         self._kv, self._capacity = kv, wanted
         if self._steps is not None:
-            self._steps.forget()
+            self._steps.reset_graphs()
 
     def _decode(self) -> None:
         """One burst of decode steps for every row, then the host's look at what came out."""

@@ -97,7 +97,7 @@ class PrefixCache:
         """Keep a run, of whose first blocks the hashes may be known; its KV, or the home in which it lies. A session
         keeps one entry: its newest, which holds all the older ones."""
         if session:
-            self.forget(session)
+            self.end_session(session)
         lies, home = (None, kv) if isinstance(kv, int) else (kv, None)
         entry = CachedPrefix(ids, lies, home, self.version, session, owner, block_hashes(ids, owner, hashes))
         if not entry.hashes or not self.max_bytes or entry.bytes > self.max_bytes:
@@ -136,7 +136,7 @@ class PrefixCache:
         while self.bytes > self.max_bytes:
             self._drop(next(entry for entry in self._entries.values() if entry.kv is not None))
 
-    def forget(self, session: str) -> None:
+    def end_session(self, session: str) -> None:
         entry = self._by_session.get(session)
         if entry is not None:
             self._drop(entry)

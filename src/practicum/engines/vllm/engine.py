@@ -137,7 +137,7 @@ class VLLMEngine:
             prompt_cached=choice.cached,
         )
 
-    def forget(self, session: str) -> None:
+    def end_session(self, session: str) -> None:
         return None
 
     async def close(self) -> None:
@@ -150,7 +150,7 @@ class VLLMEngine:
 
     # -- updates ----------------------------------------------------------------------------
 
-    async def adopt(self, version: int, weights: Weights) -> None:
+    async def update_weights(self, version: int, weights: Weights) -> None:
         """Take the weights over, and prove it. The same version with the same weights is left as it is."""
         if self._under_way:
             raise EngineError("weights changed while requests were under way")
