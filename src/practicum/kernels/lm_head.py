@@ -98,8 +98,8 @@ class HeadLogprobs(torch.autograd.Function):
             logits = wide_product(hidden[part], weight)
             slopes = torch.empty_like(logits, dtype=hidden.dtype)
             _slope[(len(logits), triton.cdiv(logits.shape[1], VOCABULARY))](
-                logits, targets[part], temperatures[part], entropies[part], sums[part], by_logprob[part], by_entropy[part],
-                slopes, logits.shape[1], logits.stride(0), VOCABULARY, num_warps=8,
+                logits, targets[part], temperatures[part], entropies[part], sums[part], by_logprob[part],
+                by_entropy[part], slopes, logits.shape[1], logits.stride(0), VOCABULARY, num_warps=8,
             )  # fmt: skip
             torch.mm(slopes, weight, out=by_hidden[part])
             if by_weight is not None:
