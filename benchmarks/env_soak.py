@@ -12,12 +12,13 @@ import statistics
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
+
+import psutil
 
 from practicum.environments.mix import MixEnvironment
 from practicum.environments.worker import close_pools
-from practicum.utils.memory import descendants, tree_megabytes
+from practicum.utils.memory import descendants, tree_resident_megabytes
 
 MIXED = ("affine:sat", "affine:abd", "affine:ded", "agentgym:webshop", "agentgym:alfworld", "agentgym:babyai",
          "agentgym:sciworld", "agentgym:textcraft")  # fmt: skip
@@ -75,7 +76,7 @@ async def look(watch: Watch, begun: float, end: float) -> None:
         watch.stuck = max(watch.stuck, sum(now - last > STILL for last in watch.moved.values()))
         below = descendants()
         watch.samples.append({
-            "second": now - begun, "megabytes": tree_megabytes(), "java": sum(map(_java_megabytes, below)),
+            "second": now - begun, "megabytes": tree_resident_megabytes(), "java": sum(map(_java_megabytes, below)),
             "processes": len(below), "episodes": sum(watch.counts.values()), "steps": watch.steps,
         })  # fmt: skip
 
@@ -140,10 +141,8 @@ def by_minute(samples: list[dict[str, float]]) -> list[dict[str, float]]:
     return rows
 
 
-def _java_megabytes(process: int) -> float:
+def _java_megabytes(process: psutil.Process) -> float:
     try:
-        if Path(f"/proc/{process}/comm").read_text().strip() != "java":
-            return 0.0
-        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * 4096 / 1e6
-    except (OSError, ValueError, IndexError):  # it ended meanwhile
+        return float(process.memory_info().rss) / 1e6 if process.name() == "java" else 0.0
+    except psutil.Error:  # it has ended
         return 0.0

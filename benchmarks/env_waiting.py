@@ -22,8 +22,8 @@ from practicum.environments.mix import MixEnvironment
 from practicum.environments.worker import close_pools
 from practicum.models import loader
 from practicum.models.decoder import Decoder
+from practicum.registry import environment_maker
 from practicum.rollout import attempts, run_episodes
-from practicum.rollout_setup import environment_maker
 from practicum.task import Task
 from practicum.trajectory import ActionSource, StopReason
 

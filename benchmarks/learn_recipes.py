@@ -17,7 +17,6 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 import argparse
 import asyncio
 import json
-import resource
 import shutil
 import time
 from dataclasses import dataclass, replace
@@ -36,6 +35,7 @@ from practicum.training import build
 from practicum.training.sft import SFTSettings, train_sft
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory
+from practicum.utils.memory import cpu_seconds
 
 
 @dataclass(frozen=True)
@@ -73,18 +73,13 @@ class Watch:
 
     @classmethod
     def start(cls) -> Watch:
-        return cls(time.monotonic(), _processor_seconds())
+        return cls(time.monotonic(), cpu_seconds())
 
     def read(self) -> dict[str, float]:
         return {
             "minutes": (time.monotonic() - self.clock) / 60,
-            "processor_minutes": (_processor_seconds() - self.processor) / 60,
+            "processor_minutes": (cpu_seconds() - self.processor) / 60,
         }
-
-
-def _processor_seconds() -> float:
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 async def make_start(name: str, config: TrainConfig, out: Path, seed: int) -> Path:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import os
 import random
 import resource
 import statistics
@@ -22,6 +21,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import psutil
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from practicum.data import store
@@ -191,12 +191,12 @@ def until_read(address: str) -> None:
 
 
 def memory(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+    return float(psutil.Process(pid).memory_info().rss) / (1 << 20)
 
 
 def cpu(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def step_costs(page: Page, pid: int, top: Path) -> dict[str, float]:

@@ -5,11 +5,12 @@ Besides the names below, every place that takes a name also takes `path/to/file.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,29 @@ def environment_class(name: str) -> type[Environment]:
     if not (isinstance(found, type) and issubclass(found, Environment)):
         raise UserError(f"'{name}' is not an environment; point at a subclass of practicum.environment.Environment.")
     return found
+
+
+def environment_maker(
+    name: str, format: str | None, options: Mapping[str, Any] | None = None
+) -> tuple[Callable[[], Environment], str]:
+    """Return a factory of environments and the reply format they use.
+
+    `format` None is the environment's first format. An option that the environment does not have is an error; options
+    that are None are left out.
+    """
+    chosen_options = {key: value for key, value in (options or {}).items() if value is not None}
+    cls = environment_class(name)
+    chosen_format = format or cls.formats[0]
+    if chosen_format not in cls.formats:
+        raise UserError(f"Environment '{name}' has the formats {', '.join(cls.formats)}, not '{chosen_format}'.")
+    accepted = inspect.signature(cls).parameters
+    for key in chosen_options:
+        if key not in accepted:
+            names = [parameter for parameter in accepted if parameter != "format"]
+            raise UserError(f"Environment '{name}' has no option '{key}' (it has: {', '.join(names) or 'none'}).")
+    if "format" in accepted:
+        chosen_options["format"] = chosen_format
+    return functools.partial(cls, **chosen_options), chosen_format
 
 
 def tool(name: str) -> Tool:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from practicum import registry
 from practicum.agent import Agent
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Engine, Sampling
@@ -16,10 +13,10 @@ from practicum.engines.local.engine import LocalEngine
 from practicum.engines.openai import OpenAIEngine
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Environment
-from practicum.errors import UserError
 from practicum.models import device, loader
 from practicum.models.decoder import Decoder
 from practicum.models.device import Device
+from practicum.registry import environment_maker
 from practicum.rollout import MakeEnvironment
 
 SCRIPTED = ("expert", "random", "null")
@@ -42,25 +39,6 @@ class RolloutSetup:
         """What an episode's ids belong to."""
         vocabulary = loader.tokenizer_hash(self.renderer.tokenizer)
         return {"model": self.model, "tokenizer": vocabulary, "template": self.template}
-
-
-def environment_maker(
-    name: str, format: str | None, options: Mapping[str, Any] | None = None
-) -> tuple[MakeEnvironment, str]:
-    """A factory of environments and the reply format in force. Options that an environment lacks are errors."""
-    wanted = {key: value for key, value in (options or {}).items() if value is not None}
-    cls = registry.environment_class(name)
-    chosen = format or cls.formats[0]
-    if chosen not in cls.formats:
-        raise UserError(f"Environment '{name}' knows the formats {', '.join(cls.formats)}, not '{chosen}'.")
-    accepted = inspect.signature(cls).parameters
-    for key in wanted:
-        if key not in accepted:
-            known = [p for p in accepted if p != "format"]
-            raise UserError(f"Environment '{name}' has no option '{key}' (it has: {', '.join(known) or 'none'}).")
-    if "format" in accepted:
-        wanted["format"] = chosen
-    return functools.partial(cls, **wanted), chosen
 
 
 def make_rollout_setup(

@@ -146,7 +146,7 @@ def test_envs_and_their_check(capsys: pytest.CaptureFixture[str]) -> None:
             ["collect", "--env", "math", "--reward", "math_rewrd"],
             "Unknown reward 'math_rewrd'. Did you mean 'math_reward'?",
         ),
-        (["collect", "--env", "math", "--format", "reakt"], "knows the formats hf, react, not 'reakt'"),
+        (["collect", "--env", "math", "--format", "reakt"], "has the formats hf, react, not 'reakt'"),
         (["collect", "--env", "math", "--env-arg", "levls=[1]"], "has no option 'levls'"),
         (["collect", "--env", "math", "--env-arg", "levels"], "write KEY=VALUE"),
         (["collect", "--env", "agentgym:textcraft", "--tools", "calculator"], "has no option 'tools'"),

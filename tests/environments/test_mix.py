@@ -18,8 +18,8 @@ from practicum.environments.math import MathEnvironment
 from practicum.environments.mix import MixEnvironment, in_turns
 from practicum.errors import UserError
 from practicum.models import loader
+from practicum.registry import environment_maker
 from practicum.rollout import attempts, run_episodes
-from practicum.rollout_setup import environment_maker
 from practicum.task import Task
 from practicum.training.curriculum import CurriculumSettings, TaskStream
 from practicum.training.monitor.rollout_metrics import rollout_metrics
@@ -178,7 +178,7 @@ def test_a_curriculum_over_several_environments() -> None:
         ({"environments": {"math": 3}}, "options of 'math' must be a mapping"),
         ({"environments": ["math"], "shares": {"sat": 1}}, "'shares' names 'sat'"),
         ({"environments": ["math"], "shares": {"math": 0}}, "must be a number above 0"),
-        ({"environments": ["math", "affine:sat"], "format": "react"}, "'affine:sat' knows the formats hf"),
+        ({"environments": ["math", "affine:sat"], "format": "react"}, "'affine:sat' has the formats hf"),
     ],
 )
 def test_what_cannot_be_mixed_is_said(options: dict[str, object], message: str) -> None:

@@ -220,7 +220,7 @@ def attempt_at(args: argparse.Namespace, name: str) -> Attempt:
 
 
 def make_world(args: argparse.Namespace) -> Environment:
-    from practicum.rollout_setup import environment_maker
+    from practicum.registry import environment_maker
 
     return environment_maker(args.env, args.format, environment_options(args))[0]()
 

@@ -50,12 +50,10 @@ async def serve(name: str, host: str, port: int, options: Mapping[str, Any]) -> 
     from practicum.environments.agentgym.base import AgentGymEnvironment
     from practicum.environments.agentgym.server import House, Server
     from practicum.errors import UserError
-    from practicum.registry import environment_class
+    from practicum.registry import environment_class, environment_maker
 
     if not issubclass(environment_class(name), AgentGymEnvironment):
         raise UserError(f"'{name}' is not one of AgentGym's worlds; only agentgym:… can be served.")
-    from practicum.rollout_setup import environment_maker  # brings torch, which is slow to import
-
     maker, _ = environment_maker(name, None, options)
 
     def make() -> AgentGymEnvironment:
@@ -71,8 +69,8 @@ async def serve(name: str, host: str, port: int, options: Mapping[str, Any]) -> 
 
 def check_all(names: list[str], count: int, options: Mapping[str, Any]) -> int:
     """A line for every environment; 1 where one is not sound."""
-    from practicum.environments.check import Elsewhere, check
     from practicum.errors import UserError
+    from practicum.evaluation.environment_check import Elsewhere, check
 
     print(
         f"{'environment':<18}{'oracle':>7}{'ceiling':>8}{'null':>6}{'floor':>6}{'repeats':>9}{'splits':>9}"
@@ -106,8 +104,8 @@ def check_all(names: list[str], count: int, options: Mapping[str, Any]) -> int:
 
 def digests(names: list[str], count: int, options: Mapping[str, Any]) -> int:
     """For another process that checks: what these environments' episodes come to here."""
-    from practicum.environments.check import digest
     from practicum.errors import UserError
+    from practicum.evaluation.environment_check import digest
 
     for name in names:
         try:

@@ -135,11 +135,9 @@ def in_turns(shares: Mapping[str, float], count: int) -> list[str]:
 
 
 def _maker(name: str, format: str, options: Mapping[str, Any] | None, reward: str | None) -> Callable[[], Environment]:
-    from practicum.rollout_setup import environment_maker  # brings torch, which a list of environments does not need
-
     if options is not None and not isinstance(options, Mapping):
         raise UserError(f"mix: the options of '{name}' must be a mapping, got {options!r}.")
     wanted = dict(options or {})
     if reward is not None and "reward" not in wanted and registry.takes(name, "reward"):
         wanted["reward"] = reward
-    return environment_maker(name, format, wanted)[0]
+    return registry.environment_maker(name, format, wanted)[0]

@@ -32,7 +32,7 @@ from typing import IO, Any, BinaryIO, cast
 from practicum.environments.worker_child import read_frame, write_frame
 from practicum.errors import UserError
 from practicum.utils.deadline import queued
-from practicum.utils.memory import tree_seconds
+from practicum.utils.memory import tree_cpu_seconds
 
 START = ""
 """The call that every worker begins with: its engine is made."""
@@ -155,9 +155,9 @@ class Worker:
         """The answer to a call; None if the process ended instead."""
         write_frame(self._pipe(self.process.stdin), {"call": item.name, "arguments": item.arguments})
         # Most calls are over at once; looking through all processes would take longer than they do.
-        used = [] if self._answered(self.limit / 100) else [tree_seconds(self.process.pid)]
+        used = [] if self._answered(self.limit / 100) else [tree_cpu_seconds(self.process.pid)]
         while used and not self._answered(self.limit):
-            used.append(tree_seconds(self.process.pid))
+            used.append(tree_cpu_seconds(self.process.pid))
             if not self._starved(used):
                 what = f"'{item.name}'" if item.name else "its start"
                 raise TimeoutError(f"{what} took longer than {self.limit:g} s")

@@ -17,7 +17,8 @@ from practicum.models import loader, lora
 from practicum.models.decoder import Decoder
 from practicum.models.device import Device
 from practicum.models.device import find as find_place
-from practicum.rollout_setup import SCRIPTED, RolloutSetup, environment_maker, make_rollout_setup
+from practicum.registry import environment_maker
+from practicum.rollout_setup import SCRIPTED, RolloutSetup, make_rollout_setup
 from practicum.training.checkpoint import Checkpoints
 
 STAGES: Mapping[str, tuple[str, ...]] = {

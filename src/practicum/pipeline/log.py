@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +15,7 @@ from practicum.data.store import write_atomic
 from practicum.errors import UserError
 from practicum.evaluation.result import EvalResult
 from practicum.utils.console import escape_control_chars
+from practicum.utils.memory import cpu_seconds, peak_resident_megabytes, reset_peak_resident
 from practicum.utils.progress import duration
 
 NAME = "stages.json"
@@ -64,8 +64,10 @@ class PipelineLog:
         """A stage is finished if it is left without an exception; what it took is kept either way."""
         before = self.spent.get(name, Spent())
         self._keep(name, replace(before, starts=before.starts + 1))
-        forget_peak()
-        clock, processor = time.monotonic(), processor_seconds()
+        reset_peak_resident()
+        if (cuda := _cuda()) is not None:
+            cuda.reset_peak_memory_stats()
+        clock, processor = time.monotonic(), cpu_seconds()
         done = False
         try:
             yield
@@ -77,8 +79,8 @@ class PipelineLog:
                     before.starts + 1,
                     done,
                     before.seconds + time.monotonic() - clock,
-                    before.processor_seconds + processor_seconds() - processor,
-                    max(before.peak_mb, peak_megabytes()),
+                    before.processor_seconds + cpu_seconds() - processor,
+                    max(before.peak_mb, peak_resident_megabytes()),
                     max(before.gpu_peak_mb, gpu_peak_megabytes()),
                 ),
             )
@@ -177,28 +179,6 @@ def evaluation_line(examination: EvalResult, level: float) -> str:
 def memory(spent: Spent) -> str:
     gpu = f", GPU {spent.gpu_peak_mb / 1000:.2f} GB" if spent.gpu_peak_mb else ""
     return f"{spent.peak_mb / 1000:.2f} GB{gpu}"
-
-
-def processor_seconds() -> float:
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
-
-
-def forget_peak() -> None:
-    """The highest memory so far is an earlier stage's."""
-    with contextlib.suppress(OSError):  # not every kernel can forget
-        Path("/proc/self/clear_refs").write_text("5")
-    if (cuda := _cuda()) is not None:
-        cuda.reset_peak_memory_stats()
-
-
-def peak_megabytes() -> float:
-    """The most memory this process held since `forget_peak`, or ever, where the kernel cannot say."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM:"))
-    except (OSError, StopIteration, ValueError):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 def gpu_peak_megabytes() -> float:

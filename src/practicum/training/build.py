@@ -25,8 +25,8 @@ from practicum.evaluation.panel import Panel, Result
 from practicum.models import device, loader, lora
 from practicum.models.decoder import Decoder
 from practicum.models.device import Device
+from practicum.registry import environment_maker
 from practicum.rollout import MakeEnvironment
-from practicum.rollout_setup import environment_maker
 from practicum.sandbox import base as sandbox
 from practicum.task import Task
 from practicum.training.bandit import BanditTrainer, LoggedState, tabulate

@@ -27,6 +27,7 @@ from practicum.training.monitor.metrics import MetricsFile, spread
 from practicum.training.monitor.reward_hacking import RewardHackingMonitor, RewardHackingSettings
 from practicum.training.rl_trainer import RLTrainer
 from practicum.trajectory import Trajectory
+from practicum.utils.memory import resident_megabytes
 
 RESUME_MODES = ("auto", "disable", "resume_path")
 METRICS = "metrics.jsonl"
@@ -317,12 +318,3 @@ class Run:
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
-
-
-def resident_megabytes() -> float:
-    """Memory of this process, from the kernel; 0 where it does not say."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0.0
-    return pages * 4096 / 1e6

@@ -1,71 +1,95 @@
-"""A process and all that it started, from the kernel's own lists (Linux; elsewhere nothing is known)."""
+"""Memory and processor time of this process and of the processes that it started, in megabytes (1e6 bytes) and seconds.
+
+psutil reads the numbers. Two things it does not offer are read here: the peak of resident memory since a given moment,
+and returning freed memory to the system.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import gc
-import os
+import resource
 from pathlib import Path
 
-PAGE = os.sysconf("SC_PAGE_SIZE")
-TICKS = os.sysconf("SC_CLK_TCK")
+import psutil
 
 
-def descendants(root: int | None = None) -> list[int]:
-    """Processes that `root` (default: this one) started, and those that they started."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir() if Path("/proc").is_dir() else ():
-        if entry.name.isdigit():
-            parent = _parent(entry)
-            if parent is not None:
-                children.setdefault(parent, []).append(int(entry.name))
-    found: list[int] = []
-    waiting = [os.getpid() if root is None else root]
-    while waiting:
-        own = children.get(waiting.pop(), [])
-        found += own
-        waiting += own
-    return sorted(found)
+def descendants(pid: int | None = None) -> list[psutil.Process]:
+    """Return the running processes that `pid` (default: this process) started, and those that they started."""
+    try:
+        return [child for child in psutil.Process(pid).children(recursive=True) if _is_running(child)]
+    except psutil.NoSuchProcess:
+        return []
 
 
-def tree_megabytes(root: int | None = None) -> float:
-    """Resident memory of a process and its descendants together. What they share is counted in each."""
-    whole = [os.getpid() if root is None else root, *descendants(root)]
-    return sum(map(_resident, whole)) / 1e6
+def resident_megabytes() -> float:
+    """Return the resident memory of this process."""
+    return float(psutil.Process().memory_info().rss) / 1e6
 
 
-def give_back() -> None:
-    """Hand memory that is no longer used to the system, so that what is measured next is not hidden in it."""
+def tree_resident_megabytes(pid: int | None = None) -> float:
+    """Return the resident memory of a process and its descendants; memory that they share is counted in each."""
+    return sum(map(_resident_bytes, _process_tree(pid))) / 1e6
+
+
+def reset_peak_resident() -> None:
+    """Let `peak_resident_megabytes` count from now on, where the kernel supports it."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_resident_megabytes() -> float:
+    """Return the highest resident memory of this process since `reset_peak_resident`, or since its start elsewhere."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration, ValueError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+
+
+def release_free_memory() -> None:
+    """Return freed memory to the system, so that the next measurement does not reuse it unseen."""
     gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # other C libraries keep it
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def tree_seconds(root: int) -> float:
-    """Processor time that a process and its living descendants have used."""
-    return sum(map(_seconds, [root, *descendants(root)]))
+def cpu_seconds() -> float:
+    """Return the processor time of this process and of the finished processes that it waited for."""
+    times = psutil.Process().cpu_times()
+    return float(times.user + times.system + times.children_user + times.children_system)
 
 
-def _seconds(process: int) -> float:
+def tree_cpu_seconds(pid: int) -> float:
+    """Return the processor time of a process and its running descendants."""
+    return sum(map(_cpu_seconds, _process_tree(pid)))
+
+
+def _process_tree(pid: int | None) -> list[psutil.Process]:
     try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
-    except (OSError, ValueError, IndexError):  # it ended meanwhile
-        return 0.0
+        return [psutil.Process(pid), *descendants(pid)]
+    except psutil.NoSuchProcess:
+        return []
 
 
-def _resident(process: int) -> int:
+def _is_running(process: psutil.Process) -> bool:
     try:
-        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * PAGE
-    except (OSError, ValueError, IndexError):  # it ended meanwhile
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _resident_bytes(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:  # it has ended
         return 0
 
 
-def _parent(entry: Path) -> int | None:
+def _cpu_seconds(process: psutil.Process) -> float:
     try:
-        # The name stands in brackets and may hold anything: what counts comes after the last one.
-        fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        return None if fields[0] == "Z" else int(fields[1])
-    except (OSError, ValueError, IndexError):
-        return None
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    except psutil.Error:  # it has ended
+        return 0.0

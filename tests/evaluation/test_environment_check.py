@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from practicum.cli.main import main
-from practicum.environments.check import Findings
-from practicum.utils.memory import descendants, tree_megabytes
+from practicum.evaluation.environment_check import Findings
+from practicum.utils.memory import descendants, tree_resident_megabytes
 
 SOUND = Findings(50, 1.0, 1.0, 0.0, 0.0, True, True, True, 100.0, 50, 50, 10.0)
 
@@ -86,8 +86,8 @@ def test_the_documented_example_is_sound(tmp_path: Path, capsys: pytest.CaptureF
 def test_the_tree_of_processes() -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
         try:
-            assert child.pid in descendants()
-            assert tree_megabytes() > tree_megabytes(child.pid) > 1
+            assert child.pid in [process.pid for process in descendants()]
+            assert tree_resident_megabytes() > tree_resident_megabytes(child.pid) > 1
         finally:
             child.kill()
-    assert child.pid not in descendants()
+    assert child.pid not in [process.pid for process in descendants()]

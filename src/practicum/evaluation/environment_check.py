@@ -20,7 +20,7 @@ from practicum.evaluation.stats.intervals import jeffreys
 from practicum.rollout import attempts, run_episodes
 from practicum.rollout_setup import RolloutSetup, make_rollout_setup
 from practicum.trajectory import Outcome, Trajectory
-from practicum.utils.memory import give_back, tree_megabytes
+from practicum.utils.memory import release_free_memory, tree_resident_megabytes
 
 ENOUGH = 0.95
 """Share of its ceiling that the expert must be able to reach, as far as so many tasks can tell."""
@@ -95,7 +95,7 @@ class Elsewhere:
 
     def megabytes_without(self) -> float:
         """Memory of this process and all that it started, the other one and its own left out."""
-        return tree_megabytes() - tree_megabytes(self._process.pid)
+        return tree_resident_megabytes() - tree_resident_megabytes(self._process.pid)
 
     def close(self) -> None:
         self._process.kill()
@@ -104,7 +104,7 @@ class Elsewhere:
 
 async def check(name: str, count: int, options: Mapping[str, Any], elsewhere: Elsewhere) -> Findings:
     """Everything about one environment."""
-    give_back()
+    release_free_memory()
     before = elsewhere.megabytes_without()
     bench = make_rollout_setup(name, "expert", max_turns=EXPERT_TURNS, options=options)
     try:
