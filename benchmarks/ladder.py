@@ -30,7 +30,10 @@ from practicum.data import store
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environments.math import MathEnvironment
-from practicum.evaluation.panel import Panel, Result, compare
+from practicum.evaluation.compare import compare_pair
+from practicum.evaluation.panel import Panel
+from practicum.evaluation.result import EvalResult
+from practicum.evaluation.stats.intervals import COMPARISON_LEVEL
 from practicum.models import loader
 from practicum.rollout import attempts, run_episodes
 from practicum.task import Task
@@ -86,7 +89,7 @@ def tasks(split: str, count: int, seed: int, stream: int) -> list[Task]:
     return list(world().tasks(split, count, 1000 * seed + stream))
 
 
-async def examine(policy: TrainablePolicy, name: str, panel: Panel) -> Result:
+async def examine(policy: TrainablePolicy, name: str, panel: Panel) -> EvalResult:
     result, _ = await policy.examine(name, panel, world, agent(0.0))
     return result
 
@@ -109,8 +112,8 @@ class Ladder:
     def log(self) -> Path:
         return self.folder / "rollouts"
 
-    async def climb(self) -> dict[str, Result]:
-        results: dict[str, Result] = {}
+    async def climb(self) -> dict[str, EvalResult]:
+        results: dict[str, EvalResult] = {}
         for rung in (self.imitation, self.rollouts, self.preference, self.offline, self.online):
             begun, worked = time.monotonic(), time.process_time()
             results |= await rung()
@@ -118,7 +121,7 @@ class Ladder:
             self.cpu_minutes[rung.__name__] = (time.process_time() - worked) / 60
         return results
 
-    async def imitation(self) -> dict[str, Result]:
+    async def imitation(self) -> dict[str, EvalResult]:
         """The untrained model, and what demonstrations make of it."""
         policy, budget = TrainablePolicy(loader.load_tiny(self.seed), max_batch=128), self.budget
         try:
@@ -142,7 +145,7 @@ class Ladder:
         finally:
             await policy.close()
 
-    async def rollouts(self) -> dict[str, Result]:
+    async def rollouts(self) -> dict[str, EvalResult]:
         """The BC agent's own episodes, on disk: what DPO and offline GRPO learn from."""
         shutil.rmtree(self.log, ignore_errors=True)
         policy, budget = TrainablePolicy(loader.load(str(self.start)), max_batch=128), self.budget
@@ -157,7 +160,7 @@ class Ladder:
         self.figures["logged_success"] = sum(e.reward > 0 for e in episodes) / len(episodes)
         return {}
 
-    async def preference(self) -> dict[str, Result]:
+    async def preference(self) -> dict[str, EvalResult]:
         budget = self.budget
         logged: list[Trajectory] = list(store.read_episodes(self.log))
         pairs = [mined.pair for mined in mine_pairs(logged, "same_state", budget.pairs_a_task)]
@@ -172,7 +175,7 @@ class Ladder:
         finally:
             await policy.close()
 
-    async def offline(self) -> dict[str, Result]:
+    async def offline(self) -> dict[str, EvalResult]:
         budget = self.budget
         return await self._train(
             "offline GRPO", budget.offline_steps, f"data.from_trajectories={self.log}", f"{ACTOR}.use_kl_loss=true",
@@ -180,10 +183,10 @@ class Ladder:
             f"{ACTOR}.clip_ratio_low={1 - budget.offline_floor}", f"{ACTOR}.clip_ratio_high={budget.offline_cap - 1}",
         )  # fmt: skip
 
-    async def online(self) -> dict[str, Result]:
+    async def online(self) -> dict[str, EvalResult]:
         return await self._train("online GRPO", self.budget.online_steps)
 
-    async def _train(self, name: str, steps: int, *more: str) -> dict[str, Result]:
+    async def _train(self, name: str, steps: int, *more: str) -> dict[str, EvalResult]:
         """`practicum train` from the BC model, then the panel."""
         label = name.replace(" ", "-")
         shutil.rmtree(self.folder / "ladder" / label, ignore_errors=True)
@@ -201,39 +204,45 @@ class Ladder:
             await run.policy.close()
 
 
-def pooled(results: Mapping[int, Result]) -> Result:
+def pooled(results: Mapping[int, EvalResult]) -> EvalResult:
     """One policy's scores on the tasks of all seeds: every seed has its own model and its own tasks."""
     first = next(iter(results.values()))
     return replace(
         first,
         panel="all seeds",
-        rewards={f"{seed}/{task}": value for seed, one in results.items() for task, value in one.rewards.items()},
-        successes={f"{seed}/{task}": value for seed, one in results.items() for task, value in one.successes.items()},
-        errors={f"{seed}/{task}": value for seed, one in results.items() for task, value in one.errors.items()},
+        size=sum(one.size for one in results.values()),
+        sittings=tuple(
+            replace(attempt, task=f"{seed}/{attempt.task}", cluster=f"{seed}/{attempt.cluster}")
+            for seed, one in results.items()
+            for attempt in one.sittings
+        ),
     )
 
 
-def row(label: str, seed: str, lower: Result, higher: Result) -> str:
-    gain = compare(lower, higher)
+def row(label: str, seed: str, lower: EvalResult, higher: EvalResult) -> str:
+    comparison = compare_pair(lower, higher)
+    gain = comparison.success
     return (
         f"| {label} | {seed} | {lower.success_rate:.1%} | {higher.success_rate:.1%} | {100 * gain.difference:+.1f} "
-        f"[{100 * gain.interval.low:.1f}, {100 * gain.interval.high:.1f}] | {gain.p_value:.1g} | {gain.verdict} |"
+        f"[{100 * gain.interval.low:.1f}, {100 * gain.interval.high:.1f}] | {gain.p_value:.1g} | {comparison.verdict} |"
     )
 
 
-def comparison_record(lower: Result, higher: Result) -> dict[str, Any]:
-    gain = compare(lower, higher)
+def comparison_record(lower: EvalResult, higher: EvalResult) -> dict[str, Any]:
+    comparison = compare_pair(lower, higher)
+    gain = comparison.success
     return {"difference": gain.difference, "low": gain.interval.low, "high": gain.interval.high, "p": gain.p_value,
-            "n": gain.count, "verdict": gain.verdict}  # fmt: skip
+            "n": gain.tasks, "verdict": comparison.verdict}  # fmt: skip
 
 
-def table(found: Mapping[int, Mapping[str, Result]]) -> Iterator[str]:
+def table(found: Mapping[int, Mapping[str, EvalResult]]) -> Iterator[str]:
     """Every policy with its interval, then every comparison, each seed's and all seeds' together."""
     yield "| policy | " + " | ".join(f"seed {seed} [95 %]" for seed in found) + " |"
     yield "|---|" + "---|" * len(found)
     for name in next(iter(found.values())):
         results = [rungs[name] for rungs in found.values()]
-        cells = (f"{r.success_rate:.1%} [{r.interval().low:.1%}, {r.interval().high:.1%}]" for r in results)
+        pairs = ((r.success_rate, r.interval(COMPARISON_LEVEL)) for r in results)
+        cells = (f"{rate:.1%} [{interval.low:.1%}, {interval.high:.1%}]" for rate, interval in pairs)
         yield f"| {name} | " + " | ".join(cells) + " |"
     yield ""
     yield "| step | seed | lower | higher | difference, points [95 %] | p | verdict |"
@@ -250,14 +259,14 @@ async def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/ladder"))
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "ladder.json")
     args = parser.parse_args()
-    found: dict[int, dict[str, Result]] = {}
+    found: dict[int, dict[str, EvalResult]] = {}
     record: dict[str, Any] = {"budget": asdict(BUDGET), "held_out": HELD_OUT, "seeds": {}, "pooled": {}}
     for seed in map(int, args.seeds.split(",")):
         ladder = Ladder(args.out / f"seed-{seed}", seed)
         found[seed] = await ladder.climb()
         record["seeds"][seed] = {
             "panel": ladder.panel.hash,
-            "policies": {name: result.record() for name, result in found[seed].items()},
+            "policies": {name: result.summary() for name, result in found[seed].items()},
             "comparisons": {f"{a} → {b}": comparison_record(found[seed][a], found[seed][b]) for a, b in STEPS},
             "minutes": ladder.minutes,
             "cpu_minutes": ladder.cpu_minutes,

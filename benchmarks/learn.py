@@ -23,7 +23,9 @@ from practicum.agent import Agent
 from practicum.config.train import resolve
 from practicum.engines.base import Sampling
 from practicum.environments.math import MathEnvironment
-from practicum.evaluation.panel import Panel, Result, compare
+from practicum.evaluation.compare import compare_pair
+from practicum.evaluation.panel import Panel
+from practicum.evaluation.result import EvalResult
 from practicum.models import loader
 from practicum.quickstart import Quickstart, default_plan
 from practicum.training import build
@@ -62,13 +64,15 @@ async def make_start(out: Path, seed: int) -> Path:
     return folder / "sft" / "model"
 
 
-async def examine(policy: TrainablePolicy, name: str, panel: Panel) -> Result:
+async def examine(policy: TrainablePolicy, name: str, panel: Panel) -> EvalResult:
     agent = Agent(format="hf", max_turns=max(LEVELS) + 2, sampling=Sampling(0.0, max_tokens=32))
     result, _ = await policy.examine(name, panel, lambda: MathEnvironment(levels=LEVELS), agent)
     return result
 
 
-async def practise(name: str, extra: list[str], start: Path, out: Path, steps: int, seed: int, panel: Panel) -> Result:
+async def practise(
+    name: str, extra: list[str], start: Path, out: Path, steps: int, seed: int, panel: Panel
+) -> EvalResult:
     folder = out / "runs"
     label = "".join(c if c.isalnum() else "-" for c in name) + f"-{seed}"
     shutil.rmtree(folder / "learn" / label, ignore_errors=True)
@@ -102,23 +106,23 @@ async def main() -> None:
     await policy.close()
     results = Path(__file__).parent / "results" / "learn.json"
     rows = json.loads(results.read_text())["rows"] if results.exists() and args.only else {}
-    print(f"start: {before.success_rate:.1%} of {before.count}\n")
+    print(f"start: {before.success_rate:.1%} of {len(before.scored)}\n")
     print("| entry | held-out success | against the start, points [95 %] | p | minutes |\n|---|---|---|---|---|")
     for name in wanted:
         begun = time.monotonic()
         after = await practise(name, ENTRIES[name], start, args.out, args.steps, args.seed, panel)
         minutes = (time.monotonic() - begun) / 60
-        gain = compare(before, after)
+        gain = compare_pair(before, after).success
         rows[name] = {
             "success": after.success_rate, "difference": gain.difference, "low": gain.interval.low,
-            "high": gain.interval.high, "p": gain.p_value, "minutes": minutes, "n": gain.count,
+            "high": gain.interval.high, "p": gain.p_value, "minutes": minutes, "n": gain.tasks,
         }  # fmt: skip
         print(
             f"| {name} | {after.success_rate:.1%} | {100 * gain.difference:+.1f} "
             f"[{100 * gain.interval.low:.1f}, {100 * gain.interval.high:.1f}] | {gain.p_value:.1g} | {minutes:.1f} |",
             flush=True,
         )
-        record = {"start": before.record(), "panel": panel.hash, "steps": args.steps, "seed": args.seed, "rows": rows}
+        record = {"start": before.summary(), "panel": panel.hash, "steps": args.steps, "seed": args.seed, "rows": rows}
         results.parent.mkdir(exist_ok=True)
         results.write_text(json.dumps(record, indent=1) + "\n")
 

@@ -27,8 +27,9 @@ from practicum.agent import Agent
 from practicum.config.train import TrainConfig, resolve
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
-from practicum.evaluation.panel import Panel, Result, compare
-from practicum.evaluation.stats.intervals import paired_difference
+from practicum.evaluation.compare import SCORE, compare_pair
+from practicum.evaluation.panel import Panel
+from practicum.evaluation.result import EvalResult
 from practicum.models import loader
 from practicum.rollout import attempts, run_episodes
 from practicum.training import build
@@ -117,7 +118,7 @@ async def make_start(name: str, config: TrainConfig, out: Path, seed: int) -> Pa
 
 async def examined(
     policy: TrainablePolicy, label: str, panel: Panel, config: TrainConfig, world: build.RunComponents
-) -> tuple[Result, list[Trajectory]]:
+) -> tuple[EvalResult, list[Trajectory]]:
     return await policy.examine(label, panel, world.make_environment, agent_of(config, world, 0.0))
 
 
@@ -142,11 +143,11 @@ async def learn(name: str, out: Path, seed: int, tasks: int, extra: list[str]) -
         await run.go()
         practice = {"steps": run.standing.step, **watch.read()}
         after, episodes = await examined(run.policy, name, panel, config, world)
-        gain = compare(before, after)
-        both = sorted(before.rewards.keys() & after.rewards.keys())
-        _, interval = paired_difference([before.rewards[t] for t in both], [after.rewards[t] for t in both])
+        comparison = compare_pair(before, after)
+        gain = comparison.success
+        interval = next(delta.interval for delta in comparison.changes if delta.name == SCORE)
         row: dict[str, Any] = {
-            "sft": before.record(), "rl": after.record(), "difference": gain.difference,
+            "sft": before.summary(), "rl": after.summary(), "difference": gain.difference,
             "low": gain.interval.low, "high": gain.interval.high, "p": gain.p_value,
             "reward_difference": [interval.low, interval.high], "practice": practice,
             "imitation": json.loads((start / "imitation.json").read_text()),
@@ -158,7 +159,7 @@ async def learn(name: str, out: Path, seed: int, tasks: int, extra: list[str]) -
             ablated, _ = await examined(run.policy, "no search", panel, config, blind)
             row |= {
                 "searches": sum(searches) / len(searches), "never_searched": searches.count(0),
-                "no_search": ablated.record(), "p_no_search": compare(ablated, after).p_value,
+                "no_search": ablated.summary(), "p_no_search": compare_pair(ablated, after).success.p_value,
             }  # fmt: skip
     finally:
         await run.policy.close()

@@ -19,8 +19,11 @@ from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
+from practicum.evaluation.compare import Comparison, compare_pair
 from practicum.evaluation.learning_curve import Mark, learning_curve
-from practicum.evaluation.panel import Comparison, Panel, Result, compare, score
+from practicum.evaluation.panel import Panel
+from practicum.evaluation.result import EvalResult, result_from_episodes
+from practicum.evaluation.stats.intervals import COMPARISON_LEVEL
 from practicum.models import loader
 from practicum.rollout import attempts, run_episodes
 from practicum.task import Task
@@ -175,13 +178,13 @@ class Quickstart:
         metrics.close()
         return curve
 
-    async def _scripted(self, source: str) -> Result:
+    async def _scripted(self, source: str) -> EvalResult:
         agent = self.agent(1.0)
         engine = ScriptedEngine.of(source, self.make_environment(), agent.make_format(), self.policy.renderer)
         episodes = await run_episodes(self.panel.attempts(), self.make_environment, agent, engine, self.policy.renderer)
-        return score(source, self.panel, episodes)
+        return result_from_episodes(source, self.panel, episodes)
 
-    async def _examine(self, name: str) -> Result:
+    async def _examine(self, name: str) -> EvalResult:
         agent = self.agent(self.plan.examine_temperature)
         with self._stage(f"examine {name}", len(self.panel.tasks), "episodes") as progress:
             result, episodes = await self.policy.examine(
@@ -201,15 +204,15 @@ class Quickstart:
 
         return Timed(label, total, unit)
 
-    def _report(self, results: dict[str, Result], curve: list[float]) -> dict[str, Any]:
-        gain = compare(results["sft"], results["rl"])
+    def _report(self, results: dict[str, EvalResult], curve: list[float]) -> dict[str, Any]:
+        gain = compare_pair(results["sft"], results["rl"])
         total = time.monotonic() - self.begun
         summary: dict[str, Any] = {
-            **{name: result.record() for name, result in results.items()},
-            "difference": gain.difference,
-            "difference_low": gain.interval.low,
-            "difference_high": gain.interval.high,
-            "p_value": gain.p_value,
+            **{name: result.summary() for name, result in results.items()},
+            "difference": gain.success.difference,
+            "difference_low": gain.success.interval.low,
+            "difference_high": gain.success.interval.high,
+            "p_value": gain.success.p_value,
             "verdict": gain.verdict,
             "seconds": total,
             "stages": self.seconds,
@@ -233,36 +236,39 @@ class Quickstart:
             self.say(f"See an episode: practicum show '{example}'")
         return summary
 
-    def _page(self, results: dict[str, Result], gain: Comparison, curve: list[float]) -> str:
+    def _page(self, results: dict[str, EvalResult], gain: Comparison, curve: list[float]) -> str:
         marks = []
         for name in ("sft", "rl"):
-            interval = results[name].interval()
+            interval = results[name].interval(COMPARISON_LEVEL)
             marks.append(Mark(name.upper(), results[name].success_rate, interval.low, interval.high, COLOURS[name]))
         subtitle = f"tiny on math, seed {self.seed}, panel {self.panel.hash} of {len(self.panel.tasks)} held-out tasks"
+        intervals = {name: result.interval(COMPARISON_LEVEL) for name, result in results.items()}
         notes = [
-            f"{n}: {r.success_rate:.1%} [{r.interval().low:.1%}, {r.interval().high:.1%}]" for n, r in results.items()
+            f"{name}: {result.success_rate:.1%} [{intervals[name].low:.1%}, {intervals[name].high:.1%}]"
+            for name, result in results.items()
         ]
         return learning_curve("Practicum quickstart", subtitle, curve, marks, [*notes, sentence(gain)])
 
 
-def table(results: dict[str, Result]) -> str:
+def table(results: dict[str, EvalResult]) -> str:
     """Success of every policy with its 95 % interval."""
     lines = [f"{'policy':<8} {'success':>8}   {'95 % interval':<16} {'n':>4}  {'turns':>5}  {'unusable replies':>16}"]
     for name, result in results.items():
-        interval = result.interval()
+        interval, metrics = result.interval(COMPARISON_LEVEL), result.metrics()
         lines.append(
-            f"{name:<8} {result.success_rate:>8.1%}   [{interval.low:>6.1%}, {interval.high:>6.1%}] {result.count:>4}  "
-            f"{result.mean_turns:>5.2f}  {result.invalid_replies:>16.1%}"
+            f"{name:<8} {result.success_rate:>8.1%}   [{interval.low:>6.1%}, {interval.high:>6.1%}] "
+            f"{len(result.scored):>4}  {metrics['mean_turns'] or 0:>5.2f}  {metrics['invalid_reply_rate'] or 0:>16.1%}"
         )
     return "\n".join(lines)
 
 
 def sentence(gain: Comparison) -> str:
     """The comparison in words."""
-    if gain.verdict == "no difference shown":
-        return f"RL against SFT: no difference shown (p = {gain.p_value:.3g}, n = {gain.count})."
+    success = gain.success
+    if not gain.shown:
+        return f"RL against SFT: no difference shown (p = {success.p_value:.3g}, n = {success.tasks})."
     return (
-        f"RL is {gain.verdict} than SFT by {100 * abs(gain.difference):.1f} points "
-        f"[{100 * gain.interval.low:.1f}, {100 * gain.interval.high:.1f}] on the same {gain.count} tasks "
-        f"(exact McNemar p = {gain.p_value:.2g})."
+        f"RL is {gain.verdict} than SFT by {100 * abs(success.difference):.1f} points "
+        f"[{100 * success.interval.low:.1f}, {100 * success.interval.high:.1f}] on the same {success.tasks} tasks "
+        f"({success.test} p = {success.p_value:.2g})."
     )

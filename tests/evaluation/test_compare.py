@@ -100,6 +100,13 @@ def test_all_gained_by_every_attempt_keeps_a_width(examine: Make) -> None:
     assert math.isfinite(change.detectable)
 
 
+def test_twenty_tasks_gained_are_no_certainty(examine: Make) -> None:
+    """A bootstrap of twenty equal differences would give [1, 1]."""
+    comparison = compare_pair(examine("a", [0] * 20), examine("b", [1] * 20))
+    assert comparison.verdict == "better"
+    assert (comparison.success.interval.low, comparison.success.interval.high) == pytest.approx((0.741, 1.0), abs=5e-4)
+
+
 def test_no_difference_says_what_it_would_take(examine: Make) -> None:
     found = compare_pair(examine("a", [1, 0] * 50), examine("b", [1, 0] * 46 + [0, 1] * 3 + [1, 1]))
     assert found.verdict == "no difference shown"

@@ -14,7 +14,15 @@ from practicum.environment import Action
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.evaluation.multi_environment import aggregate
-from practicum.evaluation.result import EvalResult, attempt_result, attempts_shown, read_result, read_results
+from practicum.evaluation.panel import Panel
+from practicum.evaluation.result import (
+    EvalResult,
+    attempt_result,
+    attempts_shown,
+    read_result,
+    read_results,
+    result_from_episodes,
+)
 from practicum.evaluation.stats.intervals import fraction_interval, jeffreys
 from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
 
@@ -108,6 +116,22 @@ def test_an_episode_becomes_a_sitting() -> None:
     assert (sitting.turns, sitting.tokens, sitting.invalid, sitting.seconds) == (1, 3, 1, 1.5)
     assert sitting.figures == {"depth": 3.0, "share": 0.25}  # flags and names are no figures
     assert not sitting.success
+
+
+def test_a_result_of_episodes_counts_what_was_not_scored() -> None:
+    panel = Panel(tuple(MathEnvironment().tasks("test", 3)), 0)
+    outcomes = (Outcome.SUCCESS, Outcome.TIMEOUT, Outcome.FAILURE)
+    episodes = [
+        Trajectory(task, 0, task.id, outcome, (), float(outcome is Outcome.SUCCESS), {}, Seeds(0, 0))
+        for task, outcome in zip(panel.tasks, outcomes, strict=True)
+    ]
+    result = result_from_episodes("p", panel, episodes)
+    assert (result.panel, result.environment, result.size, result.attempts) == (panel.hash, "math", 3, 1)
+    summary = result.summary()
+    assert (summary["success_rate"], summary["n"], summary["errors"], summary["level"]) == (0.5, 2, 1, 0.95)
+    assert (summary["low"], summary["high"]) == (jeffreys(1, 2, 0.95).low, jeffreys(1, 2, 0.95).high)
+    nothing = result_from_episodes("p", panel, episodes[1:2]).summary()
+    assert (nothing["success_rate"], nothing["mean_reward"], nothing["n"], nothing["errors"]) == (None, None, 0, 1)
 
 
 @pytest.mark.parametrize(

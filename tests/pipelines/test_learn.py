@@ -11,7 +11,9 @@ from practicum.agent import Agent
 from practicum.config.train import resolve
 from practicum.engines.base import Sampling
 from practicum.environments.math import MathEnvironment
-from practicum.evaluation.panel import Panel, Result, compare
+from practicum.evaluation.compare import compare_pair
+from practicum.evaluation.panel import Panel
+from practicum.evaluation.result import EvalResult
 from practicum.training import build
 
 
@@ -30,7 +32,7 @@ def test_practice_beats_its_start(estimator: str, steps: int, finished: Path, tm
     )  # fmt: skip
     run = build.build_run(config, say=lambda text: None)
 
-    async def whole() -> tuple[Result, Result]:
+    async def whole() -> tuple[EvalResult, EvalResult]:
         make = lambda: MathEnvironment(levels=(1,))  # noqa: E731
         try:
             before, _ = await run.policy.examine("sft", panel, make, agent)
@@ -40,6 +42,6 @@ def test_practice_beats_its_start(estimator: str, steps: int, finished: Path, tm
             await run.policy.close()
         return before, after
 
-    gain = compare(*asyncio.run(whole()))
+    gain = compare_pair(*asyncio.run(whole()))
     assert gain.verdict == "better", gain
-    assert gain.difference > 0.05
+    assert gain.success.difference > 0.05

@@ -22,7 +22,7 @@ from practicum.engines.base import Sampling
 from practicum.environment import Action, Observation, Step
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
-from practicum.evaluation.panel import Result
+from practicum.evaluation.result import AttemptResult, EvalResult
 from practicum.models import loader, lora
 from practicum.rewards.base import reward
 from practicum.task import Task
@@ -34,6 +34,7 @@ from practicum.training.monitor.reward_hacking import RewardHackingSettings
 from practicum.training.rl_trainer import GroupFilter, RLSettings, RLTrainer
 from practicum.training.run import Run, RunSettings
 from practicum.training.trainable_policy import TrainablePolicy
+from practicum.trajectory import Outcome
 
 AGENT = Agent(max_turns=1, sampling=Sampling(max_tokens=10, stop=("e",)))
 RL = RLSettings(steps=6, tasks_per_step=3, chains=4, lr=1e-3, warmup=0)
@@ -72,12 +73,16 @@ def validations(*rates: float | None) -> Any:
     """A validation that has these success rates, one after the other; None: the engine fails."""
     rest = iter(rates)
 
-    async def validate() -> Result:
+    async def validate() -> EvalResult:
         share = next(rest)
-        if share is None:
-            return Result("val", "panel", {}, {}, {str(i): "engine_error: gone" for i in range(10)}, 0.0, 0.0)
-        solved = {str(i): i < share * 10 for i in range(10)}
-        return Result("val", "panel", {k: float(v) for k, v in solved.items()}, solved, {}, 1.0, 0.0)
+        attempts = []
+        for i in range(10):
+            outcome, reward = (Outcome.SUCCESS, 1.0) if i < (share or 0) * 10 else (Outcome.FAILURE, 0.0)
+            if share is None:
+                outcome = Outcome.ENGINE_ERROR
+            error = "gone" if share is None else None
+            attempts.append(AttemptResult(str(i), str(i), 0, outcome, reward, 1, 1, 0, error=error))
+        return EvalResult("val", "math", "panel", 10, 1, tuple(attempts))
 
     return validate
 
@@ -135,7 +140,7 @@ def test_stopped_in_the_first_validation_a_run_goes_on_without_another(tmp_path:
     go(whole)
     first = validations(*rates[:1])
 
-    async def interrupted() -> Result:
+    async def interrupted() -> EvalResult:
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.sleep(0.05)
         return await first()

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from practicum.data import store
 from practicum.errors import UserError
 from practicum.evaluation.stats.intervals import (
+    COMPARISON_LEVEL,
     LEVEL,
     Interval,
     clustered_mean,
@@ -24,6 +26,9 @@ from practicum.evaluation.stats.intervals import (
 )
 from practicum.trajectory import Origin, Outcome, Trajectory
 from practicum.utils.tables import printable
+
+if TYPE_CHECKING:
+    from practicum.evaluation.panel import Panel
 
 RESULT = "practicum result 1"
 
@@ -151,6 +156,21 @@ class EvalResult:
             found[f"figure/{name}"] = mean([s.figures[name] for s in scored if name in s.figures])
         return found
 
+    def summary(self, level: float = COMPARISON_LEVEL) -> dict[str, float | int | None]:
+        """The success rate with its interval and a few means, for a table of policies."""
+        metrics = self.metrics(level)
+        return {
+            "success_rate": metrics["success_rate"],
+            "low": metrics["success_low"],
+            "high": metrics["success_high"],
+            "level": level,
+            "n": len(self.scored),
+            "errors": len(self.unscored),
+            "mean_reward": metrics["mean_reward"],
+            "mean_turns": metrics["mean_turns"],
+            "invalid_replies": metrics["invalid_reply_rate"],
+        }
+
     def names(self, kind: str) -> list[str]:
         """Names of the reward's parts, or of the world's own figures."""
         maps = (sitting.parts if kind == "parts" else sitting.figures for sitting in self.scored)
@@ -203,6 +223,19 @@ def attempt_result(episode: Trajectory, seconds: float | None = None) -> Attempt
         figures=figures,
         seconds=seconds,
         error=episode.error,
+    )
+
+
+def result_from_episodes(policy: str, panel: Panel, episodes: Sequence[Trajectory]) -> EvalResult:
+    """The result of one policy's episodes on a panel."""
+    counts = Counter(episode.task.id for episode in episodes)
+    return EvalResult(
+        policy=policy,
+        environment=", ".join(sorted({task.environment for task in panel.tasks})),
+        panel=panel.hash,
+        size=len(panel.tasks),
+        attempts=max(counts.values(), default=1),
+        sittings=tuple(attempt_result(episode) for episode in episodes),
     )
 
 

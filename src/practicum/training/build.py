@@ -21,7 +21,8 @@ from practicum.engines.vllm.engine import VLLMEngine, VLLMSettings
 from practicum.engines.vllm.server import ServerSettings, find_python
 from practicum.environment import Environment
 from practicum.errors import UserError, did_you_mean
-from practicum.evaluation.panel import Panel, Result
+from practicum.evaluation.panel import Panel
+from practicum.evaluation.result import EvalResult
 from practicum.models import device, loader, lora
 from practicum.models.decoder import Decoder
 from practicum.models.device import Device
@@ -432,7 +433,7 @@ def load_model(config: TrainConfig, where: Device) -> loader.LoadedModel:
     return lora.add_adapter(loaded, settings, config.trainer.seed)
 
 
-async def _examine(policy: TrainablePolicy, panel: Panel, maker: MakeEnvironment, agent: Agent) -> Result:
+async def _examine(policy: TrainablePolicy, panel: Panel, maker: MakeEnvironment, agent: Agent) -> EvalResult:
     result, _ = await policy.examine("val", panel, maker, agent)
     return result
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from practicum.errors import UserError
-from practicum.evaluation.panel import Result
+from practicum.evaluation.result import EvalResult
+from practicum.evaluation.stats.intervals import COMPARISON_LEVEL
 from practicum.training import checkpoint
 from practicum.training.checkpoint import Checkpoints
 from practicum.training.episode_saver import EpisodeSaver
@@ -85,7 +86,7 @@ class Run:
         folder: Path,
         practice: RLTrainer,
         settings: RunSettings,
-        validate: Callable[[], Awaitable[Result]] | None = None,
+        validate: Callable[[], Awaitable[EvalResult]] | None = None,
         loggers: Callable[[bool], Sequence[Logger]] = lambda resumed: (),
         say: Callable[[str], None] = print,
         on_step: Callable[[int, dict[str, float]], None] | None = None,
@@ -231,18 +232,18 @@ class Run:
     async def _validated(self, step: int) -> dict[str, float]:
         assert self.validate is not None
         result = await self.validate()
-        counts = {"val/n": float(result.count), "val/errors": float(len(result.errors))}
-        if not result.count:
-            first = next(iter(result.errors.values()), "the panel is empty")
+        counts = {"val/n": float(len(result.scored)), "val/errors": float(len(result.unscored))}
+        if not result.scored:
+            first = next((f"{a.outcome}: {a.error}" for a in result.unscored), "the panel is empty")
             self.say(f"Step {step}: no episode of the validation could be scored (first: {first}); it does not count.")
             return counts
-        interval = result.interval()
+        interval = result.interval(COMPARISON_LEVEL)
         values = {
             "val/success/mean": result.success_rate,
             "val/success/low": interval.low,
             "val/success/high": interval.high,
             **counts,
-            **spread("val/reward", list(result.rewards.values())),
+            **spread("val/reward", [attempt.reward for attempt in result.scored]),
         }
         value, standing = values[self.settings.best_metric], self.standing
         if standing.best_value is None or value > standing.best_value:

@@ -22,7 +22,8 @@ from practicum.chat.renderer import Renderer
 from practicum.engines.base import PolicyEngine
 from practicum.engines.local.engine import LocalEngine
 from practicum.errors import UserError
-from practicum.evaluation.panel import Panel, Result, score
+from practicum.evaluation.panel import Panel
+from practicum.evaluation.result import EvalResult, result_from_episodes
 from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.models.loader import LoadedModel
@@ -185,12 +186,12 @@ class TrainablePolicy:
         make_environment: MakeEnvironment,
         agent: Agent,
         on_done: Callable[[Trajectory], None] | None = None,
-    ) -> tuple[Result, list[Trajectory]]:
+    ) -> tuple[EvalResult, list[Trajectory]]:
         """Score the current policy on a panel."""
         episodes = await self.roll_out(
             panel.attempts(), make_environment, agent, on_done=on_done, provenance={"panel": panel.hash}
         )
-        return score(name, panel, episodes), episodes
+        return result_from_episodes(name, panel, episodes), episodes
 
     def write(self, folder: Path) -> None:
         """The model (or only its adapter) and its tokenizer, as Hugging Face and PEFT write them."""

@@ -17,7 +17,9 @@ from scipy import special, stats
 Floats = NDArray[np.float64]
 
 LEVEL = 0.80
-"""The level of a score's interval unless another is asked for: founding paper 003's."""
+"""Default level of the interval of a score: that of Affine."""
+COMPARISON_LEVEL = 0.95
+"""Default level of the interval of a difference, and of the scores in a table of policies."""
 BLOCK = 4_000_000
 """Numbers that a resampling holds at once."""
 
