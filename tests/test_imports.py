@@ -19,6 +19,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pipeline", "quickstart", "report"),
     ("training",),
     ("evaluation",),
+    ("collector",),
+    ("rollout_settings",),
     ("rollout_setup",),
     ("rollout",),
     ("agent",),

@@ -284,7 +284,7 @@ def test_runs_that_fail_are_1(shop: str, tmp_path: Path, capsys: pytest.CaptureF
     assert "ended in env_error: reset: OSError: the site is down" in capsys.readouterr().out
     for wrong, says in (
         (["--task", "v2.up-77"], "has no 'train' task 'v2.up-77'"),
-        ([], "Say which task to play"),
+        ([], "Say which task to run"),
         (["--task", "v2.up-0", "--temperature", "1"], "takes --temperature-a and --temperature-b"),
         (["--task", "v2.up-0", "--temperature-a", "-1"], "must be 0 or more"),
     ):

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from practicum.cli import collect, eval
-from practicum.cli.options import place_settings
 from practicum.config import train as configuration
 from practicum.errors import UserError
 from practicum.models import device, loader, lora
 from practicum.models.device import Device
+from practicum.rollout_settings import RolloutSettings
 from practicum.training import build, build_supervised
 from practicum.training.micro_batches import MicroBatchLimits
 from practicum.training.trainable_policy import TrainablePolicy
@@ -46,7 +45,7 @@ def test_auto_with_a_gpu(gpus: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "said"),
+    ("name", "dtype", "said"),
     [
         ("cuda", "auto", "--device=cuda, but no CUDA GPU is to be seen here; set it to cpu (or auto)."),
         ("cuda:0", "auto", "--device=cuda:0, but no CUDA GPU"),
@@ -55,9 +54,9 @@ def test_auto_with_a_gpu(gpus: None) -> None:
         ("cpu", "float16", "--dtype=float16 is not a dtype of weights."),
     ],
 )
-def test_one_sentence(device: str, dtype: str, said: str, no_gpu: None) -> None:
+def test_one_sentence(name: str, dtype: str, said: str, no_gpu: None) -> None:
     with pytest.raises(UserError) as raised:
-        device.find(device, dtype)
+        device.find(name, dtype)
     assert said in str(raised.value)
 
 
@@ -122,11 +121,9 @@ def test_a_run_does_not_go_on_elsewhere(tmp_path: Path, no_gpu: None) -> None:
 
 
 def test_only_a_gpu_changes_what_a_result_is(gpus: None) -> None:
-    flags = ["--env", "math", "--policy", "tiny"]
-    for parser in (collect.make_parser(), eval.make_parser()):
-        assert place_settings(parser.parse_args([*flags, "--device", "cpu"])) == {}
-        assert place_settings(parser.parse_args(flags)) == {"device": "cuda", "dtype": "bfloat16"}
-        assert place_settings(parser.parse_args(["--env", "math", "--policy", "expert"])) == {}
+    assert RolloutSettings(environment="math", policy="tiny", device="cpu").device_record() == {}
+    assert RolloutSettings(environment="math", policy="tiny").device_record() == {"device": "cuda", "dtype": "bfloat16"}
+    assert RolloutSettings(environment="math", policy="expert").device_record() == {}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

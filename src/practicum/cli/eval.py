@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from practicum.cli.options import (
+    add_environment_flags,
     add_policy_flags,
-    add_world_flags,
-    either_spelling,
-    place_of,
-    place_settings,
+    normalize_flags,
     positive,
-    sampling_of,
+    rollout_settings,
 )
 from practicum.errors import UserError
 
@@ -45,7 +43,7 @@ def run(argv: list[str]) -> int:
 
 def planned(argv: list[str]) -> list[Planned]:
     """What the words ask for, an environment each; all of it is looked up before anything is played."""
-    worlds, rest = named_worlds(either_spelling(argv))
+    worlds, rest = named_worlds(normalize_flags(argv))
     parser = make_parser()
     sittings = [parser.parse_args(["--env", world, *rest]) for world in worlds] or [parser.parse_args(rest)]
     for args in sittings:
@@ -95,7 +93,7 @@ def make_parser() -> argparse.ArgumentParser:
         "DPO, SFT or base model. --env may be given several times: --out is then a folder, which `practicum compare` "
         "takes for one policy. Words of a flag may be joined by - or _ alike.",
     )
-    add_world_flags(parser)
+    add_environment_flags(parser)
     add_policy_flags(parser)
     parser.set_defaults(split="test", tasks=None)
     parser.add_argument(
@@ -154,7 +152,6 @@ async def examine(sitting: Planned) -> EvalResult:
 
 def chosen_panel(args: argparse.Namespace) -> Panel:
     """The panel of a file, or one made of the tasks that the flags choose."""
-    from practicum.cli.collect import chosen_tasks, make_world
     from practicum.cli.options import environment_options
     from practicum.evaluation.panel import Panel, read_panel
 
@@ -164,15 +161,15 @@ def chosen_panel(args: argparse.Namespace) -> Panel:
     if args.panel is None:
         if args.tasks is None and args.task_registry is None and args.sample_size is None:
             args.tasks = TASKS
-        world = make_world(args)
-        return Panel(tuple(chosen_tasks(args, world)), args.seed, rules)
+        settings = rollout_settings(args)
+        return Panel(tuple(settings.select_tasks(settings.make_environment())), args.seed, rules)
     for flag in ("tasks", "sample_size", "subset", "task_registry", "data"):
         if vars(args)[flag] is not None:
             raise UserError(f"--panel says which tasks there are; leave --{flag.replace('_', '-')} out.")
     panel = read_panel(args.panel)
     args.seed = panel.seed
     worlds = sorted({task.environment for task in panel.tasks})
-    if worlds != [make_world(args).name]:
+    if worlds != [rollout_settings(args).make_environment().name]:
         raise UserError(f"Panel '{args.panel}' is of {', '.join(worlds)}; --env {args.env} cannot play it.")
     if dict(panel.rules) != rules:
         raise UserError(
@@ -184,12 +181,11 @@ def chosen_panel(args: argparse.Namespace) -> Panel:
 
 def settings_of(args: argparse.Namespace, examinee: PolicyRef, panel: Panel) -> dict[str, Any]:
     """What a result depends on besides the panel; another answer to any of these is another examination."""
-    from practicum.cli.collect import policy_name
+    from practicum.rollout_settings import policy_identity
 
-    sampling = sampling_of(args, default_temperature(args))
-    content = argparse.Namespace(policy=examinee.name, url=args.url)
+    sampling = rollout_settings(args).sampling(default_temperature(args))
     return {
-        "policy": policy_name(content),
+        "policy": policy_identity(examinee.name, args.url),
         "stage": examinee.stage,
         **({"base": examinee.model} if examinee.adapter else {}),
         **({"run": examinee.run} if examinee.run else {}),
@@ -204,7 +200,7 @@ def settings_of(args: argparse.Namespace, examinee: PolicyRef, panel: Panel) -> 
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
         "max_tokens": sampling.max_tokens,
-        **place_settings(args),
+        **rollout_settings(args).device_record(),
     }
 
 
@@ -240,12 +236,12 @@ async def play(args: argparse.Namespace, examinee: PolicyRef, room: EvalRunner, 
         args.env,
         format=args.format,
         options=environment_options(args),
-        sampling=sampling_of(args, default_temperature(args)),
+        sampling=rollout_settings(args).sampling(default_temperature(args)),
         max_turns=args.max_turns,
         template=args.template,
         tokenizer=args.tokenizer,
         url=args.url,
-        where=place_of(args),
+        where=rollout_settings(args).find_device(),
     )
     missing = room.missing()
     provenance = {**bench.provenance, "policy": args.policy, "panel": room.panel.hash}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from practicum.cli.options import either_spelling
+from practicum.cli.options import normalize_flags
 from practicum.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def run(argv: list[str]) -> int:
     )
     parser.add_argument("--tokenizer", help="tokenizer to render with (default: the one the episodes name)")
     parser.add_argument("--dry-run", action="store_true", help="say what would be written, and write nothing")
-    args = parser.parse_args(either_spelling(argv))
+    args = parser.parse_args(normalize_flags(argv))
     export.check_strategy(args.pairing_strategy, args.top_percent)
     wanted = FORMATS if args.format == "all" else (args.format,)
     episodes = read(args.input_dir, args.skip_empty, args.include_held_out)

@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from practicum.cli.options import either_spelling
+from practicum.cli.options import normalize_flags
 from practicum.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def run(argv: list[str]) -> int:
-    words = either_spelling(argv)
+    words = normalize_flags(argv)
     args, flags = make_parser(modes_only=True).parse_known_args(words)
     modes = [] if {"-h", "--help"} & set(words) else chosen_modes(args)
     if not modes:

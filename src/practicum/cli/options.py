@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from typing import TYPE_CHECKING, Any
 
-from practicum.engines.base import Sampling
 from practicum.errors import UserError
 
 if TYPE_CHECKING:
-    from practicum.models.device import Device
-    from practicum.rollout_setup import RolloutSetup
+    from practicum.rollout_settings import RolloutSettings
 
 
-def add_world_flags(parser: argparse.ArgumentParser) -> None:
+def add_environment_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", required=True, help="environment, e.g. math or agentgym:textcraft")
     parser.add_argument(
         "--env-arg", action="append", default=[], metavar="KEY=VALUE", help="an option of the environment (JSON value)"
@@ -55,54 +52,37 @@ def positive(text: str) -> int:
     return value
 
 
-def sampling_of(args: argparse.Namespace, default_temperature: float) -> Sampling:
-    temperature = default_temperature if args.temperature is None else args.temperature
-    check_temperature("--temperature", temperature)
-    if not 0 < args.top_p <= 1:
-        raise UserError("--top-p must be above 0 and at most 1.")
-    if args.top_k < 0:
-        raise UserError("--top-k must be 0 (off) or more.")
-    return Sampling(temperature, args.top_k, args.top_p, args.max_tokens, (), args.seed)
+def rollout_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of `RolloutSettings` that the flags of `add_environment_flags` and `add_policy_flags` set."""
+    return {
+        "environment": args.env,
+        "environment_options": environment_options(args),
+        "format": args.format,
+        "split": args.split,
+        "num_tasks": args.tasks,
+        "sample_size": args.sample_size,
+        "subset": args.subset,
+        "task_registry": args.task_registry,
+        "max_turns": args.max_turns,
+        "policy": args.policy,
+        "url": args.url,
+        "tokenizer": args.tokenizer,
+        "template": args.template,
+        "device": args.device,
+        "dtype": args.dtype,
+        "temperature": args.temperature,
+        "top_k": args.top_k,
+        "top_p": args.top_p,
+        "max_tokens": args.max_tokens,
+        "seed": args.seed,
+        "concurrency": args.concurrency,
+    }
 
 
-def check_temperature(flag: str, temperature: float) -> None:
-    if not 0 <= temperature < math.inf:
-        raise UserError(f"{flag} must be 0 or more, and finite.")
+def rollout_settings(args: argparse.Namespace) -> RolloutSettings:
+    from practicum.rollout_settings import RolloutSettings  # torch is slow to import: not for --help
 
-
-def workbench_of(args: argparse.Namespace, default_temperature: float) -> RolloutSetup:
-    """What the flags put together."""
-    from practicum.rollout_setup import make_rollout_setup  # torch is slow to import: not for --help
-
-    return make_rollout_setup(
-        args.env,
-        args.policy,
-        format=args.format,
-        model=args.tokenizer,
-        options=environment_options(args),
-        sampling=sampling_of(args, default_temperature),
-        max_turns=args.max_turns,
-        template=args.template,
-        url=args.url,
-        where=place_of(args),
-    )
-
-
-def place_of(args: argparse.Namespace) -> Device:
-    """Where a model that the flags name would lie."""
-    from practicum.models import device
-
-    return device.find(args.device, args.dtype)
-
-
-def place_settings(args: argparse.Namespace) -> dict[str, str]:
-    """What of it a result depends on: a GPU's replies are not a CPU's. Nothing, where no model runs here."""
-    from practicum.rollout_setup import SCRIPTED
-
-    where = place_of(args)
-    if args.url is not None or args.policy in SCRIPTED or (where.device, where.dtype_name) == ("cpu", "float32"):
-        return {}
-    return {"device": where.device, "dtype": where.dtype_name}
+    return RolloutSettings(**rollout_fields(args))
 
 
 def environment_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -124,7 +104,7 @@ def environment_options(args: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
-def either_spelling(argv: list[str]) -> list[str]:
+def normalize_flags(argv: list[str]) -> list[str]:
     """Flags may be written with - or _ between their words: --rollouts_per_task is --rollouts-per-task."""
     result = []
     for word in argv:

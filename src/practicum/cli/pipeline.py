@@ -82,7 +82,7 @@ def collect(config: PipelineConfig, log: PipelineLog) -> None:
             *_world_flags(config, name),
         ]  # fmt: skip
         with log.told("collect") as told:
-            code = asyncio.run(command.collect(command.make_parser().parse_args(argv)))
+            code = command.run(argv)
         print(f"  {name}: {told.last_line()}", flush=True)
         if code:
             raise UserError(f"No episode of {name} could be scored; see {log.path('collect')}.")

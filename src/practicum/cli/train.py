@@ -10,7 +10,7 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
-from practicum.cli.options import either_spelling
+from practicum.cli.options import normalize_flags
 
 if TYPE_CHECKING:
     from practicum.config.train import TrainConfig
@@ -25,7 +25,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--from-trajectories", metavar="DIR", help="learn from the episodes below DIR (data.from_trajectories=DIR)"
     )
-    args = parser.parse_intermixed_args(either_spelling(argv))
+    args = parser.parse_intermixed_args(normalize_flags(argv))
 
     from practicum.config import overrides
     from practicum.config import train as configuration

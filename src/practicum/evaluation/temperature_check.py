@@ -10,8 +10,12 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from pathlib import Path
 
+from practicum.collector import CollectSettings, first_attempt
+from practicum.data import store
 from practicum.rollout import Attempt, run_episode
+from practicum.rollout_settings import check_temperature
 from practicum.rollout_setup import RolloutSetup
 from practicum.trajectory import Outcome, Trajectory
 
@@ -31,6 +35,38 @@ class Verdict:
 
     finding: Finding
     sentence: str
+
+
+@dataclass(frozen=True)
+class ExplorationCheck:
+    """The verdict on a policy, and the folder with the two episodes."""
+
+    verdict: Verdict
+    folder: Path
+
+
+def verify_exploration(
+    settings: CollectSettings, task_id: str, temperatures: tuple[float, float] = (0.0, 0.7), num_steps: int = 10
+) -> ExplorationCheck:
+    """Run one task at two temperatures, write both episodes, and compare their first `num_steps` replies."""
+    for flag, temperature in zip(("--temperature-a", "--temperature-b"), temperatures, strict=True):
+        check_temperature(flag, temperature)
+    return asyncio.run(_verify(settings, task_id, temperatures, num_steps))
+
+
+async def _verify(
+    settings: CollectSettings, task_id: str, temperatures: tuple[float, float], num_steps: int
+) -> ExplorationCheck:
+    attempt = first_attempt(settings, task_id)
+    setup = settings.make_setup(temperatures[0])
+    try:
+        played = await play(setup, attempt, temperatures, settings.policy)
+    finally:
+        await setup.engine.close()
+    name = f"verify-{settings.environment}-{settings.policy.strip('/.~')}-seed{settings.task_seed}"
+    folder = settings.folder(name)
+    episodes = [store.read_episode(store.write_episode(folder, episode)) for episode in played]
+    return ExplorationCheck(compare(episodes, temperatures, num_steps), folder)
 
 
 def compare(episodes: Sequence[Trajectory], temperatures: Sequence[float], window: int) -> Verdict:

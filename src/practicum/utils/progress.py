@@ -1,4 +1,4 @@
-"""A progress line for every long job: what, how far, how fast, how long yet. Never silent for long."""
+"""A progress line for long jobs: label, done of total, time, rate, time left."""
 
 from __future__ import annotations
 
@@ -10,37 +10,47 @@ from typing import TextIO
 
 
 def duration(seconds: float) -> str:
-    whole = max(0, round(seconds))
-    return f"{whole // 60}:{whole % 60:02d}"
+    """Minutes and seconds: "3:07"."""
+    rounded = max(0, round(seconds))
+    return f"{rounded // 60}:{rounded % 60:02d}"
 
 
 class Progress:
-    """A line that redraws itself on a terminal and is printed every few seconds elsewhere.
+    """A context manager that redraws its line on a terminal and prints one every few seconds elsewhere.
 
-    A heartbeat thread prints even while the work itself says nothing.
+    A thread prints the line also while the work makes no progress. With `shown` false nothing is printed.
     """
 
     def __init__(
-        self, label: str, total: int, unit: str = "", stream: TextIO | None = None, every: float = 4.0
+        self,
+        label: str,
+        total: int,
+        unit: str = "",
+        stream: TextIO | None = None,
+        every: float = 4.0,
+        shown: bool = True,
     ) -> None:
-        self.label, self.total, self.unit = label, total, unit
+        self.label, self.total, self.unit, self.shown = label, total, unit, shown
         self.stream = stream or sys.stderr
         self.live = self.stream.isatty()
         self.every = 0.2 if self.live else every
         self.done = 0
         self.note = ""
-        self._begun = time.monotonic()
+        self._started = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
     def __enter__(self) -> Progress:
-        self._show()
-        self._thread.start()
+        if self.shown:
+            self._show()
+            self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self.shown:
+            return
         self._stop.set()
         self._thread.join()
         self._show()
@@ -55,7 +65,7 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self._begun
+        return time.monotonic() - self._started
 
     def _beat(self) -> None:
         while not self._stop.wait(self.every):

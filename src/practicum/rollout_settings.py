@@ -1,0 +1,126 @@
+"""Settings that collecting and evaluating share: which tasks, which policy, and how its replies are sampled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from practicum.data.collection import files_hash
+from practicum.data.tasks import read_registry, select
+from practicum.engines.base import Sampling
+from practicum.environment import Environment
+from practicum.errors import UserError
+from practicum.models import device
+from practicum.models.device import Device
+from practicum.registry import environment_maker
+from practicum.rollout_setup import SCRIPTED, RolloutSetup, make_rollout_setup
+from practicum.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutSettings:
+    """A policy, the environment it acts in, and the tasks it is given.
+
+    `policy` is expert, random, null, or a model: a built-in name, a folder, a hub id; with `url` it is the name of a
+    model that an OpenAI-compatible server has. Replies that no local model wrote are tokenised for `tokenizer`.
+    """
+
+    environment: str
+    environment_options: Mapping[str, Any] = field(default_factory=dict)
+    format: str | None = None
+    """Reply format; None: the environment's first."""
+    split: str = "train"
+    num_tasks: int | None = None
+    """The first so many tasks; None: 20 of a split, or all of a registry."""
+    sample_size: int | None = None
+    """Draw so many of the tasks, by `seed`."""
+    subset: str | None = None
+    task_registry: str | Path | None = None
+    max_turns: int = 10
+    policy: str = "expert"
+    url: str | None = None
+    tokenizer: str = "tiny"
+    template: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    temperature: float | None = None
+    """None: the default of the job, 1 for collecting."""
+    top_k: int = 0
+    top_p: float = 1.0
+    max_tokens: int = 256
+    """Tokens per reply, at most."""
+    seed: int = 0
+    concurrency: int = 64
+    """Episodes that run at the same time, at most."""
+
+    def sampling(self, default_temperature: float = 1.0) -> Sampling:
+        """How replies are sampled; numbers out of range are errors."""
+        temperature = default_temperature if self.temperature is None else self.temperature
+        check_temperature("--temperature", temperature)
+        if not 0 < self.top_p <= 1:
+            raise UserError("--top-p must be above 0 and at most 1.")
+        if self.top_k < 0:
+            raise UserError("--top-k must be 0 (off) or more.")
+        return Sampling(temperature, self.top_k, self.top_p, self.max_tokens, (), self.seed)
+
+    @property
+    def recorded_options(self) -> dict[str, Any]:
+        """The environment's options without its files: the hash of the tasks identifies what was read from them."""
+        return {key: value for key, value in self.environment_options.items() if key != "files"}
+
+    def find_device(self) -> Device:
+        """The device and dtype of a local model."""
+        return device.find(self.device, self.dtype)
+
+    def device_record(self) -> dict[str, str]:
+        """What a result depends on: the replies of a GPU differ from those of a CPU. Empty where no model runs here."""
+        where = self.find_device()
+        if self.url is not None or self.policy in SCRIPTED or (where.device, where.dtype_name) == ("cpu", "float32"):
+            return {}
+        return {"device": where.device, "dtype": where.dtype_name}
+
+    def make_environment(self) -> Environment:
+        return environment_maker(self.environment, self.format, self.environment_options)[0]()
+
+    def select_tasks(self, environment: Environment) -> list[Task]:
+        """The tasks of a run, in the order of the split or registry."""
+        path = self.task_registry
+        registry = None if path is None else read_registry(Path(path), environment.name, self.split)
+        return select(
+            environment,
+            split=self.split,
+            seed=self.seed,
+            count=self.num_tasks,
+            sample_size=self.sample_size,
+            subset=self.subset,
+            registry=registry,
+        )
+
+    def make_setup(self, default_temperature: float = 1.0) -> RolloutSetup:
+        """Environment, agent and engine; a local model is loaded now."""
+        return make_rollout_setup(
+            self.environment,
+            self.policy,
+            format=self.format,
+            model=self.tokenizer,
+            options=self.environment_options,
+            sampling=self.sampling(default_temperature),
+            max_turns=self.max_turns,
+            template=self.template,
+            url=self.url,
+            where=self.find_device(),
+        )
+
+
+def check_temperature(name: str, temperature: float) -> None:
+    if not 0 <= temperature < math.inf:
+        raise UserError(f"{name} must be 0 or more, and finite.")
+
+
+def policy_identity(policy: str, url: str | None) -> str:
+    """The policy's name and, for a folder, a hash of its files: a model trained again is another policy."""
+    folder = Path(policy).expanduser()
+    return f"{policy}@{files_hash(folder)}" if url is None and folder.is_dir() else policy
