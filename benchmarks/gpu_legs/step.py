@@ -85,8 +85,8 @@ def make_texts(tokenizer: Any, tokens: int, count: int) -> list[str]:
 def make_practice(size: Size, overlap: bool, steps: int) -> tuple[RLTrainer, str]:
     """So many steps of practice on questions, and what model it is."""
     loaded, what = load_real(size)
-    cut = MicroBatchLimits() if size.tiny else MicroBatchLimits(16384)
-    policy = TrainablePolicy(loaded, max_batch=size.tasks * size.chains, cut=cut, apart=overlap)
+    limits = MicroBatchLimits() if size.tiny else MicroBatchLimits(16384)
+    policy = TrainablePolicy(loaded, max_batch=size.tasks * size.chains, limits=limits, apart=overlap)
     policy.renderer.end_ids = ()
     settings = RLSettings(
         steps=steps, tasks_per_step=size.tasks, chains=size.chains, estimator="grpo", lr=LEARNING_RATE,

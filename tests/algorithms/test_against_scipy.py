@@ -8,15 +8,16 @@ import torch
 from scipy import signal, stats
 
 from practicum.algorithms import advantages, kl
+from practicum.utils.arrays import FloatArray
 
 SEEDS = range(4)
 
 
-def draw(seed: int, *shape: int) -> advantages.Floats:
+def draw(seed: int, *shape: int) -> FloatArray:
     return np.random.default_rng(seed).normal(size=shape)
 
 
-def discounted(values: advantages.Floats, factor: float) -> advantages.Floats:
+def discounted(values: FloatArray, factor: float) -> FloatArray:
     """Discounted sums from the end: a filter with one pole, run backwards."""
     return np.asarray(signal.lfilter([1.0], [1.0, -factor], values[::-1])[::-1])
 
@@ -84,7 +85,7 @@ def distributions(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return logits, logits + 0.3 * torch.randn(3, 17, generator=generator, dtype=torch.float64)
 
 
-def relative_entropy(logits: torch.Tensor, reference: torch.Tensor) -> advantages.Floats:
+def relative_entropy(logits: torch.Tensor, reference: torch.Tensor) -> FloatArray:
     return np.asarray(stats.entropy(logits.softmax(-1).numpy(), reference.softmax(-1).numpy(), axis=-1))
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from practicum.algorithms import advantages, kl, losses
+from practicum.algorithms.aggregation import token_weights
 
 trl = pytest.importorskip("trl", reason="TRL, the implementation compared with, is not installed")
 
@@ -160,7 +161,7 @@ def ours(
     losses = tokens.loss
     if beta:
         losses = losses + beta * kl.penalty(leaf[mask], batch.reference[mask], divergence)
-    by_turn, denominator = losses.token_weights(batch.turns, aggregation, norm)
+    by_turn, denominator = token_weights(batch.turns, aggregation, norm)
     pairs = [
         (length, weight)
         for lengths, weights in zip(batch.turns, by_turn, strict=True)

@@ -19,7 +19,7 @@ from practicum.models.decoder import Decoder
 from practicum.training.forward import logprobs
 from practicum.training.micro_batches import MicroBatchLimits
 from practicum.training.offline import knows_its_policy
-from practicum.training.samples import bare_samples
+from practicum.training.samples import unweighted_samples
 
 HOLD = "actor_rollout_ref.actor.kl_loss_coef=0.1"
 SMALL = ["actor_rollout_ref.model.path=tiny", "actor_rollout_ref.actor.optim.lr=1e-3", "data.train_batch_size=4",
@@ -70,7 +70,7 @@ def test_success_becomes_likelier_and_failure_less_so(attempts: Path, tmp_path: 
     assert main(arguments) == 0
     episodes = list(read_episodes(attempts))
     assert not any(knows_its_policy(episode) for episode in episodes)
-    samples = [sample for episode in episodes for sample in bare_samples(episode)]
+    samples = [sample for episode in episodes for sample in unweighted_samples(episode)]
     models = (loader.load(name).model for name in ("tiny", str(tmp_path / "practicum" / "run" / "model")))
     start, end = (
         torch.stack([v.mean() for v in logprobs(Decoder(model), samples, MicroBatchLimits())]) for model in models

@@ -7,7 +7,8 @@ import zlib
 import numpy as np
 import pytest
 
-from practicum.engines.canary import Canary, Floats, Probe, Reading, Report, arrival, rms
+from practicum.engines.canary import Canary, Probe, Reading, Report, arrival, rms
+from practicum.utils.arrays import FloatArray
 
 TOKENS = 128
 PROBES = (Probe((1, 2), (3, 4)),)
@@ -36,7 +37,7 @@ class Engine:
         self.noise = noise
         self.exact = exact
 
-    def answer(self, held: Floats) -> Floats:
+    def answer(self, held: FloatArray) -> FloatArray:
         if self.exact:
             self.random = np.random.default_rng(zlib.crc32(held.tobytes()))
         return held + self.bias + self.random.normal(0, self.noise, TOKENS) * (self.noise > 0)

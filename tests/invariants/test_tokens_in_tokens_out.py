@@ -22,7 +22,7 @@ from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.rollout import attempts, run_episodes
 from practicum.task import Task
-from practicum.training.estimators import sampled_count
+from practicum.training.estimators import num_sampled_tokens
 from practicum.training.learner import Learner, OptimizerSettings
 from practicum.training.samples import build_samples, collate
 from practicum.trajectory import Origin, Trajectory
@@ -117,7 +117,7 @@ def test_the_learner_trains_exactly_that(rolled: tuple[list[Trajectory], Witness
     """After a trip through the store: mask 1 exactly on sampled tokens, log-probs within 1e-4 of the learner's."""
     episodes, _, decoder = rolled
     again = [load(dump(e)) for e in episodes]
-    (taught,) = build_samples([again], [[np.ones(sampled_count(e)) for e in again]], "token-mean", 0.9)
+    (taught,) = build_samples([again], [[np.ones(num_sampled_tokens(e)) for e in again]], "token-mean", 0.9)
     samples, _ = collate(taught)
     learner = Learner(decoder, OptimizerSettings())
     for episode, sample, logprobs in zip(episodes, samples, learner.logprobs(samples), strict=True):

@@ -136,4 +136,4 @@ def test_adapters_have_the_precision_of_their_model(dtype: torch.dtype, tmp_path
 
 
 def test_pieces_on_a_cpu_stay_small() -> None:
-    assert TrainablePolicy(loader.load("tiny")).cut == MicroBatchLimits()
+    assert TrainablePolicy(loader.load("tiny")).limits == MicroBatchLimits()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from practicum.models.decoder import Decoder
-from practicum.training.critic import Critic, CriticSettings, Valued, explained_variance, with_last_state
+from practicum.training.critic import Critic, CriticSettings, ValuedSample, explained_variance, with_final_state
 from practicum.training.micro_batches import MicroBatchLimits
 
 from .test_learner import fresh_model, make_samples
@@ -23,7 +23,7 @@ def test_no_opinion_before_evidence() -> None:
 def test_a_value_belongs_to_the_state_before_its_token() -> None:
     """A head that reads one hidden coordinate gives Hugging Face's hidden state at the token before."""
     model, samples = fresh_model(), make_samples(5, 2)
-    critic = Critic(Decoder(copy.deepcopy(model)), CriticSettings(), cut=MicroBatchLimits(60))
+    critic = Critic(Decoder(copy.deepcopy(model)), CriticSettings(), limits=MicroBatchLimits(60))
     with torch.no_grad():
         critic.head.outer.weight.fill_(0.5)
     for sample, values in zip(samples, critic.values(samples), strict=True):
@@ -38,7 +38,7 @@ def test_the_last_state_is_one_more_value_and_changes_no_other() -> None:
     critic = Critic(Decoder(fresh_model()), CriticSettings())
     with torch.no_grad():
         critic.head.outer.weight.fill_(0.5)
-    plain, longer = critic.values(samples), critic.values([with_last_state(s) for s in samples])
+    plain, longer = critic.values(samples), critic.values([with_final_state(s) for s in samples])
     for one, two in zip(plain, longer, strict=True):
         assert len(two) == len(one) + 1
         assert torch.allclose(one, two[:-1], atol=1e-6)
@@ -49,7 +49,7 @@ def learn(critic: Critic, steps: int = 150) -> tuple[float, float]:
     returns = [torch.tensor([float(s.ids[t - 1] % 2) for t in np.flatnonzero(s.mask)]) for s in samples]
     losses = []
     for _ in range(steps):
-        valued = [Valued(s, v, r) for s, v, r in zip(samples, critic.values(samples), returns, strict=True)]
+        valued = [ValuedSample(s, v, r) for s, v, r in zip(samples, critic.values(samples), returns, strict=True)]
         losses.append(critic.update(valued, 1e-2)["critic/vf_loss"])
     return losses[0], losses[-1]
 
@@ -75,9 +75,9 @@ def test_states_without_a_target_teach_nothing() -> None:
     samples = make_samples(3, 5)
     critic = Critic(Decoder(fresh_model()), CriticSettings())
     values = critic.values(samples)
-    assert critic.update([Valued(s, v) for s, v in zip(samples, values, strict=True)], 1e-2) == {}
+    assert critic.update([ValuedSample(s, v) for s, v in zip(samples, values, strict=True)], 1e-2) == {}
     half = [torch.where(torch.arange(len(v)) % 2 == 0, 1.0, math.nan) for v in values]
-    found = critic.update([Valued(s, v, r) for s, v, r in zip(samples, values, half, strict=True)], 1e-2)
+    found = critic.update([ValuedSample(s, v, r) for s, v, r in zip(samples, values, half, strict=True)], 1e-2)
     assert found["critic/vf_loss"] == 0.5  # ½·(0 - 1)², over the states that have a target
 
 

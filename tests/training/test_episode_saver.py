@@ -14,7 +14,7 @@ from practicum.algorithms import advantages
 from practicum.data import store
 from practicum.errors import UserError
 from practicum.training.episode_saver import ADVANTAGES, GROUPS, TOP, advantages_path
-from practicum.training.estimators import EstimatorSettings, sampled_count
+from practicum.training.estimators import EstimatorSettings, num_sampled_tokens
 from practicum.training.monitor.health import HealthSettings
 from practicum.training.monitor.health_log import HEALTH
 from practicum.training.run import Run, RunSettings
@@ -119,7 +119,7 @@ def test_advantages_that_differ_by_token_are_kept_by_token(tmp_path: Path) -> No
     discounted = replace(RL, steps=1, estimator="gae", credit=EstimatorSettings(gamma=0.5))
     go(make_run(tmp_path, RunSettings(1), discounted))
     played = {path: store.read_episode(path) for path in (tmp_path / GROUPS).rglob("*.jsonl")}
-    longer = {path: sampled_count(e) for path, e in played.items() if e.reward > 0 and sampled_count(e) > 1}
+    longer = {path: num_sampled_tokens(e) for path, e in played.items() if e.reward > 0 and num_sampled_tokens(e) > 1}
     assert longer
     for path, count in longer.items():
         found = read(path)

@@ -13,7 +13,7 @@ from practicum.engines.base import Sampling
 from practicum.environment import Action, Step
 from practicum.environments.math import MathEnvironment
 from practicum.models import loader
-from practicum.training.estimators import ESTIMATORS, Advantages, EstimatorSettings, TokenRewards, rate
+from practicum.training.estimators import ESTIMATORS, Advantages, EstimatorSettings, TokenRewards, token_rewards
 from practicum.training.rl_trainer import RLSettings, RLTrainer
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Outcome, Trajectory
@@ -32,8 +32,8 @@ def groups() -> list[list[Trajectory]]:
 def rated(settings: EstimatorSettings, greedy: tuple[float, float] = (0.5, 0.0)) -> list[list[TokenRewards]]:
     """Rewards on tokens, a critic that says 0.4 everywhere, and greedy rewards of both groups."""
     return [
-        [replace(one, values=np.full(len(one.rewards), 0.4), last_value=0.9, greedy=base) for one in items]
-        for items, base in (([rate(e, settings) for e in g], b) for g, b in zip(groups(), greedy, strict=True))
+        [replace(one, values=np.full(len(one.rewards), 0.4), last_value=0.9, greedy_reward=base) for one in items]
+        for items, base in (([token_rewards(e, settings) for e in g], b) for g, b in zip(groups(), greedy, strict=True))
     ]
 
 
@@ -75,13 +75,13 @@ def test_the_division_can_be_left_out(name: str) -> None:
 
 
 def test_the_reward_stands_at_the_last_sampled_token() -> None:
-    assert rate(groups()[0][0], EstimatorSettings()).rewards.tolist() == [0, 0, 0, 0, 1]
+    assert token_rewards(groups()[0][0], EstimatorSettings()).rewards.tolist() == [0, 0, 0, 0, 1]
 
 
 def test_turn_rewards_stand_at_their_own_turns_last_token() -> None:
     first, second = turn((1,), (2, 3), True), turn((9,), (4, 5, 6))
     paid = episode("a", 3.0, Outcome.SUCCESS, replace(first, reward=1.0), replace(second, reward=2.0))
-    found = rate(paid, EstimatorSettings(turn_rewards=True))
+    found = token_rewards(paid, EstimatorSettings(turn_rewards=True))
     assert found.rewards.tolist() == [0, 1, 0, 0, 2]
     assert found.turns.tolist() == [0, 0, 1, 1, 1]
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from practicum.algorithms import kl
+from practicum.algorithms import losses as policy_losses
 from practicum.errors import UserError
 from practicum.models.decoder import Decoder
 from practicum.training.learner import Learner, Objective, OptimizerSettings, balanced
@@ -57,10 +58,10 @@ def gradients(
     samples: list[Sample],
     objective: Objective,
     reference: LlamaForCausalLM | None = None,
-    cut: MicroBatchLimits | None = None,
+    limits: MicroBatchLimits | None = None,
 ) -> Gradients:
     model = fresh_model()
-    learner = Learner(Decoder(model), OptimizerSettings(grad_clip=0.0), cut)
+    learner = Learner(Decoder(model), OptimizerSettings(grad_clip=0.0), limits)
     learner.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
     learner.update(samples, 7.0, objective, 0.0, None if reference is None else Decoder(copy.deepcopy(reference)))
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -89,9 +90,9 @@ def expected_gradients(
                 held = ratio.clamp(1 - objective.clip_low, 1 + objective.clip_high)
                 losses = torch.maximum(-advantages * ratio, -advantages * held)
             elif objective.policy_loss == "cispo":
-                losses = losses.cispo(logprobs[on], old, advantages).loss
+                losses = policy_losses.cispo(logprobs[on], old, advantages).loss
             else:
-                losses = losses.ppo(logprobs[on], old, advantages).loss
+                losses = policy_losses.ppo(logprobs[on], old, advantages).loss
             entropy = -(table.exp() * table).sum(-1)[on]
             losses = losses - objective.entropy_coeff * entropy
             if reference is not None:
@@ -143,7 +144,7 @@ def test_other_surrogates_equal_hugging_face(loss: str) -> None:
         samples.append(replace(sample, sampling_logprobs=near, advantages=flat, weights=share))
     objective = Objective("pg", policy_loss=loss)
     assert distance(gradients(samples, objective), expected_gradients(samples, objective)) < 2e-6
-    pieces = gradients(samples, objective, cut=MicroBatchLimits(30, 2))
+    pieces = gradients(samples, objective, limits=MicroBatchLimits(30, 2))
     assert distance(pieces, expected_gradients(samples, objective)) < 2e-6
 
 

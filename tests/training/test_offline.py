@@ -35,7 +35,7 @@ from practicum.training.offline import (
     with_logprobs,
 )
 from practicum.training.rl_trainer import RLSettings, Scored
-from practicum.training.samples import bare_samples
+from practicum.training.samples import unweighted_samples
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Origin, Outcome, Trajectory
 
@@ -83,7 +83,7 @@ def log_of(*episodes: Trajectory) -> TrajectoryLog:
 
 def practise(groups: Scored, settings: RLSettings = PLAIN, steps: int = 1, **more: Any) -> tuple[OfflineTrainer, Any]:
     """So many steps over these groups; the practice and the metrics of the steps."""
-    policy = TrainablePolicy(loader.load_tiny(0), cut=more.pop("cut", None))
+    policy = TrainablePolicy(loader.load_tiny(0), limits=more.pop("limits", None))
     run = OfflineTrainer(policy, groups, ByLength, AGENT, settings, more.pop("say", lambda text: None))
     if more.pop("frozen", False):
         policy.learner.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
@@ -99,7 +99,7 @@ def practise(groups: Scored, settings: RLSettings = PLAIN, steps: int = 1, **mor
 
 def policy_logprobs(model: torch.nn.Module, one: Trajectory, temperature: float = 1.0) -> np.ndarray:
     """By Hugging Face's own forward, of the sampled tokens."""
-    (sample,) = bare_samples(one)
+    (sample,) = unweighted_samples(one)
     ids = torch.tensor([sample.ids])
     with torch.no_grad():
         table = (model(ids).logits[0, :-1].double() / temperature).log_softmax(-1)
@@ -200,8 +200,8 @@ def test_a_group_of_one_outcome_has_no_gradient(logged: list[Trajectory]) -> Non
     settings = replace(PLAIN, tasks_per_step=2)
     both, _ = practise([lively, dead], settings, frozen=True)
     alone, _ = practise([lively], replace(settings, tasks_per_step=1), frozen=True)
-    share = sum(len(bare_samples(one)[0].mask.nonzero()[0]) for one in lively) / sum(
-        len(bare_samples(one)[0].mask.nonzero()[0]) for one in (*lively, *dead)
+    share = sum(len(unweighted_samples(one)[0].mask.nonzero()[0]) for one in lively) / sum(
+        len(unweighted_samples(one)[0].mask.nonzero()[0]) for one in (*lively, *dead)
     )
     for name, value in gradient(alone).items():
         assert torch.allclose(gradient(both)[name], share * value, atol=2e-6)
@@ -215,10 +215,10 @@ def test_the_gradient_does_not_depend_on_the_split(logged: list[Trajectory]) -> 
     groups = signal_groups(log_of(*logged))[:3]
     settings = replace(PLAIN, tasks_per_step=3)
     one, _ = practise(groups, settings, frozen=True)
-    for cut in (MicroBatchLimits(tokens=128), MicroBatchLimits(samples=1), MicroBatchLimits(tokens=100_000)):
-        other, _ = practise(groups, settings, frozen=True, cut=cut)
+    for limits in (MicroBatchLimits(tokens=128), MicroBatchLimits(samples=1), MicroBatchLimits(tokens=100_000)):
+        other, _ = practise(groups, settings, frozen=True, limits=limits)
         for name, value in gradient(one).items():
-            assert torch.allclose(gradient(other)[name], value, atol=2e-6), (cut, name)
+            assert torch.allclose(gradient(other)[name], value, atol=2e-6), (limits, name)
 
 
 # -- the floor ----------------------------------------------------------------------------------

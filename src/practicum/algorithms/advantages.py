@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from practicum.utils.arrays import FloatArray
+
 EPSILON = 1e-6
 WHITEN_EPSILON = 1e-8
 
@@ -43,7 +43,7 @@ def rloo(rewards: Sequence[float]) -> list[float]:
     return [count / (count - 1) * (reward - mean) for reward in rewards]
 
 
-def returns_to_go(rewards: Floats, gamma: float) -> Floats:
+def returns_to_go(rewards: FloatArray, gamma: float) -> FloatArray:
     """G_t = r_t + γ·G_{t+1} over the policy's own tokens [T].
 
     Observation tokens are not in the list, so the return is carried across them undiminished; masking
@@ -57,7 +57,7 @@ def returns_to_go(rewards: Floats, gamma: float) -> Floats:
     return returns
 
 
-def remax(rewards: Floats, baseline: float) -> Floats:
+def remax(rewards: FloatArray, baseline: float) -> FloatArray:
     """Returns-to-go of a trajectory's tokens against the reward of the greedy rollout of the same task.
 
     Li et al. 2023 (arXiv:2310.10505).
@@ -65,7 +65,7 @@ def remax(rewards: Floats, baseline: float) -> Floats:
     return returns_to_go(rewards, 1.0) - baseline
 
 
-def whiten(values: Sequence[Floats]) -> list[Floats]:
+def whiten(values: Sequence[FloatArray]) -> list[FloatArray]:
     """Mean 0 and variance 1 (unbiased) over all values of the whole batch; fewer than two are only centred."""
     flat = np.concatenate([np.asarray(v, dtype=np.float64) for v in values]) if values else np.zeros(0)
     if len(flat) == 0:
@@ -74,12 +74,14 @@ def whiten(values: Sequence[Floats]) -> list[Floats]:
     return [(np.asarray(v, dtype=np.float64) - float(flat.mean())) * scale for v in values]
 
 
-def reinforce_plus_plus(rewards: Sequence[Floats], gamma: float = 1.0) -> list[Floats]:
+def reinforce_plus_plus(rewards: Sequence[FloatArray], gamma: float = 1.0) -> list[FloatArray]:
     """Returns-to-go of every trajectory's tokens, whitened over the whole batch. Hu 2025 (arXiv:2501.03262)."""
     return whiten([returns_to_go(row, gamma) for row in rewards])
 
 
-def gae(rewards: Floats, values: Floats, gamma: float, lam: float, bootstrap: float = 0.0) -> tuple[Floats, Floats]:
+def gae(
+    rewards: FloatArray, values: FloatArray, gamma: float, lam: float, bootstrap: float = 0.0
+) -> tuple[FloatArray, FloatArray]:
     """Generalised advantages and the returns a critic learns from, over the policy's own steps [T].
 
     δ_t = r_t + γ·V_{t+1} - V_t; A_t = δ_t + γλ·A_{t+1}; return_t = A_t + V_t. A step is a sampled token

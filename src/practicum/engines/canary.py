@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from practicum.utils.arrays import FloatArray
 
 QUESTIONS = (
     "Say in a few words what you can do.",
@@ -49,11 +48,11 @@ class Probe:
 class Reading:
     """Log-probs of the same tokens: what the learner's weights say, and what the engine said."""
 
-    expected: Floats
-    answered: Floats
+    expected: FloatArray
+    answered: FloatArray
 
     @property
-    def difference(self) -> Floats:
+    def difference(self) -> FloatArray:
         return self.answered - self.expected
 
 
@@ -125,16 +124,16 @@ class Canary:
         """These replies are what the next update is held against."""
         self.probes, self._baseline, self._before = tuple(probes), reading, reading
 
-    def unchanged(self, expected: Floats) -> bool:
+    def unchanged(self, expected: FloatArray) -> bool:
         """Whether the learner says the same of the probes as at the last update."""
         return self._before is not None and bool(np.abs(expected - self._before.expected).max() < RESOLUTION)
 
-    def still_there(self, answered: Floats) -> bool:
+    def still_there(self, answered: FloatArray) -> bool:
         """Whether an engine that was started again holds the weights that were last accepted."""
         return self._before is not None and rms(answered - self._before.expected) <= self.allowed
 
 
-def arrival(moved: Floats, followed: Floats) -> tuple[float | None, float]:
+def arrival(moved: FloatArray, followed: FloatArray) -> tuple[float | None, float]:
     """The share of a movement that another followed (least squares), and how many standard errors 0 and 1 are apart."""
     size = float(moved @ moved)
     if size == 0.0:
@@ -145,5 +144,5 @@ def arrival(moved: Floats, followed: Floats) -> tuple[float | None, float]:
     return share, size**0.5 / spread
 
 
-def rms(values: Floats) -> float:
+def rms(values: FloatArray) -> float:
     return float(np.sqrt(np.mean(values**2))) if len(values) else 0.0

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Ints = NDArray[np.int64]
+from practicum.utils.arrays import BoolArray, IntArray
 
 SLACK = 1.25
 """How many more scores than wanted a batch of runs may hold for the sake of one shape."""
@@ -95,12 +94,12 @@ class Spans:
 class PrefixTree:
     """N tokens: each one's id, how many stand before it in its sequence, and where its descendants end."""
 
-    ids: Ints  # [N]
-    depths: Ints  # [N]
-    ends: Ints  # [N]
-    paths: list[Ints]
+    ids: IntArray  # [N]
+    depths: IntArray  # [N]
+    ends: IntArray  # [N]
+    paths: list[IntArray]
     """Every sequence: the numbers of its tokens."""
-    runs: list[tuple[int, Ints]]
+    runs: list[tuple[int, IntArray]]
     """Every run, in order, as (its length, the tokens from the root to its last)."""
     spare: int = 0
     """Runs at the end that only fill up."""
@@ -114,7 +113,7 @@ class PrefixTree:
         return PrefixTree(ids, depths, np.append(self.ends, spare + 1), self.paths, runs, len(spare))
 
 
-def common(first: Ints, second: Ints) -> int:
+def common(first: IntArray, second: IntArray) -> int:
     """How many ids two sequences begin with in common."""
     length = min(len(first), len(second))
     differing = first[:length] != second[:length]
@@ -122,12 +121,12 @@ def common(first: Ints, second: Ints) -> int:
     return place if length and differing[place] else length
 
 
-def build_tree(sequences: Sequence[Ints], shared: Sequence[int]) -> PrefixTree:
+def build_tree(sequences: Sequence[IntArray], shared: Sequence[int]) -> PrefixTree:
     """A forest of sequences in order; `shared`: what each has in common with the one before it."""
-    ids: list[Ints] = []
-    depths: list[Ints] = []
-    paths: list[Ints] = []
-    runs: list[tuple[int, Ints]] = []
+    ids: list[IntArray] = []
+    depths: list[IntArray] = []
+    paths: list[IntArray] = []
+    runs: list[tuple[int, IntArray]] = []
     ends = np.zeros(sum(map(len, sequences)), dtype=np.int64)
     path = np.zeros(0, dtype=np.int64)
     size = 0
@@ -159,7 +158,7 @@ def spans(forest: PrefixTree) -> Spans:
     number = np.arange(count)
     looking = (number[None, :] <= number[:, None]) & (reach[None, :] > number[:, None] * BLOCK)  # [queries, keys]
 
-    def lists(table: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    def lists(table: BoolArray) -> tuple[IntArray, IntArray]:
         return _starts(table.sum(1)), np.nonzero(table)[1]
 
     shares = -(-looking.sum(0) // SHARE)
@@ -167,11 +166,11 @@ def spans(forest: PrefixTree) -> Spans:
     return Spans(*(torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)) for array in arrays))
 
 
-def _starts(counts: Ints) -> Ints:
+def _starts(counts: IntArray) -> IntArray:
     return np.concatenate([[0], counts.cumsum()])
 
 
-def _queries(forest: PrefixTree) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+def _queries(forest: PrefixTree) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
     """Runs in blocks of queries: their first tokens, counts, depths, where their paths begin, and the paths.
 
     Those that only fill up go as one: nobody hears their answers, but numbers they must be.
@@ -190,7 +189,7 @@ def _queries(forest: PrefixTree) -> tuple[Ints, Ints, Ints, Ints, Ints]:
     return paths[begins + depths], np.minimum(lengths[owner] - offset, BLOCK), depths, begins, paths
 
 
-def rectangles(paths: Sequence[tuple[int, Ints]]) -> Rectangles:
+def rectangles(paths: Sequence[tuple[int, IntArray]]) -> Rectangles:
     """Runs in batches."""
     order = sorted(range(len(paths)), key=lambda run: (paths[run][0], len(paths[run][1])))
     groups: list[list[int]] = []

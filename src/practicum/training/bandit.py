@@ -105,7 +105,7 @@ class BanditTrainer(RLTrainer):
         say: Callable[[str], None] = print,
     ) -> None:
         super().__init__(policy, [state.task for state in states], make_environment, agent, settings)
-        if self.estimator.greedy:
+        if self.estimator.needs_greedy_rollout:
             raise UserError(
                 f"The bandit compares replies to one prompt; {settings.estimator} needs whole greedy episodes: "
                 "set algorithm.adv_estimator=grpo."
@@ -141,7 +141,7 @@ class BanditTrainer(RLTrainer):
             if on_episode is not None:
                 on_episode(episode)
         self._check_errors(step, episodes)
-        groups = group_scored(episodes, self.estimator.smallest_group)
+        groups = group_scored(episodes, self.estimator.min_group_size)
         alive = sum(has_signal(group, {}) for group in groups)
         metrics = rollout_metrics(episodes)
         metrics["rollout/dead_groups"] = 1.0 - alive / len(groups) if groups else 1.0

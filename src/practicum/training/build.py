@@ -291,13 +291,13 @@ def build_run(
         loaded,
         config.agent.template or (material.log.template if material is not None else None),
         max_batch=sequences(config, where),
-        cut=MicroBatchLimits(limit, actor.ppo_micro_batch_size_per_gpu),
-        measuring=MicroBatchLimits(limit, rollout.log_prob_micro_batch_size_per_gpu),
+        limits=MicroBatchLimits(limit, actor.ppo_micro_batch_size_per_gpu),
+        logprob_limits=MicroBatchLimits(limit, rollout.log_prob_micro_batch_size_per_gpu),
         make_engine=engine_maker(config, folder, where),
         apart=config.trainer.overlap,
     )
     policy.decoder.checkpointing = config.actor_rollout_ref.model.enable_gradient_checkpointing
-    own = config.critic.model.path if ESTIMATORS[settings.estimator].critic else None
+    own = config.critic.model.path if ESTIMATORS[settings.estimator].needs_critic else None
     if material is not None:
         practice = material.practice(policy, world.make_environment, agent, settings, say)
     else:
@@ -308,7 +308,7 @@ def build_run(
             raise UserError("agent.stream shows one chain as it happens: set agent.num_chains=1.")
         practice.watcher = ConsoleEpisodeWatcher(policy.renderer)
     if practice.critic is not None and config.critic.ppo_micro_batch_size_per_gpu is not None:
-        practice.critic.cut = MicroBatchLimits(limit, config.critic.ppo_micro_batch_size_per_gpu)
+        practice.critic.limits = MicroBatchLimits(limit, config.critic.ppo_micro_batch_size_per_gpu)
     validate = None
     if validates(config):
         panel = Panel(tuple(world.environment.tasks("val", config.data.val_batch_size)), config.trainer.seed)
@@ -540,7 +540,7 @@ def derived(config: TrainConfig) -> list[str]:
         f"loss aggregation: {settings.weighing}",
         f"reference model: {_reference(config) if settings.needs_reference else 'none'}",
     ]
-    if ESTIMATORS[estimator].critic:
+    if ESTIMATORS[estimator].needs_critic:
         lines.append(f"critic: {config.critic.model.path or 'a two-layer head on the policy'}")
     elif config.critic.model.path:
         lines.append(f"critic.model.path is not used: {estimator} has no critic")

@@ -184,8 +184,8 @@ def load_policy(config: SFTConfig | DPOConfig, template: str | None) -> Trainabl
             training.use_dora, training.use_rslora,
         )  # fmt: skip
         loaded = lora.add_adapter(loaded, settings, training.seed)
-    cut = MicroBatchLimits(GPU_TOKENS if where.on_gpu else MicroBatchLimits.tokens, training.batch_size)
-    policy = TrainablePolicy(loaded, template, max_batch=where.sequences, cut=cut)
+    limits = MicroBatchLimits(GPU_TOKENS if where.on_gpu else MicroBatchLimits.tokens, training.batch_size)
+    policy = TrainablePolicy(loaded, template, max_batch=where.sequences, limits=limits)
     policy.decoder.checkpointing = training.gradient_checkpointing
     policy.decoder.autocast = training.bf16 and where.dtype == torch.float32
     policy.decoder.dropout = bool(training.use_lora and training.lora_dropout)

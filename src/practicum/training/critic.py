@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from practicum.algorithms import losses
@@ -21,8 +20,7 @@ from practicum.models.decoder import Decoder
 from practicum.training import forward
 from practicum.training.learner import OptimizerSettings, apply_gradient, make_optimizer
 from practicum.training.micro_batches import MicroBatchLimits, Sample, micro_batches
-
-Floats = NDArray[np.float64]
+from practicum.utils.arrays import FloatArray
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class ValueHead(nn.Module):
 
 
 @dataclass(frozen=True)
-class Valued:
+class ValuedSample:
     """One sample with its states' values and, once credited, what they should have been (NaN: no target)."""
 
     sample: Sample
@@ -72,13 +70,13 @@ class Critic:
         policy: Decoder,
         settings: CriticSettings,
         own: Decoder | None = None,
-        cut: MicroBatchLimits | None = None,
+        limits: MicroBatchLimits | None = None,
         seed: int = 0,
     ) -> None:
         self.settings = settings
         self.own = own
         self.decoder = own or policy
-        self.cut = cut or MicroBatchLimits()
+        self.limits = limits or MicroBatchLimits()
         self.head = ValueHead(self.decoder.shape.hidden, seed).to(self.decoder.device)
         self.parameters = [*self.head.parameters(), *(own.parameters() if own is not None else ())]
         self.optimizer = make_optimizer(self.parameters, settings.optimizer)
@@ -86,9 +84,11 @@ class Critic:
     def values(self, samples: Sequence[Sample]) -> list[Tensor]:
         """The value of the state before every prediction of each sample."""
         of: Callable[..., Tensor] = lambda micro: self.head(forward.hidden_at(self.decoder, micro))  # noqa: E731
-        return forward.measure(samples, self.cut, self.decoder.device, of)
+        return forward.measure(samples, self.limits, self.decoder.device, of)
 
-    def update(self, valued: Sequence[Valued], lr: float, tick: Callable[[], None] | None = None) -> dict[str, float]:
+    def update(
+        self, valued: Sequence[ValuedSample], lr: float, tick: Callable[[], None] | None = None
+    ) -> dict[str, float]:
         """One optimizer step over a mini-batch; steps without a target teach nothing."""
         samples = [item.sample for item in valued]
         old = [item.values for item in valued]
@@ -100,7 +100,7 @@ class Critic:
             return {}
         self.optimizer.zero_grad(set_to_none=True)
         loss = clipped = 0.0
-        for micro in micro_batches(samples, self.cut, self.decoder.device):
+        for micro in micro_batches(samples, self.limits, self.decoder.device):
             with torch.set_grad_enabled(self.own is not None):
                 hidden = forward.hidden_at(self.decoder, micro)
             target, before = forward.gather(micro, returns), forward.gather(micro, old)
@@ -118,7 +118,7 @@ class Critic:
         return {"critic/vf_loss": loss, "critic/vf_clipfrac": clipped, "critic/grad_norm": norm, "critic/lr": lr}
 
 
-def with_last_state(sample: Sample) -> Sample:
+def with_final_state(sample: Sample) -> Sample:
     """The sample with one more prediction, made at its last sampled token: the state an episode was cut off in."""
     end = int(np.flatnonzero(sample.mask)[-1]) + 1
     longer = [np.append(array[:end], array.dtype.type(0)) for array in (sample.weights, sample.advantages)]
@@ -132,7 +132,7 @@ def with_last_state(sample: Sample) -> Sample:
     )
 
 
-def explained_variance(values: Floats, returns: Floats) -> float:
+def explained_variance(values: FloatArray, returns: FloatArray) -> float:
     """1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant."""
     spread = float(np.var(returns))
     return 0.0 if spread == 0 else 1.0 - float(np.var(returns - values)) / spread

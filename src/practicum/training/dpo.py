@@ -58,7 +58,7 @@ class Pair:
 
 def totals(decoder: Decoder, policy: TrainablePolicy, samples: Sequence[Sample]) -> Tensor:
     """Summed log-probs of each sample's judged tokens [N]."""
-    found = forward.logprobs(decoder, samples, policy.cut)
+    found = forward.logprobs(decoder, samples, policy.limits)
     return torch.stack([values.double().sum() for values in found])
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from practicum.algorithms.advantages import Floats
 from practicum.data import store
 from practicum.trajectory import Trajectory
+from practicum.utils.arrays import FloatArray
 
 TOP, GROUPS = "top_episodes", "groups"
 ADVANTAGES = "practicum advantages 1"
@@ -32,9 +32,9 @@ class EpisodeSaver:
     def __init__(self, folder: Path, estimator: str) -> None:
         self.folder, self.estimator = folder, estimator
         self._groups: Sequence[Group] = ()
-        self._credit: dict[Name, Floats] = {}
+        self._credit: dict[Name, FloatArray] = {}
 
-    def hear(self, groups: Sequence[Group], advantages: Sequence[Sequence[Floats]]) -> None:
+    def hear(self, groups: Sequence[Group], advantages: Sequence[Sequence[FloatArray]]) -> None:
         self._groups = groups
         self._credit = {
             _name(episode): row
@@ -83,7 +83,7 @@ def _name(episode: Trajectory) -> Name:
     return episode.group, episode.task.id, episode.attempt, episode.seeds.sampling
 
 
-def _encoded(row: Floats, estimator: str) -> bytes:
+def _encoded(row: FloatArray, estimator: str) -> bytes:
     # As the learner computes with them; one that is no number stops the run, and must not hide why.
     values = [float(value) if np.isfinite(value) else None for value in row.astype(np.float32)]
     given: Any = values[0] if values and len(set(values)) == 1 else values

@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from practicum.algorithms import advantages
-from practicum.algorithms.advantages import Floats
 from practicum.trajectory import Origin, Trajectory
+from practicum.utils.arrays import FloatArray, IntArray
 
 PER_TOKEN, PER_TURN_AND_TOKEN = "token-mean", "seq-mean-turn-mean-token-mean"
 
@@ -44,19 +43,19 @@ class TokenRewards:
     reward of a greedy rollout of the same task.
     """
 
-    rewards: Floats
-    turns: NDArray[np.int64]
+    rewards: FloatArray
+    turns: IntArray
     truncated: bool = False
-    values: Floats | None = None
+    values: FloatArray | None = None
     last_value: float = 0.0
-    greedy: float | None = None
+    greedy_reward: float | None = None
 
     @property
     def total(self) -> float:
         return float(self.rewards.sum())
 
     @property
-    def turn_count(self) -> int:
+    def num_turns(self) -> int:
         return len(np.unique(self.turns))
 
 
@@ -67,8 +66,8 @@ Groups = Sequence[Sequence[TokenRewards]]
 class Advantages:
     """Advantages, and for a critic the returns it should have foreseen (NaN where it is not asked)."""
 
-    advantages: list[list[Floats]]
-    returns: list[list[Floats]] | None = None
+    advantages: list[list[FloatArray]]
+    returns: list[list[FloatArray]] | None = None
 
 
 @dataclass(frozen=True)
@@ -80,9 +79,9 @@ class Estimator:
     """
 
     function: Callable[[Groups, EstimatorSettings], Advantages]
-    smallest_group: int = 1
-    greedy: bool = False
-    critic: bool = False
+    min_group_size: int = 1
+    needs_greedy_rollout: bool = False
+    needs_critic: bool = False
     aggregation: str = PER_TOKEN
 
 
@@ -91,11 +90,11 @@ def turn_lengths(episode: Trajectory) -> list[int]:
     return [sum([len(s.ids) for s in turn.spans if s.origin is Origin.SAMPLED]) for turn in episode.turns]
 
 
-def sampled_count(episode: Trajectory) -> int:
+def num_sampled_tokens(episode: Trajectory) -> int:
     return sum(turn_lengths(episode))
 
 
-def rate(episode: Trajectory, settings: EstimatorSettings) -> TokenRewards:
+def token_rewards(episode: Trajectory, settings: EstimatorSettings) -> TokenRewards:
     """An episode's rewards, put on its tokens."""
     lengths = turn_lengths(episode)
     turns = np.repeat(np.arange(len(lengths)), lengths)
@@ -123,7 +122,7 @@ def _spread(groups: Groups, scalars: Sequence[Sequence[float]]) -> Advantages:
     )
 
 
-def _regroup(groups: Groups, flat: Sequence[Floats]) -> list[list[Floats]]:
+def _regroup(groups: Groups, flat: Sequence[FloatArray]) -> list[list[FloatArray]]:
     rest = iter(flat)
     return [[next(rest) for _ in group] for group in groups]
 
@@ -137,7 +136,7 @@ def _grpo(groups: Groups, settings: EstimatorSettings) -> Advantages:
 
 
 def _flow_grpo(groups: Groups, settings: EstimatorSettings) -> Advantages:
-    counts = [[rated.turn_count for rated in group] for group in groups]
+    counts = [[rated.num_turns for rated in group] for group in groups]
     scalars = [
         advantages.flow_grpo(_totals(group), turns, settings.row_weighted, settings.normalise)
         for group, turns in zip(groups, counts, strict=True)
@@ -152,9 +151,9 @@ def _rloo(groups: Groups, settings: EstimatorSettings) -> Advantages:
 def _remax(groups: Groups, settings: EstimatorSettings) -> Advantages:
     """Return-to-go against the greedy rollout's reward."""
 
-    def row(rated: TokenRewards) -> Floats:
-        assert rated.greedy is not None, "remax needs a greedy rollout"
-        return advantages.remax(rated.rewards, rated.greedy)
+    def row(rated: TokenRewards) -> FloatArray:
+        assert rated.greedy_reward is not None, "remax needs a greedy rollout"
+        return advantages.remax(rated.rewards, rated.greedy_reward)
 
     return Advantages([[row(rated) for rated in group] for group in groups])
 
@@ -182,8 +181,8 @@ def _gae(groups: Groups, settings: EstimatorSettings) -> Advantages:
 
 def _turn_gae(groups: Groups, settings: EstimatorSettings) -> Advantages:
     """Over turns: a turn's reward and the value of the state it began in; all its tokens share the credit."""
-    painted: list[Floats] = []
-    targets: list[Floats] = []
+    painted: list[FloatArray] = []
+    targets: list[FloatArray] = []
     for rated in (rated for group in groups for rated in group):
         numbers, starts, owner = np.unique(rated.turns, return_index=True, return_inverse=True)
         rewards = np.zeros(len(numbers))
@@ -198,7 +197,7 @@ def _turn_gae(groups: Groups, settings: EstimatorSettings) -> Advantages:
     return Advantages(_regroup(groups, advantages.whiten(painted)), _regroup(groups, targets))
 
 
-def _values(rated: TokenRewards) -> Floats:
+def _values(rated: TokenRewards) -> FloatArray:
     assert rated.values is not None, "this estimator needs a critic"
     return rated.values
 
@@ -208,12 +207,12 @@ def _beyond(rated: TokenRewards, settings: EstimatorSettings) -> float:
 
 
 ESTIMATORS: dict[str, Estimator] = {
-    "gae": Estimator(_gae, critic=True),
-    "turn_gae": Estimator(_turn_gae, critic=True),
-    "grpo": Estimator(_grpo, smallest_group=2),
-    "flow_grpo": Estimator(_flow_grpo, smallest_group=2, aggregation=PER_TURN_AND_TOKEN),
-    "rloo": Estimator(_rloo, smallest_group=2),
-    "remax": Estimator(_remax, greedy=True),
+    "gae": Estimator(_gae, needs_critic=True),
+    "turn_gae": Estimator(_turn_gae, needs_critic=True),
+    "grpo": Estimator(_grpo, min_group_size=2),
+    "flow_grpo": Estimator(_flow_grpo, min_group_size=2, aggregation=PER_TURN_AND_TOKEN),
+    "rloo": Estimator(_rloo, min_group_size=2),
+    "remax": Estimator(_remax, needs_greedy_rollout=True),
     "reinforce_plus_plus": Estimator(_reinforce),
-    "reinforce_plus_plus_baseline": Estimator(_reinforce_baseline, smallest_group=2),
+    "reinforce_plus_plus_baseline": Estimator(_reinforce_baseline, min_group_size=2),
 }

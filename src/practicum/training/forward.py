@@ -94,11 +94,11 @@ def _owners(micro: MicroBatch) -> list[tuple[int, int]]:
 
 @torch.no_grad()
 def measure(
-    samples: Sequence[Sample], cut: MicroBatchLimits, device: torch.device, of: Callable[[MicroBatch], Tensor]
+    samples: Sequence[Sample], limits: MicroBatchLimits, device: torch.device, of: Callable[[MicroBatch], Tensor]
 ) -> list[Tensor]:
     """What `of` gives for every prediction, sample by sample, in the order of its tokens."""
     result: list[Tensor] = [torch.empty(0)] * len(samples)
-    for micro in micro_batches(samples, cut, device):
+    for micro in micro_batches(samples, limits, device):
         owners = _owners(micro)
         parts = torch.split(of(micro).cpu(), [count for _, count in owners])
         for (index, _), part in zip(owners, parts, strict=True):
@@ -106,13 +106,13 @@ def measure(
     return result
 
 
-def logprobs(decoder: Decoder, samples: Sequence[Sample], cut: MicroBatchLimits) -> list[Tensor]:
+def logprobs(decoder: Decoder, samples: Sequence[Sample], limits: MicroBatchLimits) -> list[Tensor]:
     """Log-probs of every sample's predictions."""
-    return measure(samples, cut, decoder.device, lambda m: head_logprobs(decoder, hidden_at(decoder, m), m))
+    return measure(samples, limits, decoder.device, lambda m: head_logprobs(decoder, hidden_at(decoder, m), m))
 
 
 def divergences(
-    decoder: Decoder, reference: Decoder, samples: Sequence[Sample], kind: str, cut: MicroBatchLimits
+    decoder: Decoder, reference: Decoder, samples: Sequence[Sample], kind: str, limits: MicroBatchLimits
 ) -> list[Tensor]:
     """A KL estimate of every sample's predictions, policy against reference."""
 
@@ -125,7 +125,7 @@ def divergences(
             ]
         )
 
-    return measure(samples, cut, decoder.device, of)
+    return measure(samples, limits, decoder.device, of)
 
 
 def divergence(logits: Tensor, reference: Tensor, micro: MicroBatch, part: slice, kind: str) -> Tensor:

@@ -83,12 +83,12 @@ class Learner:
         self,
         decoder: Decoder,
         settings: OptimizerSettings,
-        cut: MicroBatchLimits | None = None,
+        limits: MicroBatchLimits | None = None,
         threads: int | None = None,
     ) -> None:
         self.decoder = decoder
         self.settings = settings
-        self.cut = cut or MicroBatchLimits()
+        self.limits = limits or MicroBatchLimits()
         self.threads = threads or torch.get_num_threads()
         self.version = 0
         self.parameters = list(decoder.parameters())
@@ -123,12 +123,12 @@ class Learner:
         totals = _Totals()
         if self._twin is not None and not (self.decoder.dropout or self.decoder.autocast):
             # Two are in memory at once; what a small model keeps of a token is little.
-            half = replace(self.cut, tokens=max(1, self.cut.tokens * 2 // 3))
+            half = replace(self.limits, tokens=max(1, self.limits.tokens * 2 // 3))
             self._accumulate_on_two(list(micro_batches(samples, half)), denominator, objective, reference, totals, tick)
         else:
             replays = self._replays()
             bucket = 1 if replays is None else self.bucket
-            for number, micro in enumerate(micro_batches(samples, self.cut, self.decoder.device, bucket)):
+            for number, micro in enumerate(micro_batches(samples, self.limits, self.decoder.device, bucket)):
                 with self._training_pass(number):
                     self._accumulate(self.decoder, micro, denominator, objective, reference, totals, replays)
                 if isinstance(self.optimizer, MasterAdamW):
@@ -273,10 +273,10 @@ class Learner:
                 "is below what their precision can hold; raise actor_rollout_ref.actor.optim.lr or load in float32."
             )
 
-    def logprobs(self, samples: Sequence[Sample], cut: MicroBatchLimits | None = None) -> list[Tensor]:
+    def logprobs(self, samples: Sequence[Sample], limits: MicroBatchLimits | None = None) -> list[Tensor]:
         """Log-probs of every sample's predictions, in the order of its tokens [one tensor a sample]."""
         torch.set_num_threads(self.threads)
-        return forward.logprobs(self.decoder, samples, cut or self.cut)
+        return forward.logprobs(self.decoder, samples, limits or self.limits)
 
 
 def weight_sharing_copy(decoder: Decoder) -> Decoder:

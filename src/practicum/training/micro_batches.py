@@ -17,9 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from practicum.models.prefix_tree import Ints, Rectangles, Spans, build_tree, common, rectangles, sent, spans
-
-Floats = NDArray[np.float32]
+from practicum.models.prefix_tree import Rectangles, Spans, build_tree, common, rectangles, sent, spans
+from practicum.utils.arrays import BoolArray, Float32Array, IntArray
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,13 @@ class Sample:
     """
 
     ids: tuple[int, ...]
-    mask: NDArray[np.bool_]
-    weights: Floats
-    advantages: Floats
-    sampling_logprobs: Floats
+    mask: BoolArray
+    weights: Float32Array
+    advantages: Float32Array
+    sampling_logprobs: Float32Array
     temperature: float = 1.0
-    old_logprobs: Floats | None = None
-    corrections: Floats | None = None
+    old_logprobs: Float32Array | None = None
+    corrections: Float32Array | None = None
 
     def __post_init__(self) -> None:
         arrays = (self.mask, self.weights, self.advantages, self.sampling_logprobs, self.old_logprobs, self.corrections)
@@ -85,9 +84,9 @@ class Ordered:
     prediction feeds nothing and is left out."""
 
     numbers: list[int]
-    predicted: list[Ints]
-    inputs: list[Ints]
-    targets: list[Ints]
+    predicted: list[IntArray]
+    inputs: list[IntArray]
+    targets: list[IntArray]
     shared: list[int]
 
 
@@ -104,7 +103,7 @@ def ordered(samples: Sequence[Sample]) -> Ordered:
     return Ordered(numbers, predicted, inputs, targets, shared)
 
 
-def pack(batch: Ordered, cut: MicroBatchLimits) -> list[range]:
+def pack(batch: Ordered, limits: MicroBatchLimits) -> list[range]:
     """The places of the samples that make up each piece.
 
     A full piece is cut where the least has to be computed again: of the places in its latter half the one
@@ -118,7 +117,7 @@ def pack(batch: Ordered, cut: MicroBatchLimits) -> list[range]:
         while end < count:
             more = len(batch.inputs[end]) - (batch.shared[end] if sizes else 0)
             size = more + (sizes[-1] if sizes else 0)
-            if sizes and (size > cut.tokens or (cut.samples or count) <= len(sizes)):
+            if sizes and (size > limits.tokens or (limits.samples or count) <= len(sizes)):
                 break
             sizes.append(size)
             end += 1
@@ -131,11 +130,11 @@ def pack(batch: Ordered, cut: MicroBatchLimits) -> list[range]:
 
 
 def micro_batches(
-    samples: Sequence[Sample], cut: MicroBatchLimits, device: torch.device | None = None, bucket: int = 1
+    samples: Sequence[Sample], limits: MicroBatchLimits, device: torch.device | None = None, bucket: int = 1
 ) -> Iterator[MicroBatch]:
     """The batch in pieces, each on the device when its turn has come, with a multiple of `bucket` tokens."""
     batch = ordered(samples)
-    return (_assemble(samples, batch, piece, device or torch.device("cpu"), bucket) for piece in pack(batch, cut))
+    return (_assemble(samples, batch, piece, device or torch.device("cpu"), bucket) for piece in pack(batch, limits))
 
 
 def _assemble(samples: Sequence[Sample], batch: Ordered, piece: range, device: torch.device, bucket: int) -> MicroBatch:

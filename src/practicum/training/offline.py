@@ -27,15 +27,15 @@ from practicum.models import loader
 from practicum.rollout import MakeEnvironment
 from practicum.task import Task
 from practicum.training.estimators import ESTIMATORS
-from practicum.training.monitor.metrics import spread
+from practicum.training.monitor.metrics import summary_stats
 from practicum.training.rl_trainer import RLSettings, RLTrainer, Scored, has_signal
-from practicum.training.samples import WeightedTrajectory, bare_samples
+from practicum.training.samples import WeightedTrajectory, unweighted_samples
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Origin, Outcome, Span, Trajectory
 from practicum.utils.progress import Progress
 
 METHODS = ("grpo", "bandit")
-COMPARING = tuple(name for name, known in ESTIMATORS.items() if known.smallest_group > 1)
+COMPARING = tuple(name for name, known in ESTIMATORS.items() if known.min_group_size > 1)
 """Estimators that need nothing but the rewards of one task's episodes."""
 RENAMED = {
     "mismatch/logprob/mean": "offline/distance/mean",
@@ -169,8 +169,10 @@ class OfflineTrainer(RLTrainer):
             "greedy or a truncated policy's): the start policy stands in for theirs, so their ratios begin at 1."
         )
         temperature = self.agent.sampling.temperature
-        runs = [bare_samples(episode, temperature) for episode in strangers]
-        known = iter(self.policy.learner.logprobs([sample for own in runs for sample in own], self.policy.measuring))
+        runs = [unweighted_samples(episode, temperature) for episode in strangers]
+        known = iter(
+            self.policy.learner.logprobs([sample for own in runs for sample in own], self.policy.logprob_limits)
+        )
         made = {
             id(episode): with_logprobs(episode, [value for _ in own for value in next(known).tolist()])
             for episode, own in zip(strangers, runs, strict=True)
@@ -187,7 +189,7 @@ class OfflineTrainer(RLTrainer):
         metrics = {
             "logged/episodes": float(len(flat)),
             "logged/success/mean": sum(e.outcome is Outcome.SUCCESS for e in flat) / len(flat),
-            **spread("logged/reward", [e.reward for e in flat]),
+            **summary_stats("logged/reward", [e.reward for e in flat]),
         }
         return [], groups, {}, metrics
 

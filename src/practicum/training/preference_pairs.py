@@ -20,7 +20,7 @@ from practicum.data.state_index import Visit, prompt_ids, visits
 from practicum.errors import UserError
 from practicum.training.dpo import Pair
 from practicum.training.micro_batches import Sample
-from practicum.training.samples import bare_samples
+from practicum.training.samples import unweighted_samples
 from practicum.training.sft import tell_left_out
 from practicum.training.text_dataset import Prompts, reply_sample
 from practicum.trajectory import Trajectory
@@ -113,7 +113,7 @@ def _trajectory(episodes: Sequence[Trajectory]) -> Iterator[tuple[tuple[str, str
         runs = episode.sequences()
         if len(runs) == 1 and any(runs[0].sampled):
             key = (episode.task.id, episode.task.hash, str(episode.provenance.get("tokenizer", "")))
-            sample = bare_samples(episode)[0]
+            sample = unweighted_samples(episode)[0]
             tasks.setdefault(key, {}).setdefault(sample.ids, []).append((episode.reward, sample))
     for (task, content, _), played in tasks.items():
         worth = [(math.fsum(reward for reward, _ in group) / len(group), group[0][1]) for group in played.values()]

@@ -13,26 +13,25 @@ import numpy as np
 import torch
 
 from practicum.agent import Agent
-from practicum.algorithms import kl, losses
-from practicum.algorithms.advantages import Floats
+from practicum.algorithms import aggregation, kl, losses
 from practicum.errors import UserError, did_you_mean
 from practicum.models.decoder import Decoder
 from practicum.rollout import MakeEnvironment, attempts, derive_seed
 from practicum.task import Task
 from practicum.training import forward
-from practicum.training.critic import Critic, CriticSettings, Valued, explained_variance, with_last_state
+from practicum.training.critic import Critic, CriticSettings, ValuedSample, explained_variance, with_final_state
 from practicum.training.curriculum import CurriculumSettings, TaskStream
-from practicum.training.estimators import ESTIMATORS, Advantages, EstimatorSettings, TokenRewards, rate
+from practicum.training.estimators import ESTIMATORS, Advantages, EstimatorSettings, TokenRewards, token_rewards
 from practicum.training.learner import Objective, OptimizerSettings
 from practicum.training.lr_schedule import learning_rate
 from practicum.training.micro_batches import Sample
-from practicum.training.monitor.metrics import spread
+from practicum.training.monitor.metrics import summary_stats
 from practicum.training.monitor.rollout_metrics import rollout_metrics
 from practicum.training.rollout_batch import RolloutBatch
-from practicum.training.samples import WeightedTrajectory, bare_samples, build_samples, collate
-from practicum.training.samples import spread as laid_out
+from practicum.training.samples import WeightedTrajectory, build_samples, collate, scatter, unweighted_samples
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory
+from practicum.utils.arrays import FloatArray
 from practicum.utils.console import EpisodeWatcher
 
 Scored = list[list[Trajectory]]
@@ -93,14 +92,14 @@ class RLSettings:
         if self.tasks_per_step < 1 or self.steps < 1:
             raise UserError("data.train_batch_size and trainer.total_training_steps must be at least 1.")
         learning_rate(0, self.steps, self.lr, self.schedule)  # a misspelt schedule is an error now, not later
-        losses.token_weights([[1]], self.weighing)
+        aggregation.token_weights([[1]], self.weighing)
         kl.check(self.kl_penalty)
-        needed = ESTIMATORS[self.estimator].smallest_group
+        needed = ESTIMATORS[self.estimator].min_group_size
         if self.chains < needed:
             raise UserError(
                 f"{self.estimator} compares the chains of one task: agent.num_chains must be at least {needed}."
             )
-        if self.critic_warmup > 0 and not ESTIMATORS[self.estimator].critic:
+        if self.critic_warmup > 0 and not ESTIMATORS[self.estimator].needs_critic:
             raise UserError(
                 f"trainer.critic_warmup={self.critic_warmup} trains a critic alone, and {self.estimator} has none; "
                 "leave it out."
@@ -148,7 +147,7 @@ class RLTrainer:
         """Hears of the first episode of every rollout."""
         self.lr_scale = self.clip_scale = 1.0
         """Set by whoever watches the run's health."""
-        self.on_credit: Callable[[Scored, list[list[Floats]]], None] = lambda groups, advantages: None
+        self.on_credit: Callable[[Scored, list[list[FloatArray]]], None] = lambda groups, advantages: None
         """Hears what the estimator gave to the groups of a step."""
         self._ahead: RolloutBatch | None = None
         """With `overlap`: the batch of the next step."""
@@ -158,12 +157,12 @@ class RLTrainer:
         if settings.needs_reference:
             policy.freeze_reference()
         self.critic: Critic | None = None
-        if self.estimator.critic:
+        if self.estimator.needs_critic:
             self.critic = Critic(
                 policy.decoder,
                 settings.critic,
                 critic_model,
-                policy.cut,
+                policy.limits,
                 seed=derive_seed("critic", settings.seed) % 2**31,
             )
 
@@ -243,7 +242,7 @@ class RLTrainer:
         if decoder is None or not samples:
             return gathered
         torch.set_num_threads(self.policy.learner.threads)
-        known = forward.logprobs(decoder, samples, self.policy.measuring)
+        known = forward.logprobs(decoder, samples, self.policy.logprob_limits)
         return replace(gathered, metrics=gathered.metrics | _disagreement(samples, known))
 
     def _learn(self, step: int, gathered: RolloutBatch, tick: Callable[[], None] | None) -> dict[str, float]:
@@ -298,8 +297,8 @@ class RLTrainer:
             episodes += rolled
             self._check_errors(step, rolled)
             self.stream.hear(rolled)
-            groups = group_scored(rolled, self.estimator.smallest_group)
-            if self.estimator.greedy:
+            groups = group_scored(rolled, self.estimator.min_group_size)
+            if self.estimator.needs_greedy_rollout:
                 greedy |= await self._greedy_rewards(tasks, label)
                 groups = [group for group in groups if group[0].group in greedy]
             lively = [group for group in groups if has_signal(group, greedy)]
@@ -325,17 +324,17 @@ class RLTrainer:
 
     def _rate(self, groups: Scored, greedy: dict[str, float]) -> tuple[list[list[TokenRewards]], dict[str, float]]:
         """Rewards on tokens, less the KL penalty where it belongs to the reward."""
-        rated = [[rate(episode, self.settings.credit) for episode in group] for group in groups]
+        rated = [[token_rewards(episode, self.settings.credit) for episode in group] for group in groups]
         if greedy:
             rated = [
-                [replace(item, greedy=greedy[group[0].group]) for item in items]
+                [replace(item, greedy_reward=greedy[group[0].group]) for item in items]
                 for group, items in zip(groups, rated, strict=True)
             ]
         if not self.settings.kl_in_reward or not groups:
             return rated, {}
         samples, owners = self._samples(groups)
         found = forward.divergences(
-            self.policy.decoder, self._reference(), samples, self.settings.kl_penalty, self.policy.cut
+            self.policy.decoder, self._reference(), samples, self.settings.kl_penalty, self.policy.limits
         )
         by_episode = _join(found, owners, sum(map(len, groups)))
         distances = iter(by_episode)
@@ -349,18 +348,18 @@ class RLTrainer:
 
     def _value(
         self, groups: Scored, rated: list[list[TokenRewards]]
-    ) -> tuple[list[list[TokenRewards]], list[list[list[Valued]]]]:
+    ) -> tuple[list[list[TokenRewards]], list[list[list[ValuedSample]]]]:
         """The critic's values beside the rewards, and what it will learn from: group, episode, run."""
         if self.critic is None or not groups:
             return rated, []
         flat = [episode for group in groups for episode in group]
-        runs = [bare_samples(episode, self.agent.sampling.temperature) for episode in flat]
-        longer = [[*own[:-1], with_last_state(own[-1])] if own else [] for own in runs]
+        runs = [unweighted_samples(episode, self.agent.sampling.temperature) for episode in flat]
+        longer = [[*own[:-1], with_final_state(own[-1])] if own else [] for own in runs]
         values = iter(self.critic.values([sample for own in longer for sample in own]))
         lists = [[next(values) for _ in own] for own in longer]
         items = iter(zip(runs, lists, strict=True))
         result: list[list[TokenRewards]] = []
-        valued: list[list[list[Valued]]] = []
+        valued: list[list[list[ValuedSample]]] = []
         for group in rated:
             result.append([])
             valued.append([])
@@ -370,17 +369,17 @@ class RLTrainer:
                 kept = [value if number + 1 < len(found) else value[:-1] for number, value in enumerate(found)]
                 joined = torch.cat(kept).double().numpy() if kept else np.zeros(0)
                 result[-1].append(replace(item, values=joined, last_value=last))
-                valued[-1].append([Valued(sample, value) for sample, value in zip(own, kept, strict=True)])
+                valued[-1].append([ValuedSample(sample, value) for sample, value in zip(own, kept, strict=True)])
         return result, valued
 
     # -- updates ----------------------------------------------------------------------------
 
     def _teach_critic(
-        self, step: int, valued: list[list[list[Valued]]], credit: Advantages, tick: Callable[[], None] | None
+        self, step: int, valued: list[list[list[ValuedSample]]], credit: Advantages, tick: Callable[[], None] | None
     ) -> dict[str, float]:
         assert self.critic is not None
         assert credit.returns is not None
-        groups: list[list[Valued]] = []
+        groups: list[list[ValuedSample]] = []
         for episodes, targets in zip(valued, credit.returns, strict=True):
             groups.append([])
             for runs, target in zip(episodes, targets, strict=True):
@@ -429,7 +428,7 @@ class RLTrainer:
     def _corrected(self, taught: list[list[WeightedTrajectory]]) -> list[list[WeightedTrajectory]]:
         """Old log-probs by the learner, and each token's weight for having been sampled by the engine."""
         samples = [sample for group in taught for one in group for sample in one.samples]
-        known = iter(zip(samples, self.policy.learner.logprobs(samples, self.policy.measuring), strict=True))
+        known = iter(zip(samples, self.policy.learner.logprobs(samples, self.policy.logprob_limits), strict=True))
 
         def corrected(sample: Sample) -> Sample:
             same, old = next(known)
@@ -437,7 +436,7 @@ class RLTrainer:
             engine = torch.from_numpy(sample.sampling_logprobs[sample.mask])
             weight = losses.truncated_importance(old, engine, self.settings.importance_cap)
             return replace(
-                sample, old_logprobs=laid_out(sample, old.numpy()), corrections=laid_out(sample, weight.numpy())
+                sample, old_logprobs=scatter(sample, old.numpy()), corrections=scatter(sample, weight.numpy())
             )
 
         return [
@@ -458,13 +457,13 @@ class RLTrainer:
     def _samples(self, groups: Scored) -> tuple[list[Sample], list[int]]:
         """Bare samples of all episodes, and which episode each belongs to."""
         flat = [episode for group in groups for episode in group]
-        pairs = [(s, i) for i, e in enumerate(flat) for s in bare_samples(e, self.agent.sampling.temperature)]
+        pairs = [(s, i) for i, e in enumerate(flat) for s in unweighted_samples(e, self.agent.sampling.temperature)]
         return [sample for sample, _ in pairs], [owner for _, owner in pairs]
 
     def _mismatch(self, groups: Scored) -> dict[str, float]:
         """|engine - learner| log-probs of a step that brings no update."""
         samples, _ = self._samples(groups)
-        return _disagreement(samples, self.policy.learner.logprobs(samples, self.policy.measuring))
+        return _disagreement(samples, self.policy.learner.logprobs(samples, self.policy.logprob_limits))
 
     def _reference(self) -> Decoder:
         assert self.policy.reference is not None
@@ -532,8 +531,8 @@ def _credit_metrics(rated: Sequence[Sequence[TokenRewards]], credit: Advantages)
     values = np.concatenate([item.values for group in rated for item in group if item.values is not None])
     asked = np.isfinite(returns)
     return found | {
-        **spread("critic/values", values[asked].tolist()),
-        **spread("critic/returns", returns[asked].tolist()),
+        **summary_stats("critic/values", values[asked].tolist()),
+        **summary_stats("critic/returns", returns[asked].tolist()),
         "critic/vf_explained_var": explained_variance(values[asked], returns[asked]),
     }
 

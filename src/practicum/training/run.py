@@ -24,7 +24,7 @@ from practicum.training.episode_saver import EpisodeSaver
 from practicum.training.monitor.health import Finding, HealthMonitor, HealthSettings
 from practicum.training.monitor.health_log import HEALTH, HealthLog
 from practicum.training.monitor.loggers import Logger
-from practicum.training.monitor.metrics import MetricsFile, spread
+from practicum.training.monitor.metrics import MetricsFile, summary_stats
 from practicum.training.monitor.reward_hacking import RewardHackingMonitor, RewardHackingSettings
 from practicum.training.rl_trainer import RLTrainer
 from practicum.trajectory import Trajectory
@@ -243,7 +243,7 @@ class Run:
             "val/success/low": interval.low,
             "val/success/high": interval.high,
             **counts,
-            **spread("val/reward", [attempt.reward for attempt in result.scored]),
+            **summary_stats("val/reward", [attempt.reward for attempt in result.scored]),
         }
         value, standing = values[self.settings.best_metric], self.standing
         if standing.best_value is None or value > standing.best_value:
@@ -260,7 +260,7 @@ class Run:
             shares, finding = self.hacking.observe(step, episodes)
             values |= shares
             wanted = [(place.step, place.task, place.attempt) for place in self.hacking.places]
-            self.keeper.keep_top(step, self.hacking.fresh_top, wanted)
+            self.keeper.keep_top(step, self.hacking.new_top_episodes, wanted)
             self._hacked = finding
             if finding is not None:
                 found.append(finding)

@@ -7,15 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from practicum.algorithms import losses
-from practicum.algorithms.advantages import Floats
+from practicum.algorithms.aggregation import token_weights
 from practicum.errors import UserError
 from practicum.training.estimators import turn_lengths
-from practicum.training.micro_batches import Floats as BatchFloats
 from practicum.training.micro_batches import Sample
 from practicum.trajectory import Origin, Trajectory
+from practicum.utils.arrays import BoolArray, Float32Array, FloatArray
 
 
 def sft_samples(episodes: Sequence[Trajectory]) -> list[Sample]:
@@ -24,7 +22,7 @@ def sft_samples(episodes: Sequence[Trajectory]) -> list[Sample]:
         replace(sample, weights=sample.mask.astype(np.float32))
         for episode in episodes
         if episode.scored
-        for sample in bare_samples(episode)
+        for sample in unweighted_samples(episode)
     ]
 
 
@@ -43,7 +41,7 @@ class WeightedTrajectory:
 
 def build_samples(
     groups: Sequence[Sequence[Trajectory]],
-    advantages: Sequence[Sequence[Floats]],
+    advantages: Sequence[Sequence[FloatArray]],
     aggregation: str,
     temperature: float,
     norm: float = 1.0,
@@ -74,11 +72,11 @@ def collate(taught: Iterable[WeightedTrajectory], keep_all: bool = False) -> tup
 
 
 def _lesson(
-    episode: Trajectory, painted: Floats, aggregation: str, temperature: float, norm: float
+    episode: Trajectory, painted: FloatArray, aggregation: str, temperature: float, norm: float
 ) -> WeightedTrajectory:
     _check_logprobs(episode)
     lengths = turn_lengths(episode)
-    (by_turn,), share = losses.token_weights([lengths], aggregation, norm)
+    (by_turn,), share = token_weights([lengths], aggregation, norm)
     weights = np.repeat(np.array(by_turn, dtype=np.float32), lengths) if lengths else np.zeros(0, dtype=np.float32)
     samples = []
     used = 0
@@ -89,18 +87,18 @@ def _lesson(
     return WeightedTrajectory(tuple(samples), share)
 
 
-def spread(sample: Sample, values: Floats | BatchFloats) -> BatchFloats:
+def scatter(sample: Sample, values: FloatArray | Float32Array) -> Float32Array:
     """Numbers of the predicted tokens laid out over all tokens of a sample [T]."""
     return _laid(sample.mask, values)
 
 
-def _laid(mask: NDArray[np.bool_], values: Floats | BatchFloats) -> BatchFloats:
+def _laid(mask: BoolArray, values: FloatArray | Float32Array) -> Float32Array:
     result = np.zeros(len(mask), dtype=np.float32)
     result[mask] = values
     return result
 
 
-def bare_samples(episode: Trajectory, temperature: float = 1.0) -> list[Sample]:
+def unweighted_samples(episode: Trajectory, temperature: float = 1.0) -> list[Sample]:
     """An episode's runs of ids with their masks and sampling log-probs; runs without a sampled token are left out."""
     samples = []
     for ids, mask, known in _written(episode):
@@ -109,7 +107,7 @@ def bare_samples(episode: Trajectory, temperature: float = 1.0) -> list[Sample]:
     return samples
 
 
-def _written(episode: Trajectory) -> Iterator[tuple[tuple[int, ...], NDArray[np.bool_], BatchFloats]]:
+def _written(episode: Trajectory) -> Iterator[tuple[tuple[int, ...], BoolArray, Float32Array]]:
     """The same as ids, masks and log-probs, 0 where there is none."""
     for run in episode.runs():
         ids = tuple(itertools.chain.from_iterable(span.ids for span in run))

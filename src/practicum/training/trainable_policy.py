@@ -47,8 +47,8 @@ class TrainablePolicy:
         template: str | None = None,
         *,
         max_batch: int = 64,
-        cut: MicroBatchLimits | None = None,
-        measuring: MicroBatchLimits | None = None,
+        limits: MicroBatchLimits | None = None,
+        logprob_limits: MicroBatchLimits | None = None,
         make_engine: Callable[[Renderer], PolicyEngine] | None = None,
         apart: bool = False,
     ) -> None:
@@ -70,10 +70,10 @@ class TrainablePolicy:
         else:
             self.spoken, self.engine = None, make_engine(self.renderer)
         self.max_batch = max_batch
-        self.cut = cut or MicroBatchLimits(
+        self.limits = limits or MicroBatchLimits(
             GPU_TOKENS if self.decoder.device.type == "cuda" else MicroBatchLimits.tokens
         )
-        self.measuring = measuring or self.cut
+        self.logprob_limits = logprob_limits or self.limits
         """How passes without a gradient are cut."""
         self.version = 0
         self._adopted = False
@@ -83,7 +83,7 @@ class TrainablePolicy:
 
     def reset_optimizer(self, settings: OptimizerSettings) -> None:
         """A fresh optimizer for a new stage; the weights stay."""
-        self._learner = Learner(self.decoder, settings, self.cut, self._threads)
+        self._learner = Learner(self.decoder, settings, self.limits, self._threads)
 
     def freeze_reference(self) -> None:
         """The weights as they are now, to measure the distance from: a frozen copy of what is trained, or what lies
@@ -147,7 +147,7 @@ class TrainablePolicy:
         ids = (*prompt, *reply)
         mask = np.arange(len(ids)) >= len(prompt)
         nothing = np.zeros(len(ids), dtype=np.float32)
-        (found,) = forward.logprobs(self.decoder, [Sample(ids, mask, nothing, nothing, nothing)], self.cut)
+        (found,) = forward.logprobs(self.decoder, [Sample(ids, mask, nothing, nothing, nothing)], self.limits)
         values: list[float] = found.tolist()
         return values
 

@@ -367,7 +367,7 @@ def test_only_scored_episodes_count() -> None:
     batch = next(practise(pays_right, 0, 1))
     with_it, without = RewardHackingMonitor(RewardHackingSettings()), RewardHackingMonitor(RewardHackingSettings())
     assert with_it.observe(0, [failed, *batch]) == without.observe(0, batch)
-    assert failed not in with_it.fresh_top
+    assert failed not in with_it.new_top_episodes
     assert with_it.observe(1, [failed]) == ({}, None)
 
 
@@ -380,23 +380,23 @@ def test_the_top_list() -> None:
         EpisodeRank(0, 1.0, "task-3", 0),
         EpisodeRank(0, 1.0, "task-5", 0),
     ]
-    assert [e.task.id for e in panel.fresh_top] == ["task-4", "task-3", "task-5"]
+    assert [e.task.id for e in panel.new_top_episodes] == ["task-4", "task-3", "task-5"]
     panel.observe(1, [episode(5, 1.0), episode(4, 1.5), episode(9, 0.9)])
     assert [(step, reward, e.task.id) for step, reward, e in panel.top()] == [
         (0, 2.0, "task-4"),
         (1, 1.0, "task-5"),
         (0, 1.0, "task-3"),
     ]
-    assert [e.task.id for e in panel.fresh_top] == ["task-5"]
+    assert [e.task.id for e in panel.new_top_episodes] == ["task-5"]
     panel.observe(2, [episode(1, 0.1), episode(2, 0.2)])
-    assert panel.fresh_top == []
+    assert panel.new_top_episodes == []
 
 
 def test_no_top_list_and_no_panel() -> None:
     batch = next(practise(pays_right, 0, 1))
     panel = RewardHackingMonitor(RewardHackingSettings(keep_top=0))
     panel.observe(0, batch)
-    assert (panel.top(), panel.fresh_top) == ([], [])
+    assert (panel.top(), panel.new_top_episodes) == ([], [])
     off = RewardHackingMonitor(RewardHackingSettings(enable=False))
     assert off.observe(0, batch) == ({}, None)
     assert off.top() == []
@@ -404,7 +404,7 @@ def test_no_top_list_and_no_panel() -> None:
 
 def follow(panel: RewardHackingMonitor, begin: int, batches: list[Step]) -> list[tuple[object, ...]]:
     return [
-        (*panel.observe(step, batch), list(panel.fresh_top), list(panel.places))
+        (*panel.observe(step, batch), list(panel.new_top_episodes), list(panel.places))
         for step, batch in enumerate(batches, begin)
     ]
 

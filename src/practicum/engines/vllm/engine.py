@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling, Weights
-from practicum.engines.canary import QUESTIONS, REPLY_TOKENS, Canary, Floats, Probe, Reading, Report
+from practicum.engines.canary import QUESTIONS, REPLY_TOKENS, Canary, Probe, Reading, Report
 from practicum.engines.local.stop_strings import STOP_WINDOW
 from practicum.engines.vllm.client import VLLMClient
 from practicum.engines.vllm.protocol import Call, ending
@@ -32,6 +32,7 @@ from practicum.engines.vllm.server import KEY, ServerSettings
 from practicum.environment import Message
 from practicum.errors import ContextFull, EngineError, UserError
 from practicum.trajectory import ActionSource, StopReason
+from practicum.utils.arrays import FloatArray
 from practicum.utils.threads import in_thread
 
 
@@ -269,10 +270,10 @@ class VLLMEngine:
         prompts = [tuple(token for span in spans for token in span.ids) for spans in rendered]
         return [prompt[-max(1, self.host.context - REPLY_TOKENS - 1) :] for prompt in prompts]
 
-    def _sample_probes(self, policy: Policy) -> list[tuple[Probe, Floats]]:
+    def _sample_probes(self, policy: Policy) -> list[tuple[Probe, FloatArray]]:
         """Replies to the fixed prompts, by the very way that rollouts take."""
 
-        def one(prompt: tuple[int, ...], seed: int) -> tuple[Probe, Floats]:
+        def one(prompt: tuple[int, ...], seed: int) -> tuple[Probe, FloatArray]:
             sampling = Sampling(max_tokens=REPLY_TOKENS, seed=seed)
             choice = self.host.complete(policy.served, policy.salt, prompt, sampling)
             return Probe(prompt, choice.ids), np.array(choice.logprobs)
@@ -281,7 +282,7 @@ class VLLMEngine:
         with ThreadPoolExecutor(len(prompts)) as pool:
             return list(pool.map(one, prompts, range(len(prompts))))
 
-    def _score_probes(self, policy: Policy, probes: Sequence[Probe]) -> Floats:
+    def _score_probes(self, policy: Policy, probes: Sequence[Probe]) -> FloatArray:
         """The engine's own log-probs of given replies.
 
         One at a time: vLLM 0.32 on CPU dies of prompt log-probs under an adapter when it serves anything beside them.
@@ -306,9 +307,9 @@ def _fresh_name(version: int) -> str:
     return f"policy-v{version}-{secrets.token_hex(4)}"
 
 
-def _expected(weights: Weights, probes: Sequence[Probe]) -> Floats:
+def _expected(weights: Weights, probes: Sequence[Probe]) -> FloatArray:
     return _joined([np.array(weights.score(probe.prompt, probe.reply), dtype=np.float64) for probe in probes])
 
 
-def _joined(values: Sequence[Floats]) -> Floats:
+def _joined(values: Sequence[FloatArray]) -> FloatArray:
     return np.concatenate(values) if values else np.zeros(0)

@@ -11,10 +11,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special, stats
 
-Floats = NDArray[np.float64]
+from practicum.utils.arrays import FloatArray
 
 LEVEL = 0.80
 """Default level of the interval of a score: that of Affine."""
@@ -139,7 +139,7 @@ def bootstrap(
     level: float = LEVEL,
     draws: int = 10_000,
     seed: int = 0,
-) -> tuple[Floats, Floats]:
+) -> tuple[FloatArray, FloatArray]:
     """Percentile limits [...] of the mean, clusters drawn with replacement.
 
     totals [..., clusters] are sums over a cluster, sizes [clusters] how many values it has (1 where not said).
@@ -153,7 +153,7 @@ def bootstrap(
     return low.reshape(sums.shape[:-1]), high.reshape(sums.shape[:-1])
 
 
-def resampled(rows: Floats, sizes: ArrayLike | None, draws: int, seed: int) -> Floats:
+def resampled(rows: FloatArray, sizes: ArrayLike | None, draws: int, seed: int) -> FloatArray:
     """Means [draws, rows] of clusters drawn with replacement; all rows see the same draws."""
     groups = rows.shape[-1]
     weights = np.ones(groups) if sizes is None else np.asarray(sizes, dtype=np.float64)
@@ -202,7 +202,7 @@ def pass_at(k: int, successes: int, attempts: int) -> float:
     return 1.0 - math.comb(attempts - successes, k) / math.comb(attempts, k)
 
 
-def _by_cluster(values: Sequence[float], clusters: Sequence[Hashable]) -> tuple[Floats, Floats, Floats]:
+def _by_cluster(values: Sequence[float], clusters: Sequence[Hashable]) -> tuple[FloatArray, FloatArray, FloatArray]:
     """The values, and for each cluster in order of appearance how many they are and their sum."""
     if len(values) != len(clusters):
         raise ValueError("every value needs its cluster")

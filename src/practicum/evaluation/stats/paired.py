@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special, stats
 
-from practicum.evaluation.stats.intervals import BLOCK, Floats, resampled
+from practicum.evaluation.stats.intervals import BLOCK, resampled
+from practicum.utils.arrays import FloatArray
 
 EXACT = 16
 """Differences other than zero up to which every choice of signs is tried."""
@@ -43,7 +44,7 @@ def mcnemar_counts(gained: int, lost: int, mid: bool = False) -> float:
     return p - float(stats.binom.pmf(gained, differing, 0.5))
 
 
-def sign_flip(differences: ArrayLike, draws: int = 20_000, seed: int = 0) -> Floats:
+def sign_flip(differences: ArrayLike, draws: int = 20_000, seed: int = 0) -> FloatArray:
     """Paired permutation test [...] of differences [..., tasks]: under the null either score could be either policy's.
 
     Up to sixteen differences other than zero every choice of signs is tried; beyond that, `draws` random ones.
@@ -76,7 +77,7 @@ def sign_flip(differences: ArrayLike, draws: int = 20_000, seed: int = 0) -> Flo
     return np.minimum(1.0, p).reshape(x.shape[:-1])
 
 
-def bootstrap_test(differences: ArrayLike, draws: int = 10_000, seed: int = 0) -> Floats:
+def bootstrap_test(differences: ArrayLike, draws: int = 10_000, seed: int = 0) -> FloatArray:
     """Paired bootstrap test [...] of differences [..., tasks]: how often means drawn around 0 lie as far from it."""
     x = np.asarray(differences, dtype=np.float64)
     if x.shape[-1] == 0:
@@ -89,7 +90,7 @@ def bootstrap_test(differences: ArrayLike, draws: int = 10_000, seed: int = 0) -
     return np.asarray(p, dtype=np.float64).reshape(x.shape[:-1])
 
 
-def wilcoxon(differences: ArrayLike) -> Floats:
+def wilcoxon(differences: ArrayLike) -> FloatArray:
     """Wilcoxon's signed-rank test [...] of differences [..., tasks]; those that are zero take no part."""
     x = np.asarray(differences, dtype=np.float64)
     if x.shape[-1] == 0 or not x.any():

@@ -52,7 +52,7 @@ def _lines_to(path: Path, step: int) -> Iterator[bytes]:
             yield line
 
 
-def spread(name: str, values: Sequence[float]) -> dict[str, float]:
+def summary_stats(name: str, values: Sequence[float]) -> dict[str, float]:
     """mean, std, min and max of a list, as `name/stat`."""
     if not values:
         return {}

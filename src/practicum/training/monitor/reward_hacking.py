@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 
 from practicum.errors import UserError, did_you_mean
 from practicum.training.monitor.health import ACT, WARN, Finding
 from practicum.trajectory import Outcome, Trajectory
+from practicum.utils.arrays import FloatArray
 
 ACTIONS = ("warn", "stop")
 VERIFIER = "verifier"
@@ -26,8 +26,6 @@ CEILING = 0.95
 """Share of successes from which success can hardly rise, so that a reward that goes on rising proves nothing."""
 CLEAR = 3.0
 """Standard errors from which a difference is clear. It is looked at again after every step, so two would not do."""
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass
@@ -105,7 +103,7 @@ def read(step: int, episodes: Sequence[Trajectory], verifier: Sequence[float]) -
     )
 
 
-def _score(values: Floats, labels: Sequence[str]) -> Score:
+def _score(values: FloatArray, labels: Sequence[str]) -> Score:
     """Episodes of one task are alike: what was drawn independently are the groups, and errors are counted over them."""
     count, mean = len(values), float(values.mean())
     places = {label: number for number, label in enumerate(dict.fromkeys(labels))}
@@ -116,7 +114,7 @@ def _score(values: Floats, labels: Sequence[str]) -> Score:
     return Score(mean, float(values.var()), error)
 
 
-def _rank_correlation(first: Floats, second: Floats) -> float:
+def _rank_correlation(first: FloatArray, second: FloatArray) -> float:
     """Spearman's: the correlation of the ranks, ties sharing theirs."""
     a, b = stats.rankdata(first), stats.rankdata(second)
     a, b = a - a.mean(), b - b.mean()
@@ -205,12 +203,12 @@ class RewardHackingMonitor:
         self.count = 0
         self.said: int | None = None
         self.places: list[EpisodeRank] = []
-        self.fresh_top: list[Trajectory] = []
+        self.new_top_episodes: list[Trajectory] = []
         self._held: dict[EpisodeRank, Trajectory] = {}
 
     def observe(self, step: int, episodes: Sequence[Trajectory]) -> tuple[dict[str, float], Finding | None]:
         """Metrics of this step, and a finding when reward and verifier have parted."""
-        self.fresh_top = []
+        self.new_top_episodes = []
         scored = [episode for episode in episodes if episode.scored]
         if not self.settings.enable or not scored:
             return {}, None
@@ -322,7 +320,7 @@ class RewardHackingMonitor:
             best.setdefault(place.task, place)
         self.places = list(best.values())[: self.settings.keep_top]
         self._held = {p: e for p, e in (self._held | fresh).items() if p in self.places}
-        self.fresh_top = [fresh[place] for place in self.places if place in fresh]
+        self.new_top_episodes = [fresh[place] for place in self.places if place in fresh]
 
     def state(self) -> dict[str, Any]:
         """Everything but the episodes, in JSON's own types."""
@@ -345,7 +343,7 @@ class RewardHackingMonitor:
         self.best = [Reading.plain(record) for record in state["best"]]
         self.count, self.said = state["count"], state["said"]
         self.places = [EpisodeRank(*place) for place in state["top"]]
-        self.fresh_top, self._held = [], {}
+        self.new_top_episodes, self._held = [], {}
 
 
 def shares(episodes: Sequence[Trajectory]) -> dict[str, float]:

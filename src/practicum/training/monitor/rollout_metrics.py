@@ -5,20 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from practicum.training.estimators import sampled_count
+from practicum.training.estimators import num_sampled_tokens
 from practicum.training.monitor.health import repetition
-from practicum.training.monitor.metrics import spread
+from practicum.training.monitor.metrics import summary_stats
 from practicum.trajectory import Origin, Outcome, StopReason, Trajectory, Turn
 
 
 def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
     """Rewards, successes, lengths, tool calls and failures."""
     scored = [e for e in episodes if e.scored]
-    metrics = {"rollout/episodes": float(len(episodes)), **spread("reward", [e.reward for e in scored])}
+    metrics = {"rollout/episodes": float(len(episodes)), **summary_stats("reward", [e.reward for e in scored])}
     if scored:
         turns = sum(len(e.turns) for e in scored)
         replies = [_reply(turn) for e in scored for turn in e.turns]
-        lengths = [float(sampled_count(e)) for e in scored]
+        lengths = [float(num_sampled_tokens(e)) for e in scored]
         cut = sum(t.stop_reason in (StopReason.LENGTH, StopReason.CONTEXT) for e in scored for t in e.turns)
         metrics |= {
             "success/mean": sum(e.outcome is Outcome.SUCCESS for e in scored) / len(scored),
@@ -29,7 +29,7 @@ def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
             "rollout/length_clipped": cut / turns,
             "rollout/repetition": sum(map(repetition, replies)) / turns,
             "rollout/groups": float(len({e.group for e in scored})),
-            **spread("response_length", lengths),
+            **summary_stats("response_length", lengths),
         }
         worlds = sorted({e.task.environment for e in scored})
         for world in worlds if len(worlds) > 1 else ():
@@ -39,7 +39,7 @@ def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
                 f"success/{world}/mean": sum(e.outcome is Outcome.SUCCESS for e in own) / len(own),
             }
         for name in sorted({part for e in scored for part in e.parts}):
-            metrics |= spread(f"reward_part/{name}", [e.parts.get(name, 0.0) for e in scored])
+            metrics |= summary_stats(f"reward_part/{name}", [e.parts.get(name, 0.0) for e in scored])
     for outcome in Outcome:
         if not outcome.scored:
             metrics[f"outcome/{outcome.value}"] = float(sum(e.outcome is outcome for e in episodes))
