@@ -55,7 +55,7 @@ def episode(number: int, rng: random.Random) -> Trajectory:
         outcome=Outcome.SUCCESS if good else Outcome.FAILURE,
         turns=turns,
         reward=float(good),
-        parts={"answer": float(good), "format": 0.1},
+        components={"answer": float(good), "format": 0.1},
         seeds=Seeds(number, number),
         provenance={"model": "tiny", "policy": "bench"},
     )

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from practicum.agent import Agent, Deadlines
-from practicum.chat.formats import make_format
+from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
@@ -134,7 +134,7 @@ class Unwritable(MathEnvironment):
 
 class BadPart(MathEnvironment):
     async def step(self, action: Action) -> Step:
-        return Step(parts={"speed": float("inf")}, terminated=True)
+        return Step(components={"speed": float("inf")}, terminated=True)
 
 
 class NotANumber(MathEnvironment):

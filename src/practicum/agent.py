@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from practicum.chat.formats import Format, make_format
+from practicum.chat.formats.base import Format
+from practicum.chat.formats.registry import make_format
 from practicum.engines.base import Sampling
 
 

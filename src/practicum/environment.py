@@ -64,7 +64,7 @@ class Step:
 
     observation: Observation = Observation()
     reward: float = 0.0
-    parts: Mapping[str, float] = field(default_factory=dict)
+    components: Mapping[str, float] = field(default_factory=dict)
     terminated: bool = False
     truncated: bool = False
     success: bool | None = None

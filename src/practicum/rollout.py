@@ -43,9 +43,9 @@ class Attempt:
     group: str = ""
 
 
-def derive_seed(*parts: object) -> int:
+def derive_seed(*names: object) -> int:
     """A 63-bit seed from names and numbers, the same on every machine."""
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    digest = hashlib.sha256("/".join(map(str, names)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
@@ -234,10 +234,10 @@ class Episode:
 
     def _parse(self, text: str) -> Action:
         """The reply, understood; its reasoning is not part of what the format reads."""
-        parts = reasoning.split(text)
-        if parts is None:
+        divided = reasoning.split(text)
+        if divided is None:
             return Action(text, error=f"the {reasoning.OPEN} needs its {reasoning.CLOSE}.")
-        thought, rest = parts
+        thought, rest = divided
         action = self.format.parse(rest, bool(self.tools))
         if not thought and rest == text:
             return action
@@ -249,7 +249,7 @@ class Episode:
 
     def _score(self, step: Step) -> None:
         """Add what the world said of the last turn to it."""
-        for name, value in {"reward": step.reward, "progress": step.progress or 0.0, **step.parts}.items():
+        for name, value in {"reward": step.reward, "progress": step.progress or 0.0, **step.components}.items():
             if not math.isfinite(value):
                 raise ValueError(f"the environment gave the {name} {value}")
         try:
@@ -258,13 +258,13 @@ class Episode:
         except (TypeError, ValueError) as error:
             raise ValueError(f"the environment's info cannot be written as JSON: {error}") from None
         turn = self.turns[-1]
-        parts = dict(turn.parts)
-        for name, value in step.parts.items():
-            parts[name] = parts.get(name, 0.0) + float(value)
+        components = dict(turn.components)
+        for name, value in step.components.items():
+            components[name] = components.get(name, 0.0) + float(value)
         self.turns[-1] = replace(
             turn,
             reward=turn.reward + float(step.reward),
-            parts=parts,
+            components=components,
             progress=None if step.progress is None else float(step.progress),
             info={**turn.info, **step.info},
         )
@@ -291,10 +291,10 @@ async def run_episode(
             await clocked(episode.close(), asyncio.timeout(agent.deadlines.step))
         except Exception as fault:  # the episode is over; a failing close must not change its outcome
             error_on_close = f"close: {type(fault).__name__}: {fault}"
-    parts: dict[str, float] = {}
+    components: dict[str, float] = {}
     for turn in episode.turns:
-        for name, value in turn.parts.items():
-            parts[name] = parts.get(name, 0.0) + value
+        for name, value in turn.components.items():
+            components[name] = components.get(name, 0.0) + value
     if watcher is not None:
         watcher.ended(outcome, error, math.fsum(turn.reward for turn in episode.turns))
     return Trajectory(
@@ -304,7 +304,7 @@ async def run_episode(
         outcome=outcome,
         turns=tuple(episode.turns),
         reward=math.fsum(turn.reward for turn in episode.turns),
-        parts=parts,
+        components=components,
         seeds=attempt.seeds,
         closing=episode.closing,
         error=error or error_on_close,

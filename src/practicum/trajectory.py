@@ -91,7 +91,7 @@ class Turn:
     stop_reason: StopReason
     seed: int
     reward: float = 0.0
-    parts: Mapping[str, float] = field(default_factory=dict)
+    components: Mapping[str, float] = field(default_factory=dict)
     progress: float | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
 
@@ -128,7 +128,7 @@ class Trajectory:
     outcome: Outcome
     turns: tuple[Turn, ...]
     reward: float
-    parts: Mapping[str, float]
+    components: Mapping[str, float]
     seeds: Seeds
     closing: tuple[Message, ...] = ()
     error: str | None = None

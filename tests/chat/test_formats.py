@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from practicum.chat.formats import make_format
+from practicum.chat.formats.registry import make_format
 from practicum.environment import Action, ToolCall
 from practicum.errors import UserError
 

@@ -17,7 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from practicum.agent import Agent
-from practicum.chat.formats import FORMATS, MAX_DEPTH, Format, make_format
+from practicum.chat.formats.base import Format
+from practicum.chat.formats.registry import FORMATS, make_format
+from practicum.chat.formats.strict_json import MAX_DEPTH
 from practicum.chat.renderer import Renderer
 from practicum.data import store
 from practicum.engines.base import Generation, Request

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from practicum.chat.formats import DIRECTIONS, GUI_ACTIONS, PIXELS, make_format
+from practicum.chat.formats.gui import DIRECTIONS, GUI_ACTIONS, PIXELS
+from practicum.chat.formats.registry import make_format
 from practicum.environment import Action, ToolCall
 from practicum.errors import UserError
 

@@ -41,7 +41,7 @@ def turns(draw: st.DrawFn) -> Turn:
         stop_reason=draw(st.sampled_from(list(StopReason))),
         seed=draw(st.integers(0, 2**63 - 1)),
         reward=draw(NUMBERS),
-        parts=draw(st.dictionaries(TEXT, NUMBERS, max_size=2)),
+        components=draw(st.dictionaries(TEXT, NUMBERS, max_size=2)),
         progress=draw(st.none() | NUMBERS),
         info=draw(st.dictionaries(TEXT, TEXT, max_size=2)),
     )  # fmt: skip
@@ -55,7 +55,7 @@ TRAJECTORIES = st.builds(
     outcome=st.sampled_from(list(Outcome)),
     turns=st.lists(turns(), max_size=3).map(tuple),
     reward=NUMBERS,
-    parts=st.dictionaries(TEXT, NUMBERS, max_size=2),
+    components=st.dictionaries(TEXT, NUMBERS, max_size=2),
     seeds=st.builds(Seeds, st.integers(0, 2**63), st.integers(0, 2**63)),
     closing=MESSAGES,
     error=st.none() | TEXT,

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from practicum.agent import Agent
-from practicum.chat.formats import make_format
+from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
 from practicum.engines import openai
 from practicum.engines.base import Sampling

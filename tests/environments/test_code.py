@@ -9,7 +9,7 @@ import pytest
 
 from practicum import registry
 from practicum.agent import Agent
-from practicum.chat.formats import make_format
+from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
 from practicum.cli.envs import check_all
 from practicum.engines.scripted import ScriptedEngine
@@ -50,7 +50,7 @@ def play(source: str, renderer: Renderer, count: int, format: str = "code") -> l
 def test_the_expert_solves_everything(renderer: Renderer, format: str, count: int) -> None:
     episodes = play("expert", renderer, count, format)
     assert {(e.outcome, e.reward, len(e.turns)) for e in episodes} == {(Outcome.SUCCESS, 1.0, 2)}
-    assert all(e.parts == {"passed": 5.0, "cases": 5.0, "compiled": 1.0} for e in episodes)
+    assert all(e.components == {"passed": 5.0, "cases": 5.0, "compiled": 1.0} for e in episodes)
     assert not any("Error" in e.turns[1].messages[-1].content for e in episodes)
     assert not ours()
     assert not zombies()
@@ -152,7 +152,7 @@ def test_partial_credit_and_truncation() -> None:
         return await world.truncate()
 
     step = asyncio.run(cut())
-    assert (step.reward, step.truncated, step.parts["cases"]) == (0.0, True, 2.0)
+    assert (step.reward, step.truncated, step.components["cases"]) == (0.0, True, 2.0)
 
 
 def test_any_json_file_of_tests(tmp_path: Path, renderer: Renderer) -> None:

@@ -15,7 +15,7 @@ from PIL import Image, ImageChops
 from transformers import PreTrainedTokenizerBase
 
 from practicum.agent import Agent
-from practicum.chat.formats import make_format
+from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
 from practicum.data import store
 from practicum.engines.openai import wire_messages
@@ -211,7 +211,13 @@ def test_the_goal_is_the_state_and_the_deed() -> None:
     step = play(FORM, CLICK_NAME, TYPE)
     assert (step.reward, step.terminated, step.progress) == (0.0, False, 0.5)
     step = play(FORM, CLICK_NAME, TYPE, ("click", {"box": OK}))
-    assert (step.reward, step.parts, step.terminated, step.success, step.progress) == (1, {"goal": 1}, True, True, 1)
+    assert (step.reward, step.components, step.terminated, step.success, step.progress) == (
+        1,
+        {"goal": 1},
+        True,
+        True,
+        1,
+    )
     step = play(FORM, CLICK_NAME, TYPE, ("press", {"key": "enter"}))
     assert step.reward == 1.0
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum.agent import Agent
-from practicum.chat.formats import make_format
+from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, ToolCall

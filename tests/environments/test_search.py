@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from practicum.agent import Agent
-from practicum.chat.formats import make_format
+from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
 from practicum.cli import envs
 from practicum.data.retrieval import words
@@ -45,7 +45,7 @@ def test_the_expert_solves_everything_with_one_search_a_fact(renderer: Renderer,
     assert solved(episodes) == 1.0
     for episode in episodes:
         assert len(episode.turns) == episode.task.fields["level"] + 1
-        assert episode.reward == episode.parts["em"] == 1.0
+        assert episode.reward == episode.components["em"] == 1.0
         assert [turn.action.calls[0].name for turn in episode.turns][-2:] == ["google_search", "answer"]
 
 

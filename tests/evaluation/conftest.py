@@ -25,7 +25,7 @@ def examine() -> Make:
         environment: str = "math",
         turns: int = 2,
         contents: Sequence[str] | None = None,
-        parts: Sequence[Mapping[str, float]] | None = None,
+        components: Sequence[Mapping[str, float]] | None = None,
         figures: Mapping[str, float] | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> EvalResult:
@@ -44,7 +44,7 @@ def examine() -> Make:
                         turns=turns,
                         tokens=10 * turns,
                         invalid=0,
-                        parts=parts[place] if parts else {},
+                        components=components[place] if components else {},
                         figures=figures or {},
                         seconds=0.5,
                         error="broke" if reward is None else None,

@@ -159,8 +159,8 @@ def test_dominance_is_in_the_record(examine: Make) -> None:
 
 
 def test_figures_and_parts_get_rows(examine: Make) -> None:
-    first = examine("a", [1, 0], parts=[{"answer": 1.0}, {"answer": 0.0}], figures={"depth": 2.0})
-    second = examine("b", [1, 1], parts=[{"answer": 1.0}] * 2, figures={"depth": 3.0})
+    first = examine("a", [1, 0], components=[{"answer": 1.0}, {"answer": 0.0}], figures={"depth": 2.0})
+    second = examine("b", [1, 1], components=[{"answer": 1.0}] * 2, figures={"depth": 3.0})
     found = {c.name: c for c in compare_pair(first, second).changes}
     assert (found["Mean depth"].baseline, found["Mean depth"].trained) == (2.0, 3.0)
     assert found["Mean depth"].improvement == 0.5
@@ -169,8 +169,8 @@ def test_figures_and_parts_get_rows(examine: Make) -> None:
 
 
 def test_the_reward_that_rose_alone_is_named(examine: Make) -> None:
-    first = examine("a", [0.1] * 20 + [1] * 20, parts=[{"format": 0.1, "answer": 0.0}] * 40)
-    second = examine("b", [0.4] * 20 + [1] * 20, parts=[{"format": 0.4, "answer": 0.0}] * 40)
+    first = examine("a", [0.1] * 20 + [1] * 20, components=[{"format": 0.1, "answer": 0.0}] * 40)
+    second = examine("b", [0.4] * 20 + [1] * 20, components=[{"format": 0.4, "answer": 0.0}] * 40)
     reward, data, oracle = diagnose(compare_pair(first, second))
     assert reward.likely is True
     assert "part format +0.300" in reward.answer

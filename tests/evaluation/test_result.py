@@ -90,7 +90,7 @@ def test_rewards_beyond_one_get_a_t_interval(examine: Make) -> None:
 
 
 def test_a_file_is_read_as_it_was_written(examine: Make, tmp_path: Path) -> None:
-    made = examine("π\ud800", [[1, 0.25], [None, 1], [0, 0]], parts=[{"a": 1.0}] * 3, figures={"depth": 2.0})
+    made = examine("π\ud800", [[1, 0.25], [None, 1], [0, 0]], components=[{"a": 1.0}] * 3, figures={"depth": 2.0})
     path = tmp_path / "r.json"
     made.write(path)
     found = read_result(path)

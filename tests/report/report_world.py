@@ -72,7 +72,7 @@ def an_episode(
         outcome=Outcome.SUCCESS if reward >= 1 else Outcome.FAILURE,
         turns=(a_turn(tokenizer, question, reply, reward=reward),),
         reward=reward,
-        parts={"answer": reward, "brevity": 0.25},
+        components={"answer": reward, "brevity": 0.25},
         seeds=Seeds(1, 2),
         provenance={"model": "tiny"},
     )
@@ -133,7 +133,7 @@ def write_hostile(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str,
         turn = replace(episode.turns[0], reply=text, info={text: text}, messages=messages, action=action)
         task = Task(episode.task.id, f"math{plain}"[:80], "test", {"question": plain})
         made[name] = store.write_episode(
-            folder, replace(episode, task=task, turns=(turn,), parts={text: 1.0}, error=text, group=text,
+            folder, replace(episode, task=task, turns=(turn,), components={text: 1.0}, error=text, group=text,
                             closing=(Message("user", text),), provenance={"model": "tiny", text: text})
         )  # fmt: skip
     long = "<b>long</b> " * 450_000

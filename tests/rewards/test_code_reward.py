@@ -59,24 +59,24 @@ def test_right_programs_pass(answer: str, cases: list[object], fields: dict[str,
     score = judge(answer, cases, **fields)
     count = 1.0 if isinstance(cases, str) else float(len(cases))
     assert (score.reward, score.success) == (1.0, True)
-    assert score.parts == {"passed": count, "cases": count, "compiled": 1.0}
+    assert score.components == {"passed": count, "cases": count, "compiled": 1.0}
 
 
 def test_the_reward_is_the_share_that_passes() -> None:
     score = judge("def f(x):\n    return 9", [*CALLS, *ASSERTS, BESIDE[0], STREAMS[0]])
     assert (score.reward, score.success) == (3 / 6, False)
-    assert score.parts == {"passed": 3.0, "cases": 6.0, "compiled": 1.0}
+    assert score.components == {"passed": 3.0, "cases": 6.0, "compiled": 1.0}
 
 
 @pytest.mark.parametrize("answer", [None, "", "   ", "nothing", "def f(x:", "def g(x):\n    return 9", "1/0", "\x00"])
 def test_answers_that_are_no_program_get_nothing(answer: str | None) -> None:
     score = judge(answer, [*CALLS, *ASSERTS, BESIDE[0]])
-    assert (score.reward, score.success, score.parts["passed"]) == (0.0, False, 0.0)
+    assert (score.reward, score.success, score.components["passed"]) == (0.0, False, 0.0)
 
 
 def test_one_case_that_hangs_does_not_take_the_others_along() -> None:
     code = "def f(x):\n    while x == 3:\n        pass\n    return x * x"
-    assert judge(code, CALLS).parts["passed"] == 1.0
+    assert judge(code, CALLS).components["passed"] == 1.0
 
 
 def test_a_case_starts_from_nothing() -> None:
@@ -177,7 +177,7 @@ TESTS = [
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_cheats_gain_nothing(cheat: str) -> None:
     score = judge(CHEATS[cheat], TESTS, entry_point="f")
-    assert (score.reward, score.success, score.parts["passed"]) == (0.0, False, 0.0)
+    assert (score.reward, score.success, score.components["passed"]) == (0.0, False, 0.0)
 
 
 def test_the_same_tests_can_be_passed_and_a_leak_would_be_found() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from practicum import registry
 from practicum.agent import Agent
-from practicum.chat.formats import make_format
+from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environments.math import MathEnvironment

@@ -50,11 +50,11 @@ def test_normalisation(text: str, plain: str) -> None:
 def test_golden(given: str, gold: str, em: float, precision: float, recall: float, f1: float) -> None:
     found = score(given, gold)
     assert found.reward == pytest.approx(f1)
-    assert found.parts == pytest.approx({"em": em, "precision": precision, "recall": recall})
+    assert found.components == pytest.approx({"em": em, "precision": precision, "recall": recall})
     assert found.success is bool(em)
     exact = score(given, gold, "qa_em_reward")
     assert (exact.reward, exact.success) == (em, bool(em))
-    assert exact.parts == pytest.approx({"f1": f1})
+    assert exact.components == pytest.approx({"f1": f1})
 
 
 def test_the_best_of_several_gold_answers_counts() -> None:

@@ -24,7 +24,7 @@ from mcp import Client, StdioServerParameters
 
 from practicum import registry
 from practicum.agent import Agent
-from practicum.chat.formats import make_format
+from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine

@@ -17,7 +17,7 @@ import pytest
 
 from practicum import registry
 from practicum.agent import Agent, Deadlines
-from practicum.chat.formats import make_format
+from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Observation, Policy, ToolCall
@@ -139,7 +139,7 @@ def test_each_episode_has_its_own_state_and_few_are_made(shop: ModuleType, rende
         said = [message.content for turn in episode.turns[1:] for message in turn.messages]
         assert said == [f"owner-{number}: 1", f"owner-{number}: 2", f"a{number}, b{number}"]
     assert 1 <= shop.Basket.made <= 3
-    assert {episode.parts["baskets"] for episode in episodes} == set(range(1, shop.Basket.made + 1))
+    assert {episode.components["baskets"] for episode in episodes} == set(range(1, shop.Basket.made + 1))
     assert pool_of(shop).free == 3
     assert pool_of(shop).warm == shop.Basket.made
     seeds = {entry[2] for entry in shop.Basket.log}
@@ -190,7 +190,7 @@ def test_a_state_that_broke_or_was_left_in_a_call_is_replaced(
     first, second = (play(shop, renderer, [task(n, thing)])[0] for n, thing in enumerate((item, "pen")))
     assert (first.outcome, second.outcome) == (outcome, Outcome.SUCCESS)
     assert says in (first.error or "")
-    assert second.parts["baskets"] == 2
+    assert second.components["baskets"] == 2
     assert (pool_of(shop).free, pool_of(shop).warm) == (3, 1)
     deadline = time.monotonic() + 30
     while (1, "closed") not in shop.Basket.log and time.monotonic() < deadline:

@@ -82,7 +82,7 @@ def lines(episode: Trajectory, tokenizer: object, coloured: bool, logprobs: bool
         + (f"({COLOURS[Origin.SAMPLED]}like this{RESET})" if coloured else "(⟦like this⟧)"),
     ]
     for number, turn in enumerate(episode.turns):
-        extra = "".join(f"  {printable(str(name))} {figure(value)}" for name, value in turn.parts.items())
+        extra = "".join(f"  {printable(str(name))} {figure(value)}" for name, value in turn.components.items())
         result.append(
             f"── turn {number}: {turn.source.value}, policy {turn.policy_version}, "
             f"stopped by {turn.stop_reason.value}, reward {turn.reward:g}{extra}"

@@ -159,11 +159,11 @@ def _checks(episode: Trajectory) -> Iterator[tuple[int, str, bool]]:
         yield line, "spans", all(_is_logprob(value) for span in turn.spans for value in span.logprobs or ())
         yield line, "spans", not (number == 0 or turn.restart) or bool(turn.spans[0].origin is not Origin.SAMPLED)
         yield line, "reward", _is_number(turn.reward)
-        yield line, "parts", all(map(_is_number, turn.parts.values()))
+        yield line, "parts", all(map(_is_number, turn.components.values()))
         yield line, "progress", turn.progress is None or _is_number(turn.progress)
         yield line, "info", isinstance(turn.info, Mapping)
     yield last, "reward", _is_number(episode.reward)
-    yield last, "parts", all(map(_is_number, episode.parts.values()))
+    yield last, "parts", all(map(_is_number, episode.components.values()))
     yield last, "closing", all(_is_message(m.role, m.content) for m in episode.closing)
 
 

@@ -107,7 +107,7 @@ def dump(trajectory: Trajectory) -> bytes:
             "type": "episode_end",
             "outcome": trajectory.outcome.value,
             "reward": trajectory.reward,
-            "parts": dict(trajectory.parts),
+            "parts": dict(trajectory.components),
             "closing": [_message_record(m) for m in trajectory.closing],
             "error": trajectory.error,
         }
@@ -142,7 +142,7 @@ def load(data: bytes) -> Trajectory:
         outcome=Outcome(end["outcome"]),
         turns=tuple(_turn(record) for record in records[1:-1]),
         reward=end["reward"],
-        parts=end["parts"],
+        components=end["parts"],
         seeds=Seeds(start["seeds"]["environment"], start["seeds"]["sampling"]),
         closing=tuple(_message(m) for m in end["closing"]),
         error=end["error"],
@@ -171,7 +171,7 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
         "stop_reason": turn.stop_reason.value,
         "seed": turn.seed,
         "reward": turn.reward,
-        "parts": dict(turn.parts),
+        "parts": dict(turn.components),
         "progress": turn.progress,
         "info": dict(turn.info),
     }
@@ -199,7 +199,7 @@ def _turn(record: Mapping[str, Any]) -> Turn:
         stop_reason=StopReason(record["stop_reason"]),
         seed=record["seed"],
         reward=record["reward"],
-        parts=record["parts"],
+        components=record["parts"],
         progress=record["progress"],
         info=record["info"],
     )

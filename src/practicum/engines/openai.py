@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from practicum.chat.formats import Format
+from practicum.chat.formats.base import Format
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request
 from practicum.environment import Action, Message, ToolCall

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from practicum.chat.formats import Format
+from practicum.chat.formats.base import Format
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request
 from practicum.environment import Environment, Policy

@@ -13,7 +13,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from practicum.chat.formats import GUI_ACTIONS, gui_misfit, make_format
+from practicum.chat.formats.gui import GUI_ACTIONS, gui_misfit
+from practicum.chat.formats.registry import make_format
 from practicum.environment import SPLITS, Action, Environment, Message, Observation, Policy, Step, ToolCall
 from practicum.environments.gui_drawing import require_pillow, screenshot
 from practicum.environments.gui_screens import HEIGHT, WIDTH, Desktop, Widget
@@ -87,7 +88,7 @@ class GuiEnvironment(Environment):
         return Step(
             Observation((self._show(said),)),
             reward=reward,
-            parts={"goal": reward},
+            components={"goal": reward},
             terminated=True,
             success=self._reached(),
             progress=self._progress(),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from practicum import registry
-from practicum.chat.formats import make_format
+from practicum.chat.formats.registry import make_format
 from practicum.environment import Action, Environment, Message, Observation, Step, ToolCall
 from practicum.errors import UserError, did_you_mean
 from practicum.sandbox.slots import in_thread_with_places
@@ -131,12 +131,12 @@ class ToolEnvironment(Environment):
             seeing = [judge.seeing(states) for judge in judges]
             calls = tuple(self._calls)
             scores = [await in_thread_with_places(judge.score, self._task, answer, calls) for judge in seeing]
-        parts = dict(scores[0].parts)
+        components = dict(scores[0].components)
         if self.verifier is not None:
-            parts["verifier"] = scores[1].reward
+            components["verifier"] = scores[1].reward
         return Step(
             reward=scores[0].reward,
-            parts=parts,
+            components=components,
             terminated=answer is not None,
             truncated=answer is None,
             success=scores[0].success,

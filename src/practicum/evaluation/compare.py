@@ -190,7 +190,7 @@ def measures(first: EvalResult, second: EvalResult) -> list[tuple[str, bool, Mea
     """What is compared besides success: a name, whether it is a share, and how it is read off an attempt."""
 
     def part(name: str) -> Measure:
-        return lambda s: s.parts.get(name, 0.0)
+        return lambda s: s.components.get(name, 0.0)
 
     def figure(name: str) -> Measure:
         return lambda s: s.figures.get(name)

@@ -48,7 +48,7 @@ class AttemptResult:
     turns: int
     tokens: int
     invalid: int
-    parts: Mapping[str, float] = field(default_factory=dict)
+    components: Mapping[str, float] = field(default_factory=dict)
     figures: Mapping[str, float] = field(default_factory=dict)
     seconds: float | None = None
     error: str | None = None
@@ -151,7 +151,7 @@ class EvalResult:
             shares = list(self.passes(k).values())
             found[f"pass@{k}"] = mean(shares) if shares else None
         for name in self.names("parts"):
-            found[f"part/{name}"] = mean([sitting.parts.get(name, 0.0) for sitting in scored])
+            found[f"part/{name}"] = mean([sitting.components.get(name, 0.0) for sitting in scored])
         for name in self.names("figures"):
             found[f"figure/{name}"] = mean([s.figures[name] for s in scored if name in s.figures])
         return found
@@ -173,7 +173,7 @@ class EvalResult:
 
     def names(self, kind: str) -> list[str]:
         """Names of the reward's parts, or of the world's own figures."""
-        maps = (sitting.parts if kind == "parts" else sitting.figures for sitting in self.scored)
+        maps = (sitting.components if kind == "parts" else sitting.figures for sitting in self.scored)
         return sorted({name for values in maps for name in values})
 
     def record(self, level: float = LEVEL) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def attempt_result(episode: Trajectory, seconds: float | None = None) -> Attempt
         turns=len(episode.turns),
         tokens=tokens,
         invalid=episode.invalid_replies,
-        parts=dict(episode.parts),
+        components=dict(episode.components),
         figures=figures,
         seconds=seconds,
         error=episode.error,
@@ -272,7 +272,7 @@ def _row(sitting: AttemptResult) -> dict[str, Any]:
         "turns": sitting.turns,
         "tokens": sitting.tokens,
         "invalid_replies": sitting.invalid,
-        "parts": dict(sitting.parts),
+        "parts": dict(sitting.components),
         "figures": dict(sitting.figures),
         "seconds": sitting.seconds,
         "error": sitting.error,
@@ -344,7 +344,7 @@ def _sitting(row: Mapping[str, Any]) -> AttemptResult:
         turns=int(row["turns"]),
         tokens=int(row["tokens"]),
         invalid=int(row["invalid_replies"]),
-        parts={printable(str(name)): _finite(value) for name, value in row["parts"].items()},
+        components={printable(str(name)): _finite(value) for name, value in row["parts"].items()},
         figures={printable(str(name)): _finite(value) for name, value in row["figures"].items()},
         seconds=None if row["seconds"] is None else float(row["seconds"]),
         error=None if row["error"] is None else _text(row["error"]),

@@ -14,7 +14,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from practicum.chat.formats import make_format
+from practicum.chat.formats.registry import make_format
 from practicum.environment import Action, ToolCall
 from practicum.environments.math import MathEnvironment, make_problem
 from practicum.tools.calculator import calculator

@@ -59,7 +59,7 @@ class Cohort:
             **{name: finite(metrics.get(name)) for name in names},
             "parts": {
                 shown(name): number(
-                    math.fsum(s.parts.get(name, 0.0) for s in examination.scored) / len(examination.scored)
+                    math.fsum(s.components.get(name, 0.0) for s in examination.scored) / len(examination.scored)
                 )
                 for name in examination.names("parts")
             },

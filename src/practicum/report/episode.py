@@ -30,7 +30,7 @@ def view(episode: Trajectory, tokenizers: Tokenizers, credit: EpisodeAdvantages 
         "group": shown(str(episode.group)),
         "outcome": episode.outcome.value,
         "reward": number(episode.reward),
-        "parts": {shown(str(k)): number(v) for k, v in episode.parts.items()},
+        "parts": {shown(str(k)): number(v) for k, v in episode.components.items()},
         "error": None if episode.error is None else _text(str(episode.error)),
         "seeds": [str(episode.seeds.environment), str(episode.seeds.sampling)],
         "provenance": plain(dict(episode.provenance)),
@@ -67,7 +67,7 @@ def _turn(turn: Turn, pieces: Pieces | None, advantages: Advantages | None) -> d
         "version": number(turn.policy_version),
         "stop": turn.stop_reason.value,
         "reward": number(turn.reward),
-        "parts": {shown(str(k)): number(v) for k, v in turn.parts.items()},
+        "parts": {shown(str(k)): number(v) for k, v in turn.components.items()},
         "progress": number(turn.progress),
         "info": plain(dict(turn.info)),
     }

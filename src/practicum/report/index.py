@@ -59,7 +59,9 @@ class EpisodeRow:
         """Whether statistics may use it: scored, with a finite reward."""
         sitting = self.sitting
         return (
-            sitting.outcome.scored and math.isfinite(sitting.reward) and all(map(math.isfinite, sitting.parts.values()))
+            sitting.outcome.scored
+            and math.isfinite(sitting.reward)
+            and all(map(math.isfinite, sitting.components.values()))
         )
 
     def record(self) -> list[Any]:
@@ -69,7 +71,7 @@ class EpisodeRow:
             self.number, shown(sitting.task), sitting.attempt, shown(self.part), self.step, shown(self.environment),
             shown(self.split), shown(self.group), sitting.outcome.value, number(sitting.reward), sitting.turns,
             sitting.tokens, sitting.invalid, None if self.logprob is None else number(round(self.logprob, 4)),
-            {shown(name): number(value) for name, value in sitting.parts.items()}, sitting.cluster,
+            {shown(name): number(value) for name, value in sitting.components.items()}, sitting.cluster,
             None if self.credit is None else number(self.credit),
         ]  # fmt: skip
 
@@ -235,7 +237,9 @@ def read_episode(path: Path) -> tuple[Trajectory, int]:
     episode = store.load(path.read_bytes())
     if not isinstance(episode.task.id, str) or type(episode.attempt) is not int:
         raise ValueError("its task or attempt is not what an episode has there")
-    if not all(map(is_number, (episode.reward, *episode.parts.values(), *(turn.reward for turn in episode.turns)))):
+    if not all(
+        map(is_number, (episode.reward, *episode.components.values(), *(turn.reward for turn in episode.turns)))
+    ):
         raise ValueError("a reward is not a number")
     for turn in episode.turns:
         if not isinstance(turn.reply, str) or any(not isinstance(m.content, str) for m in turn.messages):

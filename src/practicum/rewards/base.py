@@ -26,7 +26,7 @@ class Score:
     """A reward, its parts, and whether the task counts as solved."""
 
     reward: float
-    parts: Mapping[str, float]
+    components: Mapping[str, float]
     success: bool
 
 
@@ -60,14 +60,16 @@ class Reward:
                 raise JudgeError(f"reward '{self.name}' wants '{key}', which task '{task.id}' does not have")
         try:
             value = self.function(**arguments)
-            parts = {k: float(v) for k, v in value.items()} if isinstance(value, Mapping) else {"reward": float(value)}
+            components = (
+                {k: float(v) for k, v in value.items()} if isinstance(value, Mapping) else {"reward": float(value)}
+            )
         except Exception as error:
             raise JudgeError(f"reward '{self.name}' failed: {type(error).__name__}: {error}") from error
-        if "reward" not in parts or not all(math.isfinite(v) for v in parts.values()):
-            raise JudgeError(f"reward '{self.name}' returned {parts}; it must give a finite 'reward'")
-        total = parts.pop("reward")
-        success = parts.pop("success", float(total > 0)) > 0
-        return Score(total, parts, success)
+        if "reward" not in components or not all(math.isfinite(v) for v in components.values()):
+            raise JudgeError(f"reward '{self.name}' returned {components}; it must give a finite 'reward'")
+        total = components.pop("reward")
+        success = components.pop("success", float(total > 0)) > 0
+        return Score(total, components, success)
 
 
 def reward(name: str | None = None) -> Callable[[Callable[..., float | Mapping[str, float]]], Reward]:

@@ -169,11 +169,11 @@ class BanditTrainer(RLTrainer):
 
     def _read(self, state: LoggedState, reply: Generation, seed: int) -> tuple[Action, Turn]:
         text = self.policy.renderer.decode(reply.ids)
-        parts = reasoning.split(text)
-        if parts is None:
+        divided = reasoning.split(text)
+        if divided is None:
             action = Action(text, error=f"the {reasoning.OPEN} needs its {reasoning.CLOSE}.")
         else:
-            action = self.format.parse(parts[1], state.has_tools)
+            action = self.format.parse(divided[1], state.has_tools)
         if reply.stop_reason is StopReason.LENGTH and not action.calls and action.error is None:
             action = Action(text, error=f"it was cut off after {len(reply.ids)} tokens; be shorter.")
         spans = (Span(Origin.OBSERVATION, state.prompt), Span(Origin.SAMPLED, reply.ids, reply.logprobs))
@@ -200,7 +200,7 @@ class BanditTrainer(RLTrainer):
             outcome=outcome,
             turns=turns,
             reward=paid,
-            parts={},
+            components={},
             seeds=Seeds(0, seed),
             error=error,
             provenance={"model": self.policy.loaded.source, "temperature": self.agent.sampling.temperature},

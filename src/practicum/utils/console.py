@@ -60,9 +60,9 @@ class ConsoleEpisodeWatcher:
         self._put(f"  ‖ {turn.stop_reason.value}{why}\n", DIM)
 
     def stepped(self, step: Step) -> None:
-        parts = "".join(f", {name} {value:g}" for name, value in step.parts.items())
-        if step.reward or parts:
-            self._line(f"[reward] {step.reward:g}{parts}", DIM)
+        components = "".join(f", {name} {value:g}" for name, value in step.components.items())
+        if step.reward or components:
+            self._line(f"[reward] {step.reward:g}{components}", DIM)
 
     def ended(self, outcome: Outcome, error: str | None, reward: float) -> None:
         self._line(f"[{outcome.value}] reward {reward:g}" + (f": {error}" if error else ""), DIM)

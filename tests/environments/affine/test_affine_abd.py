@@ -98,9 +98,9 @@ def test_wrong_inputs_and_the_shaped_reward() -> None:
     task = Task("t", "affine:abd", "train", {"program": "n = int(input())\nprint(1)\nprint(n)", "output": "1\n2"})
     (half,) = steps(AbdEnvironment(reward="shaped"), task, "<INPUT>3</INPUT>")
     assert half.reward == pytest.approx(0.1)
-    assert (half.success, half.parts["ran"]) == (False, 1.0)
+    assert (half.success, half.components["ran"]) == (False, 1.0)
     (broken,) = steps(AbdEnvironment(reward="shaped"), task, "<INPUT>three</INPUT>")
-    assert (broken.reward, broken.parts["ran"]) == (0.0, 0.0)
+    assert (broken.reward, broken.components["ran"]) == (0.0, 0.0)
     assert "the program fails: ValueError: invalid literal" in broken.observation.messages[0].content
     first, second = steps(AbdEnvironment(tries=2), task, "<INPUT>3</INPUT>", "<INPUT>2</INPUT>")
     assert (first.terminated, second.success) == (False, True)

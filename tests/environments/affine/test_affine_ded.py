@@ -63,7 +63,7 @@ def test_golden_example_of_the_paper() -> None:
     reply = "I add them.\n```python\na = int(input())\nb = int(input())\nprint(a + b)\n```"
     (step,) = steps(world, PAPER, reply)
     assert (step.reward, step.terminated, step.success) == (1.0, True, True)
-    assert step.parts == {"completion": 1.0, "passed": 2.0, "cases": 2.0}
+    assert step.components == {"completion": 1.0, "passed": 2.0, "cases": 2.0}
     assert step.observation.messages[0].content == "2 of 2 tests pass."
 
 
@@ -85,7 +85,7 @@ def test_golden_example_of_the_paper() -> None:
 )
 def test_replies(reply: str, passed: int) -> None:
     (step,) = steps(DedEnvironment(cpu_seconds=1, reward="shaped"), PAPER, reply)
-    assert (step.parts["passed"], step.success, step.terminated) == (passed, passed == 2, True)
+    assert (step.components["passed"], step.success, step.terminated) == (passed, passed == 2, True)
     assert step.reward == (1.0 if passed == 2 else pytest.approx(0.2 * passed / 2))
     # Only a program that passes all tests is paid by the native reward.
     assert steps(DedEnvironment(cpu_seconds=1), PAPER, reply)[0].reward == float(passed == 2)
@@ -135,7 +135,7 @@ def test_function_calls_and_unknown_types() -> None:
     code = "def f(xs, y):\n    return y if y is True else xs + [y]"
     other = {"type": "images", "input": 1}
     (step,) = steps(DedEnvironment(), task_of(call, truth, other), code)
-    assert (step.success, step.parts["cases"]) == (True, 2.0)
+    assert (step.success, step.components["cases"]) == (True, 2.0)
     lines = {"type": "stdin_stdout", "input": ["1 2", "3"], "output": ["6"]}
     (step,) = steps(DedEnvironment(), task_of(lines), "import sys\nprint(sum(map(int, sys.stdin.read().split())))")
     assert step.success

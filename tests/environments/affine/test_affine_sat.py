@@ -46,7 +46,7 @@ def test_golden_example_of_the_paper() -> None:
     assert messages[1].content == "(x1 ∨ x2 ∨ ¬x3) ∧ (¬x1 ∨ x3)"
     (step,) = steps(world, task_of(PAPER), "x1=True, x2=False, x3=True")
     assert (step.reward, step.terminated, step.success, step.progress) == (1.0, True, True, 1.0)
-    assert step.parts == {"completion": 1.0, "satisfied": 2.0, "clauses": 2.0}
+    assert step.components == {"completion": 1.0, "satisfied": 2.0, "clauses": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_unsat_is_right_where_it_is() -> None:
 def test_shaped_reward_pays_for_clauses_and_only_at_the_end() -> None:
     (step,) = steps(SatEnvironment(reward="shaped"), task_of(PAPER), "x2=True")
     assert step.reward == pytest.approx(0.2 * 0.5)
-    assert step.parts["step"] == step.reward
+    assert step.components["step"] == step.reward
     world = SatEnvironment(reward="shaped", tries=2)
     first, second, third = steps(world, task_of(PAPER), "x2=True", "x2=True", "x1=True, x3=True")
     assert (first.terminated, first.reward, first.success) == (False, 0.0, None)

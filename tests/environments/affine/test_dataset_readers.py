@@ -129,7 +129,7 @@ def test_humaneval_and_mbpp(tmp_path: Path) -> None:
         return await world.step(Action(content="def square(x):\n    return 9"))
 
     step = asyncio.run(half())
-    assert (step.success, step.reward, step.parts["passed"]) == (False, pytest.approx(0.1), 1.0)
+    assert (step.success, step.reward, step.components["passed"]) == (False, pytest.approx(0.1), 1.0)
 
 
 def test_practicums_own_rows(tmp_path: Path) -> None:

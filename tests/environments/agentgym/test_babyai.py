@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from practicum import registry
-from practicum.chat.formats import make_format
+from practicum.chat.formats.registry import make_format
 from practicum.environment import SPLITS, Action, Policy, Step
 from practicum.environments.agentgym import babyai_expert, babyai_levels
 from practicum.environments.agentgym.babyai import BabyAI, make_task, split_of

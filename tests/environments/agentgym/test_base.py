@@ -64,7 +64,7 @@ def test_native_reward_is_the_worlds_own() -> None:
     assert [step.terminated for step in done] == [False, False, False, True, True]
     assert [step.info["valid"] for step in done] == [True, True, False, True, True]
     assert [step.success for step in done] == [False, False, False, True, True]
-    assert done[3].parts == {"native": 0.9}
+    assert done[3].components == {"native": 0.9}
     assert done[2].observation.messages[0].content == "Observation: Nothing happens."
     assert done[1].observation.legal == ("light lamp",)
     assert done[4].observation.messages[0].content == "Observation: The episode is over."
@@ -74,7 +74,7 @@ def test_shaped_reward_pays_steps_completion_and_errors() -> None:
     done = steps(Lamp(reward="shaped"), "look", "open door", "fly", "light lamp", "look")
     assert [step.reward for step in done] == [0.0, 0.2, -0.05, 1.0, 0.0]
     assert done[3].info["native"] == 0.9
-    assert all(sum(step.parts.values()) == step.reward for step in done)
+    assert all(sum(step.components.values()) == step.reward for step in done)
     lost = steps(Lamp(reward="shaped"), "open door", "light door")
     assert [(step.reward, step.terminated, step.success) for step in lost] == [
         (0.2, False, False),

@@ -141,7 +141,7 @@ def test_brackets_and_shaped_reward() -> None:
     steps = play(world, LIVING, world.expert(LIVING))
     assert steps[-1].success
     assert all(step.info["valid"] for step in steps)
-    assert steps[-1].parts == {"step": 0.0, "completion": 1.0, "penalty": 0.0}
+    assert steps[-1].components == {"step": 0.0, "completion": 1.0, "penalty": 0.0}
     commands = ["open[door to kitchen]", "open[door to kitchen]", "close[door to kitchen]", "open[door to kitchen]",
                 "look[]", "go to kitchen", "fly[moon]"]  # fmt: skip
     rewards = [step.reward for step in say(world, sciworld_tasks.task_of("boil", 0), commands)]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum import registry
-from practicum.chat.formats import make_format
+from practicum.chat.formats.registry import make_format
 from practicum.environment import SPLITS, Action, Policy, Step, ToolCall
 from practicum.environments.agentgym.recipes import full_plan, lines_for, load_book, make_plan
 from practicum.environments.agentgym.textcraft import TextCraft, make_task, split_of
@@ -96,7 +96,7 @@ def test_golden_transcript_in_agentgyms_words() -> None:
             assert step.observation.messages[0].content == text
             assert step.observation.messages[0].role == "user"
             assert (step.reward, step.progress, step.terminated, step.success) == (reward, progress, ends, ends)
-            assert step.parts == {"completion": reward}
+            assert step.components == {"completion": reward}
         assert environment.inventory == {"oak logs": 1, "crafting table": 1}
         again = await environment.step(Action(content="inventory"))
         assert (again.reward, again.terminated, again.success) == (0.0, True, True)
@@ -155,9 +155,9 @@ def test_shaped_reward_by_hand() -> None:
     done = steps(TextCraft(reward="shaped"), "crafting table", commands)
     assert [step.reward for step in done] == [0.15, 0.0, -0.05, -0.05, 0.15, 1.0]
     assert sum(step.reward for step in done) == pytest.approx(1.2)
-    assert done[-1].parts == {"step": 0.0, "completion": 1.0, "penalty": 0.0}
-    assert done[2].parts == {"step": 0.0, "completion": 0.0, "penalty": -0.05}
-    assert all(sum(step.parts.values()) == step.reward for step in done)
+    assert done[-1].components == {"step": 0.0, "completion": 1.0, "penalty": 0.0}
+    assert done[2].components == {"step": 0.0, "completion": 0.0, "penalty": -0.05}
+    assert all(sum(step.components.values()) == step.reward for step in done)
     assert TextCraft(reward="shaped").invalid_reward == -0.05
     assert TextCraft().invalid_reward == 0.0
     native = steps(TextCraft(), "crafting table", commands)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum import registry
-from practicum.chat.formats import make_format
+from practicum.chat.formats.registry import make_format
 from practicum.environment import SPLITS, Action, Policy, Step
 from practicum.environments.agentgym.webshop import WebShop, read_goal, split_of
 from practicum.environments.agentgym.webshop_catalogue import Chance, Product, generated, make_product

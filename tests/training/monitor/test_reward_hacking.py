@@ -36,15 +36,15 @@ def episode(
     task: int,
     reward: float,
     success: bool = False,
-    parts: Mapping[str, float] | None = None,
+    components: Mapping[str, float] | None = None,
     attempt: int = 0,
     group: str | None = None,
     reply: str = "",
 ) -> Trajectory:
     chosen = TASKS[task % len(TASKS)]
-    turn = Turn((), True, (), reply, Action(), ActionSource.POLICY, 0, StopReason.END, 0, reward, parts or {})
+    turn = Turn((), True, (), reply, Action(), ActionSource.POLICY, 0, StopReason.END, 0, reward, components or {})
     outcome = Outcome.SUCCESS if success else Outcome.FAILURE
-    return Trajectory(chosen, attempt, group or chosen.id, outcome, (turn,), reward, parts or {}, Seeds(0, 0))
+    return Trajectory(chosen, attempt, group or chosen.id, outcome, (turn,), reward, components or {}, Seeds(0, 0))
 
 
 # A small policy that really learns: four ways to answer, a softmax over them, group-relative policy gradients. What it
@@ -80,13 +80,13 @@ def practise(paid: Paid, seed: int, steps: int, ways: tuple[str, ...] = WAYS, ve
             rewards = np.zeros(8)
             for attempt, way in enumerate(chosen):
                 reply, right = answer(ways[way], ease, rng)
-                parts = dict(paid(reply, right))
-                rewards[attempt] = math.fsum(parts.values())
+                components = dict(paid(reply, right))
+                rewards[attempt] = math.fsum(components.values())
                 if verifier:
-                    parts["verifier"] = float(right)
+                    components["verifier"] = float(right)
                 task = 16 * step + number
                 batch.append(
-                    episode(task, float(rewards[attempt]), right, parts, attempt, f"step-{step}/{task}", reply)
+                    episode(task, float(rewards[attempt]), right, components, attempt, f"step-{step}/{task}", reply)
                 )
             advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
             for way, advantage in zip(chosen, advantages, strict=True):
@@ -314,7 +314,7 @@ def test_the_gap_does_not_depend_on_units() -> None:
             read(
                 step,
                 [replace(e, reward=reward * e.reward + shift) for e in batch],
-                [verifier * e.parts["verifier"] for e in batch],
+                [verifier * e.components["verifier"] for e in batch],
             )
             for step, batch in enumerate(batches)
         ]
@@ -332,7 +332,7 @@ def test_metrics() -> None:
     for metrics in seen:
         assert metrics["hacking/share/brevity"] + metrics["hacking/share/right"] == pytest.approx(1)
         assert metrics["hacking/agreement"] > 0.5
-    batch = [episode(0, 0.5, parts={"a": 1.0, "b": -0.5, "verifier": 9.0}), episode(1, 0.5, parts={"a": 0.5})]
+    batch = [episode(0, 0.5, components={"a": 1.0, "b": -0.5, "verifier": 9.0}), episode(1, 0.5, components={"a": 0.5})]
     metrics, _ = RewardHackingMonitor(RewardHackingSettings()).observe(0, batch)
     assert metrics == {"hacking/share/a": 0.75, "hacking/share/b": 0.25}  # one verified episode is no statistic
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from practicum.chat.formats import make_format
+from practicum.chat.formats.registry import make_format
 from practicum.environment import SPLITS, Action, Environment, Message, Observation, Step
 from practicum.errors import UserError, did_you_mean
 from practicum.task import Task, content_hash
@@ -40,7 +40,7 @@ class Verdict:
     """How much of the answer is right, from 0 to 1: clauses, lines of output, tests."""
     text: str
     """What the agent is told. It never holds what is hidden."""
-    parts: Mapping[str, float]
+    components: Mapping[str, float]
     """Counts that are logged beside the reward and never trained on."""
 
 
@@ -120,11 +120,13 @@ class AffineEnvironment(Environment, Generic[Answer]):
         self._best = 1.0 if verdict.success else max(self._best, min(verdict.share, 0.999))
         if verdict.success:
             self._left = 0
-            return self._end(verdict.text, {"completion": COMPLETION_REWARD}, True, verdict.parts)
+            return self._end(verdict.text, {"completion": COMPLETION_REWARD}, True, verdict.components)
         if self._left:
-            return Step(self._say(verdict.text), parts={**self._earned({}), **verdict.parts}, progress=self._best)
+            return Step(
+                self._say(verdict.text), components={**self._earned({}), **verdict.components}, progress=self._best
+            )
         # Only the last answer is paid for being nearly right, so more tries cannot be farmed.
-        return self._end(verdict.text, {"step": STEP_REWARD * verdict.share}, False, verdict.parts)
+        return self._end(verdict.text, {"step": STEP_REWARD * verdict.share}, False, verdict.components)
 
     async def truncate(self) -> Step:
         return Step(truncated=True, success=False, progress=self._best)
@@ -138,13 +140,13 @@ class AffineEnvironment(Environment, Generic[Answer]):
         return {name: earned.get(name, 0.0) for name in names}
 
     def _end(
-        self, text: str, earned: Mapping[str, float], success: bool, parts: Mapping[str, float] | None = None
+        self, text: str, earned: Mapping[str, float], success: bool, components: Mapping[str, float] | None = None
     ) -> Step:
         counted = self._earned(earned)
         return Step(
             self._say(text),
             reward=sum(counted.values()),
-            parts={**counted, **(parts or {})},
+            components={**counted, **(components or {})},
             terminated=True,
             success=success,
             progress=self._best,

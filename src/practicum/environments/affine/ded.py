@@ -60,7 +60,7 @@ class DedEnvironment(ProgramEnvironment):
         cases = task.fields["test_cases"]
         if all(isinstance(case, str) for case in cases):  # tests in Python, as HumanEval and MBPP have them
             score = await in_thread_with_places(code_reward.score, task, answer, ())
-            return _verdict(round(score.parts["passed"]), round(score.parts["cases"]), 0)
+            return _verdict(round(score.components["passed"]), round(score.components["cases"]), 0)
         try:
             tests = read_cases(cases)
         except ValueError as error:

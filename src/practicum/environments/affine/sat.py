@@ -115,8 +115,8 @@ class SatEnvironment(AffineEnvironment[Mapping[int, bool] | None]):
         broken = [clause for clause in clauses if not formulas.holds(clause, answer)]
         share = 1 - len(broken) / len(clauses)
         text = f"Not satisfied: {NOTATIONS[self.notation](broken[:1])}" if broken else "Satisfied."
-        parts = {"satisfied": float(len(clauses) - len(broken)), "clauses": float(len(clauses))}
-        return Verdict(not broken, share, text, parts)
+        components = {"satisfied": float(len(clauses) - len(broken)), "clauses": float(len(clauses))}
+        return Verdict(not broken, share, text, components)
 
     def expert(self, task: Task) -> Policy:
         """Asks python-sat."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from practicum.chat.formats import make_format
+from practicum.chat.formats.registry import make_format
 from practicum.environment import SPLITS, Action, Environment, Message, Observation, Step
 from practicum.environments.agentgym.grammar.bracket import Brackets, Call, read_bracket
 from practicum.environments.agentgym.grammar.line import GRAMMARS, Refused, one_line
@@ -211,13 +211,13 @@ class AgentGymEnvironment(Environment):
             reply = Reply("There are no tools here; reply with one command.", valid=False)
         else:
             reply = await self.take(action.content)
-        parts = self.pay(reply, again)
+        components = self.pay(reply, again)
         # A command world speaks as the user in every format; only the wording is the format's.
         text = reply.text if self.protocol == "agentgym" else self.format.observe(self.short, reply.text).content
         return Step(
             Observation((Message("user", text),), legal=reply.legal),
-            reward=sum(parts.values()),
-            parts=parts,
+            reward=sum(components.values()),
+            components=components,
             terminated=reply.done and not reply.cut,
             truncated=reply.cut,
             success=reply.success,

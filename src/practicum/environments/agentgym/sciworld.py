@@ -200,10 +200,10 @@ class SciWorld(AgentGymEnvironment):
         return super().write(sentence)
 
     def pay(self, reply: Reply, again: bool = False) -> dict[str, float]:
-        parts = super().pay(reply, again)
+        components = super().pay(reply, again)
         # AgentGym's server tells points.
-        self._told["reward"] = sum(parts.values()) if self.shaped else round(100 * sum(parts.values()))
-        return parts
+        self._told["reward"] = sum(components.values()) if self.shaped else round(100 * sum(components.values()))
+        return components
 
     def fact(self, name: str) -> Any:
         return self._score if name == "score" else self._told[name]

@@ -91,7 +91,7 @@ def read(step: int, episodes: Sequence[Trajectory], verifier: Sequence[float]) -
     rewards = np.array([episode.reward for episode in episodes], dtype=np.float64)
     verified = np.array(verifier, dtype=np.float64)
     labels = [episode.group for episode in episodes]
-    names = sorted({name for episode in episodes for name in episode.parts} - {VERIFIER})
+    names = sorted({name for episode in episodes for name in episode.components} - {VERIFIER})
     varies = len(rewards) > 2 and np.ptp(rewards) > 0 and np.ptp(verified) > 0
     return Reading(
         step,
@@ -99,7 +99,7 @@ def read(step: int, episodes: Sequence[Trajectory], verifier: Sequence[float]) -
         _score(rewards, labels),
         _score(verified, labels),
         _rank_correlation(rewards, verified) if varies else None,
-        {name: math.fsum(episode.parts.get(name, 0.0) for episode in episodes) / len(episodes) for name in names},
+        {name: math.fsum(episode.components.get(name, 0.0) for episode in episodes) / len(episodes) for name in names},
     )
 
 
@@ -238,12 +238,12 @@ class RewardHackingMonitor:
 
     def _verified(self, scored: Sequence[Trajectory]) -> tuple[list[Trajectory], list[float]]:
         """The episodes that have a verifier's score, and the scores. A real verifier, once seen, replaces success."""
-        marked = [episode for episode in scored if VERIFIER in episode.parts]
+        marked = [episode for episode in scored if VERIFIER in episode.components]
         if marked and self.source == "success":
             self.source = VERIFIER
             self.first, self.recent, self.best, self.count = [], [], [], 0
         if self.source == VERIFIER:
-            return marked, [episode.parts[VERIFIER] for episode in marked]
+            return marked, [episode.components[VERIFIER] for episode in marked]
         values = [float(episode.outcome is Outcome.SUCCESS) for episode in scored]
         self.told_apart |= any(e.reward != value for e, value in zip(scored, values, strict=True))
         return list(scored), values
@@ -350,7 +350,7 @@ def shares(episodes: Sequence[Trajectory]) -> dict[str, float]:
     """How much of all reward, signs aside, each part is. The verifier is no part of the reward."""
     totals: dict[str, float] = {}
     for episode in episodes:
-        for name, value in episode.parts.items():
+        for name, value in episode.components.items():
             if name != VERIFIER:
                 totals[name] = totals.get(name, 0.0) + abs(value)
     whole = math.fsum(totals.values())

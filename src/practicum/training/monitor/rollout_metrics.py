@@ -38,8 +38,8 @@ def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
                 f"reward/{world}/mean": sum(e.reward for e in own) / len(own),
                 f"success/{world}/mean": sum(e.outcome is Outcome.SUCCESS for e in own) / len(own),
             }
-        for name in sorted({part for e in scored for part in e.parts}):
-            metrics |= summary_stats(f"reward_part/{name}", [e.parts.get(name, 0.0) for e in scored])
+        for name in sorted({part for e in scored for part in e.components}):
+            metrics |= summary_stats(f"reward_part/{name}", [e.components.get(name, 0.0) for e in scored])
     for outcome in Outcome:
         if not outcome.scored:
             metrics[f"outcome/{outcome.value}"] = float(sum(e.outcome is outcome for e in episodes))

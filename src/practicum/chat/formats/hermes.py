@@ -1,0 +1,63 @@
+"""The reply format `hf`: tool calls as JSON between <tool_call> tags, as Hermes and Qwen models write them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from practicum.chat.formats.strict_json import error_detail, strict_json
+from practicum.environment import Action, Message, ToolCall
+
+
+class HermesFormat:
+    """`hf`: tool calls as JSON between <tool_call> tags; a reply without any is the final answer."""
+
+    name = "hf"
+    stop: tuple[str, ...] = ()
+    schema_in_template = True
+
+    def instructions(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        return ""
+
+    def parse(self, text: str, has_tools: bool) -> Action:
+        before, *opened = text.split("<tool_call>")
+        if "</tool_call>" in before or any(piece.count("</tool_call>") != 1 for piece in opened):
+            return Action(text, error="Every <tool_call> needs its own </tool_call>.")
+        blocks = [piece.partition("</tool_call>")[0] for piece in opened]
+        if not blocks:
+            content = text.strip()
+            return Action(text, content=content, error=None if content else "The reply was empty.")
+        if not has_tools:
+            return Action(text, error="There are no tools here; reply in plain text.")
+        calls = []
+        for block in blocks:
+            call = _json_call(block)
+            if isinstance(call, str):
+                return Action(text, error=call)
+            calls.append(call)
+        return Action(text, calls=tuple(calls), thought=before.strip())
+
+    def write(self, action: Action, has_tools: bool) -> str:
+        parts = [action.thought] if action.thought else []
+        for call in action.calls:
+            body = json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
+            parts.append(f"<tool_call>{body}</tool_call>")
+        if not action.calls:
+            parts.append(action.content)
+        return "\n".join(parts)
+
+    def observe(self, name: str, text: str) -> Message:
+        return Message("tool", text, name=name)
+
+
+def _json_call(block: str) -> ToolCall | str:
+    try:
+        call = strict_json(block)
+    except (ValueError, RecursionError) as error:
+        return f"The tool call is not valid JSON{error_detail(error)}."
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
+        return 'A tool call must be an object with "name" and "arguments".'
+    if set(call) - {"name", "arguments"} or not isinstance(call.get("arguments"), dict):
+        return 'A tool call must have just "name" and "arguments", the latter an object.'
+    return ToolCall(call["name"], call["arguments"])
