@@ -84,15 +84,15 @@ def stock(program: str) -> tuple[Play, subprocess.Popen[str]]:
 def ours(pool: WorkerPool, begin: Callable[[Any], dict[str, Any]], step: dict[str, Any], keys: list[str]) -> Play:
     def play(way: Way) -> tuple[float, float, list[Any]]:
         async def run() -> tuple[float, float, list[Any]]:
-            seat = pool.seat()
+            session = pool.open_session()
             begun = time.perf_counter()
-            await seat.call("begin", **begin(way[0]))
+            await session.call("begin", **begin(way[0]))
             loaded, told = time.perf_counter(), []
             for command in way[1]:
-                answer = await seat.call("step", command=command, **step)
+                answer = await session.call("step", command=command, **step)
                 told.append([answer[key] for key in keys])
             done = time.perf_counter()
-            seat.leave()
+            session.close()
             return loaded - begun, done - loaded, told
 
         return asyncio.run(run())

@@ -21,7 +21,7 @@ from practicum.rollout import attempts, run_episodes
 from practicum.sandbox import base
 from practicum.sandbox.base import Sandbox
 from practicum.sandbox.limits import Reason, Result, SandboxError
-from practicum.sandbox.slots import place
+from practicum.sandbox.slots import slot
 from practicum.task import Task
 from practicum.tools.errors import ToolFailure
 from practicum.tools.python_executor import python_executor
@@ -255,7 +255,7 @@ def test_a_step_s_deadline_stands_still_until_its_program_has_a_place(
 
     async def wait() -> Step:
         await world.reset(task, 0)
-        with place(narrow._slots):
+        with slot(narrow._slots):
             asking = asyncio.ensure_future(Deadline(0.4, "environment step").of(world.step(action)))
             await asyncio.sleep(0.7)
         return await asking

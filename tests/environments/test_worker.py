@@ -1,4 +1,4 @@
-"""Workers: processes that answer, fail alone, and never stay behind."""
+"""Workers: processes that answer, fail alone, and always end."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from collections.abc import Iterator
 import pytest
 
 from practicum.environments.worker import (
-    STARTS,
+    MAX_CONCURRENT_STARTS,
     WorkerDied,
     WorkerFault,
     WorkerPool,
     WorkerSession,
     close_pools,
+    is_starved,
     shared_pool,
 )
 from practicum.errors import UserError
@@ -46,39 +47,39 @@ def gone(pids: list[int], seconds: float = 60.0) -> bool:
 
 def test_episodes_share_a_process_and_not_their_state(pool: WorkerPool) -> None:
     async def play() -> list[int]:
-        seats = [pool.seat() for _ in range(6)]
-        answers = await asyncio.gather(*(seat.call("count", by=n) for n, seat in enumerate(seats)))
-        assert [len(worker.seats) for worker in pool.workers] == [3, 3]
-        again = await asyncio.gather(*(seat.call("count") for seat in seats))
-        for seat in seats:
-            seat.leave()
+        sessions = [pool.open_session() for _ in range(6)]
+        answers = await asyncio.gather(*(session.call("count", by=n) for n, session in enumerate(sessions)))
+        assert [len(worker.sessions) for worker in pool.workers] == [3, 3]
+        again = await asyncio.gather(*(session.call("count") for session in sessions))
+        for session in sessions:
+            session.close()
         assert again == [answer + 1 for answer in answers]
         return answers
 
     assert asyncio.run(play()) == [10, 11, 12, 13, 14, 15]
-    assert pool.ask("seats") == 0  # what an episode held is dropped when it leaves
+    assert pool.ask("sessions") == 0  # closing a session drops its state
     assert len(pool.workers) == 2
 
 
 def test_an_engines_exception_ends_the_call_and_not_the_process(pool: WorkerPool) -> None:
     async def play() -> None:
-        seat = pool.seat()
-        await seat.call("count")
+        session = pool.open_session()
+        await session.call("count")
         with pytest.raises(WorkerFault, match="ValueError: no such thing"):
-            await seat.call("fail")
+            await session.call("fail")
         with pytest.raises(UserError, match="Do otherwise."):
-            await seat.call("refuse")
+            await session.call("refuse")
         with pytest.raises(WorkerFault, match="KeyError: 'unheard'"):
-            await seat.call("unheard")
-        assert await seat.call("count") == 12
+            await session.call("unheard")
+        assert await session.call("count") == 12
 
     asyncio.run(play())
 
 
 @pytest.mark.parametrize("end", ["kill", "exit", "break", "sicken"])
-def test_a_dead_process_costs_only_its_own_episodes(pool: WorkerPool, end: str) -> None:
+def test_a_dead_process_ends_only_its_own_episodes(pool: WorkerPool, end: str) -> None:
     async def play() -> None:
-        hit, other = pool.seat(), pool.seat()
+        hit, other = pool.open_session(), pool.open_session()
         await hit.call("count")
         await other.call("count")
         if end == "kill":
@@ -94,17 +95,19 @@ def test_a_dead_process_costs_only_its_own_episodes(pool: WorkerPool, end: str) 
         with pytest.raises(WorkerDied, match="the process of Counter is gone"):
             await hit.call("count")
         assert await other.call("count") == 12
-        new = pool.seat()
+        new = pool.open_session()
         assert new.worker is not hit.worker
         assert await new.call("count") == 11
 
     asyncio.run(play())
 
 
-def test_those_who_wait_hear_of_the_end_and_its_last_words(pool: WorkerPool) -> None:
+def test_pending_calls_get_the_exit_status_and_the_end_of_stderr(pool: WorkerPool) -> None:
     async def play() -> list[BaseException | int]:
-        seat = pool.seat()
-        return await asyncio.gather(seat.call("exit"), *(seat.call("count") for _ in range(3)), return_exceptions=True)
+        session = pool.open_session()
+        return await asyncio.gather(
+            session.call("exit"), *(session.call("count") for _ in range(3)), return_exceptions=True
+        )
 
     answers = asyncio.run(play())
     assert all(isinstance(answer, WorkerDied) for answer in answers)
@@ -116,36 +119,34 @@ def test_a_hung_engine_is_killed(pool: WorkerPool) -> None:
     pool.limit = 1.0
 
     async def play() -> None:
-        seat = pool.seat()
-        await seat.call("count")
+        session = pool.open_session()
+        await session.call("count")
         with pytest.raises(WorkerDied, match="'sleep' took longer than 1 s"):
-            await asyncio.wrap_future(seat.worker.submit("sleep", {"seconds": 60}))
-        assert gone([seat.worker.process.pid])
+            await asyncio.wrap_future(session.worker.submit("sleep", {"seconds": 60}))
+        assert gone([session.worker.process.pid])
 
     asyncio.run(play())
 
 
-def test_an_engine_that_computes_for_ever_is_killed_too(pool: WorkerPool) -> None:
+def test_an_engine_in_an_endless_loop_is_killed(pool: WorkerPool) -> None:
     pool.limit = 1.0
 
     async def play() -> None:
-        seat = pool.seat()
-        await seat.call("count")
+        session = pool.open_session()
+        await session.call("count")
         with pytest.raises(WorkerDied, match="'spin' took longer than 1 s"):
-            await seat.worker.call("spin", {"seconds": 60})
-        assert gone([seat.worker.process.pid])
+            await session.worker.call("spin", {"seconds": 60})
+        assert gone([session.worker.process.pid])
 
     asyncio.run(play())
 
 
-def test_an_engine_that_the_machine_has_no_time_for_is_not(pool: WorkerPool) -> None:
-    worker = pool.seat().worker
-    worker.limit = 120.0
-    assert worker._starved([10.0, 15.0])  # five seconds of work in two minutes: it is being kept waiting
-    assert not worker._starved([10.0, 75.0])  # a minute of work: it has had its time
-    assert not worker._starved([10.0, 10.5])  # it waits for something else
-    assert worker._starved([10.0, 15.0, 20.0])
-    assert not worker._starved([10.0, *(10.0 + 3 * turn for turn in range(1, 12))])  # there is an end to patience
+def test_an_engine_short_of_processor_time_is_not_killed() -> None:
+    assert is_starved([10.0, 15.0], 120.0)  # five seconds of work in two minutes
+    assert not is_starved([10.0, 75.0], 120.0)  # a minute of work: it has had its time
+    assert not is_starved([10.0, 10.5], 120.0)  # it waits for something else
+    assert is_starved([10.0, 15.0, 20.0], 120.0)
+    assert not is_starved([10.0, *(10.0 + 3 * count for count in range(1, 12))], 120.0)  # at most ten times the limit
 
 
 def test_an_engine_that_cannot_be_made_says_why() -> None:
@@ -153,13 +154,13 @@ def test_an_engine_that_cannot_be_made_says_why() -> None:
 
     async def play() -> None:
         with pytest.raises(UserError, match="starts at 0"):
-            await pool.seat().call("count")
+            await pool.open_session().call("count")
 
     asyncio.run(play())
     pool.close()
 
 
-def test_closing_leaves_no_process_behind(pool: WorkerPool) -> None:
+def test_close_ends_all_processes(pool: WorkerPool) -> None:
     pids = pool.ask("pids")
     assert not gone(pids, 0.1)
     pool.close()
@@ -195,69 +196,69 @@ def test_pools_of_one_kind_are_shared() -> None:
     assert gone(pids)
 
 
-def test_waiting_for_a_turn_does_not_count_against_a_deadline(pool: WorkerPool) -> None:
+def test_time_in_the_queue_does_not_count_against_a_deadline(pool: WorkerPool) -> None:
     pool.size = 1
 
-    async def in_time(seat: WorkerSession) -> int:
+    async def in_time(session: WorkerSession) -> int:
         async with Deadline(0.6, "the counter"):
-            return int(await seat.call("count"))
+            return int(await session.call("count"))
 
     async def play() -> list[int]:
-        seats = [pool.seat() for _ in range(3)]
-        await seats[0].call("count")  # the process is up
-        busy = seats[0].worker.submit("sleep", {"seconds": 1.5})
-        answers = await asyncio.gather(*map(in_time, seats))
+        sessions = [pool.open_session() for _ in range(3)]
+        await sessions[0].call("count")  # the process is up
+        busy = sessions[0].worker.submit("sleep", {"seconds": 1.5})
+        answers = await asyncio.gather(*map(in_time, sessions))
         assert busy.done()
         return answers
 
     assert asyncio.run(play()) == [12, 11, 11]
 
 
-def test_the_work_itself_does(pool: WorkerPool) -> None:
+def test_time_in_the_engine_counts_against_a_deadline(pool: WorkerPool) -> None:
     async def play() -> None:
-        seat = pool.seat()
-        await seat.call("count")
+        session = pool.open_session()
+        await session.call("count")
         with pytest.raises(TimeoutError, match="the sleeper did not answer within 0.2 s"):
             async with Deadline(0.2, "the sleeper"):
-                await seat.worker.call("sleep", {"seconds": 1.0})
-        assert await seat.call("count") == 12
+                await session.worker.call("sleep", {"seconds": 1.0})
+        assert await session.call("count") == 12
 
     asyncio.run(play())
 
 
-def test_what_is_given_up_before_its_turn_is_never_done(pool: WorkerPool) -> None:
+def test_a_call_cancelled_in_the_queue_is_never_executed(pool: WorkerPool) -> None:
     pool.size = 1
 
     async def play() -> int:
-        seat = pool.seat()
-        await seat.call("count")
-        busy = seat.worker.submit("sleep", {"seconds": 1.5})
-        given_up = asyncio.create_task(seat.call("count", by=100))
+        session = pool.open_session()
+        await session.call("count")
+        busy = session.worker.submit("sleep", {"seconds": 1.5})
+        given_up = asyncio.create_task(session.call("count", by=100))
         await asyncio.sleep(0.1)
         given_up.cancel()
         with pytest.raises(asyncio.CancelledError):
             await given_up
         assert not busy.done()
-        return int(await seat.call("count"))
+        return int(await session.call("count"))
 
     assert asyncio.run(play()) == 12
 
 
-def test_engines_are_made_a_few_at_a_time() -> None:
-    many = WorkerPool("tests.environments.worker_hosts:Slow", {"seconds": 0.5}, size=STARTS + 2)
+def test_few_engines_start_at_the_same_time() -> None:
+    many = WorkerPool("tests.environments.worker_hosts:Slow", {"seconds": 0.5}, size=MAX_CONCURRENT_STARTS + 2)
 
     async def play() -> list[list[float]]:
-        return list(await asyncio.gather(*(many.seat().call("made") for _ in range(STARTS + 2))))
+        return list(await asyncio.gather(*(many.open_session().call("made") for _ in range(MAX_CONCURRENT_STARTS + 2))))
 
     try:
         spans = asyncio.run(play())
     finally:
         many.close()
     for begun, _ in spans:
-        assert sum(other <= begun < end for other, end in spans) <= STARTS
+        assert sum(other <= begun < end for other, end in spans) <= MAX_CONCURRENT_STARTS
 
 
-def test_a_question_to_the_pool_leaves_the_event_loop_free(pool: WorkerPool) -> None:
+def test_a_call_to_the_pool_does_not_block_the_event_loop(pool: WorkerPool) -> None:
     async def play() -> int:
         ticks = 0
         asked = asyncio.create_task(pool.call("sleep", seconds=0.5))
@@ -267,4 +268,4 @@ def test_a_question_to_the_pool_leaves_the_event_loop_free(pool: WorkerPool) -> 
         return ticks
 
     assert asyncio.run(play()) > 5
-    assert not any(worker.seats for worker in pool.workers)
+    assert not any(worker.sessions for worker in pool.workers)

@@ -14,7 +14,7 @@ from practicum.errors import UserError
 
 
 class Counter:
-    """One number a seat."""
+    """One number per session."""
 
     def __init__(self, start: int = 0) -> None:
         if start < 0:
@@ -26,24 +26,24 @@ class Counter:
 
     def calls(self) -> Mapping[str, Callable[..., Any]]:
         return {
-            "count": self.count, "leave": self.leave, "seats": self.seats, "pids": self.pids, "sleep": self.sleep,
-            "spin": self.spin, "fail": self.fail, "refuse": self.refuse, "break": self.break_, "sicken": self.sicken,
-            "exit": self.exit,
+            "count": self.count, "close_session": self.close_session, "sessions": self.sessions, "pids": self.pids,
+            "sleep": self.sleep, "spin": self.spin, "fail": self.fail, "refuse": self.refuse, "break": self.break_,
+            "sicken": self.sicken, "exit": self.exit,
         }  # fmt: skip
 
     def alive(self) -> bool:
         return not self.sick
 
-    def count(self, seat: int, by: int = 1) -> int:
+    def count(self, session: int, by: int = 1) -> int:
         print("a library's chatter")
         os.write(1, b"chatter from C")
-        self.counts[seat] = self.counts.get(seat, self.start) + by
-        return self.counts[seat]
+        self.counts[session] = self.counts.get(session, self.start) + by
+        return self.counts[session]
 
-    def leave(self, seat: int) -> None:
-        self.counts.pop(seat, None)
+    def close_session(self, session: int) -> None:
+        self.counts.pop(session, None)
 
-    def seats(self) -> int:
+    def sessions(self) -> int:
         return len(self.counts)
 
     def pids(self) -> list[int]:
@@ -58,19 +58,19 @@ class Counter:
         while time.monotonic() < until:
             pass
 
-    def fail(self, seat: int) -> None:
+    def fail(self, session: int) -> None:
         raise ValueError("no such thing")
 
-    def refuse(self, seat: int) -> None:
+    def refuse(self, session: int) -> None:
         raise UserError("Do otherwise.")
 
-    def break_(self, seat: int) -> None:
+    def break_(self, session: int) -> None:
         raise Broken("the engine is gone")
 
-    def sicken(self, seat: int) -> None:
+    def sicken(self, session: int) -> None:
         self.sick = True
 
-    def exit(self, seat: int) -> None:
+    def exit(self, session: int) -> None:
         print("last words", file=sys.stderr, flush=True)
         os._exit(7)
 
@@ -89,5 +89,5 @@ class Slow:
     def alive(self) -> bool:
         return True
 
-    def made(self, seat: int) -> list[float]:
+    def made(self, session: int) -> list[float]:
         return self.span

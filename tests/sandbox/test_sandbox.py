@@ -22,7 +22,7 @@ from practicum.sandbox.levels import Launcher, Level, user_ids
 from practicum.sandbox.limits import KIB, MIB, Limits, Reason, SandboxError
 from practicum.sandbox.runtime import find_runtime
 from practicum.sandbox.seccomp import filter_program
-from practicum.sandbox.slots import in_thread_with_places, place
+from practicum.sandbox.slots import in_thread_with_slots, slot
 from practicum.utils.deadline import Deadline
 from tests.sandbox.sandbox_world import attempts, ours, zombies
 
@@ -145,8 +145,8 @@ def test_a_level_that_does_not_hold_is_not_used(sandbox: Sandbox, monkeypatch: p
 
     def leaking(launcher: Launcher) -> list[str]:
         words: list[str] = command(launcher)
-        place = words.index("--remount-ro", words.index("--proc"))
-        return words[:place] + leak + words[place + 2 :]
+        slot = words.index("--remount-ro", words.index("--proc"))
+        return words[:slot] + leak + words[slot + 2 :]
 
     if sandbox.launcher.level is not Level.BUBBLEWRAP:
         pytest.skip("bubblewrap is not here to be led astray")
@@ -354,12 +354,12 @@ def test_waiting_for_a_place_is_not_the_caller_s_time(
         if way == "run":
             await narrow.run("1")
         elif way == "run_sync":
-            await in_thread_with_places(narrow.run_sync, "1")
+            await in_thread_with_slots(narrow.run_sync, "1")
         else:
-            await in_thread_with_places(narrow.converse, "1", "2")
+            await in_thread_with_slots(narrow.run_connected, "1", "2")
 
     async def wait() -> None:
-        with place(narrow._slots):
+        with slot(narrow._slots):
             asking = asyncio.ensure_future(Deadline(0.3, "the sandbox").of(ask()))
             await asyncio.sleep(0.6)
         await asking
@@ -377,8 +377,8 @@ def test_a_caller_that_is_cancelled_in_the_queue_is_gone(
     narrow = Sandbox(sandbox.launcher, concurrency=1)
 
     async def wait() -> None:
-        with place(narrow._slots):
-            asked = narrow.run("1") if way == "run" else in_thread_with_places(narrow.run_sync, "1")
+        with slot(narrow._slots):
+            asked = narrow.run("1") if way == "run" else in_thread_with_slots(narrow.run_sync, "1")
             asking = asyncio.ensure_future(Deadline(5, "the sandbox").of(asked))
             await asyncio.sleep(0.1)
             asking.cancel()
@@ -430,12 +430,12 @@ def test_two_programs_share_a_line_and_nothing_else(sandbox: Sandbox) -> None:
     server = "import os\nline = os.read(0, 100)\nos.write(0, line.upper())\nimport time; time.sleep(60)"
     client = "import os\nos.write(0, b'hello')\nprint(os.read(0, 100))\nprint(os.listdir('/proc'))"
     begun = time.monotonic()
-    served, answered = sandbox.converse(server, client)
+    served, answered = sandbox.run_connected(server, client)
     assert served is None
     assert answered.stdout.startswith("b'HELLO'\n")
     assert time.monotonic() - begun < 30
     assert not ours()
-    _, alone = sandbox.converse("1/0", "import os\nprint(os.read(0, 100))", Limits(wall=3))
+    _, alone = sandbox.run_connected("1/0", "import os\nprint(os.read(0, 100))", Limits(wall=3))
     assert alone.stdout == "b''\n"
 
 

@@ -11,7 +11,7 @@ from practicum import registry
 from practicum.chat.formats.registry import make_format
 from practicum.environment import Action, Environment, Message, Observation, Step, ToolCall
 from practicum.errors import UserError, did_you_mean
-from practicum.sandbox.slots import in_thread_with_places
+from practicum.sandbox.slots import in_thread_with_slots
 from practicum.task import Task, read_task_file
 from practicum.tools.base import Tool, ToolResult
 from practicum.tools.pool import Lease, StatePool
@@ -130,7 +130,7 @@ class ToolEnvironment(Environment):
             states = {tool.name: held[tool.pool] for tool in judged if tool.pool is not None}
             seeing = [judge.seeing(states) for judge in judges]
             calls = tuple(self._calls)
-            scores = [await in_thread_with_places(judge.score, self._task, answer, calls) for judge in seeing]
+            scores = [await in_thread_with_slots(judge.score, self._task, answer, calls) for judge in seeing]
         components = dict(scores[0].components)
         if self.verifier is not None:
             components["verifier"] = scores[1].reward

@@ -1,12 +1,12 @@
-"""Worlds that live in processes of their own: a pool of workers, each with one engine that many episodes share.
+"""Environment engines in worker processes: a pool of workers, each with one engine that many episodes share.
 
-An engine that needs Java, that is not safe in threads, or that may take its process down with it runs in a worker
-(`worker_child.py`). An episode has a `Seat` at one worker. A worker that dies, is killed or hangs costs the
-episodes that sit at it: their next call raises `WorkerDied`, which ends them as `env_error`. The next seat is at
+An engine that needs Java, that is not thread-safe, or that may crash its process runs in a worker
+(`worker_child.py`). An episode has a `WorkerSession` with one worker. If a worker dies, is killed or hangs, the next
+call of each of its episodes raises `WorkerDied`, which ends them as `env_error`; the next session is opened with
 another worker or a new one. Workers end with this process, however it ends.
 
-A worker does one call after another. How long a call waits for its turn says nothing about the world, so an episode's
-deadline stands still until its call begins; a call that hangs is ended by the worker's own limit, and with it the wait.
+A worker processes one call at a time. How long a call is queued says nothing about the environment, so an episode's
+deadline is paused until its call begins; a call that hangs is ended by the worker's own time limit.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from practicum.errors import UserError
 from practicum.utils.deadline import queued
 from practicum.utils.memory import tree_cpu_seconds
 
-START = ""
-"""The call that every worker begins with: its engine is made."""
-LIMIT = 120.0
-"""Seconds that one call may take in the engine before its process counts as hung and is killed; see `_starved`."""
-STIRS = 0.01
-"""Processor time in a second of waiting, below which a process is not short of it but waits for something else."""
-PATIENCE = 10
-"""How many times the limit a call may take on a machine that has no time for it."""
-LAST_WORDS = 400
-"""Characters of a dead process's own messages that are told."""
-STARTS = max(1, (os.cpu_count() or 2) // 2)
-"""Engines that are made at the same time: a Java process that starts keeps more than one core busy."""
-_starting = threading.Semaphore(STARTS)
+START_CALL = ""
+"""Name of the first call to every worker, which creates its engine."""
+CALL_LIMIT_SECONDS = 120.0
+"""Seconds that one call may take in the engine before its process counts as hung and is killed; see `is_starved`."""
+MIN_CPU_SHARE = 0.01
+"""Processor seconds per second below which a process waits for something other than processor time."""
+MAX_LIMIT_FACTOR = 10
+"""A call on an overloaded machine may take at most this many times the limit."""
+STDERR_TAIL_CHARS = 400
+"""Number of characters of a dead process's standard error that the exception quotes."""
+MAX_CONCURRENT_STARTS = max(1, (os.cpu_count() or 2) // 2)
+"""Number of engines that start at the same time: a Java process that starts keeps more than one core busy."""
+_start_semaphore = threading.Semaphore(MAX_CONCURRENT_STARTS)
 
 
 class WorkerDied(Exception):
-    """The process that held this episode's world is gone, and the episode with it."""
+    """The worker process that held this episode's environment has ended, and the episode with it."""
 
 
 class WorkerFault(Exception):
-    """The engine raised in this call; its process goes on."""
+    """The engine raised an exception in this call; its process continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,175 +62,171 @@ class _Call:
     future: Future[Any]
     name: str
     arguments: Mapping[str, Any]
-    begun: Callable[[], None] | None = None
-    """Told, on the worker's thread, when the call's turn has come."""
+    on_begin: Callable[[], None] | None = None
+    """Called on the worker's thread when the call begins."""
 
 
 class Worker:
-    """One process. A thread of its own hands it one call after another and, at its end, cleans up."""
+    """One worker process. A thread of this process sends it one call at a time and cleans up when it ends."""
 
-    def __init__(self, host: str, options: Mapping[str, Any], limit: float = LIMIT) -> None:
+    def __init__(self, host: str, options: Mapping[str, Any], limit: float = CALL_LIMIT_SECONDS) -> None:
         self.host, self.limit = host, limit
-        self.seats: set[int] = set()
-        self._waiting: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self.sessions: set[int] = set()
+        self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._death: str | None = None
-        self._epitaph = ""
-        self._misfit = False
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the process is buried
+        self._dead_reason: str | None = None
+        self._exit_info = ""
+        self._is_user_error = False
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in _reap
         # Sets and dictionaries of strings must have one order in all workers, or episodes would not repeat.
         environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "practicum.environments.worker_child", host],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0, env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, bufsize=0, env=environment,
             process_group=0,
         )  # fmt: skip
-        self.submit(START, options)
+        self.submit(START_CALL, options)
         name = f"practicum-worker-{self.process.pid}"
-        self._driver = threading.Thread(target=self._drive, name=name, daemon=True)
-        self._driver.start()
+        self._thread = threading.Thread(target=self._run_calls, name=name, daemon=True)
+        self._thread.start()
 
     @property
     def alive(self) -> bool:
-        return self._death is None and self.process.poll() is None
+        return self._dead_reason is None and self.process.poll() is None
 
-    def submit(self, call: str, arguments: Mapping[str, Any], begun: Callable[[], None] | None = None) -> Future[Any]:
-        """A call's answer, some day: a value, a `WorkerFault`, a `UserError` or `WorkerDied`."""
+    def submit(
+        self, call: str, arguments: Mapping[str, Any], on_begin: Callable[[], None] | None = None
+    ) -> Future[Any]:
+        """Queue a call; the future gets its value, or a `WorkerFault`, `UserError` or `WorkerDied`."""
         future: Future[Any] = Future()
         with self._lock:
-            if self._death is None:
-                self._waiting.put(_Call(future, call, arguments, begun))
+            if self._dead_reason is None:
+                self._queue.put(_Call(future, call, arguments, on_begin))
                 return future
         future.set_exception(self._error())
         return future
 
     async def call(self, call: str, arguments: Mapping[str, Any]) -> Any:
-        """A call's answer, waited for; the deadline in force counts from when the worker begins with it."""
-        loop, turn = asyncio.get_running_loop(), asyncio.Event()
+        """Return the value of a call. The deadline in force counts from when the worker begins the call."""
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
 
-        def begun() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has gone: nobody waits
-                loop.call_soon_threadsafe(turn.set)
+        def on_begin() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(begun.set)
 
-        answer = asyncio.wrap_future(self.submit(call, arguments, begun))
-        answer.add_done_callback(lambda _: turn.set())  # a worker that dies answers calls that never begin
+        answer = asyncio.wrap_future(self.submit(call, arguments, on_begin))
+        answer.add_done_callback(lambda _: begun.set())  # a worker that dies answers calls that never begin
         try:
             with queued():
-                await turn.wait()
+                await begun.wait()
             return await answer
         except asyncio.CancelledError:
-            answer.cancel()  # if its turn has not come, it is never done
+            answer.cancel()  # if it has not begun, it is never executed
             raise
 
     def end(self) -> None:
-        """Stop the process and wait until it is gone; whoever waits for an answer hears `WorkerDied`."""
-        self._condemn("it was stopped")
-        self._waiting.put(None)
-        self._driver.join()
+        """Kill the process and wait until it has ended; pending calls raise `WorkerDied`."""
+        self._mark_dead("it was stopped")
+        self._queue.put(None)
+        self._thread.join()
 
-    def _drive(self) -> None:
-        left: _Call | None = None
-        while self._death is None:
-            item = self._waiting.get()
+    def _run_calls(self) -> None:
+        unanswered: _Call | None = None
+        while self._dead_reason is None:
+            item = self._queue.get()
             if item is None or not item.future.set_running_or_notify_cancel():
                 continue
-            if item.begun is not None:
-                item.begun()
+            if item.on_begin is not None:
+                item.on_begin()
             try:
-                with self._turn_to_start() if item.name == START else contextlib.nullcontext():
-                    answer = self._ask(item)
+                with self._start_slot() if item.name == START_CALL else contextlib.nullcontext():
+                    answer = self._exchange(item)
             except TimeoutError as error:
-                self._condemn(str(error))
+                self._mark_dead(str(error))
             except (OSError, ValueError) as error:
-                self._condemn(f"talking to it failed ({error})")
+                self._mark_dead(f"talking to it failed ({error})")
             else:
                 if answer is not None:
-                    self._settle(item, answer)
+                    self._set_result(item, answer)
                     continue
-                self._condemn("it ended")
-            left = item
-        self._bury(left)
+                self._mark_dead("it ended")
+            unanswered = item
+        self._reap(unanswered)
 
-    def _ask(self, item: _Call) -> Any:
-        """The answer to a call; None if the process ended instead."""
+    def _exchange(self, item: _Call) -> Any:
+        """Send a call and return the answer; None if the process ended instead."""
         write_frame(self._pipe(self.process.stdin), {"call": item.name, "arguments": item.arguments})
-        # Most calls are over at once; looking through all processes would take longer than they do.
-        used = [] if self._answered(self.limit / 100) else [tree_cpu_seconds(self.process.pid)]
-        while used and not self._answered(self.limit):
-            used.append(tree_cpu_seconds(self.process.pid))
-            if not self._starved(used):
+        # Most calls return at once; reading the processor time of all processes would take longer than they do.
+        cpu_seconds = [] if self._wait_readable(self.limit / 100) else [tree_cpu_seconds(self.process.pid)]
+        while cpu_seconds and not self._wait_readable(self.limit):
+            cpu_seconds.append(tree_cpu_seconds(self.process.pid))
+            if not is_starved(cpu_seconds, self.limit):
                 what = f"'{item.name}'" if item.name else "its start"
                 raise TimeoutError(f"{what} took longer than {self.limit:g} s")
         return read_frame(self._pipe(self.process.stdout))
 
-    def _answered(self, seconds: float) -> bool:
+    def _wait_readable(self, seconds: float) -> bool:
         return bool(select.select([self._pipe(self.process.stdout)], [], [], seconds)[0])
 
-    def _starved(self, used: Sequence[float]) -> bool:
-        """Whether a call is late because the machine is busy: it computes, and has not yet had its time.
-
-        `used` is the processor time of the worker's processes at the start and after each `limit` seconds since.
-        """
-        moving = used[-1] - used[-2] > STIRS * self.limit
-        return moving and used[-1] - used[0] < self.limit / 2 and len(used) <= PATIENCE
-
     @contextlib.contextmanager
-    def _turn_to_start(self) -> Iterator[None]:
-        """Wait until an engine may be made; one that is condemned meanwhile waits no longer."""
+    def _start_slot(self) -> Iterator[None]:
+        """Wait until this engine may start; a worker that is marked dead stops waiting."""
         held = False
-        while not held and self._death is None:
-            held = _starting.acquire(timeout=0.1)
+        while not held and self._dead_reason is None:
+            held = _start_semaphore.acquire(timeout=0.1)
         try:
             yield
         finally:
             if held:
-                _starting.release()
+                _start_semaphore.release()
 
-    def _settle(self, item: _Call, answer: Mapping[str, Any]) -> None:
+    def _set_result(self, item: _Call, answer: Mapping[str, Any]) -> None:
         if "value" in answer:
             item.future.set_result(answer["value"])
             return
-        failed = UserError(answer["user"]) if "user" in answer else WorkerFault(answer["fault"])
-        item.future.set_exception(failed)
-        if item.name == START:
-            # What did not start cannot be asked; those who wait are told why it did not.
-            self._condemn(str(failed))
-            self._misfit = isinstance(failed, UserError)
+        error = UserError(answer["user"]) if "user" in answer else WorkerFault(answer["fault"])
+        item.future.set_exception(error)
+        if item.name == START_CALL:
+            # Without an engine no call can succeed: pending calls get the reason.
+            self._mark_dead(str(error))
+            self._is_user_error = isinstance(error, UserError)
 
-    def _condemn(self, why: str) -> None:
-        """From now on this worker is dead, with all processes of its own; the first reason counts."""
+    def _mark_dead(self, why: str) -> None:
+        """Mark this worker as dead and kill its process group; the first reason is kept."""
         with self._lock:
-            if self._death is None:
-                self._death = why
+            if self._dead_reason is None:
+                self._dead_reason = why
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def _bury(self, left: _Call | None) -> None:
-        """Wait for the process, close what is open, and tell all who wait."""
+    def _reap(self, unanswered: _Call | None) -> None:
+        """Wait for the process, close its pipes, and set the exception of all pending calls."""
         code = self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
                 self._pipe(pipe).close()
-        self._epitaph = f" (exit status {code}){self._last_words()}"
+        self._exit_info = f" (exit status {code}){self._stderr_tail()}"
         error = self._error()
-        if left is not None:
-            left.future.set_exception(error)
-        while not self._waiting.empty():
-            item = self._waiting.get()
+        if unanswered is not None:
+            unanswered.future.set_exception(error)
+        while not self._queue.empty():
+            item = self._queue.get()
             if item is not None and item.future.set_running_or_notify_cancel():
                 item.future.set_exception(error)
 
     def _error(self) -> Exception:
-        if self._misfit:
-            return UserError(str(self._death))
-        return WorkerDied(f"the process of {self.host.rpartition(':')[2]} is gone, {self._death}{self._epitaph}")
+        if self._is_user_error:
+            return UserError(str(self._dead_reason))
+        return WorkerDied(
+            f"the process of {self.host.rpartition(':')[2]} is gone, {self._dead_reason}{self._exit_info}"
+        )
 
-    def _last_words(self) -> str:
-        size = self._errors.seek(0, os.SEEK_END)
-        self._errors.seek(max(0, size - LAST_WORDS))
-        words = " ".join(self._errors.read().decode(errors="replace").split())
-        self._errors.close()
-        return f": {words}" if words else ""
+    def _stderr_tail(self) -> str:
+        size = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, size - STDERR_TAIL_CHARS))
+        tail = " ".join(self._stderr.read().decode(errors="replace").split())
+        self._stderr.close()
+        return f": {tail}" if tail else ""
 
     @staticmethod
     def _pipe(pipe: IO[bytes] | None) -> BinaryIO:
@@ -238,78 +234,87 @@ class Worker:
         return cast(BinaryIO, pipe)
 
 
-class WorkerSession:
-    """One episode's place at a worker."""
+def is_starved(cpu_seconds: Sequence[float], limit: float) -> bool:
+    """Return whether a call is late because the machine is busy: it computes but has had little processor time.
 
-    def __init__(self, pool: WorkerPool, worker: Worker, number: int) -> None:
-        self.pool, self.worker, self.number = pool, worker, number
+    `cpu_seconds` is the processor time of the worker's process tree at the start and after each `limit` seconds since.
+    """
+    progressing = cpu_seconds[-1] - cpu_seconds[-2] > MIN_CPU_SHARE * limit
+    return progressing and cpu_seconds[-1] - cpu_seconds[0] < limit / 2 and len(cpu_seconds) <= MAX_LIMIT_FACTOR
+
+
+class WorkerSession:
+    """One episode's share of a worker: its calls carry the id of this session."""
+
+    def __init__(self, pool: WorkerPool, worker: Worker, session_id: int) -> None:
+        self.pool, self.worker, self.session_id = pool, worker, session_id
 
     @property
     def alive(self) -> bool:
         return self.worker.alive
 
     async def call(self, name: str, **arguments: Any) -> Any:
-        """Ask the engine about this episode."""
-        return await self.worker.call(name, {"seat": self.number, **arguments})
+        """Call the engine for this episode."""
+        return await self.worker.call(name, {"session": self.session_id, **arguments})
 
     def ask(self, name: str, **arguments: Any) -> Any:
-        """The same, waited for here."""
-        return self.worker.submit(name, {"seat": self.number, **arguments}).result()
+        """Call the engine for this episode and block until it returns."""
+        return self.worker.submit(name, {"session": self.session_id, **arguments}).result()
 
-    def leave(self) -> None:
-        """Give the place back; the engine drops what it held for this episode. Does not wait."""
-        if self.number in self.worker.seats:
-            self.worker.seats.discard(self.number)
-            self.worker.submit("leave", {"seat": self.number})
+    def close(self) -> None:
+        """End the session; the engine drops its state of this episode. Does not wait."""
+        if self.session_id in self.worker.sessions:
+            self.worker.sessions.discard(self.session_id)
+            self.worker.submit("close_session", {"session": self.session_id})
 
 
 class WorkerPool:
-    """Workers of one kind, started when they are needed, up to `size` of them; episodes spread evenly."""
+    """At most `size` workers with the same engine, started when needed; sessions are spread evenly."""
 
-    def __init__(self, host: str, options: Mapping[str, Any], size: int = 1, limit: float = LIMIT) -> None:
+    def __init__(self, host: str, options: Mapping[str, Any], size: int = 1, limit: float = CALL_LIMIT_SECONDS) -> None:
         self.host, self.options, self.size, self.limit = host, dict(options), size, limit
         self.workers: list[Worker] = []
-        self._numbers = itertools.count(1)
-        self._owner = os.getpid()
+        self._session_ids = itertools.count(1)
+        self._owner_pid = os.getpid()
         self._lock = threading.Lock()
 
-    def seat(self) -> WorkerSession:
-        """A place at the live worker with the fewest episodes, or at a new one while there may be more."""
+    def open_session(self) -> WorkerSession:
+        """Open a session with the worker that has the fewest, or with a new one while there are fewer than `size`."""
         with self._lock:
             for worker in [worker for worker in self.workers if not worker.alive]:
                 self.workers.remove(worker)
                 worker.end()
-            idle = min(self.workers, key=lambda worker: len(worker.seats), default=None)
-            if idle is None or (idle.seats and len(self.workers) < self.size):
-                idle = Worker(self.host, self.options, self.limit)
-                self.workers.append(idle)
-            number = next(self._numbers)
-            idle.seats.add(number)
-            return WorkerSession(self, idle, number)
+            least_busy = min(self.workers, key=lambda worker: len(worker.sessions), default=None)
+            if least_busy is None or (least_busy.sessions and len(self.workers) < self.size):
+                least_busy = Worker(self.host, self.options, self.limit)
+                self.workers.append(least_busy)
+            session_id = next(self._session_ids)
+            least_busy.sessions.add(session_id)
+            return WorkerSession(self, least_busy, session_id)
 
     def ask(self, name: str, **arguments: Any) -> Any:
-        """A question about no episode, waited for here. Not for an event loop with much else to do: see `call`."""
-        seat = self.seat()
+        """Call the engine outside of any episode and block until it returns; on an event loop use `call`."""
+        session = self.open_session()
         try:
-            return seat.worker.submit(name, arguments).result()
+            return session.worker.submit(name, arguments).result()
         finally:
-            seat.worker.seats.discard(seat.number)
+            session.worker.sessions.discard(session.session_id)
 
     async def call(self, name: str, **arguments: Any) -> Any:
-        """The same, for an event loop."""
-        seat = self.seat()
+        """Call the engine outside of any episode."""
+        session = self.open_session()
         try:
-            return await seat.worker.call(name, arguments)
+            return await session.worker.call(name, arguments)
         finally:
-            seat.worker.seats.discard(seat.number)
+            session.worker.sessions.discard(session.session_id)
 
     def close(self) -> None:
-        """End all workers; the next seat starts a new one."""
+        """End all workers; the next session starts a new one."""
         with self._lock:
-            gone, self.workers = self.workers, []
-        if os.getpid() != self._owner:
-            return  # a forked copy of this process: the workers are not its own
-        for worker in gone:
+            workers, self.workers = self.workers, []
+        if os.getpid() != self._owner_pid:
+            return  # a forked child: the workers belong to its parent
+        for worker in workers:
             worker.end()
 
 
@@ -318,7 +323,7 @@ _pools_lock = threading.Lock()
 
 
 def shared_pool(host: str, options: Mapping[str, Any], size: int) -> WorkerPool:
-    """The pool of this kind that all environments of this process share."""
+    """Return the pool of this engine, options and size, which all environments of this process share."""
     key = (host, json.dumps(dict(options), sort_keys=True), size)
     with _pools_lock:
         if not _pools:
@@ -329,6 +334,6 @@ def shared_pool(host: str, options: Mapping[str, Any], size: int) -> WorkerPool:
 
 
 def close_pools() -> None:
-    """End every shared pool's workers."""
+    """End the workers of every shared pool."""
     for pool in list(_pools.values()):
         pool.close()

@@ -289,7 +289,7 @@ def _try_beside(code: str, setup: str, case: Case, entry_point: str | None) -> b
     token = secrets.token_hex(16)
     server = f"{program_text('candidate')}\nserve({code!r})\n"
     client = f"{program_text('checker')}\ncheck_candidate({setup!r}, {case.test!r}, {token!r}, {entry_point!r})\n"
-    _, result = base.current().converse(server, client, _limits(1))
+    _, result = base.current().run_connected(server, client, _limits(1))
     verdict = next((line.split(" ", 2)[1:] for line in result.stdout.splitlines() if line.startswith(f"{token} ")), [])
     if verdict[:1] == ["unusable"]:
         raise JudgeError(f"this test cannot be judged: {' '.join(verdict[1:])}")

@@ -1,1 +1,1 @@
-"""Where model-written code runs: a process of its own that sees nothing and outlives nothing."""
+"""Runs model-written code in isolated processes with limits on time, memory and files."""

@@ -1,8 +1,8 @@
-"""`Sandbox`: runs model-written Python at the strongest level that this machine has.
+"""`Sandbox`: runs model-written Python at the strongest isolation level that this machine supports.
 
-Every program gets a sandbox of its own, made for it and gone with it. The level is found by trying:
-a small program reports from inside what it can see, and a level that does not hold is not used. A
-machine that has only weaker levels than the configured one is refused with a sentence.
+Every program gets its own sandbox, created for it and removed after it. The level is found by trying: a small program
+reports from inside what it can see, and a level that does not isolate it is not used. If the machine supports only
+weaker levels than the configured one, that is a UserError.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from practicum.sandbox.limits import Limits, Result, SandboxError
 from practicum.sandbox.process import KILL_SECONDS, Stop, Stopped, execute
 from practicum.sandbox.runtime import find_runtime
 from practicum.sandbox.seccomp import filter_program
-from practicum.sandbox.slots import listening, place, telling
+from practicum.sandbox.slots import pause_deadline_while_queued, slot, with_queue_callback
 from practicum.utils.threads import in_thread
 
 INSPECTION = """
@@ -35,9 +35,9 @@ print(sum(name.isdigit() for name in os.listdir("/proc")), *os.listdir("/"))
 
 
 class Sandbox:
-    """Runs programs, a bounded number of them at once, for any number of threads and event loops.
+    """Runs programs, at most `concurrency` at once, for any number of threads and event loops.
 
-    While a caller waits for a place, an episode's deadline stands still; see `places`.
+    While a caller waits for a slot, the deadline of its episode is paused; see `slots`.
     """
 
     def __init__(self, launcher: Launcher, concurrency: int | None = None) -> None:
@@ -50,36 +50,36 @@ class Sandbox:
 
     @classmethod
     def open(cls, level: str = "namespaces", concurrency: int | None = None, *, only: str | None = None) -> Sandbox:
-        """The strongest sandbox that works here, not weaker than `level`; `only` asks for one level and no other."""
-        wanted = Level.named(level)
-        tried = [Level.named(only)] if only is not None else [step for step in reversed(Level) if step >= wanted]
+        """Open the strongest sandbox that works here, not weaker than `level`; `only` tries exactly one level."""
+        minimum = Level.named(level)
+        candidates = [Level.named(only)] if only is not None else [step for step in reversed(Level) if step >= minimum]
         faults = []
-        for step in tried:
+        for step in candidates:
             try:
                 return cls(Launcher.make(step, find_runtime()), concurrency)
             except SandboxError as error:
                 faults.append(f"{step.title}: {error}")
         raise UserError(
-            f"Model-written code needs a sandbox of level '{wanted.title}' and none works here ({'; '.join(faults)}): "
+            f"Model-written code needs a sandbox of level '{minimum.title}' and none works here ({'; '.join(faults)}): "
             "install bubblewrap (apt-get install bubblewrap), or, for code you trust, lower sandbox.level to 'rlimits'."
         )
 
     def describe(self) -> str:
-        """What is in force, in words."""
-        walls = ["namespaces"] if self.launcher.isolated else []
-        walls += ["rlimits"] + (["seccomp"] if self.seccomp else [])
+        """Return a text that names the level and the mechanisms in force."""
+        mechanisms = ["namespaces"] if self.launcher.isolated else []
+        mechanisms += ["rlimits"] + (["seccomp"] if self.seccomp else [])
         names = {
             Level.BUBBLEWRAP: "bubblewrap",
             Level.NAMESPACES: "plain namespaces",
             Level.RLIMITS: "no isolation",
         }
-        return f"{names[self.launcher.level]} ({', '.join(walls)})"
+        return f"{names[self.launcher.level]} ({', '.join(mechanisms)})"
 
     async def run(self, code: str, stdin: str = "", limits: Limits | None = None, *, show_last: bool = False) -> Result:
-        """Run a program. A caller that is cancelled waits until the program is gone, which takes milliseconds."""
+        """Run a program. A cancelled caller waits until the program has ended, which takes milliseconds."""
         stop = Stop()
-        with listening() as tell:
-            work = in_thread(telling(tell, self._run), code, stdin, limits, show_last, stop)
+        with pause_deadline_while_queued() as on_queue:
+            work = in_thread(with_queue_callback(on_queue, self._run), code, stdin, limits, show_last, stop)
             running = asyncio.ensure_future(work)
             try:
                 return await asyncio.shield(running)
@@ -90,48 +90,48 @@ class Sandbox:
                 raise
 
     def run_sync(self, code: str, stdin: str = "", limits: Limits | None = None, *, show_last: bool = False) -> Result:
-        """The same for a caller in a thread of its own."""
+        """Run a program and block until it ends."""
         return self._run(code, stdin, limits, show_last, Stop())
 
-    def converse(self, server: str, client: str, limits: Limits | None = None) -> tuple[Result | None, Result]:
-        """Two programs in two sandboxes that share one line: descriptor 0 of each is an end of it.
+    def run_connected(self, server: str, client: str, limits: Limits | None = None) -> tuple[Result | None, Result]:
+        """Run two programs in two sandboxes connected by a socket, which is file descriptor 0 of each.
 
-        The client's end ends the talk; a server that then still runs is stopped and has no result.
+        Both stop when the client ends; a server that still runs then is killed and its result is None.
         """
         stop = Stop()
-        heard: list[Result | BaseException] = []
-        ours, theirs = socket.socketpair()
+        server_results: list[Result | BaseException] = []
+        client_socket, server_socket = socket.socketpair()
 
         def serve() -> None:
             try:
-                with theirs:
-                    heard.append(self._execute(server, theirs.fileno(), limits, False, stop))
+                with server_socket:
+                    server_results.append(self._execute(server, server_socket.fileno(), limits, False, stop))
             except Exception as error:
-                heard.append(error)
+                server_results.append(error)
 
-        with place(self._slots):
+        with slot(self._slots):
             thread = threading.Thread(target=serve, name="practicum-sandbox", daemon=True)
             thread.start()
             try:
-                with ours:
-                    answer = self._execute(client, ours.fileno(), limits, False, Stop())
+                with client_socket:
+                    client_result = self._execute(client, client_socket.fileno(), limits, False, Stop())
             finally:
                 stop.request()
                 thread.join()
-        served = heard[0]
-        if isinstance(served, Stopped):
-            return None, answer
-        if isinstance(served, BaseException):
-            raise served
-        return served, answer
+        server_result = server_results[0]
+        if isinstance(server_result, Stopped):
+            return None, client_result
+        if isinstance(server_result, BaseException):
+            raise server_result
+        return server_result, client_result
 
     def _run(self, code: str, stdin: str, limits: Limits | None, show_last: bool, stop: Stop) -> Result:
-        with place(self._slots):
+        with slot(self._slots):
             return self._execute(code, stdin.encode("utf-8", "replace"), limits, show_last, stop)
 
     def _execute(self, code: str, feed: bytes | int, limits: Limits | None, show_last: bool, stop: Stop) -> Result:
         limits = limits or Limits()
-        text = code.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be handed over
+        text = code.encode("utf-8", "replace").decode()  # a lone surrogate cannot be encoded
         job = {**asdict(limits), **self.launcher.job(), "filter": self.filter, "code": text, "show_last": show_last}
         folder = "/" if self.launcher.isolated else tempfile.mkdtemp(prefix="practicum-sandbox-")
         try:
@@ -143,21 +143,21 @@ class Sandbox:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _inspect(self) -> bool:
-        """Run a program that looks around; SandboxError unless what it saw fits the level. Whether seccomp is on."""
+        """Run a program that inspects its sandbox; SandboxError if it is not isolated. Return whether seccomp is on."""
         result = self.run_sync(INSPECTION)
         if not result.ok:
-            said = (result.stderr.strip() or result.reason).splitlines()[-1]
-            raise SandboxError(f"a program inside it fails ({said[:200]})")
-        seccomp, effective, permitted, sealed, processes, *seen = result.stdout.split()
+            last_line = (result.stderr.strip() or result.reason).splitlines()[-1]
+            raise SandboxError(f"a program inside it fails ({last_line[:200]})")
+        seccomp, effective, permitted, no_new_privileges, processes, *entries = result.stdout.split()
         runtime = self.launcher.runtime
-        shown = {path.split("/")[1] for path in (*runtime.paths, *runtime.devices, "/proc", "/tmp")}
+        expected = {path.split("/")[1] for path in (*runtime.paths, *runtime.devices, "/proc", "/tmp")}
         faults = [
             text
             for wrong, text in (
                 (effective != "0" or permitted != "0", "it keeps capabilities"),
-                (sealed != "1", "it can gain privileges"),
+                (no_new_privileges != "1", "it can gain privileges"),
                 (processes != "2", "it sees other processes"),
-                (not shown.issuperset(seen), "it sees other folders of the host"),
+                (not expected.issuperset(entries), "it sees other folders of the host"),
             )
             if wrong
         ]
@@ -168,7 +168,7 @@ class Sandbox:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the whole process asks of its sandbox (`sandbox.level`, `sandbox.concurrency`)."""
+    """Sandbox settings of this process (`sandbox.level`, `sandbox.concurrency`)."""
 
     level: str = "namespaces"
     concurrency: int | None = None
@@ -180,7 +180,7 @@ _opened: dict[Settings, Sandbox] = {}
 
 
 def configure(level: str = "namespaces", concurrency: int | None = None) -> None:
-    """Set what tools and rewards of this process use from now on."""
+    """Set the sandbox that tools and rewards of this process use from now on."""
     global _settings
     Level.named(level)
     if concurrency is not None and concurrency < 1:
@@ -190,7 +190,7 @@ def configure(level: str = "namespaces", concurrency: int | None = None) -> None
 
 
 def current() -> Sandbox:
-    """The process's sandbox, opened on first use; UserError when the machine has none of the configured level."""
+    """Return the process's sandbox, opened on first use; UserError if the configured level is not supported."""
     with _lock:
         if _settings not in _opened:
             _opened[_settings] = Sandbox.open(_settings.level, _settings.concurrency)

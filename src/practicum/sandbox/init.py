@@ -1,10 +1,9 @@
-"""The first program inside a sandbox: it closes the doors behind itself and then runs the code it is given.
+"""The first process inside a sandbox: it isolates itself and then runs the program.
 
-It is handed to a bare interpreter as compiled code, so it imports nothing of Practicum, and little
-else: every import here is paid at every start. As process 1 it mounts the working folder, gives up
-every privilege, installs the filter of system calls, says `ready`, and forks. The child runs the
-program; process 1 only waits, collects orphans and reports how the child ended. When process 1 ends,
-the kernel ends everything else in the sandbox.
+It is passed to a bare interpreter as compiled code, so it imports nothing of Practicum, and little else: every import
+here costs time at every start. As process 1 it mounts the working folder, drops every privilege, installs the filter of
+system calls, writes `ready`, and forks. The child runs the program; process 1 only waits, reaps orphans and reports how
+the child ended. When process 1 ends, the kernel kills everything else in the sandbox.
 
 Arguments: the descriptor that this program and its job come from, the descriptor to report on.
 """
@@ -23,18 +22,18 @@ if TYPE_CHECKING:
     import signal
     from typing import Any, BinaryIO
 else:
-    import _signal as signal  # the module `signal` is a dress over this one that takes longer than all the rest
+    import _signal as signal  # importing `signal`, a wrapper of it, takes longer than all the rest
 
 PROGRAM = "<program>"
-OUT_OF_MEMORY = 112
-"""Exit status of a program that ran into its memory limit."""
+MEMORY_EXIT_STATUS = 112
+"""Exit status of a program that exceeded its memory limit."""
 
 READ_ONLY, NO_SUID, NO_DEVICES, NO_EXECUTION, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
 DETACH = 2
 SET_DUMPABLE, SET_SECCOMP, SET_NO_NEW_PRIVILEGES, AMBIENT, AMBIENT_CLEAR = 4, 22, 38, 47, 4
 FILTER = 2
-LOOK_UP_SECONDS = 0.5
-"""How often process 1 looks whether the host still listens."""
+HOST_CHECK_SECONDS = 0.5
+"""Seconds between two checks of process 1 that the host process still exists."""
 CAPABILITY_VERSION = 0x20080522
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -50,7 +49,7 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
     check(libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3]), f"mount {target}")
 
 
-def show(source: str, base: str, flags: int) -> None:
+def bind(source: str, base: str, flags: int) -> None:
     """Bind a host path to the same path below `base`."""
     target = base + source
     if os.path.isdir(source):
@@ -59,22 +58,22 @@ def show(source: str, base: str, flags: int) -> None:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.close(os.open(target, os.O_CREAT | os.O_RDONLY, 0o600))
     mount(source, target, None, BIND)
-    # Flags that the source's own mount carries may not be taken away in a user namespace.
-    kept = os.statvfs(target).f_flag & (NO_SUID | NO_DEVICES | NO_EXECUTION)
-    mount(None, target, None, BIND | REMOUNT | NO_SUID | flags | kept)
+    # Flags of the source's own mount may not be removed in a user namespace.
+    inherited = os.statvfs(target).f_flag & (NO_SUID | NO_DEVICES | NO_EXECUTION)
+    mount(None, target, None, BIND | REMOUNT | NO_SUID | flags | inherited)
 
 
 def build_root(plan: dict[str, Any]) -> None:
-    """Without bubblewrap: a root folder of our own that holds the Python runtime and nothing else."""
-    base = "/proc"  # any folder that is on every machine: it is covered only in our own mount namespace
+    """Without bubblewrap: build a root folder that holds the Python runtime and nothing else."""
+    base = "/proc"  # any folder that exists on every machine: it is covered only in this mount namespace
     mount(None, "/", None, RECURSIVE | PRIVATE)
     mount("tmpfs", base, "tmpfs", NO_SUID | NO_DEVICES, "size=1m,mode=755")
     for path in plan["paths"]:
-        show(path, base, READ_ONLY | NO_DEVICES)
+        bind(path, base, READ_ONLY | NO_DEVICES)
     for path in plan["hidden"]:
         mount("tmpfs", base + path, "tmpfs", READ_ONLY | NO_SUID | NO_DEVICES, "size=4k,mode=755")
     for path in plan["devices"]:
-        show(path, base, 0)
+        bind(path, base, 0)
     for folder in ("/proc", "/tmp"):
         os.mkdir(base + folder, 0o755)
     mount("proc", f"{base}/proc", "proc", NO_SUID | NO_DEVICES | NO_EXECUTION)
@@ -85,21 +84,21 @@ def build_root(plan: dict[str, Any]) -> None:
     mount(None, "/", None, BIND | REMOUNT | READ_ONLY | NO_SUID | NO_DEVICES)
 
 
-def mount_own(job: dict[str, Any]) -> None:
-    """The working folder, with room for so many bytes and files; a /proc that shows processes only."""
+def mount_work_folder(job: dict[str, Any]) -> None:
+    """Mount the working folder, limited in bytes and files, and a /proc that shows processes only."""
     try:  # noqa: SIM105 (contextlib is one more import at every start)
         mount("proc", "/proc", "proc", NO_SUID | NO_DEVICES | NO_EXECUTION, "subset=pid")
     except OSError:
-        pass  # a kernel before 5.8: the /proc that is there shows our own processes, and the kernel's facts besides
-    room = f"size={job['disk']},nr_inodes={job['files'] + 1},mode=777"
-    mount("tmpfs", "/tmp", "tmpfs", NO_SUID | NO_DEVICES | NO_EXECUTION, room)
+        pass  # a kernel before 5.8: the existing /proc shows only these processes, but also facts about the kernel
+    options = f"size={job['disk']},nr_inodes={job['files'] + 1},mode=777"
+    mount("tmpfs", "/tmp", "tmpfs", NO_SUID | NO_DEVICES | NO_EXECUTION, options)
     os.chdir("/tmp")
 
 
-def give_up_privileges(uid: int | None, filter: bytes) -> None:
-    """From here on: no other user's rights, no capability, no new ones by any program, no core, no tracing."""
+def drop_privileges(uid: int | None, filter: bytes) -> None:
+    """Drop user rights, capabilities and the means to regain them; no core dumps, no tracing."""
     with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # when the machine runs out of memory, this goes first and not the training
+        file.write("1000")  # when the machine runs out of memory, this process is killed first and not the training
     if uid is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -116,11 +115,11 @@ def give_up_privileges(uid: int | None, filter: bytes) -> None:
             _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
 
         install = Program(len(filter) // 8, ctypes.addressof(code))
-        libc.prctl(SET_SECCOMP, FILTER, ctypes.byref(install), 0, 0)  # a kernel without it is named as such by the host
+        libc.prctl(SET_SECCOMP, FILTER, ctypes.byref(install), 0, 0)  # the host reports a kernel without seccomp
 
 
-def limit(job: dict[str, Any]) -> None:
-    """Limits of each process; they are inherited and cannot be raised again."""
+def set_limits(job: dict[str, Any]) -> None:
+    """Set the limits of each process; they are inherited and cannot be raised again."""
     fixed = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
@@ -135,7 +134,7 @@ def limit(job: dict[str, Any]) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (job["cpu"], job["cpu"] + 1))  # SIGXCPU, and SIGKILL if that is ignored
 
 
-def report(error: BaseException, source: str) -> None:
+def print_traceback(error: BaseException, source: str) -> None:
     """The traceback as the program's author would see it: its own frames with their lines, the last few."""
     import linecache
     import traceback
@@ -161,27 +160,27 @@ def run(source: str, show_last: bool) -> None:
     except SystemExit:
         raise
     except MemoryError:
-        end_out_of_memory()
-    except BaseException as error:  # whatever the program raised is its own end
+        exit_out_of_memory()
+    except BaseException as error:  # whatever the program raised ends it
         try:
-            report(error, source)
+            print_traceback(error, source)
         except MemoryError:
-            end_out_of_memory()
+            exit_out_of_memory()
         sys.exit(1)
 
 
-def end_out_of_memory() -> None:
+def exit_out_of_memory() -> None:
     try:
         sys.stdout.flush()
     finally:
-        os._exit(OUT_OF_MEMORY)
+        os._exit(MEMORY_EXIT_STATUS)
 
 
 def wait(child: int, report_out: int, cpu: int) -> str:
-    """Collect whatever ends until the program itself does: how it ended, in words.
+    """Reap ended processes until the program itself ends; return `exit STATUS` or `signal NUMBER`.
 
-    A host that was killed no longer holds the other end of the report. Then everything ends: the
-    kernel's own signal for that does not pass from one user to another.
+    If the host process was killed, the other end of the report pipe is closed and everything here is killed: the
+    kernel's own parent-death signal does not reach processes of another user.
     """
     host = select.poll()
     host.register(report_out, 0)
@@ -193,14 +192,14 @@ def wait(child: int, report_out: int, cpu: int) -> str:
             if host.poll(0):
                 os.kill(child, signal.SIGKILL)
                 os._exit(1)
-            signal.sigtimedwait([signal.SIGCHLD], LOOK_UP_SECONDS)
+            signal.sigtimedwait([signal.SIGCHLD], HOST_CHECK_SECONDS)
     if os.WIFEXITED(status):
         return f"exit {os.WEXITSTATUS(status)}"
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    killer = os.WTERMSIG(status)
-    if killer == signal.SIGKILL and used.ru_utime + used.ru_stime >= cpu:
-        killer = signal.SIGXCPU  # it had ignored the first warning
-    return f"signal {int(killer)}"
+    signal_number = os.WTERMSIG(status)
+    if signal_number == signal.SIGKILL and used.ru_utime + used.ru_stime >= cpu:
+        signal_number = signal.SIGXCPU  # it had ignored SIGXCPU
+    return f"signal {int(signal_number)}"
 
 
 def main(source: BinaryIO) -> None:
@@ -212,28 +211,28 @@ def main(source: BinaryIO) -> None:
     os.closerange(3, report_out)
     os.closerange(report_out + 1, 1 << 16)
     os.environ.clear()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # process 1 cannot be hurt by signals that it does not catch
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # signals that process 1 does not handle have no effect on it
     os.umask(0o022)
     if job["build"] is not None:
         build_root(job["build"])
     if job["isolated"]:
-        mount_own(job)
-        # Counted per user, in a user namespace of our own or for a user id that nobody else has.
+        mount_work_folder(job)
+        # Counted per user: in a new user namespace, or for a user id that nobody else has.
         resource.setrlimit(resource.RLIMIT_NPROC, (job["processes"] + job["counted"],) * 2)
-    give_up_privileges(job["uid"], job["filter"])
+    drop_privileges(job["uid"], job["filter"])
     os.write(report_out, b"ready\n")
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     child = os.fork()
     if child:
-        ending = wait(child, report_out, job["cpu"])
-        os.write(report_out, ending.encode())
+        exit_line = wait(child, report_out, job["cpu"])
+        os.write(report_out, exit_line.encode())
         os._exit(0)
     os.close(report_out)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    limit(job)
+    set_limits(job)
     run(job["code"], job["show_last"])
 
 
 if __name__ == "__main__":
-    main(globals()["source"])  # left there by the line that loaded this code (`Launcher.command`)
+    main(globals()["source"])  # set by the line that loaded this code (`Launcher.command`)

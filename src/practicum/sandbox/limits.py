@@ -11,7 +11,7 @@ KIB, MIB = 1024, 1024 * 1024
 
 
 class SandboxError(Exception):
-    """The sandbox itself could not run the program: nothing can be said about the program."""
+    """The sandbox could not run the program; this says nothing about the program."""
 
 
 class Reason(enum.StrEnum):
@@ -20,25 +20,25 @@ class Reason(enum.StrEnum):
     OK = "ok"
     """It ran to its end with exit status 0."""
     ERROR = "error"
-    """It ended by itself with another status: an exception that nobody caught, `sys.exit(1)`."""
+    """It exited with another status: an uncaught exception, `sys.exit(1)`."""
     TIMEOUT = "timeout"
-    """Its wall or CPU time was up."""
+    """It exceeded its wall or CPU time."""
     MEMORY = "memory"
-    """An allocation beyond its limit that nobody caught."""
+    """It exceeded its memory limit and did not catch the MemoryError."""
     OUTPUT = "output"
-    """It wrote more than it may."""
+    """It wrote more output than allowed."""
     KILLED = "killed"
-    """A signal ended it."""
+    """It was ended by a signal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one program may use. Memory and CPU time hold for each of its processes."""
+    """Limits of one program. Memory and CPU time apply to each of its processes."""
 
     wall: float = 10.0
-    """Seconds from the moment it may start until it is killed."""
+    """Wall seconds from the start of the program until it is killed."""
     cpu: int = 5
-    """Whole seconds of computing."""
+    """Seconds of CPU time."""
     memory: int = 256 * MIB
     """Bytes of address space; the interpreter itself takes about 15 MiB of them."""
     output: int = 64 * KIB
@@ -61,7 +61,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a program wrote and how it ended. `status` is its exit status, minus the signal where one ended it."""
+    """Output of a program and how it ended. `status` is the exit status, or minus the number of the signal."""
 
     stdout: str
     stderr: str

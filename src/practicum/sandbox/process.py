@@ -1,4 +1,4 @@
-"""One run of one program: started, fed, listened to, stopped in time, reaped to the last process."""
+"""One run of one program: start it, pass its input, read its output, enforce its time limit, reap all processes."""
 
 from __future__ import annotations
 
@@ -12,91 +12,91 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from practicum.sandbox.init import OUT_OF_MEMORY
+from practicum.sandbox.init import MEMORY_EXIT_STATUS
 from practicum.sandbox.limits import Limits, Reason, Result, SandboxError
 
 START_SECONDS = 30.0
-"""How long a sandbox may take to get ready; a program's own time begins after that."""
+"""Seconds that a sandbox may take to get ready; a program's own time begins after that."""
 KILL_SECONDS = 5.0
-PIECE = 65536
+READ_BYTES = 65536
 
 
 class Stopped(Exception):
-    """The caller no longer wants the result."""
+    """The caller requested the end of the run."""
 
 
 class Stop:
-    """A caller's wish to end a run early, heard by the thread that runs it."""
+    """A request to end a run early, from the caller to the thread that runs it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._wanted = False
-        self._signal: int | None = None
+        self._requested = False
+        self._eventfd: int | None = None
 
     def begin(self) -> int:
-        """The run begins: a descriptor that becomes readable when it shall end."""
+        """Begin the run; return a file descriptor that becomes readable when the run must end."""
         with self._lock:
-            if self._wanted:
+            if self._requested:
                 raise Stopped
-            self._signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            return self._signal
+            self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            return self._eventfd
 
     def end(self) -> None:
         with self._lock:
-            if self._signal is not None:
-                os.close(self._signal)
-                self._signal = None
+            if self._eventfd is not None:
+                os.close(self._eventfd)
+                self._eventfd = None
 
     def request(self) -> bool:
-        """Ask for the end; whether something is running that has to be waited for."""
+        """Request the end; return whether a run has begun that has to be waited for."""
         with self._lock:
-            self._wanted = True
-            if self._signal is None:
+            self._requested = True
+            if self._eventfd is None:
                 return False
-            os.eventfd_write(self._signal, 1)
+            os.eventfd_write(self._eventfd, 1)
             return True
 
 
 class Run:
-    """A sandboxed process while it lives. Used by one thread, which stays until the process is gone.
+    """A running sandboxed process. Used by one thread, which stays until the process has ended.
 
-    That matters: the kernel kills a sandbox when the *thread* that started it ends.
+    The thread must stay because the kernel kills a sandbox when the *thread* that started it ends.
     """
 
     def __init__(self, command: Sequence[str], job: bytes, feed: bytes | int, limits: Limits, folder: str) -> None:
         self.limits = limits
         self.verdict: Reason | None = None
-        self.heard = {"stdout": bytearray(), "stderr": bytearray(), "report": bytearray()}
+        self.output = {"stdout": bytearray(), "stderr": bytearray(), "report": bytearray()}
         self.selector = selectors.DefaultSelector()
         self.open: set[int] = set()
-        self.begun = time.monotonic()
+        self.started_at = time.monotonic()
         self.ready_at: float | None = None
         self.process = self._start(command, job, feed, folder)
 
     def _start(self, command: Sequence[str], job: bytes, feed: bytes | int, folder: str) -> subprocess.Popen[bytes]:
-        inner: list[int] = []
+        child_ends: list[int] = []
         process: subprocess.Popen[bytes] | None = None
 
-        def feeds(content: bytes) -> int:
+        def input_pipe(content: bytes) -> int:
             reader, writer = os.pipe()
-            inner.append(reader)
+            child_ends.append(reader)
             self._watch(writer, selectors.EVENT_WRITE, bytearray(content))
             return reader
 
-        def hears(name: str) -> int:
+        def output_pipe(name: str) -> int:
             reader, writer = os.pipe()
-            inner.append(writer)
+            child_ends.append(writer)
             self._watch(reader, selectors.EVENT_READ, name)
             return writer
 
         try:
-            given = (feeds(job), hears("report"))
+            descriptors = (input_pipe(job), output_pipe("report"))
             process = subprocess.Popen(
-                [*command, *map(str, given), f"sandbox-of-{os.getpid()}"],  # so that a list of processes says whose
-                stdin=feeds(feed) if isinstance(feed, bytes) else feed,
-                stdout=hears("stdout"),
-                stderr=hears("stderr"),
-                pass_fds=given,
+                [*command, *map(str, descriptors), f"sandbox-of-{os.getpid()}"],  # a process list shows the owner
+                stdin=input_pipe(feed) if isinstance(feed, bytes) else feed,
+                stdout=output_pipe("stdout"),
+                stderr=output_pipe("stderr"),
+                pass_fds=descriptors,
                 cwd=folder,
                 env={"PYTHONHASHSEED": "0"},  # the order of a set is then the same in every run
                 start_new_session=True,
@@ -110,7 +110,7 @@ class Run:
                 process.wait()
             raise SandboxError(f"the sandbox did not start: {error}") from error
         finally:
-            for descriptor in inner:
+            for descriptor in child_ends:
                 os.close(descriptor)
         return process
 
@@ -119,21 +119,21 @@ class Run:
         self.open.add(descriptor)
         self.selector.register(descriptor, event, what)
 
-    def _forget(self, descriptor: int) -> None:
+    def _close_descriptor(self, descriptor: int) -> None:
         self.selector.unregister(descriptor)
         self.open.discard(descriptor)
         os.close(descriptor)
 
     def wait(self, stop: int) -> None:
-        """Feed and listen until the process has ended by itself or must be ended."""
+        """Write input and read output until the process has ended or must be killed."""
         self.selector.register(stop, selectors.EVENT_READ, "stop")
         ended = False
         while not ended and self.verdict is None:
-            limit = self.begun + START_SECONDS if self.ready_at is None else self.ready_at + self.limits.wall
-            left = limit - time.monotonic()
-            if left <= 0:
+            limit = self.started_at + START_SECONDS if self.ready_at is None else self.ready_at + self.limits.wall
+            seconds_left = limit - time.monotonic()
+            if seconds_left <= 0:
                 self.verdict = Reason.TIMEOUT
-            for key, _ in self.selector.select(max(left, 0)):
+            for key, _ in self.selector.select(max(seconds_left, 0)):
                 if key.data == "stop":
                     raise Stopped
                 if key.data == "ended":
@@ -142,33 +142,33 @@ class Run:
                     self._write(key.fd, key.data)
                 else:
                     self._read(key.fd, key.data)
-        for descriptor in list(self.open):  # what it said last
+        for descriptor in list(self.open):  # read the remaining output
             name = self.selector.get_key(descriptor).data
-            while isinstance(name, str) and name in self.heard and self._read(descriptor, name):
+            while isinstance(name, str) and name in self.output and self._read(descriptor, name):
                 pass
         self.ended_at = time.monotonic()
 
     def _write(self, descriptor: int, text: bytearray) -> None:
         try:
-            del text[: os.write(descriptor, text[:PIECE])]
+            del text[: os.write(descriptor, text[:READ_BYTES])]
         except BlockingIOError:
             return
-        except BrokenPipeError:  # it does not want to hear the rest
+        except BrokenPipeError:  # it has closed its standard input
             text.clear()
         if not text:
-            self._forget(descriptor)
+            self._close_descriptor(descriptor)
 
     def _read(self, descriptor: int, name: str) -> bool:
-        """Take what is there; whether there may be more."""
+        """Read what is available; return whether there may be more."""
         try:
-            piece = os.read(descriptor, PIECE)
+            chunk = os.read(descriptor, READ_BYTES)
         except BlockingIOError:
             return False
-        if not piece:
-            self._forget(descriptor)
+        if not chunk:
+            self._close_descriptor(descriptor)
             return False
-        text = self.heard[name]
-        text += piece
+        text = self.output[name]
+        text += chunk
         if name == "report":
             if self.ready_at is None and b"\n" in text:
                 self.ready_at = time.monotonic()
@@ -179,13 +179,13 @@ class Run:
         return True
 
     def kill(self, isolated: bool) -> None:
-        """End everything and collect the process that we started, whatever state it is in.
+        """Kill all processes and reap the one that we started, whatever state it is in.
 
-        The first process inside goes first: its starter then collects it and ends by itself. The
-        other way round would leave a corpse to the machine's own process 1, which may never look.
+        The first process inside is killed first: its parent then reaps it and exits. The other way round would leave a
+        zombie to the machine's process 1, which may never reap it.
         """
-        for descriptor in self.open - {self.handle}:  # whoever waits to be heard waits no longer
-            self._forget(descriptor)
+        for descriptor in self.open - {self.handle}:  # a process that blocks on a pipe wakes up
+            self._close_descriptor(descriptor)
         limit = time.monotonic() + KILL_SECONDS
         while self.process.poll() is None:
             if not isolated or time.monotonic() > limit:
@@ -198,38 +198,38 @@ class Run:
             with selectors.DefaultSelector() as waiter:
                 waiter.register(self.handle, selectors.EVENT_READ)
                 waiter.select(0.01)
-        if not isolated:  # what it left behind in its own group
+        if not isolated:  # processes that remain in its group
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def result(self) -> Result:
-        """What it said and how it ended."""
-        report = self.heard["report"].decode().splitlines()
-        texts = {name: bytes(self.heard[name]).decode("utf-8", "replace") for name in ("stdout", "stderr")}
+        """Return the output and how the program ended."""
+        report = self.output["report"].decode().splitlines()
+        texts = {name: bytes(self.output[name]).decode("utf-8", "replace") for name in ("stdout", "stderr")}
         if self.ready_at is None:
             detail = texts["stderr"].strip().splitlines()[-1:] or [f"nothing heard within {START_SECONDS:g} s"]
             raise SandboxError(f"the sandbox did not start: {detail[0][:300]}")
-        status, reason = read_ending(report[1] if len(report) > 1 else "")
+        status, reason = read_exit_line(report[1] if len(report) > 1 else "")
         if self.verdict is not None:
             status, reason = None, self.verdict
         return Result(texts["stdout"], texts["stderr"], status, reason, self.ended_at - self.ready_at)
 
     def close(self) -> None:
         for descriptor in list(self.open):
-            self._forget(descriptor)
+            self._close_descriptor(descriptor)
         self.selector.close()
 
 
 def execute(
     command: Sequence[str], job: bytes, feed: bytes | int, limits: Limits, stop: Stop, folder: str, isolated: bool
 ) -> Result:
-    """Run to the end. Nothing of it is left when this returns, and none when it raises."""
-    signalled = stop.begin()
+    """Run a program to its end. No process of it remains when this returns or raises."""
+    stop_descriptor = stop.begin()
     try:
         run = Run(command, job, feed, limits, folder)
         try:
             try:
-                run.wait(signalled)
+                run.wait(stop_descriptor)
             finally:
                 run.kill(isolated)
             return run.result()
@@ -239,32 +239,32 @@ def execute(
         stop.end()
 
 
-def read_ending(text: str) -> tuple[int | None, Reason]:
-    """The guest's last word as a status and a reason."""
-    word, _, number = text.partition(" ")
-    if word == "exit":
+def read_exit_line(text: str) -> tuple[int | None, Reason]:
+    """Parse the report of the first process inside (`exit STATUS` or `signal NUMBER`) into a status and a reason."""
+    kind, _, number = text.partition(" ")
+    if kind == "exit":
         status = int(number)
         if status == 0:
             return 0, Reason.OK
-        return status, Reason.MEMORY if status == OUT_OF_MEMORY else Reason.ERROR
-    if word == "signal":
+        return status, Reason.MEMORY if status == MEMORY_EXIT_STATUS else Reason.ERROR
+    if kind == "signal":
         return -int(number), Reason.TIMEOUT if int(number) == signal.SIGXCPU else Reason.KILLED
-    return None, Reason.KILLED  # the whole sandbox was killed from outside, for instance for want of memory
+    return None, Reason.KILLED  # the whole sandbox was killed from outside, for instance by the out-of-memory killer
 
 
 def kill_children(parent: int) -> bool:
-    """Kill the children of a process that we have not reaped; False where the kernel does not tell them."""
-    listed = Path(f"/proc/{parent}/task/{parent}/children")
+    """Kill the children of a process that we have not reaped; return False if the kernel does not list them."""
+    children_file = Path(f"/proc/{parent}/task/{parent}/children")
     try:
-        children = listed.read_text().split()
+        children = children_file.read_text().split()
     except OSError:
         return False
     for child in map(int, children):
         with contextlib.suppress(OSError):
             handle = os.pidfd_open(child)
             try:
-                # Still its child now that we hold it: the number cannot have gone to somebody else.
-                if str(child) in listed.read_text().split():
+                # Still a child now that we hold the descriptor: the pid has not been reused.
+                if str(child) in children_file.read_text().split():
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
             finally:
                 os.close(handle)

@@ -1,8 +1,8 @@
-"""What of the host a Python program needs to run: the interpreter, its standard library, shared libraries.
+"""The host files that a Python program needs: the interpreter, its standard library, shared libraries.
 
-Found by asking: an interpreter is started once that imports every extension module of the standard
-library and lists the shared libraries it then holds. These files, and nothing beside them, are shown
-to the sandbox, read-only. Installed packages (site-packages) are not part of it.
+They are found by starting an interpreter once that imports every extension module of the standard library and lists the
+shared libraries it has loaded. Only these files are visible in the sandbox, read-only. Installed packages
+(site-packages) are not part of it.
 """
 
 from __future__ import annotations
@@ -47,39 +47,41 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 @dataclass(frozen=True)
 class Runtime:
-    """Host paths that a Python program needs, under the names it knows them by."""
+    """Host paths that a Python program needs; they have the same paths inside the sandbox."""
 
     executable: str
     paths: tuple[str, ...]
-    """Files and folders to show, read-only."""
+    """Files and folders to mount read-only."""
     hidden: tuple[str, ...]
-    """Folders inside them to cover with an empty one."""
+    """Folders inside them to cover with an empty folder."""
     devices: tuple[str, ...] = DEVICES
 
 
 @functools.cache
 def find_runtime(executable: str | None = None) -> Runtime:
-    """Ask an interpreter (this one's own base, not the virtual environment's) what it needs."""
-    # The real file, not a link to it: an interpreter finds its library from where it lies.
-    asked = os.path.realpath(executable or str(getattr(sys, "_base_executable", "") or sys.executable))
-    command = [asked, "-I", "-S", "-B", "-c", PROBE]
+    """Return what an interpreter needs (default: the base interpreter of this one, not the virtual environment's)."""
+    # The real file, not a link to it: an interpreter finds its library from its own path.
+    interpreter = os.path.realpath(executable or str(getattr(sys, "_base_executable", "") or sys.executable))
+    command = [interpreter, "-I", "-S", "-B", "-c", PROBE]
     try:
-        done = subprocess.run(command, env={}, capture_output=True, text=True, timeout=60, check=True)
-        found, folders, libraries = json.loads(done.stdout)
+        completed = subprocess.run(command, env={}, capture_output=True, text=True, timeout=60, check=True)
+        executable_path, folders, libraries = json.loads(completed.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise SandboxError(f"the interpreter '{asked}' does not say what it needs: {error}") from error
+        raise SandboxError(f"the interpreter '{interpreter}' does not say what it needs: {error}") from error
     roots = [folder for folder in folders if os.path.exists(folder)]
-    wanted = dict.fromkeys([found, *roots, *(name for name in libraries if name.startswith("/")), LOADER_CACHE])
-    # A path below one that is shown already needs no mount of its own.
-    shown = [path for path in wanted if os.path.exists(path) and not _below(path, roots)]
+    candidates = dict.fromkeys(
+        [executable_path, *roots, *(name for name in libraries if name.startswith("/")), LOADER_CACHE]
+    )
+    # A path below one that is mounted already needs no mount of its own.
+    shown = [path for path in candidates if os.path.exists(path) and not _is_below(path, roots)]
     hidden = [os.path.join(root, name) for root in roots for name in HIDDEN]
     return Runtime(
-        found,
+        executable_path,
         tuple(shown),
         tuple(path for path in hidden if os.path.isdir(path)),
         tuple(filter(os.path.exists, DEVICES)),
     )
 
 
-def _below(path: str, folders: list[str]) -> bool:
+def _is_below(path: str, folders: list[str]) -> bool:
     return any(path.startswith(f"{folder.rstrip('/')}/") for folder in folders)

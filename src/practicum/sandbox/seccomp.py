@@ -1,9 +1,9 @@
-"""A filter that takes system calls away from a program which no honest one needs.
+"""A seccomp filter that denies system calls which ordinary programs do not need.
 
-Namespaces already leave these calls nothing to reach. The filter is a second wall, and it keeps the
-parts of the kernel in which most escapes were found out of reach: sockets of every family, new
-namespaces, mounts, tracing, keys, BPF, io_uring. A refused call fails with EPERM. The filter is
-classic BPF, built here and handed to `prctl(PR_SET_SECCOMP)` inside the sandbox.
+Namespaces already leave these calls nothing to reach. The filter is a second barrier: it keeps the parts of the kernel
+in which most escapes were found out of reach (sockets of every family, new namespaces, mounts, tracing, keys, BPF,
+io_uring). A denied call fails with EPERM. The filter is classic BPF, built here and passed to
+`prctl(PR_SET_SECCOMP)` inside the sandbox.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOAD, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_SET, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 NUMBER_AT, MACHINE_AT, ARGUMENTS_AT = 0, 4, 16
 X32 = 0x40000000
-"""Numbers from here on are x86-64's second table, which would slip past a filter of the first."""
+"""Call numbers from here on belong to x86-64's x32 table, which a filter of the first table would not match."""
 TERMINAL_INPUT = (0x5412, 0x541C)
 """ioctl TIOCSTI and TIOCLINUX: type into the terminal of whoever started us."""
 NEW_NAMESPACES = 0x7E020000
@@ -56,39 +56,39 @@ CONDITIONAL = ("clone", "clone3", "ioctl")
 
 
 def filter_program(machine: str | None = None) -> bytes:
-    """The filter for a machine, as the kernel reads it; empty where its call numbers are not known here."""
-    known = MACHINES.get(machine or platform.machine())
-    if known is None or (machine is None and struct.calcsize("P") != 8):  # 32-bit programs have a table of their own
+    """Return the filter for a machine in the kernel's format; empty if its call numbers are not listed here."""
+    table = MACHINES.get(machine or platform.machine())
+    if table is None or (machine is None and struct.calcsize("P") != 8):  # 32-bit programs have a table of their own
         return b""
-    audit, numbers = known
+    audit, numbers = table
     refuse = REFUSE | errno.EPERM
     code = [
-        _step(LOAD, MACHINE_AT),
-        _step(JUMP_EQUAL, audit, 1, 0),
-        _step(RETURN, KILL),  # calls of another machine's table (32-bit code) have other numbers
-        _step(LOAD, NUMBER_AT),
+        _instruction(LOAD, MACHINE_AT),
+        _instruction(JUMP_EQUAL, audit, 1, 0),
+        _instruction(RETURN, KILL),  # calls of another machine's table (32-bit code) have other numbers
+        _instruction(LOAD, NUMBER_AT),
     ]
     if audit == MACHINES["x86_64"][0]:
-        code += [_step(JUMP_AT_LEAST, X32, 0, 1), _step(RETURN, refuse)]
+        code += [_instruction(JUMP_AT_LEAST, X32, 0, 1), _instruction(RETURN, refuse)]
     for name, number in {**COMMON, **numbers}.items():
         if name not in CONDITIONAL:
-            code += [_step(JUMP_EQUAL, number, 0, 1), _step(RETURN, refuse)]
-    # clone3 keeps its flags in memory, where no filter can look. Told that it does not exist, libc uses clone.
-    code += [_step(JUMP_EQUAL, numbers["clone3"], 0, 1), _step(RETURN, REFUSE | errno.ENOSYS)]
+            code += [_instruction(JUMP_EQUAL, number, 0, 1), _instruction(RETURN, refuse)]
+    # clone3 has its flags in memory, which a filter cannot read. When it fails with ENOSYS, libc uses clone.
+    code += [_instruction(JUMP_EQUAL, numbers["clone3"], 0, 1), _instruction(RETURN, REFUSE | errno.ENOSYS)]
     code += [
-        _step(JUMP_EQUAL, numbers["clone"], 0, 4),
-        _step(LOAD, ARGUMENTS_AT),
-        _step(JUMP_SET, NEW_NAMESPACES, 0, 1),
-        _step(RETURN, refuse),
-        _step(RETURN, ALLOW),
-        _step(JUMP_EQUAL, numbers["ioctl"], 0, 1 + 2 * len(TERMINAL_INPUT)),
-        _step(LOAD, ARGUMENTS_AT + 8),
+        _instruction(JUMP_EQUAL, numbers["clone"], 0, 4),
+        _instruction(LOAD, ARGUMENTS_AT),
+        _instruction(JUMP_SET, NEW_NAMESPACES, 0, 1),
+        _instruction(RETURN, refuse),
+        _instruction(RETURN, ALLOW),
+        _instruction(JUMP_EQUAL, numbers["ioctl"], 0, 1 + 2 * len(TERMINAL_INPUT)),
+        _instruction(LOAD, ARGUMENTS_AT + 8),
     ]
     for request in TERMINAL_INPUT:
-        code += [_step(JUMP_EQUAL, request, 0, 1), _step(RETURN, refuse)]
-    return b"".join([*code, _step(RETURN, ALLOW)])
+        code += [_instruction(JUMP_EQUAL, request, 0, 1), _instruction(RETURN, refuse)]
+    return b"".join([*code, _instruction(RETURN, ALLOW)])
 
 
-def _step(operation: int, value: int, when_true: int = 0, when_false: int = 0) -> bytes:
-    """One instruction: what to do, how many instructions to skip when true and when false, a value."""
+def _instruction(operation: int, value: int, when_true: int = 0, when_false: int = 0) -> bytes:
+    """Encode one instruction; `when_true` and `when_false` are the numbers of instructions to skip."""
     return struct.pack("=HBBI", operation, when_true, when_false, value)

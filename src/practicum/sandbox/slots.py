@@ -1,7 +1,7 @@
-"""Waiting for one of the sandbox's places, during which an episode's deadline stands still.
+"""Waiting for one of the sandbox's slots, during which an episode's deadline is paused.
 
-Programs are run by threads, and deadlines belong to the event loop. So a thread tells the coroutine that waits for it
-when it joins the queue and when it has its place.
+Programs are run by threads, and deadlines belong to the event loop. So a thread notifies the coroutine that waits for
+it when it begins to wait for a slot and when it has one.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from practicum.utils.threads import in_thread
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Tell = Callable[[bool], None]
-"""Told True when a thread begins to wait for a place, and False when it has one."""
+QueueCallback = Callable[[bool], None]
+"""Called with True when a thread begins to wait for a slot, and with False when it has one."""
 
-_tell: ContextVar[Tell | None] = ContextVar("practicum_sandbox_tell", default=None)
+_queue_callback: ContextVar[QueueCallback | None] = ContextVar("practicum_sandbox_tell", default=None)
 
 
 @contextlib.contextmanager
-def place(slots: threading.Semaphore) -> Iterator[None]:
-    """One of the places, waited for if none is free."""
+def slot(slots: threading.Semaphore) -> Iterator[None]:
+    """Hold one of the slots; wait for one if none is free."""
     if not slots.acquire(blocking=False):
-        tell = _tell.get() or (lambda waits: None)
-        tell(True)
+        on_queue = _queue_callback.get() or (lambda waiting: None)
+        on_queue(True)
         slots.acquire()
-        tell(False)
+        on_queue(False)
     try:
         yield
     finally:
@@ -41,41 +41,41 @@ def place(slots: threading.Semaphore) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[Tell]:
-    """For a coroutine: while its thread waits for a place, the deadline in force here stands still."""
+def pause_deadline_while_queued() -> Iterator[QueueCallback]:
+    """Yield a callback for a thread: while the thread waits for a slot, this coroutine's deadline is paused."""
     loop, context = asyncio.get_running_loop(), contextvars.copy_context()
     held = contextlib.ExitStack()
-    over = False
+    finished = False
 
-    def hear(waits: bool) -> None:
-        if waits and not over:
+    def update(waiting: bool) -> None:
+        if waiting and not finished:
             held.enter_context(queued())
         else:
             held.close()
 
-    def tell(waits: bool) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has gone: nobody waits
-            loop.call_soon_threadsafe(hear, waits, context=context)
+    def on_queue(waiting: bool) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(update, waiting, context=context)
 
     try:
-        yield tell
+        yield on_queue
     finally:
-        over = True
+        finished = True
         held.close()
 
 
-def telling(tell: Tell, function: Callable[P, T]) -> Callable[P, T]:
-    """The function, for a thread: whoever listens is told of its waits."""
+def with_queue_callback(on_queue: QueueCallback, function: Callable[P, T]) -> Callable[P, T]:
+    """Wrap a function that runs in a thread so that its waits for a slot call `on_queue`."""
 
     @functools.wraps(function)
-    def told(*args: P.args, **kwargs: P.kwargs) -> T:
-        _tell.set(tell)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+        _queue_callback.set(on_queue)
         return function(*args, **kwargs)
 
-    return told
+    return wrapper
 
 
-async def in_thread_with_places(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """`in_thread` for a function that may run programs: its waits for a place do not count."""
-    with listening() as tell:
-        return await in_thread(telling(tell, function), *args, **kwargs)
+async def in_thread_with_slots(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a function that uses the sandbox in a thread; its waits for a slot do not count against the deadline."""
+    with pause_deadline_while_queued() as on_queue:
+        return await in_thread(with_queue_callback(on_queue, function), *args, **kwargs)

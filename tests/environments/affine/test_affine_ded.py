@@ -18,7 +18,7 @@ from practicum.errors import JudgeError, UserError
 from practicum.sandbox import base
 from practicum.sandbox.base import Sandbox
 from practicum.sandbox.limits import Reason, Result
-from practicum.sandbox.slots import place
+from practicum.sandbox.slots import slot
 from practicum.task import Task
 from practicum.utils.deadline import Deadline
 
@@ -102,7 +102,7 @@ def test_a_step_s_deadline_stands_still_until_its_programs_have_a_place(
 
     async def wait() -> Step:
         await world.reset(Task("t", "affine:ded", "train", {"question": "?", "test_cases": tests}), 0)
-        with place(narrow._slots):
+        with slot(narrow._slots):
             step = world.step(Action(content="def f(x):\n    return x"))
             asking = asyncio.ensure_future(Deadline(0.4, "environment step").of(step))
             await asyncio.sleep(0.7)

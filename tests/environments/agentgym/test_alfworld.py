@@ -262,8 +262,8 @@ def test_a_killed_engine_costs_its_episode_which_is_tried_again() -> None:
     class Fragile(AlfWorld):
         async def act(self, command: str) -> object:  # type: ignore[override]
             if not killed:
-                assert self._seat is not None
-                killed.append(self._seat.worker.process.pid)
+                assert self._session is not None
+                killed.append(self._session.worker.process.pid)
                 os.kill(killed[0], signal.SIGKILL)
             return await super().act(command)
 

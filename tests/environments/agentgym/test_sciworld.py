@@ -216,8 +216,8 @@ def test_a_killed_java_costs_its_episodes_which_are_tried_again() -> None:
     class Fragile(SciWorld):
         async def act(self, command: str) -> object:  # type: ignore[override]
             if not killed:
-                assert self._seat is not None
-                killed.append((await asyncio.wrap_future(self._seat.worker.submit("facts", {})))["java"])
+                assert self._session is not None
+                killed.append((await asyncio.wrap_future(self._session.worker.submit("facts", {})))["java"])
                 os.kill(killed[0], signal.SIGKILL)
             return await super().act(command)
 

@@ -20,7 +20,7 @@ from practicum.environments.affine.programs.catalogue import Problem
 from practicum.environments.affine.running import run_jobs_async
 from practicum.errors import JudgeError, UserError
 from practicum.rewards.code_reward import code_reward
-from practicum.sandbox.slots import in_thread_with_places
+from practicum.sandbox.slots import in_thread_with_slots
 from practicum.task import Task
 
 CASES = 6
@@ -59,7 +59,7 @@ class DedEnvironment(ProgramEnvironment):
     async def judge(self, task: Task, answer: str) -> Verdict:
         cases = task.fields["test_cases"]
         if all(isinstance(case, str) for case in cases):  # tests in Python, as HumanEval and MBPP have them
-            score = await in_thread_with_places(code_reward.score, task, answer, ())
+            score = await in_thread_with_slots(code_reward.score, task, answer, ())
             return _verdict(round(score.components["passed"]), round(score.components["cases"]), 0)
         try:
             tests = read_cases(cases)

@@ -11,7 +11,7 @@ from pathlib import Path
 from practicum.errors import UserError
 from practicum.sandbox import base
 from practicum.sandbox.limits import KIB, MIB, Limits
-from practicum.sandbox.slots import in_thread_with_places
+from practicum.sandbox.slots import in_thread_with_slots
 
 CPU_SECONDS = 2
 """Computing time of one run; Affine's own executor gives 10."""
@@ -83,7 +83,7 @@ def run_jobs(jobs: Sequence[Job], cpu_seconds: int = CPU_SECONDS, patience: int 
 
 
 async def run_jobs_async(jobs: Sequence[Job], cpu_seconds: int = CPU_SECONDS) -> list[Ran]:
-    return await in_thread_with_places(run_jobs, jobs, cpu_seconds)
+    return await in_thread_with_slots(run_jobs, jobs, cpu_seconds)
 
 
 def _read(line: str) -> Ran:

@@ -97,18 +97,18 @@ class AlfWorld(AgentGymEnvironment):
         if self.folder is not None and not (self.folder / "train").is_dir():
             raise UserError(f"There are no ALFWorld games in '{games}'; point at the folder that holds 'train'.")
         self._pool = pool_of(workers)
-        self._seat: WorkerSession | None = None
+        self._session: WorkerSession | None = None
         self._legal: tuple[str, ...] = ()
         self._kind = ""
 
     async def begin(self, task: Task, seed: int) -> Reply:
         """The world holds no chance; the seed changes nothing."""
         game = self._game(task)
-        if self._seat is None or not self._seat.alive:
-            self._seat = self._pool.seat()
+        if self._session is None or not self._session.alive:
+            self._session = self._pool.open_session()
         key = (self.expert_kind, game)
         wanted = self.expert_kind if self.expert_kind in _plans_wanted and key not in _plans else ""
-        begun = await self._seat.call("begin", game=game, expert=wanted)
+        begun = await self._session.call("begin", game=game, expert=wanted)
         if wanted:
             _plans[key] = tuple(begun["plan"])
         # Of ALFWorld's own games AgentGym tells the folders that they lie in.
@@ -118,8 +118,8 @@ class AlfWorld(AgentGymEnvironment):
         return self._reply("\n".join(begun["text"].split("\n\n")[1:]), begun)
 
     async def act(self, command: str) -> Reply:
-        assert self._seat is not None, "begin comes before act"
-        told = await self._seat.call("step", command=command)
+        assert self._session is not None, "begin comes before act"
+        told = await self._session.call("step", command=command)
         won = bool(told["won"])
         worked = told["valid"] and not command.startswith(LOOKS)
         return self._reply(told["text"], told, float(won), command if worked else "", won)
@@ -136,9 +136,9 @@ class AlfWorld(AgentGymEnvironment):
         return ",".join(map(self.write, self._legal))
 
     async def close(self) -> None:
-        if self._seat is not None:
-            self._seat.leave()
-            self._seat = None
+        if self._session is not None:
+            self._session.close()
+            self._session = None
 
     def from_brackets(self, call: Call) -> str | None:
         """The paper leaves out numbers and places (`goto[fridge]`, `take[mug]`): the one command that fits is meant."""

@@ -11,30 +11,30 @@ from practicum.environments.agentgym.alfworld_games import make_game
 
 
 class AlfWorldHost:
-    """Games by seat. A game is named by a number (one that we make) or by a file (one of ALFWorld's own)."""
+    """Games by session. A game is named by a number (one that we make) or by a file (one of ALFWorld's own)."""
 
     def __init__(self) -> None:
         alfred()  # imports take seconds: have them over before the first call is timed
-        self._seated: dict[int, tuple[Game, Library]] = {}
+        self._by_session: dict[int, tuple[Game, Library]] = {}
         self._spare: list[Library] = []
 
     def calls(self) -> Mapping[str, Callable[..., Any]]:
-        return {call.__name__: call for call in (self.begin, self.step, self.plan, self.leave)}
+        return {call.__name__: call for call in (self.begin, self.step, self.plan, self.close_session)}
 
     def alive(self) -> bool:
         return True
 
-    def begin(self, seat: int, game: int | str, expert: str) -> dict[str, Any]:
+    def begin(self, session: int, game: int | str, expert: str) -> dict[str, Any]:
         """Start a game: the first text and commands; with an `expert`, also its commands up to the goal."""
-        self.leave(seat)
+        self.close_session(session)
         data = load(game)
         library = self._library()
         world = Game(library, data)
-        self._seated[seat] = (world, library)
+        self._by_session[session] = (world, library)
         return {**_told(world), "plan": self._plan_of(world, data, expert) if expert else None}
 
-    def step(self, seat: int, command: str) -> dict[str, Any]:
-        world = self._seated[seat][0]
+    def step(self, session: int, command: str) -> dict[str, Any]:
+        world = self._by_session[session][0]
         known = world.legal
         if command not in known:
             command = next((other for other in respelt(command) if other in known), command)
@@ -51,8 +51,8 @@ class AlfWorldHost:
         finally:
             self._spare.append(library)
 
-    def leave(self, seat: int) -> None:
-        held = self._seated.pop(seat, None)
+    def close_session(self, session: int) -> None:
+        held = self._by_session.pop(session, None)
         if held is not None:
             self._spare.append(held[1])
 

@@ -118,7 +118,7 @@ class SciWorld(AgentGymEnvironment):
             raise UserError("sciworld needs a step_limit and workers of at least 1.")
         self.simplification, self.step_limit, self.legal = simplification, step_limit, legal
         self._pool = pool_of(simplification, workers, megabytes)
-        self._seat: WorkerSession | None = None
+        self._session: WorkerSession | None = None
         self._score = 0
         self._told: dict[str, Any] = {}
 
@@ -138,11 +138,11 @@ class SciWorld(AgentGymEnvironment):
     async def begin(self, task: Task, seed: int) -> Reply:
         """The simulator's chance is fixed by task and variation; the seed changes nothing."""
         name, variation = _named(task)
-        if self._seat is None or not self._seat.alive:
-            self._seat = self._pool.seat()
+        if self._session is None or not self._session.alive:
+            self._session = self._pool.open_session()
         key = (self.simplification, name, variation)
         gold = self.simplification in _gold_wanted and key not in _gold
-        begun = await self._seat.call("begin", task=name, variation=variation, gold=gold)
+        begun = await self._session.call("begin", task=name, variation=variation, gold=gold)
         if gold:
             _gold[key] = tuple(begun["gold"])
         self._score = 0
@@ -150,12 +150,12 @@ class SciWorld(AgentGymEnvironment):
             "task_name": name, "var_num": variation, "task_description": begun["task"],
             "observation": begun["text"], "deleted": False, "reward": 0,
         }  # fmt: skip
-        legal = tuple(await self._seat.call("valid")) if self.legal else None
+        legal = tuple(await self._session.call("valid")) if self.legal else None
         return Reply(f"{begun['task']}\n{begun['text']}", legal=legal)
 
     async def act(self, command: str) -> Reply:
-        assert self._seat is not None, "begin comes before act"
-        told = await self._seat.call("step", command=command, legal=self.legal)
+        assert self._session is not None, "begin comes before act"
+        told = await self._session.call("step", command=command, legal=self.legal)
         score = int(told["score"])
         native, self._score = (score - self._score) / 100, score
         success = score >= 100
@@ -177,9 +177,9 @@ class SciWorld(AgentGymEnvironment):
         )
 
     async def close(self) -> None:
-        if self._seat is not None:
-            self._seat.leave()
-            self._seat = None
+        if self._session is not None:
+            self._session.close()
+            self._session = None
 
     def progress(self) -> float:
         return max(0.0, self._score / 100)
@@ -210,10 +210,10 @@ class SciWorld(AgentGymEnvironment):
 
     async def ask(self, name: str) -> Any:
         """Lists and goals come from the simulator."""
-        assert self._seat is not None, "reset comes before questions"
+        assert self._session is not None, "reset comes before questions"
         if name == "action_hint":
-            return await self._seat.call("hint")
-        return {"goals": await self._seat.call("goals")}
+            return await self._session.call("hint")
+        return {"goals": await self._session.call("goals")}
 
     def task_at(self, data_idx: int) -> Task:
         return sciworld_tasks.task_at(data_idx)

@@ -31,7 +31,7 @@ SWEPT = 32
 
 
 class ScienceWorldHost:
-    """Simulations by seat."""
+    """Simulations by session."""
 
     def __init__(self, simplifications: str, megabytes: int) -> None:
         from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
@@ -44,24 +44,24 @@ class ScienceWorldHost:
         )
         self._gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port), java_process=self._java)
         self._make = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface
-        self._seated: dict[int, Any] = {}
+        self._by_session: dict[int, Any] = {}
         self._spare: list[Any] = []
         self._loads = 0
         # The first load of a Java process leaves something behind that changes later solutions: have it over with.
         self._load(self._make(), WARM_UP, 0, False)
 
     def calls(self) -> Mapping[str, Callable[..., Any]]:
-        every = (self.begin, self.step, self.valid, self.hint, self.goals, self.leave, self.gold, self.facts)
+        every = (self.begin, self.step, self.valid, self.hint, self.goals, self.close_session, self.gold, self.facts)
         return {call.__name__: self._guard(call) for call in every}
 
     def alive(self) -> bool:
         return bool(self._java.poll() is None)
 
-    def begin(self, seat: int, task: str, variation: int, gold: bool) -> dict[str, Any]:
+    def begin(self, session: int, task: str, variation: int, gold: bool) -> dict[str, Any]:
         """Load a task; its description, the first look around and, if asked for, the simulator's own solution."""
-        simulation = self._seated.get(seat)
+        simulation = self._by_session.get(session)
         if simulation is None:
-            simulation = self._seated[seat] = self._spare.pop() if self._spare else self._make()
+            simulation = self._by_session[session] = self._spare.pop() if self._spare else self._make()
         self._load(simulation, task, variation, gold)
         return {
             "task": simulation.getTaskDescription(),
@@ -69,35 +69,35 @@ class ScienceWorldHost:
             "gold": list(simulation.getGoldActionSequence()) if gold else None,
         }
 
-    def step(self, seat: int, command: str, legal: bool) -> dict[str, Any]:
-        simulation = self._seated[seat]
+    def step(self, session: int, command: str, legal: bool) -> dict[str, Any]:
+        simulation = self._by_session[session]
         text = simulation.step(command)
         return {
             "text": text,
             "score": round(100 * simulation.getScore()),
             "completed": simulation.getCompleted(),
             "moves": simulation.getNumMoves(),
-            "legal": self.valid(seat) if legal else None,
+            "legal": self.valid(session) if legal else None,
         }
 
-    def valid(self, seat: int) -> list[str]:
+    def valid(self, session: int) -> list[str]:
         """Every command that would do something, in the simulator's order. This is slow."""
-        return list(self._seated[seat].getValidActionObjectCombinations())
+        return list(self._by_session[session].getValidActionObjectCombinations())
 
-    def hint(self, seat: int) -> dict[str, list[str]]:
+    def hint(self, session: int) -> dict[str, list[str]]:
         """Action templates and objects."""
-        simulation = self._seated[seat]
+        simulation = self._by_session[session]
         return {
             "possible_actions": list(simulation.getPossibleActions()),
             "possible_objects": list(simulation.getPossibleObjects()),
         }
 
-    def goals(self, seat: int) -> str:
-        return str(self._seated[seat].getGoalProgressStr())
+    def goals(self, session: int) -> str:
+        return str(self._by_session[session].getGoalProgressStr())
 
-    def leave(self, seat: int) -> None:
+    def close_session(self, session: int) -> None:
         """A simulation is used again; of many that are free, most are let go."""
-        simulation = self._seated.pop(seat, None)
+        simulation = self._by_session.pop(session, None)
         if simulation is not None and len(self._spare) < SPARES:
             self._spare.append(simulation)
         elif simulation is not None:

@@ -1,4 +1,4 @@
-"""Programs that run inside sandboxes to try out a candidate program: handed over as text, never imported there."""
+"""Programs that run inside sandboxes to test a candidate program; they are passed as text and not imported there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from pathlib import Path
 
 @functools.cache
 def program_text(name: str) -> str:
-    """The text of one of these programs, with `values.py` before it."""
+    """Return the text of one of these programs, preceded by `values.py`."""
     folder = Path(__file__).parent
     return "\n".join((folder / f"{part}.py").read_text(encoding="utf-8") for part in ("values", name))

@@ -1,8 +1,8 @@
-"""Inside a sandbox: tries a candidate program on inputs whose right outputs are not here.
+"""Inside a sandbox: runs a candidate program on inputs; the expected outputs are not in the sandbox.
 
-Every case runs in a child of its own, which starts from nothing and has its own time. This process
-never runs a line of the candidate, so nothing the candidate overwrites, closes or ends reaches it.
-What comes out is what the candidate produced; whether that is right is judged outside.
+Every case runs in its own child process with its own time limit. This process never runs a line of the candidate, so
+nothing the candidate overwrites, closes or ends affects it. It prints what the candidate produced; whether that is
+right is judged outside.
 
 It is joined to `values.py` as text; the names from there are imported for the reader only.
 """
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
     from practicum.sandbox.harness.values import NotData, dumps, loads
 
-HOPELESS = 2
-"""Cases that may run out of time before the rest is given up."""
+MAX_TIMEOUTS = 2
+"""Number of cases that may time out before the remaining cases are skipped."""
 
 
 def load(code: str, name: str) -> "dict[str, Any]":
-    """Run the candidate's own lines; what it defines."""
+    """Execute the candidate's module; return its namespace."""
     namespace: dict[str, Any] = {"__name__": name}
     exec(compile(code, "<candidate>", "exec", dont_inherit=True), namespace)
     return namespace
 
 
-def child(code: str, setup: str, case: dict[str, str], out: int) -> None:
-    """One case, in a process of its own: its output, or the value of its call, goes to `out`."""
-    nowhere = os.open("/dev/null", os.O_RDWR)
-    os.dup2(nowhere, 0)
-    os.dup2(nowhere, 2)
+def run_case(code: str, setup: str, case: dict[str, str], out: int) -> None:
+    """Run one case in this process; its output, or the value of its call, is written to `out`."""
+    devnull = os.open("/dev/null", os.O_RDWR)
+    os.dup2(devnull, 0)
+    os.dup2(devnull, 2)
     if "input" in case:
         with open("input", "w", encoding="utf-8", errors="replace") as file:
             file.write(case["input"])
@@ -44,7 +44,7 @@ def child(code: str, setup: str, case: dict[str, str], out: int) -> None:
         os.close(out)
         load(code, "__main__")
         return
-    os.dup2(nowhere, 1)
+    os.dup2(devnull, 1)
     namespace = load(code, "candidate")
     exec(compile(setup, "<setup>", "exec", dont_inherit=True), namespace)
     value = dumps(eval(compile(case["call"], "<call>", "eval", dont_inherit=True), namespace))
@@ -52,83 +52,83 @@ def child(code: str, setup: str, case: dict[str, str], out: int) -> None:
         answer.write(value)
 
 
-def attempt(code: str, setup: str, case: dict[str, str], seconds: float, limit: int) -> tuple[str, bytes]:
-    """How one case ended (`done`, `failed`, `timeout`, `output`) and what it said."""
-    listen, out = os.pipe()
+def run_case_in_child(code: str, setup: str, case: dict[str, str], seconds: float, limit: int) -> tuple[str, bytes]:
+    """Run one case in a child; return how it ended (`done`, `failed`, `timeout`, `output`) and its output."""
+    reader, out = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(listen)
+        os.close(reader)
         os.setsid()
         try:
-            child(code, setup, case, out)
+            run_case(code, setup, case, out)
         except SystemExit:
             raise
         except BaseException:
             os._exit(1)
         sys.exit(0)
     os.close(out)
-    said, deadline, ended = bytearray(), time.monotonic() + seconds, ""
-    while not ended:
-        ready, _, _ = select.select([listen], [], [], max(deadline - time.monotonic(), 0))
-        piece = os.read(listen, 65536) if ready else b""
-        said += piece
+    output, deadline, outcome = bytearray(), time.monotonic() + seconds, ""
+    while not outcome:
+        ready, _, _ = select.select([reader], [], [], max(deadline - time.monotonic(), 0))
+        chunk = os.read(reader, 65536) if ready else b""
+        output += chunk
         if not ready:
-            ended = "timeout"
-        elif len(said) > limit:
-            ended = "output"
-        elif not piece:
-            ended = "done"
-    os.close(listen)
-    while ended == "done" and time.monotonic() < deadline:  # it may have closed its output and work on
+            outcome = "timeout"
+        elif len(output) > limit:
+            outcome = "output"
+        elif not chunk:
+            outcome = "done"
+    os.close(reader)
+    while outcome == "done" and time.monotonic() < deadline:  # it may have closed its output and still run
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             break
         time.sleep(0.002)
     else:
-        ended = "timeout" if ended == "done" else ended
+        outcome = "timeout" if outcome == "done" else outcome
     try:  # noqa: SIM105 (contextlib is one more import at every start)
         os.killpg(pid, 9)
     except ProcessLookupError:
         pass
     _, status = os.waitpid(pid, 0)
-    if ended == "done" and status != 0:
-        ended = "timeout" if os.WIFSIGNALED(status) and os.WTERMSIG(status) == 24 else "failed"
-    return ended, bytes(said[:limit])
+    if outcome == "done" and status != 0:
+        outcome = "timeout" if os.WIFSIGNALED(status) and os.WTERMSIG(status) == 24 else "failed"
+    return outcome, bytes(output[:limit])
 
 
 def try_cases(code: str, setup: str, cases: list[dict[str, str]], seconds: float, limit: int) -> None:
-    """Print a line once it compiles, then one line a case: how it ended, and what it said as a JSON text."""
+    """Print `compiled` once it compiles, then one line per case: how it ended, and its output as a JSON string."""
     compile(code, "<candidate>", "exec", dont_inherit=True)
     print("compiled", flush=True)
-    slow = 0
+    num_timeouts = 0
     for case in cases:
-        if slow >= HOPELESS:
+        if num_timeouts >= MAX_TIMEOUTS:
             return
-        ended, said = attempt(code, setup, case, seconds, limit)
-        slow += ended == "timeout"
-        print(ended, quoted(said.decode("utf-8", "replace")), flush=True)
+        outcome, output = run_case_in_child(code, setup, case, seconds, limit)
+        num_timeouts += outcome == "timeout"
+        print(outcome, quoted(output.decode("utf-8", "replace")), flush=True)
 
 
 def serve(code: str) -> None:
-    """Answer calls that come through descriptor 0, with data for data, until it closes."""
+    """Answer calls that arrive on file descriptor 0 until it closes; arguments and values are data."""
     line_in, line_out = os.fdopen(os.dup(0), "r", encoding="utf-8"), os.fdopen(os.dup(0), "w", encoding="utf-8")
-    nowhere = os.open("/dev/null", os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(nowhere, number)
+    devnull = os.open("/dev/null", os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(devnull, descriptor)
 
-    def say(*message: object) -> None:
+    def send(*message: object) -> None:
         line_out.write(dumps(list(message)) + "\n")
         line_out.flush()
 
     namespace = load(code, "candidate")
-    say("names", [name for name, value in namespace.items() if callable(value)])
+    send("names", [name for name, value in namespace.items() if callable(value)])
     for line in line_in:
-        name, given, named = loads(line)
+        name, arguments, keywords = loads(line)
         try:
-            value = namespace[name](*given, **named)
+            value = namespace[name](*arguments, **keywords)
         except Exception as error:
-            say("raised", type(error).__name__, str(error)[:200])
+            send("raised", type(error).__name__, str(error)[:200])
             continue
         try:
-            say("value", value)
+            send("value", value)
         except NotData as error:
-            say("opaque", str(error))
+            send("opaque", str(error))

@@ -1,8 +1,8 @@
-"""Inside a sandbox of its own: runs a task's tests against a candidate that lives in another one.
+"""Inside a sandbox: runs a task's tests against a candidate that runs in another sandbox.
 
-The functions that the tests call are stand-ins: arguments go over the wall as data, a value comes
-back as data. So the candidate never sees the tests, and nothing that it does to its own process
-(other builtins, an early exit, printed words) can make a test pass.
+The functions that the tests call are stand-ins: arguments are sent to the other sandbox as data, and a value comes back
+as data. So the candidate never sees the tests, and nothing that it does to its own process (other builtins, an early
+exit, printed text) can make a test pass.
 
 It is joined to `values.py` as text; the names from there are imported for the reader only.
 """
@@ -24,24 +24,24 @@ class Unusable(Exception):
     """The tests cannot be run this way, whatever the candidate does."""
 
 
-class Gone(Exception):
+class CandidateEnded(Exception):
     """The candidate's process has ended."""
 
 
 def stand_in(name: str, line_in: "TextIO", line_out: "TextIO") -> "Callable[..., object]":
-    """A function that asks the candidate's function of that name."""
+    """Return a function that calls the candidate's function of that name."""
 
-    def ask(*given: object, **named: object) -> object:
+    def call(*arguments: object, **keywords: object) -> object:
         try:
-            question = dumps([name, list(given), named])
+            request = dumps([name, list(arguments), keywords])
         except NotData as error:
             raise Unusable(f"the tests pass a {error} to {name}, and only data can cross") from None
         try:
-            line_out.write(question + "\n")
+            line_out.write(request + "\n")
             line_out.flush()
             answer, *rest = loads(line_in.readline())
         except (ValueError, OSError) as error:
-            raise Gone(f"{name} did not answer: {error}") from None
+            raise CandidateEnded(f"{name} did not answer: {error}") from None
         if answer == "value":
             return rest[0]
         if answer == "raised":
@@ -50,8 +50,8 @@ def stand_in(name: str, line_in: "TextIO", line_out: "TextIO") -> "Callable[...,
             raise kind(rest[1])
         raise TypeError(f"{name} returned a {rest[0]}, and only data can cross")
 
-    ask.__name__ = name
-    return ask
+    call.__name__ = name
+    return call
 
 
 def check_candidate(setup: str, test: str, token: str, entry_point: "str | None") -> None:
@@ -64,7 +64,7 @@ def check_candidate(setup: str, test: str, token: str, entry_point: "str | None"
     try:
         kind, names = loads(line_in.readline())
         if kind != "names" or not all(isinstance(name, str) for name in names):
-            raise Gone("the candidate does not load")
+            raise CandidateEnded("the candidate does not load")
         usable = [name for name in names if not name.startswith("__") and not hasattr(builtins, name)]
         namespace |= {name: stand_in(name, line_in, line_out) for name in usable}
         if entry_point is not None and entry_point in names:

@@ -1,7 +1,7 @@
-"""Plain data as JSON text, without losing which kind it was. Used on both sides of a sandbox's wall.
+"""Plain data as JSON text that keeps the Python types. Used inside and outside of a sandbox.
 
-Only data crosses: numbers, texts, None, and lists, tuples, sets and dicts of them. An object with
-methods of its own (an `__eq__` that always says yes) does not.
+Only data can be encoded: numbers, strings, None, and lists, tuples, sets and dicts of them. An object with its own
+methods (an `__eq__` that always returns True) cannot.
 """
 
 from _json import encode_basestring_ascii as quoted  # `json` itself would double an interpreter's start
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class NotData(Exception):
-    """A value that cannot cross."""
+    """A value that is not plain data."""
 
 
 def dumps(value: object) -> str:
-    """The value as one line of JSON; NotData if it is more than data."""
+    """Return the value as one line of JSON; NotData if it is not plain data."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int):
@@ -43,7 +43,7 @@ def dumps(value: object) -> str:
 
 
 def loads(text: str) -> "Any":
-    """The value of such a text; ValueError if it is none."""
+    """Return the value that such a text encodes; ValueError if it encodes none."""
     import json
 
     try:
