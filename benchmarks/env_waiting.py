@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from practicum.agent import Agent
 from practicum.chat.renderer import Renderer
+from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Action, Observation, Policy, Step
@@ -23,7 +24,7 @@ from practicum.environments.worker import close_pools
 from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.registry import environment_maker
-from practicum.rollout import attempts, run_episodes
+from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.trajectory import ActionSource, StopReason
 
@@ -108,7 +109,7 @@ async def waiting(
         world = maker()
         await world.reset(task, 0)
         await world.close()
-    planned = attempts(mixed.tasks("train", places, seed=1), 1, 0)
+    planned = plan_attempts(mixed.tasks("train", places, seed=1), 1, 0)
     begun = time.perf_counter()
     episodes = await run_episodes(planned, lambda: Timed(members), agent, speaker, renderer, concurrency=places)
     wall = time.perf_counter() - begun

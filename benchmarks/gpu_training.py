@@ -38,11 +38,12 @@ from practicum.cli import compare as compare_command
 from practicum.cli import eval as eval_command
 from practicum.cli import report as report_command
 from practicum.config.train import TrainConfig, resolve
+from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.evaluation.panel import Panel
 from practicum.models import device, loader, lora
-from practicum.rollout import attempts, run_episodes
+from practicum.rollout import run_episodes
 from practicum.training import build
 from practicum.training.sft import SFTSettings, train_sft
 from practicum.training.trainable_policy import TrainablePolicy
@@ -133,7 +134,7 @@ async def make_start(case: Case, config: TrainConfig, folder: Path, seed: int, c
     shown = agent_of(config, world, 1.0)
     engine = ScriptedEngine.of("expert", world.environment, shown.make_format(), policy.renderer)
     tasks = world.environment.tasks("train", case.demonstrations, 1000 * seed + 1)
-    episodes = await run_episodes(attempts(tasks, 1, seed), world.make_environment, shown, engine, policy.renderer)
+    episodes = await run_episodes(plan_attempts(tasks, 1, seed), world.make_environment, shown, engine, policy.renderer)
     panel = Panel(tuple(world.environment.tasks("val", case.checked, 1000 * seed)), seed)
     rates: list[float] = []
 

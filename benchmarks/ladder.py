@@ -27,6 +27,7 @@ from typing import Any
 from practicum.agent import Agent
 from practicum.config.train import resolve
 from practicum.data import store
+from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environments.math import MathEnvironment
@@ -35,7 +36,7 @@ from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult
 from practicum.evaluation.stats.intervals import COMPARISON_LEVEL
 from practicum.models import loader
-from practicum.rollout import attempts, run_episodes
+from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.training import build
 from practicum.training.dpo import DPOSettings, train_dpo
@@ -127,7 +128,7 @@ class Ladder:
         try:
             base = await examine(policy, "base", self.panel)
             engine = ScriptedEngine.of("expert", world(), agent(1.0).make_format(), policy.renderer)
-            planned = attempts(tasks("train", budget.demonstrations, self.seed, 1), 1, self.seed)
+            planned = plan_attempts(tasks("train", budget.demonstrations, self.seed, 1), 1, self.seed)
             shown = await run_episodes(planned, world, agent(1.0), engine, policy.renderer)
             settings = SFTSettings(
                 epochs=1, batch_size=budget.imitation_batch, lr=1e-3, warmup=30, schedule="constant", seed=self.seed,
@@ -150,7 +151,7 @@ class Ladder:
         shutil.rmtree(self.log, ignore_errors=True)
         policy, budget = TrainablePolicy(loader.load(str(self.start)), max_batch=128), self.budget
         try:
-            planned = attempts(tasks("train", budget.logged_tasks, self.seed, 2), budget.logged_chains, self.seed)
+            planned = plan_attempts(tasks("train", budget.logged_tasks, self.seed, 2), budget.logged_chains, self.seed)
             episodes = await policy.roll_out(planned, world, agent(1.0))
         finally:
             await policy.close()

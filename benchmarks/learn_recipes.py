@@ -25,13 +25,14 @@ from typing import Any
 
 from practicum.agent import Agent
 from practicum.config.train import TrainConfig, resolve
+from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.evaluation.compare import SCORE, compare_pair
 from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult
 from practicum.models import loader
-from practicum.rollout import attempts, run_episodes
+from practicum.rollout import run_episodes
 from practicum.training import build
 from practicum.training.sft import SFTSettings, train_sft
 from practicum.training.trainable_policy import TrainablePolicy
@@ -93,7 +94,7 @@ async def make_start(name: str, config: TrainConfig, out: Path, seed: int) -> Pa
     policy = TrainablePolicy(loader.load_tiny(seed), max_batch=128)
     agent = agent_of(config, world, 1.0)
     engine = ScriptedEngine.of("expert", world.environment, agent.make_format(), policy.renderer)
-    planned = attempts(world.environment.tasks("train", plan.demonstrations, 1000 * seed + 1), 1, seed)
+    planned = plan_attempts(world.environment.tasks("train", plan.demonstrations, 1000 * seed + 1), 1, seed)
     shown = await run_episodes(planned, world.make_environment, agent, engine, policy.renderer)
     panel = Panel(tuple(world.environment.tasks("val", plan.checked, 1000 * seed)), seed)
 

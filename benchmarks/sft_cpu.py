@@ -36,11 +36,12 @@ def make_samples(model: str, count: int) -> tuple[Any, list[Any]]:
     """The model, and the expert's conversations as the learner takes them."""
     from practicum.agent import Agent
     from practicum.chat.renderer import Renderer
+    from practicum.data.attempts import plan_attempts
     from practicum.engines.base import Sampling
     from practicum.engines.scripted import ScriptedEngine
     from practicum.environments.math import MathEnvironment
     from practicum.models import loader
-    from practicum.rollout import attempts, run_episodes
+    from practicum.rollout import run_episodes
     from practicum.training.samples import sft_samples
 
     loaded = loader.load(model)
@@ -48,7 +49,7 @@ def make_samples(model: str, count: int) -> tuple[Any, list[Any]]:
     agent = Agent(format="hf", max_turns=12, sampling=Sampling(1.0, max_tokens=64))
     environment = MathEnvironment(levels=LEVELS)
     engine = ScriptedEngine.of("expert", environment, agent.make_format(), renderer)
-    planned = attempts(environment.tasks("train", count, 1), 1, 0)
+    planned = plan_attempts(environment.tasks("train", count, 1), 1, 0)
     shown = asyncio.run(run_episodes(planned, lambda: MathEnvironment(levels=LEVELS), agent, engine, renderer))
     return loaded, sft_samples(shown)
 

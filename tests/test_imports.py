@@ -43,16 +43,12 @@ EXCEPTIONS: frozenset[tuple[str, str]] = frozenset(
     {
         ("config.train", "training.monitor.health"),
         ("config.train", "training.monitor.reward_hacking"),
-        ("data.collection", "rollout"),
         ("evaluation.diagnosis", "training.monitor.trend"),
         ("evaluation.policy_ref", "training.checkpoint"),
         ("kernels.decode_attention", "engines.local.shared_prefix"),
         ("kernels.slot_init", "engines.local.sampling"),
         ("models.tiny", "environments.math"),
         ("models.tiny", "tools.calculator"),
-        ("utils.console", "chat.renderer"),
-        ("utils.console", "environment"),
-        ("utils.console", "trajectory"),
     }
 )
 """Imports that are being removed. Nothing is added here."""

@@ -12,6 +12,7 @@ import pytest
 from practicum.agent import Agent, Deadlines
 from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
+from practicum.data.attempts import Attempt, plan_attempts
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
 from practicum.engines.scripted import ReplayEngine, ScriptedEngine
@@ -20,7 +21,7 @@ from practicum.environments.math import MathEnvironment
 from practicum.errors import EngineError, JudgeError, UserError
 from practicum.models import loader
 from practicum.models.decoder import Decoder
-from practicum.rollout import Attempt, attempts, run_episode, run_episodes
+from practicum.rollout import run_episode, run_episodes
 from practicum.task import Task
 from practicum.trajectory import ActionSource, Origin, Outcome, StopReason, Trajectory
 
@@ -60,7 +61,7 @@ def play(
     make: type[Environment] = MathEnvironment,
     delay: float = 0.0,
 ) -> Trajectory:
-    (attempt,) = attempts([TASK], 1, 0)
+    (attempt,) = plan_attempts([TASK], 1, 0)
     return asyncio.run(run_episode(attempt, make, agent or Agent(), Says(renderer, *replies, delay=delay), renderer))
 
 
@@ -179,7 +180,7 @@ class Talkative(MathEnvironment):
 def test_a_conversation_that_outgrows_the_window_is_cut_and_scored(renderer: Renderer) -> None:
     async def run() -> Trajectory:
         engine = LocalEngine(Decoder(loader.load_tiny(0).model), renderer)
-        (attempt,) = attempts([TASK], 1, 0)
+        (attempt,) = plan_attempts([TASK], 1, 0)
         try:
             agent = Agent(max_turns=20, sampling=Sampling(max_tokens=30, stop=("e", "a", "o")))
             return await run_episode(attempt, Talkative, agent, engine, renderer)
@@ -197,7 +198,7 @@ def test_half_an_answer_is_not_judged(renderer: Renderer) -> None:
             reply = await super().generate(request)
             return replace(reply, ids=reply.ids[:-1], logprobs=None, stop_reason=StopReason.LENGTH)
 
-    (attempt,) = attempts([TASK], 1, 0)
+    (attempt,) = plan_attempts([TASK], 1, 0)
     answer = str(TASK.fields["answer"])
     episode = asyncio.run(
         run_episode(attempt, MathEnvironment, Agent(max_turns=2), Cut(renderer, answer, answer), renderer)
@@ -219,7 +220,7 @@ class Sometimes(MathEnvironment):
 def test_one_episode_s_failure_is_nothing_to_the_others(renderer: Renderer) -> None:
     world = MathEnvironment()
     expert = ScriptedEngine.of("expert", world, make_format("hf"), renderer)
-    planned = attempts(world.tasks("train", 30), 1, 0)
+    planned = plan_attempts(world.tasks("train", 30), 1, 0)
     episodes = asyncio.run(run_episodes(planned, Sometimes, Agent(max_turns=6), expert, renderer))
     assert [e.task.id for e in episodes] == [a.task.id for a in planned]
     for number, episode in enumerate(episodes):
@@ -247,7 +248,7 @@ def test_retries_are_for_the_unscored_only(renderer: Renderer) -> None:
 
     expert = ScriptedEngine.of("expert", MathEnvironment(), make_format("hf"), renderer)
     (episode,) = asyncio.run(
-        run_episodes(attempts([TASK], 1, 0), Flaky, Agent(max_turns=6), expert, renderer, retries=1)
+        run_episodes(plan_attempts([TASK], 1, 0), Flaky, Agent(max_turns=6), expert, renderer, retries=1)
     )
     assert episode.outcome is Outcome.SUCCESS
     assert len(tries) == 2
@@ -275,7 +276,7 @@ def test_a_slow_tool_never_stops_the_decoding_of_others(renderer: Renderer) -> N
     async def run() -> Sequence[Trajectory]:
         engine = LocalEngine(Decoder(loader.load_tiny(0).model), renderer)
         agent = Agent(max_turns=2, sampling=Sampling(max_tokens=12, stop=("e", "a", "o")))
-        planned = attempts(MathEnvironment().tasks("train", 12), 1, 0)
+        planned = plan_attempts(MathEnvironment().tasks("train", 12), 1, 0)
         try:
             return await run_episodes(planned, Waiting, agent, engine, renderer, on_done=done)
         finally:
@@ -287,11 +288,11 @@ def test_a_slow_tool_never_stops_the_decoding_of_others(renderer: Renderer) -> N
 
 
 def test_seeds_are_separate_and_kept() -> None:
-    first, second = attempts([TASK], 2, 7)
+    first, second = plan_attempts([TASK], 2, 7)
     assert first.seeds.environment == second.seeds.environment
     assert first.seeds.sampling != second.seeds.sampling
-    assert attempts([TASK], 2, 7) == [first, second]
-    assert attempts([TASK], 1, 8)[0].seeds.environment != first.seeds.environment
+    assert plan_attempts([TASK], 2, 7) == [first, second]
+    assert plan_attempts([TASK], 1, 8)[0].seeds.environment != first.seeds.environment
 
 
 def test_replay_says_the_same_again(renderer: Renderer) -> None:
@@ -311,7 +312,7 @@ def test_a_plain_class_in_one_file_is_an_environment(renderer: Renderer) -> None
         async def step(self, action: Action) -> Step:
             return Step(reward=float("hello" in action.content), terminated=True)
 
-    (attempt,) = attempts([Task("p", "parrot", "train")], 1, 0)
+    (attempt,) = plan_attempts([Task("p", "parrot", "train")], 1, 0)
     engine = Says(renderer, "hello there")
     episode = asyncio.run(run_episode(attempt, Parrot, replace(Agent(), format="hf"), engine, renderer))
     assert (episode.outcome, episode.reward) == (Outcome.SUCCESS, 1.0)

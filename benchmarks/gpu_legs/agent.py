@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from gpu_legs.common import Row, Size, load_real, synchronise
 from practicum.agent import Agent
 from practicum.chat.renderer import Renderer
+from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
 from practicum.engines.scripted import ScriptedEngine
@@ -23,7 +24,7 @@ from practicum.environment import Action, Environment, Observation, Policy, Step
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.models.decoder import Decoder
-from practicum.rollout import attempts, run_episodes
+from practicum.rollout import run_episodes
 from practicum.sandbox import base as sandbox
 from practicum.task import Task
 
@@ -119,7 +120,7 @@ async def play(size: Size, engine: LocalEngine, renderer: Renderer, tool: str, r
     synchronise(size)
     begun = time.perf_counter()
     episodes = await run_episodes(
-        attempts(tasks, 1, 0), make, agent, following, renderer, concurrency=2 * engine.max_batch
+        plan_attempts(tasks, 1, 0), make, agent, following, renderer, concurrency=2 * engine.max_batch
     )
     seconds = time.perf_counter() - begun
     solved = sum(episode.reward for episode in episodes)

@@ -11,15 +11,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from practicum.chat.console import ConsoleEpisodeWatcher
 from practicum.data import store
+from practicum.data.attempts import Attempt
 from practicum.data.collection import Collection, Row, plan
 from practicum.data.tasks import find_tasks, registry_hash
 from practicum.errors import UserError
-from practicum.rollout import Attempt, run_episodes
+from practicum.rollout import run_episodes
 from practicum.rollout_settings import RolloutSettings, policy_identity
 from practicum.rollout_setup import SCRIPTED
 from practicum.trajectory import Outcome, Trajectory
-from practicum.utils.console import ConsoleEpisodeWatcher
 from practicum.utils.progress import Progress
 from practicum.utils.tables import printable
 

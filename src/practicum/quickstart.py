@@ -15,6 +15,7 @@ from typing import Any
 
 from practicum.agent import Agent
 from practicum.data import store
+from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environments.math import MathEnvironment
@@ -25,7 +26,7 @@ from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult, result_from_episodes
 from practicum.evaluation.stats.intervals import COMPARISON_LEVEL
 from practicum.models import loader
-from practicum.rollout import attempts, run_episodes
+from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.training.monitor.metrics import MetricsFile
 from practicum.training.rl_trainer import RLSettings, RLTrainer
@@ -135,7 +136,7 @@ class Quickstart:
         engine = ScriptedEngine.of("expert", self.make_environment(), agent.make_format(), self.policy.renderer)
         with self._stage("demonstrations", len(tasks), "episodes") as progress:
             return await run_episodes(
-                attempts(tasks, 1, self.seed), self.make_environment, agent, engine, self.policy.renderer,
+                plan_attempts(tasks, 1, self.seed), self.make_environment, agent, engine, self.policy.renderer,
                 on_done=lambda episode: progress.advance(),
             )  # fmt: skip
 

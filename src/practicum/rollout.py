@@ -8,60 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import hashlib
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from practicum.agent import Agent
 from practicum.chat import reasoning
+from practicum.chat.console import EpisodeWatcher
 from practicum.chat.renderer import Renderer
+from practicum.data.attempts import Attempt, derive_seed
 from practicum.engines.base import Engine, Generation, Request
 from practicum.environment import Action, Environment, Message, Observation, Step
 from practicum.errors import ContextFull, EngineError, JudgeError, UserError
-from practicum.task import Task, canonical_json
-from practicum.trajectory import Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
-from practicum.utils.console import EpisodeWatcher
+from practicum.task import canonical_json
+from practicum.trajectory import Origin, Outcome, Span, StopReason, Trajectory, Turn
 from practicum.utils.deadline import Deadline, clocked
 
-MANY = 32
-"""Episodes at once from which on it pays to tidy up first."""
-_spared: weakref.WeakSet[Engine] = weakref.WeakSet()
+FREEZE_GC_MIN_EPISODES = 32
+"""With fewer episodes at once, freezing the garbage collector costs more than it saves."""
+_gc_frozen_for: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 MakeEnvironment = Callable[[], Environment]
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """One episode to run: a task, which try at it, and the seeds it runs under."""
-
-    task: Task
-    number: int
-    seeds: Seeds
-    group: str = ""
-
-
-def derive_seed(*names: object) -> int:
-    """A 63-bit seed from names and numbers, the same on every machine."""
-    digest = hashlib.sha256("/".join(map(str, names)).encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
-
-
-def attempts(tasks: Iterable[Task], each: int, seed: int, label: str = "") -> list[Attempt]:
-    """`each` attempts at every task. Attempts at one task share the environment's seed, not the sampling's."""
-    planned = []
-    for task in tasks:
-        world = derive_seed("environment", seed, label, task.id)
-        for number in range(each):
-            sampling = derive_seed("sampling", seed, label, task.id, number)
-            planned.append(Attempt(task, number, Seeds(world, sampling), f"{label}{task.id}"))
-    return planned
-
-
 class Episode:
-    """One run of the loop; its state is what has been recorded so far."""
+    """One run of the agent loop. `turns` holds what is recorded so far."""
 
     def __init__(
         self,
@@ -75,7 +48,6 @@ class Episode:
         self.attempt = attempt
         self.watcher = watcher
         self.make_environment = make_environment
-        self.made: Environment | None = None
         self.agent = agent
         self.engine = engine
         self.renderer = renderer
@@ -83,28 +55,31 @@ class Episode:
         self.format = agent.make_format()
         self.session = f"{attempt.group}#{attempt.number}#{attempt.seeds.sampling}"
         self.turns: list[Turn] = []
-        self.held: list[int] = []
+        self.context_ids: list[int] = []
+        """Ids of the conversation as the engine sees it: prompts and sampled replies since the last restart."""
         self.history: list[Span] = []
-        """The last prompt, as it would be shown from nothing; earlier replies in it are not trained again."""
+        """The last prompt rendered from the beginning, in which earlier replies are observations: they are trained in
+        the turn that sampled them, and not again."""
         self.conversation: list[Message] = []
         self.tools: tuple[Mapping[str, Any], ...] = ()
         self.closing: tuple[Message, ...] = ()
         self.phase = "reset"
+        self._environment: Environment | None = None
 
     @property
     def environment(self) -> Environment:
-        assert self.made is not None, "the environment is made when the episode begins"
-        return self.made
+        assert self._environment is not None, "the environment is made when the episode begins"
+        return self._environment
 
     async def close(self) -> None:
-        if self.made is not None:
-            await self.made.close()
+        if self._environment is not None:
+            await self._environment.close()
 
     async def run(self) -> tuple[Outcome, str | None]:
-        """Play to the end: an outcome, and what went wrong where something did."""
+        """Run to the end and return the outcome, with the error where there was one."""
         try:
             async with asyncio.timeout(self.agent.deadlines.episode):
-                return await self._play(), None
+                return await self._run_turns(), None
         except TimeoutError as error:
             return Outcome.TIMEOUT, str(error) or f"{self.phase}: the episode's time was up"
         except asyncio.CancelledError:
@@ -114,49 +89,48 @@ class Episode:
         except JudgeError as error:
             return Outcome.JUDGE_ERROR, str(error)
         except UserError:
-            raise  # a wrong setting is wrong for every episode: stop and say so
-        except Exception as error:  # whatever a world raises is its own episode's end
+            raise  # a wrong setting is wrong for every episode: stop with its message
+        except Exception as error:  # whatever an environment raises ends its own episode only
             return Outcome.ENV_ERROR, f"{self.phase}: {type(error).__name__}: {error}"
         finally:
             self.engine.end_session(self.session)
 
-    async def _play(self) -> Outcome:
-        limits = self.agent.deadlines
+    async def _run_turns(self) -> Outcome:
+        deadlines = self.agent.deadlines
         task, seeds = self.attempt.task, self.attempt.seeds
-        self.made = self.make_environment()
-        observation = await Deadline(limits.reset, "environment reset").of(
+        self._environment = self.make_environment()
+        observation = await Deadline(deadlines.reset, "environment reset").of(
             self.environment.reset(task, seeds.environment)
         )
         self.tools = observation.tools
-        for number in range(self.agent.max_turns):
-            spans, restart = self._prompt(observation)
+        for index in range(self.agent.max_turns):
+            spans, restart = self._next_prompt(observation)
             if restart:
-                self.held = []
+                self.context_ids = []
             for span in spans:
-                self.held.extend(span.ids)
+                self.context_ids.extend(span.ids)
             self.conversation.extend(observation.messages)
             self.phase = "generate"
             if self.watcher is not None:
-                self.watcher.shown(observation.messages)
-            seed, final = derive_seed(seeds.sampling, number), number + 1 == self.agent.max_turns
+                self.watcher.on_messages(observation.messages)
+            seed, final = derive_seed(seeds.sampling, index), index + 1 == self.agent.max_turns
             try:
                 request = self._request(observation, seed, final)
-                reply = await Deadline(limits.generate, "engine").of(self.engine.generate(request))
+                generation = await Deadline(deadlines.generate, "engine").of(self.engine.generate(request))
             except ContextFull:
                 if not self.turns:
                     raise  # a first prompt that does not fit is the task's fault, not the agent's
-                return await self._cut_off()
+                return await self._truncate()
             self.phase = "step"
-            action = self._record(spans, restart, observation, reply, seed)
+            action = self._record_turn(spans, restart, observation, generation, seed)
             if action.error is not None:
-                step = Step(self._complain(action.error), reward=self.environment.invalid_reward)
+                step = Step(self._error_observation(action.error), reward=self.environment.invalid_reward)
             else:
-                step = await Deadline(limits.step, "environment step").of(self.environment.step(action))
-            out_of_room = reply.stop_reason is StopReason.CONTEXT
-            last = final or out_of_room
-            self._score(step)
+                step = await Deadline(deadlines.step, "environment step").of(self.environment.step(action))
+            last = final or generation.stop_reason is StopReason.CONTEXT
+            self._add_to_last_turn(step)
             if last and not step.terminated and not step.truncated:
-                return await self._cut_off()
+                return await self._truncate()
             self.closing = step.observation.messages
             if step.terminated:
                 success = step.success if step.success is not None else step.reward > 0
@@ -166,33 +140,34 @@ class Episode:
             observation = step.observation
         raise UserError("agent.max_turns must be at least 1.")
 
-    async def _cut_off(self) -> Outcome:
-        """The loop ends the episode; the world has the last word on what was done."""
+    async def _truncate(self) -> Outcome:
+        """End the episode at one of the loop's own limits; the environment may still score what was done."""
         self.phase = "truncate"
-        limit = self.agent.deadlines.step
-        step = await Deadline(limit, "environment truncate").of(self.environment.truncate())
-        self._score(step)
+        seconds = self.agent.deadlines.step
+        step = await Deadline(seconds, "environment truncate").of(self.environment.truncate())
+        self._add_to_last_turn(step)
         self.closing = step.observation.messages
         return Outcome.TRUNCATED
 
-    def _prompt(self, observation: Observation) -> tuple[tuple[Span, ...], bool]:
-        """The next prompt's spans: only what is new, or all of them where the history is no longer what it was."""
+    def _next_prompt(self, observation: Observation) -> tuple[tuple[Span, ...], bool]:
+        """Return the spans of the next prompt and whether it restarts: only the new spans where the prompt continues
+        `context_ids`, all of them where reasoning was stripped from the history."""
         if not self.turns:
             listed = self.tools if self.format.schema_in_template else ()
             self.history = list(self.renderer.start(observation.messages, listed))
             return tuple(self.history), True
-        new = self.renderer.extend(self.held, observation.messages)
+        new = self.renderer.extend(self.context_ids, observation.messages)
         reply = self.turns[-1].spans[-1].ids
         kept = reasoning.stripped(self.renderer, reply) if self.agent.thoughts == "strip" else reply
         self.history.append(Span(Origin.OBSERVATION, kept))
         self.history.extend(new)
-        # Up to the reply, history and ids held are the same.
+        # Up to the reply, `history` and `context_ids` are the same ids.
         return (new, False) if kept == reply else (tuple(self.history), True)
 
     def _request(self, observation: Observation, seed: int, final: bool) -> Request:
         sampling = replace(self.agent.sampling, seed=seed, stop=self.agent.sampling.stop + self.format.stop)
         return Request(
-            ids=tuple(self.held),
+            ids=tuple(self.context_ids),
             sampling=sampling,
             task=self.attempt.task,
             observation=observation,
@@ -200,21 +175,22 @@ class Episode:
             tools=self.tools,
             session=self.session,
             final=final,
-            listen=None if self.watcher is None else self.watcher.token,
+            on_token=None if self.watcher is None else self.watcher.on_token,
         )
 
-    def _record(
-        self, spans: tuple[Span, ...], restart: bool, observation: Observation, reply: Generation, seed: int
+    def _record_turn(
+        self, spans: tuple[Span, ...], restart: bool, observation: Observation, generation: Generation, seed: int
     ) -> Action:
-        text = self.renderer.decode(reply.ids)
+        """Parse the reply, append its turn without a reward, and return the action."""
+        text = self.renderer.decode(generation.ids)
         action = self._parse(text)
-        if reply.stop_reason is StopReason.LENGTH and not action.calls and action.error is None:
+        if generation.stop_reason is StopReason.LENGTH and not action.calls and action.error is None:
             # Half an answer is not an answer: "47" cut to "4" must not be judged.
-            action = replace(action, error=f"it was cut off after {len(reply.ids)} tokens; be shorter.")
-        self.held.extend(reply.ids)
-        said = reasoning.split(text) if self.agent.thoughts == "strip" else None
-        self.conversation.append(Message("assistant", said[1] if said else text))
-        sampled = Span(Origin.SAMPLED, reply.ids, reply.logprobs)
+            action = replace(action, error=f"it was cut off after {len(generation.ids)} tokens; be shorter.")
+        self.context_ids.extend(generation.ids)
+        divided = reasoning.split(text) if self.agent.thoughts == "strip" else None
+        self.conversation.append(Message("assistant", divided[1] if divided else text))
+        sampled = Span(Origin.SAMPLED, generation.ids, generation.logprobs)
         self.turns.append(
             Turn(
                 spans=(*spans, sampled),
@@ -222,18 +198,18 @@ class Episode:
                 messages=observation.messages,
                 reply=text,
                 action=action,
-                source=reply.source,
-                policy_version=reply.policy_version,
-                stop_reason=reply.stop_reason,
+                source=generation.source,
+                policy_version=generation.policy_version,
+                stop_reason=generation.stop_reason,
                 seed=seed,
             )
         )
         if self.watcher is not None:
-            self.watcher.replied(self.turns[-1])
+            self.watcher.on_reply(self.turns[-1])
         return action
 
     def _parse(self, text: str) -> Action:
-        """The reply, understood; its reasoning is not part of what the format reads."""
+        """Parse a reply; its reasoning is no part of what the format reads."""
         divided = reasoning.split(text)
         if divided is None:
             return Action(text, error=f"the {reasoning.OPEN} needs its {reasoning.CLOSE}.")
@@ -243,12 +219,14 @@ class Episode:
             return action
         return replace(action, text=text, thought="\n".join(t for t in (thought, action.thought) if t))
 
-    def _complain(self, error: str) -> Observation:
+    def _error_observation(self, error: str) -> Observation:
+        """Return the loop's own answer to a reply that does not parse; the environment does not see such a reply."""
         text = f"Your reply could not be used: {error}"
         return Observation((self.format.observe("error", text) if self.tools else Message("user", text),))
 
-    def _score(self, step: Step) -> None:
-        """Add what the world said of the last turn to it."""
+    def _add_to_last_turn(self, step: Step) -> None:
+        """Add a step's reward, components, progress and info to the last turn; raise ValueError if it has NaN or
+        infinity, or info that is not JSON."""
         for name, value in {"reward": step.reward, "progress": step.progress or 0.0, **step.components}.items():
             if not math.isfinite(value):
                 raise ValueError(f"the environment gave the {name} {value}")
@@ -269,7 +247,7 @@ class Episode:
             info={**turn.info, **step.info},
         )
         if self.watcher is not None:
-            self.watcher.stepped(step)
+            self.watcher.on_step(step)
 
 
 async def run_episode(
@@ -281,7 +259,7 @@ async def run_episode(
     provenance: Mapping[str, Any] | None = None,
     watcher: EpisodeWatcher | None = None,
 ) -> Trajectory:
-    """Run one episode to its record, whatever happens in it."""
+    """Run one episode and return its record. Only `UserError` is raised: other failures are outcomes."""
     error_on_close: str | None = None
     episode = Episode(attempt, make_environment, agent, engine, renderer, watcher)
     try:
@@ -295,15 +273,16 @@ async def run_episode(
     for turn in episode.turns:
         for name, value in turn.components.items():
             components[name] = components.get(name, 0.0) + value
+    reward = math.fsum(turn.reward for turn in episode.turns)
     if watcher is not None:
-        watcher.ended(outcome, error, math.fsum(turn.reward for turn in episode.turns))
+        watcher.on_end(outcome, error, reward)
     return Trajectory(
         task=attempt.task,
         attempt=attempt.number,
         group=attempt.group or attempt.task.id,
         outcome=outcome,
         turns=tuple(episode.turns),
-        reward=math.fsum(turn.reward for turn in episode.turns),
+        reward=reward,
         components=components,
         seeds=attempt.seeds,
         closing=episode.closing,
@@ -317,13 +296,16 @@ async def run_episode(
 
 
 def freeze_gc(engine: Engine) -> None:
-    """What is there when an engine's first episodes begin (modules, a model) stays as long as it works, and there is a
-    million of it: the garbage collector, which episodes wake several times a step, need not go through it each time."""
+    """Exclude the objects that exist now from garbage collection, once per engine.
+
+    When an engine's first episodes begin, about a million objects (modules, a model) exist that stay as long as the
+    engine does. Episodes trigger the collector several times per training step; it need not traverse these each time.
+    """
     try:
-        if engine in _spared:
+        if engine in _gc_frozen_for:
             return
-        _spared.add(engine)
-    except TypeError:  # one that cannot be remembered would be tidied up for every time
+        _gc_frozen_for.add(engine)
+    except TypeError:  # an engine without weak references would be frozen for on every call
         return
     gc.unfreeze()
     gc.collect()
@@ -343,21 +325,22 @@ async def run_episodes(
     on_done: Callable[[Trajectory], None] | None = None,
     watcher: EpisodeWatcher | None = None,
 ) -> list[Trajectory]:
-    """Run many episodes at once; results come back in the order they were planned.
+    """Run many episodes, at most `concurrency` at once, and return them in the order of `planned`.
 
-    An episode that ends unscored is tried again up to `retries` times. A `watcher` hears of the first one.
+    An episode that ends unscored is run again up to `retries` times. `on_done` is called with each result as it
+    comes; `watcher` follows the first episode.
     """
     planned = list(planned)
-    if len(planned) >= MANY:
+    if len(planned) >= FREEZE_GC_MIN_EPISODES:
         freeze_gc(engine)
-    gate = asyncio.Semaphore(concurrency)
+    semaphore = asyncio.Semaphore(concurrency)
 
-    async def one(attempt: Attempt) -> Trajectory:
-        async with gate:
-            for left in range(retries, -1, -1):
-                watched = watcher if attempt is planned[0] else None
-                result = await run_episode(attempt, make_environment, agent, engine, renderer, provenance, watched)
-                if result.scored or result.outcome is Outcome.CANCELLED or left == 0:
+    async def run_one(attempt: Attempt) -> Trajectory:
+        async with semaphore:
+            for retries_left in range(retries, -1, -1):
+                own_watcher = watcher if attempt is planned[0] else None
+                result = await run_episode(attempt, make_environment, agent, engine, renderer, provenance, own_watcher)
+                if result.scored or result.outcome is Outcome.CANCELLED or retries_left == 0:
                     break
             if result.outcome is Outcome.CANCELLED:
                 raise asyncio.CancelledError  # an episode that was stopped half-way is not a result to keep
@@ -366,5 +349,5 @@ async def run_episodes(
             return result
 
     async with asyncio.TaskGroup() as group:
-        running = [group.create_task(one(attempt)) for attempt in planned]
+        running = [group.create_task(run_one(attempt)) for attempt in planned]
     return [task.result() for task in running]

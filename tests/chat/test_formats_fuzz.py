@@ -22,10 +22,11 @@ from practicum.chat.formats.registry import FORMATS, make_format
 from practicum.chat.formats.strict_json import MAX_DEPTH
 from practicum.chat.renderer import Renderer
 from practicum.data import store
+from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Generation, Request
 from practicum.environment import Action
 from practicum.environments.math import MathEnvironment
-from practicum.rollout import attempts, run_episodes
+from practicum.rollout import run_episodes
 from practicum.trajectory import ActionSource, StopReason
 
 EXAMPLES = 5000
@@ -367,7 +368,7 @@ class Parrot:
 def test_no_reply_escapes_its_score_or_its_record(renderer: Renderer, value: str) -> None:
     """A number that no file can hold, half a character that no tokenizer reads: once the end of a whole run."""
     for reply in (FILLED["hf"][0] % value, FILLED["hf"][1] % (value, "1")):
-        planned = attempts(MathEnvironment().tasks("train", 1), 1, 0)
+        planned = plan_attempts(MathEnvironment().tasks("train", 1), 1, 0)
         (episode,) = asyncio.run(
             run_episodes(planned, MathEnvironment, Agent(max_turns=2), Parrot(reply, renderer), renderer)
         )

@@ -9,9 +9,10 @@ import pytest
 from practicum.agent import Agent
 from practicum.chat import reasoning
 from practicum.chat.renderer import Renderer
+from practicum.data.attempts import plan_attempts
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
-from practicum.rollout import attempts, run_episode
+from practicum.rollout import run_episode
 from practicum.trajectory import Origin, Trajectory
 from tests.test_rollout import CALL, TASK, Says
 
@@ -19,7 +20,7 @@ from tests.test_rollout import CALL, TASK, Says
 def play(renderer: Renderer, policy: str, *replies: str) -> tuple[Trajectory, Says]:
     engine = Says(renderer, *replies)
     agent = Agent(max_turns=len(replies), thoughts=policy)
-    (attempt,) = attempts([TASK], 1, 0)
+    (attempt,) = plan_attempts([TASK], 1, 0)
     return asyncio.run(run_episode(attempt, MathEnvironment, agent, engine, renderer)), engine
 
 

@@ -16,6 +16,7 @@ import torch
 from practicum.agent import Agent
 from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
+from practicum.data.attempts import plan_attempts
 from practicum.engines import openai
 from practicum.engines.base import Sampling
 from practicum.engines.openai import OpenAIEngine, wire_messages
@@ -23,7 +24,7 @@ from practicum.environment import Message
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.models import loader
-from practicum.rollout import attempts, run_episodes
+from practicum.rollout import run_episodes
 from practicum.training.samples import build_samples
 from practicum.trajectory import Outcome, Trajectory
 
@@ -80,7 +81,7 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def play(url: str, renderer: Renderer, count: int = 1) -> list[Trajectory]:
     engine = OpenAIEngine(url, "tiny", make_format("hf"), renderer, timeout=20)
     agent = Agent(max_turns=3, sampling=Sampling(max_tokens=6, temperature=0.0))
-    planned = attempts(MathEnvironment().tasks("train", count + 1)[1:], 1, 0)
+    planned = plan_attempts(MathEnvironment().tasks("train", count + 1)[1:], 1, 0)
     return asyncio.run(run_episodes(planned, MathEnvironment, agent, engine, renderer))
 
 

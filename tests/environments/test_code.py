@@ -12,12 +12,13 @@ from practicum.agent import Agent
 from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
 from practicum.cli.envs import check_all
+from practicum.data.attempts import plan_attempts
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Step, ToolCall
 from practicum.environments.code import CodeEnvironment
 from practicum.environments.code_problems import TEMPLATES, make_problem
 from practicum.errors import UserError
-from practicum.rollout import attempts, run_episodes
+from practicum.rollout import run_episodes
 from practicum.sandbox import base
 from practicum.sandbox.base import Sandbox
 from practicum.sandbox.limits import Reason, Result, SandboxError
@@ -41,7 +42,7 @@ def _needs_a_sandbox() -> None:
 def play(source: str, renderer: Renderer, count: int, format: str = "code") -> list[Trajectory]:
     world = CodeEnvironment(format=format, levels=(1, 2, 3, 4))
     engine = ScriptedEngine.of(source, world, make_format(format), renderer)
-    planned = attempts(world.tasks("train", count), 1, 0)
+    planned = plan_attempts(world.tasks("train", count), 1, 0)
     make = lambda: CodeEnvironment(format=format)  # noqa: E731
     return asyncio.run(run_episodes(planned, make, Agent(format=format, max_turns=4), engine, renderer))
 
@@ -167,7 +168,7 @@ def test_any_json_file_of_tests(tmp_path: Path, renderer: Renderer) -> None:
     path.write_text(json.dumps(rows))
     world = CodeEnvironment(files={"train": str(path)})
     engine = ScriptedEngine.of("expert", world, make_format("code"), renderer)
-    planned = attempts(world.tasks("train", 9), 1, 0)
+    planned = plan_attempts(world.tasks("train", 9), 1, 0)
     episodes = asyncio.run(run_episodes(planned, lambda: world_of(path), Agent(format="code"), engine, renderer))
     assert [e.outcome for e in episodes] == [Outcome.SUCCESS] * 3
 

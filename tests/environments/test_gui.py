@@ -18,6 +18,7 @@ from practicum.agent import Agent
 from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
 from practicum.data import store
+from practicum.data.attempts import plan_attempts
 from practicum.engines.openai import wire_messages
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Message, Step, ToolCall
@@ -27,7 +28,7 @@ from practicum.environments.gui_drawing import screenshot, text_width
 from practicum.environments.gui_screens import HEIGHT, LONGEST_TEXT, WIDTH, Desktop, Widget
 from practicum.environments.gui_tasks import MAKERS, make_task
 from practicum.errors import UserError
-from practicum.rollout import attempts, run_episodes
+from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.trajectory import Origin, Outcome, Seeds, Trajectory
 
@@ -316,7 +317,7 @@ def test_every_kind_of_task_needs_what_it_says(maker: Any) -> None:
 def run(source: str, renderer: Renderer, count: int = 60, **options: Any) -> list[Trajectory]:
     world = GuiEnvironment(**options)
     engine = ScriptedEngine.of(source, world, make_format("gui"), renderer)
-    planned = attempts(world.tasks("train", count), 1, 0)
+    planned = plan_attempts(world.tasks("train", count), 1, 0)
     make = lambda: GuiEnvironment(**options)  # noqa: E731
     return asyncio.run(run_episodes(planned, make, Agent(format="gui", max_turns=10), engine, renderer))
 

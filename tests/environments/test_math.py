@@ -13,18 +13,19 @@ from hypothesis import strategies as st
 from practicum.agent import Agent
 from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
+from practicum.data.attempts import plan_attempts
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, ToolCall
 from practicum.environments.math import MathEnvironment, make_problem
 from practicum.errors import UserError
-from practicum.rollout import attempts, run_episodes
+from practicum.rollout import run_episodes
 from practicum.trajectory import Outcome, Trajectory
 
 
 def play(source: str, renderer: Renderer, count: int = 60, format: str = "hf") -> list[Trajectory]:
     world = MathEnvironment(format=format, levels=(1, 2, 3, 4, 5))
     engine = ScriptedEngine.of(source, world, make_format(format), renderer)
-    planned = attempts(world.tasks("train", count), 1, 0)
+    planned = plan_attempts(world.tasks("train", count), 1, 0)
     make = lambda: MathEnvironment(format=format)  # noqa: E731
     return asyncio.run(run_episodes(planned, make, Agent(format=format, max_turns=8), engine, renderer))
 
@@ -81,7 +82,7 @@ def test_any_json_file_of_questions(tmp_path: Path, renderer: Renderer) -> None:
     world = MathEnvironment(files={"train": str(path)})
     engine = ScriptedEngine.of("expert", world, make_format("hf"), renderer)
     (episode,) = asyncio.run(
-        run_episodes(attempts(world.tasks("train", 9), 1, 0), lambda: world, Agent(), engine, renderer)
+        run_episodes(plan_attempts(world.tasks("train", 9), 1, 0), lambda: world, Agent(), engine, renderer)
     )
     assert episode.outcome is Outcome.SUCCESS
 

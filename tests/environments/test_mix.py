@@ -11,6 +11,7 @@ import pytest
 
 from practicum.agent import Agent
 from practicum.chat.renderer import Renderer
+from practicum.data.attempts import plan_attempts
 from practicum.data.tasks import read_registry, select
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Policy, Step
@@ -19,7 +20,7 @@ from practicum.environments.mix import MixEnvironment, in_turns
 from practicum.errors import UserError
 from practicum.models import loader
 from practicum.registry import environment_maker
-from practicum.rollout import attempts, run_episodes
+from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.training.curriculum import CurriculumSettings, TaskStream
 from practicum.training.monitor.rollout_metrics import rollout_metrics
@@ -37,7 +38,7 @@ def play(policy: str, count: int = 9, split: str = "train", **options: object) -
     agent, world = Agent(format=chosen, max_turns=12), maker()
     renderer = Renderer(loader.load_tokenizer("tiny"))
     engine = ScriptedEngine.of(policy, world, agent.make_format(), renderer)
-    return asyncio.run(run_episodes(attempts(world.tasks(split, count), 1, 0), maker, agent, engine, renderer))
+    return asyncio.run(run_episodes(plan_attempts(world.tasks(split, count), 1, 0), maker, agent, engine, renderer))
 
 
 def test_every_task_is_played_by_its_own_environment() -> None:
@@ -65,7 +66,7 @@ def test_what_an_expert_waits_for_does_not_hold_up_the_others() -> None:
 
     world, agent, renderer = Slow(), Agent(max_turns=4), Renderer(loader.load_tokenizer("tiny"))
     engine = ScriptedEngine.of("expert", world, agent.make_format(), renderer)
-    planned = attempts(world.tasks("train", 4), 1, 0)
+    planned = plan_attempts(world.tasks("train", 4), 1, 0)
     episodes = asyncio.run(run_episodes(planned, Slow, agent, engine, renderer))
     assert [e.outcome.value for e in episodes] == ["success"] * 4
     assert [line.split()[0] for line in heard] == ["ask"] * 4 + ["told"] * 4

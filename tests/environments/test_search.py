@@ -13,13 +13,14 @@ from practicum.agent import Agent
 from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
 from practicum.cli import envs
+from practicum.data.attempts import plan_attempts
 from practicum.data.retrieval import words
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, ToolCall
 from practicum.environments.search import SearchEnvironment
 from practicum.environments.search_worlds import KINDS, RELATION, RELATIONS, make_world, names_of, world_index
 from practicum.errors import UserError
-from practicum.rollout import attempts, run_episodes
+from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.trajectory import Outcome, Trajectory
 
@@ -29,7 +30,7 @@ SPLITS = ("train", "val", "test")
 def play(source: str, renderer: Renderer, count: int, format: str = "react", **options: Any) -> list[Trajectory]:
     world = SearchEnvironment(format=format, **options)
     engine = ScriptedEngine.of(source, world, make_format(format), renderer)
-    planned = attempts(world.tasks("train", count), 1, 0)
+    planned = plan_attempts(world.tasks("train", count), 1, 0)
     make = lambda: SearchEnvironment(format=format, **options)  # noqa: E731
     return asyncio.run(run_episodes(planned, make, Agent(format=format, max_turns=4), engine, renderer))
 

@@ -14,13 +14,14 @@ from transformers import PreTrainedTokenizerBase
 from practicum.agent import Agent
 from practicum.chat.renderer import Renderer
 from practicum.chat.templates import TEMPLATES
+from practicum.data.attempts import plan_attempts
 from practicum.data.store import dump, load
 from practicum.engines.base import Engine, Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Action, Environment, Message, Observation, Step
 from practicum.models import loader
 from practicum.models.decoder import Decoder
-from practicum.rollout import attempts, run_episodes
+from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.training.estimators import num_sampled_tokens
 from practicum.training.learner import Learner, OptimizerSettings
@@ -80,7 +81,7 @@ def rolled(
     decoder = Decoder(loaded.model)
     witness = Witness(LocalEngine(decoder, renderer, max_batch=16))
     agent = Agent(max_turns=4, sampling=Sampling(max_tokens=12, temperature=0.9))
-    planned = attempts([Task(f"t{k}", "chatter", "train") for k in range(24)], 2, 0)
+    planned = plan_attempts([Task(f"t{k}", "chatter", "train") for k in range(24)], 2, 0)
 
     async def run() -> list[Trajectory]:
         try:

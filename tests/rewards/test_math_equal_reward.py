@@ -13,11 +13,12 @@ from practicum import registry
 from practicum.agent import Agent
 from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
+from practicum.data.attempts import plan_attempts
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environments.math import MathEnvironment
 from practicum.errors import JudgeError, UserError
 from practicum.rewards.math_equal_reward import MathWorker, as_latex
-from practicum.rollout import attempts, run_episodes
+from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.trajectory import Outcome
 
@@ -173,6 +174,6 @@ def test_in_an_episode(renderer: Renderer) -> None:
     options: dict[str, Any] = {"reward": "math_equal_reward"}
     world = MathEnvironment(**options)
     engine = ScriptedEngine.of("expert", world, make_format("hf"), renderer)
-    planned = attempts(world.tasks("train", 6), 1, 0)
+    planned = plan_attempts(world.tasks("train", 6), 1, 0)
     episodes = asyncio.run(run_episodes(planned, lambda: MathEnvironment(**options), Agent(), engine, renderer))
     assert {e.outcome for e in episodes} == {Outcome.SUCCESS}

@@ -26,6 +26,7 @@ from practicum import registry
 from practicum.agent import Agent
 from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
+from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Observation, Policy, ToolCall
@@ -33,7 +34,7 @@ from practicum.environments.tool_agent import ToolEnvironment
 from practicum.errors import UserError
 from practicum.models import loader
 from practicum.rewards.base import reward
-from practicum.rollout import attempts, run_episodes
+from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.tools import mcp_server
 from practicum.tools.base import Tool, ToolResult
@@ -299,7 +300,9 @@ def scripted(calls: Sequence[tuple[str, dict[str, Any]]]) -> Policy:
 
 def play(name: str, renderer: Renderer, count: int, *calls: tuple[str, dict[str, Any]]) -> list[Trajectory]:
     engine = ScriptedEngine(lambda task, seed: scripted(calls), ActionSource.EXPERT, make_format("hf"), renderer)
-    planned = attempts([Task(f"t-{n}", "tools", "train", {"question": "?", "answer": "1"}) for n in range(count)], 1, 0)
+    planned = plan_attempts(
+        [Task(f"t-{n}", "tools", "train", {"question": "?", "answer": "1"}) for n in range(count)], 1, 0
+    )
     make = lambda: ToolEnvironment([name], "math_reward")  # noqa: E731
     return asyncio.run(run_episodes(planned, make, Agent(max_turns=6), engine, renderer))
 
@@ -418,7 +421,9 @@ def test_a_server_from_the_registry_serves_a_tool_in_training(tmp_path: Path) ->
         world = Clocks()
         try:
             expert = ScriptedEngine.of("expert", world, agent.make_format(), policy.renderer)
-            shown = await run_episodes(attempts(world.tasks("train", 48), 1, 0), Clocks, agent, expert, policy.renderer)
+            shown = await run_episodes(
+                plan_attempts(world.tasks("train", 48), 1, 0), Clocks, agent, expert, policy.renderer
+            )
             await train_sft(policy, shown, SFTSettings(epochs=3, batch_size=8, lr=3e-3, warmup=3, schedule="constant"))
             # What the clock says decides the rewards: an entropy bonus makes an update of any of them.
             objective = Objective(entropy_coeff=0.01)

@@ -19,11 +19,12 @@ from practicum import registry
 from practicum.agent import Agent, Deadlines
 from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
+from practicum.data.attempts import plan_attempts
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Observation, Policy, ToolCall
 from practicum.environments.tool_agent import ToolEnvironment
 from practicum.errors import UserError
-from practicum.rollout import attempts, run_episodes
+from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.tools.base import Tool, tool
 from practicum.tools.errors import ToolFailure
@@ -121,7 +122,7 @@ def play(shop: ModuleType, renderer: Renderer, tasks: list[Task], agent: Agent |
     file = shop.__file__
     make = lambda: ToolEnvironment([f"{file}:put", f"{file}:look"], f"{file}:filled")  # noqa: E731
     engine = ScriptedEngine(shopper, ActionSource.EXPERT, make_format("hf"), renderer)
-    planned = attempts(tasks, 1, 5)
+    planned = plan_attempts(tasks, 1, 5)
     return asyncio.run(run_episodes(planned, make, agent or Agent(max_turns=8), engine, renderer))
 
 
@@ -227,7 +228,7 @@ def test_cancelled_episodes_give_everything_back(shop: ModuleType, renderer: Ren
 
     async def run(after: float) -> None:
         engine = ScriptedEngine(shopper, ActionSource.EXPERT, make_format("hf"), renderer)
-        planned = attempts([task(n, *"abcde") for n in range(12)], 1, 5)
+        planned = plan_attempts([task(n, *"abcde") for n in range(12)], 1, 5)
         work = asyncio.create_task(run_episodes(planned, make, Agent(max_turns=8), engine, renderer))
         await asyncio.sleep(after)
         work.cancel()

@@ -16,12 +16,12 @@ import torch
 from practicum.agent import Agent
 from practicum.config.train import resolve
 from practicum.data import store
+from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Sampling
 from practicum.environment import Action, Step
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.models import loader
-from practicum.rollout import attempts
 from practicum.training import build
 from practicum.training.checkpoint import Checkpoints
 from practicum.training.learner import Objective, OptimizerSettings
@@ -62,7 +62,7 @@ def logged() -> list[Trajectory]:
     async def play() -> list[Trajectory]:
         policy = TrainablePolicy(loader.load_tiny(0))
         try:
-            return await policy.roll_out(attempts(ByLength().tasks("train", 5), 4, 0), ByLength, AGENT)
+            return await policy.roll_out(plan_attempts(ByLength().tasks("train", 5), 4, 0), ByLength, AGENT)
         finally:
             await policy.close()
 

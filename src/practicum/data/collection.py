@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from practicum.data import store
+from practicum.data.attempts import Attempt, derive_seed
 from practicum.data.jsonl import encode
 from practicum.errors import UserError
-from practicum.rollout import Attempt, derive_seed
 from practicum.task import Task, content_hash
 from practicum.trajectory import Outcome, Seeds, Trajectory
 

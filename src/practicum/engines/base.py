@@ -44,8 +44,8 @@ class Request:
     """No further turn of the session can follow, so that nothing need be kept for it."""
     adapter: str = ""
     """The adapter to answer with, where the engine serves several; "" is the policy itself."""
-    listen: Callable[[int], None] | None = None
-    """Hears every token as it is sampled, where the engine can tell."""
+    on_token: Callable[[int], None] | None = None
+    """Called with every token id as it is sampled, by engines that generate token by token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from practicum.data.attempts import plan_attempts
 from practicum.data.store import dump
 from practicum.environment import SPLITS, Environment
 from practicum.environments.worker import close_pools
 from practicum.errors import UserError
 from practicum.evaluation.stats.intervals import jeffreys
-from practicum.rollout import attempts, run_episodes
+from practicum.rollout import run_episodes
 from practicum.rollout_setup import RolloutSetup, make_rollout_setup
 from practicum.trajectory import Outcome, Trajectory
 from practicum.utils.memory import release_free_memory, tree_resident_megabytes
@@ -170,7 +171,7 @@ async def digest(name: str, count: int, options: Mapping[str, Any]) -> str:
 
 
 async def play(bench: RolloutSetup, count: int) -> list[Trajectory]:
-    planned = attempts(bench.environment.tasks("train", count), 1, 0)
+    planned = plan_attempts(bench.environment.tasks("train", count), 1, 0)
     return await run_episodes(planned, bench.make_environment, bench.agent, bench.engine, bench.renderer)
 
 

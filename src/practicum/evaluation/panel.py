@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from practicum.data import store
+from practicum.data.attempts import Attempt, plan_attempts
 from practicum.errors import UserError
-from practicum.rollout import Attempt, attempts
 from practicum.task import Task, content_hash, plain
 
 PANEL = "practicum panel 1"
@@ -40,7 +40,7 @@ class Panel:
 
     def attempts(self, each: int = 1) -> list[Attempt]:
         """Attempt k at a task has the same seeds whoever is examined and however many follow."""
-        return attempts(self.tasks, each, self.seed, "panel/")
+        return plan_attempts(self.tasks, each, self.seed, "panel/")
 
     def write(self, path: Path) -> None:
         """The panel as a file, which is also a task registry."""

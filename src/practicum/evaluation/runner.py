@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from practicum.data import store
+from practicum.data.attempts import Attempt
 from practicum.data.collection import Collection, Row
 from practicum.data.jsonl import encode
 from practicum.environment import Environment
 from practicum.errors import UserError
 from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import AttemptResult, EvalResult, attempt_result
-from practicum.rollout import Attempt, MakeEnvironment
+from practicum.rollout import MakeEnvironment
 from practicum.trajectory import Trajectory
 
 TIMES = "timing.jsonl"

@@ -14,9 +14,9 @@ from typing import Any
 from practicum.data.store import write_atomic
 from practicum.errors import UserError
 from practicum.evaluation.result import EvalResult
-from practicum.utils.console import escape_control_chars
 from practicum.utils.memory import cpu_seconds, peak_resident_megabytes, reset_peak_resident
 from practicum.utils.progress import duration
+from practicum.utils.tables import printable
 
 NAME = "stages.json"
 
@@ -126,7 +126,7 @@ class Told(io.StringIO):
 
     def last_line(self) -> str:
         lines = self.getvalue().strip().splitlines()
-        return escape_control_chars(lines[-1]) if lines else ""
+        return printable(lines[-1]) if lines else ""
 
 
 class Epochs:

@@ -18,12 +18,13 @@ from typing import Any
 
 from practicum.agent import Agent
 from practicum.chat import reasoning
+from practicum.data.attempts import derive_seed
 from practicum.data.export import successful_episodes
 from practicum.data.state_index import failed, progress, prompt_ids, visits
 from practicum.engines.base import Generation, Request
 from practicum.environment import Action, Observation
 from practicum.errors import EngineError, UserError
-from practicum.rollout import MakeEnvironment, derive_seed
+from practicum.rollout import MakeEnvironment
 from practicum.task import Task, canonical_json, content_hash
 from practicum.training.monitor.rollout_metrics import rollout_metrics
 from practicum.training.offline import TrajectoryLog, check_same_log

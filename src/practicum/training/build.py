@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from practicum.agent import Agent
 from practicum.algorithms import kl
+from practicum.chat.console import ConsoleEpisodeWatcher
 from practicum.chat.renderer import Renderer
 from practicum.config import overrides
 from practicum.config.train import TrainConfig
@@ -43,7 +44,6 @@ from practicum.training.rl_trainer import GroupFilter, RLSettings, RLTrainer
 from practicum.training.run import METRICS, Run, RunSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory
-from practicum.utils.console import ConsoleEpisodeWatcher
 
 GENERATED_TASKS = 100_000
 ENGINES = ("local", "vllm")

@@ -14,9 +14,11 @@ import torch
 
 from practicum.agent import Agent
 from practicum.algorithms import aggregation, kl, losses
+from practicum.chat.console import EpisodeWatcher
+from practicum.data.attempts import derive_seed, plan_attempts
 from practicum.errors import UserError, did_you_mean
 from practicum.models.decoder import Decoder
-from practicum.rollout import MakeEnvironment, attempts, derive_seed
+from practicum.rollout import MakeEnvironment
 from practicum.task import Task
 from practicum.training import forward
 from practicum.training.critic import Critic, CriticSettings, ValuedSample, explained_variance, with_final_state
@@ -32,7 +34,6 @@ from practicum.training.samples import WeightedTrajectory, build_samples, collat
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory
 from practicum.utils.arrays import FloatArray
-from practicum.utils.console import EpisodeWatcher
 
 Scored = list[list[Trajectory]]
 
@@ -285,7 +286,7 @@ class RLTrainer:
         for number in range(settings.admission.rounds if settings.admission.enable else 1):
             label = f"step-{step}/" if number == 0 else f"step-{step}+{number}/"
             tasks = self.stream.take(settings.tasks_per_step)
-            planned = attempts(tasks, settings.chains, settings.seed, label)
+            planned = plan_attempts(tasks, settings.chains, settings.seed, label)
             rolled = await self.policy.roll_out(
                 planned,
                 self.make_environment,
@@ -316,7 +317,7 @@ class RLTrainer:
     async def _greedy_rewards(self, tasks: Sequence[Task], label: str) -> dict[str, float]:
         """Reward of one greedy rollout of the whole agent, tools included, for every task."""
         agent = replace(self.agent, sampling=replace(self.agent.sampling, temperature=0.0))
-        planned = attempts(tasks, 1, self.settings.seed, label)
+        planned = plan_attempts(tasks, 1, self.settings.seed, label)
         episodes = await self.policy.roll_out(planned, self.make_environment, agent, refresh=not self.settings.overlap)
         return {episode.group: episode.reward for episode in episodes if episode.scored}
 

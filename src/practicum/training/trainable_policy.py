@@ -18,7 +18,9 @@ import torch
 from transformers import PreTrainedModel
 
 from practicum.agent import Agent
+from practicum.chat.console import EpisodeWatcher
 from practicum.chat.renderer import Renderer
+from practicum.data.attempts import Attempt
 from practicum.engines.base import PolicyEngine
 from practicum.engines.local.engine import LocalEngine
 from practicum.errors import UserError
@@ -27,12 +29,11 @@ from practicum.evaluation.result import EvalResult, result_from_episodes
 from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.models.loader import LoadedModel
-from practicum.rollout import Attempt, MakeEnvironment, run_episodes
+from practicum.rollout import MakeEnvironment, run_episodes
 from practicum.training import forward
 from practicum.training.learner import Learner, Objective, OptimizerSettings
 from practicum.training.micro_batches import MicroBatchLimits, Sample
 from practicum.trajectory import Trajectory
-from practicum.utils.console import EpisodeWatcher
 
 GPU_TOKENS = 16384
 """Tokens that one piece of a batch has at most on a GPU."""

@@ -19,6 +19,7 @@ import torch
 from practicum.agent import Agent
 from practicum.chat.renderer import Renderer
 from practicum.config.train import resolve
+from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
 from practicum.engines.vllm import client
@@ -31,7 +32,6 @@ from practicum.environments.math import MathEnvironment
 from practicum.errors import ContextFull, EngineError, UserError
 from practicum.models import loader, lora
 from practicum.models.decoder import Decoder
-from practicum.rollout import attempts
 from practicum.training import build
 from practicum.training.rl_trainer import RLSettings, RLTrainer
 from practicum.training.trainable_policy import TrainablePolicy
@@ -222,7 +222,7 @@ def test_a_fault_that_stays_ends_the_episode_alone(policy: TrainablePolicy, smal
     agent = Agent(max_turns=1, sampling=Sampling(max_tokens=4))
 
     async def play() -> list[Any]:
-        planned = attempts(MathEnvironment().tasks("train", 1), 1, 0)
+        planned = plan_attempts(MathEnvironment().tasks("train", 1), 1, 0)
         return await policy.roll_out(planned, MathEnvironment, agent, concurrency=1)
 
     (episode,) = asyncio.run(play())  # its second attempt finds the server well again

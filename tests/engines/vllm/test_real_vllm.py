@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from practicum.config.train import resolve
+from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
 from practicum.engines.vllm.engine import UpdateLost, VLLMEngine
@@ -27,7 +28,7 @@ from practicum.engines.vllm.server import VLLMServer
 from practicum.environment import Action, Observation, Step
 from practicum.environments.math import MathEnvironment
 from practicum.models import loader
-from practicum.rollout import attempts, run_episodes
+from practicum.rollout import run_episodes
 from practicum.training import build
 from practicum.training.run import Run
 from practicum.trajectory import Outcome, Trajectory
@@ -222,7 +223,7 @@ def test_a_server_killed_in_a_rollout(bench: Bench) -> None:
     policy.renderer.end_ids, ends = (), policy.renderer.end_ids
 
     async def play(label: str, kill: bool) -> list[Trajectory]:
-        planned = attempts(MathEnvironment().tasks("train", 4), 4, 0, label)
+        planned = plan_attempts(MathEnvironment().tasks("train", 4), 4, 0, label)
         episodes = asyncio.create_task(run_episodes(planned, ByLength, agent, engine, policy.renderer, concurrency=16))
         if kill:
             await asyncio.sleep(1.0)

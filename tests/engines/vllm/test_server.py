@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from practicum.agent import Agent
+from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Sampling
 from practicum.engines.vllm import engine as vllm_engine
 from practicum.engines.vllm.engine import VLLMEngine, VLLMSettings
@@ -26,7 +27,7 @@ from practicum.engines.vllm.server import ServerSettings, VLLMServer, find_pytho
 from practicum.environments.math import MathEnvironment
 from practicum.errors import EngineError, UserError
 from practicum.models import loader, lora
-from practicum.rollout import attempts, run_episodes
+from practicum.rollout import run_episodes
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Outcome, Trajectory
 
@@ -238,7 +239,7 @@ def test_a_server_killed_in_a_rollout_is_started_again(tmp_path: Path, monkeypat
     agent = Agent(max_turns=1, sampling=Sampling(max_tokens=100))
 
     async def play(label: str, kill: bool) -> list[Trajectory]:
-        planned = attempts(MathEnvironment().tasks("train", 2), 2, 0, label)
+        planned = plan_attempts(MathEnvironment().tasks("train", 2), 2, 0, label)
         episodes = asyncio.create_task(
             run_episodes(planned, MathEnvironment, agent, engine, policy.renderer, concurrency=4)
         )

@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from practicum import registry
+from practicum.data.attempts import plan_attempts
 from practicum.environment import SPLITS, Action, Policy, Step
 from practicum.environments.agentgym.alfworld import AlfWorld, made_task, pool_of
 from practicum.environments.agentgym.alfworld_games import KINDS, Dice, kind_of
 from practicum.environments.agentgym.alfworld_planning import relevant
 from practicum.environments.worker import close_pools
 from practicum.errors import UserError
-from practicum.rollout import attempts, run_episodes
+from practicum.rollout import run_episodes
 from practicum.rollout_setup import make_rollout_setup
 from practicum.task import Task
 
@@ -267,7 +268,7 @@ def test_a_killed_engine_costs_its_episode_which_is_tried_again() -> None:
                 os.kill(killed[0], signal.SIGKILL)
             return await super().act(command)
 
-    planned = attempts(tasks, 1, 0)
+    planned = plan_attempts(tasks, 1, 0)
     lost = asyncio.run(run_episodes(planned[:1], Fragile, bench.agent, bench.engine, bench.renderer))
     assert lost[0].outcome.value == "env_error"
     assert "the process of AlfWorldHost is gone" in str(lost[0].error)

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 import pytest
 
 from practicum import registry
+from practicum.data.attempts import plan_attempts
 from practicum.environment import SPLITS, Action, Policy, Step
 from practicum.environments.agentgym import sciworld_tasks
 from practicum.environments.agentgym.sciworld import BRACKETS, SciWorld, pool_of
 from practicum.environments.worker import close_pools
 from practicum.errors import UserError
-from practicum.rollout import attempts, run_episodes
+from practicum.rollout import run_episodes
 from practicum.rollout_setup import make_rollout_setup
 from practicum.task import Task
 
@@ -221,7 +222,7 @@ def test_a_killed_java_costs_its_episodes_which_are_tried_again() -> None:
                 os.kill(killed[0], signal.SIGKILL)
             return await super().act(command)
 
-    planned = attempts([LIVING], 1, 0)
+    planned = plan_attempts([LIVING], 1, 0)
     (lost,) = asyncio.run(run_episodes(planned, Fragile, bench.agent, bench.engine, bench.renderer))
     assert lost.outcome.value == "env_error"
     assert "the process of ScienceWorldHost is gone" in str(lost.error)

@@ -37,7 +37,7 @@ class RunningRequest:
     """Whether nobody looks at single tokens."""
 
     def __post_init__(self) -> None:
-        self.plain = not self.request.sampling.stop and self.request.listen is None
+        self.plain = not self.request.sampling.stop and self.request.on_token is None
 
 
 Completions = list[tuple[RunningRequest, list[int], list[float], bool]]

@@ -61,8 +61,8 @@ def append_tokens(
         row.ids += new
         row.logprobs += logprobs[at : at + stop]
         at += stop
-        if row.request.listen is not None:
-            row.loop.call_soon_threadsafe(row.request.listen, new[0])
+        if row.request.on_token is not None:
+            row.loop.call_soon_threadsafe(row.request.on_token, new[0])
         reason = _reason(row, ends, stops)
         if reason is not None:
             return reason
