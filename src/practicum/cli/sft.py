@@ -1,8 +1,8 @@
-"""`practicum sft KEY=VALUE ...`: imitate collected episodes. Flags are short names of keys."""
+"""`practicum sft KEY=VALUE ...`: supervised fine-tuning on collected episodes. Flags are short names of keys."""
 
 from __future__ import annotations
 
-from practicum.cli.stage import Flag, run_stage
+from practicum.cli.supervised import Command, Flag, run_command
 
 FLAGS = {
     "episodes": Flag("data.episodes", "folder written by `practicum collect`"),
@@ -18,15 +18,16 @@ FLAGS = {
     "warmup": Flag("training.warmup_steps", "updates of warm-up"),
     "lora_r": Flag("training.lora_r", "rank of the adapter"),
     "lora_alpha": Flag("training.lora_alpha", "its scale"),
-    "seed": Flag("training.seed", "order of the data, start of the adapter"),
+    "seed": Flag("training.seed", "seed of the data order and of the new adapter"),
 }
 SWITCHES = {
-    "include_failed": Flag("data.include_failed=true", "imitate failed episodes too"),
+    "include_failed": Flag("data.include_failed=true", "train on failed episodes too"),
     "full": Flag("training.use_lora=false", "train all weights, without an adapter"),
 }
 
 
 def run(argv: list[str]) -> int:
-    from practicum.training.build_supervised import SFTConfig, build_sft
+    from practicum.training.api import sft
+    from practicum.training.build_supervised import SFTConfig
 
-    return run_stage("sft", __doc__, argv, FLAGS, SWITCHES, SFTConfig, build_sft, "actor/loss")
+    return run_command(Command("sft", __doc__, FLAGS, SWITCHES, "actor/loss"), argv, SFTConfig, sft)

@@ -5,6 +5,7 @@ An override that names no key is an error that names the nearest one.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -115,3 +116,8 @@ def _leaves(tree: dict[Any, Any], prefix: str) -> list[tuple[str, Any]]:
 
 def show(config: Any) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def quote(text: str) -> str:
+    """A text in the quotes of the override grammar: quotes are escaped, and so are backslashes that precede one."""
+    return "'" + re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + (match[2] and "\\'"), text) + "'"

@@ -1,0 +1,75 @@
+"""What `practicum sft` and `practicum dpo` share: flags that are short names of keys, and the last line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from practicum.training.api import TrainResult
+
+
+class Flag(NamedTuple):
+    """A flag's key (or `key=value`, for a switch) and its help."""
+
+    key: str
+    help: str
+
+
+class Command(NamedTuple):
+    """`practicum sft` or `practicum dpo`: `flags` take a value, `switches` do not."""
+
+    name: str
+    description: str | None
+    flags: Mapping[str, Flag]
+    switches: Mapping[str, Flag]
+    loss: str
+    """Name of the training loss among the metrics."""
+
+
+def run_command(command: Command, argv: list[str], schema: Any, function: Callable[[Any], TrainResult]) -> int:
+    """Read flags and overrides, call `function` with the configuration, print the result."""
+    args = make_parser(command).parse_intermixed_args(argv)
+
+    from practicum.config import overrides
+    from practicum.training.api import resolve_supervised
+    from practicum.training.build_supervised import preset
+
+    values = [(key, getattr(args, flag)) for flag, (key, _) in command.flags.items()]
+    from_flags = [f"{key}={overrides.quote(value)}" for key, value in values if value is not None]
+    from_flags += [key for switch, (key, _) in command.switches.items() if getattr(args, switch)]
+    from_hardware = preset(args.hardware) if args.hardware else []
+    config = resolve_supervised(schema, [*from_hardware, *from_flags, *args.overrides])
+    if args.dry_run:
+        print(overrides.show(config), end="")
+        return 0
+    print_result(function(config), command.loss)
+    return 0
+
+
+def make_parser(command: Command) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"practicum {command.name}", description=command.description)
+    for flag, (key, text) in command.flags.items():
+        parser.add_argument(
+            *_spellings(flag), dest=flag, metavar=key.rsplit(".", 1)[-1].upper(), help=f"{text} ({key})"
+        )
+    for switch, (key, text) in command.switches.items():
+        parser.add_argument(*_spellings(switch), dest=switch, action="store_true", help=f"{text} ({key})")
+    parser.add_argument(
+        "--hardware", metavar="CARD", help="batch and accumulation for a card: 80gb, 40gb, 24gb, 4090, ..."
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    return parser
+
+
+def print_result(result: TrainResult, loss: str) -> None:
+    outcome = f"last loss {result.metrics[loss]:.4f}" if result.metrics else "nothing was left to do"
+    if result.best_value is not None:
+        outcome += f", best eval loss {result.best_value:.4f} at step {result.best_step}"
+    print(f"{result.num_steps} updates; {outcome}; model in {result.model}")
+
+
+def _spellings(name: str) -> list[str]:
+    return sorted({f"--{name}", f"--{name.replace('_', '-')}"})

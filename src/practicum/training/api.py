@@ -1,0 +1,181 @@
+"""Training as functions: `train` (reinforcement learning), `sft` and `dpo`, from a typed configuration or overrides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omegaconf import OmegaConf
+
+from practicum.config import train as train_config
+from practicum.config.overrides import read_overrides, schema_keys
+from practicum.config.train import TrainConfig
+from practicum.training import build, build_supervised
+from practicum.training.build_supervised import DPOConfig, SFTConfig
+from practicum.training.supervised import SupervisedTrainer
+from practicum.utils.progress import Progress
+
+Config = TypeVar("Config", SFTConfig, DPOConfig)
+StepCallback = Callable[[int, int, Mapping[str, float]], None]
+"""Called after each update with its number, from 1, the number of updates in all, and its metrics."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A finished run: its folder, the trained model in it, and the last value of each metric of this process."""
+
+    folder: Path
+    model: Path
+    num_steps: int
+    best_step: int | None
+    """Step of the best validation, or None where nothing was validated."""
+    best_value: float | None
+    metrics: Mapping[str, float]
+    """Empty where the run was finished before and nothing was left to do."""
+
+
+def train(
+    config: TrainConfig | Iterable[str],
+    *,
+    model_folder: str | Path | None = None,
+    progress: bool = True,
+    log: Callable[[str], None] = print,
+    on_step: StepCallback | None = None,
+) -> TrainResult:
+    """Train by reinforcement learning, online or from logged episodes, and save the model.
+
+    `config` is a `TrainConfig` or overrides as `practicum train` takes them, such as ["recipe=math-tiny"]. A folder
+    that holds an unfinished run of the same configuration is continued. The model goes to `model_folder`, by default
+    model/ in the run's folder. `log` gets messages, `progress` shows a line on stderr.
+    """
+    return asyncio.run(_train(resolve_train(config), model_folder, progress, log, on_step))
+
+
+async def _train(
+    config: TrainConfig,
+    model_folder: str | Path | None,
+    progress: bool,
+    log: Callable[[str], None],
+    on_step: StepCallback | None,
+) -> TrainResult:
+    online = config.data.from_trajectories is None or config.algorithm.offline.method == "bandit"
+    episodes_per_step = config.data.train_batch_size * config.agent.num_chains if online else 1
+    line = Progress("train", 0, "episodes" if online else "steps", shown=progress)
+    metrics: dict[str, float] = {}
+
+    def report(step: int, values: dict[str, float]) -> None:
+        metrics.update(values)
+        if online:
+            line.note = f"step {step}: reward {values.get('reward/mean', float('nan')):.3f}"
+        else:
+            distance = values.get("offline/distance/mean", float("nan"))
+            loss = values.get("actor/loss", float("nan"))
+            line.advance(1, f"loss {loss:+.4f}, distance from the log {distance:.3f}")
+        if on_step is not None:
+            on_step(step, run.settings.steps, values)
+
+    run = build.build_run(config, report, (lambda episode: line.advance()) if online else None, say=log)
+    try:
+        line.total = run.settings.steps * episodes_per_step
+        line.done = run.standing.step * episodes_per_step
+        with line:
+            state = await run.go()
+        model = run.folder / "model" if model_folder is None else Path(model_folder)
+        run.policy.save(model)
+    finally:
+        await run.policy.close()
+    return TrainResult(run.folder, model, state.step, state.best_step, state.best_value, metrics)
+
+
+def sft(
+    config: SFTConfig | Iterable[str],
+    *,
+    progress: bool = True,
+    log: Callable[[str], None] = print,
+    on_step: StepCallback | None = None,
+) -> TrainResult:
+    """Train on the replies of collected episodes or of a file of rows (supervised fine-tuning).
+
+    `config` is an `SFTConfig` or overrides as `practicum sft` takes them, such as ["data.episodes=runs/collect"].
+    """
+    resolved = resolve_supervised(SFTConfig, config)
+    return _supervised("sft", "actor/loss", lambda report: build_supervised.build_sft(resolved, report), progress, log,
+                       on_step)  # fmt: skip
+
+
+def dpo(
+    config: DPOConfig | Iterable[str],
+    *,
+    progress: bool = True,
+    log: Callable[[str], None] = print,
+    on_step: StepCallback | None = None,
+) -> TrainResult:
+    """Train on pairs of replies, the better one preferred (direct preference optimization).
+
+    `config` is a `DPOConfig` or overrides as `practicum dpo` takes them, such as ["data.episodes=runs/collect"].
+    """
+    resolved = resolve_supervised(DPOConfig, config)
+    return _supervised("dpo", "dpo/loss", lambda report: build_supervised.build_dpo(resolved, report), progress, log,
+                       on_step)  # fmt: skip
+
+
+def _supervised(
+    name: str,
+    loss: str,
+    build_trainer: Callable[[Callable[[int, dict[str, float]], None]], SupervisedTrainer],
+    progress: bool,
+    log: Callable[[str], None],
+    on_step: StepCallback | None,
+) -> TrainResult:
+    line = Progress(name, 0, "steps", shown=progress)
+    metrics: dict[str, float] = {}
+
+    def report(step: int, values: dict[str, float]) -> None:
+        metrics.update(values)
+        evaluated = f", eval {metrics['eval/loss']:.3f}" if "eval/loss" in metrics else ""
+        line.advance(1, f"loss {values[loss]:.3f}{evaluated}")
+        if on_step is not None:
+            on_step(step, trainer.settings.steps, values)
+
+    trainer = build_trainer(report)
+    log(build_supervised.describe(trainer.policy))
+    try:
+        line.total, line.done = trainer.settings.steps, trainer.standing.step
+        with line:
+            state = trainer.run()
+    finally:
+        asyncio.run(trainer.policy.close())
+    model = trainer.folder / "model"
+    return TrainResult(trainer.folder, model, state.step, state.best_step, state.best_value, metrics)
+
+
+def resolve_train(config: TrainConfig | Iterable[str]) -> TrainConfig:
+    """The configuration in force, checked; wrong keys and values are errors."""
+    if not isinstance(config, TrainConfig):
+        return train_config.resolve(list(config))
+    changed = changed_keys(config) | {"algorithm.adv_estimator"}  # a typed configuration is used as it is
+    train_config.check_numbers(config)
+    train_config.check_backend(config, changed)
+    train_config.check_batches(config)
+    train_config.check_offline(config, changed)
+    return config
+
+
+def resolve_supervised(schema: type[Config], config: Config | Iterable[str]) -> Config:
+    """The configuration in force, checked; wrong keys and values are errors."""
+    if isinstance(config, Iterable):
+        resolved, changed = read_overrides(schema, list(config))
+    else:
+        resolved, changed = config, changed_keys(config)
+    build_supervised.check_given(resolved, changed)
+    return resolved
+
+
+def changed_keys(config: Any) -> set[str]:
+    """Keys whose value is not the default of the schema."""
+    now, default = OmegaConf.structured(config), OmegaConf.structured(type(config))
+    keys = schema_keys(type(config))
+    return {key for key in keys if OmegaConf.select(now, key) != OmegaConf.select(default, key)}
