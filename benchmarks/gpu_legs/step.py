@@ -26,8 +26,8 @@ from practicum.engines.base import Sampling
 from practicum.environment import Action, Environment, Message, Observation, Step
 from practicum.environments.math import make_problem
 from practicum.task import Task
-from practicum.training.learner import Objective
 from practicum.training.micro_batches import MicroBatchLimits
+from practicum.training.objective import Objective
 from practicum.training.rl_trainer import RLSettings, RLTrainer
 from practicum.training.trainable_policy import TrainablePolicy
 

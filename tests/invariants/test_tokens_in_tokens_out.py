@@ -24,7 +24,8 @@ from practicum.models.decoder import Decoder
 from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.training.estimators import num_sampled_tokens
-from practicum.training.learner import Learner, OptimizerSettings
+from practicum.training.learner import Learner
+from practicum.training.optimizer import OptimizerSettings
 from practicum.training.samples import build_samples, collate
 from practicum.trajectory import Origin, Trajectory
 

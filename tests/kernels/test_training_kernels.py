@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,10 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from practicum.models.prefix_tree import PrefixTree, Spans, build_tree, spans
-from practicum.training.learner import Learner, Objective, OptimizerSettings
+from practicum.models.prefix_tree import BlockAttentionPlan, PrefixTree, block_attention_plan, build_tree
+from practicum.training.learner import Learner
 from practicum.training.master_adamw import MasterAdamW
-from practicum.training.micro_batches import MicroBatchLimits, Sample, micro_batches, ordered
+from practicum.training.micro_batches import MicroBatchLimits, Sample, micro_batches, sort_samples
+from practicum.training.objective import Objective
+from practicum.training.optimizer import OptimizerSettings
 from tests.engines.local.test_cuda_runner import build_model
 
 INTERPRETED = bool(os.environ.get("TRITON_INTERPRET"))
@@ -83,8 +84,8 @@ def test_gate(dtype: torch.dtype) -> None:
     compare(dtype, lambda joined: (Gate.apply(joined),), plain, torch.randn(50, 2 * 1500))
 
 
-def there(tree: PrefixTree) -> Spans:
-    return Spans(*(array.to(DEVICE) for array in spans(tree).arrays()))
+def there(tree: PrefixTree) -> BlockAttentionPlan:
+    return BlockAttentionPlan(*(array.to(DEVICE) for array in block_attention_plan(tree).arrays()))
 
 
 def trees(seed: int, groups: int, longest: int) -> list[Sample]:
@@ -111,14 +112,14 @@ def test_attention_over_a_forest(dtype: torch.dtype, heads: int, kv_heads: int, 
     from practicum.kernels.tree_attention import ForestAttention
 
     torch.manual_seed(0)
-    batch = ordered(trees(0, 3 if INTERPRETED else 12, 50 if INTERPRETED else 200))
+    batch = sort_samples(trees(0, 3 if INTERPRETED else 12, 50 if INTERPRETED else 200))
     tree = build_tree(batch.inputs, batch.shared)
-    ends, positions = torch.from_numpy(tree.ends).to(DEVICE), torch.from_numpy(tree.depths).to(DEVICE)
+    ends, positions = torch.from_numpy(tree.subtree_ends).to(DEVICE), torch.from_numpy(tree.depths).to(DEVICE)
     number = torch.arange(len(ends), device=DEVICE)
     seen = (number[None, :] <= number[:, None]) & (number[:, None] < ends[None, :])
     angle = torch.arange(int(positions.max()) + 1)[:, None] * torch.logspace(0, -2, size // 2)[None, :]
     cos, sin = angle.cos().repeat(1, 2).to(DEVICE), torch.cat((-angle.sin(), angle.sin()), -1).to(DEVICE)
-    look = there(tree)
+    plan = there(tree)
 
     def plain(joined: Tensor) -> tuple[Tensor]:
         parts = joined.view(len(joined), -1, size)
@@ -131,7 +132,7 @@ def test_attention_over_a_forest(dtype: torch.dtype, heads: int, kv_heads: int, 
         return (mixed[0].transpose(0, 1).flatten(1),)
 
     def run(joined: Tensor) -> tuple[Tensor]:
-        return (ForestAttention.apply(joined.clone(), positions, (cos, sin), look, heads, kv_heads),)
+        return (ForestAttention.apply(joined.clone(), positions, (cos, sin), plan, heads, kv_heads),)
 
     compare(dtype, run, plain, torch.randn(len(ends), (heads + 2 * kv_heads) * size))
 
@@ -150,7 +151,7 @@ def test_decoding_prompts_and_the_learner_look_at_keys_in_one_order(
     monkeypatch.setattr(decode_attention, "PROGRAMS", programs)
     torch.manual_seed(0)
     heads, kv_heads, size = (6, 2, 32) if INTERPRETED else (9, 3, 64)
-    batch = ordered(trees(7, 2 if INTERPRETED else 6, 90 if INTERPRETED else 400))
+    batch = sort_samples(trees(7, 2 if INTERPRETED else 6, 90 if INTERPRETED else 400))
     tree = build_tree(batch.inputs, batch.shared)
     positions = torch.from_numpy(tree.depths).to(DEVICE)
     longest = int(positions.max()) + 1
@@ -218,16 +219,8 @@ def test_gradients_of_a_whole_model(name: str, checkpointing: bool, monkeypatch:
     decoder = Decoder(model)
     decoder.checkpointing = checkpointing
     if INTERPRETED:
-        monkeypatch.setattr(packing, "rectangles", lambda runs: None)
+        monkeypatch.setattr(packing, "attention_plan", lambda tree, device: block_attention_plan(tree))
         monkeypatch.setattr(forward, "fused_head", lambda decoder: True)
-        real = packing._assemble
-
-        def assemble(samples, batch, piece, device, bucket):  # type: ignore[no-untyped-def]
-            micro = real(samples, batch, piece, device, bucket)
-            tree = build_tree([batch.inputs[at] for at in piece], [batch.shared[at] for at in piece])
-            return replace(micro, look=spans(tree))
-
-        monkeypatch.setattr(packing, "_assemble", assemble)
     found = Learner(decoder, OptimizerSettings(grad_clip=0.0), MicroBatchLimits(64), threads=1).update(
         samples, trained, objective, 0.0
     )
@@ -255,17 +248,17 @@ def test_half_precision_weights_have_a_float32_residual_stream() -> None:
     exact = F.rms_norm(into.double(), (48,), weight.double(), 1e-5)
     assert float(((out.double() - exact) / exact).abs().max()) < (2**-11 if INTERPRETED else 2**-8)  # rounded once
 
-    batch = ordered(trees(5, 1, 12))
+    batch = sort_samples(trees(5, 1, 12))
     tree = build_tree(batch.inputs, batch.shared)
     ids, positions = torch.from_numpy(tree.ids).to(DEVICE), torch.from_numpy(tree.depths).to(DEVICE)
-    look = there(tree)
+    plan = there(tree)
     model = build_model("llama").to(DEVICE, HALF)
-    hidden = packed_hidden(Decoder(model), ids, positions, look)
+    hidden = packed_hidden(Decoder(model), ids, positions, plan)
     assert hidden.dtype == HALF
     asked = torch.randn(hidden.shape, device=DEVICE)
     (hidden.float() * asked).sum().backward()
     exact_model = build_model("llama").to(HALF).to(DEVICE).float()
-    wide = packed_hidden(Decoder(exact_model), ids, positions, look)
+    wide = packed_hidden(Decoder(exact_model), ids, positions, plan)
     near(hidden, wide, torch.bfloat16)
     (wide * asked).sum().backward()
     for mine, known in zip(model.parameters(), exact_model.parameters(), strict=True):
@@ -287,11 +280,11 @@ def test_replayed_graphs_give_the_same_gradients(name: str) -> None:
     for replay in (False, True):
         model = build_model(name).to(DEVICE, torch.bfloat16)
         learner = Learner(Decoder(model), OptimizerSettings(), MicroBatchLimits(512), threads=1)
-        learner.replay, learner.bucket = replay, 128
+        learner.use_cuda_graphs, learner.bucket_tokens = replay, 128
         metrics = [learner.update(samples, trained, Objective(), 0.0) for _ in range(2)]
         assert isinstance(learner.optimizer, MasterAdamW)
         assert metrics[0] == metrics[1]
-        found.append((metrics[0], learner.optimizer.gathered))
+        found.append((metrics[0], learner.optimizer.accumulated))
     (plain, gradient), (replayed, other) = found
     assert replayed == pytest.approx(plain, rel=2e-2, abs=1e-4)
     assert gradient is not None

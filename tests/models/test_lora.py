@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from practicum.cli.main import main
 from practicum.errors import UserError
 from practicum.models import loader, lora
-from practicum.training.learner import Objective, OptimizerSettings
+from practicum.training.objective import Objective
+from practicum.training.optimizer import OptimizerSettings
 from practicum.training.trainable_policy import TrainablePolicy
 
 from ..training.test_learner import make_samples

@@ -40,7 +40,7 @@ from practicum.tools import mcp_server
 from practicum.tools.base import Tool, ToolResult
 from practicum.tools.errors import ToolFailure
 from practicum.tools.mcp import Address, read_address
-from practicum.training.learner import Objective
+from practicum.training.objective import Objective
 from practicum.training.rl_trainer import RLSettings, RLTrainer
 from practicum.training.run import Run, RunSettings
 from practicum.training.sft import SFTSettings, train_sft

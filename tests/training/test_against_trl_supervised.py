@@ -19,8 +19,8 @@ from torch import Tensor
 
 from practicum.models import loader
 from practicum.training.dpo import DPOSettings, Pair, judge, step, totals
-from practicum.training.learner import OptimizerSettings
 from practicum.training.micro_batches import Sample
+from practicum.training.optimizer import OptimizerSettings
 from practicum.training.sft import SFTSettings, update
 from practicum.training.trainable_policy import TrainablePolicy
 

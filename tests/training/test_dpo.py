@@ -13,8 +13,8 @@ from practicum.algorithms.preferences import LOSSES, Pairs
 from practicum.errors import UserError
 from practicum.models import loader, lora
 from practicum.training.dpo import DPOSettings, Pair, step, totals, train_dpo
-from practicum.training.learner import OptimizerSettings
 from practicum.training.micro_batches import Sample
+from practicum.training.optimizer import OptimizerSettings
 from practicum.training.trainable_policy import TrainablePolicy
 
 

@@ -16,8 +16,10 @@ from practicum.algorithms import kl
 from practicum.algorithms import losses as policy_losses
 from practicum.errors import UserError
 from practicum.models.decoder import Decoder
-from practicum.training.learner import Learner, Objective, OptimizerSettings, balanced
+from practicum.training.learner import Learner, balanced_halves
 from practicum.training.micro_batches import MicroBatchLimits, Sample
+from practicum.training.objective import Objective
+from practicum.training.optimizer import OptimizerSettings
 
 VOCABULARY = 53
 
@@ -198,7 +200,7 @@ def test_the_split_does_not_matter(seed: int, tokens: int, most: int | None, obj
 def test_pieces_of_the_head_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = make_samples(6, 4)
     whole = gradients(samples, Objective("pg", entropy_coeff=0.01))
-    monkeypatch.setattr("practicum.training.forward.LOGIT_ROWS", 3 * VOCABULARY)
+    monkeypatch.setattr("practicum.training.forward.MAX_LOGITS", 3 * VOCABULARY)
     assert distance(gradients(samples, Objective("pg", entropy_coeff=0.01)), whole) < 1e-6
 
 
@@ -269,6 +271,6 @@ def test_two_threads_compute_what_one_does() -> None:
 
 
 def test_pieces_are_shared_out_by_size() -> None:
-    assert balanced([5, 9, 4, 4]) == ([1, 3], [0, 2])
-    assert balanced([3]) == ([0], [])
-    assert balanced([]) == ([], [])
+    assert balanced_halves([5, 9, 4, 4]) == ([1, 3], [0, 2])
+    assert balanced_halves([3]) == ([0], [])
+    assert balanced_halves([]) == ([], [])

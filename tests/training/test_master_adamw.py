@@ -7,8 +7,8 @@ import copy
 import torch
 from torch import nn
 
-from practicum.training.learner import OptimizerSettings, apply_gradient, make_optimizer
 from practicum.training.master_adamw import MasterAdamW
+from practicum.training.optimizer import OptimizerSettings, apply_gradient, make_optimizer
 
 SETTINGS = OptimizerSettings(lr=1e-3, weight_decay=0.1, grad_clip=0.5)
 
@@ -31,7 +31,7 @@ def test_steps_are_those_of_float32() -> None:
                 gradient = torch.randn(one.shape).bfloat16()
                 one.grad = gradient.float() if one.grad is None else one.grad + gradient.float()
                 other.grad = gradient
-            masters.gather()
+            masters.accumulate()
         assert (
             abs(
                 apply_gradient(plain, exact, SETTINGS, 1e-3, lambda: 0.0)
@@ -50,7 +50,7 @@ def test_small_steps_add_up() -> None:
     for _ in range(60):  # each is far below bfloat16's precision at 1
         masters.zero_grad()
         weight.grad = torch.ones_like(weight)
-        masters.gather()
+        masters.accumulate()
         masters.step()
     assert torch.all(weight < 1)
 
@@ -64,7 +64,7 @@ def test_what_is_saved_is_all_there_is() -> None:
         torch.manual_seed(seed)
         for weight in held:
             weight.grad = torch.randn_like(weight)
-        optimizer.gather()
+        optimizer.accumulate()
         optimizer.step()
 
     step(masters, first, 0)

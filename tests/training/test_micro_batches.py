@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from practicum.models.prefix_tree import Rectangles, build_tree, spans
-from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sample, micro_batches, ordered, pack
+from practicum.models.prefix_tree import PaddedAttentionPlan, block_attention_plan, build_tree
+from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sample, micro_batches, pack, sort_samples
 
 
 def sample(ids: list[int], mask: list[int]) -> Sample:
@@ -24,7 +24,7 @@ def sample(ids: list[int], mask: list[int]) -> Sample:
 def test_logprob_j_belongs_to_token_j_plus_one() -> None:
     (micro,) = micro_batches([sample([7, 8, 9, 5], [0, 0, 1, 1])], MicroBatchLimits(64))
     assert micro.ids.tolist() == [7, 8, 9]  # the last target is never an input
-    assert micro.at.tolist() == [1, 2]  # predictions are made at the tokens before
+    assert micro.token_index.tolist() == [1, 2]  # predictions are made at the tokens before
     assert micro.targets.tolist() == [9, 5]
     assert micro.advantages.tolist() == [2.0, 3.0]  # fields are those of the target token
     assert micro.sampling_logprobs.tolist() == [-2.0, -3.0]
@@ -36,7 +36,7 @@ def test_a_common_beginning_is_laid_down_once() -> None:
     )
     assert micro.ids.tolist() == [1, 2, 3, 5]
     assert micro.positions.tolist() == [0, 1, 2, 2]
-    assert micro.at.tolist() == [1, 2, 1, 3]
+    assert micro.token_index.tolist() == [1, 2, 1, 3]
     assert seen_by(micro) == [[0], [0, 1], [0, 1, 2], [0, 1, 3]]
 
 
@@ -65,8 +65,10 @@ def sample_lists(draw: st.DrawFn) -> list[Sample]:
     st.lists(st.lists(st.sampled_from([0, 1, 255, 256, 65_535, 65_536, 151_642]), min_size=2, max_size=5), max_size=9)
 )
 def test_sequences_lie_in_the_order_of_their_ids(many: list[list[int]]) -> None:
-    batch = ordered([sample(ids, [0] * (len(ids) - 1) + [1]) for ids in many])
-    assert batch.numbers == [number for _, number in sorted((ids[:-1], number) for number, ids in enumerate(many))]
+    batch = sort_samples([sample(ids, [0] * (len(ids) - 1) + [1]) for ids in many])
+    assert batch.sample_indices == [
+        number for _, number in sorted((ids[:-1], number) for number, ids in enumerate(many))
+    ]
     for before, after, shared in zip(batch.inputs, batch.inputs[1:], batch.shared[1:], strict=False):
         alike = itertools.takewhile(bool, map(operator.eq, before.tolist(), after.tolist()))
         assert shared == len(list(alike))
@@ -86,13 +88,13 @@ def test_a_piece_holds_each_sample_s_own_numbers() -> None:
 
 
 def seen_by(micro: MicroBatch) -> list[list[int]]:
-    """The tokens that each token looks at, in order, read off the sights as the learner reads them."""
-    answers: list[list[int]] = []
-    assert isinstance(micro.look, Rectangles)
-    for sight in micro.look.sights:
-        for keys, rows in zip(sight.keys, sight.visible[:, 0], strict=True):
-            answers += [keys[row].tolist() for row in rows]
-    return [answers[place] for place in micro.look.places.tolist()]
+    """The tokens that each token attends to, in order, read as the learner reads the plan."""
+    outputs: list[list[int]] = []
+    assert isinstance(micro.attention_plan, PaddedAttentionPlan)
+    for batch in micro.attention_plan.batches:
+        for keys, rows in zip(batch.keys, batch.visible[:, 0], strict=True):
+            outputs += [keys[row].tolist() for row in rows]
+    return [outputs[index] for index in micro.attention_plan.output_index.tolist()]
 
 
 @settings(max_examples=300, deadline=None)
@@ -106,7 +108,7 @@ def test_every_prediction_appears_once_with_its_own_history(
         assert len(members) == 1 or len(micro.ids) <= budget
         assert most is None or len(members) <= most
         seen = seen_by(micro)
-        for k, node in enumerate(micro.at.tolist()):
+        for k, node in enumerate(micro.token_index.tolist()):
             assert seen[node][-1] == node
             assert micro.positions[seen[node]].tolist() == list(range(len(seen[node])))
             history = tuple(micro.ids[seen[node]].tolist())
@@ -126,7 +128,7 @@ def test_packing_never_needs_more_tokens_than_single_sequences(samples: list[Sam
 def test_a_full_piece_is_cut_between_groups() -> None:
     group = [[sample([g, *range(10, 20), n, 1], [0] * 12 + [1]) for n in range(4)] for g in range(3)]
     pieces = pack(
-        ordered([one for chains in group for one in chains]), MicroBatchLimits(35)
+        sort_samples([one for chains in group for one in chains]), MicroBatchLimits(35)
     )  # two groups of 11 + 4, and 5 to spare
     assert pieces == [range(8), range(8, 12)]
 
@@ -134,24 +136,29 @@ def test_a_full_piece_is_cut_between_groups() -> None:
 @settings(max_examples=200, deadline=None)
 @given(sample_lists())
 def test_a_token_is_seen_by_those_before_its_end(samples: list[Sample]) -> None:
-    batch = ordered(samples)
-    if not batch.numbers:
+    batch = sort_samples(samples)
+    if not batch.sample_indices:
         return
-    forest = build_tree(batch.inputs, batch.shared)
-    for path in forest.paths:
+    tree = build_tree(batch.inputs, batch.shared)
+    for path in tree.paths:
         own = set(path.tolist())
         for place in path.tolist():
-            seen = {key for key in range(place + 1) if place < forest.ends[key]}
+            seen = {key for key in range(place + 1) if place < tree.subtree_ends[key]}
             assert seen == {key for key in own if key <= place}
 
 
 def test_blocks_look_at_those_that_hold_an_ancestor() -> None:
     begin, first, second = np.arange(70), np.arange(100, 230), np.arange(300, 400)
-    look = spans(build_tree([np.append(begin, first), np.append(begin, second)], [0, 70]))
-    assert look.ends.tolist() == [300] * 70 + [200] * 130 + [300] * 100
-    lists = [look.looks[a:b].tolist() for a, b in zip(look.looks_from, look.looks_from[1:], strict=False)]
+    plan = block_attention_plan(build_tree([np.append(begin, first), np.append(begin, second)], [0, 70]))
+    assert plan.subtree_ends.tolist() == [300] * 70 + [200] * 130 + [300] * 100
+    lists = [
+        plan.key_blocks[a:b].tolist() for a, b in zip(plan.key_block_offsets, plan.key_block_offsets[1:], strict=False)
+    ]
     assert lists == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 3, 4]]
-    lists = [look.seen[a:b].tolist() for a, b in zip(look.seen_from, look.seen_from[1:], strict=False)]
+    lists = [
+        plan.query_blocks[a:b].tolist()
+        for a, b in zip(plan.query_block_offsets, plan.query_block_offsets[1:], strict=False)
+    ]
     assert lists == [[0, 1, 2, 3, 4], [1, 2, 3, 4], [2, 3], [3, 4], [4]]
 
 
@@ -160,4 +167,4 @@ def test_padding_stands_alone() -> None:
     (micro,) = micro_batches(samples, MicroBatchLimits(64), bucket=8)
     assert micro.ids.tolist() == [1, 2, 3, 5, 0, 0, 0, 0]
     assert seen_by(micro) == [[0], [0, 1], [0, 1, 2], [0, 1, 3], [4], [5], [6], [7]]
-    assert micro.at.tolist() == [1, 2, 1, 3]
+    assert micro.token_index.tolist() == [1, 2, 1, 3]

@@ -24,8 +24,8 @@ from practicum.errors import UserError
 from practicum.models import loader
 from practicum.training import build
 from practicum.training.checkpoint import Checkpoints
-from practicum.training.learner import Objective, OptimizerSettings
 from practicum.training.micro_batches import MicroBatchLimits
+from practicum.training.objective import Objective
 from practicum.training.offline import (
     COMPARING,
     OfflineTrainer,
@@ -34,6 +34,7 @@ from practicum.training.offline import (
     signal_groups,
     with_logprobs,
 )
+from practicum.training.optimizer import OptimizerSettings
 from practicum.training.rl_trainer import RLSettings, Scored
 from practicum.training.samples import unweighted_samples
 from practicum.training.trainable_policy import TrainablePolicy

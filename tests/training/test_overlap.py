@@ -21,7 +21,7 @@ from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.models import loader, lora
 from practicum.task import Task
-from practicum.training.learner import OptimizerSettings
+from practicum.training.optimizer import OptimizerSettings
 from practicum.training.rl_trainer import GroupFilter, RLSettings, RLTrainer
 from practicum.training.rollout_batch import RolloutBatch
 from practicum.training.trainable_policy import TrainablePolicy, mirrored

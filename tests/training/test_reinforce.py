@@ -13,8 +13,8 @@ import torch
 
 from practicum.algorithms import aggregation, losses
 from practicum.training.estimators import ESTIMATORS, EstimatorSettings, TokenRewards
-from practicum.training.learner import Objective
 from practicum.training.micro_batches import Sample
+from practicum.training.objective import Objective
 
 from .test_learner import Gradients, distance, fresh_model, gradients
 

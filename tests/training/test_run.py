@@ -28,9 +28,9 @@ from practicum.rewards.base import reward
 from practicum.task import Task
 from practicum.training.checkpoint import Checkpoints
 from practicum.training.estimators import Advantages, Estimator
-from practicum.training.learner import Objective
 from practicum.training.monitor.health import HealthSettings
 from practicum.training.monitor.reward_hacking import RewardHackingSettings
+from practicum.training.objective import Objective
 from practicum.training.rl_trainer import GroupFilter, RLSettings, RLTrainer
 from practicum.training.run import Run, RunSettings
 from practicum.training.trainable_policy import TrainablePolicy

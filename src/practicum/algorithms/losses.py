@@ -1,7 +1,7 @@
 """Losses per token: policy losses and the value loss, as pure functions.
 
 Aggregation over a batch is not done here: see `aggregation.py`. Adding a policy loss: a function here, its name in
-POLICY_LOSSES, a line in `training/learner.py`, golden values in tests/algorithms/test_losses.py.
+POLICY_LOSSES, a line in `training/objective.py`, golden values in tests/algorithms/test_losses.py.
 """
 
 from __future__ import annotations

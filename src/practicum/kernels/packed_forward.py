@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from practicum.kernels.fused_layers import AddNorm, Gate, GateProduct, NormHeads, NormProduct, add_norm, gate
 from practicum.kernels.tree_attention import ForestAttention
 from practicum.models.decoder import Decoder, Fused, Layer
-from practicum.models.prefix_tree import Spans
+from practicum.models.prefix_tree import BlockAttentionPlan
 
 Mix = Callable[[int, Tensor], Tensor]
 """(layer, joined projections [N, (H + 2K)·D]) -> [N, H·D]"""
@@ -27,18 +27,18 @@ def product(fused: Fused, x: Tensor) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
-def packed_hidden(decoder: Decoder, ids: Tensor, positions: Tensor, look: Spans) -> Tensor:
+def packed_hidden(decoder: Decoder, ids: Tensor, positions: Tensor, plan: BlockAttentionPlan) -> Tensor:
     """Final hidden states [N, E] of a forest's tokens."""
     x = F.embedding(ids, decoder.model.model.embed_tokens.weight)
-    return through_layers(decoder, x.float(), positions, look)
+    return through_layers(decoder, x.float(), positions, plan)
 
 
-def through_layers(decoder: Decoder, x: Tensor, positions: Tensor, look: Spans) -> Tensor:
+def through_layers(decoder: Decoder, x: Tensor, positions: Tensor, plan: BlockAttentionPlan) -> Tensor:
     """The same from their embeddings [N, E], in float32 as the residual stream is; products are in the weights' own."""
     shape, tables = decoder.shape, decoder.tables
 
     def mix(number: int, joined: Tensor) -> Tensor:
-        mixed: Tensor = ForestAttention.apply(joined, positions, tables, look, shape.heads, shape.kv_heads)  # type: ignore[no-untyped-call]
+        mixed: Tensor = ForestAttention.apply(joined, positions, tables, plan, shape.heads, shape.kv_heads)  # type: ignore[no-untyped-call]
         return mixed
 
     added: Tensor | None = None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from practicum.kernels.fused_layers import turn_
 from practicum.kernels.online_softmax import KEYS, LOG2E, NOTHING, SEGMENT, dot, fold, merge
-from practicum.models.prefix_tree import BLOCK, SHARE, Spans
+from practicum.models.prefix_tree import BLOCK_TOKENS, QUERY_BLOCKS_PER_SPLIT, BlockAttentionPlan
 
 
 @triton.jit
@@ -188,7 +188,8 @@ class ForestAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, joined: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor], look: Spans, heads: int,
+        ctx: Any, joined: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor], plan: BlockAttentionPlan,
+        heads: int,
         kv_heads: int,
     ) -> Tensor:  # fmt: skip
         tokens, size = joined.shape[0], joined.shape[1] // (heads + 2 * kv_heads)
@@ -196,10 +197,11 @@ class ForestAttention(torch.autograd.Function):
         out = joined.new_empty(tokens, heads * size)
         sums = torch.empty(heads, tokens, dtype=torch.float32, device=joined.device)
         ctx.sizes = (tokens, heads, kv_heads, size, joined.dtype == torch.float32)
-        ctx.look, ctx.tables = look, tables
-        _forward[(len(look.firsts), heads)](
-            joined, out, sums, look.firsts, look.counts, look.depths, look.paths_from, look.paths, tokens,
-            size**-0.5 * LOG2E, heads, kv_heads, size, BLOCK, KEYS, SEGMENT, ctx.sizes[-1],
+        ctx.plan, ctx.tables = plan, tables
+        _forward[(len(plan.first_queries), heads)](
+            joined, out, sums, plan.first_queries, plan.num_queries, plan.first_depths, plan.path_offsets, plan.paths,
+            tokens,
+            size**-0.5 * LOG2E, heads, kv_heads, size, BLOCK_TOKENS, KEYS, SEGMENT, ctx.sizes[-1],
             num_warps=4, num_stages=1, enable_fp_fusion=False,
         )  # fmt: skip
         ctx.save_for_backward(joined, out, sums, positions)
@@ -209,24 +211,28 @@ class ForestAttention(torch.autograd.Function):
     def backward(ctx: Any, by_out: Tensor) -> tuple[Any, ...]:
         joined, out, sums, positions = ctx.saved_tensors
         tokens, heads, kv_heads, size, exact = ctx.sizes
-        look: Spans = ctx.look
+        plan: BlockAttentionPlan = ctx.plan
         by_out = by_out.contiguous()
-        blocks = triton.cdiv(tokens, BLOCK)
+        blocks = triton.cdiv(tokens, BLOCK_TOKENS)
         agreement = torch.empty_like(sums)
-        _agreement[(blocks, heads)](out, by_out, agreement, tokens, heads, size, BLOCK, num_warps=4)
+        _agreement[(blocks, heads)](out, by_out, agreement, tokens, heads, size, BLOCK_TOKENS, num_warps=4)
         gradient = torch.empty_like(joined)
-        common = (tokens, size**-0.5 * LOG2E, size**-0.5, heads, kv_heads, size, BLOCK, exact)
+        common = (tokens, size**-0.5 * LOG2E, size**-0.5, heads, kv_heads, size, BLOCK_TOKENS, exact)
         _by_query[(blocks, heads)](
-            joined, by_out, gradient, sums, agreement, look.ends, look.looks_from, look.looks, *common,
+            joined, by_out, gradient, sums, agreement, plan.subtree_ends, plan.key_block_offsets,
+            plan.key_blocks, *common,
             num_warps=4, num_stages=2,
         )  # fmt: skip
-        shared = torch.empty(len(look.shares), kv_heads, 2, BLOCK, size, dtype=torch.float32, device=joined.device)
-        _by_key[(len(look.shares), kv_heads)](
-            joined, by_out, gradient, shared, sums, agreement, look.ends, look.seen_from, look.seen, look.shares_from,
-            look.shares, *common, SHARE, num_warps=4, num_stages=2,
+        shared = torch.empty(
+            len(plan.split_key_blocks), kv_heads, 2, BLOCK_TOKENS, size, dtype=torch.float32, device=joined.device
+        )
+        _by_key[(len(plan.split_key_blocks), kv_heads)](
+            joined, by_out, gradient, shared, sums, agreement, plan.subtree_ends, plan.query_block_offsets,
+            plan.query_blocks, plan.split_offsets,
+            plan.split_key_blocks, *common, QUERY_BLOCKS_PER_SPLIT, num_warps=4, num_stages=2,
         )  # fmt: skip
         _gather_shares[(blocks, kv_heads)](
-            shared, gradient, look.shares_from, tokens, size**-0.5, heads, kv_heads, size, BLOCK, num_warps=4
+            shared, gradient, plan.split_offsets, tokens, size**-0.5, heads, kv_heads, size, BLOCK_TOKENS, num_warps=4
         )
         turn_(gradient, positions, ctx.tables, heads + kv_heads, size, back=True)
         return gradient, None, None, None, None, None

@@ -1,11 +1,12 @@
-"""Sequences laid down as a forest: a common beginning is one run of tokens, however many go on from it.
+"""Packing of sequences as a prefix tree: a prefix that several sequences share is stored and computed once.
 
-Sequences come in the order of their ids, so each shares most with the one before it and a token's descendants
-follow it without a gap: token j is seen by i exactly when j <= i < ends[j].
+Sequences come in the order of their ids, so each shares most with the one before it, and a token's descendants
+follow it without a gap: token j is visible to token i exactly when j <= i < subtree_ends[j].
 
-A token sees its ancestors and itself. Tokens that follow one another form a run, and a run looks back
-over one path: so attention is a number of small rectangles, one a run, and what a run cannot see is
-never computed. Runs of like size go together as one padded batch (`Sight`).
+A token attends to its ancestors and itself. Consecutive tokens of one path form a segment, and a segment attends to
+one path. On a CPU, attention is therefore a number of small dense rectangles, one per segment, and what a segment
+cannot see is never computed; segments of similar size go together as one padded batch (`PaddedAttentionPlan`). On a GPU
+it is block-sparse (`BlockAttentionPlan`).
 """
 
 from __future__ import annotations
@@ -19,208 +20,226 @@ from torch import Tensor
 
 from practicum.utils.arrays import BoolArray, IntArray
 
-SLACK = 1.25
-"""How many more scores than wanted a batch of runs may hold for the sake of one shape."""
-SMALL = 20_000
-"""Scores that cost less than a further batch."""
-BLOCK = 64
-"""Tokens that a GPU looks at together."""
-ROUND = 16
-"""Bytes: addresses that are multiples of it are read in large pieces."""
-SHARE = 16
-"""Blocks that look at one that a program goes through: what all tasks begin with is looked at by the whole batch."""
+MAX_PADDING_RATIO = 1.25
+"""Scores that a padded batch of segments may compute, over those that are needed."""
+FREE_PADDING_SCORES = 20_000
+"""Scores of padding that cost less than a further batch."""
+BLOCK_TOKENS = 64
+"""Tokens of one block of the GPU kernels."""
+ALIGNMENT_BYTES = 16
+"""Addresses that are multiples of it are read in wide loads; others need kernels compiled apart."""
+QUERY_BLOCKS_PER_SPLIT = 16
+"""Query blocks that one program of the backward pass sums over for a key block. The prefix that all tasks share is
+attended to by the whole batch, so one program for all of them would take the longest by far."""
 
-
-def sent(arrays: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Flat tensors on their way to a device. A GPU copies from pinned memory while the host goes on, and those of
-    one type in one go, each at a round address: kernels are built anew for others."""
-    if device.type == "cpu":
-        return list(arrays)
-    found: dict[int, Tensor] = {}
-    for dtype in {array.dtype for array in arrays}:
-        own = {number: array for number, array in enumerate(arrays) if array.dtype == dtype}
-        step = ROUND // dtype.itemsize
-        starts = np.cumsum([0, *(-(-len(array) // step) * step for array in own.values())]).tolist()
-        together = torch.empty(starts[-1], dtype=dtype, pin_memory=device.type == "cuda")
-        for start, array in zip(starts, own.values(), strict=False):
-            together[start : start + len(array)] = array
-        there = together.to(device, non_blocking=True)
-        found |= {n: there[start : start + len(own[n])] for start, n in zip(starts, own, strict=False)}
-    return [found[number] for number in range(len(arrays))]
+Segment = tuple[int, IntArray]
+"""The length of a segment and the indices of the tokens from the root to its last."""
 
 
 @dataclass(frozen=True)
-class Sight:
-    """B runs of up to L tokens, and the up to S tokens of the path that each looks back over."""
+class AttentionBatch:
+    """B segments of up to L query tokens, each with the up to S key tokens of its path."""
 
-    queries: Tensor  # [B, L] numbers of tokens
-    keys: Tensor  # [B, S]
+    queries: Tensor  # [B, L] token indices
+    keys: Tensor  # [B, S] token indices
     visible: Tensor  # [B, 1, L, S] bool
 
 
 @dataclass(frozen=True)
-class Rectangles:
-    """Who looks at whom, for a CPU."""
+class PaddedAttentionPlan:
+    """Attention of a packed batch on a CPU: padded batches of segments."""
 
-    sights: tuple[Sight, ...]
-    places: Tensor  # [N] where a token's answer stands in what the sights give, end to end
+    batches: tuple[AttentionBatch, ...]
+    output_index: Tensor  # [N] the row of a token in the flattened outputs of all batches
 
 
 @dataclass(frozen=True)
-class Spans:
-    """The same for a GPU, all int32. Backwards, tokens go in blocks of `BLOCK` as they lie, and each has those that it
-    must look at and is looked at by. Forwards, a block of queries belongs to one run, and its keys come in the order
-    of the path, as they do when a reply is decoded.
+class BlockAttentionPlan:
+    """Attention of a packed batch on a GPU: block-sparse lists, all int32.
+
+    The backward pass divides the tokens as they lie into blocks of BLOCK_TOKENS; each block has the list of blocks it
+    attends to and the list of blocks that attend to it. In the forward pass a query block belongs to one segment, and
+    its keys come in the order of the path, which is the order in which a reply is decoded, so the sums agree.
     """
 
-    ends: Tensor  # [N]
-    looks_from: Tensor  # [blocks + 1] where a block's part of `looks` begins
-    looks: Tensor
-    seen_from: Tensor
-    seen: Tensor
-    shares_from: Tensor  # [blocks + 1] where the shares of those that look at a block begin, `SHARE` in each
-    shares: Tensor  # [shares] the block that each is about
-    firsts: Tensor  # [queries] a block of queries' first token,
-    counts: Tensor  # [queries] how many it has,
-    depths: Tensor  # [queries] how many tokens stand before its first,
-    paths_from: Tensor  # [queries] and where its run's path begins
-    paths: Tensor
+    subtree_ends: Tensor  # [N]
+    key_block_offsets: Tensor  # [blocks + 1] where the key blocks of a query block begin
+    key_blocks: Tensor
+    query_block_offsets: Tensor  # [blocks + 1] where the query blocks of a key block begin
+    query_blocks: Tensor
+    split_offsets: Tensor  # [blocks + 1] where the splits of a key block begin, QUERY_BLOCKS_PER_SPLIT in each
+    split_key_blocks: Tensor  # [splits] the key block of each split
+    first_queries: Tensor  # [Q] the first token of a query block
+    num_queries: Tensor  # [Q] the number of its tokens
+    first_depths: Tensor  # [Q] the depth of its first token
+    path_offsets: Tensor  # [Q] where the path of its segment begins in `paths`
+    paths: Tensor  # token indices, the paths of all segments end to end
 
     def arrays(self) -> list[Tensor]:
+        """Return the tensors in the order of the fields."""
         return list(vars(self).values())
 
 
 @dataclass(frozen=True)
 class PrefixTree:
-    """N tokens: each one's id, how many stand before it in its sequence, and where its descendants end."""
+    """N tokens: the id of each, its depth in its sequence, and where its descendants end."""
 
     ids: IntArray  # [N]
     depths: IntArray  # [N]
-    ends: IntArray  # [N]
-    paths: list[IntArray]
-    """Every sequence: the numbers of its tokens."""
-    runs: list[tuple[int, IntArray]]
-    """Every run, in order, as (its length, the tokens from the root to its last)."""
-    spare: int = 0
-    """Runs at the end that only fill up."""
+    subtree_ends: IntArray  # [N]
+    paths: list[IntArray]  # per sequence, the indices of its tokens
+    segments: list[Segment]  # in the order of their tokens
+    num_padding: int = 0  # segments at the end that are padding, one token each
 
     def padded(self, size: int) -> PrefixTree:
-        """With tokens that stand alone, so that there are `size`."""
-        spare = np.arange(len(self.ids), size)
-        nothing = np.zeros(len(spare), dtype=np.int64)
-        runs = [*self.runs, *((1, alone) for alone in spare[:, None])]
-        ids, depths = np.append(self.ids, nothing), np.append(self.depths, nothing)
-        return PrefixTree(ids, depths, np.append(self.ends, spare + 1), self.paths, runs, len(spare))
+        """Return the tree with `size` tokens: each added one is a root of its own."""
+        padding = np.arange(len(self.ids), size)
+        zeros = np.zeros(len(padding), dtype=np.int64)
+        segments = [*self.segments, *((1, path) for path in padding[:, None])]
+        ids, depths = np.append(self.ids, zeros), np.append(self.depths, zeros)
+        return PrefixTree(ids, depths, np.append(self.subtree_ends, padding + 1), self.paths, segments, len(padding))
 
 
-def common(first: IntArray, second: IntArray) -> int:
-    """How many ids two sequences begin with in common."""
+def shared_prefix_length(first: IntArray, second: IntArray) -> int:
+    """Return how many ids two sequences have in common at their beginning."""
     length = min(len(first), len(second))
-    differing = first[:length] != second[:length]
-    place = int(differing.argmax()) if length else 0
-    return place if length and differing[place] else length
+    differs = first[:length] != second[:length]
+    index = int(differs.argmax()) if length else 0
+    return index if length and differs[index] else length
 
 
 def build_tree(sequences: Sequence[IntArray], shared: Sequence[int]) -> PrefixTree:
-    """A forest of sequences in order; `shared`: what each has in common with the one before it."""
+    """Build the tree of sequences in the order of their ids.
+
+    `shared` holds the length of the prefix that each has in common with the previous one.
+    """
     ids: list[IntArray] = []
     depths: list[IntArray] = []
     paths: list[IntArray] = []
-    runs: list[tuple[int, IntArray]] = []
-    ends = np.zeros(sum(map(len, sequences)), dtype=np.int64)
+    segments: list[Segment] = []
+    subtree_ends = np.zeros(sum(map(len, sequences)), dtype=np.int64)
     path = np.zeros(0, dtype=np.int64)
     size = 0
-    for number, sequence in enumerate(sequences):
-        known = shared[number] if number else 0
-        ends[path[known:]] = size
-        new = len(sequence) - known
-        at_the_tip = known == len(path) and bool(runs)
-        path = np.concatenate([path[:known], np.arange(size, size + new)])
-        ids.append(sequence[known:])
-        depths.append(np.arange(known, len(sequence)))
+    for index, sequence in enumerate(sequences):
+        prefix = shared[index] if index else 0
+        subtree_ends[path[prefix:]] = size
+        num_new = len(sequence) - prefix
+        extends_last = prefix == len(path) and bool(segments)
+        path = np.concatenate([path[:prefix], np.arange(size, size + num_new)])
+        ids.append(sequence[prefix:])
+        depths.append(np.arange(prefix, len(sequence)))
         paths.append(path)
-        if new and at_the_tip and known:
-            runs[-1] = (runs[-1][0] + new, path)
-        elif new:
-            runs.append((new, path))
-        size += new
-    ends[path] = size
-    return PrefixTree(np.concatenate(ids), np.concatenate(depths), ends[:size], paths, runs)
+        if num_new and extends_last and prefix:
+            segments[-1] = (segments[-1][0] + num_new, path)
+        elif num_new:
+            segments.append((num_new, path))
+        size += num_new
+    subtree_ends[path] = size
+    return PrefixTree(np.concatenate(ids), np.concatenate(depths), subtree_ends[:size], paths, segments)
 
 
-def spans(forest: PrefixTree) -> Spans:
-    """Blocks that hold a token which one of another block's sees, and blocks of queries with their paths."""
-    ends = forest.ends
-    count = -(-len(ends) // BLOCK)
-    furthest = np.zeros(count * BLOCK, dtype=np.int64)
-    furthest[: len(ends)] = ends
-    reach = furthest.reshape(count, BLOCK).max(1)
-    number = np.arange(count)
-    looking = (number[None, :] <= number[:, None]) & (reach[None, :] > number[:, None] * BLOCK)  # [queries, keys]
+def block_attention_plan(tree: PrefixTree) -> BlockAttentionPlan:
+    """Return the block lists of a tree, on the CPU."""
+    ends = tree.subtree_ends
+    num_blocks = -(-len(ends) // BLOCK_TOKENS)
+    padded_ends = np.zeros(num_blocks * BLOCK_TOKENS, dtype=np.int64)
+    padded_ends[: len(ends)] = ends
+    block_ends = padded_ends.reshape(num_blocks, BLOCK_TOKENS).max(1)
+    block = np.arange(num_blocks)
+    attends = (block[None, :] <= block[:, None]) & (block_ends[None, :] > block[:, None] * BLOCK_TOKENS)  # [Q, K]
 
     def lists(table: BoolArray) -> tuple[IntArray, IntArray]:
-        return _starts(table.sum(1)), np.nonzero(table)[1]
+        return _offsets(table.sum(1)), np.nonzero(table)[1]
 
-    shares = -(-looking.sum(0) // SHARE)
-    arrays = (ends, *lists(looking), *lists(looking.T), _starts(shares), np.repeat(number, shares), *_queries(forest))
-    return Spans(*(torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)) for array in arrays))
+    num_splits = -(-attends.sum(0) // QUERY_BLOCKS_PER_SPLIT)
+    splits = _offsets(num_splits), np.repeat(block, num_splits)
+    arrays = (ends, *lists(attends), *lists(attends.T), *splits, *_query_blocks(tree))
+    return BlockAttentionPlan(*(torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)) for array in arrays))
 
 
-def _starts(counts: IntArray) -> IntArray:
+def _offsets(counts: IntArray) -> IntArray:
     return np.concatenate([[0], counts.cumsum()])
 
 
-def _queries(forest: PrefixTree) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
-    """Runs in blocks of queries: their first tokens, counts, depths, where their paths begin, and the paths.
+def _query_blocks(tree: PrefixTree) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
+    """Segments cut into query blocks: first tokens, counts, depths and path offsets of the blocks, and the paths.
 
-    Those that only fill up go as one: nobody hears their answers, but numbers they must be.
+    Padding goes as one segment: its outputs are not read, but must be finite.
     """
-    runs = forest.runs[: len(forest.runs) - forest.spare]
-    if forest.spare:
-        runs = [*runs, (forest.spare, np.arange(len(forest.ids) - forest.spare, len(forest.ids)))]
-    lengths = np.array([length for length, _ in runs])
-    sizes = np.array([len(path) for _, path in runs])
-    blocks = -(-lengths // BLOCK)
-    owner = np.repeat(np.arange(len(runs)), blocks)
-    offset = BLOCK * (np.arange(len(owner)) - _starts(blocks)[owner])
-    depths = (sizes - lengths)[owner] + offset
-    paths = np.concatenate([path for _, path in runs])
-    begins = _starts(sizes)[owner]
-    return paths[begins + depths], np.minimum(lengths[owner] - offset, BLOCK), depths, begins, paths
+    segments = tree.segments[: len(tree.segments) - tree.num_padding]
+    if tree.num_padding:
+        segments = [*segments, (tree.num_padding, np.arange(len(tree.ids) - tree.num_padding, len(tree.ids)))]
+    lengths = np.array([length for length, _ in segments])
+    path_lengths = np.array([len(path) for _, path in segments])
+    num_blocks = -(-lengths // BLOCK_TOKENS)
+    owner = np.repeat(np.arange(len(segments)), num_blocks)
+    offset = BLOCK_TOKENS * (np.arange(len(owner)) - _offsets(num_blocks)[owner])
+    depths = (path_lengths - lengths)[owner] + offset
+    paths = np.concatenate([path for _, path in segments])
+    path_offsets = _offsets(path_lengths)[owner]
+    counts = np.minimum(lengths[owner] - offset, BLOCK_TOKENS)
+    return paths[path_offsets + depths], counts, depths, path_offsets, paths
 
 
-def rectangles(paths: Sequence[tuple[int, IntArray]]) -> Rectangles:
-    """Runs in batches."""
-    order = sorted(range(len(paths)), key=lambda run: (paths[run][0], len(paths[run][1])))
-    groups: list[list[int]] = []
-    wanted = 0
-    for run in order:
-        length, reach = paths[run][0], len(paths[run][1])
-        if groups:
-            widest = max(len(paths[other][1]) for other in (*groups[-1], run))
-            padded = (len(groups[-1]) + 1) * length * widest
-            if padded <= SLACK * (wanted + length * reach) + SMALL:
-                groups[-1].append(run)
-                wanted += length * reach
-                continue
-        groups.append([run])
-        wanted = length * reach
-    places = np.zeros(sum(length for length, _ in paths), dtype=np.int64)
-    made: list[Sight] = []
+def padded_attention_plan(segments: Sequence[Segment]) -> PaddedAttentionPlan:
+    """Return the padded batches of the segments, on the CPU."""
+    output_index = np.zeros(sum(length for length, _ in segments), dtype=np.int64)
+    batches: list[AttentionBatch] = []
     offset = 0
-    for group in groups:
-        rows, length = len(group), max(paths[run][0] for run in group)
-        reach = max(len(paths[run][1]) for run in group)
-        queries, keys = np.zeros((rows, length), dtype=np.int64), np.zeros((rows, reach), dtype=np.int64)
-        before = np.zeros(rows, dtype=np.int64)
-        for row, run in enumerate(group):
-            own, path = paths[run]
+    for group in _groups_of_similar_size(segments):
+        rows, length = len(group), max(segments[index][0] for index in group)
+        path_length = max(len(segments[index][1]) for index in group)
+        queries, keys = np.zeros((rows, length), dtype=np.int64), np.zeros((rows, path_length), dtype=np.int64)
+        depths = np.zeros(rows, dtype=np.int64)
+        for row, index in enumerate(group):
+            own, path = segments[index]
             queries[row, :own] = path[-own:]
             keys[row, : len(path)] = path
-            before[row] = len(path) - own
-            places[path[-own:]] = offset + row * length + np.arange(own)
-        # A padded query sees something, so that it is not NaN, and nobody reads it.
-        visible = np.arange(reach) <= (before[:, None] + np.arange(length))[:, :, None]
-        made.append(Sight(torch.from_numpy(queries), torch.from_numpy(keys), torch.from_numpy(visible)[:, None]))
+            depths[row] = len(path) - own
+            output_index[path[-own:]] = offset + row * length + np.arange(own)
+        # A padding query attends to something, so that its output is not NaN; the output is not read.
+        visible = np.arange(path_length) <= (depths[:, None] + np.arange(length))[:, :, None]
+        tensors = (torch.from_numpy(queries), torch.from_numpy(keys), torch.from_numpy(visible)[:, None])
+        batches.append(AttentionBatch(*tensors))
         offset += rows * length
-    return Rectangles(tuple(made), torch.from_numpy(places))
+    return PaddedAttentionPlan(tuple(batches), torch.from_numpy(output_index))
+
+
+def _groups_of_similar_size(segments: Sequence[Segment]) -> list[list[int]]:
+    """Segment indices in groups whose padding stays within MAX_PADDING_RATIO and FREE_PADDING_SCORES."""
+    order = sorted(range(len(segments)), key=lambda index: (segments[index][0], len(segments[index][1])))
+    groups: list[list[int]] = []
+    needed = 0
+    for index in order:
+        length, path_length = segments[index][0], len(segments[index][1])
+        if groups:
+            widest = max(len(segments[other][1]) for other in (*groups[-1], index))
+            padded = (len(groups[-1]) + 1) * length * widest
+            if padded <= MAX_PADDING_RATIO * (needed + length * path_length) + FREE_PADDING_SCORES:
+                groups[-1].append(index)
+                needed += length * path_length
+                continue
+        groups.append([index])
+        needed = length * path_length
+    return groups
+
+
+def copy_to_device(arrays: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Return flat tensors on a device, in the same order.
+
+    A GPU copies from pinned memory while the host goes on. Tensors of one dtype are copied together, each at an aligned
+    address: Triton compiles separate kernels for addresses that are not.
+    """
+    if device.type == "cpu":
+        return list(arrays)
+    copies: dict[int, Tensor] = {}
+    for dtype in {array.dtype for array in arrays}:
+        own = {index: array for index, array in enumerate(arrays) if array.dtype == dtype}
+        step = ALIGNMENT_BYTES // dtype.itemsize
+        starts = np.cumsum([0, *(-(-len(array) // step) * step for array in own.values())]).tolist()
+        buffer = torch.empty(starts[-1], dtype=dtype, pin_memory=device.type == "cuda")
+        for start, array in zip(starts, own.values(), strict=False):
+            buffer[start : start + len(array)] = array
+        on_device = buffer.to(device, non_blocking=True)
+        copies |= {index: on_device[start : start + len(own[index])] for start, index in zip(starts, own, strict=False)}
+    return [copies[index] for index in range(len(arrays))]

@@ -36,10 +36,11 @@ from practicum.training.checkpoint import Checkpoints
 from practicum.training.critic import CriticSettings
 from practicum.training.curriculum import CurriculumSettings
 from practicum.training.estimators import ESTIMATORS, EstimatorSettings
-from practicum.training.learner import Objective, OptimizerSettings
 from practicum.training.micro_batches import MicroBatchLimits
 from practicum.training.monitor.loggers import make_loggers
+from practicum.training.objective import Objective
 from practicum.training.offline import METHODS, OfflineTrainer, TrajectoryLog, read_trajectory_log, signal_groups
+from practicum.training.optimizer import OptimizerSettings
 from practicum.training.rl_trainer import GroupFilter, RLSettings, RLTrainer
 from practicum.training.run import METRICS, Run, RunSettings
 from practicum.training.trainable_policy import TrainablePolicy

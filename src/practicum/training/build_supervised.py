@@ -21,8 +21,8 @@ from practicum.errors import UserError, did_you_mean
 from practicum.models import device, loader, lora
 from practicum.models.device import Device
 from practicum.training import dpo, sft
-from practicum.training.learner import OptimizerSettings
 from practicum.training.micro_batches import MicroBatchLimits, Sample
+from practicum.training.optimizer import OptimizerSettings
 from practicum.training.preference_pairs import fitting_pairs, mine_pairs, pairs_from_rows
 from practicum.training.samples import sft_samples
 from practicum.training.supervised import SupervisedSettings, SupervisedTrainer, fingerprint

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from practicum.algorithms import losses
 from practicum.models.decoder import Decoder
 from practicum.training import forward
-from practicum.training.learner import OptimizerSettings, apply_gradient, make_optimizer
 from practicum.training.micro_batches import MicroBatchLimits, Sample, micro_batches
+from practicum.training.optimizer import OptimizerSettings, apply_gradient, make_optimizer
 from practicum.utils.arrays import FloatArray
 
 
@@ -83,8 +83,8 @@ class Critic:
 
     def values(self, samples: Sequence[Sample]) -> list[Tensor]:
         """The value of the state before every prediction of each sample."""
-        of: Callable[..., Tensor] = lambda micro: self.head(forward.hidden_at(self.decoder, micro))  # noqa: E731
-        return forward.measure(samples, self.limits, self.decoder.device, of)
+        of: Callable[..., Tensor] = lambda micro: self.head(forward.hidden_states(self.decoder, micro))  # noqa: E731
+        return forward.per_sample(samples, self.limits, self.decoder.device, of)
 
     def update(
         self, valued: Sequence[ValuedSample], lr: float, tick: Callable[[], None] | None = None
@@ -102,7 +102,7 @@ class Critic:
         loss = clipped = 0.0
         for micro in micro_batches(samples, self.limits, self.decoder.device):
             with torch.set_grad_enabled(self.own is not None):
-                hidden = forward.hidden_at(self.decoder, micro)
+                hidden = forward.hidden_states(self.decoder, micro)
             target, before = forward.gather(micro, returns), forward.gather(micro, old)
             known = target.isfinite()
             value_losses, outside = losses.value_loss(

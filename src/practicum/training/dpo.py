@@ -19,9 +19,10 @@ from practicum.algorithms.preferences import PairLoss, Pairs, preference_loss
 from practicum.errors import UserError
 from practicum.models.decoder import Decoder
 from practicum.training import forward
-from practicum.training.learner import Objective, OptimizerSettings
 from practicum.training.lr_schedule import learning_rate
 from practicum.training.micro_batches import Sample
+from practicum.training.objective import Objective
+from practicum.training.optimizer import OptimizerSettings
 from practicum.training.trainable_policy import TrainablePolicy
 
 

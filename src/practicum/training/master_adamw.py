@@ -1,7 +1,7 @@
-"""AdamW for weights kept in half precision: float32 masters take the steps, the weights are their rounded copies.
+"""AdamW for weights in half precision: float32 master copies take the steps, and the weights are their rounded copies.
 
-An update smaller than the weights' own precision is not lost, and engine and learner go on reading the same tensors.
-Gradients are gathered in float32 after every piece of a batch.
+An update smaller than the precision of the weights is not lost, and engine and learner go on reading the same tensors.
+Gradients are accumulated in float32 after every micro-batch.
 """
 
 from __future__ import annotations
@@ -15,44 +15,45 @@ from torch.optim.adamw import adamw
 
 
 class MasterAdamW(torch.optim.Optimizer):
-    """Its state holds, beside AdamW's, each weight's master: what is saved and restored with it is all there is."""
+    """AdamW whose state also holds the master copy of each weight, so saving and restoring the state is enough."""
 
     def __init__(
         self, parameters: Sequence[nn.Parameter], lr: float, betas: tuple[float, float], weight_decay: float
     ) -> None:
         super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": 1e-8})
         self.weights = list(parameters)
-        self.gathered: Tensor | None = None
-        """All gradients of a batch, end to end."""
+        self.accumulated: Tensor | None = None
+        """The gradients of a batch so far, in float32, those of all weights end to end."""
 
-    def gather(self) -> None:
-        """Take over the weights' gradients, in float32. A weight without one has a gradient of zero."""
+    def accumulate(self) -> None:
+        """Add the weights' gradients to the accumulated ones and clear them; a weight without one counts as zero."""
         if all(weight.grad is None for weight in self.weights):
             return
-        found = torch.cat([
+        gradient = torch.cat([
             (torch.zeros_like(weight) if weight.grad is None else weight.grad).flatten() for weight in self.weights
         ])  # fmt: skip
-        self.gathered = found.float() if self.gathered is None else self.gathered.add_(found)
+        self.accumulated = gradient.float() if self.accumulated is None else self.accumulated.add_(gradient)
         super().zero_grad()
 
-    def clip(self, limit: float) -> Tensor:
-        """Bound the gradient's norm; what it was."""
-        if self.gathered is None:
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale the accumulated gradient down to `max_norm` and return the norm it had."""
+        if self.accumulated is None:
             return torch.zeros(())
-        norm: Tensor = torch.linalg.vector_norm(self.gathered)
-        self.gathered.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
+        norm: Tensor = torch.linalg.vector_norm(self.accumulated)
+        self.accumulated.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
         return norm
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
-        self.gathered = None
+        self.accumulated = None
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        if self.gathered is None:
+        """Take one AdamW step on the master copies and round them into the weights."""
+        if self.accumulated is None:
             return
         sizes = [weight.numel() for weight in self.weights]
-        gradients = [g.view_as(w) for g, w in zip(torch.split(self.gathered, sizes), self.weights, strict=True)]
+        gradients = [g.view_as(w) for g, w in zip(torch.split(self.accumulated, sizes), self.weights, strict=True)]
         for weight in self.weights:
             if not self.state[weight]:
                 master = weight.detach().float()

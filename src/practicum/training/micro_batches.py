@@ -1,9 +1,9 @@
-"""From sequences to tensors: a batch in which a common beginning is computed once.
+"""Samples to micro-batches: a batch is split, and within a micro-batch a shared prefix is computed once.
 
-Sequences that start alike (the chains of one prompt, or all prompts under one system message) share
-those tokens: a piece of the batch is a forest, each token sees its own ancestors only, and the gradients are the
-ones of the sequences laid out singly. A prediction is (the token it is made at, the token wanted);
-index j of a sequence's log-probs belongs to token j+1, made at token j.
+Sequences that begin alike (the chains of one prompt, or all prompts under one system message) share those tokens: a
+micro-batch is a prefix tree in which each token attends to its own ancestors only, and the gradients are
+those of the sequences computed singly. A prediction is (the token it is made at, the target token); index j of a
+sequence's log-probs belongs to token j+1 and is predicted at token j.
 """
 
 from __future__ import annotations
@@ -17,15 +17,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from practicum.models.prefix_tree import Rectangles, Spans, build_tree, common, rectangles, sent, spans
+from practicum.models.prefix_tree import (
+    BlockAttentionPlan,
+    PaddedAttentionPlan,
+    PrefixTree,
+    block_attention_plan,
+    build_tree,
+    copy_to_device,
+    padded_attention_plan,
+    shared_prefix_length,
+)
 from practicum.utils.arrays import BoolArray, Float32Array, IntArray
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One sequence for the learner [T]. Position 0 cannot be predicted, so its mask is False.
+    """One sequence for the learner; all arrays are [T]. The first token cannot be predicted, so its mask is False.
 
-    `old_logprobs` is what ratios are taken against: the engine's own unless the learner computed
+    `old_logprobs` are what ratios are taken against: the engine's own unless the learner computed
     them again, and then `corrections` weighs each token's policy gradient for the difference.
     """
 
@@ -43,19 +52,19 @@ class Sample:
         count = len(self.ids)
         for array in arrays:
             if array is not None and len(array) != count:
-                raise ValueError("a sample's arrays must have one entry a token")
+                raise ValueError("a sample's arrays must have one entry per token")
         if count and self.mask[0]:
             raise ValueError("the first token of a sequence cannot be predicted")
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """N tokens of a forest and the P predictions made in them."""
+    """N tokens of a prefix tree and the P predictions made in it."""
 
     ids: Tensor  # [N]
     positions: Tensor  # [N]
-    look: Rectangles | Spans  # who looks at whom
-    at: Tensor  # [P] the token a prediction is made at
+    attention_plan: PaddedAttentionPlan | BlockAttentionPlan
+    token_index: Tensor  # [P] the token a prediction is made at
     targets: Tensor  # [P]
     weights: Tensor  # [P]
     advantages: Tensor  # [P]
@@ -63,14 +72,14 @@ class MicroBatch:
     old_logprobs: Tensor  # [P]
     corrections: Tensor  # [P]
     temperatures: Tensor  # [P]
-    sample_index: Tensor  # [P] which sample a prediction belongs to
+    sample_index: Tensor  # [P] the sample a prediction belongs to
 
 
 @dataclass(frozen=True)
 class MicroBatchLimits:
-    """How a batch is cut into pieces; no number that comes out depends on it.
+    """How large a micro-batch may be; no gradient depends on it beyond rounding.
 
-    At most `tokens` a piece (a longer sequence goes alone), and `samples` where given.
+    At most `tokens` tokens (a longer sequence has a micro-batch of its own), and at most `samples` samples if given.
     """
 
     tokens: int = 480
@@ -78,96 +87,116 @@ class MicroBatchLimits:
 
 
 @dataclass(frozen=True)
-class Ordered:
-    """A batch in the order of its ids: the numbers of the samples, which of their tokens are predicted, what of each is
-    fed, what is wanted there, and what it shares with the one before. What a sequence ends with after its last
-    prediction feeds nothing and is left out."""
+class SortedBatch:
+    """The samples of a batch with at least one prediction, sorted by their ids.
 
-    numbers: list[int]
-    predicted: list[IntArray]
-    inputs: list[IntArray]
-    targets: list[IntArray]
-    shared: list[int]
+    What follows a sequence's last prediction is input to nothing and left out.
+    """
+
+    sample_indices: list[int]
+    predicted: list[IntArray]  # per sample, the positions of the tokens that are predicted
+    inputs: list[IntArray]  # per sample, the ids that are fed
+    targets: list[IntArray]  # per sample, the ids that are predicted
+    shared: list[int]  # per sample, the length of the prefix it shares with the previous one
 
 
-def ordered(samples: Sequence[Sample]) -> Ordered:
+def sort_samples(samples: Sequence[Sample]) -> SortedBatch:
+    """Sort samples by their ids, so that those with a long common prefix are neighbours."""
     predicted = [np.flatnonzero(sample.mask) for sample in samples]
     ids = [np.fromiter(sample.ids, dtype=np.int64) for sample in samples]
-    fed = {number: ids[number][: where[-1]] for number, where in enumerate(predicted) if len(where)}
-    written = {number: one.astype(">u4").tobytes() for number, one in fed.items()}  # ordered as the ids are, but sooner
-    numbers = sorted(written, key=written.__getitem__)
-    predicted = [predicted[number] for number in numbers]
-    inputs = [fed[number] for number in numbers]
-    targets = [ids[number][where] for number, where in zip(numbers, predicted, strict=True)]
-    shared = [common(inputs[number - 1], one) if number else 0 for number, one in enumerate(inputs)]
-    return Ordered(numbers, predicted, inputs, targets, shared)
+    fed = {index: ids[index][: positions[-1]] for index, positions in enumerate(predicted) if len(positions)}
+    # Big-endian bytes sort as the ids do, and are faster to compare.
+    keys = {index: sequence.astype(">u4").tobytes() for index, sequence in fed.items()}
+    order = sorted(keys, key=keys.__getitem__)
+    predicted = [predicted[index] for index in order]
+    inputs = [fed[index] for index in order]
+    targets = [ids[index][positions] for index, positions in zip(order, predicted, strict=True)]
+    shared = [shared_prefix_length(inputs[rank - 1], own) if rank else 0 for rank, own in enumerate(inputs)]
+    return SortedBatch(order, predicted, inputs, targets, shared)
 
 
-def pack(batch: Ordered, limits: MicroBatchLimits) -> list[range]:
-    """The places of the samples that make up each piece.
+def pack(batch: SortedBatch, limits: MicroBatchLimits) -> list[range]:
+    """Return the ranges of sorted samples that make up each micro-batch.
 
-    A full piece is cut where the least has to be computed again: of the places in its latter half the one
-    at which neighbours have least in common, so between groups rather than within one.
+    A full micro-batch ends where the least has to be computed again: of the boundaries in its second half, the one
+    at which neighbours share the shortest prefix, so between groups rather than within one.
     """
-    pieces: list[range] = []
-    start, count = 0, len(batch.numbers)
+    ranges: list[range] = []
+    start, count = 0, len(batch.sample_indices)
     while start < count:
         sizes: list[int] = []
         end = start
         while end < count:
-            more = len(batch.inputs[end]) - (batch.shared[end] if sizes else 0)
-            size = more + (sizes[-1] if sizes else 0)
+            num_new = len(batch.inputs[end]) - (batch.shared[end] if sizes else 0)
+            size = num_new + (sizes[-1] if sizes else 0)
             if sizes and (size > limits.tokens or (limits.samples or count) <= len(sizes)):
                 break
             sizes.append(size)
             end += 1
         if end < count:
-            places = [start + n + 1 for n, size in enumerate(sizes) if 2 * size >= sizes[-1]]
-            end = min(places, key=lambda place: (batch.shared[place], -place))
-        pieces.append(range(start, end))
+            boundaries = [start + n + 1 for n, size in enumerate(sizes) if 2 * size >= sizes[-1]]
+            end = min(boundaries, key=lambda boundary: (batch.shared[boundary], -boundary))
+        ranges.append(range(start, end))
         start = end
-    return pieces
+    return ranges
 
 
 def micro_batches(
     samples: Sequence[Sample], limits: MicroBatchLimits, device: torch.device | None = None, bucket: int = 1
 ) -> Iterator[MicroBatch]:
-    """The batch in pieces, each on the device when its turn has come, with a multiple of `bucket` tokens."""
-    batch = ordered(samples)
-    return (_assemble(samples, batch, piece, device or torch.device("cpu"), bucket) for piece in pack(batch, limits))
+    """Yield the micro-batches of a batch, each copied to the device when it is asked for.
+
+    Each is padded to a multiple of `bucket` tokens.
+    """
+    batch = sort_samples(samples)
+    return (_assemble(samples, batch, ranks, device or torch.device("cpu"), bucket) for ranks in pack(batch, limits))
 
 
-def _assemble(samples: Sequence[Sample], batch: Ordered, piece: range, device: torch.device, bucket: int) -> MicroBatch:
-    forest = build_tree([batch.inputs[place] for place in piece], [batch.shared[place] for place in piece])
-    if len(forest.ids) % bucket:
-        forest = forest.padded(-(-len(forest.ids) // bucket) * bucket)
-    picked = [samples[batch.numbers[place]] for place in piece]
-    wanted = [batch.predicted[place] for place in piece]
-    counts = [len(places) for places in wanted]
-    starts = np.cumsum([0, *(len(sample.ids) for sample in picked[:-1])])
-    ones = np.ones(max(len(sample.ids) for sample in picked), dtype=np.float32)
-    end_to_end = np.concatenate(wanted) + np.repeat(starts, counts)
+def attention_plan(tree: PrefixTree, device: torch.device) -> PaddedAttentionPlan | BlockAttentionPlan:
+    """Return how attention over a tree is computed on a device; the plan's tensors are still on the CPU."""
+    return padded_attention_plan(tree.segments) if device.type == "cpu" else block_attention_plan(tree)
+
+
+def _assemble(
+    samples: Sequence[Sample], batch: SortedBatch, ranks: range, device: torch.device, bucket: int
+) -> MicroBatch:
+    tree = build_tree([batch.inputs[rank] for rank in ranks], [batch.shared[rank] for rank in ranks])
+    if len(tree.ids) % bucket:
+        tree = tree.padded(-(-len(tree.ids) // bucket) * bucket)
+    columns = {"ids": tree.ids, "positions": tree.depths, **_prediction_columns(samples, batch, ranks, tree)}
+    tensors = [torch.from_numpy(np.ascontiguousarray(values)) for values in columns.values()]
+    plan = attention_plan(tree, device)
+    on_device = copy_to_device([*tensors, *(plan.arrays() if isinstance(plan, BlockAttentionPlan) else ())], device)
+    if isinstance(plan, BlockAttentionPlan):
+        plan = BlockAttentionPlan(*on_device[len(tensors) :])
+    return MicroBatch(attention_plan=plan, **dict(zip(columns, on_device, strict=False)))
+
+
+def _prediction_columns(
+    samples: Sequence[Sample], batch: SortedBatch, ranks: range, tree: PrefixTree
+) -> dict[str, NDArray[Any]]:
+    """The fields of a MicroBatch with one entry per prediction [P]."""
+    own = [samples[batch.sample_indices[rank]] for rank in ranks]
+    predicted = [batch.predicted[rank] for rank in ranks]
+    counts = [len(positions) for positions in predicted]
+    starts = np.cumsum([0, *(len(sample.ids) for sample in own[:-1])])
+    ones = np.ones(max(len(sample.ids) for sample in own), dtype=np.float32)
+    flat_index = np.concatenate(predicted) + np.repeat(starts, counts)  # into the samples' arrays, end to end
 
     def column(values: Callable[[Sample], NDArray[Any]]) -> NDArray[Any]:
-        found: NDArray[Any] = np.concatenate(list(map(values, picked)))[end_to_end]
-        return found
+        result: NDArray[Any] = np.concatenate(list(map(values, own)))[flat_index]
+        return result
 
-    columns = {
-        "ids": forest.ids,
-        "positions": forest.depths,
-        "at": np.concatenate([path[places - 1] for path, places in zip(forest.paths, wanted, strict=True)]),
-        "targets": np.concatenate([batch.targets[place] for place in piece]),
+    return {
+        "token_index": np.concatenate(
+            [path[positions - 1] for path, positions in zip(tree.paths, predicted, strict=True)]
+        ),
+        "targets": np.concatenate([batch.targets[rank] for rank in ranks]),
         "weights": column(lambda sample: sample.weights),
         "advantages": column(lambda sample: sample.advantages),
         "sampling_logprobs": column(lambda sample: sample.sampling_logprobs),
         "old_logprobs": column(lambda s: s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs),
         "corrections": column(lambda s: ones[: len(s.ids)] if s.corrections is None else s.corrections),
-        "temperatures": np.repeat(np.array([s.temperature for s in picked], dtype=np.float32), counts),
-        "sample_index": np.repeat([batch.numbers[place] for place in piece], counts),
+        "temperatures": np.repeat(np.array([s.temperature for s in own], dtype=np.float32), counts),
+        "sample_index": np.repeat([batch.sample_indices[rank] for rank in ranks], counts),
     }
-    numbers = [torch.from_numpy(np.ascontiguousarray(values)) for values in columns.values()]
-    look = rectangles(forest.runs) if device.type == "cpu" else spans(forest)
-    there = sent([*numbers, *(look.arrays() if isinstance(look, Spans) else ())], device)
-    if isinstance(look, Spans):
-        look = Spans(*there[len(numbers) :])
-    return MicroBatch(look=look, **dict(zip(columns, there, strict=False)))

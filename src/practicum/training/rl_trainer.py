@@ -24,11 +24,12 @@ from practicum.training import forward
 from practicum.training.critic import Critic, CriticSettings, ValuedSample, explained_variance, with_final_state
 from practicum.training.curriculum import CurriculumSettings, TaskStream
 from practicum.training.estimators import ESTIMATORS, Advantages, EstimatorSettings, TokenRewards, token_rewards
-from practicum.training.learner import Objective, OptimizerSettings
 from practicum.training.lr_schedule import learning_rate
 from practicum.training.micro_batches import Sample
 from practicum.training.monitor.metrics import summary_stats
 from practicum.training.monitor.rollout_metrics import rollout_metrics
+from practicum.training.objective import Objective
+from practicum.training.optimizer import OptimizerSettings
 from practicum.training.rollout_batch import RolloutBatch
 from practicum.training.samples import WeightedTrajectory, build_samples, collate, scatter, unweighted_samples
 from practicum.training.trainable_policy import TrainablePolicy

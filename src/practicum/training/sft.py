@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from practicum.errors import UserError
-from practicum.training.learner import Objective, OptimizerSettings
 from practicum.training.lr_schedule import learning_rate
 from practicum.training.micro_batches import Sample
+from practicum.training.objective import Objective
+from practicum.training.optimizer import OptimizerSettings
 from practicum.training.samples import sft_samples
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory

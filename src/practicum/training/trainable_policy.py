@@ -31,8 +31,10 @@ from practicum.models.decoder import Decoder
 from practicum.models.loader import LoadedModel
 from practicum.rollout import MakeEnvironment, run_episodes
 from practicum.training import forward
-from practicum.training.learner import Learner, Objective, OptimizerSettings
+from practicum.training.learner import Learner
 from practicum.training.micro_batches import MicroBatchLimits, Sample
+from practicum.training.objective import Objective
+from practicum.training.optimizer import OptimizerSettings
 from practicum.trajectory import Trajectory
 
 GPU_TOKENS = 16384
