@@ -142,7 +142,7 @@ def test_a_server_that_broke_down_costs_only_what_it_did_not_answer(
     assert "not scored: 4 engine_error" in shown
     assert "answered 500" in shown
     assert "\x1b" not in shown
-    assert "the same command again plays these" in shown
+    assert "the same command again runs these" in shown
     assert read_result(out).metrics()["errors"] == 4
     served.falls, before = None, served.answered
     assert main(command(served, out, "--concurrency", "1")) == 0

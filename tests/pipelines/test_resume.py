@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from practicum.training.checkpoint import Checkpoints, damage_of
+from practicum.data.checkpoint_folder import damage_of
+from practicum.training.checkpoint import Checkpoints
 from practicum.training.estimators import ESTIMATORS
 
 from .resume_child import leg

@@ -9,18 +9,39 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from practicum.errors import UserError
-
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from practicum.evaluation.compare import Comparison, PolicyComparison
+    from practicum.evaluation.comparison_report import ComparisonReport
     from practicum.evaluation.diagnosis import Diagnosis
     from practicum.evaluation.metric_delta import MetricDelta
-    from practicum.evaluation.result import EvalResult
 
 WIDTH = 100
 
 
 def run(argv: list[str]) -> int:
+    args = make_parser().parse_args(argv)
+    from practicum.data.store import write_atomic
+    from practicum.evaluation.comparison_report import compare_results
+
+    report = compare_results(args.results, alpha=args.alpha, level=args.level, oracle=args.oracle)
+    text = json.dumps(report.record(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    if str(args.json) == "-":
+        sys.stdout.write(text)
+    else:
+        print("\n".join(describe(report)))
+        if args.json is not None:
+            write_atomic(args.json, text.encode())
+    if args.plots is not None:
+        from practicum.evaluation.plots import draw
+
+        paths = draw(report.comparison, args.plots, args.level)
+        print(f"pictures: {', '.join(str(path) for path in paths)}", file=sys.stderr)
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="practicum compare",
         description=__doc__,
@@ -32,104 +53,71 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--oracle", type=Path, help="the expert's result on the same panel: how much is there to gain?")
     parser.add_argument("--json", type=Path, help="write everything as JSON here ('-': print it and nothing else)")
     parser.add_argument("--plots", type=Path, help="write PNG pictures into this folder")
-    args = parser.parse_args(argv)
-    for name in ("alpha", "level"):
-        if not 0 < vars(args)[name] < 1:
-            raise UserError(f"--{name} {vars(args)[name]:g} must lie between 0 and 1.")
-    from practicum.data.store import write_atomic
-    from practicum.evaluation.compare import compare_policies
-    from practicum.evaluation.policy_results import read_policy_results
-    from practicum.evaluation.result import read_result
-
-    found = compare_policies(read_policy_results(args.results), args.alpha)
-    oracle = None if args.oracle is None else read_result(args.oracle)
-    reasons = {id(comparison): causes_of(comparison, oracle) for comparison in found.comparisons}
-    whole = found.record(args.level)
-    for comparison, record in zip(found.comparisons, whole["comparisons"], strict=True):
-        record["causes"] = [{"question": c.question, "likely": c.likely, "answer": c.answer}
-                            for c in reasons[id(comparison)]]  # fmt: skip
-    text = json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    if str(args.json) == "-":
-        sys.stdout.write(text)
-    else:
-        print("\n".join(described(found, args.level, reasons)))
-        if args.json is not None:
-            write_atomic(args.json, text.encode())
-    if args.plots is not None:
-        from practicum.evaluation.plots import draw
-
-        made = draw(found, args.plots, args.level)
-        print(f"pictures: {', '.join(str(path) for path in made)}", file=sys.stderr)
-    return 0
+    return parser
 
 
-def causes_of(comparison: Comparison, oracle: EvalResult | None) -> list[Diagnosis]:
-    from practicum.evaluation.diagnosis import diagnose
-    from practicum.evaluation.policy_results import check_panels
-
-    if oracle is not None and oracle.environment == comparison.baseline.environment:
-        check_panels(comparison.baseline, oracle)
-        return diagnose(comparison, oracle)
-    return diagnose(comparison)
-
-
-def described(found: PolicyComparison, level: float, reasons: dict[int, list[Diagnosis]]) -> list[str]:
+def describe(report: ComparisonReport) -> list[str]:
     """Lines for a terminal of a hundred columns."""
-    lines: list[str] = []
-    if len(found.comparisons) == 1:
-        lines += paper_table(found.comparisons[0])
-    else:
-        lines += summary(found, level)
+    found = report.comparison
+    lines = metric_table(found.comparisons[0]) if len(found.comparisons) == 1 else policy_table(found, report.level)
     if len(found.panels) > 1:
         lines += ["", *pareto_table(found)]
-    for comparison in found.comparisons:
-        lines += ["", *verdict(comparison, reasons[id(comparison)], len(found.panels) > 1)]
+    for comparison, diagnoses in zip(found.comparisons, report.diagnoses, strict=True):
+        lines += ["", *describe_comparison(comparison, diagnoses, len(found.panels) > 1)]
     return lines
 
 
-def paper_table(comparison: Comparison) -> list[str]:
-    """Founding paper 000's table, with what it leaves out: the interval and the test of every row."""
+def metric_table(comparison: Comparison) -> list[str]:
+    """One row per metric: HTDAG's table, with the interval and the test that it leaves out."""
     from practicum.utils.tables import p_text, table
 
     level = f"{100 * comparison.success.interval.level:g} %"
     rows = [
-        [change.name, shown(change, change.baseline), shown(change, change.trained), improvement(change),
-         span(change), p_text(change.p_value)]
-        for change in comparison.changes
-    ]  # fmt: skip
+        [
+            delta.name,
+            format_value(delta, delta.baseline),
+            format_value(delta, delta.trained),
+            format_improvement(delta),
+            format_interval(delta),
+            p_text(delta.p_value),
+        ]
+        for delta in comparison.changes
+    ]
     left = f", {comparison.left_out} of the panel not scored by both" if comparison.left_out else ""
     head = (
         f"{comparison.baseline.environment}, panel {comparison.baseline.panel}: {comparison.success.tasks} tasks{left}"
     )
     names = [f"Baseline: {comparison.baseline.policy}", f"Trained:  {comparison.trained.policy}"]
     headers = ["Metric", "Baseline", "Trained", "Improvement", f"Difference [{level}]", "p"]
-    return [*fitted([head, *names]), "", table(headers, rows, "="), comparison.t_test.sentence]
+    return [*wrapped([head, *names]), "", table(headers, rows, "="), comparison.t_test.sentence]
 
 
-def summary(found: PolicyComparison, level: float) -> list[str]:
-    """One line for every policy in every environment."""
+def policy_table(found: PolicyComparison, level: float) -> list[str]:
+    """One row per policy and environment."""
     from practicum.utils.tables import p_text, percent, table
 
     rows = []
     for panel in found.panels:
         for entry in found.entries:
-            examination = entry.results[panel]
-            interval = examination.interval(level)
-            score = f"{percent(examination.success_rate)} [{percent(interval.low)}, {percent(interval.high)}]"
+            result = entry.results[panel]
+            interval = result.interval(level)
+            score = f"{percent(result.success_rate)} [{percent(interval.low)}, {percent(interval.high)}]"
             pair = next((c for c in found.of(entry) if c.baseline.panel == panel), None)
-            where = [entry.label(examination)] if len(found.panels) > 1 else []
-            told = ["", "", "", "baseline"] if pair is None else [
-                f"{100 * pair.success.difference:+.1f}", span(pair.success).split(" ", 1)[1], p_text(pair.p_corrected),
-                {"no difference shown": "not shown"}.get(pair.verdict, pair.verdict)]  # fmt: skip
-            rows.append([entry.name, *where, score, *told])
+            where = [entry.label(result)] if len(found.panels) > 1 else []
+            difference = ["", "", "", "baseline"]
+            if pair is not None:
+                points, limits = format_interval(pair.success).split(" ", 1)
+                outcome = {"no difference shown": "not shown"}.get(pair.verdict, pair.verdict)
+                difference = [points, limits, p_text(pair.p_corrected), outcome]
+            rows.append([entry.name, *where, score, *difference])
     where = ["Environment"] if len(found.panels) > 1 else []
     wide = f"{100 * found.comparisons[0].success.interval.level:g} %"
-    headers = ["Policy", *where, f"Success [{100 * level:g} %]", "Points", f"[{wide}]", "p (Holm)", "Verdict"]
+    headers = ["Policy", *where, f"Success [{100 * level:g} %]", "Points", f"[{wide}]", "p (Holm)", "Result"]
     return [table(headers, rows)]
 
 
 def pareto_table(found: PolicyComparison) -> list[str]:
-    """Founding paper 003: aggregates over environments, and who is dominated by whom."""
+    """Affine's aggregates over environments, and how many policies dominate each one."""
     from practicum.evaluation.multi_environment import aggregate
     from practicum.evaluation.stats.pareto import dominated_by, pareto_score
     from practicum.utils.tables import number, percent, table
@@ -137,58 +125,59 @@ def pareto_table(found: PolicyComparison) -> list[str]:
     dominators = dominated_by({entry.name: entry.scores for entry in found.entries})
     rows = []
     for entry in found.entries:
-        whole, by = aggregate(list(entry.results.values())), dominators[entry.name]
+        total, by = aggregate(list(entry.results.values())), dominators[entry.name]
         rows.append([
-            entry.name, percent(whole.weighted_accuracy), number(whole.weighted_mean_score),
-            percent(whole.overall_success_rate), f"{pareto_score(entry.scores, found.entries[0].scores):.2f}",
+            entry.name, percent(total.weighted_accuracy), number(total.weighted_mean_score),
+            percent(total.overall_success_rate), f"{pareto_score(entry.scores, found.entries[0].scores):.2f}",
             "on it" if not by else f"dominated by {len(by)}",
         ])  # fmt: skip
     headers = ["Policy", "Accuracy, weighted", "Score, weighted", "Success, overall", "Pareto score", "Frontier"]
     return [table(headers, rows)]
 
 
-def verdict(comparison: Comparison, reasons: list[Diagnosis], several: bool) -> list[str]:
-    """The finding in words, the gate, and where it was missed the questions that the data can answer."""
+def describe_comparison(comparison: Comparison, diagnoses: Sequence[Diagnosis], several: bool) -> list[str]:
+    """The result in words, the gate, and below the gate's threshold the possible causes."""
     from practicum.evaluation.gates import STEPS, Gate
 
     where = f"{comparison.baseline.environment}: " if several else ""
-    lines = fitted([f"{where}{comparison.sentence}", comparison.outlook])
+    lines = wrapped([f"{where}{comparison.sentence}", comparison.outlook])
     if not comparison.success.tasks:
         return lines
     decision = comparison.decision
-    lines += fitted([f"Gate: {decision.sentence}. Next: {'; '.join(STEPS[decision.gate])}."])
+    lines += wrapped([f"Gate: {decision.sentence}. Next: {'; '.join(STEPS[decision.gate])}."])
     if decision.gate in (Gate.MARGINAL, Gate.UNPROVEN, Gate.KEEP):
         marks = {True: "likely", False: "no sign", None: "not known"}
-        for cause in reasons:
-            lines += fitted([f"  {cause.question} {marks[cause.likely].capitalize()}. {cause.answer}"])
+        for diagnosis in diagnoses:
+            text = f"  {diagnosis.question} {marks[diagnosis.likely].capitalize()}. {diagnosis.answer}"
+            lines += wrapped([text])
     return lines
 
 
-def shown(change: MetricDelta, value: float) -> str:
+def format_value(delta: MetricDelta, value: float) -> str:
     from practicum.utils.tables import number, percent
 
-    return percent(value) if change.rate else number(value)
+    return percent(value) if delta.rate else number(value)
 
 
-def improvement(change: MetricDelta) -> str:
+def format_improvement(delta: MetricDelta) -> str:
     from practicum.utils.tables import percent
 
-    if change.improvement is None:
-        return "0.0%" if change.difference == 0 else "from 0" if change.baseline == 0 else "–"
-    return percent(change.improvement, signed=True)
+    if delta.improvement is None:
+        return "0.0%" if delta.difference == 0 else "from 0" if delta.baseline == 0 else "–"
+    return percent(delta.improvement, signed=True)
 
 
-def span(change: MetricDelta) -> str:
+def format_interval(delta: MetricDelta) -> str:
     from practicum.utils.tables import number
 
-    if change.rate:
-        low, high = f"{100 * change.interval.low:+.1f}", f"{100 * change.interval.high:+.1f}"
-        return f"{100 * change.difference:+.1f} [{low}, {high}]"
-    low, high = number(change.interval.low, True), number(change.interval.high, True)
-    return f"{number(change.difference, True)} [{low}, {high}]"
+    if delta.rate:
+        low, high = f"{100 * delta.interval.low:+.1f}", f"{100 * delta.interval.high:+.1f}"
+        return f"{100 * delta.difference:+.1f} [{low}, {high}]"
+    low, high = number(delta.interval.low, True), number(delta.interval.high, True)
+    return f"{number(delta.difference, True)} [{low}, {high}]"
 
 
-def fitted(texts: list[str]) -> list[str]:
+def wrapped(texts: list[str]) -> list[str]:
     from practicum.utils.tables import printable
 
     return [line for text in texts for line in textwrap.wrap(printable(text), WIDTH, subsequent_indent="    ")]

@@ -1,7 +1,7 @@
 """`practicum matrix`: many modes on one panel: success, steps, usefulness; matrix.csv, matrix.md and errors.jsonl.
 
-Give result files, or modes that are examined first: --mode NAME=POLICY several times, or --config FILE. All other flags
-are then those of `practicum eval`, the same for every mode. Run again, it goes on where it stopped.
+Give result files, or modes that are evaluated first: --mode NAME=POLICY several times, or --config FILE. All other
+flags are then those of `practicum eval`, the same for every mode. Run again, it continues where it stopped.
 """
 
 from __future__ import annotations
@@ -14,29 +14,31 @@ from practicum.cli.options import normalize_flags
 from practicum.errors import UserError
 
 if TYPE_CHECKING:
+    from practicum.cli.modes import Mode
     from practicum.evaluation.matrix import MatrixRow
-    from practicum.evaluation.modes import Mode
+    from practicum.evaluation.result import EvalResult
+    from practicum.evaluation.runner import EvalRunner
 
 
 def run(argv: list[str]) -> int:
-    words = normalize_flags(argv)
-    args, flags = make_parser(modes_only=True).parse_known_args(words)
-    modes = [] if {"-h", "--help"} & set(words) else chosen_modes(args)
+    arguments = normalize_flags(argv)
+    args, eval_flags = make_parser(modes_only=True).parse_known_args(arguments)
+    modes = [] if {"-h", "--help"} & set(arguments) else read_modes(args)
     if not modes:
-        args = make_parser().parse_args(words)
+        args = make_parser().parse_args(arguments)
     for name in ("alpha", "level"):
         if not 0 < vars(args)[name] < 1:
             raise UserError(f"--{name} {vars(args)[name]:g} must lie between 0 and 1.")
-    results = examined(modes, args, flags) if modes else args.results
+    results = evaluate_modes(modes, args, eval_flags) if modes else args.results
     from practicum.evaluation.matrix import matrix, write_matrix
     from practicum.evaluation.policy_results import read_policy_results
 
     if not results:
         raise UserError("Nothing to compare: give results of `practicum eval --out`, or --mode NAME=POLICY twice.")
-    entries = read_policy_results(results)
-    baseline = None if args.baseline == "none" else args.baseline or entries[0].name
-    rows = matrix(entries, baseline, args.alpha)
-    print(described(rows, args.level))
+    policies = read_policy_results(results)
+    baseline = None if args.baseline == "none" else args.baseline or policies[0].name
+    rows = matrix(policies, baseline, args.alpha)
+    print(describe(rows, args.level))
     if args.out is not None:
         write_matrix(args.out, rows, baseline, args.level)
         print(f"matrix.csv, matrix.md and errors.jsonl in {args.out}")
@@ -44,62 +46,63 @@ def run(argv: list[str]) -> int:
 
 
 def make_parser(modes_only: bool = False) -> argparse.ArgumentParser:
-    """With `modes_only`, the words that are not ours are left for `practicum eval`, and none is taken for a file."""
+    """With `modes_only`, unknown arguments are left for `practicum eval`, and none is taken for a result file."""
     parser = argparse.ArgumentParser(
         prog="practicum matrix", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False, add_help=not modes_only,
     )  # fmt: skip
     if not modes_only:
         parser.add_argument("results", nargs="*", type=Path, metavar="RESULT", help="files of `practicum eval --out`")
-    parser.add_argument("--mode", action="append", default=[], metavar="NAME=POLICY", help="examine this, and compare")
+    parser.add_argument("--mode", action="append", default=[], metavar="NAME=POLICY", help="evaluate this, and compare")
     parser.add_argument("--config", type=Path, help="YAML: defaults, and a list 'experiments' of flags of eval")
     parser.add_argument("--experiment", action="append", default=[], help="one of --config's (default: all)")
-    parser.add_argument("--baseline", help="mode that the others are held against (default: the first; 'none')")
+    parser.add_argument("--baseline", help="mode that the others are compared with (default: the first; 'none')")
     parser.add_argument("--alpha", type=float, default=0.05, help="chance of a false finding that is accepted")
     parser.add_argument("--level", type=float, default=0.8, help="level of the scores' intervals (default: 0.8)")
     parser.add_argument("--out", type=Path, help="folder for the matrix, and for the results of modes")
     return parser
 
 
-def chosen_modes(args: argparse.Namespace) -> list[Mode]:
-    from practicum.evaluation.modes import named_modes, read_modes
+def read_modes(args: argparse.Namespace) -> list[Mode]:
+    """The modes of --mode or --config; none where result files are given."""
+    from practicum.cli import modes
 
     if args.experiment and args.config is None:
         raise UserError("--experiment names an entry of a file: give the file with --config.")
     if args.mode and args.config is not None:
         raise UserError("Name modes with --mode or with --config, not with both.")
-    modes = named_modes(args.mode) if args.config is None else read_modes(args.config, args.experiment)
-    if modes and args.out is None:
+    listed = modes.named_modes(args.mode) if args.config is None else modes.read_modes(args.config, args.experiment)
+    if listed and args.out is None:
         raise UserError("--out FOLDER is where the results of modes go; name one.")
-    return modes
+    return listed
 
 
-def examined(modes: list[Mode], args: argparse.Namespace, flags: list[str]) -> list[Path]:
-    """Every mode's result, examined now as far as it is not there. What a person types counts above a file."""
-    from practicum.cli import eval as command
+def evaluate_modes(modes: list[Mode], args: argparse.Namespace, eval_flags: list[str]) -> list[Path]:
+    """Evaluate every mode as far as its result file lacks attempts. Flags that are typed override those of a file."""
+    from practicum.cli.eval import describe as describe_result
+    from practicum.cli.eval import parse_settings
 
-    found = [args.out / f"{mode.name}.json" for mode in modes]
-    planned = [
-        command.planned([*mode.flags, *flags, "--name", mode.name, "--level", str(args.level), "--out", str(path)])
-        for mode, path in zip(modes, found, strict=True)
-    ]
-    for sittings, path in zip(planned, found, strict=True):
-        if not path.is_file():
-            for sitting in sittings:
-                command.check_examinee(sitting)
-    for sittings in planned:
-        command.sit(sittings)  # one of which nothing could be scored is a line of the matrix all the same
-        print(flush=True)
-    return found
+    paths = [args.out / f"{mode.name}.json" for mode in modes]
+    settings = []
+    for mode, path in zip(modes, paths, strict=True):
+        own = ["--name", mode.name, "--level", str(args.level), "--out", str(path)]
+        settings += parse_settings([*mode.flags, *eval_flags, *own])
+    from practicum.evaluation.runner import evaluate_all
+
+    def on_result(runner: EvalRunner, result: EvalResult) -> None:
+        print(describe_result(runner, result), end="\n\n", flush=True)
+
+    evaluate_all(settings, on_result=on_result)  # a mode in which nothing was scored is a line of the matrix too
+    return paths
 
 
-def described(rows: list[MatrixRow], level: float) -> str:
+def describe(rows: list[MatrixRow], level: float) -> str:
     from practicum.utils.tables import number, percent, table
 
-    shown = []
+    cells = []
     for row in rows:
         r = row.record(level)
-        shown.append([
+        cells.append([
             r["mode"], f"{r['valid_tasks']}/{r['total_tasks']}", str(r["init_or_agent_errors"]),
             f"{percent(r['success_rate'])} [{percent(r['success_low'])}, {percent(r['success_high'])}]",
             "" if r["score_delta"] is None else f"{100 * r['score_delta']:+.1f}",
@@ -108,4 +111,4 @@ def described(rows: list[MatrixRow], level: float) -> str:
         ])  # fmt: skip
     headers = ["Mode", "Valid", "Errors", f"Success [{100 * level:g} %]", "Δ pp", "Steps", "Seconds", "Usefulness",
                "Shown"]  # fmt: skip
-    return table(headers, shown)
+    return table(headers, cells)

@@ -163,7 +163,7 @@ def _evaluation(rung: str) -> Callable[[PipelineConfig, PipelineLog], None]:
                 *_world_flags(config, name),
             ]  # fmt: skip
             with log.told(f"eval-{rung}"):
-                code = asyncio.run(command.evaluate(command.make_parser().parse_args(argv)))
+                code = command.run(argv)
             if code:
                 why = next((sitting.error for sitting in read_result(out).unscored if sitting.error), "no error told")
                 raise UserError(f"No episode of {name} could be scored ({why}); see {log.path(f'eval-{rung}')}.")

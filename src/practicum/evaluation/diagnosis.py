@@ -9,7 +9,7 @@ from pathlib import Path
 from practicum.evaluation.compare import SCORE, Comparison, compare_pair
 from practicum.evaluation.metric_delta import MetricDelta
 from practicum.evaluation.result import EvalResult
-from practicum.training.monitor.trend import trend
+from practicum.evaluation.stats.trend import trend
 from practicum.utils.tables import number
 
 NEAR = 0.05

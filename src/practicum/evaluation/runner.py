@@ -1,110 +1,142 @@
-"""Where an examination happens: which attempts are planned, which are done, and how long each took."""
+"""Run an evaluation: a policy's attempts at a panel, scored; run again, it continues where it stopped."""
 
 from __future__ import annotations
 
-import contextvars
-import json
-import time
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from practicum.data import store
-from practicum.data.attempts import Attempt
-from practicum.data.collection import Collection, Row
-from practicum.data.jsonl import encode
-from practicum.environment import Environment
-from practicum.errors import UserError
+from practicum.data.collection import Collection
+from practicum.evaluation import policy_ref
+from practicum.evaluation.attempt_log import AttemptLog
 from practicum.evaluation.panel import Panel
-from practicum.evaluation.result import AttemptResult, EvalResult, attempt_result
-from practicum.rollout import MakeEnvironment
+from practicum.evaluation.policy_ref import PolicyRef
+from practicum.evaluation.result import EvalResult
+from practicum.evaluation.server_check import check_server
+from practicum.evaluation.settings import EvalSettings
+from practicum.models import loader
+from practicum.rollout import run_episodes
+from practicum.rollout_settings import policy_identity
 from practicum.trajectory import Trajectory
+from practicum.utils.progress import Progress
 
-TIMES = "timing.jsonl"
-
-Seat = tuple[str, int]
-"""A task and which attempt at it."""
+MAX_LABEL_CHARACTERS = 22
 
 
 class EvalRunner:
-    """One policy's attempts at a panel, as they come in."""
+    """One evaluation: the policy and the panel are resolved at once, the model is loaded by `run`."""
 
-    def __init__(self, policy: str, environment: str, panel: Panel, attempts: int, settings: Mapping[str, Any]) -> None:
-        self.policy, self.environment, self.panel, self.attempts = policy, environment, panel, attempts
-        self.settings = settings
-        self.planned = panel.attempts(attempts)
-        self._sittings: dict[Seat, AttemptResult] = {}
-        self._rows: dict[Path, Row] = {}
-        self._begun: contextvars.ContextVar[float] = contextvars.ContextVar("begun")
+    def __init__(self, settings: EvalSettings) -> None:
+        settings.check()
+        self.policy = policy_ref.find(settings.policy, settings.url, settings.base)
+        panel = settings.make_panel()
+        self.settings = replace(settings, seed=panel.seed)
+        recorded = recorded_settings(self.settings, self.policy, panel)
+        name = settings.name or settings.policy
+        self.log = AttemptLog(name, settings.environment, panel, settings.attempts, recorded)
+        if settings.run_folder is not None and settings.out is not None:
+            about = {"run_id": Path(settings.out).stem, "experiment": "eval", "mode": self.policy.stage, "policy": name}
+            self.log.collection = Collection(settings.run_folder / "episodes", self.log.planned, recorded, about)
 
-    def missing(self) -> list[Attempt]:
-        return [attempt for attempt in self.planned if (attempt.task.id, attempt.number) not in self._sittings]
+    def check_policy(self) -> None:
+        """Refuse a server, or a model's tokenizer, that is not there, without loading a model."""
+        if self.settings.url is not None:
+            check_server(self.settings.url, self.policy.name)
+        local = self.policy.stage not in ("server", "scripted")
+        loader.load_tokenizer(self.policy.model if local else self.settings.tokenizer)
 
-    def recall(self, kept: Collection | None) -> list[Attempt]:
-        """Seat what a folder holds from before; what is missing still is returned."""
-        if kept is not None:
-            self._rows = kept.kept()
-            times = _times(_times_file(kept))
-            for attempt in self.planned:
-                path = kept.path(attempt)
-                if path in self._rows:
-                    seat = (attempt.task.id, attempt.number)
-                    self._sittings[seat] = attempt_result(store.read_episode(path), times.get(seat))
-        return self.missing()
+    async def run(self, progress: bool = True) -> EvalResult:
+        """Run the attempts that have no result yet; write result, episodes and panel where `out` is set."""
+        self.log.load_existing()
+        missing = self.log.missing()
+        if missing:
+            await self._run_missing(progress)
+        result = self.log.finish()
+        if self.settings.out is not None and self.settings.run_folder is not None:
+            self.log.panel.write(self.settings.run_folder / "panel.json")
+            result.write(Path(self.settings.out), self.settings.level)
+        return result
 
-    def timed(self, make: MakeEnvironment) -> MakeEnvironment:
-        """The same worlds, with a note of when each was made: an episode begins with that, in a task of its own."""
-
-        def noted() -> Environment:
-            self._begun.set(time.monotonic())
-            return make()
-
-        return noted
-
-    def seat(self, episode: Trajectory, kept: Collection | None) -> None:
-        """Take an episode in, and keep it where episodes are kept."""
-        begun = self._begun.get(None)
-        seconds = None if begun is None else round(time.monotonic() - begun, 3)
-        seat = (episode.task.id, episode.attempt)
-        self._sittings[seat] = attempt_result(episode, seconds)
-        if kept is not None:
-            path = store.write_episode(kept.folder, episode)
-            self._rows[path] = kept.row(path, episode)
-            try:
-                with _times_file(kept).open("ab") as file:
-                    file.write(encode({"task_id": seat[0], "attempt": seat[1], "seconds": seconds}))
-            except OSError as error:
-                raise UserError(f"Cannot write '{_times_file(kept)}': {error.strerror}; free some space.") from error
-
-    def rows(self) -> Mapping[Path, Row]:
-        return self._rows
-
-    def examination(self) -> EvalResult:
-        """All sittings in the order of the panel."""
-        seats = [(attempt.task.id, attempt.number) for attempt in self.planned]
-        return EvalResult(
-            policy=self.policy,
-            environment=self.environment,
-            panel=self.panel.hash,
-            size=len(self.panel.tasks),
-            attempts=self.attempts,
-            sittings=tuple(self._sittings[seat] for seat in seats),
-            settings=self.settings,
-        )
-
-
-def _times_file(kept: Collection) -> Path:
-    """Beside the episodes, not among them: an episode says nothing of the clock."""
-    return kept.folder.parent / TIMES
-
-
-def _times(path: Path) -> dict[Seat, float]:
-    """Seconds of each attempt, as far as they were noted; a line that a crash cut short is passed over."""
-    found: dict[Seat, float] = {}
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
+    async def _run_missing(self, progress: bool) -> None:
+        settings, missing = self.settings, self.log.missing()
+        if settings.url is not None:
+            check_server(settings.url, self.policy.name)
+        setup = self.policy.make_setup(settings, settings.default_temperature)
+        provenance = {**setup.provenance, "policy": settings.policy, "panel": self.log.panel.hash}
+        if self.log.collection is not None:
+            provenance["collect"] = self.log.collection.hash
         try:
-            row = json.loads(line)
-            found[row["task_id"], int(row["attempt"])] = float(row["seconds"])
-        except (ValueError, KeyError, TypeError):
-            continue
-    return found
+            label = f"eval {self.log.policy}"[:MAX_LABEL_CHARACTERS]
+            with Progress(label, len(missing), "episodes", shown=progress) as line:
+
+                def on_done(episode: Trajectory) -> None:
+                    self.log.record(episode)
+                    line.advance()
+
+                await run_episodes(
+                    missing,
+                    self.log.timed(setup.make_environment),
+                    setup.agent,
+                    setup.engine,
+                    setup.renderer,
+                    concurrency=settings.concurrency,
+                    retries=1,
+                    provenance=provenance,
+                    on_done=on_done,
+                )
+        finally:
+            await setup.engine.close()
+
+
+def evaluate(settings: EvalSettings, *, progress: bool = True) -> EvalResult:
+    """Score one policy in one environment. `progress` shows a line on stderr."""
+    (result,) = evaluate_all([settings], progress=progress)
+    return result
+
+
+def evaluate_all(
+    settings: Sequence[EvalSettings],
+    *,
+    progress: bool = True,
+    on_result: Callable[[EvalRunner, EvalResult], None] | None = None,
+) -> list[EvalResult]:
+    """Evaluate one after the other. All policies and panels are resolved before the first episode runs.
+
+    Of several, the policies without a result file yet are also checked first, so that a wrong name in the last of them
+    does not wait for the others. `on_result` is called after each evaluation.
+    """
+    runners = [EvalRunner(one) for one in settings]
+    for runner in runners if len(runners) > 1 else ():
+        if runner.settings.out is None or not Path(runner.settings.out).is_file():
+            runner.check_policy()
+    results = []
+    for runner in runners:
+        results.append(asyncio.run(runner.run(progress)))
+        if on_result is not None:
+            on_result(runner, results[-1])
+    return results
+
+
+def recorded_settings(settings: EvalSettings, policy: PolicyRef, panel: Panel) -> dict[str, Any]:
+    """What a result depends on besides the panel; a change in any of these is another evaluation."""
+    sampling = settings.sampling(settings.default_temperature)
+    return {
+        "policy": policy_identity(policy.name, settings.url),
+        "stage": policy.stage,
+        **({"base": policy.model} if policy.adapter else {}),
+        **({"run": policy.run} if policy.run else {}),
+        **({"url": settings.url} if settings.url else {}),
+        "panel": panel.hash,
+        "seed": panel.seed,
+        "rules": dict(panel.rules),
+        "format": settings.format,
+        "template": settings.template,
+        "tokenizer": settings.tokenizer,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_tokens,
+        **settings.device_record(),
+    }

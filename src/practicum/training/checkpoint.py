@@ -7,10 +7,8 @@ moved in; one that was torn or edited no longer fits its manifest, and the one b
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -22,14 +20,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from practicum.data.checkpoint_folder import checkpoint_path, checkpoint_steps, damage_of, newest_checkpoint, seal, sync
 from practicum.data.store import write_atomic
 from practicum.errors import UserError
 from practicum.training.critic import Critic
 from practicum.training.trainable_policy import TrainablePolicy
 
-MANIFEST = "manifest.json"
 LATEST = "latest_checkpointed_iteration.txt"
-NAME = re.compile(r"global_step_(\d+)")
 
 
 class Checkpoints:
@@ -43,11 +40,10 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint folder, sound or not, oldest first."""
-        found = (NAME.fullmatch(path.name) for path in self.folder.glob("global_step_*"))
-        return sorted(int(match[1]) for match in found if match)
+        return checkpoint_steps(self.folder)
 
     def path(self, step: int) -> Path:
-        return self.folder / f"global_step_{step}"
+        return checkpoint_path(self.folder, step)
 
     def save(
         self,
@@ -73,11 +69,11 @@ class Checkpoints:
                     moments = _moments(critic.optimizer, _numbered(critic.parameters))
                     save_file(moments, made / "critic_optimizer.safetensors")
                 (made / "state.json").write_text(json.dumps({"step": step, **state}, sort_keys=True, allow_nan=False))
-                _seal(made)
+                seal(made)
                 if target.exists():
                     shutil.rmtree(target)
                 os.replace(made, target)
-                _sync(self.folder)
+                sync(self.folder)
         except (OSError, SafetensorError) as error:
             raise UserError(f"Cannot write the checkpoint '{target}' ({error}); free some space.") from error
         write_atomic(self.folder / LATEST, f"{step}\n".encode())
@@ -86,14 +82,7 @@ class Checkpoints:
 
     def newest(self) -> tuple[Path | None, list[str]]:
         """The newest sound checkpoint, and a sentence for each damaged one that was passed over."""
-        complaints: list[str] = []
-        for step in reversed(self.steps()):
-            path = self.path(step)
-            damage = damage_of(path)
-            if damage is None:
-                return path, complaints
-            complaints.append(f"Checkpoint '{path}' is damaged ({damage}); the one before it is used.")
-        return None, complaints
+        return newest_checkpoint(self.folder)
 
     def _prune(self, newest: int, best: int | None) -> None:
         if self.limit is None:
@@ -130,46 +119,6 @@ def load(path: Path, policy: TrainablePolicy, critic: Critic | None) -> dict[str
         moments = load_file(path / "critic_optimizer.safetensors")
         _restore_moments(critic.optimizer, _numbered(critic.parameters), moments, path)
     return state
-
-
-def damage_of(path: Path) -> str | None:
-    """What is wrong with a checkpoint folder; None when every file is what the manifest says."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        files: dict[str, str] = manifest["files"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return "its manifest is missing or unreadable"
-    for name, digest in files.items():
-        file = path / name
-        if not file.is_file():
-            return f"{name} is missing"
-        if _digest(file) != digest:
-            return f"{name} is not what was written"
-    return None
-
-
-def _seal(folder: Path) -> None:
-    """Flush every file to the disk and write down its hash; the manifest comes last."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    digests = {}
-    for file in files:
-        _sync(file)
-        digests[str(file.relative_to(folder))] = _digest(file)
-    (folder / MANIFEST).write_text(json.dumps({"files": digests}, indent=1))
-    _sync(folder / MANIFEST)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _names(policy: TrainablePolicy) -> dict[str, nn.Parameter]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from practicum.data.checkpoint_folder import CHECKPOINT_NAME
 from practicum.errors import UserError
 from practicum.evaluation.result import EvalResult
 from practicum.evaluation.stats.intervals import COMPARISON_LEVEL
@@ -130,7 +131,7 @@ class Run:
                 )
             return
         if mode == "resume_path":
-            if not path or not checkpoint.NAME.fullmatch(Path(path).name) or not Path(path).is_dir():
+            if not path or not CHECKPOINT_NAME.fullmatch(Path(path).name) or not Path(path).is_dir():
                 raise UserError("trainer.resume_mode=resume_path needs trainer.resume_from_path=…/global_step_N.")
             self._restore(Path(path))
             return

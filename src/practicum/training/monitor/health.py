@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from practicum.errors import UserError, did_you_mean
-from practicum.training.monitor.trend import reversals, trend
+from practicum.evaluation.stats.trend import reversals, trend
 from practicum.trajectory import Outcome
 
 ACTIONS = ("warn", "adjust", "stop")

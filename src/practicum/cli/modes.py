@@ -1,4 +1,4 @@
-"""Modes to examine side by side: named on the command line, or in a file of experiments (founding paper 002)."""
+"""Modes of `practicum matrix`: named on the command line, or in a file of experiments (as HALO writes it)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DESCRIPTIVE = ("name", "description")
 
 @dataclass(frozen=True)
 class Mode:
-    """A name and the words of `practicum eval` that make it."""
+    """A name and the arguments of `practicum eval` that it stands for."""
 
     name: str
     flags: tuple[str, ...]
@@ -24,46 +24,48 @@ class Mode:
 
 def named_modes(pairs: Sequence[str]) -> list[Mode]:
     """`NAME=POLICY`, or a policy that is its own name."""
-    found = []
+    modes = []
     for pair in pairs:
         name, equals, policy = pair.partition("=")
         if not name or (equals and not policy):
             raise UserError(f"--mode '{pair}': write NAME=POLICY, such as sft=runs/quickstart-0/sft.")
-        found.append(Mode(name, ("--policy", policy or name)))
-    return _distinct(found)
+        modes.append(Mode(name, ("--policy", policy or name)))
+    return _distinct(modes)
 
 
-def read_modes(path: Path, wanted: Sequence[str]) -> list[Mode]:
-    """The experiments of a YAML file that are wanted, or all. `defaults` stand for what an experiment does not say."""
+def read_modes(path: Path, names: Sequence[str]) -> list[Mode]:
+    """The experiments of a YAML file with these names, or all. `defaults` hold for what an experiment leaves out."""
     try:
-        whole = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"Cannot read '{path}': {error.strerror}.") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"'{path}' is not YAML ({' '.join(str(error).split())[:200]}).") from None
-    experiments = whole.get("experiments") if isinstance(whole, dict) else None
+    experiments = content.get("experiments") if isinstance(content, dict) else None
     if not isinstance(experiments, list) or not all(isinstance(e, dict) and e.get("name") for e in experiments):
         raise UserError(f"'{path}' has no list 'experiments' whose entries each have a 'name'.")
-    defaults = whole.get("defaults") or {}
+    defaults = content.get("defaults") or {}
     if not isinstance(defaults, dict):
         raise UserError(f"'{path}': 'defaults' must be a mapping of flags of `practicum eval`.")
     modes = {mode.name: mode for mode in _distinct([_mode(path, defaults, entry) for entry in experiments])}
-    for name in wanted:
+    for name in names:
         if name not in modes:
             raise UserError(f"'{path}' has no experiment '{name}'.{did_you_mean(name, modes)}")
-    return [modes[name] for name in dict.fromkeys(wanted)] if wanted else list(modes.values())
+    return [modes[name] for name in dict.fromkeys(names)] if names else list(modes.values())
 
 
 def _mode(path: Path, defaults: Mapping[str, Any], entry: Mapping[str, Any]) -> Mode:
-    given = {**defaults, **entry}
-    if not given.get("policy"):
+    values = {**defaults, **entry}
+    if not values.get("policy"):
         raise UserError(f"'{path}': experiment '{entry['name']}' has no 'policy'.")
-    flags = [word for key, value in given.items() if key not in DESCRIPTIVE for word in _words(path, str(key), value)]
+    flags = [
+        word for key, value in values.items() if key not in DESCRIPTIVE for word in _arguments(path, str(key), value)
+    ]
     return Mode(str(entry["name"]), tuple(flags))
 
 
-def _words(path: Path, key: str, value: Any) -> list[str]:
-    """A key as the flag of `practicum eval` that it is; a list is the flag given several times."""
+def _arguments(path: Path, key: str, value: Any) -> list[str]:
+    """A key as a flag of `practicum eval` with its value; a list repeats the flag."""
     if value is None:
         return []
     values = value if isinstance(value, list) else [value]
@@ -73,12 +75,12 @@ def _words(path: Path, key: str, value: Any) -> list[str]:
 
 
 def _distinct(modes: Iterable[Mode]) -> list[Mode]:
-    """Two modes of one name would be one line of the matrix: the second is refused, not lost."""
-    found: dict[str, Mode] = {}
+    """The modes; two of one name are refused, because they would be one line of the matrix and one file."""
+    by_name: dict[str, Mode] = {}
     for mode in modes:
-        if mode.name in found:
+        if mode.name in by_name:
             raise UserError(f"Two modes are called '{mode.name}'; give each a name of its own.")
         if "/" in mode.name or mode.name.startswith("."):
             raise UserError(f"A mode's name is a file's name too, so '{mode.name}' cannot be one; write NAME=POLICY.")
-        found[mode.name] = mode
-    return list(found.values())
+        by_name[mode.name] = mode
+    return list(by_name.values())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from practicum.training.monitor.trend import reversals, trend
+from practicum.evaluation.stats.trend import reversals, trend
 
 
 @pytest.mark.parametrize("level", [0.9, 0.99])

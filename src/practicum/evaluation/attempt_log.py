@@ -1,0 +1,119 @@
+"""The attempts of one evaluation: which are planned, which have finished, and how long each took."""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from practicum.data import store
+from practicum.data.attempts import Attempt
+from practicum.data.collection import Collection, Row
+from practicum.data.jsonl import encode
+from practicum.environment import Environment
+from practicum.errors import UserError
+from practicum.evaluation.panel import Panel
+from practicum.evaluation.result import AttemptResult, EvalResult, attempt_result
+from practicum.rollout import MakeEnvironment
+from practicum.trajectory import Trajectory
+
+TIMING_FILE = "timing.jsonl"
+
+AttemptKey = tuple[str, int]
+"""A task's id and the number of the attempt."""
+
+
+class AttemptLog:
+    """One policy's attempts at a panel. With a `collection`, episodes and times are also written to its folder."""
+
+    def __init__(
+        self,
+        policy: str,
+        environment: str,
+        panel: Panel,
+        attempts: int,
+        settings: Mapping[str, Any],
+        collection: Collection | None = None,
+    ) -> None:
+        self.policy, self.environment, self.panel, self.attempts = policy, environment, panel, attempts
+        self.settings, self.collection = settings, collection
+        self.planned = panel.attempts(attempts)
+        self._results: dict[AttemptKey, AttemptResult] = {}
+        self._rows: dict[Path, Row] = {}
+        self._started: contextvars.ContextVar[float] = contextvars.ContextVar("started")
+
+    def missing(self) -> list[Attempt]:
+        """The planned attempts without a result."""
+        return [attempt for attempt in self.planned if (attempt.task.id, attempt.number) not in self._results]
+
+    def load_existing(self) -> None:
+        """Take in the scored episodes that the folder holds from an earlier run."""
+        if self.collection is None:
+            return
+        self._rows = self.collection.kept()
+        seconds = _read_seconds(self._timing_path)
+        for attempt in self.planned:
+            path = self.collection.path(attempt)
+            if path in self._rows:
+                key = (attempt.task.id, attempt.number)
+                self._results[key] = attempt_result(store.read_episode(path), seconds.get(key))
+
+    def timed(self, make_environment: MakeEnvironment) -> MakeEnvironment:
+        """The same factory, noting when each environment is made: an episode starts with that, in a task of its own."""
+
+        def make() -> Environment:
+            self._started.set(time.monotonic())
+            return make_environment()
+
+        return make
+
+    def record(self, episode: Trajectory) -> None:
+        """Take in a finished episode, and write it where there is a folder."""
+        started = self._started.get(None)
+        seconds = None if started is None else round(time.monotonic() - started, 3)
+        key = (episode.task.id, episode.attempt)
+        self._results[key] = attempt_result(episode, seconds)
+        if self.collection is None:
+            return
+        path = store.write_episode(self.collection.folder, episode)
+        self._rows[path] = self.collection.row(path, episode)
+        try:
+            with self._timing_path.open("ab") as file:
+                file.write(encode({"task_id": key[0], "attempt": key[1], "seconds": seconds}))
+        except OSError as error:
+            raise UserError(f"Cannot write '{self._timing_path}': {error.strerror}; free some space.") from error
+
+    def finish(self) -> EvalResult:
+        """The result of all attempts, in the order of the panel; the folder gets its summary."""
+        if self.collection is not None:
+            self.collection.finish(self._rows)
+        return EvalResult(
+            policy=self.policy,
+            environment=self.environment,
+            panel=self.panel.hash,
+            size=len(self.panel.tasks),
+            attempts=self.attempts,
+            sittings=tuple(self._results[attempt.task.id, attempt.number] for attempt in self.planned),
+            settings=self.settings,
+        )
+
+    @property
+    def _timing_path(self) -> Path:
+        """Beside the episodes, not among them: an episode does not depend on the clock."""
+        assert self.collection is not None
+        return self.collection.folder.parent / TIMING_FILE
+
+
+def _read_seconds(path: Path) -> dict[AttemptKey, float]:
+    """Seconds of each attempt that the file holds; a line that a crash cut short is skipped."""
+    seconds: dict[AttemptKey, float] = {}
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        try:
+            row = json.loads(line)
+            seconds[row["task_id"], int(row["attempt"])] = float(row["seconds"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return seconds
