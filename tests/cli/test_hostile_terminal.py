@@ -46,7 +46,7 @@ def test_show_of_a_five_megabyte_turn_with_tokens(
     assert path.stat().st_size > 5_000_000
     assert main(["show", str(path)]) == 0
     shown = capsys.readouterr().out
-    assert "letters not shown" in shown
+    assert "characters not shown" in shown
     assert len(shown) < 400_000
     harmless(shown)
 

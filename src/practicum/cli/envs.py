@@ -37,7 +37,7 @@ def run(argv: list[str]) -> int:
     if args.action == "serve":
         if not 0 <= args.port < 65536:
             raise UserError(f"--port {args.port}: a port lies between 0 and 65535.")
-        return asyncio.run(serve(args.name, args.host, args.port, options))
+        return serve(args.name, args.host, args.port, options)
     if args.action == "digest":
         return digests(args.name.split(","), args.tasks, options)
     # `tools` plays whatever file it is given and `mix` what it is told to: they have no tasks of their own to check.
@@ -45,65 +45,48 @@ def run(argv: list[str]) -> int:
     return check_all(every if args.name == "all" else [args.name], args.tasks, options)
 
 
-async def serve(name: str, host: str, port: int, options: Mapping[str, Any]) -> int:
-    """Serve one of AgentGym's worlds until it is stopped."""
-    from practicum.environments.agentgym.base import AgentGymEnvironment
-    from practicum.environments.agentgym.server import House, Server
-    from practicum.errors import UserError
-    from practicum.registry import environment_class, environment_maker
+def serve(name: str, host: str, port: int, options: Mapping[str, Any]) -> int:
+    """Serve an environment of AgentGym until it is stopped."""
+    from practicum.environments.agentgym import server
 
-    if not issubclass(environment_class(name), AgentGymEnvironment):
-        raise UserError(f"'{name}' is not one of AgentGym's worlds; only agentgym:… can be served.")
-    maker, _ = environment_maker(name, None, options)
+    def announce(address: str) -> None:
+        print(f"{name} at {address} (Ctrl-C stops it)", flush=True)
 
-    def make() -> AgentGymEnvironment:
-        world = maker()
-        assert isinstance(world, AgentGymEnvironment)
-        return world
-
-    async with Server(House(make), host, port) as server:
-        print(f"{name} at {server.address} (Ctrl-C stops it)", flush=True)
-        await asyncio.Event().wait()
+    asyncio.run(server.serve(name, host, port, options, announce))
     return 0
 
 
 def check_all(names: list[str], count: int, options: Mapping[str, Any]) -> int:
-    """A line for every environment; 1 where one is not sound."""
+    """A line for every environment; 1 where one has a fault or cannot be checked."""
     from practicum.errors import UserError
-    from practicum.evaluation.environment_check import Elsewhere, check
+    from practicum.evaluation.environment_check import check_environments
 
     print(
         f"{'environment':<18}{'oracle':>7}{'ceiling':>8}{'null':>6}{'floor':>6}{'repeats':>9}{'splits':>9}"
         f"{'steps/s':>8}{'open':>5}{'MB':>6}  verdict"
     )
     sound = []
-    elsewhere = Elsewhere(names, count, options)
-    try:
-        for name in names:
-            try:
-                found = asyncio.run(check(name, count, options, elsewhere))
-            except UserError as error:
-                if len(names) == 1:
-                    raise
-                print(f"{name:<18} not checked: {error}")  # one that is not installed must not hide the others
-                sound.append(False)
-                continue
-            repeats = "same" if found.repeats and found.elsewhere else "DIFFERS"
-            verdict = "sound" if not found.faults else "; ".join(found.faults)
-            print(
-                f"{name:<18}{found.oracle:>7.3f}{found.ceiling:>8.2f}{found.null:>6.2f}{found.floor:>6.2f}{repeats:>9}"
-                f"{'disjoint' if found.disjoint else 'OVERLAP':>9}{found.speed:>8.0f}{found.held:>5}"
-                f"{found.megabytes:>6.0f}  {verdict}",
-                flush=True,
-            )
-            sound.append(not found.faults)
-    finally:
-        elsewhere.close()
+    for name, findings in check_environments(names, count, options):
+        if isinstance(findings, UserError):
+            if len(names) == 1:
+                raise findings
+            print(f"{name:<18} not checked: {findings}")  # one that is not installed must not hide the others
+            sound.append(False)
+            continue
+        repeats = "same" if findings.repeats and findings.elsewhere else "DIFFERS"
+        verdict = "sound" if not findings.faults else "; ".join(findings.faults)
+        print(
+            f"{name:<18}{findings.oracle:>7.3f}{findings.ceiling:>8.2f}{findings.null:>6.2f}{findings.floor:>6.2f}"
+            f"{repeats:>9}{'disjoint' if findings.disjoint else 'OVERLAP':>9}{findings.speed:>8.0f}{findings.held:>5}"
+            f"{findings.megabytes:>6.0f}  {verdict}",
+            flush=True,
+        )
+        sound.append(not findings.faults)
     return 0 if all(sound) else 1
 
 
 def digests(names: list[str], count: int, options: Mapping[str, Any]) -> int:
-    """For another process that checks: what these environments' episodes come to here."""
+    """For `envs check` in another process: a digest of each environment's first episodes in this one."""
     from practicum.errors import UserError
     from practicum.evaluation.environment_check import digest
 

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from practicum.errors import UserError
 
+MAX_UNREADABLE_SHOWN = 5
+"""Unreadable episodes of a run that are named."""
+
 
 def run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
@@ -29,29 +32,16 @@ def run(argv: list[str]) -> int:
     if args.out.is_dir():
         raise UserError(f"--out {args.out} is a folder; give the name of a file.")
 
-    from practicum.data.store import write_atomic
-    from practicum.report.document import document
-    from practicum.report.runs import find_runs
-    from practicum.utils.progress import Progress
+    from practicum.report.document import write_report
 
-    runs = find_runs(args.runs)
-    with Progress("read", 0, "episodes") as progress:
-
-        def tell(name: str, waiting: int) -> None:
-            progress.total = progress.done + waiting + 1
-            progress.advance(1)
-
-        page, readings = document(runs, int(args.episodes_mb * (1 << 20)), tell)
-    episodes = sum(len(reading.index.rows) for reading in readings)
-    if not episodes and all(reading.fault is not None for reading in readings):
-        raise UserError(f"There is nothing to report, so {args.out} was not written: {readings[0].fault}")
-    write_atomic(args.out, page)
-    print(f"{args.out}: {len(readings)} runs, {episodes} episodes, {len(page) / 1e6:.1f} MB")
-    for reading in readings:
-        for entry in reading.index.unreadable[:5]:
-            print(f"  not readable: {reading.run.folder / entry.path}: {entry.reason}")
-        if len(reading.index.unreadable) > 5:
-            print(f"  … and {len(reading.index.unreadable) - 5} more in {reading.run.folder}")
-        if reading.fault is not None:
-            print(f"  not readable: {reading.fault}")
+    views, num_bytes = write_report(args.runs, args.out, int(args.episodes_mb * (1 << 20)))
+    num_episodes = sum(len(view.index.rows) for view in views)
+    print(f"{args.out}: {len(views)} runs, {num_episodes} episodes, {num_bytes / 1e6:.1f} MB")
+    for view in views:
+        for entry in view.index.unreadable[:MAX_UNREADABLE_SHOWN]:
+            print(f"  not readable: {view.run.folder / entry.path}: {entry.reason}")
+        if len(view.index.unreadable) > MAX_UNREADABLE_SHOWN:
+            print(f"  … and {len(view.index.unreadable) - MAX_UNREADABLE_SHOWN} more in {view.run.folder}")
+        if view.fault is not None:
+            print(f"  not readable: {view.fault}")
     return 0

@@ -18,7 +18,7 @@ def run(argv: list[str]) -> int:
     if not args.folder.is_dir():
         raise UserError(f"There is no folder '{args.folder}'; give the folder that your runs are written to.")
     if not 0 <= args.port < 65536:
-        raise UserError(f"--port {args.port}: a port lies between 0 and 65535.")
+        raise UserError(f"--port {args.port}: a port is a number from 0 to 65535.")
     try:
         with socket.socket(socket.AF_INET6 if ":" in args.host else socket.AF_INET) as probe:
             probe.bind((args.host, 0))

@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +101,21 @@ class Elsewhere:
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
+
+
+def check_environments(
+    names: Sequence[str], count: int, options: Mapping[str, Any]
+) -> Iterator[tuple[str, Findings | UserError]]:
+    """Check environments one after the other on `count` tasks; an error instead of findings where one cannot run."""
+    elsewhere = Elsewhere(names, count, options)
+    try:
+        for name in names:
+            try:
+                yield name, asyncio.run(check(name, count, options, elsewhere))
+            except UserError as error:
+                yield name, error
+    finally:
+        elsewhere.close()
 
 
 async def check(name: str, count: int, options: Mapping[str, Any], elsewhere: Elsewhere) -> Findings:

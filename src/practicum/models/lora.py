@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from practicum.errors import UserError
-from practicum.models.loader import LoadedModel, first_line
+from practicum.models.loader import LoadedModel, first_line, load, save
 
 ALL_LINEAR = "all-linear"
 
@@ -84,6 +84,21 @@ def merge(loaded: LoadedModel) -> LoadedModel:
     if loaded.adapter is None:
         raise UserError("There is no adapter to merge.")
     return replace(loaded, model=loaded.adapter.merge_and_unload(), adapter=None)
+
+
+def merge_adapter(model: str, adapter: Path, out: Path) -> int:
+    """Write `model` with the adapter of a PEFT folder merged into it to `out`; the number of adapter parameters."""
+    if out.exists():
+        raise UserError(f"'{out}' already exists; choose another --out.")
+    loaded = load_adapter(load(model), adapter, trainable=False)
+    assert loaded.adapter is not None
+    num_parameters: int = sum(value.numel() for name, value in loaded.adapter.named_parameters() if "lora_" in name)
+    merged = merge(loaded)
+    template = adapter / "chat_template.jinja"
+    if template.is_file():  # the one that the adapter was trained under
+        merged.tokenizer.chat_template = template.read_text(encoding="utf-8")
+    save(merged, out)
+    return num_parameters
 
 
 def parameter_counts(loaded: LoadedModel) -> tuple[int, int]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from practicum import __version__
+from practicum.data.store import write_atomic
+from practicum.errors import UserError
 from practicum.report.cohorts import comparisons
 from practicum.report.highlights import highlights
 from practicum.report.index import FIELDS, EpisodeRow
 from practicum.report.page import data_block, packed_block, self_contained
 from practicum.report.run_view import RunView
-from practicum.report.runs import Run
+from practicum.report.runs import Run, find_runs
 from practicum.report.tokens import Tokenizers
 from practicum.utils.escape import encode
+from practicum.utils.progress import Progress
 
 ROOM = 12 << 20
 """Bytes that whole episodes may take in the file, unless another number is asked for."""
@@ -40,6 +44,27 @@ def document(
     blocks += embedded(readings, room)
     names = ", ".join(reading.name for reading in readings[:3]) + (" …" if len(readings) > 3 else "")
     return self_contained(f"Practicum: {names}", blocks), readings
+
+
+def write_report(
+    folders: Sequence[Path], out: Path, episode_bytes: int = ROOM, progress: bool = True
+) -> tuple[list[RunView], int]:
+    """Write the report on the runs in these folders to `out`; the runs as they were read, and the size in bytes.
+
+    Where nothing could be read there is no file, and an error.
+    """
+    runs = find_runs(folders)
+    with Progress("read", 0, "episodes", shown=progress) as line:
+
+        def tell(name: str, waiting: int) -> None:
+            line.total = line.done + waiting + 1
+            line.advance(1)
+
+        page, views = document(runs, episode_bytes, tell)
+    if not any(view.index.rows for view in views) and all(view.fault is not None for view in views):
+        raise UserError(f"There is nothing to report, so {out} was not written: {views[0].fault}")
+    write_atomic(out, page)
+    return views, len(page)
 
 
 def _data(readings: Sequence[RunView]) -> dict[str, Any]:

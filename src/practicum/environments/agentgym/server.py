@@ -22,6 +22,7 @@ from typing import Any
 
 from practicum.environments.agentgym.base import AgentGymEnvironment
 from practicum.errors import UserError
+from practicum.registry import environment_class, environment_maker
 
 MAX_ENVIRONMENTS = 1024
 """AgentGym's clients never close; beyond so many the one longest unused is closed for them."""
@@ -247,3 +248,19 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             """One line a request would drown what matters."""
 
     return Handler
+
+
+async def serve(name: str, host: str, port: int, options: Mapping[str, Any], on_start: Callable[[str], None]) -> None:
+    """Serve one of AgentGym's environments until the task is cancelled; `on_start` gets the address."""
+    if not issubclass(environment_class(name), AgentGymEnvironment):
+        raise UserError(f"'{name}' is not an environment of AgentGym; only agentgym:… can be served.")
+    make_environment, _ = environment_maker(name, None, options)
+
+    def make() -> AgentGymEnvironment:
+        environment = make_environment()
+        assert isinstance(environment, AgentGymEnvironment)
+        return environment
+
+    async with Server(House(make), host, port) as server:
+        on_start(server.address)
+        await asyncio.Event().wait()

@@ -1,0 +1,123 @@
+"""Export: the episodes below a folder, written as `bc.jsonl`, `dpo.jsonl` and `sft.jsonl`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from practicum.data import export
+from practicum.data.jsonl import read_whole_episode, write_files
+from practicum.errors import UserError
+from practicum.trajectory import Trajectory
+from practicum.utils.progress import Progress
+
+FORMATS = ("bc", "dpo", "sft")
+Rows = Iterable[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSettings:
+    """Which episodes, which files, and how pairs and prompts are made of them."""
+
+    input_dir: str | Path = "runs"
+    output_dir: str | Path = "data/datasets"
+    formats: Sequence[str] = FORMATS
+    pairing_strategy: str = "default"
+    top_percent: float | None = None
+    """Share of a task's episodes for bc and sft; None: all, or 0.2 for the strategy progress_ranked."""
+    include_failed: bool = False
+    include_held_out: bool = False
+    """Take episodes of val and test tasks too."""
+    skip_empty: bool = False
+    """Skip steps without an action instead of refusing them."""
+    plain_prompts: bool = False
+    """Prompts are messages under their roles instead of the text that the model was shown."""
+    tokenizer: str | None = None
+    """Tokenizer that renders the prompts; None: the one that the episodes name."""
+    dry_run: bool = False
+    """Count the rows and write nothing."""
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """How many episodes were read, and the number of rows of each file."""
+
+    num_episodes: int
+    counts: Mapping[str, int]
+
+
+def export_episodes(
+    settings: ExportSettings, *, progress: bool = True, log: Callable[[str], None] = print
+) -> ExportResult:
+    """Write the files; `log` gets a line about everything that is left out or doubtful."""
+    export.check_strategy(settings.pairing_strategy, settings.top_percent)
+    episodes = read_episodes(settings, progress)
+    files = {f"{name}.jsonl": rows for name, rows in make_rows(settings, episodes, log).items()}
+    if settings.dry_run:
+        counts = {name: sum(1 for _ in rows) for name, rows in files.items()}
+    else:
+        counts = write_files(Path(settings.output_dir), files)
+    return ExportResult(len(episodes), counts)
+
+
+def read_episodes(settings: ExportSettings, progress: bool = True) -> list[Trajectory]:
+    """The episodes below the folder; a step without an action is an error unless it is to be skipped."""
+    folder = Path(settings.input_dir)
+    if not folder.is_dir():
+        raise UserError(f"There is no folder '{folder}'; make one with `practicum collect`.")
+    paths = sorted(folder.rglob("*__attempt_*.jsonl"))
+    if not paths:
+        raise UserError(f"There is no episode below '{folder}'; make some with `practicum collect`.")
+    episodes, held_out = [], []
+    with Progress("read", len(paths), "episodes", shown=progress) as line:
+        for path in paths:
+            episode = read_whole_episode(path)
+            line.advance()
+            if not settings.include_held_out and export.is_held_out(episode):
+                held_out.append(episode.task.split)
+                continue
+            empty = next((index for index, turn in enumerate(episode.turns) if not turn.reply.strip()), None)
+            if empty is not None and not settings.skip_empty:
+                raise UserError(
+                    f"'{path}', line {empty + 2}: 'reply' is empty, so there is no action to learn; "
+                    "give --skip-empty to pass over such steps."
+                )
+            episodes.append(episode)
+    export.report_held_out(folder, held_out, len(paths), "--include-held-out")
+    return episodes
+
+
+def make_rows(
+    settings: ExportSettings, episodes: Sequence[Trajectory], log: Callable[[str], None]
+) -> Mapping[str, Rows]:
+    """The rows of each format, made while they are written."""
+    strategy = settings.pairing_strategy
+    prompt = export.plain_prompt if settings.plain_prompts else export.RenderedPrompts(settings.tokenizer)
+    chosen = export.successful_episodes(episodes, strategy, settings.top_percent, settings.include_failed)
+    texts = [episode for episode in episodes if not export.has_images(episode)]
+    rows: dict[str, Rows] = {}
+    if len(texts) < len(episodes) and set(settings.formats) & {"bc", "dpo"}:
+        log(f"{len(episodes) - len(texts)} episodes show images, which rows of text cannot: only in sft.jsonl")
+    if "bc" in settings.formats:
+        rows["bc"] = export.bc_rows([e for e in chosen if not export.has_images(e)], prompt)
+    if "dpo" in settings.formats:
+        pairs = export.preferences(texts, strategy)
+        if strategy == "progress_ranked" and pairs:
+            num_apart = sum(not pair.same_state for pair in pairs)
+            log(f"{num_apart} of {len(pairs)} pairs compare replies given in different states (see --pairing_strategy)")
+        rows["dpo"] = export.dpo_rows(pairs, prompt)
+    if "sft" in settings.formats:
+        rows["sft"] = export.sft_rows(_conversations(chosen, log))
+    return rows
+
+
+def _conversations(episodes: Sequence[Trajectory], log: Callable[[str], None]) -> list[Trajectory]:
+    """The episodes that sft.jsonl can hold."""
+    single = [e for e in episodes if export.one_conversation(e) and all(t.reply.strip() for t in e.turns)]
+    if len(single) < len(episodes):
+        log(f"{len(episodes) - len(single)} episodes are no single conversation of full replies: not in sft.jsonl")
+    if any(turn.action.calls for e in single if not e.provenance.get("tools") for turn in e.turns):
+        log("these episodes call tools but do not record their schemas: sft.jsonl names none, bc.jsonl shows them")
+    return single

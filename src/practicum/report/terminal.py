@@ -1,0 +1,96 @@
+"""One episode as text for a terminal, token by token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from practicum.errors import UserError
+from practicum.report.index import FAULTS, read_episode, reason
+from practicum.report.tokens import tokenizer_file
+from practicum.trajectory import Origin, Trajectory
+from practicum.utils.escape import is_number
+from practicum.utils.tables import printable
+
+COLOURS = {Origin.SAMPLED: "\x1b[1;32m", Origin.OBSERVATION: "\x1b[36m", Origin.TEMPLATE: "\x1b[2m"}
+MARKS = {Origin.SAMPLED: ("⟦", "⟧"), Origin.OBSERVATION: ("", ""), Origin.TEMPLATE: ("", "")}
+RESET = "\x1b[0m"
+MAX_SPAN_CHARACTERS = 60_000
+"""Characters printed of one span at most; the rest stays in the file."""
+
+
+def show_episode(path: Path, model: str | None = None, coloured: bool = False, logprobs: bool = False) -> str:
+    """The episode of a file. `model` names the tokenizer to decode with; None: the one that the episode names."""
+    try:
+        episode, _ = read_episode(path)
+    except FileNotFoundError:
+        raise UserError(f"There is no episode at '{path}'.") from None
+    except FAULTS as error:
+        raise UserError(f"'{path}' is not a whole episode file: {printable(reason(error))}.") from None
+    source = model or str(episode.provenance.get("model", "tiny"))
+    tokenizer = load_tokenizer(model) if model else local_tokenizer(source)
+    try:
+        return "\n".join(episode_lines(episode, tokenizer, coloured, logprobs))
+    except FAULTS as error:  # ids that no vocabulary has
+        raise UserError(f"'{path}' does not fit the tokenizer of '{source}': {printable(reason(error))}.") from None
+
+
+def load_tokenizer(name: str) -> object:
+    from practicum.models import loader  # torch is slow to import: not unless it is needed
+
+    return loader.load_tokenizer(name)
+
+
+def local_tokenizer(name: str) -> object:
+    """The tokenizer that an episode names, if it is on this machine: nothing is downloaded because a file says so."""
+    from tokenizers import Tokenizer
+
+    path = tokenizer_file(name)
+    if path is None:
+        raise UserError(f"The tokenizer of '{printable(name[:200])}' is not on this machine; name one with --model.")
+    return Tokenizer.from_file(str(path))
+
+
+def _format_value(value: object) -> str:
+    return f"{value:g}" if is_number(value) else printable(str(value)[:40])
+
+
+def episode_lines(episode: Trajectory, tokenizer: object, coloured: bool, logprobs: bool) -> list[str]:
+    """The episode as lines for a terminal; sampled tokens are coloured, or set in ⟦ ⟧."""
+    decode = tokenizer.decode  # type: ignore[attr-defined]
+    sampled = sum(sum(run.sampled) for run in episode.sequences())
+    total = sum(len(run.ids) for run in episode.sequences())
+    task = episode.task
+    where = printable(f"{task.environment}, {task.split}, {task.hash}")
+    result = [
+        f"task     {printable(task.id)}  ({where})  attempt {episode.attempt}",
+        f"outcome  {episode.outcome.value}  reward {episode.reward:g}  turns {len(episode.turns)}"
+        + (f"  error: {printable(str(episode.error)[:MAX_SPAN_CHARACTERS])}" if episode.error else ""),
+        f"tokens   {total}, of which {sampled} trained "
+        + (f"({COLOURS[Origin.SAMPLED]}like this{RESET})" if coloured else "(⟦like this⟧)"),
+    ]
+    for index, turn in enumerate(episode.turns):
+        extra = "".join(f"  {printable(str(name))} {_format_value(value)}" for name, value in turn.components.items())
+        result.append(
+            f"── turn {index}: {turn.source.value}, policy {turn.policy_version}, "
+            f"stopped by {turn.stop_reason.value}, reward {turn.reward:g}{extra}"
+            + (f"  unusable: {printable(str(turn.action.error)[:MAX_SPAN_CHARACTERS])}" if turn.action.error else "")
+        )
+        text = ""
+        for span in turn.spans:
+            piece = shortened(str(decode(list(span.ids), skip_special_tokens=False)))
+            before, after = (COLOURS[span.origin], RESET) if coloured else MARKS[span.origin]
+            text += "\n".join(f"{before}{line}{after}" if line else "" for line in piece.split("\n"))
+        result += text.split("\n") if any(span.ids for span in turn.spans) else [shortened(turn.reply)]
+        if logprobs:
+            for span in turn.spans:
+                for token, value in zip(span.ids, span.logprobs or (), strict=False):
+                    result.append(f"    {value:9.4f}  {printable(repr(decode([token])))}")
+    return result
+
+
+def shortened(text: str) -> str:
+    """A text for a terminal, without its middle where it is very long."""
+    if len(text) <= MAX_SPAN_CHARACTERS:
+        return printable(text)
+    kept = MAX_SPAN_CHARACTERS // 2
+    return f"{printable(text[:kept])}… {len(text) - 2 * kept} characters not shown …{printable(text[-kept:])}"
