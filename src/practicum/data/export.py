@@ -6,7 +6,6 @@ those who train elsewhere; Practicum itself trains on the episodes, whose ids ar
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from practicum.data.state_index import State, Visit, failed, histories, progress, prompt_ids, visits
+from practicum.data.pair_mining import Value, same_state_pairs
+from practicum.data.state_index import Visit, failed, histories, progress, prompt_ids
 from practicum.environment import Message
 from practicum.errors import UserError
 from practicum.task import Task
@@ -29,7 +29,6 @@ RANKED_SHARE = 0.2
 Row = dict[str, Any]
 Prompting = Callable[[Trajectory, int], str]
 """The prompt of an episode's turn as text."""
-Value = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -83,11 +82,11 @@ def preferences(episodes: Sequence[Trajectory], strategy: str) -> list[Preferenc
     check_strategy(strategy)
     if strategy == "progress_ranked":
         return _ranked(episodes)
-    judge = _worked if strategy == "default" else _rewarded
+    value_of = _worked if strategy == "default" else _rewarded
     return [
-        preference
-        for state, found in visits(episodes).items()
-        for preference in _in_state(strategy, state, found, judge)
+        Preference(pair.chosen, pair.rejected, f"{strategy}_{pair.state.key}")
+        for pair in same_state_pairs(episodes, _reply_text, value_of)
+        if not _failed(pair.chosen) or _failed(pair.rejected)
     ]
 
 
@@ -137,30 +136,14 @@ def _ranked(episodes: Sequence[Trajectory]) -> list[Preference]:
         best, worst = ordered[0], ordered[-1]
         for number in range(min(len(best.turns), len(worst.turns))):
             good, bad = Visit(best, number), Visit(worst, number)
-            if best is not worst and good.turn.reply != bad.turn.reply and _said(good) and _said(bad):
+            if best is not worst and good.turn.reply != bad.turn.reply and _reply_text(good) and _reply_text(bad):
                 found.append(Preference(good, bad, f"progress_ranked_{best.task.id}_{number + 1}"))
     return found
 
 
-def _in_state(
-    strategy: str, state: State, found: Sequence[Visit], judge: Callable[[Sequence[Visit]], Value]
-) -> Iterator[Preference]:
-    """Pairs of one state: every two replies that are not worth the same, the first visit standing for each reply."""
-    replies: dict[str, list[Visit]] = {}
-    for visit in found:
-        if _said(visit):
-            replies.setdefault(visit.turn.reply, []).append(visit)
-    valued = [(judge(group), group[0]) for group in replies.values()]
-    for (one, first), (other, second) in itertools.combinations(valued, 2):
-        if one != other:
-            chosen, rejected = (first, second) if one > other else (second, first)
-            if not failed(chosen.episode, chosen.number) or failed(rejected.episode, rejected.number):
-                yield Preference(chosen, rejected, f"{strategy}_{state.key}")
-
-
 def _worked(group: Sequence[Visit]) -> Value:
     """Whether the action worked; of actions that did, how often their episodes succeeded."""
-    if any(failed(visit.episode, visit.number) for visit in group):
+    if any(map(_failed, group)):
         return (0.0,)
     return (1.0, math.fsum(v.episode.outcome is Outcome.SUCCESS for v in group) / len(group))
 
@@ -170,8 +153,13 @@ def _rewarded(group: Sequence[Visit]) -> Value:
     return (rewards, math.fsum(progress(visit.episode) for visit in group) / len(group))
 
 
-def _said(visit: Visit) -> bool:
-    return bool(visit.turn.reply.strip())
+def _reply_text(visit: Visit) -> str | None:
+    """The text of a reply, or None if it is blank."""
+    return visit.turn.reply if visit.turn.reply.strip() else None
+
+
+def _failed(visit: Visit) -> bool:
+    return failed(visit.episode, visit.number)
 
 
 # -- rows ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Trajectories to samples: the one place where origins become loss masks."""
+"""Trajectories to samples: the one place where the origins of tokens become loss masks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,21 @@ from practicum.trajectory import Origin, Trajectory
 from practicum.utils.arrays import BoolArray, Float32Array, FloatArray
 
 
+@dataclass(frozen=True)
+class WeightedTrajectory:
+    """One trajectory ready for the learner; `share` is what it adds to the denominator of a batch."""
+
+    samples: tuple[Sample, ...]
+    share: float
+
+    @property
+    def has_no_advantage(self) -> bool:
+        """Whether the advantage of every token is zero."""
+        return not any(sample.advantages.any() for sample in self.samples)
+
+
 def sft_samples(episodes: Sequence[Trajectory]) -> list[Sample]:
-    """Every token that the demonstrator wrote, and nothing else, with weight one."""
+    """Return the samples of scored episodes; every token that the demonstrator wrote has weight one, no other any."""
     return [
         replace(sample, weights=sample.mask.astype(np.float32))
         for episode in episodes
@@ -26,17 +39,16 @@ def sft_samples(episodes: Sequence[Trajectory]) -> list[Sample]:
     ]
 
 
-@dataclass(frozen=True)
-class WeightedTrajectory:
-    """One trajectory ready for the learner; `share` is what it adds to a batch's denominator."""
+def unweighted_samples(episode: Trajectory, temperature: float = 1.0) -> list[Sample]:
+    """Return a sample per sequence of an episode, with mask and sampling log-probs, weights and advantages zero.
 
-    samples: tuple[Sample, ...]
-    share: float
-
-    @property
-    def flat(self) -> bool:
-        """Whether no token has an advantage."""
-        return not any(sample.advantages.any() for sample in self.samples)
+    Sequences without a sampled token are left out.
+    """
+    samples = []
+    for ids, mask, logprobs in _sequences(episode):
+        zeros = np.zeros(len(ids), dtype=np.float32)
+        samples.append(Sample(ids, mask, zeros, zeros, logprobs, temperature))
+    return samples
 
 
 def build_samples(
@@ -46,82 +58,79 @@ def build_samples(
     temperature: float,
     norm: float = 1.0,
 ) -> list[list[WeightedTrajectory]]:
-    """Sampled tokens painted with advantages and weights.
+    """Return the trajectories of every group with an advantage and a weight on each sampled token.
 
-    `advantages` holds one number a sampled token of each trajectory. A trajectory counts as one
-    sequence for aggregation, however many runs of ids it holds.
+    `advantages` holds, for each trajectory, one number per sampled token. A trajectory counts as one
+    sequence for aggregation, however many sequences of ids it consists of.
     """
     return [
         [
-            _lesson(episode, painted, aggregation, temperature, norm)
-            for episode, painted in zip(group, rows, strict=True)
+            _weighted_trajectory(episode, own, aggregation, temperature, norm)
+            for episode, own in zip(group, group_advantages, strict=True)
         ]
-        for group, rows in zip(groups, advantages, strict=True)
+        for group, group_advantages in zip(groups, advantages, strict=True)
     ]
 
 
-def collate(taught: Iterable[WeightedTrajectory], keep_all: bool = False) -> tuple[list[Sample], float]:
-    """The samples of a batch and its denominator.
-
-    Where all advantages are zero the policy gradient is zero: such a trajectory is counted in the
-    denominator and left out, unless `keep_all` says that another loss (entropy, KL) wants its tokens too.
-    """
-    taught = list(taught)
-    samples = [sample for lesson in taught if keep_all or not lesson.flat for sample in lesson.samples]
-    return samples, float(sum(lesson.share for lesson in taught))
-
-
-def _lesson(
-    episode: Trajectory, painted: FloatArray, aggregation: str, temperature: float, norm: float
+def _weighted_trajectory(
+    episode: Trajectory, advantages: FloatArray, aggregation: str, temperature: float, norm: float
 ) -> WeightedTrajectory:
     _check_logprobs(episode)
     lengths = turn_lengths(episode)
-    (by_turn,), share = token_weights([lengths], aggregation, norm)
-    weights = np.repeat(np.array(by_turn, dtype=np.float32), lengths) if lengths else np.zeros(0, dtype=np.float32)
+    (turn_weights,), share = token_weights([lengths], aggregation, norm)
+    weights = np.repeat(np.array(turn_weights, dtype=np.float32), lengths) if lengths else np.zeros(0, dtype=np.float32)
     samples = []
-    used = 0
-    for ids, mask, known in _written(episode):
-        place = slice(used, used + int(np.count_nonzero(mask)))
-        samples.append(Sample(ids, mask, _laid(mask, weights[place]), _laid(mask, painted[place]), known, temperature))
-        used = place.stop
+    start = 0
+    for ids, mask, logprobs in _sequences(episode):
+        own = slice(start, start + int(np.count_nonzero(mask)))
+        own_weights, own_advantages = _scatter(mask, weights[own]), _scatter(mask, advantages[own])
+        samples.append(Sample(ids, mask, own_weights, own_advantages, logprobs, temperature))
+        start = own.stop
     return WeightedTrajectory(tuple(samples), share)
 
 
+def collate(trajectories: Iterable[WeightedTrajectory], keep_all: bool = False) -> tuple[list[Sample], float]:
+    """Return the samples of a batch and its denominator.
+
+    Where all advantages are zero the policy gradient is zero: such a trajectory is counted in the
+    denominator and left out, unless `keep_all` says that another loss (entropy, KL) needs its tokens too.
+    """
+    trajectories = list(trajectories)
+    samples = [
+        sample
+        for trajectory in trajectories
+        if keep_all or not trajectory.has_no_advantage
+        for sample in trajectory.samples
+    ]
+    return samples, float(sum(trajectory.share for trajectory in trajectories))
+
+
 def scatter(sample: Sample, values: FloatArray | Float32Array) -> Float32Array:
-    """Numbers of the predicted tokens laid out over all tokens of a sample [T]."""
-    return _laid(sample.mask, values)
+    """Return values of the predicted tokens [P] at their positions in the sample [T], zero elsewhere."""
+    return _scatter(sample.mask, values)
 
 
-def _laid(mask: BoolArray, values: FloatArray | Float32Array) -> Float32Array:
+def _scatter(mask: BoolArray, values: FloatArray | Float32Array) -> Float32Array:
     result = np.zeros(len(mask), dtype=np.float32)
     result[mask] = values
     return result
 
 
-def unweighted_samples(episode: Trajectory, temperature: float = 1.0) -> list[Sample]:
-    """An episode's runs of ids with their masks and sampling log-probs; runs without a sampled token are left out."""
-    samples = []
-    for ids, mask, known in _written(episode):
-        nothing = np.zeros(len(ids), dtype=np.float32)
-        samples.append(Sample(ids, mask, nothing, nothing, known, temperature))
-    return samples
-
-
-def _written(episode: Trajectory) -> Iterator[tuple[tuple[int, ...], BoolArray, Float32Array]]:
-    """The same as ids, masks and log-probs, 0 where there is none."""
-    for run in episode.runs():
-        ids = tuple(itertools.chain.from_iterable(span.ids for span in run))
-        mask, known = np.zeros(len(ids), dtype=np.bool_), np.zeros(len(ids), dtype=np.float32)
-        start, found = 0, False
-        for span in run:
+def _sequences(episode: Trajectory) -> Iterator[tuple[tuple[int, ...], BoolArray, Float32Array]]:
+    """Ids, loss mask [T] and sampling log-probs [T] (0 where there is none) of each sequence with a sampled token."""
+    for spans in episode.runs():
+        ids = tuple(itertools.chain.from_iterable(span.ids for span in spans))
+        mask, logprobs = np.zeros(len(ids), dtype=np.bool_), np.zeros(len(ids), dtype=np.float32)
+        start, any_sampled = 0, False
+        for span in spans:
             end = start + len(span.ids)
             if span.origin is Origin.SAMPLED and end > start:
-                mask[start:end] = found = True
+                mask[start:end] = any_sampled = True
                 if span.logprobs is not None:
-                    known[start:end] = span.logprobs
+                    logprobs[start:end] = span.logprobs
             start = end
-        if found:
-            yield ids, mask, known
+        if any_sampled:
+            yield ids, mask, logprobs
 
 
 def _check_logprobs(episode: Trajectory) -> None:
