@@ -100,8 +100,7 @@ async def waiting(
     agent = Agent(format=chosen, max_turns=turns, sampling=Sampling(max_tokens=tokens))
     loaded = loader.load(model)
     renderer = Renderer(loaded.tokenizer, None, loaded.end_ids)
-    engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=ROWS, threads=threads)
-    engine.all_threads = threads
+    engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=ROWS, threads=threads, prefill_threads=threads)
     mixed = maker()
     assert isinstance(mixed, MixEnvironment)
     speaker = Spoken(engine, mixed, renderer)

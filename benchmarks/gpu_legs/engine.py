@@ -82,20 +82,22 @@ def timed(do: Callable[[], Any], repeats: int) -> float:
 
 def step_seconds(size: Size, model: Any, renderer: Renderer, rows: int, context: int) -> float:
     """One decode step of full rows, all with `context` keys: the captured graph alone."""
+    from practicum.engines.local.cuda_runner import CudaRunner  # needs Triton
+
     engine = LocalEngine(Decoder(model), renderer, max_batch=rows)
-    engine._reserve(context + 64)
-    engine._kv.normal_()
-    steps = engine._steps
-    assert steps is not None
-    key = (rows, False, False, False)
-    engine._position.fill_(context)
-    steps._capture(key)
+    runner = engine.runner
+    assert isinstance(runner, CudaRunner)
+    runner.grow(context + 64)
+    for layer in range(engine.decoder.shape.layers):
+        engine.kv_cache.layer(layer).normal_()
+    runner.state.position.fill_(context)
+    graph = runner.capture_decode((rows, False, False, False))
 
-    def burst() -> None:
-        engine._position.fill_(context)
-        steps._graphs[key].replay()
+    def decode() -> None:
+        runner.state.position.fill_(context)
+        graph.replay()
 
-    return timed(burst, 20) / steps.burst
+    return timed(decode, 20) / engine.settings.steps_per_decode
 
 
 def context_leg(size: Size) -> list[Row]:

@@ -1,15 +1,16 @@
-"""The GPU's way of decoding, all but the capturing, on CPU in Triton's interpreter: it says what the CPU's way says."""
+"""`CudaRunner` without its graphs, on CPU in Triton's interpreter: its replies are those of `CpuRunner`."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
@@ -19,7 +20,9 @@ from practicum.models.decoder import Decoder
 from practicum.task import Task
 from tests.engines.local.test_cuda_runner import build_model
 
-pytestmark = pytest.mark.skipif(not os.environ.get("TRITON_INTERPRET"), reason="a GPU has tests/engines/test_cuda.py")
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("TRITON_INTERPRET"), reason="a GPU has tests/engines/local/test_cuda_runner.py"
+)
 
 
 def play(engine: LocalEngine, asked: list[Request]) -> list[Generation]:
@@ -34,84 +37,67 @@ def play(engine: LocalEngine, asked: list[Request]) -> list[Generation]:
     return asyncio.run(run())
 
 
-class Played:
-    """What stands for a captured graph."""
+def make_requests(prompts: Sequence[Sequence[int]], sampling: Sequence[Sampling]) -> list[Request]:
+    return [
+        Request(
+            tuple(ids), replace(own, max_tokens=3 + number, seed=number), Task("t", "x", "train"), Observation(), (),
+            session=f"s{number}",
+        )
+        for number, (ids, own) in enumerate(zip(prompts, sampling, strict=True))
+    ]  # fmt: skip
 
-    def __init__(self, step: Callable[[], None]) -> None:
-        self.replay = step
 
-
-@pytest.mark.parametrize(("name", "going_on"), [("llama", False), ("llama", True), ("qwen2", True), ("qwen3", True)])
+@pytest.mark.parametrize(("name", "fused"), [("llama", False), ("llama", True), ("qwen2", True), ("qwen3", True)])
 def test_steps_in_the_interpreter_are_those_of_the_cpu(
-    name: str, going_on: bool, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+    name: str, fused: bool, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from practicum.engines.local.cuda_runner import CudaRunner
     from practicum.kernels import decode_attention
 
-    monkeypatch.setattr(decode_attention, "PROGRAMS", 32)  # two parts a row
-    if going_on:
+    monkeypatch.setattr(decode_attention, "PROGRAMS", 32)  # two parts per row
+    if fused:
         monkeypatch.setattr("practicum.kernels.fused_matmul.HALF", (torch.float32,))
-    monkeypatch.setattr(
-        "practicum.engines.local.shared_prefix.MIN_SHARED_BYTES", 0
-    )  # crews from the first shared block on
+    # Groups from the first shared block on.
+    monkeypatch.setattr("practicum.engines.local.shared_prefix.MIN_JOINT_READ_BYTES", 0)
     model = build_model(name)
-    shared = tuple(range(30, 100))
-    prompts = [shared, shared, tuple(range(100, 107))]
-    temperatures = [1.0, 0.8, 0.0]
-    asked = [
-        Request(
-            ids, Sampling(temperature, max_tokens=3 + number, seed=number), Task("t", "x", "train"), Observation(), (),
-                session=f"s{number}")
-        for number, (ids, temperature) in enumerate(zip(prompts, temperatures, strict=True))
-    ]  # fmt: skip
-    known = play(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), asked)
+    shared = range(30, 100)
+    requests = make_requests([shared, shared, range(100, 107)], [Sampling(1.0), Sampling(0.8), Sampling(0.0)])
+    expected = play(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), requests)
 
-    used: list[tuple[int, bool, bool, bool]] = []
+    capacities: set[int] = set()
+    joint: set[bool] = set()
+    attend = decode_attention.attend
 
-    def capture(self: CudaRunner, key: tuple[int, bool, bool, bool]) -> None:
-        used.append(key)
-        self._graphs[key] = Played(lambda: self._burst(*key))
+    def watched(query: Tensor, kv: Tensor, slots: Tensor, positions: Tensor, groups: Any, together: bool) -> Tensor:
+        capacities.add(engine.kv_cache.capacity)
+        joint.add(together)
+        return attend(query, kv, slots, positions, groups, together)
 
-    monkeypatch.setattr(CudaRunner, "_capture", capture)
-    engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1, burst=4)
-    engine._noise = torch.zeros(engine._homes.count, engine.decoder.shape.context)
-    forgotten: list[Any] = []
-    engine._steps = CudaRunner(engine, 4)
-    forget = engine._steps.reset_graphs
-    monkeypatch.setattr(engine._steps, "reset_graphs", lambda: (forgotten.append(engine._capacity), forget()))
-    monkeypatch.setattr("practicum.engines.local.engine.KEY_BUCKET", 16)  # the buffer grows on the way
-    found = play(engine, asked)
-    assert len(forgotten) > 1
-    assert {sharing for *_, sharing in used} == {True, False}
-    assert [reply.ids for reply in found] == [reply.ids for reply in known]
-    assert [reply.stop_reason for reply in found] == [reply.stop_reason for reply in known]
-    for mine, other in zip(found, known, strict=True):
+    monkeypatch.setattr(decode_attention, "attend", watched)
+    monkeypatch.setattr("practicum.engines.local.kv_cache.KEY_BUCKET", 16)  # the buffer grows on the way
+    engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1, steps_per_decode=4, runner=CudaRunner)
+    replies = play(engine, requests)
+    assert len(capacities) > 1
+    assert joint == {True, False}
+    assert [reply.ids for reply in replies] == [reply.ids for reply in expected]
+    assert [reply.stop_reason for reply in replies] == [reply.stop_reason for reply in expected]
+    for mine, other in zip(replies, expected, strict=True):
         assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
 def test_filtered_sampling_is_that_of_the_cpu(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
     from practicum.engines.local.cuda_runner import CudaRunner
 
-    def capture(self: CudaRunner, key: tuple[int, bool, bool, bool]) -> None:
-        self._graphs[key] = Played(lambda: self._burst(*key))
-
-    monkeypatch.setattr(CudaRunner, "_capture", capture)
-    monkeypatch.setattr("practicum.engines.local.shared_prefix.MIN_SHARED_BYTES", 0)
+    monkeypatch.setattr("practicum.engines.local.shared_prefix.MIN_JOINT_READ_BYTES", 0)
     model = build_model("llama")
-    ways = [(1.0, 0, 0.8), (0.7, 5, 1.0), (0.0, 0, 0.5), (1.0, 3, 0.6), (1.0, 0, 1.0)]
-    asked = [
-        Request(
-            tuple(range(30, 100)),
-            Sampling(temperature, top_k=top_k, top_p=top_p, max_tokens=3 + number, seed=number),
-                Task("t", "x", "train"), Observation(), (), session=f"s{number}")
-        for number, (temperature, top_k, top_p) in enumerate(ways)
-    ]  # fmt: skip
-    known = play(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), asked)
-    engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1, burst=2)
-    engine._noise = torch.zeros(engine._homes.count, engine.decoder.shape.context)
-    engine._steps = CudaRunner(engine, 2)
-    found = play(engine, asked)
-    assert [reply.ids for reply in found] == [reply.ids for reply in known]
-    assert int(engine._position[engine._homes.spare]) == 0
-    for mine, other in zip(found, known, strict=True):
+    params = [(1.0, 0, 0.8), (0.7, 5, 1.0), (0.0, 0, 0.5), (1.0, 3, 0.6), (1.0, 0, 1.0)]
+    sampling = [Sampling(temperature, top_k=top_k, top_p=top_p) for temperature, top_k, top_p in params]
+    requests = make_requests([range(30, 100)] * len(params), sampling)
+    expected = play(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), requests)
+    engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1, steps_per_decode=2, runner=CudaRunner)
+    replies = play(engine, requests)
+    assert [reply.ids for reply in replies] == [reply.ids for reply in expected]
+    assert isinstance(engine.runner, CudaRunner)
+    assert int(engine.runner.state.position[engine.kv_cache.padding_slot]) == 0
+    for mine, other in zip(replies, expected, strict=True):
         assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)

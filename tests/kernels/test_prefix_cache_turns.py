@@ -1,5 +1,5 @@
-"""Turns that go on where the last one left its keys, on CPU in Triton's interpreter: they say what turns without any
-cache say, and nothing that is kept is ever written to."""
+"""Turns that continue in the slot of the last one, on CPU in Triton's interpreter: replies are those without any cache,
+and no cached prefix is ever written to."""
 
 from __future__ import annotations
 
@@ -16,59 +16,49 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
+from practicum.engines.local.request import RunningRequest
+from practicum.engines.local.runner import DecodeOutput
 from practicum.environment import Observation
 from practicum.models.decoder import Decoder
 from practicum.task import Task
 
-pytestmark = pytest.mark.skipif(not os.environ.get("TRITON_INTERPRET"), reason="a GPU has tests/engines/test_cuda.py")
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("TRITON_INTERPRET"), reason="a GPU has tests/engines/local/test_cuda_runner.py"
+)
 SMALL = LlamaConfig(
     vocab_size=800, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
     num_key_value_heads=1, max_position_embeddings=640, initializer_range=0.2,
 )  # fmt: skip
-Made = Callable[..., LocalEngine]
-
-
-class Played:
-    """What stands for a captured graph."""
-
-    def __init__(self, step: Callable[[], None]) -> None:
-        self.replay = step
+MakeEngine = Callable[..., LocalEngine]
 
 
 @pytest.fixture
-def make(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> Made:
-    """An engine with a GPU's steps, which looks after every burst whether anything that is kept has changed."""
+def make(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
+    """An engine with a `CudaRunner` that checks at every decode call that no cached prefix is written to."""
     from practicum.engines.local.cuda_runner import CudaRunner
 
-    def capture(self: CudaRunner, key: tuple[int, bool, bool, bool]) -> None:
-        self._graphs[key] = Played(lambda: self._burst(*key))
+    class WatchedRunner(CudaRunner):
+        def decode(self, running: list[RunningRequest], end_ids: Sequence[int]) -> DecodeOutput:
+            cache, resident = self.kv_cache, self.kv_cache.prefixes.resident
+            used = [one.slot for one in running]
+            assert len(set(used)) == len(used)
+            assert not set(resident) & set(used)
+            before = [(slot, cache.extract(slot, len(entry.ids))) for slot, entry in resident.items()]
+            output = super().decode(running, end_ids)
+            for slot, kv in before:
+                assert torch.equal(cache.extract(slot, kv.shape[3]), kv)
+            assert int(self.state.position[cache.padding_slot]) == 0
+            return output
 
-    monkeypatch.setattr(CudaRunner, "_capture", capture)
-    monkeypatch.setattr(
-        "practicum.engines.local.engine.IDLE_THREAD_SECONDS", 0.3
-    )  # what is asked for together is let in together
+    # What is asked for together is admitted together.
+    monkeypatch.setattr("practicum.engines.local.engine.BATCH_WAIT_SECONDS", 0.3)
     torch.manual_seed(0)
     model = LlamaForCausalLM(SMALL).eval()
 
     def made(**options: Any) -> LocalEngine:
-        engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1, burst=2, **options)
-        steps = engine._steps = CudaRunner(engine, 2)
-
-        def watched(*arguments: Any) -> None:
-            homes = engine._homes
-            free = homes.of[len(engine._rows) :]
-            assert sorted(homes.of) == list(range(8))
-            assert set(engine.prefixes.resident) <= set(free)
-            kept = [(home, len(entry.ids)) for home, entry in engine.prefixes.resident.items()]
-            before = [engine._kv[:, :, home, :, :length].clone() for home, length in kept]
-            launch(*arguments)
-            for (home, length), known in zip(kept, before, strict=True):
-                assert torch.equal(engine._kv[:, :, home, :, :length], known)
-            assert int(engine._position[homes.spare]) == 0
-
-        launch = steps.launch
-        monkeypatch.setattr(steps, "launch", watched)
-        return engine
+        return LocalEngine(
+            Decoder(model), renderer, max_batch=8, threads=1, steps_per_decode=2, runner=WatchedRunner, **options
+        )
 
     return made
 
@@ -100,8 +90,8 @@ def ids_of(seed: int, count: int) -> list[int]:
 
 
 def talk(sessions: int, turns: int) -> Callable[[LocalEngine], Awaitable[list[Generation]]]:
-    """All sessions speak at once; what they hear is of different lengths, so that they end and come at different times.
-    One of three forgets half of what it said: its prompts leave what was kept."""
+    """All sessions run at once with replies and observations of different lengths, so that they start and end at
+    different times. One of three drops a part of its reply: its prompts diverge from the kept prefix."""
 
     async def one(engine: LocalEngine, number: int) -> list[Generation]:
         history, replies = ids_of(0, 20) + ids_of(number, 3 + number), []
@@ -119,24 +109,24 @@ def talk(sessions: int, turns: int) -> Callable[[LocalEngine], Awaitable[list[Ge
     return all_of_them
 
 
-def test_turns_are_those_of_an_engine_that_keeps_nothing(make: Made) -> None:
+def test_replies_are_those_of_an_engine_that_caches_nothing(make: MakeEngine) -> None:
     engine, bare = make(), make(cache_bytes=0)
     found = use(engine, talk(5, 3))
     same(found, use(bare, talk(5, 3)))
     assert bare.stats.reused == 0
     assert not bare.prefixes.resident
     assert all(reply.prompt_cached >= 20 for number, reply in enumerate(found) if number % 3)
-    assert not any(entry.session for entry in engine.prefixes._entries.values())  # forgotten, all of them
+    assert engine.prefixes.num_sessions == 0
 
 
-def test_more_sessions_than_homes(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_sessions_than_slots(make: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     from practicum.engines.local.prefix_cache import PrefixCache
 
     moved: list[int] = []
     move_out = PrefixCache.move_out
 
     def counted(self: PrefixCache, entry: Any, kv: torch.Tensor) -> None:
-        moved.append(entry.home)
+        moved.append(entry.slot)
         move_out(self, entry, kv)
 
     monkeypatch.setattr(PrefixCache, "move_out", counted)
@@ -144,14 +134,14 @@ def test_more_sessions_than_homes(make: Made, monkeypatch: pytest.MonkeyPatch) -
     assert moved
 
 
-def test_a_buffer_that_grows_between_two_turns(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("practicum.engines.local.engine.KEY_BUCKET", 16)
+def test_the_buffer_grows_between_two_turns(make: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("practicum.engines.local.kv_cache.KEY_BUCKET", 16)
 
     async def work(engine: LocalEngine) -> list[Generation]:
         first, other = await asyncio.gather(*(engine.generate(request(ids_of(n, 30), f"s{n}")) for n in range(2)))
-        room = engine._capacity
+        room = engine.kv_cache.capacity
         longer = await engine.generate(request([*ids_of(0, 30), *first.ids, *ids_of(2, 40)], "s0"))
-        assert engine._capacity > room
+        assert engine.kv_cache.capacity > room
         later = await engine.generate(request([*ids_of(1, 30), *other.ids, 5, 6], "s1"))
         if engine.prefixes.max_bytes:
             assert longer.prompt_cached == 29 + len(first.ids)
@@ -161,37 +151,35 @@ def test_a_buffer_that_grows_between_two_turns(make: Made, monkeypatch: pytest.M
     same(use(make(), work), use(make(cache_bytes=0), work))
 
 
-def test_chains_copy_from_what_its_session_takes_over(make: Made) -> None:
-    """In one wave: two chains that want more of it than the session still does, one that wants less."""
+def test_other_requests_copy_from_a_slot_that_its_session_continues_in(make: MakeEngine) -> None:
+    """In one wave: two requests that use more of it than the session still does, one that uses less."""
     history = ids_of(1, 40)
 
     async def work(engine: LocalEngine) -> list[Generation]:
         first = await engine.generate(request(history, "s"))
-        (home,) = engine.prefixes.resident or [None]
+        (slot,) = engine.prefixes.resident or [None]
         said = [*history, *first.ids]
         wave = [
             request([*said, 11, 12], "t"), request([*history[:30], 21, 22, 23], "s"), request([*said, 31, 32], "u"),
             request([*history[:20], 41, 42]),
         ]  # fmt: skip
         replies = await asyncio.gather(*(engine.generate(one) for one in wave))
-        if home is not None:
+        if slot is not None:
             assert [reply.prompt_cached for reply in replies] == [len(said) - 1, 30, len(said) - 1, 20]
-            assert engine.prefixes._by_session["s"].home == home
+            assert engine.prefixes.resident[slot].session == "s"
         return [first, *replies]
 
     same(use(make(), work), use(make(cache_bytes=0), work))
 
 
-def test_homes_are_released_and_a_closed_engine_goes_on(make: Made) -> None:
+def test_slots_are_released_and_a_closed_engine_can_be_used_again(make: MakeEngine) -> None:
     engine = make()
 
     async def turn(number: int, tokens: int = 3) -> Generation:
         return await engine.generate(request(ids_of(number, 30), f"s{number}", tokens=tokens))
 
     async def heard() -> None:
-        while not engine._inbox.empty() or engine._forgotten:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.5)
 
     async def before(engine: LocalEngine) -> list[Generation]:
         replies = list(await asyncio.gather(turn(0), turn(1)))
@@ -205,7 +193,8 @@ def test_homes_are_released_and_a_closed_engine_goes_on(make: Made) -> None:
         replies.append(await turn(1))
         assert replies[-1].prompt_cached == 0
         under_way = asyncio.create_task(turn(2, 200))
-        while not engine._rows:
+        steps = engine.stats.decode_steps
+        while engine.stats.decode_steps == steps:
             await asyncio.sleep(0.01)
         await engine.close()
         with pytest.raises(Exception, match="closed"):

@@ -26,8 +26,8 @@ def test_together_and_alone_give_the_same_bits(
     dtype: torch.dtype, heads: int, kv_heads: int, size: int, programs: int, together: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    from practicum.engines.local.shared_prefix import SharedPrefixBatch
     from practicum.kernels import decode_attention
+    from practicum.kernels.shared_prefix import SharedPrefixBatch
 
     monkeypatch.setattr(decode_attention, "PROGRAMS", programs)  # shared out among programs, or not
     rows, keys = 10, 1300

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from practicum.engines.local.shared_prefix import SharedPrefixBatch
 from practicum.kernels.fused_layers import normed_halves
 from practicum.kernels.online_softmax import KEYS, LOG2E, NOTHING, SEGMENT, dot, fold, merge
+from practicum.kernels.shared_prefix import SharedPrefixBatch
 
 PROGRAMS = 1024
 """Programs that fill a GPU: long rows of a small batch are cut up until there are about so many."""
@@ -226,10 +226,10 @@ def attend(
         count, most = crews.members.shape
         apart = _parts(count * kv_heads, room)
         _attend_together[(count, kv_heads, apart)](
-            query, kv[0], kv[1], crews.members, crews.leads, crews.commons, *common, pad, most, size, KEYS,
+            query, kv[0], kv[1], crews.members, crews.leaders, crews.lengths, *common, pad, most, size, KEYS,
             SEGMENT, apart, exact, num_warps=4, num_stages=3, enable_fp_fusion=False,
         )  # fmt: skip
-    of_rows = (positions, homes) if crews is None else (crews.of_rows, crews.leads_of_rows)
+    of_rows = (positions, homes) if crews is None else (crews.row_lengths, crews.row_leaders)
     _attend[(rows, kv_heads, parts)](
         query, kv[0], kv[1], homes, positions, *of_rows, out, *common, max(16, pad), size, KEYS, SEGMENT, parts, exact,
         crews is not None, together, num_warps=2, num_stages=2, enable_fp_fusion=False,

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from practicum.engines.local.sampling import GOLDEN, MIX_A, MIX_B
+from practicum.utils.splitmix64 import GOLDEN_GAMMA, MIX_1, MIX_2
 
 COLUMNS = 1024
 """Random numbers that a program draws."""
@@ -67,5 +67,5 @@ def packed(rows: Sequence[Settings]) -> Tensor:
 def settle(numbers: Tensor, longest: int, fields: Sequence[Tensor], noise: Tensor) -> None:
     """`fields`: last, position, temperature, top_k, top_p and step, by home; noise gets `longest` numbers a row."""
     _settle[(len(numbers), triton.cdiv(longest, COLUMNS))](
-        numbers, *fields, noise, longest, noise.stride(0), FIELDS, COLUMNS, GOLDEN, MIX_A, MIX_B, num_warps=4
+        numbers, *fields, noise, longest, noise.stride(0), FIELDS, COLUMNS, GOLDEN_GAMMA, MIX_1, MIX_2, num_warps=4
     )

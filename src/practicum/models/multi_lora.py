@@ -86,7 +86,7 @@ class MultiLoRA:
                 mask[row, self._starts[name] : self._starts[name] + self._adapters[name].rank] = 1
         return mask
 
-    def wear(self, columns: Tensor | None) -> None:
+    def select(self, columns: Tensor | None) -> None:
         """What the passes that follow wear: a mask that broadcasts over their tokens [.., width], or nothing."""
         self._worn.columns = columns
 

@@ -67,9 +67,9 @@ class TrainablePolicy:
         self._threads = 1 if apart and self.decoder.device.type == "cpu" else None
         if make_engine is None:
             self.spoken = Decoder(mirrored(loaded.model)) if apart else self.decoder
-            local = LocalEngine(self.spoken, self.renderer, max_batch=max_batch, threads=self._threads)
-            local.all_threads = self._threads or local.all_threads
-            self.engine = local
+            self.engine = LocalEngine(
+                self.spoken, self.renderer, max_batch=max_batch, threads=self._threads, prefill_threads=self._threads
+            )
         else:
             self.spoken, self.engine = None, make_engine(self.renderer)
         self.max_batch = max_batch

@@ -151,7 +151,7 @@ def test_an_adapter_may_come_while_others_answer(renderer: Renderer, folders: di
 
 def test_replaced_under_its_name_an_adapter_leaves_nothing_cached(renderer: Renderer, folders: dict[str, Path]) -> None:
     async def work(engine: LocalEngine) -> None:
-        view = engine.wearing("a")
+        view = engine.with_adapter("a")
         prompt = list(range(20, 80))
         for name in ("wide", "narrow"):
             await engine.load_adapter("a", folders[name])

@@ -221,16 +221,18 @@ def test_the_same_seed_gives_the_same_tokens(renderer: Renderer) -> None:
 
 
 def test_rows_that_look_at_keys_together_say_the_same(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    from practicum.engines.local.cuda_runner import CudaRunner
+
     asked = [replace(one, ids=(*range(100, 180), *one.ids)) for one in requests(90)]
     asked += [replace(one, sampling=replace(one.sampling, top_k=5), session="") for one in asked[:6]]
     found = []
     for pays, leads in ((1 << 60, 1 << 60), (1 << 60, 0), (0, 0)):
-        monkeypatch.setattr("practicum.engines.local.shared_prefix.MIN_SHARED_BYTES", pays)
-        monkeypatch.setattr("practicum.engines.local.shared_prefix.MAX_LEADERS", leads)
+        monkeypatch.setattr("practicum.engines.local.shared_prefix.MIN_JOINT_READ_BYTES", pays)
+        monkeypatch.setattr("practicum.engines.local.shared_prefix.MIN_SHARED_BYTES", leads)
         engine = LocalEngine(Decoder(build_model("llama").to("cuda", torch.bfloat16)), renderer, max_batch=48)
         found.append(generate(engine, asked))
-        assert engine._steps is not None
-        assert any(key[-1] for key in engine._steps._graphs) == (pays == 0)
+        assert isinstance(engine.runner, CudaRunner)
+        assert any(joint for *_, joint in engine.runner.captured) == (pays == 0)
     alone, *others = ([(reply.ids, reply.logprobs) for reply in replies] for replies in found)
     assert others == [alone, alone]
 

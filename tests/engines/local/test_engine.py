@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -12,9 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
+from practicum.engines.local.cpu_runner import CpuRunner
 from practicum.engines.local.engine import LocalEngine
-from practicum.engines.local.prefix_cache import block_hashes
 from practicum.engines.local.request import RunningRequest
+from practicum.engines.local.runner import DecodeOutput
 from practicum.environment import Observation
 from practicum.errors import EngineError
 from practicum.models import loader
@@ -125,10 +128,10 @@ def test_grouped_heads_too(renderer: Renderer) -> None:
         assert (alone.ids, alone.logprobs) == (together[index].ids, together[index].logprobs)
 
 
-def test_bursts_change_nothing(model: LlamaForCausalLM, renderer: Renderer) -> None:
+def test_several_steps_per_decode_change_nothing(model: LlamaForCausalLM, renderer: Renderer) -> None:
     wanted = mixed(12)
     one = generate(LocalEngine(Decoder(model), renderer, max_batch=16), *wanted)
-    four = generate(LocalEngine(Decoder(model), renderer, max_batch=16, burst=4), *wanted)
+    four = generate(LocalEngine(Decoder(model), renderer, max_batch=16, steps_per_decode=4), *wanted)
     assert [(g.ids, g.logprobs, g.stop_reason) for g in one] == [(g.ids, g.logprobs, g.stop_reason) for g in four]
 
 
@@ -220,31 +223,52 @@ def test_a_cancelled_request_frees_its_place(model: LlamaForCausalLM, renderer: 
     assert asyncio.run(run()) == 5
 
 
-@pytest.mark.parametrize("part", ["_decode_step", "_prefill", "_configure", "_reserve", "_match"])
-def test_a_broken_step_fails_the_requests_and_says_why(
-    part: str, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("part", "method"),
+    [
+        ("runner", "decode"), ("runner", "prefill"), ("runner", "set_sampling_params"), ("runner", "grow"),
+        ("kv_cache", "allocate"), ("prefixes", "match"),
+    ],
+)  # fmt: skip
+def test_a_failed_step_fails_the_requests_and_says_why(
+    part: str, method: str, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*arguments: object) -> None:
+    def fail(*arguments: object) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(engine._cpu if hasattr(engine._cpu, part) else engine, part, broken)
+    monkeypatch.setattr(getattr(engine, part), method, fail)
 
     async def run() -> list[Generation | BaseException]:
-        asked = [request([5, 6, 7]), request([5, 6, 7, 8]), request([9, 9, 9])]
-        return await asyncio.wait_for(asyncio.gather(*map(engine.generate, asked), return_exceptions=True), 20)
+        requests = [request([5, 6, 7]), request([5, 6, 7, 8]), request([9, 9, 9])]
+        return await asyncio.wait_for(asyncio.gather(*map(engine.generate, requests), return_exceptions=True), 20)
 
-    found = asyncio.run(run())  # nobody is left waiting
-    assert all(isinstance(one, EngineError) and "planted" in str(one) for one in found)
-
-    async def late() -> Generation:
-        engine._broken, known = None, engine._broken  # as if it broke just after this request had looked
-        waiting = asyncio.create_task(engine.generate(request([5, 6, 7])))
-        await asyncio.sleep(0)
-        engine._broken = known
-        return await asyncio.wait_for(waiting, 20)
-
+    results = asyncio.run(run())  # nobody is left waiting
+    assert all(isinstance(one, EngineError) and "planted" in str(one) for one in results)
     with pytest.raises(EngineError, match="planted"):
-        asyncio.run(late())
+        asyncio.run(engine.generate(request([5, 6, 7])))
+    asyncio.run(engine.close())
+
+
+def test_a_request_sent_while_the_engine_fails_gets_the_error(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had passed the check for a failure just before; the engine's thread answers it all the same."""
+    failing = threading.Event()
+
+    def fail(*arguments: object) -> None:
+        failing.set()
+        time.sleep(0.2)
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(engine.runner, "decode", fail)
+
+    async def run() -> list[Generation | BaseException]:
+        first = asyncio.create_task(engine.generate(request([5, 6, 7])))
+        await asyncio.to_thread(failing.wait)
+        late = asyncio.create_task(engine.generate(request([5, 6, 7])))
+        return await asyncio.wait_for(asyncio.gather(first, late, return_exceptions=True), 20)
+
+    assert all(isinstance(one, EngineError) and "planted" in str(one) for one in asyncio.run(run()))
     asyncio.run(engine.close())
 
 
@@ -270,12 +294,12 @@ def test_sessions_that_are_over_are_let_go_of_even_across_a_close(engine: LocalE
         await asyncio.gather(*(engine.generate(request(ids, name, max_tokens=2)) for name, ids in prompts.items()))
 
     async def let_go() -> None:
-        while len(engine.prefixes._by_session):
+        while engine.prefixes.num_sessions:
             await asyncio.sleep(0.001)
 
     async def run() -> None:
         await spoken()
-        assert len(engine.prefixes._by_session) == 8
+        assert engine.prefixes.num_sessions == 8
         for name in prompts:
             engine.end_session(name)
         await asyncio.wait_for(let_go(), 10)
@@ -283,7 +307,7 @@ def test_sessions_that_are_over_are_let_go_of_even_across_a_close(engine: LocalE
         for name in prompts:
             engine.end_session(name)
         await engine.close()
-        assert not engine.prefixes._by_session
+        assert not engine.prefixes.num_sessions
         await spoken()
         engine.end_session("s3")
         for name in prompts:
@@ -308,14 +332,34 @@ def test_ids_may_come_as_a_list(engine: LocalEngine) -> None:
     assert again.prompt_cached == 49
 
 
-def test_what_was_given_up_before_new_weights_stands_with_nobody(engine: LocalEngine) -> None:
-    """Its keys are of the old ones; it is only there until the burst under way has been heard."""
-    loop = asyncio.new_event_loop()
-    asked = request(range(10, 90))
-    row = RunningRequest(asked, loop.create_future(), loop, list(asked.ids), 5, block_hashes(asked.ids))
-    engine._rows.append(row)
-    engine._inbox.put(3)
-    assert engine._collect()
-    assert engine.prefixes.version == 3
-    assert row.hashes == []
-    loop.close()
+def test_a_cancelled_request_is_not_grouped_with_others_after_new_weights(
+    model: LlamaForCausalLM, renderer: Renderer
+) -> None:
+    """Its keys are of the old weights; it stays in the batch until the pending decode call has been read."""
+    batches: list[list[RunningRequest]] = []
+
+    class IdleRunner(CpuRunner):
+        """Gives tokens only to requests of one token."""
+
+        def decode(self, running: list[RunningRequest], end_ids: Sequence[int]) -> DecodeOutput:
+            batches.append(list(running))
+            time.sleep(0.01)
+            return DecodeOutput(1, [(one, [5], [0.0], True) for one in running if one.max_new_tokens == 1])
+
+    async def run() -> None:
+        engine = LocalEngine(Decoder(model), renderer, max_batch=8, runner=IdleRunner)
+        hanging = asyncio.create_task(engine.generate(request(range(10, 90), max_tokens=50)))
+        while not batches:
+            await asyncio.sleep(0.01)
+        assert batches[-1][0].hashes
+        hanging.cancel()
+        await asyncio.gather(hanging, return_exceptions=True)
+        engine.weights_changed(3)
+        reply = await engine.generate(request(range(10, 90), max_tokens=1))
+        assert reply.policy_version == 3
+        await engine.close()
+
+    asyncio.run(run())
+    old, new = next(batch for batch in batches if len(batch) == 2)
+    assert not old.hashes
+    assert new.hashes

@@ -4,20 +4,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from practicum.engines.local.prefix_cache import BLOCK, PrefixCache, block_hashes
+from practicum.engines.local.prefix_cache import BLOCK_TOKENS, PrefixCache, block_hashes
 
 
 def kv(length: int) -> torch.Tensor:
     return torch.zeros(1, 2, 1, length, 4)
 
 
-STEM = tuple(range(2 * BLOCK))
+STEM = tuple(range(2 * BLOCK_TOKENS))
 
 
 def test_the_longest_beginning_wins_and_may_end_inside_a_block() -> None:
     store = PrefixCache(1 << 20)
     store.put(STEM, kv(len(STEM)))
-    longer = (*STEM, *range(500, 500 + BLOCK + 5))
+    longer = (*STEM, *range(500, 500 + BLOCK_TOKENS + 5))
     store.put(longer, kv(len(longer)), "s")
     entry, length = store.match((*longer[:-2], 9, 9))
     assert entry is not None
@@ -28,7 +28,7 @@ def test_the_longest_beginning_wins_and_may_end_inside_a_block() -> None:
 def test_a_forgotten_session_does_not_take_the_shared_prompt_with_it() -> None:
     store = PrefixCache(1 << 20)
     store.put(STEM, kv(len(STEM)))
-    store.put((*STEM, *range(900, 900 + BLOCK)), kv(3 * BLOCK), "s")
+    store.put((*STEM, *range(900, 900 + BLOCK_TOKENS)), kv(3 * BLOCK_TOKENS), "s")
     store.end_session("s")
     assert store.match((*STEM, 7))[1] == len(STEM)
 
@@ -71,7 +71,7 @@ def test_a_new_version_empties_the_store() -> None:
     assert store.bytes == 0
 
 
-@given(st.lists(st.integers(0, 1), min_size=BLOCK, max_size=40), st.lists(st.integers(0, 1), max_size=40))
+@given(st.lists(st.integers(0, 1), min_size=BLOCK_TOKENS, max_size=40), st.lists(st.integers(0, 1), max_size=40))
 def test_a_match_is_as_long_as_what_two_runs_share(ids: list[int], other: list[int]) -> None:
     store = PrefixCache(1 << 20)
     store.put(tuple(ids), 3, "s")
@@ -82,19 +82,19 @@ def test_a_match_is_as_long_as_what_two_runs_share(ids: list[int], other: list[i
         assert store.match(tuple(asked), "s")[1] == shared
 
 
-def test_what_lies_in_a_home_costs_nothing_until_it_is_moved_out() -> None:
+def test_a_resident_prefix_costs_no_bytes_until_it_is_moved_out() -> None:
     size = kv(len(STEM)).numel() * 4
     store = PrefixCache(2 * size)
     for number in range(4):
         store.put((*range(1000 * number, 1000 * number + len(STEM)),), number, f"s{number}")
     assert (store.bytes, len(store), list(store.resident)) == (0, 4, [0, 1, 2, 3])
-    for home, entry in store.oldest_residents(3):
+    for slot, entry in store.oldest_residents(3):
         store.move_out(entry, kv(len(STEM)))
-        assert home not in store.resident
+        assert slot not in store.resident
     assert store.bytes == 2 * size
     assert [store.match(tuple(range(1000 * number, 1000 * number + 50)))[1] for number in range(4)] == [0, 32, 32, 32]
 
 
 @given(st.lists(st.integers(0, 3), max_size=200), st.integers(0, 200), st.sampled_from(["", "a"]))
-def test_hashes_go_on_from_those_that_are_known(ids: list[int], known: int, owner: str) -> None:
-    assert block_hashes(ids, owner, block_hashes(ids[:known], owner)) == block_hashes(ids, owner)
+def test_hashes_go_on_from_those_that_are_known(ids: list[int], known: int, adapter: str) -> None:
+    assert block_hashes(ids, adapter, block_hashes(ids[:known], adapter)) == block_hashes(ids, adapter)

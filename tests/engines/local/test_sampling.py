@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from scipy import stats
 
-from practicum.engines.local.sampling import restrict, sample, uniforms
+from practicum.engines.local.sampling import filter_logits, sample, uniforms
 
 
 def test_uniforms_are_uniform_and_repeatable() -> None:
@@ -42,7 +42,7 @@ def test_temperature_zero_is_greedy_beside_rows_that_sample() -> None:
 
 def test_top_k_and_top_p_by_hand() -> None:
     scaled = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(3, 4)
-    kept = restrict(scaled, torch.tensor([2, 0, 0]), torch.tensor([1.0, 0.7, 1.0])).isfinite()
+    kept = filter_logits(scaled, torch.tensor([2, 0, 0]), torch.tensor([1.0, 0.7, 1.0])).isfinite()
     assert kept.tolist() == [[True, True, False, False], [True, True, False, False], [True] * 4]
 
 

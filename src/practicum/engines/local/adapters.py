@@ -1,4 +1,4 @@
-"""One adapter of an engine that serves several."""
+"""A view of an engine that answers every request with one adapter."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from practicum.engines.base import Engine, Generation, Request
 
 
 class AdapterEngine:
-    """An engine as one of its adapters: who rolls out with it need not know that there are others."""
+    """An engine bound to one of its adapters: a caller that rolls out with it need not know of the others."""
 
     def __init__(self, engine: Engine, adapter: str) -> None:
         self.engine, self.adapter = engine, adapter
         self.name = engine.name
 
     async def generate(self, request: Request) -> Generation:
-        own = self._own(request.session) if request.session else ""
-        return await self.engine.generate(replace(request, adapter=self.adapter, session=own))
+        session = self._session(request.session) if request.session else ""
+        return await self.engine.generate(replace(request, adapter=self.adapter, session=session))
 
     def end_session(self, session: str) -> None:
-        self.engine.end_session(self._own(session))
+        self.engine.end_session(self._session(session))
 
-    def _own(self, session: str) -> str:
-        """Two adapters may be at the same task at once."""
+    def _session(self, session: str) -> str:
+        """A session name that is unique per adapter: two adapters may work on the same task at once."""
         return f"{self.adapter}/{session}"
 
     async def close(self) -> None:
-        """The engine is closed by whoever made it."""
+        """Leave the engine open: its owner closes it."""

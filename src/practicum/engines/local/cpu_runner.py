@@ -1,176 +1,193 @@
-"""Decoding on CPU, step by step over an engine's buffers.
+"""Prefill and decode on a CPU.
 
-Rows stand in slots 0..B-1, which are their homes too; a finished row's place is filled by the last one. Shapes are
-bucketed (rows by 8, keys by 128), which makes a row's numbers independent of the rows beside it, to the last bit.
+The slot of a request is its index in the batch: slots 0..B-1 are in use, and when a request ends, the last one is
+copied into its slot. Shapes are bucketed (rows by 8, keys by 128), which makes a request's numbers independent of the
+others in the batch, to the last bit.
 """
 
 from __future__ import annotations
 
-import weakref
+import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from practicum.engines.local.attention import KEY_BUCKET, attention, block_count, causal_mask, decode_attention, edge
-from practicum.engines.local.request import Completions, RunningRequest
+from practicum.engines.local.kv_cache import KVCache
+from practicum.engines.local.request import RunningRequest
+from practicum.engines.local.runner import BATCH_MULTIPLE, DecodeOutput, RunnerSettings, any_adapter, any_filtered
 from practicum.engines.local.sampling import sample, uniforms
+from practicum.engines.local.slot_state import SlotState
+from practicum.models.decoder import Decoder
+from practicum.models.multi_lora import MultiLoRA
 
-if TYPE_CHECKING:
-    from practicum.engines.local.engine import LocalEngine
-
-ROW_BUCKET = 8
-MANY_TOKENS = 512
-"""Prompt tokens from which on more threads pay on a small model."""
+MIN_PARALLEL_PREFILL_TOKENS = 512
+"""Prompt tokens above which more threads pay on a small model."""
+FIRST_NOISE_TOKENS = 64
+"""Random numbers per slot that there is room for at first."""
 
 
 class CpuRunner:
-    """What `CudaSteps` does on a GPU."""
+    """A `Runner` that computes in the engine's thread and returns each step's tokens at once."""
 
-    def __init__(self, engine: LocalEngine) -> None:
-        self.engine: LocalEngine = weakref.proxy(engine)  # it has this: a circle would outlive both
-        self._slot_numbers = torch.arange(engine.max_batch)
+    asynchronous = False
+    keeps_slots = False
+    admission_interval = 4
 
-    def settle(self, first: int, wave: Sequence[RunningRequest], longest: int) -> None:
-        """Per-slot settings of new rows, one transfer a field."""
-        engine, place = self.engine, slice(first, first + len(wave))
-        settings = [row.request.sampling for row in wave]
-        engine._last[place] = torch.tensor([row.ids[-1] for row in wave])
-        engine._position[place] = torch.tensor([len(row.ids) - 1 for row in wave])
-        engine._temperature[place] = torch.tensor([s.temperature for s in settings])
-        engine._top_k[place] = torch.tensor([s.top_k for s in settings])
-        engine._top_p[place] = torch.tensor([s.top_p for s in settings])
-        engine._step[place] = 0
-        if engine.adapters is not None and engine._columns.shape[1]:
-            engine._columns[place] = engine.adapters.columns([row.request.adapter for row in wave])
-        engine._noise[place, :longest] = uniforms([s.seed for s in settings], longest)
+    def __init__(self, decoder: Decoder, kv_cache: KVCache, settings: RunnerSettings) -> None:
+        self.decoder, self.kv_cache, self.settings = decoder, kv_cache, settings
+        self.adapters: MultiLoRA | None = None
+        self._state = SlotState(kv_cache.num_slots + 1, FIRST_NOISE_TOKENS, decoder.device)
+        self._slot_indices = torch.arange(kv_cache.num_slots)
 
-    def fill(self, wave: Sequence[RunningRequest]) -> None:
-        """Keys and values of prompts: those of like length together, padded."""
-        engine = self.engine
-        pending = [(row.slot, row, row.cached) for row in wave if row.cached < len(row.ids) - 1]
-        if sum(len(row.ids) - done for _, row, done in pending) > MANY_TOKENS:
-            torch.set_num_threads(engine.all_threads)
-        pending.sort(key=lambda item: len(item[1].ids) - item[2])
+    def stream(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def synchronize(self) -> None:
+        """Nothing is under way outside of the calls."""
+
+    def set_adapters(self, adapters: MultiLoRA, running: Sequence[RunningRequest]) -> None:
+        self.adapters = adapters
+        mask = adapters.columns([one.request.adapter for one in running])
+        self._state.adapter_mask = mask.new_zeros(self.kv_cache.num_slots + 1, mask.shape[1])
+        self._state.adapter_mask[: len(running)] = mask
+
+    def grow(self, num_tokens: int) -> None:
+        self.kv_cache.grow(num_tokens + 2 * self.settings.steps_per_decode)
+
+    def set_sampling_params(self, wave: Sequence[RunningRequest]) -> None:
+        """One transfer per field."""
+        longest = max(one.max_new_tokens for one in wave)
+        self._state.reserve_noise(longest)
+        state, slots = self._state, slice(wave[0].slot, wave[0].slot + len(wave))
+        params = [one.request.sampling for one in wave]
+        state.last_id[slots] = torch.tensor([one.ids[-1] for one in wave])
+        state.position[slots] = torch.tensor([len(one.ids) - 1 for one in wave])
+        state.temperature[slots] = torch.tensor([p.temperature for p in params])
+        state.top_k[slots] = torch.tensor([p.top_k for p in params])
+        state.top_p[slots] = torch.tensor([p.top_p for p in params])
+        state.step[slots] = 0
+        if self.adapters is not None and state.adapter_mask.shape[1]:
+            state.adapter_mask[slots] = self.adapters.columns([one.request.adapter for one in wave])
+        state.noise[slots, :longest] = uniforms([p.seed for p in params], longest)
+
+    def prefill(self, wave: Sequence[RunningRequest]) -> None:
+        """Prompts of like length are computed together, padded."""
+        limit = self.settings.prefill_tokens
+        pending = [(one, one.num_cached) for one in wave if one.num_cached < len(one.ids) - 1]
+        if sum(len(one.ids) - start for one, start in pending) > MIN_PARALLEL_PREFILL_TOKENS:
+            torch.set_num_threads(self.settings.prefill_threads)
+        pending.sort(key=lambda item: len(item[0].ids) - item[1])
         while pending:
-            group: list[tuple[int, RunningRequest, int]] = []
+            group: list[tuple[RunningRequest, int]] = []
             widest = 0
-            for item in pending:
-                width = min(len(item[1].ids) - 1 - item[2], engine.prefill_tokens)
-                if group and max(widest, width) * (len(group) + 1) > engine.prefill_tokens:
+            for one, start in pending:
+                width = min(len(one.ids) - 1 - start, limit)
+                if group and max(widest, width) * (len(group) + 1) > limit:
                     break
-                group.append(item)
+                group.append((one, start))
                 widest = max(widest, width)
             pending = pending[len(group) :]
-            self._wear(engine._columns[[slot for slot, _, _ in group], None], [row for _, row, _ in group])
-            self._prefill([(slot, row.ids[done : done + widest], done) for slot, row, done in group])
-            left = [(slot, row, done + widest) for slot, row, done in group if done + widest < len(row.ids) - 1]
-            pending = left + pending
-        torch.set_num_threads(engine.threads)
+            members = [one for one, _ in group]
+            self._select_adapters(self._state.adapter_mask[[one.slot for one in members], None], members)
+            self._prefill([(one.slot, one.ids[start : start + widest], start) for one, start in group])
+            rest = [(one, start + widest) for one, start in group if start + widest < len(one.ids) - 1]
+            pending = rest + pending
+        torch.set_num_threads(self.settings.decode_threads)
 
-    def burst(self) -> Completions:
-        """So many decode steps for every row."""
-        engine, count = self.engine, len(self.engine._rows)
-        wide = -(-count // ROW_BUCKET) * ROW_BUCKET
-        engine._position[count:wide] = 0  # rows that only fill up a batch start over each time
-        engine._step[count:wide] = 0
-        reach = self._sort_rows()
-        steps = [self._decode_step(wide, reach) for _ in range(engine.burst)]
+    def decode(self, running: list[RunningRequest], end_ids: Sequence[int]) -> DecodeOutput:
+        count, num_steps = len(running), self.settings.steps_per_decode
+        num_rows = -(-count // BATCH_MULTIPLE) * BATCH_MULTIPLE
+        self._state.position[count:num_rows] = 0  # rows that only pad the batch start over each time
+        self._state.step[count:num_rows] = 0
+        rows_per_block = self._sort_by_length(running)
+        filtered = any_filtered(running)
+        steps = [self._decode_step(running, num_rows, rows_per_block, filtered) for _ in range(num_steps)]
         ids = torch.stack([step for step, _ in steps], 1).tolist()
         logprobs = torch.stack([step for _, step in steps], 1).tolist()
-        return list(zip(engine._rows, ids, logprobs, [True] * count, strict=False))
+        return DecodeOutput(num_steps, list(zip(running, ids, logprobs, [True] * count, strict=False)))
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """All that belongs to a slot, with so many keys, to another."""
-        kv = self.engine._kv
-        kv[:, :, target, :, :length] = kv[:, :, source, :, :length]
-        for tensor in self._slot_tensors():
-            tensor[target] = tensor[source]
+    def release(self, request: RunningRequest, last: RunningRequest) -> None:
+        freed = last.slot
+        if last is not request:
+            self.kv_cache.copy(last.slot, request.slot, len(last.ids) - 1)
+            self._state.copy(last.slot, request.slot)
+            last.slot = request.slot
+        self.kv_cache.free(freed)
 
     def _prefill(self, rows: list[tuple[int, list[int], int]]) -> None:
-        """KV of ids from a start, for several slots at once. The last prompt token is left to decoding."""
-        engine, decoder = self.engine, self.engine.decoder
-        width = -(-max(len(ids) for _, ids, _ in rows) // ROW_BUCKET) * ROW_BUCKET
+        """Keys and values of several rows (slot, ids, position of the first), padded to one width."""
+        decoder, kv_cache = self.decoder, self.kv_cache
+        width = -(-max(len(ids) for _, ids, _ in rows) // BATCH_MULTIPLE) * BATCH_MULTIPLE
         slots = torch.tensor([slot for slot, _, _ in rows])
         ids = torch.tensor([ids + [0] * (width - len(ids)) for _, ids, _ in rows])
         starts = torch.tensor([start for _, _, start in rows])
-        positions = (starts[:, None] + torch.arange(width)).clamp(max=engine._capacity - 1)
-        keys = -(-(int(starts.max()) + width) // KEY_BUCKET) * KEY_BUCKET
-        keys = min(keys, engine._capacity)
-        mask = causal_mask(positions, keys, decoder.dtype)
-        limit, last = decoder.shape.context - 1, decoder.shape.layers - 1
+        positions = (starts[:, None] + torch.arange(width)).clamp(max=kv_cache.capacity - 1)
+        num_keys = -(-(int(starts.max()) + width) // KEY_BUCKET) * KEY_BUCKET
+        num_keys = min(num_keys, kv_cache.capacity)
+        mask = causal_mask(positions, num_keys, decoder.dtype)
+        limit, last_layer = decoder.shape.context - 1, decoder.shape.layers - 1
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            engine._kv[layer, 0, slots[:, None], :, positions] = k
-            engine._kv[layer, 1, slots[:, None], :, positions] = v
-            if layer == last:
+            kv_cache.write(layer, slots[:, None], positions, k, v)
+            if layer == last_layer:
                 return v
-            return attention(q, engine._kv[layer, 0, slots, :, :keys], engine._kv[layer, 1, slots, :, :keys], mask)
+            return attention(q, *kv_cache.read(layer, slots, num_keys), mask)
 
         decoder.hidden(ids, positions.clamp(max=limit), attend, keys_only=True)
 
-    def _sort_rows(self) -> tuple[int, ...]:
-        """Rows with more keys first, so that block j of the keys concerns rows 0..reach[j]-1 and no others."""
-        engine = self.engine
-        blocks = [block_count(len(row.ids) + engine.burst - 1) for row in engine._rows]
-        for slot in range(1, len(blocks)):
-            while blocks[slot] > blocks[slot - 1]:  # the row put out of its place may itself belong further up
-                first = next(place for place, count in enumerate(blocks) if count < blocks[slot])
-                self._swap(first, slot)
-                blocks[first], blocks[slot] = blocks[slot], blocks[first]
-        most = min(blocks[0], block_count(engine._capacity))
+    def _sort_by_length(self, running: list[RunningRequest]) -> tuple[int, ...]:
+        """Order rows by their blocks of keys, longest first: how many rows (0..n-1) have keys in each block."""
+        blocks = [block_count(len(one.ids) + self.settings.steps_per_decode - 1) for one in running]
+        for index in range(1, len(blocks)):
+            while blocks[index] > blocks[index - 1]:  # the row moved out of its index may itself belong further up
+                first = next(other for other, count in enumerate(blocks) if count < blocks[index])
+                self._swap(running, first, index)
+                blocks[first], blocks[index] = blocks[index], blocks[first]
+        most = min(blocks[0], block_count(self.kv_cache.capacity))
         return tuple(sum(count > block for count in blocks) for block in range(most))
 
-    def _swap(self, a: int, b: int) -> None:
-        kv, rows = self.engine._kv, self.engine._rows
-        length = max(len(rows[a].ids), len(rows[b].ids)) - 1
-        pair, turned = [a, b], [b, a]
-        kv[:, :, pair, :, :length] = kv[:, :, turned, :, :length]
-        for tensor in self._slot_tensors():
-            tensor[pair] = tensor[turned]
-        rows[a], rows[b] = rows[b], rows[a]
-        rows[a].slot, rows[b].slot = a, b
+    def _swap(self, running: list[RunningRequest], a: int, b: int) -> None:
+        length = max(len(running[a].ids), len(running[b].ids)) - 1
+        self.kv_cache.swap(a, b, length)
+        self._state.swap(a, b)
+        running[a], running[b] = running[b], running[a]
+        for index in (a, b):
+            running[index].index = running[index].slot = index
 
-    def _slot_tensors(self) -> tuple[Tensor, ...]:
-        """Everything but the KV that belongs to a slot."""
-        engine = self.engine
-        return (
-            engine._last, engine._position, engine._temperature, engine._top_k, engine._top_p, engine._step,
-            engine._noise, engine._columns,
-        )  # fmt: skip
-
-    def _wear(self, columns: Tensor, rows: Sequence[RunningRequest]) -> None:
-        """Set what the rows of the next pass wear; for the base alone, nothing is to be computed."""
-        if self.engine.adapters is not None:
-            self.engine.adapters.wear(columns if any(row.request.adapter for row in rows) else None)
+    def _select_adapters(self, mask: Tensor, members: Sequence[RunningRequest]) -> None:
+        """Set the adapters of the next pass's rows; for the base model alone there is nothing to compute."""
+        if self.adapters is not None:
+            self.adapters.select(mask if any_adapter(members) else None)
 
     @torch.inference_mode()
-    def _decode_step(self, wide: int, reach: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Feed the last token of rows 0..wide-1, sample the next."""
-        engine, decoder = self.engine, self.engine.decoder
-        keys = edge(len(reach))
-        spans = (wide, *reach[1:])
-        positions = engine._position[:wide]
-        if engine.burst > 1:  # rows that stopped within a burst run on unheard, but not out of the window
+    def _decode_step(
+        self, running: Sequence[RunningRequest], num_rows: int, rows_per_block: tuple[int, ...], filtered: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Feed the last token of rows 0..num_rows-1 and sample the next: ids and log-probs [num_rows]."""
+        decoder, kv_cache, state = self.decoder, self.kv_cache, self._state
+        num_keys = edge(len(rows_per_block))
+        spans = (num_rows, *rows_per_block[1:])
+        positions = state.position[:num_rows]
+        if self.settings.steps_per_decode > 1:  # rows that have stopped go on to the end, but not out of the window
             positions = positions.clamp(max=decoder.shape.context - 1)
-        slots = self._slot_numbers[:wide]
+        slots = self._slot_indices[:num_rows]
         kv_heads = decoder.shape.kv_heads
-        mask = causal_mask(positions[:, None], keys, decoder.dtype)
-        bias = mask.expand(-1, kv_heads, -1, -1).reshape(wide * kv_heads, 1, keys)
+        mask = causal_mask(positions[:, None], num_keys, decoder.dtype)
+        bias = mask.expand(-1, kv_heads, -1, -1).reshape(num_rows * kv_heads, 1, num_keys)
+        rows = slice(num_rows)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            buffer_k, buffer_v = engine._kv[layer, 0], engine._kv[layer, 1]
-            buffer_k[slots, :, positions] = k
-            buffer_v[slots, :, positions] = v
-            return decode_attention(q, buffer_k[:wide, :, :keys], buffer_v[:wide, :, :keys], bias, spans)
+            kv_cache.write(layer, slots, positions, k, v)
+            return decode_attention(q, *kv_cache.read(layer, rows, num_keys), bias, spans)
 
-        self._wear(engine._columns[:wide], engine._rows)
-        hidden = decoder.hidden(engine._last[:wide], positions, attend)
-        noise = engine._noise[slots, engine._step[:wide].clamp(max=engine._noise.shape[1] - 1)]
-        limits = (engine._top_k[:wide], engine._top_p[:wide]) if engine.filtered else (None, None)
-        ids, logprobs = sample(decoder.logits(hidden), noise, engine._temperature[:wide], *limits)
-        engine._last[:wide] = ids
-        engine._position[:wide] += 1
-        engine._step[:wide] += 1
+        self._select_adapters(state.adapter_mask[:num_rows], running)
+        hidden = decoder.hidden(state.last_id[:num_rows], positions, attend)
+        noise = state.noise[slots, state.step[:num_rows].clamp(max=state.noise.shape[1] - 1)]
+        filters = (state.top_k[:num_rows], state.top_p[:num_rows]) if filtered else (None, None)
+        ids, logprobs = sample(decoder.logits(hidden), noise, state.temperature[:num_rows], *filters)
+        state.last_id[:num_rows] = ids
+        state.position[:num_rows] += 1
+        state.step[:num_rows] += 1
         return ids, logprobs

@@ -1,17 +1,17 @@
-"""The in-process engine: continuous batching over the learner's own weights.
+"""The in-process engine: continuous batching over the trainer's own weights.
 
-One thread decodes; requests come from the event loop and answers go back to it, so a slow tool
-holds up nobody else. Rows that decode stand in slots 0..B-1 over one static KV buffer; a finished row's
-place is taken by the last one. What is computed for them is `CpuSteps`' and, on a GPU, `CudaSteps`'.
+`LocalEngine` is the scheduler: it admits requests, batches them, stops them and hands results back. What is computed
+for them is a `Runner`'s, and their keys and values are in a `KVCache`. One thread does all of this; requests come from
+the event loop and results go back to it, so a slow tool delays no other episode.
 
-A prompt's KV is computed up to its last token; the last token is fed by the first decode step, so
-prefill needs no logits and a fully cached prompt needs no prefill.
+A prompt's KV is computed up to its last token; the last token is fed by the first decode step, so prefill needs no
+logits and a fully cached prompt needs no prefill.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import enum
 import queue
 import threading
 import time
@@ -19,54 +19,57 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Weights
 from practicum.engines.local.adapters import AdapterEngine
-from practicum.engines.local.attention import KEY_BUCKET
-from practicum.engines.local.cpu_runner import ROW_BUCKET, CpuRunner
-from practicum.engines.local.kv_cache import KVSlots
-from practicum.engines.local.prefix_cache import BLOCK, CachedPrefix, PrefixCache, block_hashes
-from practicum.engines.local.request import AdapterChange, Completions, RunningRequest, resolve, resolve_all
+from practicum.engines.local.kv_cache import KVCache
+from practicum.engines.local.prefix_cache import BLOCK_TOKENS, PrefixCache, block_hashes
+from practicum.engines.local.request import AdapterChange, RunningRequest, resolve, resolve_all
+from practicum.engines.local.runner import BATCH_MULTIPLE, DecodedTokens, RunnerFactory, RunnerSettings, runner_for
 from practicum.engines.local.stop_strings import STOP_WINDOW, StopStrings, append_tokens
 from practicum.errors import ContextFull, EngineError, UserError
 from practicum.models.decoder import Decoder
 from practicum.models.multi_lora import BASE, MultiLoRA, read_adapter
 from practicum.trajectory import ActionSource, StopReason
 
-if TYPE_CHECKING:
-    from practicum.engines.local.cuda_runner import CudaRunner
-
-ADMIT_EVERY = 4
-"""Decode steps between two admissions: prompts go better in company, and a reply is many steps long."""
-BURST = 4
+GPU_STEPS_PER_DECODE = 4
 """Decode steps on a GPU between two looks from the host."""
-FORGET = "forget"
-"""Says that sessions are over."""
-EARLY = 64
-"""Requests that have come, from which on their prompts are computed while more come."""
-IDLE_THREAD_SECONDS = 0.002
-"""Seconds without a new request after which a GPU that had nothing to do begins; those of a batch come together."""
+EARLY_PREFILL_REQUESTS = 64
+"""Waiting requests from which on their prompts are computed while more are coming in."""
+BATCH_WAIT_SECONDS = 0.002
+"""Seconds without a new request after which an idle GPU begins: the requests of a rollout come together."""
+
+
+class Signal(enum.Enum):
+    """What the event loop tells the engine's thread besides requests, adapter changes and policy versions."""
+
+    END_SESSIONS = enum.auto()
+    CLOSE = enum.auto()
 
 
 @dataclass
 class EngineStats:
-    """Counters since the start."""
+    """Counters since the engine was made."""
 
     generated: int = 0
     decode_steps: int = 0
     prefilled: int = 0
     reused: int = 0
+    """Prompt tokens whose KV came from the cache."""
     decode_seconds: float = 0.0
     prefill_seconds: float = 0.0
 
 
 class LocalEngine:
-    """Ids in, ids and log-probs out, from a decoder in this process."""
+    """Ids in, ids and log-probs out, from a decoder in this process.
+
+    `max_batch`: requests decoded at once. `prefill_tokens`: prompt tokens computed at once. `cache_bytes`: of prefixes
+    kept outside of running requests. `threads`, `prefill_threads`: of a CPU's decode steps and prompts. `runner`: by
+    default that of the decoder's device.
+    """
 
     name = "local"
 
@@ -78,62 +81,49 @@ class LocalEngine:
         max_batch: int = 64,
         prefill_tokens: int | None = None,
         cache_bytes: int | None = None,
-        burst: int | None = None,
+        steps_per_decode: int | None = None,
         threads: int | None = None,
+        prefill_threads: int | None = None,
+        runner: RunnerFactory | None = None,
     ) -> None:
         if max_batch < 1:
             raise UserError("The engine needs room for at least one request (actor_rollout_ref.rollout.max_num_seqs).")
         self.decoder = decoder
         self.renderer = renderer
-        self.max_batch = -(-max_batch // ROW_BUCKET) * ROW_BUCKET
+        self.max_batch = -(-max_batch // BATCH_MULTIPLE) * BATCH_MULTIPLE
         on_gpu = decoder.device.type == "cuda"
-        self.prefill_tokens = prefill_tokens or (32768 if on_gpu else 2048)
-        self.burst = burst or (BURST if on_gpu else 1)
-        # Two threads on small matrices lose more to waking up than they gain; a prompt's are large enough.
-        self.all_threads = torch.get_num_threads()
-        self.threads = threads or (1 if decoder.shape.hidden < 512 else self.all_threads)
+        self.settings = RunnerSettings(
+            steps_per_decode=steps_per_decode or (GPU_STEPS_PER_DECODE if on_gpu else 1),
+            prefill_tokens=prefill_tokens or (32768 if on_gpu else 2048),
+            # Two threads on small matrices lose more to waking up than they gain; a prompt's are large enough.
+            decode_threads=threads or (1 if decoder.shape.hidden < 512 else torch.get_num_threads()),
+            prefill_threads=prefill_threads or torch.get_num_threads(),
+        )
         self.prefixes = PrefixCache((8 << 30 if on_gpu else 1 << 30) if cache_bytes is None else cache_bytes)
-        self.stats = EngineStats()
-        self._kv = torch.empty(0)
-        self._capacity = 0
-        self._rows: list[RunningRequest] = []
-        self._entering: list[RunningRequest] = []
-        """Rows on their way from those that wait to those that decode."""
-        self._waiting: deque[RunningRequest] = deque()
+        self.kv_cache = KVCache(decoder.shape, self.max_batch, decoder.dtype, decoder.device, self.prefixes)
+        self.runner = (runner or runner_for(decoder.device))(decoder, self.kv_cache, self.settings)
         self.adapters: MultiLoRA | None = None
-        self._inbox: queue.SimpleQueue[RunningRequest | AdapterChange | str | int | None] = queue.SimpleQueue()
-        """A request, a change, FORGET, a new policy version, or None to close: taken in this order."""
-        self._forgotten: deque[str] = deque()
-        self._forgetting = threading.Lock()
-        self._stops = StopStrings(renderer.tokenizer)
-        self._under_way = 0
+        self.stats = EngineStats()
+        self._running: list[RunningRequest] = []
+        self._admitting: list[RunningRequest] = []
+        """Requests that no longer wait and do not decode yet."""
+        self._waiting: deque[RunningRequest] = deque()
+        self._inbox: queue.SimpleQueue[RunningRequest | AdapterChange | Signal | int] = queue.SimpleQueue()
+        """Requests, adapter changes, signals and new policy versions, processed in this order."""
+        self._ended_sessions: deque[str] = deque()
+        self._ended_sessions_lock = threading.Lock()
+        self._stop_strings = StopStrings(renderer.tokenizer)
+        self._num_open = 0
+        """Requests whose caller is waiting."""
         self._thread: threading.Thread | None = None
-        self._broken: str | None = None
+        self._failure: str | None = None
         self._steps_since_admission = 0
-        device = decoder.device
-        self._homes = KVSlots(self.max_batch, self.prefixes)
-        slots = self._homes.count
-        self._last = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._position = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._temperature = torch.ones(slots, device=device)
-        self._top_k = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._top_p = torch.ones(slots, device=device)
-        self._step = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._noise = torch.zeros(slots, decoder.shape.context if on_gpu else 64, device=device)
-        self._columns = torch.zeros(slots, 0, device=device)
-        """What of the adapters' matrices each home's row lets through."""
-        self._cpu = CpuRunner(self)
-        self._steps: CudaRunner | None = None
-        if on_gpu:
-            from practicum.engines.local.cuda_runner import CudaRunner  # needs Triton
 
-            self._steps = CudaRunner(self, self.burst)
-
-    # -- the event loop's side ---------------------------------------------------------------
+    # -- called from the event loop ----------------------------------------------------------
 
     async def generate(self, request: Request) -> Generation:
-        if self._broken:
-            raise EngineError(self._broken)
+        if self._failure:
+            raise EngineError(self._failure)
         context = self.decoder.shape.context
         if not request.ids:
             raise EngineError("the prompt is empty")
@@ -142,345 +132,292 @@ class LocalEngine:
         if any(len(text) > STOP_WINDOW for text in request.sampling.stop):
             raise UserError(f"Stop strings may have at most {STOP_WINDOW} characters.")
         if request.adapter != BASE:
-            self._bank().check(request.adapter)
-        limit = min(request.sampling.max_tokens, context - len(request.ids))
+            self._adapters().check(request.adapter)
+        max_new_tokens = min(request.sampling.max_tokens, context - len(request.ids))
         loop = asyncio.get_running_loop()
-        row = RunningRequest(request, loop.create_future(), loop, list(request.ids), limit)
-        row.hashes = block_hashes(request.ids[:-1], request.adapter)
-        self._hand_over(row)
-        self._under_way += 1
+        running = RunningRequest(request, loop.create_future(), loop, list(request.ids), max_new_tokens)
+        running.hashes = block_hashes(request.ids[:-1], request.adapter)
+        self._send(running)
+        self._num_open += 1
         try:
-            return await row.future
+            return await running.future
         finally:
-            self._under_way -= 1
+            self._num_open -= 1
 
-    def _hand_over(self, item: RunningRequest | AdapterChange) -> None:
+    def _send(self, item: RunningRequest | AdapterChange) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="practicum-engine", daemon=True)
             self._thread.start()
         self._inbox.put(item)
 
-    def _bank(self) -> MultiLoRA:
+    def _adapters(self) -> MultiLoRA:
         if self.adapters is None:
             self.adapters = MultiLoRA(self.decoder)
         return self.adapters
 
     async def load_adapter(self, name: str, folder: str | Path) -> None:
-        """Serve a LoRA adapter from a PEFT folder under a name, beside those there are; requests go on meanwhile."""
-        bank = self._bank()
+        """Serve a LoRA adapter from a PEFT folder under a name, beside the others; running requests go on."""
+        adapters = self._adapters()
         adapter = await asyncio.to_thread(read_adapter, folder, self.decoder)
-        await self._change(name, lambda: bank.add(name, adapter))
+        await self._change_adapter(name, lambda: adapters.add(name, adapter))
 
     async def unload_adapter(self, name: str) -> None:
-        bank = self._bank()
-        bank.check(name)
-        await self._change(name, lambda: bank.remove(name))
+        adapters = self._adapters()
+        adapters.check(name)
+        await self._change_adapter(name, lambda: adapters.remove(name))
 
-    async def _change(self, name: str, do: Callable[[], None]) -> None:
-        """Do something to the bank while nobody decodes, unless a reply under way wears what is to be changed."""
+    async def _change_adapter(self, name: str, change: Callable[[], None]) -> None:
+        """Change an adapter between two decode calls; refused while a request uses it."""
 
-        def work() -> None:
-            if any(row.request.adapter == name for row in (*self._rows, *self._waiting)):
+        def action() -> None:
+            if any(one.request.adapter == name for one in (*self._running, *self._waiting)):
                 raise UserError(f"Adapter '{name}' is answering a request; change it when it is not.")
-            do()
-            self.prefixes.disown(name)
-            worn = self._bank().columns([row.request.adapter for row in self._rows])
-            self._columns = worn.new_zeros(self._homes.count, worn.shape[1])
-            self._columns[self._homes.of[: len(self._rows)]] = worn
-            if self._steps is not None:
-                self._steps.reset_graphs()
+            change()
+            self.prefixes.remove_adapter(name)
+            self.runner.set_adapters(self._adapters(), self._running)
 
         loop = asyncio.get_running_loop()
-        change = AdapterChange(work, loop.create_future(), loop)
-        self._hand_over(change)
-        await change.future
+        item = AdapterChange(action, loop.create_future(), loop)
+        self._send(item)
+        await item.future
 
-    def wearing(self, adapter: str) -> AdapterEngine:
-        """This engine, every reply by one adapter."""
+    def with_adapter(self, adapter: str) -> AdapterEngine:
+        """A view of this engine that answers every request with one adapter."""
         return AdapterEngine(self, adapter)
 
     def end_session(self, session: str) -> None:
-        with self._forgetting:  # other event loops may have sessions too
-            self._forgotten.append(session)
-            if len(self._forgotten) == 1:  # else somebody has said so already
-                self._inbox.put(FORGET)
+        with self._ended_sessions_lock:  # other event loops may have sessions too
+            self._ended_sessions.append(session)
+            if len(self._ended_sessions) == 1:  # else the signal is in the inbox already
+                self._inbox.put(Signal.END_SESSIONS)
 
     async def close(self) -> None:
         if self._thread is not None:
-            self._inbox.put(None)
+            self._inbox.put(Signal.CLOSE)
             await asyncio.to_thread(self._thread.join)
             self._thread = None
 
     async def update_weights(self, version: int, weights: Weights) -> None:
-        """The learner changes the very tensors that are decoded with: only what was cached must go."""
+        """Begin a new policy version. The trainer changes the decoder's own tensors: only the cache must be emptied."""
         self.weights_changed(version)
 
     def weights_changed(self, version: int) -> None:
-        """From here on replies belong to `version`. No request may be under way."""
-        if self._under_way:
+        """Count replies from here on to `version`. No request may be under way."""
+        if self._num_open:
             raise EngineError("weights changed while requests were under way")
         self._inbox.put(version)
 
-    # -- the engine thread's side -------------------------------------------------------------
+    # -- the engine's thread -----------------------------------------------------------------
 
     def _run(self) -> None:
-        on_its_own = contextlib.nullcontext() if self._steps is None else self._steps.line()
         try:
-            with torch.inference_mode(), on_its_own:
-                while self._collect():
+            with torch.inference_mode(), self.runner.stream():
+                while self._receive():
                     self._admit()
-                    if self._rows:
+                    if self._running:
                         self._decode()
-        except Exception as error:  # one bad step must not leave episodes waiting for ever
-            self._broken = f"the local engine failed: {type(error).__name__}: {error}"
-            self._fail_all(self._broken)
-            while (item := self._inbox.get()) is not None:  # who asked before they could know
+        except Exception as error:  # a failed step must not leave episodes waiting for ever
+            self._failure = f"the local engine failed: {type(error).__name__}: {error}"
+            self._fail_all(self._failure)
+            while (item := self._inbox.get()) is not Signal.CLOSE:  # sent before the sender could know
                 if isinstance(item, RunningRequest | AdapterChange):
-                    resolve(item, EngineError(self._broken))
-                elif isinstance(item, str):
-                    self._forgotten.clear()
+                    resolve(item, EngineError(self._failure))
+                elif item is Signal.END_SESSIONS:
+                    self._ended_sessions.clear()
 
-    def _collect(self) -> bool:
-        """Take what has come in; wait only when there is nothing to decode. False: close.
+    def _receive(self) -> bool:
+        """Process the inbox; wait only when there is nothing to decode. False: close.
 
-        A GPU that had nothing to do sleeps until no more come, rather than wake up for each: Python runs in one thread
-        at a time, and who asks has others to start. Prompts of those that have come are computed meanwhile.
+        With an asynchronous runner an idle engine sleeps until no more requests come, rather than wake up for each:
+        Python runs one thread at a time, and the sender has others to start. Prompts of those that have come are
+        computed meanwhile.
         """
-        idle = not self._rows and not self._waiting
-        linger, come, known = idle and self._steps is not None, 0, 0
+        idle = not self._running and not self._waiting
+        gather, num_received, num_seen = idle and self.runner.asynchronous, 0, 0
         while True:
             try:
                 item = self._inbox.get(block=idle)
             except queue.Empty:
-                if not linger or come == known or come >= self.max_batch:
-                    if linger:  # none of those that came together waits for the others' first steps
+                if not gather or num_received == num_seen or num_received >= self.max_batch:
+                    if gather:  # none of those that came together waits for the others' first steps
                         self._admit(at_once=True)
                     return True
-                known = come
-                if len(self._waiting) >= EARLY:
+                num_seen = num_received
+                if len(self._waiting) >= EARLY_PREFILL_REQUESTS:
                     self._admit(at_once=True)
-                time.sleep(IDLE_THREAD_SECONDS)
+                time.sleep(BATCH_WAIT_SECONDS)
                 continue
-            if item is None:
+            if item is Signal.CLOSE:
                 self._fail_all("the engine was closed")
                 return False
-            if isinstance(item, str):
-                if idle and linger:
-                    time.sleep(IDLE_THREAD_SECONDS)
-                self._let_go()
-                continue
-            if isinstance(item, int):
-                self.prefixes.set_version(item)
-                for row in self._rows:  # given up and not yet gone: their keys are of the old weights
-                    row.hashes = []
-                self._catch_up()
-                continue
-            if isinstance(item, AdapterChange):
-                self._catch_up()
-                item.make()
-                continue
-            if idle:
-                torch.set_num_threads(self.threads)
-            idle = False
-            come += 1
-            self._waiting.append(item)
+            if item is Signal.END_SESSIONS:
+                if idle and gather:
+                    time.sleep(BATCH_WAIT_SECONDS)
+                self._end_sessions()
+            elif isinstance(item, int):
+                self._set_version(item)
+            elif isinstance(item, AdapterChange):
+                self.runner.synchronize()
+                item.apply()
+            elif isinstance(item, RunningRequest):
+                if idle:
+                    torch.set_num_threads(self.settings.decode_threads)
+                idle = False
+                num_received += 1
+                self._waiting.append(item)
 
-    def _let_go(self) -> None:
-        """Of sessions that are over."""
-        while self._forgotten:
-            self.prefixes.end_session(self._forgotten.popleft())
+    def _end_sessions(self) -> None:
+        while self._ended_sessions:
+            self.prefixes.end_session(self._ended_sessions.popleft())
 
-    def _catch_up(self) -> None:
-        if self._steps is not None:
-            self._steps.catch_up()
+    def _set_version(self, version: int) -> None:
+        self.prefixes.set_version(version)
+        for one in self._running:  # cancelled and not yet gone: their keys are of the old weights
+            one.hashes = []
+        self.runner.synchronize()
 
     def _fail_all(self, reason: str) -> None:
-        rows = [*self._rows, *self._entering, *self._waiting]
+        failed = [*self._running, *self._admitting, *self._waiting]
         while not self._inbox.empty():
             item = self._inbox.get()
-            if item is None:
-                self._inbox.put(None)
+            if item is Signal.CLOSE:
+                self._inbox.put(Signal.CLOSE)
                 break
             if isinstance(item, RunningRequest):
-                rows.append(item)
+                failed.append(item)
             if isinstance(item, AdapterChange):
                 resolve(item, EngineError(reason))
-        self._rows.clear()
+        self._running.clear()
         self._waiting.clear()
-        for row in rows:
-            row.over = True  # a burst may still be under way with it
-            resolve(row, EngineError(reason))
-        self._let_go()
+        self.kv_cache.free_all()
+        for one in failed:
+            one.finished = True  # a decode call may still be under way with it
+            resolve(one, EngineError(reason))
+        self._end_sessions()
 
     def _admit(self, at_once: bool = False) -> None:
-        """Fill free slots in waves: a prompt whose next uncached block another is about to compute waits for it."""
-        pause = 0 if at_once else ADMIT_EVERY if self._steps is None else 2 * self.burst
-        if self._rows and self._steps_since_admission < pause:
+        """Admit waiting requests in waves: a prompt whose next uncached block another one is about to compute waits."""
+        interval = 0 if at_once else self.runner.admission_interval
+        if self._running and self._steps_since_admission < interval:
             return
         self._steps_since_admission = 0
-        decoding = bool(self._rows) or self._steps is None
-        while self._waiting and len(self._rows) < self.max_batch:
-            wave: list[RunningRequest] = []
-            coming: dict[int, RunningRequest] = {}
-            later: deque[RunningRequest] = deque()
-            budget = self.prefill_tokens
-            free = self.max_batch - len(self._rows)
-            while self._waiting and len(wave) + len(later) < free and (budget > 0 or not wave):
-                row = self._waiting.popleft()
-                if row.future.cancelled():
-                    continue
-                self._entering.append(row)
-                row.found = self._match(row)
-                length = row.found[1]
-                following = row.hashes[length // BLOCK : length // BLOCK + 1]
-                if following and following[0] in coming:
-                    coming[following[0]].awaited = True
-                    later.append(row)
-                    continue
-                coming.update(dict.fromkeys(following, row))
-                budget -= len(row.ids) - 1 - length
-                wave.append(row)
-            self._waiting = later + self._waiting
-            self._entering = wave
+        decoding = bool(self._running) or not self.runner.asynchronous
+        while self._waiting and len(self._running) < self.max_batch:
+            wave, budget = self._next_wave()
             if not wave:
                 return
             self._start(wave)
-            self._entering = []
+            self._admitting = []
             if budget <= 0 and decoding:
-                return  # let the others decode a step before the next wave; a GPU that had nothing to do fills up first
+                return  # the others decode a step before the next wave; an idle GPU computes all prompts first
 
-    def _match(self, row: RunningRequest) -> tuple[CachedPrefix | None, int]:
-        return self.prefixes.match(tuple(row.request.ids[:-1]), row.request.session, row.request.adapter, row.hashes)
+    def _next_wave(self) -> tuple[list[RunningRequest], int]:
+        """Waiting requests whose prompts can be computed together, and what is left of the budget of prompt tokens."""
+        wave: list[RunningRequest] = []
+        computing: dict[int, RunningRequest] = {}
+        postponed: deque[RunningRequest] = deque()
+        budget = self.settings.prefill_tokens
+        free = self.max_batch - len(self._running)
+        while self._waiting and len(wave) + len(postponed) < free and (budget > 0 or not wave):
+            one = self._waiting.popleft()
+            if one.future.cancelled():
+                continue
+            self._admitting.append(one)
+            request = one.request
+            one.prefix_match = self.prefixes.match(
+                tuple(request.ids[:-1]), request.session, request.adapter, one.hashes
+            )
+            length = one.prefix_match.length
+            following = one.hashes[length // BLOCK_TOKENS : length // BLOCK_TOKENS + 1]
+            if following and following[0] in computing:
+                computing[following[0]].awaited = True
+                postponed.append(one)
+                continue
+            computing.update(dict.fromkeys(following, one))
+            budget -= len(one.ids) - 1 - length
+            wave.append(one)
+        self._waiting = postponed + self._waiting
+        self._admitting = wave
+        return wave, budget
 
     def _start(self, wave: list[RunningRequest]) -> None:
-        """Give rows their slots, copy what is cached, compute the rest."""
-        self._reserve(max(len(row.ids) + row.limit for row in wave))
+        """Give requests their slots, copy what is cached, compute the rest of their prompts."""
+        self.runner.grow(max(len(one.ids) + one.max_new_tokens for one in wave))
         begun = time.perf_counter()
-        first = len(self._rows)
-        self._homes.let_in(wave, first, self._kv)
-        self._configure(first, wave)
-        if self._steps is None:
-            self._cpu.fill(wave)
-        else:
-            prompts = [(row.slot, row.ids[row.cached : -1], row.cached) for row in wave]
-            self._steps.fill(prompts, any(row.request.adapter for row in wave))
-        for row in wave:
-            known = len(row.ids) - 1
-            self.stats.reused += row.cached
-            self.stats.prefilled += known - row.cached
-            # Of a fresh prompt other chains will come asking (a later turn is kept when it ends); or they wait already.
-            shared = not row.continues if self._steps is None else row.awaited
-            if shared and row.cached < known:
-                fresh = self._kv[:, :, self._homes.of[row.slot], :, :known].clone()
-                self.prefixes.put(tuple(row.ids[:known]), fresh, owner=row.request.adapter, hashes=row.hashes)
-        self._rows.extend(wave)
+        self.kv_cache.allocate(wave)
+        for index, one in enumerate(wave, len(self._running)):
+            one.index = index
+        self.runner.set_sampling_params(wave)
+        self.runner.prefill(wave)
+        for one in wave:
+            length = len(one.ids) - 1
+            self.stats.reused += one.num_cached
+            self.stats.prefilled += length - one.num_cached
+            # Other samples of a fresh prompt will come (a later turn is kept when it ends); or they wait already.
+            shared = one.awaited if self.runner.keeps_slots else not one.continues_session
+            if shared and one.num_cached < length:
+                kv = self.kv_cache.extract(one.slot, length)
+                self.prefixes.put(tuple(one.ids[:length]), kv, adapter=one.request.adapter, hashes=one.hashes)
+        self._running.extend(wave)
         self.stats.prefill_seconds += time.perf_counter() - begun
 
-    def _configure(self, first: int, wave: list[RunningRequest]) -> None:
-        """Settings of new rows."""
-        longest = max(row.limit for row in wave)
-        if longest > self._noise.shape[1]:
-            self._noise = F.pad(self._noise, (0, longest - self._noise.shape[1]))
-        if self._steps is not None:
-            self._steps.settle(wave, self._homes.of[first : first + len(wave)], longest)
-        else:
-            self._cpu.settle(first, wave, longest)
-
-    def _reserve(self, length: int) -> None:
-        """Make the KV buffer [layers, 2, homes, K, keys, D] hold rows of this length."""
-        wanted = -(-(length + 2 * self.burst) // KEY_BUCKET) * KEY_BUCKET  # a row may run on for two bursts, unheard
-        if wanted <= self._capacity:
-            return
-        wanted = max(wanted, min(2 * self._capacity, self.decoder.shape.context + KEY_BUCKET))
-        shape = self.decoder.shape
-        kv = torch.zeros(
-            shape.layers, 2, self._homes.count, shape.kv_heads, wanted, shape.head_size,
-            dtype=self.decoder.dtype, device=self.decoder.device,
-        )  # fmt: skip
-        self._homes.carry(len(self._rows), self._kv, kv)
-        self._kv, self._capacity = kv, wanted
-        if self._steps is not None:
-            self._steps.reset_graphs()
-
     def _decode(self) -> None:
-        """One burst of decode steps for every row, then the host's look at what came out."""
+        """One decode call for all running requests; those that it ends leave the batch."""
         begun = time.perf_counter()
-        if self._steps is not None:
-            heard = self._launch_and_take(self._steps)
-        else:
-            heard = self._cpu.burst()
-            self.stats.decode_steps += self.burst
-            self._steps_since_admission += self.burst
-        finished: list[tuple[int, StopReason | None]] = []
-        for row, new, given, ended in heard:
-            if row.over:
+        output = self.runner.decode(self._running, self.renderer.end_ids)
+        self.stats.decode_steps += output.num_steps
+        self._steps_since_admission += output.num_steps
+        finished = self._append(output.tokens)
+        self.stats.decode_seconds += time.perf_counter() - begun
+        results: list[tuple[RunningRequest, Generation]] = []
+        try:
+            for one, reason in sorted(finished, key=lambda item: -item[0].index):
+                self._finish(one, reason, results)
+        finally:  # the callers of those that have left the batch would wait for ever
+            resolve_all(results)
+
+    def _append(self, tokens: DecodedTokens) -> list[tuple[RunningRequest, StopReason | None]]:
+        """Append new tokens to their requests: those that are finished, and why (None: the caller gave up)."""
+        finished: list[tuple[RunningRequest, StopReason | None]] = []
+        for one, ids, logprobs, may_end in tokens:
+            if one.finished:
                 continue
             reason = None
-            if ended or not row.plain or len(row.new) + len(new) >= row.limit:
-                reason = append_tokens(row, new, given, self.renderer.end_ids, self._stops)
+            if may_end or one.per_token or len(one.new_ids) + len(ids) >= one.max_new_tokens:
+                reason = append_tokens(one, ids, logprobs, self.renderer.end_ids, self._stop_strings)
             else:
-                row.new += new
-                row.ids += new
-                row.logprobs += given
-            if reason is not None or row.future.cancelled():
-                row.over = True
-                # Who gave up may have done so for new weights' sake: what was computed since belongs to no version.
-                finished.append((row.slot, None if row.future.cancelled() else reason))
-        self.stats.decode_seconds += time.perf_counter() - begun
-        answers: list[tuple[RunningRequest, Generation]] = []
-        try:
-            for slot, reason in sorted(finished, key=lambda item: -item[0]):
-                self._finish(slot, reason, answers)
-        finally:  # who is out of the rows already would wait for ever
-            resolve_all(answers)
+                one.new_ids += ids
+                one.ids += ids
+                one.logprobs += logprobs
+            if reason is not None or one.future.cancelled():
+                one.finished = True
+                # A caller may have given up because of new weights: what was computed since belongs to no version.
+                finished.append((one, None if one.future.cancelled() else reason))
+        return finished
 
-    def _launch_and_take(self, steps: CudaRunner) -> Completions:
-        """Start a burst and hear the one before it, so that the GPU does not wait for the host.
-
-        Rows whose last token is on its way are not worth a further burst.
-        """
-        count = len(self._rows)
-        if any(row.asked < row.limit for row in self._rows):
-            for row in self._rows:
-                row.asked += self.burst
-            dressed = any(row.request.adapter for row in self._rows)
-            steps.launch(list(self._rows), steps.bucket(count), self.filtered, dressed)
-            self.stats.decode_steps += self.burst
-            self._steps_since_admission += self.burst
-            if steps.flights < 2:
-                return []
-        return steps.take(self.renderer.end_ids)
-
-    @property
-    def filtered(self) -> bool:
-        """Whether any row samples among its most likely only."""
-        return any(row.request.sampling.top_k or row.request.sampling.top_p < 1 for row in self._rows)
-
-    def _finish(self, slot: int, reason: StopReason | None, answers: list[tuple[RunningRequest, Generation]]) -> None:
-        """Keep the KV for the next turn and let the last row take the place; an answer, if anybody waits for it."""
-        row = self._rows[slot]
-        known = len(row.ids) - 1
-        if row.request.session and not row.request.final and reason is not None:
-            kept = self._kv[:, :, slot, :, :known].clone() if self._steps is None else self._homes.of[slot]
-            self.prefixes.put(tuple(row.ids[:known]), kept, row.request.session, row.request.adapter, row.hashes)
-        last = len(self._rows) - 1
-        if slot != last:
-            self._rows[slot] = self._rows[last]
-            self._rows[slot].slot = slot
-            if self._steps is None:
-                self._cpu.move(last, slot, len(self._rows[last].ids) - 1)
-            else:
-                self._homes.swap(slot, last)
-        self._rows.pop()
-        self.stats.generated += len(row.new)
+    def _finish(
+        self, one: RunningRequest, reason: StopReason | None, results: list[tuple[RunningRequest, Generation]]
+    ) -> None:
+        """Keep the KV for the session's next turn, give the index to the last request, and add the result."""
+        length = len(one.ids) - 1
+        request = one.request
+        if request.session and not request.final and reason is not None:
+            kv = one.slot if self.runner.keeps_slots else self.kv_cache.extract(one.slot, length)
+            self.prefixes.put(tuple(one.ids[:length]), kv, request.session, request.adapter, one.hashes)
+        last = self._running.pop()
+        if last is not one:
+            self._running[one.index] = last
+            last.index = one.index
+        self.runner.release(one, last)
+        self.stats.generated += len(one.new_ids)
         if reason is None:
             return
-        reply = Generation(
-            ids=tuple(row.new),
-            logprobs=tuple(row.logprobs),
+        result = Generation(
+            ids=tuple(one.new_ids),
+            logprobs=tuple(one.logprobs),
             stop_reason=reason,
             policy_version=self.prefixes.version,
             source=ActionSource.POLICY,
-            prompt_cached=row.cached,
+            prompt_cached=one.num_cached,
         )
-        answers.append((row, reply))
+        results.append((one, result))

@@ -1,88 +1,161 @@
-"""Where in the engine's KV buffer rows live.
+"""The KV cache: keys and values of running requests and of finished ones that a later turn may continue.
 
-On CPU a row lives in the home of its slot's number. On a GPU it keeps the home it began in, whatever its slot, and
-what it leaves there at its end stays for the next turn of its session, which takes that very home: nothing is copied
-out and in again. A home that keeps something for a session is given to others last.
+This module owns the buffer and its layout. `kernels/kv_layout.py` holds the same layout for the Triton kernels; nothing
+else knows the shape of the buffer, so that another layout (pages instead of slots, say) is a change of these two files.
+
+A request has one slot, which holds all of its tokens. On a GPU a request keeps its slot until it ends. What it leaves
+there stays for the next turn of its session, which continues in the same slot, so that nothing is copied out and in
+again; a slot that holds such a prefix is the last to be given to another request. On CPU the slot is the request's
+index in the batch (see `CpuRunner`), and what is to stay is copied out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from practicum.engines.local.prefix_cache import CachedPrefix, PrefixCache
+from practicum.engines.local.attention import KEY_BUCKET
+from practicum.engines.local.prefix_cache import NO_MATCH, CachedPrefix, PrefixCache
 from practicum.engines.local.request import RunningRequest
+from practicum.models.decoder import Shape
 
 
-class KVSlots:
-    """Which home each slot has: those of rows first, then the free ones. Entries reside in free ones only."""
+class KVCache:
+    """Slots in one buffer [layers, 2 (keys, values), slots + 1, K, capacity, D].
 
-    def __init__(self, slots: int, prefixes: PrefixCache) -> None:
-        self.of = list(range(slots))
-        self.spare = slots
-        """Nobody's. On a GPU all rows that only fill up a batch stand here: what they write must hit nothing kept."""
+    A slot is free or belongs to a running request. Prefixes that stay in the buffer (`PrefixCache.resident`) are in
+    free slots only.
+    """
+
+    def __init__(
+        self, shape: Shape, num_slots: int, dtype: torch.dtype, device: torch.device, prefixes: PrefixCache
+    ) -> None:
+        self.shape, self.dtype, self.device = shape, dtype, device
         self.prefixes = prefixes
+        self.num_slots = num_slots
+        self.padding_slot = num_slots
+        """Never allocated: rows that only pad a batch on a GPU write here, where they overwrite nothing."""
+        self.capacity = 0
+        """Tokens that a slot holds."""
+        self._buffer = torch.empty(0)
+        self._free = list(range(num_slots))
+        """Free slots, the next to be allocated first."""
 
     @property
-    def count(self) -> int:
-        """How many a buffer has to hold."""
-        return self.spare + 1
+    def bytes_per_token(self) -> int:
+        """Bytes that one layer keeps per token."""
+        return 2 * self.shape.kv_heads * self.shape.head_size * self.dtype.itemsize
 
-    def let_in(self, wave: Sequence[RunningRequest], first: int, kv: Tensor) -> None:
-        """Give rows the slots from `first` on, and homes with what was found of their prompts in them.
+    def grow(self, num_tokens: int) -> bool:
+        """Make every slot hold at least `num_tokens`; whether the buffer had to be replaced by a larger one."""
+        wanted = -(-num_tokens // KEY_BUCKET) * KEY_BUCKET
+        if wanted <= self.capacity:
+            return False
+        shape = self.shape
+        wanted = max(wanted, min(2 * self.capacity, shape.context + KEY_BUCKET))
+        larger = torch.zeros(
+            shape.layers, 2, self.num_slots + 1, shape.kv_heads, wanted, shape.head_size,
+            dtype=self.dtype, device=self.device,
+        )  # fmt: skip
+        free = set(self._free)
+        for slot in range(self.num_slots):
+            if slot not in free or slot in self.prefixes.resident:
+                larger[:, :, slot, :, : self.capacity] = self._buffer[:, :, slot]
+        self._buffer, self.capacity = larger, wanted
+        return True
 
-        Every copy is made before any row of the wave computes. So what one row takes over is still whole when others
-        copy from it, and what is to be overwritten has been moved out.
+    def allocate(self, wave: Sequence[RunningRequest]) -> None:
+        """Give each request a slot that holds what the cache had of its prompt; sets `slot` and `num_cached`.
+
+        Every copy is made before any request of the wave computes: what one of them takes over is still complete while
+        others copy from it, and what is to be overwritten has been moved out.
         """
-        takers = self._takers(wave)
-        vacant = self._vacant(first, len(wave) - len(takers), takers, kv)
-        homes = [takers[row] if row in takers else next(vacant) for row in wave]
-        given = set(homes)
-        self.of[first:] = homes + [home for home in self.of[first:] if home not in given]
+        continued = self._continued_slots(wave)
+        vacant = iter(self._vacant_slots(len(wave) - len(continued), continued))
         copies: dict[tuple[int, int], tuple[CachedPrefix, list[int]]] = {}
-        for slot, (row, home) in enumerate(zip(wave, homes, strict=True), first):
-            (entry, row.cached), row.found = row.found, (None, 0)
-            row.slot, row.continues = slot, _own(entry, row)
-            if entry is not None and row.cached and entry.home != home:
-                copies.setdefault((id(entry), row.cached), (entry, []))[1].append(home)
+        for request in wave:
+            slot = continued[request] if request in continued else next(vacant)
+            (entry, length), request.prefix_match = request.prefix_match, NO_MATCH
+            request.slot, request.num_cached = slot, length
+            request.continues_session = _same_session(entry, request)
+            if entry is not None and length and entry.slot != slot:
+                copies.setdefault((id(entry), length), (entry, []))[1].append(slot)
+        allocated = {request.slot for request in wave}
+        self._free = [slot for slot in self._free if slot not in allocated]
         for (_, length), (entry, targets) in copies.items():
-            source = kv[:, :, entry.home] if entry.kv is None else entry.kv
-            if len(targets) == 1:  # no list of homes need go over
-                kv[:, :, targets[0], :, :length] = source[:, :, :, :length]
-            else:
-                there = torch.tensor(targets).to(kv.device, non_blocking=True)
-                kv[:, :, there, :, :length] = source[:, :, None, :, :length]
+            self._insert(entry, targets, length)
 
-    def _takers(self, wave: Sequence[RunningRequest]) -> dict[RunningRequest, int]:
-        """Rows that go on where the last turn of their session ended. What it left is theirs: nobody else finds it."""
-        takers: dict[RunningRequest, int] = {}
-        for row in wave:
-            entry = row.found[0]
-            home = entry.home if entry is not None and _own(entry, row) else None
-            if entry is not None and home is not None and self.prefixes.resident.get(home) is entry:
-                takers[row] = home
-                self.prefixes.take(entry)
-        return takers
+    def _continued_slots(self, wave: Sequence[RunningRequest]) -> dict[RunningRequest, int]:
+        """Requests that continue in the slot of their session's last turn; the prefix there leaves the cache."""
+        slots: dict[RunningRequest, int] = {}
+        for request in wave:
+            entry = request.prefix_match.entry
+            slot = entry.slot if entry is not None and _same_session(entry, request) else None
+            if entry is not None and slot is not None and self.prefixes.resident.get(slot) is entry:
+                slots[request] = slot
+                self.prefixes.remove(entry)
+        return slots
 
-    def _vacant(self, first: int, wanted: int, takers: dict[RunningRequest, int], kv: Tensor) -> Iterator[int]:
-        """Free homes, those that keep nothing first; who has to go is the one that was not used for the longest."""
-        taken = {*takers.values(), *self.prefixes.resident}
-        vacant = [home for home in self.of[first:] if home not in taken]
-        for home, entry in self.prefixes.oldest_residents(wanted - len(vacant)):
-            self.prefixes.move_out(entry, kv[:, :, home, :, : len(entry.ids)].clone())
-            vacant.append(home)
-        return iter(vacant)
+    def _vacant_slots(self, count: int, continued: dict[RunningRequest, int]) -> list[int]:
+        """At least `count` free slots: empty ones first, then those whose prefix was not used for the longest time."""
+        occupied = {*continued.values(), *self.prefixes.resident}
+        vacant = [slot for slot in self._free if slot not in occupied]
+        for slot, entry in self.prefixes.oldest_residents(count - len(vacant)):
+            self.evict(slot, entry)
+            vacant.append(slot)
+        return vacant
 
-    def swap(self, a: int, b: int) -> None:
-        self.of[a], self.of[b] = self.of[b], self.of[a]
+    def evict(self, slot: int, entry: CachedPrefix) -> None:
+        """Move a cached prefix out of its slot into memory of its own."""
+        self.prefixes.move_out(entry, self.extract(slot, len(entry.ids)))
 
-    def carry(self, rows: int, old: Tensor, new: Tensor) -> None:
-        """Everything of the first rows, and what is kept for others, into a larger buffer."""
-        for home in (*self.of[:rows], *self.prefixes.resident):
-            new[:, :, home, :, : old.shape[4]] = old[:, :, home]
+    def free(self, slot: int) -> None:
+        """Return a slot; what it holds stays readable until it is allocated again."""
+        self._free.insert(0, slot)
+
+    def free_all(self) -> None:
+        self._free = list(range(self.num_slots))
+
+    def extract(self, slot: int, num_tokens: int) -> Tensor:
+        """A copy of a slot's first tokens [layers, 2, K, tokens, D], as `PrefixCache` keeps it."""
+        return self._buffer[:, :, slot, :, :num_tokens].clone()
+
+    def _insert(self, entry: CachedPrefix, slots: Sequence[int], num_tokens: int) -> None:
+        """Copy a prefix's first tokens into slots."""
+        source = self._buffer[:, :, entry.slot] if entry.kv is None else entry.kv
+        if len(slots) == 1:  # saves sending a list of slots to the device
+            self._buffer[:, :, slots[0], :, :num_tokens] = source[:, :, :, :num_tokens]
+        else:
+            targets = torch.tensor(slots).to(self._buffer.device, non_blocking=True)
+            self._buffer[:, :, targets, :, :num_tokens] = source[:, :, None, :, :num_tokens]
+
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy the first tokens of one slot to another."""
+        self._buffer[:, :, target, :, :num_tokens] = self._buffer[:, :, source, :, :num_tokens]
+
+    def swap(self, first: int, second: int, num_tokens: int) -> None:
+        """Exchange the first tokens of two slots."""
+        pair, reversed_pair = [first, second], [second, first]
+        self._buffer[:, :, pair, :, :num_tokens] = self._buffer[:, :, reversed_pair, :, :num_tokens]
+
+    def write(self, layer: int, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store keys and values [.., K, D] of tokens at `positions` [..] of `slots` (broadcast with them)."""
+        buffer = self._buffer[layer]
+        buffer[0, slots, :, positions] = k
+        buffer[1, slots, :, positions] = v
+
+    def read(self, layer: int, slots: Tensor | slice, num_keys: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [slots, K, num_keys, D] of the first positions; a view where `slots` is a slice."""
+        buffer = self._buffer[layer]
+        return buffer[0, slots, :, :num_keys], buffer[1, slots, :, :num_keys]
+
+    def layer(self, layer: int) -> Tensor:
+        """One layer's part of the buffer, as the kernels take it (`kernels/kv_layout.py`)."""
+        return self._buffer[layer]
 
 
-def _own(entry: CachedPrefix | None, row: RunningRequest) -> bool:
-    return entry is not None and bool(row.request.session) and entry.session == row.request.session
+def _same_session(entry: CachedPrefix | None, request: RunningRequest) -> bool:
+    session = request.request.session
+    return entry is not None and bool(session) and entry.session == session

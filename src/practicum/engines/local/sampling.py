@@ -1,7 +1,7 @@
-"""Sampling on the device: one uniform number a token, drawn from the request's own seed.
+"""Sampling on the device: one uniform number per token, drawn from the request's own seed.
 
-The numbers a request gets depend on its seed and the token's place alone, never on which other
-requests share the batch, so the same request gives the same reply whoever it runs beside.
+The numbers that a request gets depend on its seed and the token's position alone, never on which other requests share
+the batch, so the same request gives the same reply in any batch.
 """
 
 from __future__ import annotations
@@ -12,30 +12,28 @@ import torch
 from torch import Tensor
 
 from practicum.models.decoder import token_logprobs
-
-GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
-MIX_A = -4658895280553007687  # 0xBF58476D1CE4E5B9
-MIX_B = -7723592293110705685  # 0x94D049BB133111EB
+from practicum.utils.splitmix64 import GOLDEN_GAMMA, MIX_1, MIX_2
 
 
 def uniforms(seeds: Sequence[int], count: int) -> Tensor:
     """`count` numbers in [0, 1) for each seed (splitmix64 over a counter) [seeds, count]."""
     starts = torch.tensor([seed & (2**63 - 1) for seed in seeds], dtype=torch.int64)
-    state = torch.arange(1, count + 1, dtype=torch.int64) * GOLDEN + starts[:, None]
-    state = (state ^ _shift(state, 30)) * MIX_A
-    state = (state ^ _shift(state, 27)) * MIX_B
-    state = state ^ _shift(state, 31)
-    return _shift(state, 11).double().mul(2.0**-53).float().clamp(max=1 - 2**-24)
+    state = torch.arange(1, count + 1, dtype=torch.int64) * GOLDEN_GAMMA + starts[:, None]
+    state = (state ^ _shift_right(state, 30)) * MIX_1
+    state = (state ^ _shift_right(state, 27)) * MIX_2
+    state = state ^ _shift_right(state, 31)
+    return _shift_right(state, 11).double().mul(2.0**-53).float().clamp(max=1 - 2**-24)
 
 
-def _shift(x: Tensor, bits: int) -> Tensor:
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """A logical shift: the sign bit moves like the others."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def sample(
     logits: Tensor, uniform: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Ids [B] and their log-probs [B] from logits [B, V].
+    """Ids [B] and their log-probs [B] from logits [B, V] and uniform numbers [B].
 
     Rows with temperature 0 are greedy and report the log-prob at temperature 1. With `top_k` or
     `top_p` the log-prob is that of the distribution really sampled from, renormalised.
@@ -43,21 +41,21 @@ def sample(
     greedy = temperature <= 0
     divisor = torch.where(greedy, 1.0, temperature)[:, None]
     if top_k is not None and top_p is not None:
-        logits = restrict(logits.float() / divisor, top_k, top_p) * divisor
+        logits = filter_logits(logits.float() / divisor, top_k, top_p) * divisor
     scaled = logits.float() / divisor
-    weights = scaled.softmax(-1).cumsum(-1)
-    drawn = torch.searchsorted(weights, uniform[:, None] * weights[:, -1:], right=True)[:, 0]
-    ids = drawn.clamp_(max=logits.shape[-1] - 1)
-    if logits.is_cuda or bool(greedy.any()):  # asking a GPU would make it wait
+    cumulative = scaled.softmax(-1).cumsum(-1)
+    sampled = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)[:, 0]
+    ids = sampled.clamp_(max=logits.shape[-1] - 1)
+    if logits.is_cuda or bool(greedy.any()):  # on a GPU the question itself would make the host wait
         ids = torch.where(greedy, logits.argmax(-1), ids)
     return ids, token_logprobs(scaled, ids)
 
 
-def restrict(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Logits [B, V] with everything outside the k likeliest and the p nucleus at -inf; 0 and 1 are off."""
+def filter_logits(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Logits [B, V] with everything outside the k most likely and the p nucleus at -inf; 0 and 1 turn them off."""
     ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(scaled.shape[-1], device=scaled.device)[None]
     keep = (rank < top_k[:, None]) | (top_k[:, None] <= 0)
-    before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)  # probability of everything likelier
+    before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)  # probability of everything more likely
     keep &= (before < top_p[:, None]) | (top_p[:, None] >= 1)
     return torch.full_like(scaled, -torch.inf).scatter(-1, order, ordered.masked_fill(~keep, -torch.inf))

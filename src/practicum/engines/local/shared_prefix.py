@@ -1,103 +1,101 @@
-"""Rows that begin alike, such as the chains of a prompt: a GPU reads the keys and values they share from one place.
+"""Requests that share a prefix, such as the samples of a prompt: a GPU reads the shared keys and values from one slot.
 
-Each row reads them for itself, and all but the first find them in the cache; or, where there are enough, they are read
-once for all.
+Either each request reads them for itself, and all but the first find them in the GPU's cache; or, where there is enough
+to save, they are read once for the group.
 
-Each row has a whole copy at home, and what it holds depends on nothing but weights, adapter and ids, which are the same
-for all of a crew: so any of them can be read for the others, and a crew that loses a row leaves no trace.
+Each request has a complete copy in its own slot. What it holds depends on nothing but weights, adapter and ids, which
+are the same for the whole group: so any member's copy can be read for the others, and a group that loses a member needs
+no change.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from practicum.engines.local.prefix_cache import BLOCK
+from practicum.engines.local.prefix_cache import BLOCK_TOKENS
 from practicum.engines.local.request import RunningRequest
+from practicum.kernels.shared_prefix import SharedPrefixBatch
 
-MIN_SHARED_BYTES = 48 << 20
-"""Bytes of a layer's keys and values that are read again and again, from which on it pays to read them once for all: on
-an H200 that costs 9 µs."""
-MAX_LEADERS = 8 << 20
-"""The same, from which on it pays to read them from one place."""
+MIN_JOINT_READ_BYTES = 48 << 20
+"""Bytes per layer of repeated reads of keys and values above which it pays to read them once for each group: on an H200
+that costs 9 µs."""
+MIN_SHARED_BYTES = 8 << 20
+"""Bytes per layer of repeated reads above which it pays to read them from one slot."""
 
 SharedPrefixGroup = tuple[int, list[int]]
-"""How many ids rows begin with in common, and the rows' numbers."""
-
-
-@dataclass(frozen=True)
-class SharedPrefixBatch:
-    """Crews as a GPU knows them: they look at the keys they have in common at the home of one of them."""
-
-    members: Tensor  # [crews, most] rows; -1: nobody
-    leads: Tensor  # [crews] the home
-    commons: Tensor  # [crews] how many keys; 0: there is no such crew
-    of_rows: Tensor  # [rows] the same, of each row's crew
-    leads_of_rows: Tensor  # [rows]
+"""The number of ids that requests begin with in common, and the requests' indices in the batch."""
 
 
 class SharedPrefixGroups:
-    """Who stands together. The tensors stay where they are: a captured step goes on reading them."""
+    """The groups of a batch, as tensors on the device. They keep their addresses: a captured step reads them."""
 
-    def __init__(self, slots: int, most: int, keys: int, bytes_a_key: int, device: torch.device) -> None:
-        self.most, self.keys, self.bytes_a_key = most, keys, bytes_a_key
-        self._shapes = ((max(1, slots // 2), most), (max(1, slots // 2),), (max(1, slots // 2),), (slots,), (slots,))
+    def __init__(
+        self, num_slots: int, group_size: int, key_block: int, bytes_per_token: int, device: torch.device
+    ) -> None:
+        self.group_size, self.key_block, self.bytes_per_token = group_size, key_block, bytes_per_token
+        groups = max(1, num_slots // 2)
+        self._shapes = ((groups, group_size), (groups,), (groups,), (num_slots,), (num_slots,))
         self._numbers = torch.zeros(sum(map(np.prod, self._shapes)), dtype=torch.int64, device=device)
-        self._rows: list[RunningRequest] = []
-        self._known = self._pay = False
+        self._running: list[RunningRequest] = []
+        self._any_groups = self._joint = False
 
-    def of(self, wide: int) -> SharedPrefixBatch:
-        """Those that so many rows may form."""
+    def batch(self, num_rows: int) -> SharedPrefixBatch:
+        """The part of the tensors that a batch of this many rows can use."""
         parts = torch.split(self._numbers, [int(np.prod(shape)) for shape in self._shapes])
-        members, leads, commons, *of_rows = (part.view(shape) for part, shape in zip(parts, self._shapes, strict=True))
-        crews = max(1, wide // 2)
-        return SharedPrefixBatch(members[:crews], leads[:crews], commons[:crews], *(part[:wide] for part in of_rows))
+        members, leaders, lengths, *per_row = (
+            part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)
+        )
+        groups = max(1, num_rows // 2)
+        return SharedPrefixBatch(
+            members[:groups], leaders[:groups], lengths[:groups], *(part[:num_rows] for part in per_row)
+        )
 
-    def gather(self, rows: list[RunningRequest], homes: Sequence[int]) -> bool:
-        """Whether it pays that these rows, who live in `homes`, go through what they share once for all."""
-        if rows == self._rows:
-            return self._pay
-        self._rows, found = rows, shared_prefix_groups(rows, self.most, self.keys)
-        spared = self.bytes_a_key * sum((len(crew) - 1) * common for common, crew in found)
-        self._pay = bool(found) and spared >= MIN_SHARED_BYTES
-        if spared < min(MAX_LEADERS, MIN_SHARED_BYTES):
-            found = []
-        if found or self._known:
-            members, leads, commons, of_rows, leads_of_rows = (
-                np.zeros(shape, dtype=np.int64) for shape in self._shapes
-            )
-            members[:] = -1
-            for place, (common, crew) in enumerate(found):
-                members[place, : len(crew)], leads[place], commons[place] = crew, homes[crew[0]], common
-                of_rows[crew], leads_of_rows[crew] = common, homes[crew[0]]
-            numbers = np.concatenate([members.ravel(), leads, commons, of_rows, leads_of_rows])
-            self._numbers.copy_(torch.from_numpy(numbers), non_blocking=True)
-        self._known = bool(found)
-        return self._pay
+    def update(self, running: list[RunningRequest]) -> bool:
+        """Group the running requests; whether it pays to read what a group shares once for all of its members."""
+        if running == self._running:
+            return self._joint
+        self._running, groups = running, shared_prefix_groups(running, self.group_size, self.key_block)
+        saved = self.bytes_per_token * sum((len(members) - 1) * length for length, members in groups)
+        self._joint = bool(groups) and saved >= MIN_JOINT_READ_BYTES
+        if saved < min(MIN_SHARED_BYTES, MIN_JOINT_READ_BYTES):
+            groups = []
+        if groups or self._any_groups:
+            self._send(groups)
+        self._any_groups = bool(groups)
+        return self._joint
+
+    def _send(self, groups: Sequence[SharedPrefixGroup]) -> None:
+        members, leaders, lengths, row_lengths, row_leaders = (np.zeros(s, dtype=np.int64) for s in self._shapes)
+        members[:] = -1
+        for number, (length, indices) in enumerate(groups):
+            leader = self._running[indices[0]].slot
+            members[number, : len(indices)], leaders[number], lengths[number] = indices, leader, length
+            row_lengths[indices], row_leaders[indices] = length, leader
+        numbers = np.concatenate([members.ravel(), leaders, lengths, row_lengths, row_leaders])
+        self._numbers.copy_(torch.from_numpy(numbers), non_blocking=True)
 
 
-def shared_prefix_groups(rows: Sequence[RunningRequest], most: int, keys: int) -> list[SharedPrefixGroup]:
-    """Each row with those that it shares the most blocks of `keys` ids with, up to `most` together."""
-    each = keys // BLOCK
-    marks = [row.hashes[each - 1 :: each] for row in rows]
-    counts = Counter(chain.from_iterable(marks))
-    groups: dict[tuple[int, int], list[int]] = {}
-    for number, own in enumerate(marks):
-        depth = len(own)
-        while depth and counts[own[depth - 1]] < 2:
+def shared_prefix_groups(running: Sequence[RunningRequest], group_size: int, key_block: int) -> list[SharedPrefixGroup]:
+    """Group each request with those that it shares the most blocks of `key_block` ids with, at most `group_size`."""
+    hashes_per_block = key_block // BLOCK_TOKENS
+    block_ends = [one.hashes[hashes_per_block - 1 :: hashes_per_block] for one in running]
+    counts = Counter(chain.from_iterable(block_ends))
+    by_prefix: dict[tuple[int, int], list[int]] = {}
+    for index, hashes in enumerate(block_ends):
+        depth = len(hashes)
+        while depth and counts[hashes[depth - 1]] < 2:
             depth -= 1
         if depth:
-            groups.setdefault((depth * keys, own[depth - 1]), []).append(number)
-    found: list[SharedPrefixGroup] = []
-    for (common, _), numbers in groups.items():
-        stem = rows[numbers[0]].request.ids[:common]
-        alike = [number for number in numbers if rows[number].request.ids[:common] == stem]  # hashes may lie
-        crews = (alike[start : start + most] for start in range(0, len(alike), most))
-        found += [(common, crew) for crew in crews if len(crew) > 1]
-    return found
+            by_prefix.setdefault((depth * key_block, hashes[depth - 1]), []).append(index)
+    groups: list[SharedPrefixGroup] = []
+    for (length, _), indices in by_prefix.items():
+        prefix = running[indices[0]].request.ids[:length]
+        same = [index for index in indices if running[index].request.ids[:length] == prefix]  # hashes may collide
+        parts = (same[start : start + group_size] for start in range(0, len(same), group_size))
+        groups += [(length, part) for part in parts if len(part) > 1]
+    return groups

@@ -1,6 +1,6 @@
-"""Where a reply ends: an end token, its limit, or a stop string.
+"""Where a reply ends: at an end id, its limit, or a stop string.
 
-A stop string is looked for in the last tokens, and only after one that can complete it.
+A stop string is searched for in the last tokens, and only after a token that can complete it.
 """
 
 from __future__ import annotations
@@ -13,68 +13,68 @@ from practicum.engines.local.request import RunningRequest
 from practicum.trajectory import StopReason
 
 STOP_WINDOW = 24
-"""Tokens decoded to look for a stop string; longer ones are refused."""
+"""Tokens decoded to look for a stop string; longer strings are refused."""
 
 
 class StopStrings:
-    """Stop strings in what a tokenizer's ids say."""
+    """A search for stop strings in the text of a tokenizer's ids."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        self._alone: dict[int, str] = {}
-        """What a token says by itself, of those that have been asked about."""
+        self._token_texts: dict[int, str] = {}
+        """The text of single tokens, of those that were looked up."""
 
-    def reached(self, new: Sequence[int], stops: Sequence[str]) -> bool:
-        """Whether a reply that has just got its last token has come to one of the strings."""
-        if not self._can_end(new[-1], stops):
+    def reached(self, ids: Sequence[int], stops: Sequence[str]) -> bool:
+        """Whether a reply that has just got its last id contains one of the strings in its last tokens."""
+        if not self._can_end(ids[-1], stops):
             return False
-        tail = self._text(new[-STOP_WINDOW:])
+        tail = self._text(ids[-STOP_WINDOW:])
         return any(text in tail for text in stops)
 
     def _can_end(self, token: int, stops: Sequence[str]) -> bool:
         """Whether one of the strings can end in this token.
 
-        A character of ASCII lies whole within one token; spaces may be gone from a token that is decoded alone.
+        An ASCII character is always within one token; spaces may be missing from a token that is decoded alone.
         """
-        if token not in self._alone:
-            self._alone[token] = self._text([token])
-        alone = self._alone[token]
-        return any(not text[-1].isascii() or text[-1].isspace() or text[-1] in alone for text in stops if text)
+        if token not in self._token_texts:
+            self._token_texts[token] = self._text([token])
+        token_text = self._token_texts[token]
+        return any(not text[-1].isascii() or text[-1].isspace() or text[-1] in token_text for text in stops if text)
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
 def append_tokens(
-    row: RunningRequest, ids: Sequence[int], logprobs: Sequence[float], ends: Sequence[int], stops: StopStrings
+    running: RunningRequest, ids: Sequence[int], logprobs: Sequence[float], end_ids: Sequence[int], stops: StopStrings
 ) -> StopReason | None:
-    """Give a row what a burst brought it, up to where it stops. Why it does; None: it goes on."""
-    if not row.plain:
-        stop = 1  # token by token
+    """Append new tokens to a request up to where it stops; the reason, or None if it goes on."""
+    if running.per_token:
+        size = 1
     else:
-        stop = next((place + 1 for place, token in enumerate(ids) if token in ends), len(ids))
-        stop = min(stop, row.limit - len(row.new))
-    at = 0
-    while at < len(ids):
-        new = ids[at : at + stop]
-        row.new += new
-        row.ids += new
-        row.logprobs += logprobs[at : at + stop]
-        at += stop
-        if row.request.on_token is not None:
-            row.loop.call_soon_threadsafe(row.request.on_token, new[0])
-        reason = _reason(row, ends, stops)
+        size = next((index + 1 for index, token in enumerate(ids) if token in end_ids), len(ids))
+        size = min(size, running.max_new_tokens - len(running.new_ids))
+    start = 0
+    while start < len(ids):
+        new = ids[start : start + size]
+        running.new_ids += new
+        running.ids += new
+        running.logprobs += logprobs[start : start + size]
+        start += size
+        if running.request.on_token is not None:
+            running.loop.call_soon_threadsafe(running.request.on_token, new[0])
+        reason = _stop_reason(running, end_ids, stops)
         if reason is not None:
             return reason
     return None
 
 
-def _reason(row: RunningRequest, ends: Sequence[int], stops: StopStrings) -> StopReason | None:
-    if row.new[-1] in ends:
+def _stop_reason(running: RunningRequest, end_ids: Sequence[int], stops: StopStrings) -> StopReason | None:
+    if running.new_ids[-1] in end_ids:
         return StopReason.END
-    sampling = row.request.sampling
-    if sampling.stop and stops.reached(row.new, sampling.stop):
+    sampling = running.request.sampling
+    if sampling.stop and stops.reached(running.new_ids, sampling.stop):
         return StopReason.STRING
-    if len(row.new) >= row.limit:
-        return StopReason.CONTEXT if row.limit < sampling.max_tokens else StopReason.LENGTH
+    if len(running.new_ids) >= running.max_new_tokens:
+        return StopReason.CONTEXT if running.max_new_tokens < sampling.max_tokens else StopReason.LENGTH
     return None
