@@ -24,7 +24,7 @@ from practicum.environment import Action, Environment, Message, Observation, Ste
 from practicum.errors import ContextFull, EngineError, JudgeError, UserError
 from practicum.task import canonical_json
 from practicum.trajectory import Origin, Outcome, Span, StopReason, Trajectory, Turn
-from practicum.utils.deadline import Deadline, clocked
+from practicum.utils.deadline import Deadline, with_timer
 
 FREEZE_GC_MIN_EPISODES = 32
 """With fewer episodes at once, freezing the garbage collector costs more than it saves."""
@@ -266,7 +266,7 @@ async def run_episode(
         outcome, error = await episode.run()
     finally:
         try:
-            await clocked(episode.close(), asyncio.timeout(agent.deadlines.step))
+            await with_timer(episode.close(), asyncio.timeout(agent.deadlines.step))
         except Exception as fault:  # the episode is over; a failing close must not change its outcome
             error_on_close = f"close: {type(fault).__name__}: {fault}"
     components: dict[str, float] = {}

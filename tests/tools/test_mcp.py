@@ -211,7 +211,7 @@ def test_a_server_gets_only_the_variables_that_are_named(small: str, monkeypatch
 def test_a_slow_call_meets_its_deadline_and_the_server_lives_on(
     small: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp_server, "ALIVE_SECONDS", 30.0)
+    monkeypatch.setattr(mcp_server, "PING_SECONDS", 30.0)
     process = int(call(tools(small)["count"]).text.split()[1])
     with pytest.raises(TimeoutError, match="tool 'wait' did not answer within 0.3 s"):
         call(tools(small.replace("mcp:", "mcp[timeout=0.3]:"))["wait"], seconds=30.0)
@@ -220,7 +220,7 @@ def test_a_slow_call_meets_its_deadline_and_the_server_lives_on(
 
 
 def test_a_server_that_hangs_is_replaced(small: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_server, "ALIVE_SECONDS", 0.3)
+    monkeypatch.setattr(mcp_server, "PING_SECONDS", 0.3)
     patient = tools(small)
     before = int(call(patient["count"]).text.split()[1])
     with pytest.raises(TimeoutError):

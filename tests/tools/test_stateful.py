@@ -301,7 +301,7 @@ def test_places_and_states_survive_any_cancelling() -> None:
         lease = await pool.lease({"owner": owner})
         try:
             for _ in range(2):
-                async with lease.borrowed() as state:
+                async with lease.use() as state:
                     await asyncio.to_thread(state.use, owner)
             finished.append(number)
         finally:

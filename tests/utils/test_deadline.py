@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from practicum.utils.deadline import Deadline, clocked, queued
+from practicum.utils.deadline import Deadline, queued, with_timer
 
 
 def test_what_is_late_is_named() -> None:
@@ -62,7 +62,7 @@ def test_what_is_there_at_once_needs_no_timer() -> None:
 
     async def ask() -> list[int]:
         with patch.object(asyncio.get_running_loop(), "call_at", side_effect=AssertionError("a timer")):
-            return [await Deadline(5, "the oracle").of(answer()), await clocked(answer(), asyncio.timeout(5))]
+            return [await Deadline(5, "the oracle").of(answer()), await with_timer(answer(), asyncio.timeout(5))]
 
     assert asyncio.run(ask()) == [7, 7]
 
@@ -170,13 +170,13 @@ def test_whatever_can_be_awaited_can_be_clocked_and_nothing_else() -> None:
     async def run() -> tuple[object, int]:
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         done.set_result(4)
-        assert await clocked(done, asyncio.timeout(5)) == 4
-        return await clocked(Listed(), asyncio.timeout(5)), await clocked(old(), asyncio.timeout(5))  # type: ignore[arg-type]
+        assert await with_timer(done, asyncio.timeout(5)) == 4
+        return await with_timer(Listed(), asyncio.timeout(5)), await with_timer(old(), asyncio.timeout(5))  # type: ignore[arg-type]
 
     assert asyncio.run(run()) == (None, 3)
 
     async def forgotten() -> None:
-        await clocked(3, asyncio.timeout(5))  # type: ignore[arg-type]
+        await with_timer(3, asyncio.timeout(5))  # type: ignore[arg-type]
 
     with pytest.raises(TypeError, match="await"):
         asyncio.run(forgotten())

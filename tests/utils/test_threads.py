@@ -63,7 +63,7 @@ def test_a_thread_that_is_done_takes_a_further_call() -> None:
 
 
 def test_threads_that_nobody_wants_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("practicum.utils.threads.IDLE", 0.01)
+    monkeypatch.setattr("practicum.utils.threads.IDLE_SECONDS", 0.01)
 
     before = set(threading.enumerate())  # other tests' calls may still be under way
 

@@ -40,9 +40,9 @@ def run(argv: list[str]) -> int:
         return serve(args.name, args.host, args.port, options)
     if args.action == "digest":
         return digests(args.name.split(","), args.tasks, options)
-    # `tools` plays whatever file it is given and `mix` what it is told to: they have no tasks of their own to check.
-    every = [name for name in registry.ENVIRONMENTS if name not in ("tools", "mix")]
-    return check_all(every if args.name == "all" else [args.name], args.tasks, options)
+    # `tools` and `mix` have no tasks of their own to check: theirs come from a file and from other environments.
+    checkable = [name for name in registry.ENVIRONMENTS if name not in ("tools", "mix")]
+    return check_all(checkable if args.name == "all" else [args.name], args.tasks, options)
 
 
 def serve(name: str, host: str, port: int, options: Mapping[str, Any]) -> int:
@@ -66,22 +66,22 @@ def check_all(names: list[str], count: int, options: Mapping[str, Any]) -> int:
         f"{'steps/s':>8}{'open':>5}{'MB':>6}  verdict"
     )
     sound = []
-    for name, findings in check_environments(names, count, options):
-        if isinstance(findings, UserError):
+    for name, result in check_environments(names, count, options):
+        if isinstance(result, UserError):
             if len(names) == 1:
-                raise findings
-            print(f"{name:<18} not checked: {findings}")  # one that is not installed must not hide the others
+                raise result
+            print(f"{name:<18} not checked: {result}")  # one that is not installed must not hide the others
             sound.append(False)
             continue
-        repeats = "same" if findings.repeats and findings.elsewhere else "DIFFERS"
-        verdict = "sound" if not findings.faults else "; ".join(findings.faults)
+        repeats = "same" if result.repeats and result.replays else "DIFFERS"
+        verdict = "sound" if not result.faults else "; ".join(result.faults)
         print(
-            f"{name:<18}{findings.oracle:>7.3f}{findings.ceiling:>8.2f}{findings.null:>6.2f}{findings.floor:>6.2f}"
-            f"{repeats:>9}{'disjoint' if findings.disjoint else 'OVERLAP':>9}{findings.speed:>8.0f}{findings.held:>5}"
-            f"{findings.megabytes:>6.0f}  {verdict}",
+            f"{name:<18}{result.oracle:>7.3f}{result.ceiling:>8.2f}{result.null:>6.2f}{result.floor:>6.2f}"
+            f"{repeats:>9}{'disjoint' if result.disjoint else 'OVERLAP':>9}{result.speed:>8.0f}{result.num_open:>5}"
+            f"{result.megabytes:>6.0f}  {verdict}",
             flush=True,
         )
-        sound.append(not findings.faults)
+        sound.append(not result.faults)
     return 0 if all(sound) else 1
 
 

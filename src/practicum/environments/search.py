@@ -21,7 +21,7 @@ from practicum.environments.tool_agent import ToolEnvironment
 from practicum.errors import UserError
 from practicum.task import Task
 from practicum.tools.base import Tool
-from practicum.tools.google_search import RESULTS, configured_search, google_search_over
+from practicum.tools.google_search import NUM_RESULTS, configured_search, google_search_over
 
 MAX_LEVEL = 3
 QUESTIONS_PER_WORLD = 6
@@ -48,7 +48,7 @@ class SearchEnvironment(ToolEnvironment):
         verifier: str | None = None,
         levels: Sequence[int] = (1, 2, 3),
         corpus: str | None = None,
-        results: int = RESULTS,
+        results: int = NUM_RESULTS,
         brief: bool = False,
     ) -> None:
         """`tools=["answer"]` takes searching away; `corpus` is the folder that a file's questions are asked of.

@@ -119,18 +119,16 @@ class ToolEnvironment(Environment):
     async def _finish(self, answer: str | None) -> Step:
         assert self._task is not None, "reset comes before step"
         judges = (self.reward,) if self.verifier is None else (self.reward, self.verifier)
-        asked = {name for judge in judges for name in judge.asks}
+        asked = {name for judge in judges for name in judge.parameters}
         judged = [tool for tool in self.tools.values() if tool.pool is not None and tool.name in asked]
         if judged:
             await self._take_states()
         async with contextlib.AsyncExitStack() as stack:
-            held = {
-                pool: await stack.enter_async_context(self._leases[pool].borrowed()) for pool in self._pools(judged)
-            }
+            held = {pool: await stack.enter_async_context(self._leases[pool].use()) for pool in self._pools(judged)}
             states = {tool.name: held[tool.pool] for tool in judged if tool.pool is not None}
-            seeing = [judge.seeing(states) for judge in judges]
+            with_states = [judge.with_states(states) for judge in judges]
             calls = tuple(self._calls)
-            scores = [await in_thread_with_slots(judge.score, self._task, answer, calls) for judge in seeing]
+            scores = [await in_thread_with_slots(judge.score, self._task, answer, calls) for judge in with_states]
         components = dict(scores[0].components)
         if self.verifier is not None:
             components["verifier"] = scores[1].reward

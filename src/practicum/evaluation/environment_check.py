@@ -1,4 +1,4 @@
-"""Is an environment sound? Its expert, a null policy, repetition here and in another process, splits, speed, room."""
+"""Checks an environment: expert and null policy, determinism here and in another process, splits, speed, memory."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from practicum.rollout_setup import RolloutSetup, make_rollout_setup
 from practicum.trajectory import Outcome, Trajectory
 from practicum.utils.memory import release_free_memory, tree_resident_megabytes
 
-ENOUGH = 0.95
-"""Share of its ceiling that the expert must be able to reach, as far as so many tasks can tell."""
-SURE = 0.98
-"""Level of the interval that says what they can tell."""
-AGAIN = 10
-"""Tasks that another process plays too."""
-HELD = 64
-"""Episodes that are held open at once, where there are as many tasks."""
-EXPERT_TURNS, NULL_TURNS = 200, 5
+MIN_EXPERT_SHARE = 0.95
+"""Share of its ceiling that the expert must reach; the interval of its success rate decides."""
+EXPERT_INTERVAL_LEVEL = 0.98
+"""Confidence level of that interval."""
+NUM_REPLAYED_TASKS = 10
+"""Number of tasks that another process plays too."""
+MAX_OPEN_EPISODES = 64
+"""Number of episodes that are open at once, if there are as many tasks."""
+MAX_EXPERT_TURNS, MAX_NULL_TURNS = 200, 5
 
 
 @dataclass(frozen=True)
-class Findings:
-    """What a check found."""
+class CheckResult:
+    """Result of checking one environment."""
 
     tasks: int
     oracle: float
@@ -45,34 +45,36 @@ class Findings:
     floor: float
     repeats: bool
     """The same seed gave the same episode twice in this process."""
-    elsewhere: bool
-    """And in another one."""
+    replays: bool
+    """The same seed gave the same episode in another process."""
     disjoint: bool
     speed: float
-    """Steps a second of all episodes together, expert, rendering and all."""
-    held: int
-    wanted: int
+    """Steps per second of all episodes together, with the expert and rendering."""
+    num_open: int
+    num_wanted: int
     megabytes: float
-    """Memory that the open episodes and their processes took."""
+    """Memory of the open episodes and their processes."""
 
     @property
     def faults(self) -> list[str]:
-        found = (
-            (
-                jeffreys(round(self.oracle * self.tasks), self.tasks, SURE).high < ENOUGH * self.ceiling,
-                "the expert fails",
-            ),
+        """Return a sentence for each fault; an environment without any is sound."""
+        expert_interval = jeffreys(round(self.oracle * self.tasks), self.tasks, EXPERT_INTERVAL_LEVEL)
+        checks = (
+            (expert_interval.high < MIN_EXPERT_SHARE * self.ceiling, "the expert fails"),
             (self.null > self.floor + 1e-9, "the null policy is above its floor"),
             (not self.repeats, "the same seed gave another episode"),
-            (not self.elsewhere, "another process gave another episode"),
+            (not self.replays, "another process gave another episode"),
             (not self.disjoint, "splits overlap"),
-            (self.held < self.wanted, f"only {self.held} of {self.wanted} episodes could be open at once"),
+            (
+                self.num_open < self.num_wanted,
+                f"only {self.num_open} of {self.num_wanted} episodes could be open at once",
+            ),
         )
-        return [text for wrong, text in found if wrong]
+        return [text for failed, text in checks if failed]
 
 
-class Elsewhere:
-    """Another process that plays the same tasks, one environment after the other, while this one does."""
+class ReplayProcess:
+    """Another process that plays the same tasks of several environments, one after the other, at the same time."""
 
     def __init__(self, names: Sequence[str], count: int, options: Mapping[str, Any]) -> None:
         flags = [word for key, value in options.items() for word in ("--env-arg", f"{key}={json.dumps(value)}")]
@@ -80,22 +82,22 @@ class Elsewhere:
             [sys.executable, "-m", "practicum.cli", "envs", "digest", ",".join(names), "--tasks", str(count), *flags],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
-        self._told: dict[str, str] = {}
+        self._digests: dict[str, str] = {}
 
     def digest(self, name: str) -> str | None:
-        """What the other process made of an environment; None where it could not play it."""
+        """Return the digest of the other process's episodes; None if it could not play the environment."""
         assert self._process.stdout is not None
-        while name not in self._told:
+        while name not in self._digests:
             line = self._process.stdout.readline()
             if not line:
                 return None
             if line.startswith("digest "):
-                told, _, value = line.removeprefix("digest ").rstrip().rpartition(" ")
-                self._told[told] = value
-        return self._told[name]
+                environment, _, value = line.removeprefix("digest ").rstrip().rpartition(" ")
+                self._digests[environment] = value
+        return self._digests[name]
 
-    def megabytes_without(self) -> float:
-        """Memory of this process and all that it started, the other one and its own left out."""
+    def megabytes_without_replay(self) -> float:
+        """Return the memory of this process tree without the replay process and its children."""
         return tree_resident_megabytes() - tree_resident_megabytes(self._process.pid)
 
     def close(self) -> None:
@@ -105,95 +107,97 @@ class Elsewhere:
 
 def check_environments(
     names: Sequence[str], count: int, options: Mapping[str, Any]
-) -> Iterator[tuple[str, Findings | UserError]]:
-    """Check environments one after the other on `count` tasks; an error instead of findings where one cannot run."""
-    elsewhere = Elsewhere(names, count, options)
+) -> Iterator[tuple[str, CheckResult | UserError]]:
+    """Check environments one after the other on `count` tasks; an error instead of a result if one cannot run."""
+    replay = ReplayProcess(names, count, options)
     try:
         for name in names:
             try:
-                yield name, asyncio.run(check(name, count, options, elsewhere))
+                yield name, asyncio.run(check(name, count, options, replay))
             except UserError as error:
                 yield name, error
     finally:
-        elsewhere.close()
+        replay.close()
 
 
-async def check(name: str, count: int, options: Mapping[str, Any], elsewhere: Elsewhere) -> Findings:
-    """Everything about one environment."""
+async def check(name: str, count: int, options: Mapping[str, Any], replay: ReplayProcess) -> CheckResult:
+    """Check one environment with `count` tasks."""
     release_free_memory()
-    before = elsewhere.megabytes_without()
-    bench = make_rollout_setup(name, "expert", max_turns=EXPERT_TURNS, options=options)
+    megabytes_before = replay.megabytes_without_replay()
+    setup = make_rollout_setup(name, "expert", max_turns=MAX_EXPERT_TURNS, options=options)
     try:
-        held, wanted = await hold_open(bench, min(count, HELD))
-        grown = max(0.0, elsewhere.megabytes_without() - before)
-        begun = time.perf_counter()
-        solved = await play(bench, count)
-        speed = sum(len(episode.turns) for episode in solved) / (time.perf_counter() - begun)
-        again = await play(bench, count)
-        idle = await play(make_rollout_setup(name, "null", max_turns=NULL_TURNS, options=options), count)
-        splits = [{task.hash for task in bench.environment.tasks(split, count)} for split in SPLITS]
-        return Findings(
-            tasks=len(solved),
-            oracle=successes(solved),
-            ceiling=bench.environment.ceiling,
-            null=successes(idle),
-            floor=bench.environment.floor,
-            repeats=solved == again,
-            elsewhere=elsewhere.digest(name) == digest_of(solved[:AGAIN]),
+        num_open, num_wanted = await hold_open(setup, min(count, MAX_OPEN_EPISODES))
+        megabytes = max(0.0, replay.megabytes_without_replay() - megabytes_before)
+        started_at = time.perf_counter()
+        episodes = await play(setup, count)
+        speed = sum(len(episode.turns) for episode in episodes) / (time.perf_counter() - started_at)
+        repeated = await play(setup, count)
+        null_episodes = await play(make_rollout_setup(name, "null", max_turns=MAX_NULL_TURNS, options=options), count)
+        splits = [{task.hash for task in setup.environment.tasks(split, count)} for split in SPLITS]
+        return CheckResult(
+            tasks=len(episodes),
+            oracle=success_rate(episodes),
+            ceiling=setup.environment.ceiling,
+            null=success_rate(null_episodes),
+            floor=setup.environment.floor,
+            repeats=episodes == repeated,
+            replays=replay.digest(name) == episodes_digest(episodes[:NUM_REPLAYED_TASKS]),
             disjoint=sum(map(len, splits)) == len(set().union(*splits)),
             speed=speed,
-            held=held,
-            wanted=wanted,
-            megabytes=grown,
+            num_open=num_open,
+            num_wanted=num_wanted,
+            megabytes=megabytes,
         )
     finally:
         close_pools()
 
 
-async def hold_open(bench: RolloutSetup, count: int) -> tuple[int, int]:
-    """Begin so many episodes, take a step in each while all are open, then close them; how many went well."""
-    tasks = bench.environment.tasks("train", count)
-    open_: list[Environment] = []
+async def hold_open(setup: RolloutSetup, count: int) -> tuple[int, int]:
+    """Open `count` episodes at once and take a step in each; return how many worked and how many there were."""
+    tasks = setup.environment.tasks("train", count)
+    environments: list[Environment] = []
 
-    async def begin_and_step(world: Environment, place: int) -> bool:
-        observation = await world.reset(tasks[place], place)
-        await world.ready_expert(tasks[place])
-        await world.step(world.expert(tasks[place])(observation))
+    async def reset_and_step(environment: Environment, index: int) -> bool:
+        observation = await environment.reset(tasks[index], index)
+        await environment.ready_expert(tasks[index])
+        await environment.step(environment.expert(tasks[index])(observation))
         return True
 
     try:
         for _ in tasks:
-            open_.append(bench.make_environment())
-        done = await asyncio.gather(
-            *(begin_and_step(world, place) for place, world in enumerate(open_)), return_exceptions=True
+            environments.append(setup.make_environment())
+        results = await asyncio.gather(
+            *(reset_and_step(environment, index) for index, environment in enumerate(environments)),
+            return_exceptions=True,
         )
-        wrong = next((found for found in done if isinstance(found, UserError)), None)
-        if wrong is not None:
-            raise wrong
-        return sum(found is True for found in done), len(tasks)
+        user_error = next((result for result in results if isinstance(result, UserError)), None)
+        if user_error is not None:
+            raise user_error
+        return sum(result is True for result in results), len(tasks)
     finally:
-        for world in open_:
-            await world.close()
+        for environment in environments:
+            await environment.close()
 
 
 async def digest(name: str, count: int, options: Mapping[str, Any]) -> str:
-    """What this process makes of an environment's first tasks."""
+    """Return the digest of the expert's episodes of an environment's first tasks, played by this process."""
     try:
-        bench = make_rollout_setup(name, "expert", max_turns=EXPERT_TURNS, options=options)
-        return digest_of(await play(bench, min(count, AGAIN)))
+        setup = make_rollout_setup(name, "expert", max_turns=MAX_EXPERT_TURNS, options=options)
+        return episodes_digest(await play(setup, min(count, NUM_REPLAYED_TASKS)))
     finally:
         close_pools()
 
 
-async def play(bench: RolloutSetup, count: int) -> list[Trajectory]:
-    planned = plan_attempts(bench.environment.tasks("train", count), 1, 0)
-    return await run_episodes(planned, bench.make_environment, bench.agent, bench.engine, bench.renderer)
+async def play(setup: RolloutSetup, count: int) -> list[Trajectory]:
+    """Play one episode of each of the first `count` training tasks."""
+    planned = plan_attempts(setup.environment.tasks("train", count), 1, 0)
+    return await run_episodes(planned, setup.make_environment, setup.agent, setup.engine, setup.renderer)
 
 
-def digest_of(episodes: Sequence[Trajectory]) -> str:
-    """Names episodes by all that is recorded of them."""
+def episodes_digest(episodes: Sequence[Trajectory]) -> str:
+    """Return a hash of everything that is recorded of the episodes."""
     return hashlib.sha256(b"".join(map(dump, episodes))).hexdigest()[:16]
 
 
-def successes(episodes: Sequence[Trajectory]) -> float:
+def success_rate(episodes: Sequence[Trajectory]) -> float:
     return sum(episode.outcome is Outcome.SUCCESS for episode in episodes) / len(episodes)

@@ -1,10 +1,9 @@
-"""`@reward`: a plain function scores an episode.
+"""`@reward` makes a reward of a plain function that scores an episode.
 
-It asks for what it needs by parameter name: `answer_given` (the agent's final answer, or None),
-`calls` (the tool calls made, failed ones left out), any field of the task, and the state of a stateful
-tool under the tool's name; `**kwargs` gets what else there is. It returns a number, or a mapping with
-`reward` and further parts that are logged beside it. A part named `success` (0 or 1) says whether the
-task was solved; without it, a reward above zero means solved.
+The function gets what its parameters name: `answer_given` (the agent's final answer, or None), `calls` (the tool calls,
+without failed ones), any field of the task, and the state of a stateful tool under the tool's name; `**kwargs` gets
+everything else. It returns a number, or a mapping with `reward` and further components that are recorded with it. A
+component named `success` (0 or 1) says whether the task was solved; without it, a reward above zero means solved.
 """
 
 from __future__ import annotations
@@ -38,24 +37,24 @@ class Reward:
     function: Callable[..., float | Mapping[str, float]]
 
     @functools.cached_property
-    def asks(self) -> Mapping[str, inspect.Parameter]:
-        """What the function asks for, by name."""
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The function's parameters by name."""
         return dict(inspect.signature(self.function).parameters)
 
-    def seeing(self, states: Mapping[str, Any]) -> Reward:
-        """The same reward for one episode, with those states of its tools that it asks for."""
-        wanted = {name: states[name] for name in self.asks if name in states}
+    def with_states(self, states: Mapping[str, Any]) -> Reward:
+        """Return this reward for one episode, with the tool states that its parameters name."""
+        wanted = {name: states[name] for name in self.parameters if name in states}
         return replace(self, function=functools.partial(self.function, **wanted)) if wanted else self
 
     def score(self, task: Task, answer_given: str | None, calls: Sequence[ToolCall]) -> Score:
-        """Score an episode; a function that fails or asks for a missing field is a judge error."""
-        offered: dict[str, Any] = {**task.fields, "answer_given": answer_given, "calls": tuple(calls), "task": task}
+        """Score an episode; JudgeError if the function raises or needs a field that the task does not have."""
+        values: dict[str, Any] = {**task.fields, "answer_given": answer_given, "calls": tuple(calls), "task": task}
         arguments: dict[str, Any] = {}
-        for key, parameter in self.asks.items():
+        for key, parameter in self.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
-                arguments |= {name: value for name, value in offered.items() if name not in self.asks}
-            elif key in offered:
-                arguments[key] = offered[key]
+                arguments |= {name: value for name, value in values.items() if name not in self.parameters}
+            elif key in values:
+                arguments[key] = values[key]
             elif parameter.default is parameter.empty:
                 raise JudgeError(f"reward '{self.name}' wants '{key}', which task '{task.id}' does not have")
         try:

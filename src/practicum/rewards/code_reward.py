@@ -1,4 +1,4 @@
-"""Does the program pass its tests? Run in a sandbox, judged outside it.
+"""The reward of a program: the share of its tests that it passes. It runs in a sandbox and is judged outside.
 
 A test case is one of
 * `{"input": text, "output": text}`: the program is run with that standard input;
@@ -6,9 +6,9 @@ A test case is one of
 * a text of Python with asserts, as in MBPP;
 * a text that defines `check(candidate)`, as in HumanEval; the task then has an `entry_point`.
 
-What a case expects never enters the candidate's sandbox. An assert of the form `CALL == LITERAL` is
-split: the call is made inside, the literal stays here. Other tests run in a second sandbox, where the
-candidate's functions are stand-ins that only exchange data.
+The expected values never enter the candidate's sandbox. An assert of the form `CALL == LITERAL` is split: the call
+runs inside, the literal stays here. Other tests run in a second sandbox, where the candidate's functions are stand-ins
+that only exchange data.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from practicum.sandbox.limits import KIB, MIB, Limits, Reason
 
 CASE_CPU_SECONDS = 2
 CASE_SECONDS = 8.0
-"""Longer than the CPU time: on a busy machine a program waits for its turn, and that is not its fault."""
-CASE_OUTPUT = 64 * KIB
-MOST_SECONDS = 60.0
+"""Wall seconds per case; more than the CPU time, because on a busy machine a program waits for a processor."""
+CASE_OUTPUT_BYTES = 64 * KIB
+MAX_TOTAL_SECONDS = 60.0
 FENCE = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```[ \t]*$", re.S | re.M)
 PYTHON = ("python", "py", "python3")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One test: what goes into the candidate's sandbox, and how what comes out is judged outside."""
+    """One test: the input of the candidate's sandbox, and the judgement of its output outside."""
 
     inside: Mapping[str, str] | None
     """`input` or `call`; None for a test that needs a sandbox of its own."""
     judge: Callable[[str], bool] | None = None
-    """Whether the text that came out is right."""
+    """Returns whether the output is right."""
     test: str = ""
 
 
 def read_cases(test_cases: object, entry_point: str | None = None) -> list[Case]:
-    """Test cases of a task; ValueError says which one cannot be understood."""
+    """Parse the test cases of a task; ValueError says which one is malformed."""
     if isinstance(test_cases, str):
         test_cases = [test_cases]
     if not isinstance(test_cases, Sequence) or not test_cases:
@@ -62,7 +62,7 @@ def _read_case(case: object, number: int, entry_point: str | None) -> Case:
     if isinstance(case, Mapping):
         if set(case) == {"input", "output"} and all(isinstance(text, str) for text in case.values()):
             wanted = lines(case["output"])
-            return Case({"input": case["input"]}, lambda said: lines(said) == wanted)
+            return Case({"input": case["input"]}, lambda output: lines(output) == wanted)
         if set(case) == {"call", "expected"} and isinstance(case["call"], str):
             return Case({"call": case["call"]}, _judge_value(lambda value: same(value, case["expected"])))
     if isinstance(case, str):
@@ -83,7 +83,7 @@ def _read_test(text: str, entry_point: str | None) -> Case:
         return Case(None, test=f"{ast.unparse(tree)}\ncheck(__candidate__)\n")
     if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
         raise ValueError("a test written as Python needs an assert")
-    if entry_point in dir(builtins):  # asked by that name, Python's own would answer for a candidate that has none
+    if entry_point in dir(builtins):  # the builtin of that name must not stand in for a missing candidate
         return Case(None, test=f"{entry_point} = __candidate__\n{ast.unparse(tree)}")
     if len(tree.body) == 1 and isinstance(tree.body[0], ast.Assert):
         split = _split_assert(tree.body[0].test)
@@ -93,53 +93,58 @@ def _read_test(text: str, entry_point: str | None) -> Case:
 
 
 def _split_assert(test: ast.expr) -> Case | None:
-    """An assert of which one side is a literal and the other a call: the call goes inside, the literal stays here."""
+    """Split an assert of a call and a literal: the call runs inside, the literal stays here. None if it is another."""
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         left, right, operator = test.left, test.comparators[0], test.ops[0]
         if isinstance(operator, ast.Eq | ast.Is):
-            for asked, wanted in ((left, right), (right, left)):
+            for expression, wanted in ((left, right), (right, left)):
                 if isinstance(operator, ast.Is) and not isinstance(wanted, ast.Constant):
                     continue
                 try:
                     expected = ast.literal_eval(wanted)
                 except ValueError:
                     continue
-                if _only_asks(asked, truth=isinstance(expected, bool)):
-                    return Case({"call": ast.unparse(asked)}, _judge_value(_equals(expected)))
+                if _is_plain_call(expression, truth=isinstance(expected, bool)):
+                    return Case({"call": ast.unparse(expression)}, _judge_value(_equals(expected)))
         return None
-    wanted_truth = not (isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not))
-    asked = test if wanted_truth else test.operand  # type: ignore[attr-defined]
-    if _only_asks(asked, truth=True):
-        return Case({"call": ast.unparse(asked)}, _judge_value(lambda value: bool(value) == wanted_truth))
+    expected_truth = not (isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not))
+    expression = test if expected_truth else test.operand  # type: ignore[attr-defined]
+    if _is_plain_call(expression, truth=True):
+        return Case({"call": ast.unparse(expression)}, _judge_value(lambda value: bool(value) == expected_truth))
     return None
 
 
-def _only_asks(asked: ast.expr, *, truth: bool) -> bool:
-    """Whether an expression just calls a function of the candidate's, whose value is then looked at here.
+def _is_plain_call(expression: ast.expr, *, truth: bool) -> bool:
+    """Return whether an expression only calls a function of the candidate, so that its value is judged here.
 
-    In anything more, isclose(f(2), 1.4) say, part of the judging would be done in there. Where more than a truth
-    comes out, the value may be made a list, len(f(2)) or list(f(2)), and objects be made for it, f(Node(2)).
+    In anything more, isclose(f(2), 1.4) say, part of the judging would run in the sandbox. Unless a truth value is
+    expected, the value may be converted, len(f(2)) or list(f(2)), and arguments may be constructed, f(Node(2)).
     """
-    while not truth and isinstance(asked, ast.Call) and _wraps_a_call(asked):
-        asked = asked.args[0]
-    if not isinstance(asked, ast.Call):
+    while not truth and isinstance(expression, ast.Call) and _is_conversion_call(expression):
+        expression = expression.args[0]
+    if not isinstance(expression, ast.Call):
         return False
-    if isinstance(asked.func, ast.Attribute):  # Solution().f(2)
-        made = asked.func.value
-        if not (isinstance(made, ast.Call) and _makes_an_object(made) and not made.args and not made.keywords):
+    if isinstance(expression.func, ast.Attribute):  # Solution().f(2)
+        made = expression.func.value
+        if not (isinstance(made, ast.Call) and _is_constructor_call(made) and not made.args and not made.keywords):
             return False
-    elif not isinstance(asked.func, ast.Name) or (truth and asked.func.id in dir(builtins)):
+    elif not isinstance(expression.func, ast.Name) or (truth and expression.func.id in dir(builtins)):
         return False
-    within = [node for part in (*asked.args, *asked.keywords) for node in ast.walk(part) if isinstance(node, ast.Call)]
-    return not within if truth else all(_makes_an_object(call) for call in within)
+    within = [
+        node
+        for part in (*expression.args, *expression.keywords)
+        for node in ast.walk(part)
+        if isinstance(node, ast.Call)
+    ]
+    return not within if truth else all(_is_constructor_call(call) for call in within)
 
 
-def _wraps_a_call(call: ast.Call) -> bool:
+def _is_conversion_call(call: ast.Call) -> bool:
     named = isinstance(call.func, ast.Name) and call.func.id in dir(builtins)
     return named and len(call.args) == 1 and not call.keywords and isinstance(call.args[0], ast.Call)
 
 
-def _makes_an_object(call: ast.Call) -> bool:
+def _is_constructor_call(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Name) and call.func.id[0].isupper()
 
 
@@ -148,9 +153,9 @@ def _equals(expected: object) -> Callable[[object], bool]:
 
 
 def _judge_value(right: Callable[[object], bool]) -> Callable[[str], bool]:
-    def judge(said: str) -> bool:
+    def judge(output: str) -> bool:
         try:
-            return right(values.loads(said))
+            return right(values.loads(output))
         except (ValueError, RecursionError, OverflowError):  # nothing was said, no value, or one too large
             return False
 
@@ -158,12 +163,12 @@ def _judge_value(right: Callable[[object], bool]) -> Callable[[str], bool]:
 
 
 def lines(text: str) -> list[str]:
-    """Lines as a person compares them: blanks at their ends and empty lines at the end do not count."""
+    """Split a text into lines for comparison: trailing blanks and trailing empty lines do not count."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
 def same(given: object, expected: object) -> bool:
-    """Equal as JSON sees it: lists and tuples alike, keys as text, decimal numbers to nine digits."""
+    """Return whether two values are equal as JSON: lists equal tuples, keys are strings, floats to nine digits."""
     if isinstance(expected, float) and isinstance(given, int | float):
         return math.isclose(given, expected, rel_tol=1e-9, abs_tol=1e-12) or (given != given and expected != expected)
     if isinstance(expected, int) and isinstance(given, float):
@@ -181,15 +186,15 @@ def same(given: object, expected: object) -> bool:
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
-    """The fenced blocks of a text, each with its label; `py` and `python3` are `python` too."""
+    """Return the fenced blocks of a text with their labels; `py` and `python3` become `python`."""
     found = [(label.strip().lower(), body) for label, body in FENCE.findall(text.replace("\r\n", "\n"))]
     return [("python" if label in PYTHON else label, textwrap.dedent(body).strip("\n")) for label, body in found]
 
 
 def extract_code(answer: str, names: Collection[str] = ()) -> str:
-    """Of the answer's Python blocks the one that defines most of the names, or the last of them.
+    """Return the Python block of an answer that defines most of the names; of equals the last one.
 
-    Without any, blocks that have no label are looked at, then all; without a block, it is the whole answer.
+    Without a Python block, blocks without a label are considered, then all; without a block, the whole answer.
     """
     blocks = fenced_blocks(answer)
     if not blocks:
@@ -205,8 +210,8 @@ def _defines(code: str, name: str) -> bool:
     return re.search(rf"^(?:(?:async )?def|class) {name}\b|^{name} *=[^=]", code, re.M) is not None
 
 
-def _called(cases: Sequence[Case]) -> set[str]:
-    """The names of what the tests call; Python's own only where there are no others."""
+def _called_names(cases: Sequence[Case]) -> set[str]:
+    """Return the names of the functions that the tests call; builtins only if there are no others."""
     names = set()
     for case in cases:
         try:
@@ -218,7 +223,7 @@ def _called(cases: Sequence[Case]) -> set[str]:
 
 
 def complete(code: str, prompt: str, entry_point: str | None) -> str:
-    """HumanEval's prompt holds imports, helpers and the head of the function; an answer may be the body alone."""
+    """Complete an answer with HumanEval's prompt (imports, helpers, signature); the answer may be the body alone."""
     if not prompt or not entry_point:
         return code
     if re.search(rf"^def {re.escape(entry_point)}\b", code, re.M):
@@ -235,19 +240,19 @@ def code_reward(
     test_setup_code: str = "",
     test_imports: Sequence[str] = (),
 ) -> Mapping[str, float]:
-    """The share of test cases that the answer's program passes; solved when it passes all."""
+    """Return the share of test cases that the answer's program passes; solved if it passes all."""
     try:
         cases = read_cases(test_cases, entry_point)
     except ValueError as error:
         raise JudgeError(str(error)) from None
-    names = {entry_point} if entry_point else _called(cases)
+    names = {entry_point} if entry_point else _called_names(cases)
     code = "" if answer_given is None else complete(extract_code(answer_given, names), prompt, entry_point)
     passed, compiled = 0, False
     if code.strip():
         setup = "\n".join([*test_imports, test_setup_code])
-        compiled, passed = _try_inside(code, setup, [case for case in cases if case.inside is not None])
+        compiled, passed = _run_cases(code, setup, [case for case in cases if case.inside is not None])
         if compiled:
-            passed += sum(_try_beside(code, setup, case, entry_point) for case in cases if case.inside is None)
+            passed += sum(_run_test_program(code, setup, case, entry_point) for case in cases if case.inside is None)
     return {
         "reward": passed / len(cases),
         "success": float(passed == len(cases)),
@@ -258,34 +263,34 @@ def code_reward(
 
 
 def _limits(cases: int) -> Limits:
-    wall = min(CASE_SECONDS * max(cases, 1) + 2, MOST_SECONDS)
-    output = 4 * KIB + max(cases, 1) * 8 * CASE_OUTPUT  # a byte may take six as a JSON text
+    wall = min(CASE_SECONDS * max(cases, 1) + 2, MAX_TOTAL_SECONDS)
+    output = 4 * KIB + max(cases, 1) * 8 * CASE_OUTPUT_BYTES  # a byte may take six characters in JSON
     return Limits(wall=wall, cpu=CASE_CPU_SECONDS, memory=256 * MIB, output=output, processes=8)
 
 
-def _try_inside(code: str, setup: str, cases: Sequence[Case]) -> tuple[bool, int]:
-    """Whether it compiles, and how many cases that are judged here it passes."""
-    asked = [dict(case.inside or {}) for case in cases]
-    call = f"try_cases({code!r}, {setup!r}, {asked!r}, {CASE_SECONDS!r}, {CASE_OUTPUT!r})"
+def _run_cases(code: str, setup: str, cases: Sequence[Case]) -> tuple[bool, int]:
+    """Return whether the program compiles and how many of the cases that are judged here it passes."""
+    expression = [dict(case.inside or {}) for case in cases]
+    call = f"try_cases({code!r}, {setup!r}, {expression!r}, {CASE_SECONDS!r}, {CASE_OUTPUT_BYTES!r})"
     result = base.current().run_sync(f"{program_text('candidate')}\n{call}\n", limits=_limits(len(cases)))
     first, *rest = result.stdout.splitlines() or [""]
     passed = 0
-    for case, line in zip(cases, rest, strict=False):  # fewer lines than cases: the rest was not reached
-        ended, _, said = line.partition(" ")
+    for case, line in zip(cases, rest, strict=False):  # fewer lines than cases: the remaining cases did not run
+        outcome, _, output = line.partition(" ")
         assert case.judge is not None
-        passed += ended == "done" and case.judge(_text(said))
+        passed += outcome == "done" and case.judge(_text(output))
     return first == "compiled", passed
 
 
-def _text(said: str) -> str:
+def _text(output: str) -> str:
     try:
-        return str(json.loads(said))
+        return str(json.loads(output))
     except ValueError:
         return ""
 
 
-def _try_beside(code: str, setup: str, case: Case, entry_point: str | None) -> bool:
-    """Whether the candidate in one sandbox passes a test that runs in another."""
+def _run_test_program(code: str, setup: str, case: Case, entry_point: str | None) -> bool:
+    """Return whether the candidate in one sandbox passes a test that runs in another."""
     token = secrets.token_hex(16)
     server = f"{program_text('candidate')}\nserve({code!r})\n"
     client = f"{program_text('checker')}\ncheck_candidate({setup!r}, {case.test!r}, {token!r}, {entry_point!r})\n"

@@ -1,1 +1,1 @@
-"""Tools an agent may call: one small file each, plain decorated functions."""
+"""Tools that an agent can call: one small file each, plain decorated functions."""

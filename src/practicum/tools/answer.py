@@ -1,4 +1,4 @@
-"""Hand in the final answer; the episode ends."""
+"""The tool that gives the final answer and ends the episode."""
 
 from __future__ import annotations
 

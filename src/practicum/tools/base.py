@@ -1,9 +1,8 @@
-"""`@tool`: a plain function becomes something an agent can call.
+"""`@tool` makes a tool of a plain function.
 
-The schema comes from the signature and the docstring. Whatever goes wrong in a call (a missing or
-unknown argument, a wrong type, an exception) becomes an observation that says so; a call is never
-made with invented arguments. Two things end the episode instead, unscored: a deadline that passes
-and a `ToolFailure`. A `UserError`, a wrong setting, stops everything.
+The schema comes from the signature and the docstring. Every error of a call (a missing or unknown argument, a wrong
+type, an exception) becomes an observation; a call is never made with invented arguments. Two errors end the episode
+unscored instead: an exceeded deadline and a `ToolFailure`. A `UserError`, a wrong setting, stops the run.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from typing import Any
 from practicum.errors import UserError, did_you_mean
 from practicum.tools.errors import ToolFailure
 from practicum.tools.pool import Lease, StatePool, perform, pool_for
-from practicum.tools.schema import describe, misfit
-from practicum.utils.deadline import clocked
+from practicum.tools.schema import describe, schema_problem
+from practicum.utils.deadline import with_timer
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a call gave: the text shown to the agent, whether it failed, whether it ends the episode.
+    """Result of a call: the text shown to the agent, whether the call failed, whether it ends the episode.
 
-    `info` is what else the tool told: recorded, not shown.
+    `info` is recorded and not shown.
     """
 
     text: str
@@ -39,7 +38,7 @@ class Tool:
     """A named function with a schema.
 
     With a `pool`, the function's first parameter is the episode's state, which the agent does not see.
-    With `given`, that schema is shown as it stands.
+    `input_schema`, if there is one, is shown to the agent instead of a schema of `parameters`.
     """
 
     name: str
@@ -51,11 +50,11 @@ class Tool:
     max_length: int = 2048
     timeout: float = 30.0
     pool: StatePool | None = None
-    given: Mapping[str, Any] | None = None
+    input_schema: Mapping[str, Any] | None = None
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The JSON schema in the OpenAI function form, which chat templates render."""
+        """The JSON schema in OpenAI's function format, which chat templates render."""
         parameters = {
             "type": "object",
             "properties": {k: dict(v) for k, v in self.parameters.items()},
@@ -66,13 +65,13 @@ class Tool:
             "function": {
                 "name": self.name,
                 "description": self.description,
-                "parameters": parameters if self.given is None else dict(self.given),
+                "parameters": parameters if self.input_schema is None else dict(self.input_schema),
             },
         }
 
     def check(self, arguments: Mapping[str, Any]) -> str | None:
-        """Why the arguments do not fit, or None."""
-        open_ended = self.given is not None and bool(self.given.get("additionalProperties"))
+        """Return why the arguments do not fit, or None."""
+        open_ended = self.input_schema is not None and bool(self.input_schema.get("additionalProperties"))
         for name in arguments:
             if name not in self.parameters and not open_ended:
                 return f"{self.name} has no argument '{name}'.{did_you_mean(name, self.parameters)}"
@@ -80,42 +79,41 @@ class Tool:
             if name not in arguments:
                 return f"{self.name} needs the argument '{name}'."
         for name, value in arguments.items():
-            fault = misfit(value, self.parameters.get(name, {}))
-            if fault is not None:
-                return f"{self.name}: argument '{name}' {fault}."
+            problem = schema_problem(value, self.parameters.get(name, {}))
+            if problem is not None:
+                return f"{self.name}: argument '{name}' {problem}."
         return None
 
     async def call(self, arguments: Mapping[str, Any], lease: Lease | None = None) -> ToolResult:
-        """Run the tool within its deadline, off the event loop unless it is a coroutine function; failures come back as
-        text.
+        """Run the tool within its deadline; errors are returned as text.
 
-        A deadline that passes raises TimeoutError: that is the world's fault, not the agent's. A tool
-        with a `pool` needs the episode's lease on a state.
+        A plain function runs in a thread, a coroutine function on the event loop. An exceeded deadline raises
+        TimeoutError: it is not the agent's error. A tool with a `pool` needs the episode's lease on a state.
         """
-        wrong = self.check(arguments)
-        if wrong is not None:
-            return ToolResult(f"Error: {wrong}", failed=True)
+        problem = self.check(arguments)
+        if problem is not None:
+            return ToolResult(f"Error: {problem}", failed=True)
         if self.pool is not None and lease is None:
             raise TypeError(f"tool '{self.name}' is stateful: call it with a lease from its pool")
         timer = asyncio.timeout(self.timeout)
         try:
             if self.pool is None or lease is None:
-                value = await clocked(perform(self.function, **arguments), timer)
+                value = await with_timer(perform(self.function, **arguments), timer)
             else:
-                async with timer, lease.borrowed() as state:
+                async with timer, lease.use() as state:
                     value = await perform(self.function, state, **arguments)
         except (ToolFailure, UserError):
             raise
-        except Exception as error:  # a tool's exception is something the agent may learn from
+        except Exception as error:  # the agent can react to a tool's exception
             if timer.expired():
                 raise TimeoutError(f"tool '{self.name}' did not answer within {self.timeout:g} s") from None
-            return ToolResult(self._clip(f"Error: {_said(error)}"), failed=True)
+            return ToolResult(self._clip(f"Error: {_error_text(error)}"), failed=True)
         return self._result(value)
 
     def _result(self, value: Any) -> ToolResult:
-        """A text, or a mapping with `observation` and whatever else is to be recorded.
+        """Convert a return value: a text, or a mapping with `observation` and further values to record.
 
-        What ends the episode is the answer, which is judged whole.
+        The text of a tool that ends the episode is not cut: it is the answer, which the reward needs in full.
         """
         info: Mapping[str, Any] = {}
         if isinstance(value, Mapping) and "observation" in value:
@@ -141,9 +139,9 @@ def tool(
 ) -> Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function. `finish=True`: a successful call ends the episode.
 
-    `stateful` is a class (or a function that makes an object): each episode has one such object to
-    itself, out of at most `pool_size`, and the function gets it as its first parameter. Tools that name
-    the same class share the episode's object.
+    `stateful` is a class (or a function that returns an object): each episode has such an object of its own, out of at
+    most `pool_size`, and the function gets it as its first parameter. Tools with the same class share the episode's
+    object.
     """
     if pool_size is not None and stateful is None:
         raise TypeError("pool_size is for stateful tools; say stateful=... too")
@@ -160,8 +158,8 @@ def tool(
     return decorate
 
 
-def _said(error: Exception) -> str:
-    """An exception as a person would put it: a bare KeyError says only the key."""
+def _error_text(error: Exception) -> str:
+    """Return the text of an exception; the type is added where the text alone is not clear, as of a KeyError."""
     text = str(error)
     return (
         f"{type(error).__name__}: {text}" if text and isinstance(error, LookupError) else text or type(error).__name__

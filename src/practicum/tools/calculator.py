@@ -1,6 +1,6 @@
-"""A pocket calculator: + - * / // % ** and brackets on exact numbers, no eval.
+"""A calculator: + - * / // % ** and brackets on exact numbers, without eval.
 
-What it may be asked for is bounded, so that it answers at once, on the event loop itself: a thread would cost more.
+The size of numbers is bounded, so that it answers at once and can run on the event loop: a thread would cost more.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
 
 
 def evaluate(expression: str) -> Fraction:
-    """The exact value of an arithmetic expression; ValueError says what is wrong with it."""
+    """Return the exact value of an arithmetic expression; ValueError says what is wrong with it."""
     if len(expression) > 400:
         raise ValueError("the expression is too long")
     text = expression.replace("×", "*").replace("÷", "/").replace("^", "**").strip()
     try:
-        # Nesting this deep is never arithmetic a person wrote; the parser itself would overflow first.
+        # Deeply nested brackets overflow the parser, which raises one of the errors below.
         tree = ast.parse(text, mode="eval")
         return _value(tree.body)
     except ZeroDivisionError:
@@ -62,7 +62,7 @@ def _bounded(value: Fraction) -> Fraction:
 
 
 def show_number(value: Fraction) -> str:
-    """Whole numbers plainly, others with up to ten digits."""
+    """Format integers exactly and other numbers with up to ten digits."""
     return str(value.numerator) if value.denominator == 1 else f"{float(value):.10g}"
 
 

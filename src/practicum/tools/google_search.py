@@ -1,13 +1,12 @@
 """`google_search`: the best few snippets for a query.
 
-By default it searches a folder of documents with an embedded BM25 index. A web-search service stands
-behind the same name where its address and key are given. Settings come from the environment, since a
-tool is asked for by its bare name:
+By default it searches a folder of documents with an embedded BM25 index; with an address and a key it queries a
+web-search service. Settings are environment variables, since a tool is selected by its name alone:
 
 PRACTICUM_SEARCH_CORPUS   folder of *.txt and *.jsonl documents
 PRACTICUM_SEARCH_URL      address of a web-search service, instead of a corpus
 PRACTICUM_SEARCH_KEY      its key
-PRACTICUM_SEARCH_STYLE    how it is spoken to: serper (default) or brave
+PRACTICUM_SEARCH_STYLE    its protocol: serper (default) or brave
 PRACTICUM_SEARCH_CACHE    folder in which its answers are kept (default: nowhere)
 PRACTICUM_SEARCH_TIMEOUT  seconds it may take (default 10)
 """
@@ -33,12 +32,12 @@ from practicum.task import content_hash
 from practicum.tools.base import Tool, tool
 from practicum.tools.errors import ToolFailure
 
-RESULTS = 3
+NUM_RESULTS = 3
 SNIPPET_LENGTH = 300
 MAX_ANSWER_BYTES = 2_000_000
 STYLES = ("serper", "brave")
 QUERY_FAULTS = (400, 413, 414, 422, 429)
-"""Answers that an agent can do something about: another query, a shorter one, fewer."""
+"""HTTP statuses that the agent can react to: with another query, a shorter one, fewer queries."""
 
 
 @tool()
@@ -51,33 +50,33 @@ def google_search(query: str) -> str:
     return configured_search()(query)
 
 
-def google_search_over(index: Index, results: int = RESULTS) -> Tool:
-    """The same tool over one given index: what an environment with a corpus of its own hands out."""
-    return replace(google_search, function=functools.partial(look_up, index, results))
+def google_search_over(index: Index, results: int = NUM_RESULTS) -> Tool:
+    """Return `google_search` over one index, for an environment with its own corpus."""
+    return replace(google_search, function=functools.partial(search_index, index, results))
 
 
-def look_up(index: Index, results: int, query: str) -> str:
-    """The best documents of an index as the agent sees them."""
+def search_index(index: Index, results: int, query: str) -> str:
+    """Return the best documents of an index as the text that the agent sees."""
     return show(index.search(query, results), query, SNIPPET_LENGTH)
 
 
 def configured_search() -> Callable[[str], str]:
-    """What the environment's variables ask for; UserError where they ask for nothing or for two things."""
+    """Return the search that the environment variables select; UserError if they select none or two."""
     corpus, url = os.environ.get("PRACTICUM_SEARCH_CORPUS"), os.environ.get("PRACTICUM_SEARCH_URL")
     if corpus and url:
         raise UserError("Both PRACTICUM_SEARCH_CORPUS and PRACTICUM_SEARCH_URL are set; unset one of them.")
     if url:
         return web_service(os.environ).search
     if corpus:
-        return functools.partial(look_up, index_of(corpus), RESULTS)
+        return functools.partial(search_index, index_of(corpus), NUM_RESULTS)
     raise UserError(
         "google_search has nothing to search: set PRACTICUM_SEARCH_CORPUS to a folder of documents, "
         "or PRACTICUM_SEARCH_URL and PRACTICUM_SEARCH_KEY to a web-search service."
     )
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would carry the key to another host."""
+class _NoRedirectHandler(urllib.request.HTTPRedirectHandler):
+    """Refuses redirects: they would send the key to another host."""
 
     def redirect_request(self, *arguments: Any, **named: Any) -> None:
         return None
@@ -85,7 +84,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 @dataclass(frozen=True)
 class WebService:
-    """A web-search service that answers in JSON, spoken to as Serper or Brave are."""
+    """A web-search service with the JSON protocol of Serper or Brave."""
 
     url: str
     key: str
@@ -94,42 +93,42 @@ class WebService:
     timeout: float = 10.0
 
     def search(self, query: str) -> str:
-        """The first results, one line each.
+        """Return the first results, one line each.
 
-        A query that the service refuses is a ValueError, which the agent sees. For everything else that goes wrong the
-        service is asked once more; then it is a ToolFailure.
+        A query that the service refuses is a ValueError, which the agent sees. Any other error is retried once and is
+        then a ToolFailure.
         """
-        kept = self.cache / f"{content_hash([self.style, self.url, query])}.json" if self.cache else None
-        lines = _cached(kept)
+        cache_path = self.cache / f"{content_hash([self.style, self.url, query])}.json" if self.cache else None
+        lines = _cached(cache_path)
         if lines is None:
             try:
-                lines = self._lines(self._ask(query))
+                lines = self._lines(self._fetch(query))
             except ToolFailure:
-                lines = self._lines(self._ask(query))
-            if kept is not None:
+                lines = self._lines(self._fetch(query))
+            if cache_path is not None:
                 record = {"query": query, "lines": lines}
-                write_atomic(kept, (json.dumps(record, ensure_ascii=False) + "\n").encode())
+                write_atomic(cache_path, (json.dumps(record, ensure_ascii=False) + "\n").encode())
         return "\n".join(lines) or "No results."
 
     def _request(self, query: str) -> urllib.request.Request:
         if self.style == "serper":
-            body = json.dumps({"q": query, "num": RESULTS}).encode()
+            body = json.dumps({"q": query, "num": NUM_RESULTS}).encode()
             return urllib.request.Request(self.url, body, {"X-API-KEY": self.key, "Content-Type": "application/json"})
-        asked = urllib.parse.urlencode({"q": query, "count": RESULTS})
+        parameters = urllib.parse.urlencode({"q": query, "count": NUM_RESULTS})
         headers = {"X-Subscription-Token": self.key, "Accept": "application/json"}
-        return urllib.request.Request(f"{self.url}{'&' if '?' in self.url else '?'}{asked}", headers=headers)
+        return urllib.request.Request(f"{self.url}{'&' if '?' in self.url else '?'}{parameters}", headers=headers)
 
-    def _ask(self, query: str) -> Any:
+    def _fetch(self, query: str) -> Any:
         try:
-            opener = urllib.request.build_opener(_NoRedirect)
+            opener = urllib.request.build_opener(_NoRedirectHandler)
             with opener.open(self._request(query), timeout=self.timeout) as response:
                 return json.loads(response.read(MAX_ANSWER_BYTES))
         except urllib.error.HTTPError as error:
-            blamed = ValueError if error.code in QUERY_FAULTS else ToolFailure
-            raise blamed(f"the search service answered {error.code}") from None
+            error_type = ValueError if error.code in QUERY_FAULTS else ToolFailure
+            raise error_type(f"the search service answered {error.code}") from None
         except (OSError, http.client.HTTPException) as error:
-            late = isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
-            what = f"did not answer within {self.timeout:g} s" if late else "could not be reached"
+            timed_out = isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
+            what = f"did not answer within {self.timeout:g} s" if timed_out else "could not be reached"
             raise ToolFailure(f"the search service {what}") from None
         except ValueError:
             raise ToolFailure("the search service did not answer in JSON") from None
@@ -141,14 +140,14 @@ class WebService:
                 rows, text = answer.get("organic", []), "snippet"
             else:
                 rows, text = answer.get("web", {}).get("results", []), "description"
-            pairs = [(str(row.get("title", "")), str(row.get(text, ""))) for row in rows[:RESULTS]]
+            pairs = [(str(row.get("title", "")), str(row.get(text, ""))) for row in rows[:NUM_RESULTS]]
         except (AttributeError, TypeError, KeyError):
             raise ToolFailure("the search service answered in an unknown form") from None
-        return [" ".join(f"{title}: {said}".split())[:SNIPPET_LENGTH] for title, said in pairs]
+        return [" ".join(f"{title}: {snippet}".split())[:SNIPPET_LENGTH] for title, snippet in pairs]
 
 
 def web_service(settings: Mapping[str, str]) -> WebService:
-    """The service that variables describe; UserError says which of them is wrong."""
+    """Return the service that the variables describe; UserError says which of them is wrong."""
     url, key = settings["PRACTICUM_SEARCH_URL"], settings.get("PRACTICUM_SEARCH_KEY", "")
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise UserError(f"PRACTICUM_SEARCH_URL is '{url}'; give an address that begins with https://.")
@@ -170,7 +169,7 @@ def web_service(settings: Mapping[str, str]) -> WebService:
 
 
 def _cached(path: Path | None) -> list[str] | None:
-    """The lines kept in a file; None where there are none or the file is damaged."""
+    """Return the lines of a cache file; None if there is none or it is damaged."""
     try:
         lines = json.loads(path.read_text(encoding="utf-8"))["lines"] if path is not None else None
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,14 +1,13 @@
-"""MCP servers as tools: point at a server, and what it offers can be trained on.
+"""MCP servers as tools.
 
-`mcp:COMMAND`                     a server that is started here and spoken to over its pipes
+`mcp:COMMAND`                     a server that is started here and connected over its pipes
 `mcp:http://HOST/mcp`             a server that runs elsewhere (streamable HTTP)
 `…#one,two`                       only these of its tools
-`mcp[servers=8]:COMMAND`          a server to itself for every episode, a new one each; at most eight at once
-`mcp[timeout=60,length=4096]:…`   seconds a call may take, characters an observation may have
+`mcp[servers=8]:COMMAND`          a new server for every episode; at most eight at once
+`mcp[timeout=60,length=4096]:…`   seconds per call, characters per observation, at most
 
-A server that dies takes the calls under way with it: they are `ToolFailure`s, for the world broke and
-not the agent. It is started again for the next call. What a tool itself reports as an error is an
-observation.
+If a server dies, its running calls raise `ToolFailure`, since the agent is not the cause, and it is started again for
+the next call. What a tool itself reports as an error is an observation.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from practicum.tools.errors import ToolFailure
 from practicum.tools.mcp_server import Server
 from practicum.tools.pool import StatePool
 
-ADDRESS = re.compile(r"mcp(?:\[(?P<options>[^\]]*)\])?:(?P<target>.+?)(?:#(?P<chosen>[^#\s]+))?", re.S)
+ADDRESS_PATTERN = re.compile(r"mcp(?:\[(?P<options>[^\]]*)\])?:(?P<target>.+?)(?:#(?P<chosen>[^#\s]+))?", re.S)
 OPTIONS: Mapping[str, Callable[[str], float]] = {"servers": int, "timeout": float, "length": int}
 
-_making = threading.RLock()
+_lock = threading.RLock()
 _servers: dict[str, Server] = {}
 _tools: dict[str, tuple[Tool, ...]] = {}
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server is, and how it is to be used. `servers` 0: one, shared by all episodes."""
+    """A server and how it is used. `servers` 0: one server, shared by all episodes."""
 
     target: str
     chosen: tuple[str, ...] = ()
@@ -47,14 +46,14 @@ class Address:
 
 
 def read_address(text: str) -> Address:
-    """An address from its name; UserError says what is wrong with it."""
-    found = ADDRESS.fullmatch(text)
-    if found is None or not found["target"].strip():
+    """Parse an address; UserError says what is wrong with it."""
+    match = ADDRESS_PATTERN.fullmatch(text)
+    if match is None or not match["target"].strip():
         raise UserError(
             f"'{text}': write mcp:COMMAND or mcp:http://HOST/mcp, and #TOOL,TOOL to choose among its tools."
         )
     options: dict[str, Any] = {}
-    for pair in filter(None, (found["options"] or "").split(",")):
+    for pair in filter(None, (match["options"] or "").split(",")):
         key, _, value = (part.strip() for part in pair.partition("="))
         if key not in OPTIONS:
             raise UserError(f"'{text}' has an unknown option '{key}'.{did_you_mean(key, OPTIONS)}")
@@ -64,15 +63,15 @@ def read_address(text: str) -> Address:
             options[key] = 0
         if not 0 < options[key] < math.inf:
             raise UserError(f"'{text}': {key} must be a number above 0.")
-    target = found["target"].strip()
+    target = match["target"].strip()
     if target.startswith("http") and "servers" in options:
         raise UserError(f"'{text}': servers= is for a command; a server at an address is there once.")
-    return Address(target, tuple(found["chosen"].split(",")) if found["chosen"] else (), **options)
+    return Address(target, tuple(match["chosen"].split(",")) if match["chosen"] else (), **options)
 
 
 def tools_of(name: str) -> tuple[Tool, ...]:
-    """The tools behind an address. The server is started the first time; every later time costs nothing."""
-    with _making:
+    """Return the tools of an address. The server is started the first time; later calls return the same tools."""
+    with _lock:
         if name not in _tools:
             address = read_address(name)
             try:
@@ -104,25 +103,25 @@ def _make_tools(address: Address) -> tuple[Tool, ...]:
 
 
 def _make_tool(offer: Any, address: Address, server: Server, pool: StatePool | None) -> Tool:
-    """One tool of a server, with the server's own schema."""
+    """Return one tool of a server, with the server's own schema."""
     schema: Mapping[str, Any] = offer.input_schema
     properties = schema.get("properties") or {}
-    ask = _asking(offer.name)
+    call_tool = _caller(offer.name)
     return Tool(
         name=offer.name,
         description=offer.description or "",
-        function=functools.partial(ask, server) if pool is None else ask,
+        function=functools.partial(call_tool, server) if pool is None else call_tool,
         parameters={key: value if isinstance(value, Mapping) else {} for key, value in properties.items()},
         required=tuple(schema.get("required") or ()),
         max_length=address.length,
         timeout=address.timeout,
         pool=pool,
-        given=schema,
+        input_schema=schema,
     )
 
 
-def _asking(name: str) -> Callable[..., Awaitable[str]]:
-    async def ask(server: Server, /, **arguments: Any) -> str:
+def _caller(name: str) -> Callable[..., Awaitable[str]]:
+    async def call_tool(server: Server, /, **arguments: Any) -> str:
         return await server.call(name, arguments)
 
-    return ask
+    return call_tool

@@ -1,4 +1,4 @@
-"""Run a Python program in a sandbox and read what it prints."""
+"""The tool that runs a Python program in a sandbox and returns what it prints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from practicum.tools.base import tool
 from practicum.tools.errors import ToolFailure
 
 LIMITS = Limits(wall=10.0, cpu=5, output=16 * 1024)
-ENDINGS = {
+STOP_MESSAGES = {
     Reason.TIMEOUT: f"Error: stopped, it took too long (at most {LIMITS.cpu} s of computing, {LIMITS.wall:g} s in all)",
     Reason.MEMORY: f"Error: stopped, it wanted more than {LIMITS.memory // 2**20} MiB of memory",
     Reason.OUTPUT: f"Error: stopped, it printed more than {LIMITS.output // 1024} KiB",
@@ -20,14 +20,14 @@ ENDINGS = {
 
 
 def show_result(result: Result) -> str:
-    """What an agent sees of a run: its output, then what went wrong."""
-    parts = [result.stdout.rstrip(), result.stderr.strip(), ENDINGS.get(result.reason, "")]
+    """Return the text that the agent sees of a run: its output, then the error."""
+    parts = [result.stdout.rstrip(), result.stderr.strip(), STOP_MESSAGES.get(result.reason, "")]
     if result.reason is Reason.ERROR and not result.stderr.strip():
         parts.append(f"Error: exit status {result.status}")
     return "\n".join(part for part in parts if part) or "(no output)"
 
 
-# The sandbox has limits of its own, and the wait for a free place among many episodes has none.
+# The sandbox has its own limits, and waiting for a free slot among many episodes has none.
 @tool(timeout=math.inf)
 async def python_executor(code: str) -> str:
     """Run Python code; returns what it prints. Nothing is kept between calls.
@@ -38,8 +38,8 @@ async def python_executor(code: str) -> str:
     try:
         return show_result(await base.current().run(code, limits=LIMITS, show_last=True))
     except SandboxError as error:
-        raise ToolFailure(str(error)) from error  # nothing that the agent's program did
+        raise ToolFailure(str(error)) from error  # not an error of the agent's program
 
 
 code_interpreter = dataclasses.replace(python_executor, name="code_interpreter")
-"""The same under the name that AgentFly's code agent calls."""
+"""The same tool under the name that AgentFly's code agent uses."""

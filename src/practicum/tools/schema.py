@@ -1,4 +1,4 @@
-"""JSON schemas of plain Python signatures, and whether values fit them."""
+"""JSON schemas of Python signatures, and checks of values against them."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ PYTHON_TYPES: dict[str, tuple[type, ...]] = {
 
 
 def describe(function: Callable[..., Any], skip: int = 0) -> tuple[str, dict[str, dict[str, Any]], tuple[str, ...]]:
-    """A function's summary, the schemas of its parameters after the first `skip`, and which of them it requires."""
+    """Return a function's summary, the schemas of its parameters after the first `skip`, and the required ones."""
     summary, notes = docstring(function)
-    listed = list(inspect.signature(function).parameters.items())[skip:]
-    # Only these are evaluated: the type of a state may be known where it is defined and nowhere else.
-    wanted = {key: function.__annotations__[key] for key, _ in listed if key in function.__annotations__}
-    hints = typing.get_type_hints(types.SimpleNamespace(__annotations__=wanted), getattr(function, "__globals__", {}))
+    signature = list(inspect.signature(function).parameters.items())[skip:]
+    # Only these are evaluated: the type of a state may not be importable here.
+    annotations = {key: function.__annotations__[key] for key, _ in signature if key in function.__annotations__}
+    hints = typing.get_type_hints(
+        types.SimpleNamespace(__annotations__=annotations), getattr(function, "__globals__", {})
+    )
     parameters: dict[str, dict[str, Any]] = {}
-    for key, parameter in listed:
+    for key, parameter in signature:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise TypeError(
                 f"tool {function.__name__}: '{parameter}' cannot be described to a model; use plain named parameters"
@@ -44,11 +46,11 @@ def describe(function: Callable[..., Any], skip: int = 0) -> tuple[str, dict[str
         parameters[key] = schema_of(hints[key]) if key in hints else {}
         if key in notes:
             parameters[key]["description"] = notes[key]
-    return summary, parameters, tuple(key for key, parameter in listed if parameter.default is parameter.empty)
+    return summary, parameters, tuple(key for key, parameter in signature if parameter.default is parameter.empty)
 
 
 def docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """First paragraph, and `name: text` lines below 'Args:'."""
+    """Return the first paragraph of a docstring and its `name: text` lines below 'Args:'."""
     text = inspect.getdoc(function) or ""
     head, _, tail = text.partition("Args:")
     summary = " ".join(head.split("\n\n")[0].split())
@@ -56,7 +58,7 @@ def docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 
 def schema_of(hint: Any) -> dict[str, Any]:
-    """The schema of a type hint; empty where anything may come."""
+    """Return the schema of a type hint; empty if any value is allowed."""
     origin = typing.get_origin(hint)
     if origin is typing.Literal:
         values = list(typing.get_args(hint))
@@ -79,30 +81,30 @@ def _type(kinds: list[str]) -> dict[str, Any]:
     return {"type": kinds[0] if len(kinds) == 1 else kinds}
 
 
-def misfit(value: Any, schema: Mapping[str, Any]) -> str | None:
-    """What a value must be and is not, or None. Only what a schema says plainly is checked."""
-    wanted = schema.get("type")
-    kinds = [wanted] if isinstance(wanted, str) else wanted if isinstance(wanted, list) else []
-    if kinds and not any(_is(value, kind) for kind in kinds):
+def schema_problem(value: Any, schema: Mapping[str, Any]) -> str | None:
+    """Return how a value violates a schema, or None. Only type, enum, anyOf and items are checked."""
+    allowed = schema.get("type")
+    kinds = [allowed] if isinstance(allowed, str) else allowed if isinstance(allowed, list) else []
+    if kinds and not any(_has_type(value, kind) for kind in kinds):
         return f"must be of type {' or '.join(kinds)}, got {type(value).__name__}"
     options = schema.get("enum")
     if isinstance(options, list) and not any(value == o and type(value) is type(o) for o in options):
         return f"must be one of {', '.join(map(repr, options))}"
     variants = schema.get("anyOf")
     if isinstance(variants, list) and variants:
-        faults = [misfit(value, variant) for variant in variants if isinstance(variant, Mapping)]
-        if faults and all(faults):
-            return faults[0]
+        problems = [schema_problem(value, variant) for variant in variants if isinstance(variant, Mapping)]
+        if problems and all(problems):
+            return problems[0]
     items = schema.get("items")
     if isinstance(value, list) and isinstance(items, Mapping):
-        for number, item in enumerate(value):
-            fault = misfit(item, items)
-            if fault is not None:
-                return f"[{number}] {fault}"
+        for index, item in enumerate(value):
+            problem = schema_problem(item, items)
+            if problem is not None:
+                return f"[{index}] {problem}"
     return None
 
 
-def _is(value: Any, kind: str) -> bool:
+def _has_type(value: Any, kind: str) -> bool:
     if isinstance(value, bool):
         return kind == "boolean" or kind not in JSON_TYPES.values()
     return isinstance(value, PYTHON_TYPES.get(kind, ())) or kind not in JSON_TYPES.values()

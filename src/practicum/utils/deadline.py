@@ -1,4 +1,4 @@
-"""Deadlines of an episode's waits. Time spent in a queue does not count: it says nothing about who is waited for."""
+"""Deadlines of an episode's waits. Time in a queue does not count: it says nothing about what is waited for."""
 
 from __future__ import annotations
 
@@ -12,108 +12,111 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_running: ContextVar[Deadline | None] = ContextVar("practicum_deadline", default=None)
+_current: ContextVar[Deadline | None] = ContextVar("practicum_deadline", default=None)
 
 
 class Deadline:
-    """`asyncio.timeout` that says what was waited for and stands still within `queued()`."""
+    """A timeout that names what was waited for and is paused within `queued()`."""
 
-    def __init__(self, seconds: float, what: str) -> None:
-        self.what, self.seconds = what, seconds
+    def __init__(self, seconds: float, subject: str) -> None:
+        self.subject, self.seconds = subject, seconds
         self._loop = asyncio.get_running_loop()
-        self._due: float | None = self._loop.time() + seconds
+        self._due_at: float | None = self._loop.time() + seconds
         self._timer: asyncio.Timeout | None = None
         self._token: Token[Deadline | None] | None = None
-        self._left = seconds
-        self._holds = 0
+        self._seconds_left = seconds
+        self._num_pauses = 0
 
-    async def of(self, wanted: Awaitable[T]) -> T:
-        """What is waited for, if it comes in time."""
-        token = _running.set(self)
+    async def of(self, awaitable: Awaitable[T]) -> T:
+        """Await something under this deadline; TimeoutError if it takes too long."""
+        token = _current.set(self)
         try:
-            return await clocked(wanted, self)
+            return await with_timer(awaitable, self)
         finally:
-            _running.reset(token)
+            _current.reset(token)
 
     async def __aenter__(self) -> Deadline:
-        self._timer = asyncio.timeout_at(self._due)
+        self._timer = asyncio.timeout_at(self._due_at)
         await self._timer.__aenter__()
-        self._token = _running.set(self)
+        self._token = _current.set(self)
         return self
 
     async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
         assert self._token is not None
         assert self._timer is not None
-        _running.reset(self._token)
+        _current.reset(self._token)
         try:
             await self._timer.__aexit__(kind, error, trace)
         except TimeoutError:
-            raise TimeoutError(f"{self.what} did not answer within {self.seconds:g} s") from None
+            raise TimeoutError(f"{self.subject} did not answer within {self.seconds:g} s") from None
 
-    def hold(self) -> None:
-        """Stop the clock until `go_on`; of several that hold it, the last lets it go on."""
-        if self._holds == 0 and self._due is not None and not self._expired():
-            self._left = self._due - self._loop.time()
+    def pause(self) -> None:
+        """Pause the deadline until `resume`; after several pauses, the last `resume` restarts it."""
+        if self._num_pauses == 0 and self._due_at is not None and not self._expired():
+            self._seconds_left = self._due_at - self._loop.time()
             self._set(None)
-        self._holds += 1
+        self._num_pauses += 1
 
-    def go_on(self) -> None:
-        self._holds -= 1
-        if self._holds == 0 and not self._expired():
-            self._set(self._loop.time() + max(0.0, self._left))
+    def resume(self) -> None:
+        """Restart the deadline with the time that was left."""
+        self._num_pauses -= 1
+        if self._num_pauses == 0 and not self._expired():
+            self._set(self._loop.time() + max(0.0, self._seconds_left))
 
     def _expired(self) -> bool:
         return self._timer is not None and self._timer.expired()
 
     def _set(self, due: float | None) -> None:
-        self._due = due
+        self._due_at = due
         if self._timer is not None:
             self._timer.reschedule(due)
 
 
-async def clocked(wanted: Awaitable[T], clock: AbstractAsyncContextManager[Any]) -> T:
-    """What is wanted, under a clock that is wound up only if there is something to wait for: most worlds answer at
-    once, and timers cost more than that."""
-    begun = (wanted if type(wanted) is types.CoroutineType else _whole(wanted)).__await__()
+async def with_timer(awaitable: Awaitable[T], timer: AbstractAsyncContextManager[Any]) -> T:
+    """Await something under a timer that is started only if it has to wait.
+
+    Most environments answer without waiting, and a timer costs more than that.
+    """
+    steps = (awaitable if type(awaitable) is types.CoroutineType else _as_coroutine(awaitable)).__await__()
     try:
-        needed = begun.send(None)
+        yielded = steps.send(None)
     except StopIteration as done:
-        found: T = done.value
-        return found
-    async with clock:
-        return await _rest(begun, needed)
+        result: T = done.value
+        return result
+    async with timer:
+        return await _continue(steps, yielded)
 
 
-async def _whole(wanted: Awaitable[T]) -> T:
-    """Whatever can be awaited, as a coroutine."""
-    return await wanted
+async def _as_coroutine(awaitable: Awaitable[T]) -> T:
+    """Wrap any awaitable in a coroutine."""
+    return await awaitable
 
 
 @types.coroutine
-def _rest(begun: Generator[Any, Any, T], needed: Any) -> Generator[Any, Any, T]:
-    """`await` for what has been begun and needs something."""
+def _continue(steps: Generator[Any, Any, T], yielded: Any) -> Generator[Any, Any, T]:
+    """Continue a coroutine that was started by hand and has yielded."""
     try:
         while True:
             try:
-                given = yield needed
+                value = yield yielded
             except BaseException as error:
-                needed = begun.throw(error)
+                yielded = steps.throw(error)
             else:
-                needed = begun.send(given)
+                yielded = steps.send(value)
     except StopIteration as done:
-        found: T = done.value
-        return found
+        result: T = done.value
+        return result
 
 
 @contextlib.contextmanager
 def queued() -> Iterator[None]:
-    """What is waited for in here has not begun: the deadline in force, if there is one, stands still."""
-    deadline = _running.get()
+    """Pause the deadline in force, if there is one: what is waited for in here has not begun."""
+    deadline = _current.get()
     if deadline is None:
         yield
         return
-    deadline.hold()
+    deadline.pause()
     try:
         yield
     finally:
-        deadline.go_on()
+        deadline.resume()

@@ -18,7 +18,7 @@ from practicum.cli.main import main
 from practicum.environment import Observation
 from practicum.environments.agentgym.babyai import BabyAI
 from practicum.environments.agentgym.babyai_expert import plan
-from practicum.environments.agentgym.server import House, Server
+from practicum.environments.agentgym.server import Server, Sessions
 from practicum.environments.agentgym.textcraft import TextCraft
 from practicum.environments.agentgym.webshop import WebShop
 from practicum.errors import UserError
@@ -44,9 +44,9 @@ class Client:
             return json.loads(answer.read())
 
 
-def served(house: House, visit: Callable[[Client], None]) -> None:
+def served(sessions: Sessions, visit: Callable[[Client], None]) -> None:
     async def run() -> None:
-        async with Server(house) as server:
+        async with Server(sessions) as server:
             await asyncio.to_thread(visit, Client(server.address))
 
     asyncio.run(run())
@@ -73,7 +73,7 @@ def test_babyai_as_its_client_sees_it() -> None:
         again = client.post("reset", {"id": number, "data_idx": 24})
         assert again["observation"] == begun["observation"]
 
-    served(House(BabyAI), visit)
+    served(Sessions(BabyAI), visit)
 
 
 def test_webshop_as_its_client_sees_it() -> None:
@@ -100,7 +100,7 @@ def test_webshop_as_its_client_sees_it() -> None:
         assert client.post("close", {"env_idx": number}) == {"closed": False}
         assert client.get("list_envs") == []
 
-    served(House(WebShop), visit)
+    served(Sessions(WebShop), visit)
 
 
 def test_textcraft_begins_when_it_is_created() -> None:
@@ -116,7 +116,7 @@ def test_textcraft_begins_when_it_is_created() -> None:
         assert told["observation"] == "Inventory: You are not carrying anything."
         assert (told["reward"], told["done"]) == (0.0, False)
 
-    served(House(TextCraft), visit)
+    served(Sessions(TextCraft), visit)
 
 
 def test_what_goes_wrong_is_said() -> None:
@@ -149,7 +149,7 @@ def test_what_goes_wrong_is_said() -> None:
             assert connection.getresponse().status == 400
             connection.close()
 
-    served(House(BabyAI), visit)
+    served(Sessions(BabyAI), visit)
 
 
 def test_the_longest_unused_makes_room() -> None:
@@ -160,20 +160,20 @@ def test_the_longest_unused_makes_room() -> None:
         assert client.get("list_envs") == [numbers[0], third]
         assert "error" in client.post("reset", {"id": numbers[1], "data_idx": 0})
 
-    served(House(BabyAI, limit=2), visit)
+    served(Sessions(BabyAI, limit=2), visit)
 
 
 def test_many_clients_at_once_do_not_disturb_each_other() -> None:
-    house = House(BabyAI)
+    sessions = Sessions(BabyAI)
 
     async def run() -> list[float]:
-        async with Server(house) as server:
+        async with Server(sessions) as server:
             client = Client(server.address)
 
             def episode(index: int) -> float:
                 number = client.post("create")["id"]
                 client.post("reset", {"id": number, "data_idx": index})
-                level = house.first.task_at(index).fields
+                level = sessions.first.task_at(index).fields
                 for command in plan(level["level"], level["seed"]) or ():
                     told = client.post("step", {"id": number, "action": command})
                 return float(told["score"]) if told["done"] else -1.0
@@ -186,10 +186,10 @@ def test_many_clients_at_once_do_not_disturb_each_other() -> None:
 
 def test_a_port_that_is_taken_is_one_sentence() -> None:
     async def run() -> None:
-        async with Server(House(BabyAI)) as server:
+        async with Server(Sessions(BabyAI)) as server:
             port = int(server.address.rpartition(":")[2])
             with pytest.raises(UserError, match="choose another --port"):
-                Server(House(BabyAI), port=port)
+                Server(Sessions(BabyAI), port=port)
 
     asyncio.run(run())
 

@@ -17,7 +17,7 @@ CPU_SECONDS = 2
 """Computing time of one run; Affine's own executor gives 10."""
 MEMORY = 512 * MIB
 OUTPUT = MIB
-MOST_SECONDS = 100.0
+MAX_TOTAL_SECONDS = 100.0
 """Less than an agent waits for a step."""
 
 
@@ -72,7 +72,7 @@ def run_jobs(jobs: Sequence[Job], cpu_seconds: int = CPU_SECONDS, patience: int 
     wall = 3.0 * cpu_seconds + 2
     call = f"run_all({programs!r}, {asked!r}, {wall!r}, {OUTPUT!r}, {patience!r})"
     limits = Limits(
-        wall=min(wall * len(jobs) + 2, MOST_SECONDS),
+        wall=min(wall * len(jobs) + 2, MAX_TOTAL_SECONDS),
         cpu=cpu_seconds,
         memory=MEMORY,
         output=4 * KIB + len(jobs) * 7 * OUTPUT,  # a byte may take six as a JSON text

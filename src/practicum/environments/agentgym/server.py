@@ -1,11 +1,11 @@
-"""An HTTP server that speaks the routes of AgentGym's own, so that AgentGym's clients can use a world from here.
+"""An HTTP server with the routes of AgentGym's servers, so that AgentGym's clients can use these environments.
 
-POST /create, /reset, /step, /close; GET /, /observation, /detail, /list_envs and the facts that a world tells. How
-ids, indices and texts are called is the world's `Wire`. As there, what goes wrong with an environment is answered
-with status 200 and an `error`; a request that is none gets 400 or 404.
+POST /create, /reset, /step, /close; GET /, /observation, /detail, /list_envs and the facts that an environment offers.
+The names of ids, indices and texts are the environment's `Wire`. As in AgentGym, an error of an environment is answered
+with status 200 and an `error`; an invalid request gets 400 or 404.
 
-Requests come in on threads of their own; worlds are only ever touched by the event loop, one request at a time
-for each, because not all engines can bear another thread.
+Requests arrive on threads of their own; environments are only used by the event loop, one request at a time for each,
+because not all engines are thread-safe.
 """
 
 from __future__ import annotations
@@ -25,147 +25,147 @@ from practicum.errors import UserError
 from practicum.registry import environment_class, environment_maker
 
 MAX_ENVIRONMENTS = 1024
-"""AgentGym's clients never close; beyond so many the one longest unused is closed for them."""
-MAX_BODY = 1 << 20
-Answer = tuple[int, Any]
+"""AgentGym's clients never close their environments; beyond this number the least recently used one is closed."""
+MAX_BODY_BYTES = 1 << 20
+Response = tuple[int, Any]
 
 
-class Wrong(Exception):
-    """What a client is told in `error`."""
+class RequestError(Exception):
+    """An invalid request; its text is the `error` of the response."""
 
 
 @dataclass
-class Room:
-    """One client's world and what it last said."""
+class Session:
+    """One client's environment and its last response."""
 
-    world: AgentGymEnvironment
+    environment: AgentGymEnvironment
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    last: dict[str, Any] | None = None
-    known: dict[str, Any] = field(default_factory=dict)
-    """What `/detail` tells: all that was said at the reset, brought up to date by each step."""
+    last_response: dict[str, Any] | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+    """The response to `/detail`: the response to the reset, updated by each step."""
     text: str = ""
     score: float = 0.0
-    ended: bool = False
+    done: bool = False
 
 
-class House:
-    """The worlds of all clients, by number."""
+class Sessions:
+    """The sessions of all clients, by id."""
 
     def __init__(self, make: Callable[[], AgentGymEnvironment], limit: int = MAX_ENVIRONMENTS) -> None:
         self.make, self.limit = make, limit
-        self.first = make()  # wrong settings and missing packages show at the start
+        self.first = make()  # wrong settings and missing packages are errors at the start
         self.wire = self.first.wire
-        self.rooms: dict[int, Room] = {}
-        self._next = 0
+        self.by_id: dict[int, Session] = {}
+        self._next_id = 0
 
-    async def answer(self, method: str, path: str, query: Mapping[str, str], body: Mapping[str, Any]) -> Answer:
-        """The status and JSON for one request."""
+    async def answer(self, method: str, path: str, query: Mapping[str, str], body: Mapping[str, Any]) -> Response:
+        """Return the status and the JSON of the response to one request."""
         name = path.strip("/")
         try:
             if method == "GET" and not name:
                 return 200, f"This is environment {self.first.name}."
             if method == "GET" and name == "list_envs":
-                return 200, list(self.rooms)
+                return 200, list(self.by_id)
             if method == "GET" and name in ("observation", "detail", *self.wire.facts):
-                return 200, await self.told(name, self._number(query))
+                return 200, await self.values(name, self._session_id(query))
             if method == "POST" and name in ("create", "reset", "step", "close"):
-                act = {"create": self.create, "reset": self.reset, "step": self.step, "close": self.close}[name]
-                return 200, await act(body)
-        except (Wrong, UserError) as error:
+                handler = {"create": self.create, "reset": self.reset, "step": self.step, "close": self.close}[name]
+                return 200, await handler(body)
+        except (RequestError, UserError) as error:
             return 200, {"error": str(error)}
-        except Exception as error:  # a world that fails must not take the others' server with it
+        except Exception as error:  # an environment that fails must not end the server
             return 200, {"error": f"{type(error).__name__}: {error}"}
         return 404, {"error": f"There is no {method} /{name} here."}
 
     async def create(self, body: Mapping[str, Any]) -> Any:
-        number, self._next = self._next, self._next + 1
-        if len(self.rooms) >= self.limit:
-            await self._remove(next(iter(self.rooms)))
-        world = self.make()
-        world.speak_plainly()
-        self.rooms[number] = Room(world)
+        session_id, self._next_id = self._next_id, self._next_id + 1
+        if len(self.by_id) >= self.limit:
+            await self._remove(next(iter(self.by_id)))
+        environment = self.make()
+        environment.speak_plainly()
+        self.by_id[session_id] = Session(environment)
         if self.wire.bare:
-            return number
+            return session_id
         if not self.wire.started:
-            return {self.wire.id: number}
-        begun: dict[str, Any] = await self.reset({self.wire.id: number, self.wire.index: number})
-        return begun
+            return {self.wire.id: session_id}
+        response: dict[str, Any] = await self.reset({self.wire.id: session_id, self.wire.index: session_id})
+        return response
 
     async def reset(self, body: Mapping[str, Any]) -> Any:
-        number = self._number(body)
-        room = self._room(number)
+        session_id = self._session_id(body)
+        session = self._session(session_id)
         index = body.get(self.wire.index)
         if index is None:
-            index = number
+            index = session_id
         if isinstance(index, bool) or not isinstance(index, int):
-            raise Wrong(f"{self.wire.index} must be a whole number.")
-        async with room.lock:
-            reply = await room.world.start(room.world.task_at(index), 0)
-            facts = {name: room.world.fact(name) for name in self.wire.in_reset}
-            told = {self.wire.text: reply.text, "reward": 0.0, "score": 0.0, "done": False, **facts}
-            room.text, room.score, room.ended = told[self.wire.text], 0.0, False
-            room.last, room.known = told, dict(told)
-        return [reply.text, None] if self.wire.bare else {self.wire.id: number, **told}
+            raise RequestError(f"{self.wire.index} must be a whole number.")
+        async with session.lock:
+            reply = await session.environment.start(session.environment.task_at(index), 0)
+            facts = {name: session.environment.fact(name) for name in self.wire.in_reset}
+            values = {self.wire.text: reply.text, "reward": 0.0, "score": 0.0, "done": False, **facts}
+            session.text, session.score, session.done = values[self.wire.text], 0.0, False
+            session.last_response, session.details = values, dict(values)
+        return [reply.text, None] if self.wire.bare else {self.wire.id: session_id, **values}
 
     async def step(self, body: Mapping[str, Any]) -> Any:
-        room = self._room(self._number(body))
+        session = self._session(self._session_id(body))
         action = body.get("action")
         if not isinstance(action, str):
-            raise Wrong("action must be a text.")
-        async with room.lock:
-            if room.last is None:
-                raise Wrong("Reset the environment before its first step.")
-            reply = await room.world.take(action)
-            reward = sum(room.world.pay(reply, again=room.ended).values())
-            room.text, room.score, room.ended = reply.text, room.score + reward, reply.done
-            facts = {name: room.world.fact(name) for name in self.wire.in_step}
-            told = {self.wire.text: reply.text, "reward": reward, "score": room.score, "done": reply.done, **facts}
-            room.last = {**told, "info": None} if self.wire.bare else told
-            room.known.update(room.last)
-            return room.last
+            raise RequestError("action must be a text.")
+        async with session.lock:
+            if session.last_response is None:
+                raise RequestError("Reset the environment before its first step.")
+            reply = await session.environment.take(action)
+            reward = sum(session.environment.pay(reply, again=session.done).values())
+            session.text, session.score, session.done = reply.text, session.score + reward, reply.done
+            facts = {name: session.environment.fact(name) for name in self.wire.in_step}
+            values = {self.wire.text: reply.text, "reward": reward, "score": session.score, "done": reply.done, **facts}
+            session.last_response = {**values, "info": None} if self.wire.bare else values
+            session.details.update(session.last_response)
+            return session.last_response
 
-    async def told(self, name: str, number: int) -> Any:
-        room = self._room(number)
-        async with room.lock:
-            if room.last is None:
-                raise Wrong("Reset the environment first.")
+    async def values(self, name: str, session_id: int) -> Any:
+        session = self._session(session_id)
+        async with session.lock:
+            if session.last_response is None:
+                raise RequestError("Reset the environment first.")
             if name == "observation":
-                return room.text
+                return session.text
             if name == "detail":
-                return room.known
-            return await room.world.ask(name)
+                return session.details
+            return await session.environment.ask(name)
 
     async def close(self, body: Mapping[str, Any]) -> Any:
-        number = self._number(body)
-        if number not in self.rooms:
+        session_id = self._session_id(body)
+        if session_id not in self.by_id:
             return {"closed": False}
-        await self._remove(number)
+        await self._remove(session_id)
         return {"closed": True}
 
     async def close_all(self) -> None:
-        for number in list(self.rooms):
-            await self._remove(number)
+        for session_id in list(self.by_id):
+            await self._remove(session_id)
         await self.first.close()
 
-    async def _remove(self, number: int) -> None:
-        room = self.rooms.pop(number)
-        async with room.lock:
-            await room.world.close()
+    async def _remove(self, session_id: int) -> None:
+        session = self.by_id.pop(session_id)
+        async with session.lock:
+            await session.environment.close()
 
-    def _number(self, asked: Mapping[str, Any]) -> int:
-        # Either spelling of the id does, so that one client can talk to every world.
-        number = asked.get(self.wire.id, asked.get("id", asked.get("env_idx")))
+    def _session_id(self, parameters: Mapping[str, Any]) -> int:
+        # Both spellings of the id are accepted, so that one client can use every environment.
+        session_id = parameters.get(self.wire.id, parameters.get("id", parameters.get("env_idx")))
         try:
-            return int(str(number))
+            return int(str(session_id))
         except ValueError:
-            raise Wrong(f"{self.wire.id} must be the number that /create gave.") from None
+            raise RequestError(f"{self.wire.id} must be the number that /create gave.") from None
 
-    def _room(self, number: int) -> Room:
-        room = self.rooms.pop(number, None)
-        if room is None:
-            raise Wrong(f"The {self.wire.id} {number} is not valid.")
-        self.rooms[number] = room  # last in the line of those to be closed
-        return room
+    def _session(self, session_id: int) -> Session:
+        session = self.by_id.pop(session_id, None)
+        if session is None:
+            raise RequestError(f"The {self.wire.id} {session_id} is not valid.")
+        self.by_id[session_id] = session  # most recently used
+        return session
 
 
 class _Http(ThreadingHTTPServer):
@@ -174,10 +174,10 @@ class _Http(ThreadingHTTPServer):
 
 
 class Server:
-    """The house behind a port. Use it within a running event loop: `async with Server(house, port=0) as server`."""
+    """The HTTP server of `Sessions`. Use it in a running event loop: `async with Server(sessions) as server`."""
 
-    def __init__(self, house: House, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.house = house
+    def __init__(self, sessions: Sessions, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.sessions = sessions
         try:
             self._http = _Http((host, port), _handler(self))
         except OSError as error:
@@ -198,16 +198,16 @@ class Server:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self._http.shutdown)
         self._http.server_close()
-        await self.house.close_all()
+        await self.sessions.close_all()
 
 
 def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        """One connection: reads a request, lets the event loop answer it."""
+        """One connection: reads a request and lets the event loop answer it."""
 
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
-        wbufsize = -1  # headers and body leave in one piece
+        wbufsize = -1  # headers and body are sent together
 
         def do_GET(self) -> None:
             self._serve({})
@@ -215,8 +215,8 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             try:
                 length = int(self.headers.get("Content-Length") or 0)
-                if not 0 <= length <= MAX_BODY:
-                    raise ValueError(f"a body may have {MAX_BODY} bytes")
+                if not 0 <= length <= MAX_BODY_BYTES:
+                    raise ValueError(f"a body may have {MAX_BODY_BYTES} bytes")
                 body = json.loads(self.rfile.read(length) or b"{}")
                 if body is not None and not isinstance(body, dict):
                     raise ValueError("a body must be a JSON object")
@@ -230,10 +230,10 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             url = urllib.parse.urlsplit(self.path)
             query = dict(urllib.parse.parse_qsl(url.query))
             assert server.loop is not None
-            coming = server.house.answer(self.command, url.path, query, body)
+            response = server.sessions.answer(self.command, url.path, query, body)
             try:
-                self._write(*asyncio.run_coroutine_threadsafe(coming, server.loop).result())
-            except (CancelledError, RuntimeError):  # the loop has gone: the server is closing
+                self._write(*asyncio.run_coroutine_threadsafe(response, server.loop).result())
+            except (CancelledError, RuntimeError):  # the loop is closed: the server is closing
                 self.close_connection = True
 
         def _write(self, status: int, content: Any) -> None:
@@ -245,7 +245,7 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(text)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """One line a request would drown what matters."""
+            """Log nothing: one line per request would hide what matters."""
 
     return Handler
 
@@ -261,6 +261,6 @@ async def serve(name: str, host: str, port: int, options: Mapping[str, Any], on_
         assert isinstance(environment, AgentGymEnvironment)
         return environment
 
-    async with Server(House(make), host, port) as server:
+    async with Server(Sessions(make), host, port) as server:
         on_start(server.address)
         await asyncio.Event().wait()
