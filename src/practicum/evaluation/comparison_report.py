@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.errors import UserError
-from practicum.evaluation.compare import Comparison, PolicyComparison, compare_policies
+from practicum.evaluation.compare import Comparison, PolicyComparison, compare_pair, compare_policies
 from practicum.evaluation.diagnosis import Diagnosis, diagnose
 from practicum.evaluation.policy_results import PolicyResults, check_panels, read_policy_results
 from practicum.evaluation.result import EvalResult, read_result
@@ -30,6 +30,16 @@ class ComparisonReport:
         for one, diagnoses in zip(record["comparisons"], self.diagnoses, strict=True):
             one["causes"] = [asdict(diagnosis) for diagnosis in diagnoses]
         return record
+
+
+def compare(baseline: EvalResult | str | Path, trained: EvalResult | str | Path, *, alpha: float = 0.05) -> Comparison:
+    """Compare two policies on the same panel, task by task. Either is a result or the path of its file.
+
+    `alpha` is the accepted chance of a false finding. Results on different panels are an error.
+    """
+    first, second = (result if isinstance(result, EvalResult) else read_result(Path(result))
+                     for result in (baseline, trained))  # fmt: skip
+    return compare_pair(first, second, alpha)
 
 
 def compare_results(
