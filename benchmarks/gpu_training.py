@@ -139,7 +139,7 @@ async def make_start(case: Case, config: TrainConfig, folder: Path, seed: int, c
     rates: list[float] = []
 
     async def good_enough() -> bool:
-        result, _ = await policy.examine("val", panel, world.make_environment, agent_of(config, world, 0.0))
+        result, _ = await policy.evaluate("val", panel, world.make_environment, agent_of(config, world, 0.0))
         rates.append(result.success_rate)
         clock.say(f"imitation: {rates[-1]:.0%} of {case.checked} validation tasks")
         if clock.over:
@@ -187,20 +187,20 @@ async def practise(config: TrainConfig, clock: Clock) -> Path:
                 f"{values['timing/rollout']:.2f} + {values['timing/update']:.2f} s"
             )
         if clock.left < EXAMINING:
-            run._asked_to_stop = True
+            run.request_stop()
 
     run = build.build_run(config, on_step=stepped)
     try:
-        before, target = run.standing.step, run.folder / "model"
+        before, target = run.state.step, run.folder / "model"
         try:
-            await run.go()
+            await run.train()
         except KeyboardInterrupt:
-            clock.say(f"the time is up at step {run.standing.step}; run the same command again to go on")
-            target = run.folder / f"model-at-{run.standing.step}"
+            clock.say(f"the time is up at step {run.state.step}; run the same command again to go on")
+            target = run.folder / f"model-at-{run.state.step}"
         run.policy.save(target)
     finally:
         await run.policy.close()
-    clock.say(f"practice: steps {before} to {run.standing.step} in {clock.gone - began:.0f} s")
+    clock.say(f"practice: steps {before} to {run.state.step} in {clock.gone - began:.0f} s")
     return target
 
 

@@ -91,7 +91,7 @@ def tasks(split: str, count: int, seed: int, stream: int) -> list[Task]:
 
 
 async def examine(policy: TrainablePolicy, name: str, panel: Panel) -> EvalResult:
-    result, _ = await policy.examine(name, panel, world, agent(0.0))
+    result, _ = await policy.evaluate(name, panel, world, agent(0.0))
     return result
 
 
@@ -171,7 +171,7 @@ class Ladder:
             epochs=budget.preference_epochs, lr=budget.preference_lr, beta=budget.preference_beta, seed=self.seed
         )
         try:
-            train_dpo(policy, pairs, settings)
+            await train_dpo(policy, pairs, settings)
             return {"DPO": await examine(policy, "DPO", self.panel)}
         finally:
             await policy.close()
@@ -199,7 +199,7 @@ class Ladder:
         ]  # fmt: skip
         run = build.build_run(resolve(overrides))
         try:
-            await run.go()
+            await run.train()
             return {name: await examine(run.policy, name, self.panel)}
         finally:
             await run.policy.close()

@@ -66,7 +66,7 @@ async def make_start(out: Path, seed: int) -> Path:
 
 async def examine(policy: TrainablePolicy, name: str, panel: Panel) -> EvalResult:
     agent = Agent(format="hf", max_turns=max(LEVELS) + 2, sampling=Sampling(0.0, max_tokens=32))
-    result, _ = await policy.examine(name, panel, lambda: MathEnvironment(levels=LEVELS), agent)
+    result, _ = await policy.evaluate(name, panel, lambda: MathEnvironment(levels=LEVELS), agent)
     return result
 
 
@@ -84,7 +84,7 @@ async def practise(
     ]  # fmt: skip
     run = build.build_run(resolve(overrides))
     try:
-        await run.go()
+        await run.train()
         return await examine(run.policy, name, panel)
     finally:
         await run.policy.close()

@@ -99,7 +99,7 @@ async def make_start(name: str, config: TrainConfig, out: Path, seed: int) -> Pa
     panel = Panel(tuple(world.environment.tasks("val", plan.checked, 1000 * seed)), seed)
 
     async def good_enough() -> bool:
-        result, _ = await policy.examine("val", panel, world.make_environment, agent_of(config, world, 0.0))
+        result, _ = await policy.evaluate("val", panel, world.make_environment, agent_of(config, world, 0.0))
         print(f"  {name}: validation {result.success_rate:.0%}", flush=True)
         return result.success_rate >= plan.target
 
@@ -120,7 +120,7 @@ async def make_start(name: str, config: TrainConfig, out: Path, seed: int) -> Pa
 async def examined(
     policy: TrainablePolicy, label: str, panel: Panel, config: TrainConfig, world: build.RunComponents
 ) -> tuple[EvalResult, list[Trajectory]]:
-    return await policy.examine(label, panel, world.make_environment, agent_of(config, world, 0.0))
+    return await policy.evaluate(label, panel, world.make_environment, agent_of(config, world, 0.0))
 
 
 async def learn(name: str, out: Path, seed: int, tasks: int, extra: list[str]) -> dict[str, Any]:
@@ -141,8 +141,8 @@ async def learn(name: str, out: Path, seed: int, tasks: int, extra: list[str]) -
     try:
         before, _ = await examined(run.policy, "sft", panel, config, world)
         watch = Watch.start()
-        await run.go()
-        practice = {"steps": run.standing.step, **watch.read()}
+        await run.train()
+        practice = {"steps": run.state.step, **watch.read()}
         after, episodes = await examined(run.policy, name, panel, config, world)
         comparison = compare_pair(before, after)
         gain = comparison.success

@@ -28,7 +28,9 @@ from practicum.environments.math import make_problem
 from practicum.task import Task
 from practicum.training.micro_batches import MicroBatchLimits
 from practicum.training.objective import Objective
-from practicum.training.rl_trainer import RLSettings, RLTrainer
+from practicum.training.online_source import OnlineSource
+from practicum.training.rl_settings import RLSettings
+from practicum.training.rl_trainer import RLTrainer
 from practicum.training.trainable_policy import TrainablePolicy
 
 LEARNING_RATE = 1e-6
@@ -86,7 +88,7 @@ def make_practice(size: Size, overlap: bool, steps: int) -> tuple[RLTrainer, str
     """So many steps of practice on questions, and what model it is."""
     loaded, what = load_real(size)
     limits = MicroBatchLimits() if size.tiny else MicroBatchLimits(16384)
-    policy = TrainablePolicy(loaded, max_batch=size.tasks * size.chains, limits=limits, apart=overlap)
+    policy = TrainablePolicy(loaded, max_batch=size.tasks * size.chains, limits=limits, separate_engine_weights=overlap)
     policy.renderer.end_ids = ()
     settings = RLSettings(
         steps=steps, tasks_per_step=size.tasks, chains=size.chains, estimator="grpo", lr=LEARNING_RATE,
@@ -95,7 +97,7 @@ def make_practice(size: Size, overlap: bool, steps: int) -> tuple[RLTrainer, str
     )  # fmt: skip
     tasks = make_tasks(policy.renderer, size.prompt, size.tasks)
     agent = Agent(max_turns=1, sampling=Sampling(1.0, max_tokens=size.new))
-    return RLTrainer(policy, tasks, Questions, agent, settings), what
+    return RLTrainer(policy, OnlineSource(policy, tasks, Questions, agent, settings), settings), what
 
 
 def measure_practicum(size: Size, overlap: bool = False) -> Row:

@@ -28,8 +28,10 @@ from practicum.evaluation.stats.intervals import COMPARISON_LEVEL
 from practicum.models import loader
 from practicum.rollout import run_episodes
 from practicum.task import Task
-from practicum.training.monitor.metrics import MetricsFile
-from practicum.training.rl_trainer import RLSettings, RLTrainer
+from practicum.training.online_source import OnlineSource
+from practicum.training.rl_settings import RLSettings
+from practicum.training.rl_trainer import RLTrainer
+from practicum.training.run import Run, RunSettings
 from practicum.training.sft import SFTSettings, planned_steps, train_sft
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory
@@ -114,7 +116,7 @@ class Quickstart:
         """Demonstrations and imitation, nothing else: a start for other experiments, in `sft/model`."""
         self.policy = TrainablePolicy(loader.load_tiny(self.seed), max_batch=128)
         try:
-            await self._imitate(await self._demonstrate())
+            await self._train_sft(await self._collect_demonstrations())
             self.policy.save(self.out / "sft" / "model")
         finally:
             await self.policy.close()
@@ -122,15 +124,15 @@ class Quickstart:
     async def _stages(self) -> dict[str, Any]:
         null = await self._scripted("null")
         base = await self._examine("base")
-        await self._imitate(await self._demonstrate())
+        await self._train_sft(await self._collect_demonstrations())
         self.policy.save(self.out / "sft" / "model")
         sft = await self._examine("sft")
-        curve = await self._practise()
+        curve = await self._train_rl()
         self.policy.save(self.out / "rl" / "model")
         rl = await self._examine("rl")
         return self._report({"null": null, "base": base, "sft": sft, "rl": rl}, curve)
 
-    async def _demonstrate(self) -> list[Trajectory]:
+    async def _collect_demonstrations(self) -> list[Trajectory]:
         tasks = self.tasks("train", self.plan.demonstrations, 1)
         agent = self.agent(1.0)
         engine = ScriptedEngine.of("expert", self.make_environment(), agent.make_format(), self.policy.renderer)
@@ -140,43 +142,44 @@ class Quickstart:
                 on_done=lambda episode: progress.advance(),
             )  # fmt: skip
 
-    async def _imitate(self, demonstrations: list[Trajectory]) -> None:
-        """Until the apprentice solves a stated share of validation tasks: practice needs some success to start from."""
+    async def _train_sft(self, demonstrations: list[Trajectory]) -> None:
+        """SFT until the policy solves a set share of validation tasks: RL needs some success to start from."""
         plan = self.plan.sft
         check = Panel(tuple(self.tasks("val", self.plan.check_tasks, 0)), self.seed)
-        self.checked = 0.0
+        self.val_success = 0.0
 
         async def good_enough() -> bool:
-            result, _ = await self.policy.examine(
+            result, _ = await self.policy.evaluate(
                 "val", check, self.make_environment, self.agent(self.plan.examine_temperature)
             )
-            self.checked = result.success_rate
+            self.val_success = result.success_rate
             return result.success_rate >= self.plan.sft_target
 
-        metrics = MetricsFile(self.out / "sft" / "metrics.jsonl")
         with self._stage("imitate (SFT)", planned_steps(len(demonstrations), plan), "steps") as progress:
 
-            def heard(step: int, total: int, values: dict[str, float]) -> None:
-                metrics.write(step, values)
-                progress.advance(1, f"loss {values['actor/loss']:.3f}, validation {self.checked:.0%}")
+            def show(step: int, metrics: dict[str, float]) -> None:
+                progress.advance(1, f"loss {metrics['actor/loss']:.3f}, validation {self.val_success:.0%}")
 
-            self.sft_steps = await train_sft(self.policy, demonstrations, plan, heard, good_enough)
-        metrics.close()
+            self.sft_steps = await train_sft(
+                self.policy, demonstrations, plan, self.out / "sft", on_step=show, good_enough=good_enough
+            )
 
-    async def _practise(self) -> list[float]:
-        plan = self.plan.rl
+    async def _train_rl(self) -> list[float]:
+        """Reinforcement learning; the success rate of every step."""
+        plan, agent = self.plan.rl, self.agent(self.plan.temperature)
         tasks = self.tasks("train", plan.steps * plan.tasks_per_step, 2)
-        practice = RLTrainer(self.policy, tasks, self.make_environment, self.agent(self.plan.temperature), plan)
-        metrics = MetricsFile(self.out / "rl" / "metrics.jsonl")
+        source = OnlineSource(self.policy, tasks, self.make_environment, agent, plan)
         curve: list[float] = []
         with self._stage("practise (GRPO)", plan.steps, "steps") as progress:
-            for step in range(plan.steps):
-                values, _ = await practice.step(step)
-                metrics.write(step + 1, values)
-                curve.append(values["success/mean"])
+
+            def show(step: int, metrics: dict[str, float]) -> None:
+                curve.append(metrics["success/mean"])
                 recent = curve[-5:]
                 progress.advance(1, f"success {sum(recent) / len(recent):.1%} (last {len(recent)} steps)")
-        metrics.close()
+
+            settings = RunSettings(plan.steps, val_before_train=False, save_on_stop=False)
+            trainer = RLTrainer(self.policy, source, plan)
+            await Run(self.out / "rl", trainer, settings, say=self.say, on_step=show).train()
         return curve
 
     async def _scripted(self, source: str) -> EvalResult:
@@ -188,7 +191,7 @@ class Quickstart:
     async def _examine(self, name: str) -> EvalResult:
         agent = self.agent(self.plan.examine_temperature)
         with self._stage(f"examine {name}", len(self.panel.tasks), "episodes") as progress:
-            result, episodes = await self.policy.examine(
+            result, episodes = await self.policy.evaluate(
                 name, self.panel, self.make_environment, agent, on_done=lambda episode: progress.advance()
             )
             for episode in episodes:

@@ -162,11 +162,11 @@ def test_asked_to_stop_it_finishes_the_update_saves_and_goes_on_later(
     data = ["--episodes", str(attempts)]
     assert main(asked(command, data, tmp_path / "whole")) == 0
     before = signal.getsignal(number)
-    module, name = (build_supervised.sft, "update") if command == "sft" else (build_supervised.dpo, "step")
+    module, name = (build_supervised.sft, "update") if command == "sft" else (build_supervised.dpo, "update")
     before_update(monkeypatch, module, name, 2, lambda: signal.raise_signal(number))
     assert main(asked(command, data, tmp_path / "cut")) == 130
     monkeypatch.undo()
-    assert "Stopping after this update, with a checkpoint" in capsys.readouterr().out
+    assert "Stopping after this step, with a checkpoint" in capsys.readouterr().out
     assert signal.getsignal(number) == before
     assert Checkpoints(tmp_path / "cut").steps() == [2]
     assert main(asked(command, data, tmp_path / "cut")) == 0
@@ -239,13 +239,13 @@ def test_other_data_is_not_gone_on_with(
     shown, out = tmp_path / "shown", tmp_path / "out"
     shutil.copytree(attempts, shown)
     arguments = asked(command, ["--episodes", str(shown)], out)
-    module, name = (build_supervised.sft, "update") if command == "sft" else (build_supervised.dpo, "step")
+    module, name = (build_supervised.sft, "update") if command == "sft" else (build_supervised.dpo, "update")
     before_update(monkeypatch, module, name, 1, lambda: signal.raise_signal(signal.SIGINT))
     assert main(arguments) == 130
     monkeypatch.undo()
     next(path for path in sorted(shown.rglob("*.jsonl")) if "expert" in str(path)).unlink()
     assert main(arguments) == 2
-    assert "not what the run in" in capsys.readouterr().err
+    assert "not what this run began with" in capsys.readouterr().err
     shutil.rmtree(shown)
     shutil.copytree(attempts, shown)
     assert main(arguments) == 0

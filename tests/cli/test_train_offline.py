@@ -17,8 +17,8 @@ from practicum.data.store import read_episodes
 from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.training.forward import logprobs
+from practicum.training.logged_source import has_policy_logprobs
 from practicum.training.micro_batches import MicroBatchLimits
-from practicum.training.offline import knows_its_policy
 from practicum.training.samples import unweighted_samples
 
 HOLD = "actor_rollout_ref.actor.kl_loss_coef=0.1"
@@ -50,7 +50,7 @@ def test_from_a_folder_to_a_model(
     assert [line["step"] for line in lines] == list(range(len(lines)))
     assert "val/success/mean" in lines[0]
     if method == "grpo":
-        assert "the start policy stands in for theirs" in said
+        assert "those of the start policy are used instead" in said
         assert all(line["actor/grad_norm"] > 0 for line in lines[1:])
         assert "rollout/episodes" not in lines[1]
     else:
@@ -69,7 +69,7 @@ def test_success_becomes_likelier_and_failure_less_so(attempts: Path, tmp_path: 
                  "actor_rollout_ref.actor.optim.lr=5e-5", "actor_rollout_ref.actor.entropy_coeff=0"]  # fmt: skip
     assert main(arguments) == 0
     episodes = list(read_episodes(attempts))
-    assert not any(knows_its_policy(episode) for episode in episodes)
+    assert not any(has_policy_logprobs(episode) for episode in episodes)
     samples = [sample for episode in episodes for sample in unweighted_samples(episode)]
     models = (loader.load(name).model for name in ("tiny", str(tmp_path / "practicum" / "run" / "model")))
     start, end = (

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from practicum.quickstart import Plan, Quickstart
-from practicum.training.rl_trainer import RLSettings
+from practicum.training.rl_settings import RLSettings
 from practicum.training.sft import SFTSettings
 
 

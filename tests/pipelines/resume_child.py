@@ -72,15 +72,15 @@ def leg(folder: str, overrides: list[str], kill: tuple[str, int] | None) -> None
         config,
         on_step=lambda step, values: last.clear() if step < run.settings.steps else None,
         on_episode=finished,
-        tick=hook if kind == "tick" else None,
+        on_micro_batch=hook if kind == "tick" else None,
         say=lambda text: None,
     )
     # A model that nobody taught never ends a reply by itself: a letter does it here.
-    agent = run.practice.agent
-    run.practice.agent = replace(agent, sampling=replace(agent.sampling, stop=("e",)))
+    source = run.trainer.source
+    source.agent = replace(source.agent, sampling=replace(source.agent.sampling, stop=("e",)))
 
     async def go() -> None:
-        await run.go()
+        await run.train()
         await run.policy.close()
 
     asyncio.run(go())

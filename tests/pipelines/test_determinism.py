@@ -15,7 +15,9 @@ from practicum.engines.base import Sampling
 from practicum.environment import Action, Step
 from practicum.environments.math import MathEnvironment
 from practicum.models import loader
-from practicum.training.rl_trainer import RLSettings, RLTrainer
+from practicum.training.online_source import OnlineSource
+from practicum.training.rl_settings import RLSettings
+from practicum.training.rl_trainer import RLTrainer
 from practicum.training.trainable_policy import TrainablePolicy
 
 SHORTNESS = f"{Path(__file__).with_name('rewards.py')}:shortness"
@@ -39,7 +41,7 @@ def run_once() -> tuple[dict[str, torch.Tensor], list[dict[str, float]], list[by
         make = lambda: Jittery(reward=SHORTNESS)  # noqa: E731
         agent = Agent(max_turns=2, sampling=Sampling(max_tokens=10, stop=("e",)))
         settings = RLSettings(steps=3, tasks_per_step=4, chains=4, lr=1e-3, warmup=0)
-        practice = RLTrainer(policy, make().tasks("train", 12), make, agent, settings)
+        practice = RLTrainer(policy, OnlineSource(policy, make().tasks("train", 12), make, agent, settings), settings)
         metrics, episodes = [], []
         for step in range(3):
             values, rolled = await practice.step(step)

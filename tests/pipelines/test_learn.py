@@ -35,9 +35,9 @@ def test_practice_beats_its_start(estimator: str, steps: int, finished: Path, tm
     async def whole() -> tuple[EvalResult, EvalResult]:
         make = lambda: MathEnvironment(levels=(1,))  # noqa: E731
         try:
-            before, _ = await run.policy.examine("sft", panel, make, agent)
-            await run.go()
-            after, _ = await run.policy.examine(estimator, panel, make, agent)
+            before, _ = await run.policy.evaluate("sft", panel, make, agent)
+            await run.train()
+            after, _ = await run.policy.evaluate(estimator, panel, make, agent)
         finally:
             await run.policy.close()
         return before, after

@@ -41,7 +41,9 @@ from practicum.tools.base import Tool, ToolResult
 from practicum.tools.errors import ToolFailure
 from practicum.tools.mcp import Address, read_address
 from practicum.training.objective import Objective
-from practicum.training.rl_trainer import RLSettings, RLTrainer
+from practicum.training.online_source import OnlineSource
+from practicum.training.rl_settings import RLSettings
+from practicum.training.rl_trainer import RLTrainer
 from practicum.training.run import Run, RunSettings
 from practicum.training.sft import SFTSettings, train_sft
 from practicum.training.trainable_policy import TrainablePolicy
@@ -428,11 +430,11 @@ def test_a_server_from_the_registry_serves_a_tool_in_training(tmp_path: Path) ->
             # What the clock says decides the rewards: an entropy bonus makes an update of any of them.
             objective = Objective(entropy_coeff=0.01)
             settings = RLSettings(steps=1, tasks_per_step=4, chains=6, lr=1e-3, warmup=0, objective=objective)
-            practice = RLTrainer(policy, world.tasks("train", 4), Clocks, agent, settings)
+            source = OnlineSource(policy, world.tasks("train", 4), Clocks, agent, settings)
             before = torch.cat([value.detach().flatten().clone() for value in policy.decoder.parameters()])
             practised: list[Trajectory] = []
-            run = Run(tmp_path, practice, RunSettings(1), say=lambda text: None, on_episode=practised.append)
-            await run.go()
+            trainer = RLTrainer(policy, source, settings, on_episode=practised.append)
+            await Run(tmp_path, trainer, RunSettings(1), say=lambda text: None).train()
             after = torch.cat([value.detach().flatten() for value in policy.decoder.parameters()])
             return shown, practised, bool(torch.any(before != after))
         finally:

@@ -25,11 +25,11 @@ def test_without_a_curriculum_tasks_go_round() -> None:
 def test_easy_tasks_come_first_and_success_opens_the_next_level() -> None:
     stream = TaskStream(TASKS, CurriculumSettings(threshold=0.75, window=4), draw=2)
     assert {t.fields["level"] for t in stream.take(2)} == {1}
-    stream.hear([played(TASKS[1], success) for success in (True, True, False, False)])
+    stream.update([played(TASKS[1], success) for success in (True, True, False, False)])
     assert stream.open == 1
-    stream.hear([played(TASKS[1], True), played(TASKS[1], True)])  # the last four: no, no, yes, yes
+    stream.update([played(TASKS[1], True), played(TASKS[1], True)])  # the last four: no, no, yes, yes
     assert stream.open == 1
-    stream.hear([played(TASKS[1], True)])  # no, yes, yes, yes
+    stream.update([played(TASKS[1], True)])  # no, yes, yes, yes
     assert stream.open == 2
     assert {t.fields["level"] for t in stream.take(4)} == {1, 2}
     assert stream.metrics() == {"curriculum/open_levels": 2.0}
@@ -46,7 +46,7 @@ def test_a_draw_never_holds_a_task_twice() -> None:
 def test_state_goes_on_where_it_was() -> None:
     one = TaskStream(TASKS, CurriculumSettings(threshold=0.5, window=2), draw=2)
     one.take(3)
-    one.hear([played(TASKS[1], True), played(TASKS[1], True)])
+    one.update([played(TASKS[1], True), played(TASKS[1], True)])
     two = TaskStream(TASKS, CurriculumSettings(threshold=0.5, window=2), draw=2)
     two.restore(one.state())
     assert [t.id for t in one.take(5)] == [t.id for t in two.take(5)]

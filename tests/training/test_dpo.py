@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from practicum.algorithms.preferences import LOSSES, Pairs
 from practicum.errors import UserError
 from practicum.models import loader, lora
-from practicum.training.dpo import DPOSettings, Pair, step, totals, train_dpo
+from practicum.training.dpo import DPOSettings, Pair, sum_logprobs, train_dpo, update
 from practicum.training.micro_batches import Sample
 from practicum.training.optimizer import OptimizerSettings
 from practicum.training.trainable_policy import TrainablePolicy
@@ -42,8 +43,8 @@ def test_the_gradient_is_autograds_through_hugging_face(kind: str) -> None:
     policy.reset_optimizer(settings.optimizer)
     policy.learner.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
     samples = [p.chosen for p in pairs] + [p.rejected for p in pairs]
-    reference = totals(policy.decoder, policy, samples) + torch.linspace(-2, 2, 8, dtype=torch.float64)
-    step(policy, pairs, reference, settings, 0.0)
+    reference = sum_logprobs(policy.decoder, policy, samples) + torch.linspace(-2, 2, 8, dtype=torch.float64)
+    update(policy, pairs, reference, settings, 0.0)
     mine = {n: p.grad.clone() for n, p in policy.loaded.model.named_parameters() if p.grad is not None}
 
     model = loader.load_tiny(0).model
@@ -74,7 +75,7 @@ def test_pairs_are_learnt_from_a_loss_of_ln_2(adapter: bool) -> None:
     policy = TrainablePolicy(lora.add_adapter(loaded, lora.LoRASettings(8)) if adapter else loaded)
     heard: list[dict[str, float]] = []
     settings = DPOSettings(epochs=12, batch_size=8, lr=5e-3 if adapter else 1e-3, warmup_ratio=0.0)
-    taken = train_dpo(policy, make_pairs(16, 2), settings, lambda n, total, values: heard.append(values))
+    taken = asyncio.run(train_dpo(policy, make_pairs(16, 2), settings, on_step=lambda n, values: heard.append(values)))
     assert taken == 24
     assert heard[0]["dpo/loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert heard[-1]["dpo/loss"] < 0.3
@@ -85,11 +86,11 @@ def test_pairs_are_learnt_from_a_loss_of_ln_2(adapter: bool) -> None:
 def test_the_reference_is_the_adapter_it_starts_from(tmp_path: Path) -> None:
     pairs, settings = make_pairs(8, 4), DPOSettings(epochs=4, batch_size=8, lr=5e-3, warmup_ratio=0.0)
     first = TrainablePolicy(lora.add_adapter(loader.load_tiny(0), lora.LoRASettings(8)))
-    train_dpo(first, make_pairs(8, 5), settings)
+    asyncio.run(train_dpo(first, make_pairs(8, 5), settings))
     first.save(tmp_path / "adapter")
     second = TrainablePolicy(lora.load_adapter(loader.load_tiny(0), tmp_path / "adapter"))
     heard: list[float] = []
-    train_dpo(second, pairs, settings, lambda n, total, values: heard.append(values["dpo/loss"]))
+    asyncio.run(train_dpo(second, pairs, settings, on_step=lambda n, values: heard.append(values["dpo/loss"])))
     assert heard[0] == pytest.approx(math.log(2), abs=1e-6)
     assert heard[-1] < 0.6
 
@@ -100,7 +101,7 @@ def test_the_same_seed_gives_the_same_weights_and_a_later_start_the_rest() -> No
 
     def run() -> dict[str, torch.Tensor]:
         policy = TrainablePolicy(loader.load_tiny(0))
-        train_dpo(policy, pairs, settings)
+        asyncio.run(train_dpo(policy, pairs, settings))
         return dict(policy.loaded.model.state_dict())
 
     one, two = run(), run()
@@ -109,6 +110,6 @@ def test_the_same_seed_gives_the_same_weights_and_a_later_start_the_rest() -> No
 
 def test_no_pairs_and_wrong_settings() -> None:
     with pytest.raises(UserError, match="no pair to learn from"):
-        train_dpo(TrainablePolicy(loader.load_tiny(0)), [], DPOSettings())
+        asyncio.run(train_dpo(TrainablePolicy(loader.load_tiny(0)), [], DPOSettings()))
     with pytest.raises(UserError, match="beta must be above 0"):
         DPOSettings(beta=0)

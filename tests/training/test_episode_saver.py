@@ -24,13 +24,13 @@ from .test_run import RL, go, make_run
 
 def alarming(run: Run, steps: tuple[int, ...]) -> Run:
     """A run that hears of a large KL at these steps (counted from 0)."""
-    original = run.practice.step
+    original = run.trainer.step
 
     async def step(number: int, *rest: Any) -> Any:
         values, episodes = await original(number, *rest)
         return (values | {"actor/kl": 0.9} if number in steps else values), episodes
 
-    run.practice.step = step  # type: ignore[method-assign]
+    run.trainer.step = step  # type: ignore[method-assign]
     return run
 
 
@@ -44,9 +44,9 @@ def test_a_quiet_run_has_an_empty_journal(tmp_path: Path) -> None:
 
 
 def test_findings_and_adjustments_are_written_as_they_happen(tmp_path: Path) -> None:
-    settings = RunSettings(4, health=HealthSettings(action="adjust", repeat_every=1))
+    health = HealthSettings(action="adjust", repeat_every=1)
     said: list[str] = []
-    go(alarming(make_run(tmp_path, settings, replace(RL, steps=4), say=said.append), (1, 3)))
+    go(alarming(make_run(tmp_path, RunSettings(4), replace(RL, steps=4), health=health, say=said.append), (1, 3)))
     found = lines_of(tmp_path)
     assert [(line["step"], line["kind"]) for line in found] == [(2, "finding"), (2, "adjustment"), (4, "finding")]
     assert found[0] == {
@@ -58,9 +58,9 @@ def test_findings_and_adjustments_are_written_as_they_happen(tmp_path: Path) -> 
 
 
 def test_a_stop_is_written_with_its_reason(tmp_path: Path) -> None:
-    settings = RunSettings(4, health=HealthSettings(action="stop"))
+    health = HealthSettings(action="stop")
     with pytest.raises(UserError, match="The run stops here"):
-        go(alarming(make_run(tmp_path, settings, replace(RL, steps=4)), (2,)))
+        go(alarming(make_run(tmp_path, RunSettings(4), replace(RL, steps=4), health=health), (2,)))
     assert [(line["step"], line["kind"], line["sign"]) for line in lines_of(tmp_path)] == [
         (3, "finding", "kl_high"),
         (3, "stop", "kl_high"),
@@ -69,11 +69,11 @@ def test_a_stop_is_written_with_its_reason(tmp_path: Path) -> None:
 
 def test_a_resumed_run_neither_loses_nor_repeats_a_line(tmp_path: Path) -> None:
     """Killed after step 5 with a checkpoint at step 3: lines of steps 4 and 5 were there and are written again."""
-    settings = RunSettings(6, save_freq=3, health=HealthSettings(repeat_every=1))
+    settings, health = RunSettings(6, save_freq=3), HealthSettings(repeat_every=1)
     whole, torn = tmp_path / "whole", tmp_path / "torn"
     everywhere = tuple(range(6))
-    go(alarming(make_run(whole, settings), everywhere))
-    first = make_run(torn, settings)
+    go(alarming(make_run(whole, settings, health=health), everywhere))
+    first = make_run(torn, settings, health=health)
 
     def killed(step: int, values: dict[str, float]) -> None:
         if step == 6:
@@ -85,9 +85,9 @@ def test_a_resumed_run_neither_loses_nor_repeats_a_line(tmp_path: Path) -> None:
     assert [line["step"] for line in lines_of(torn)] == [1, 2, 3, 4, 5]
     with (torn / HEALTH).open("ab") as file:
         file.write(b'{"step": 6, "kind": "fin')  # torn in the middle of a line
-    second = make_run(torn, settings)
+    second = make_run(torn, settings, health=health)
     second.resume()
-    assert second.standing.step == 3
+    assert second.state.step == 3
     go(alarming(second, everywhere))
     assert (torn / HEALTH).read_bytes() == (whole / HEALTH).read_bytes()
     assert [line["step"] for line in lines_of(torn)] == [1, 2, 3, 4, 5, 6]

@@ -14,7 +14,9 @@ from practicum.environment import Action, Step
 from practicum.environments.math import MathEnvironment
 from practicum.models import loader
 from practicum.training.estimators import ESTIMATORS, Advantages, EstimatorSettings, TokenRewards, token_rewards
-from practicum.training.rl_trainer import RLSettings, RLTrainer
+from practicum.training.online_source import OnlineSource
+from practicum.training.rl_settings import RLSettings
+from practicum.training.rl_trainer import RLTrainer
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Outcome, Trajectory
 
@@ -127,7 +129,9 @@ def test_each_estimator_takes_a_real_step(name: str) -> None:
         policy = TrainablePolicy(loader.load_tiny(0))
         agent = Agent(max_turns=1, sampling=Sampling(max_tokens=12, stop=("e",)))
         settings = RLSettings(steps=1, tasks_per_step=2, chains=3, estimator=name)
-        practice = RLTrainer(policy, ByLength().tasks("train", 2), ByLength, agent, settings)
+        practice = RLTrainer(
+            policy, OnlineSource(policy, ByLength().tasks("train", 2), ByLength, agent, settings), settings
+        )
         metrics, episodes = await practice.step(0)
         await policy.close()
         return metrics, len(episodes)

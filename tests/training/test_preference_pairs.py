@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 from collections.abc import Sequence
@@ -118,7 +119,8 @@ def test_mined_pairs_are_learnt() -> None:
     pairs = [mined.pair for mined in mine_pairs(episodes)]
     heard: list[dict[str, float]] = []
     settings = DPOSettings(epochs=10, batch_size=4, lr=1e-3, warmup_ratio=0.0)
-    train_dpo(TrainablePolicy(loader.load_tiny(0)), pairs, settings, lambda n, total, values: heard.append(values))
+    policy = TrainablePolicy(loader.load_tiny(0))
+    asyncio.run(train_dpo(policy, pairs, settings, on_step=lambda n, values: heard.append(values)))
     assert heard[0]["dpo/loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert heard[-1]["dpo/accuracy"] == 1.0
     assert heard[-1]["dpo/loss"] < 0.6

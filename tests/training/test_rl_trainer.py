@@ -16,8 +16,11 @@ from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.models import loader
 from practicum.task import Task
+from practicum.training.group_filter import group_scored
 from practicum.training.monitor.rollout_metrics import rollout_metrics
-from practicum.training.rl_trainer import RLSettings, RLTrainer, group_scored
+from practicum.training.online_source import OnlineSource
+from practicum.training.rl_settings import RLSettings
+from practicum.training.rl_trainer import RLTrainer
 from practicum.training.samples import build_samples, collate, sft_samples
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
@@ -122,7 +125,8 @@ class Dead(MathEnvironment):
 
 
 def practice(make: type[MathEnvironment], agent: Agent = AGENT, settings: RLSettings = SETTINGS) -> RLTrainer:
-    return RLTrainer(TrainablePolicy(loader.load_tiny(0)), make().tasks("train", 2), make, agent, settings)
+    policy = TrainablePolicy(loader.load_tiny(0))
+    return RLTrainer(policy, OnlineSource(policy, make().tasks("train", 2), make, agent, settings), settings)
 
 
 def step(run: RLTrainer) -> dict[str, float]:

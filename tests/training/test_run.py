@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,14 @@ from practicum.rewards.base import reward
 from practicum.task import Task
 from practicum.training.checkpoint import Checkpoints
 from practicum.training.estimators import Advantages, Estimator
+from practicum.training.group_filter import GroupFilter
 from practicum.training.monitor.health import HealthSettings
 from practicum.training.monitor.reward_hacking import RewardHackingSettings
+from practicum.training.monitor.run_monitor import RunMonitor
 from practicum.training.objective import Objective
-from practicum.training.rl_trainer import GroupFilter, RLSettings, RLTrainer
+from practicum.training.online_source import OnlineSource
+from practicum.training.rl_settings import RLSettings
+from practicum.training.rl_trainer import RLTrainer
 from practicum.training.run import Run, RunSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Outcome
@@ -55,14 +59,29 @@ def make_run(
     **more: Any,
 ) -> Run:
     tasks = environment().tasks("train", rl.tasks_per_step * rl.steps)
-    practice = RLTrainer(TrainablePolicy(loader.load_tiny(0)), tasks, environment, AGENT, rl)
-    return Run(folder, practice, settings, say=more.pop("say", lambda text: None), **more)
+    return monitored(folder, TrainablePolicy(loader.load_tiny(0)), tasks, environment, settings, rl, **more)
+
+
+def monitored(
+    folder: Path,
+    policy: TrainablePolicy,
+    tasks: Sequence[Task],
+    environment: Callable[[], MathEnvironment],
+    settings: RunSettings,
+    rl: RLSettings,
+    evaluate: Any = None,
+    health: HealthSettings | None = None,
+    hacking: RewardHackingSettings | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Run:
+    trainer = RLTrainer(policy, OnlineSource(policy, tasks, environment, AGENT, rl), rl, evaluate=evaluate)
+    return Run(folder, trainer, settings, RunMonitor(folder, trainer, health, hacking, say), say=say)
 
 
 def go(run: Run) -> None:
     async def whole() -> None:
         try:
-            await run.go()
+            await run.train()
         finally:
             await run.policy.close()
 
@@ -89,9 +108,9 @@ def validations(*rates: float | None) -> Any:
 
 def test_the_best_checkpoint_outlives_the_limit(tmp_path: Path) -> None:
     settings = RunSettings(6, save_freq=1, save_total_limit=2, test_freq=1)
-    run = make_run(tmp_path, settings, validate=validations(0.0, 0.3, 0.9, 0.5, 0.4, 0.3, 0.2))
+    run = make_run(tmp_path, settings, evaluate=validations(0.0, 0.3, 0.9, 0.5, 0.4, 0.3, 0.2))
     go(run)
-    assert run.standing.best_step == 2
+    assert run.state.best_step == 2
     assert Checkpoints(tmp_path).steps() == [2, 5, 6]
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4, 5, 6]
@@ -102,12 +121,12 @@ def test_the_best_checkpoint_outlives_the_limit(tmp_path: Path) -> None:
 
 def test_a_new_best_is_saved_at_once(tmp_path: Path) -> None:
     settings = RunSettings(4, save_freq=4, test_freq=1)
-    go(make_run(tmp_path, settings, replace(RL, steps=4), validate=validations(0.0, 0.1, 0.8, 0.2, 0.3)))
+    go(make_run(tmp_path, settings, replace(RL, steps=4), evaluate=validations(0.0, 0.1, 0.8, 0.2, 0.3)))
     assert Checkpoints(tmp_path).steps() == [1, 2, 4]
 
 
 def test_without_a_frequency_nothing_is_saved_on_the_way(tmp_path: Path) -> None:
-    run = make_run(tmp_path, RunSettings(2, test_freq=1), replace(RL, steps=2), validate=validations(0.0, 0.3, 0.9))
+    run = make_run(tmp_path, RunSettings(2, test_freq=1), replace(RL, steps=2), evaluate=validations(0.0, 0.3, 0.9))
     go(run)
     assert Checkpoints(tmp_path).steps() == []
 
@@ -120,11 +139,11 @@ def test_the_recipe_of_the_readme_can_be_resumed() -> None:
 def test_early_stopping(tmp_path: Path) -> None:
     said: list[str] = []
     settings = RunSettings(6, save_freq=10, test_freq=1, patience=2)
-    run = make_run(tmp_path, settings, validate=validations(0.0, 0.5, 0.4, 0.5, 0.6, 0.7, 0.8), say=said.append)
+    run = make_run(tmp_path, settings, evaluate=validations(0.0, 0.5, 0.4, 0.5, 0.6, 0.7, 0.8), say=said.append)
     go(run)
-    assert run.standing.step == 3
+    assert run.state.step == 3
     assert any("2 validations without a new best" in text for text in said)
-    again = make_run(tmp_path, settings, validate=validations(), say=said.append)
+    again = make_run(tmp_path, settings, evaluate=validations(), say=said.append)
     again.resume()
     go(again)
     assert said[-1].startswith("Nothing to do")
@@ -136,7 +155,7 @@ def written(folder: Path) -> list[dict[str, float]]:
 
 def test_stopped_in_the_first_validation_a_run_goes_on_without_another(tmp_path: Path) -> None:
     settings, rates = RunSettings(4, save_freq=4, test_freq=1, patience=2), (0.5, 0.4, 0.6, 0.6, 0.7)
-    whole = make_run(tmp_path / "whole", settings, replace(RL, steps=4), validate=validations(*rates))
+    whole = make_run(tmp_path / "whole", settings, replace(RL, steps=4), evaluate=validations(*rates))
     go(whole)
     first = validations(*rates[:1])
 
@@ -146,11 +165,11 @@ def test_stopped_in_the_first_validation_a_run_goes_on_without_another(tmp_path:
         return await first()
 
     with pytest.raises(KeyboardInterrupt):
-        go(make_run(tmp_path / "cut", settings, replace(RL, steps=4), validate=interrupted))
-    again = make_run(tmp_path / "cut", settings, replace(RL, steps=4), validate=validations(*rates[1:]))
+        go(make_run(tmp_path / "cut", settings, replace(RL, steps=4), evaluate=interrupted))
+    again = make_run(tmp_path / "cut", settings, replace(RL, steps=4), evaluate=validations(*rates[1:]))
     again.resume()
     go(again)
-    assert again.standing == whole.standing
+    assert again.state == whole.state
     assert (tmp_path / "cut/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
 
 
@@ -159,9 +178,9 @@ def test_a_validation_without_a_score_does_not_count(metric: str, tmp_path: Path
     said: list[str] = []
     settings = RunSettings(4, test_freq=1, patience=2, best_metric=metric)
     rates = (None, 0.5, None, None, 0.4)
-    run = make_run(tmp_path, settings, replace(RL, steps=4), validate=validations(*rates), say=said.append)
+    run = make_run(tmp_path, settings, replace(RL, steps=4), evaluate=validations(*rates), say=said.append)
     go(run)
-    assert (run.standing.step, run.standing.best_step, run.standing.stale_validations) == (4, 1, 1)
+    assert (run.state.step, run.state.best_step, run.state.stale_validations) == (4, 1, 1)
     asked = [{name: value for name, value in line.items() if name.startswith("val/")} for line in written(tmp_path)]
     assert [one for one in asked if one["val/n"] == 0] == [{"val/n": 0.0, "val/errors": 10.0}] * 3
     assert asked[1]["val/success/mean"] == 0.5
@@ -178,11 +197,11 @@ def test_settings_of_a_run_that_cannot_work() -> None:
 # -- what a policy is measured from -----------------------------------------------------------
 
 
-def adapted(folder: Path, rl: RLSettings, adapter: str | None, steps: int, **more: Any) -> Run:
+def adapted(folder: Path, rl: RLSettings, adapter: str | None, steps: int) -> Run:
     loaded = loader.load_tiny(0)
     loaded = lora.load_adapter(loaded, adapter) if adapter else lora.add_adapter(loaded, lora.LoRASettings(4), 1)
-    practice = RLTrainer(TrainablePolicy(loaded), ByLength().tasks("train", 12), ByLength, AGENT, rl)
-    return Run(folder, practice, RunSettings(steps, save_freq=1), say=lambda text: None, **more)
+    tasks = ByLength().tasks("train", 12)
+    return monitored(folder, TrainablePolicy(loaded), tasks, ByLength, RunSettings(steps, save_freq=1), rl)
 
 
 def test_the_reference_of_a_loaded_adapter_is_that_adapter(tmp_path: Path) -> None:
@@ -221,7 +240,7 @@ def test_resuming_is_refused_where_it_would_lose_something(tmp_path: Path) -> No
     path = tmp_path / "global_step_1"
     run = make_run(tmp_path / "other", RunSettings(3, resume_mode="resume_path", resume_from_path=str(path)))
     run.resume()
-    assert run.standing.step == 1
+    assert run.state.step == 1
 
 
 SHORT = ["agent.environment=math", "algorithm.adv_estimator=grpo", "agent.num_chains=2", "data.train_batch_size=2",
@@ -240,7 +259,7 @@ def test_a_failed_start_leaves_the_folder_free(
 
     wanted = ["agent.max_turns=1", "trainer.total_training_steps=1"]
     with monkeypatch.context() as patched:
-        patched.setattr(Run, "_one_step", fail)
+        patched.setattr(RLTrainer, "step", fail)
         assert main(short(tmp_path, *wanted, "trainer.seed=1")) == 2
     assert [path.read_bytes() for path in tmp_path.rglob("metrics.jsonl")] == [b""]
     assert main(short(tmp_path, *wanted)) == 0
@@ -255,12 +274,12 @@ def test_killed_before_its_first_checkpoint_the_same_run_begins_anew(
     class Killed(BaseException):
         pass
 
-    def act(run: Run, step: int, found: object) -> None:
+    def act(monitor: RunMonitor, step: int) -> None:
         raise Killed
 
     wanted = ["agent.max_turns=1", "trainer.total_training_steps=2"]
     with monkeypatch.context() as patched:
-        patched.setattr(Run, "_act", act)
+        patched.setattr(RunMonitor, "act", act)
         with pytest.raises(Killed):
             main(short(tmp_path / "cut", *wanted))
     (metrics,) = (tmp_path / "cut").rglob("metrics.jsonl")
@@ -295,7 +314,7 @@ def test_a_planted_nan(tmp_path: Path) -> None:
         value = np.nan if calls == 3 else 1.0
         return Advantages([[np.full(len(rated.rewards), value) for rated in group] for group in groups])
 
-    run.practice.estimator = Estimator(broken)
+    run.trainer.estimator = Estimator(broken)
     with pytest.raises(UserError, match=r"Step 3: the loss is nan .*nothing was updated.*last good .*global_step_2"):
         go(run)
     assert all(torch.isfinite(value).all() for value in run.policy.loaded.model.state_dict().values())
@@ -335,14 +354,14 @@ def test_an_update_that_does_not_reach_the_engine(tmp_path: Path) -> None:
 
 
 def test_health_can_stop_a_run_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
-    run = make_run(tmp_path, RunSettings(6, save_freq=1, health=HealthSettings(action="stop")))
-    original = run.practice.step
+    run = make_run(tmp_path, RunSettings(6, save_freq=1), health=HealthSettings(action="stop"))
+    original = run.trainer.step
 
     async def step(number: int, *rest: Any) -> Any:
         values, episodes = await original(number, *rest)
         return (values | {"actor/kl": 0.9} if number == 3 else values), episodes
 
-    run.practice.step = step  # type: ignore[method-assign]
+    run.trainer.step = step  # type: ignore[method-assign]
     with pytest.raises(UserError, match=r"kl_high 0.9, limit 0.5.*The run stops here.*global_step_3"):
         go(run)
     assert Checkpoints(tmp_path).steps() == [1, 2, 3]
@@ -351,17 +370,17 @@ def test_health_can_stop_a_run_and_keeps_the_last_good_checkpoint(tmp_path: Path
 def test_health_can_adjust(tmp_path: Path) -> None:
     said: list[str] = []
     run = make_run(
-        tmp_path, RunSettings(3, health=HealthSettings(action="adjust")), replace(RL, steps=3), say=said.append
+        tmp_path, RunSettings(3), replace(RL, steps=3), health=HealthSettings(action="adjust"), say=said.append
     )
-    original = run.practice.step
+    original = run.trainer.step
 
     async def step(number: int, *rest: Any) -> Any:
         values, episodes = await original(number, *rest)
         return values | {"actor/kl": 0.9}, episodes
 
-    run.practice.step = step  # type: ignore[method-assign]
+    run.trainer.step = step  # type: ignore[method-assign]
     go(run)
-    assert run.practice.clip_scale == 0.5  # 0.2 → 0.1, once
+    assert run.trainer.clip_scale == 0.5  # 0.2 → 0.1, once
     assert any("clip × 0.5" in text for text in said)
 
 
@@ -376,9 +395,17 @@ def test_a_planted_exploit_is_flagged_before_thirty_steps(tmp_path: Path) -> Non
     here = Path(__file__)
     rl = replace(RL, steps=29, tasks_per_step=6, chains=6, lr=2e-3)
     maker = lambda: MathEnvironment(reward=f"{here}:short_answers", verifier="math_reward")  # noqa: E731
-    practice = RLTrainer(TrainablePolicy(loader.load_tiny(0)), maker().tasks("train", 6 * 29), maker, AGENT, rl)
     said: list[str] = []
-    run = Run(tmp_path, practice, RunSettings(29, hacking=RewardHackingSettings(action="stop")), say=said.append)
+    run = monitored(
+        tmp_path,
+        TrainablePolicy(loader.load_tiny(0)),
+        maker().tasks("train", 6 * 29),
+        maker,
+        RunSettings(29),
+        rl,
+        hacking=RewardHackingSettings(action="stop"),
+        say=said.append,
+    )
     with pytest.raises(UserError, match="verifier .*The run stops here"):
         go(run)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -389,7 +416,7 @@ def test_a_planted_exploit_is_flagged_before_thirty_steps(tmp_path: Path) -> Non
     assert len(kept) == RewardHackingSettings().keep_top
 
 
-# -- what is practised ------------------------------------------------------------------------
+# -- which groups are trained on ------------------------------------------------------------------------
 
 
 class Half(ByLength):
@@ -404,14 +431,15 @@ class Half(ByLength):
         return Step(truncated=True, reward=1.0 if self._task and int(self._task.id.rsplit("-", 1)[1]) % 2 else 0.0)
 
 
-def first_step(settings: RLSettings) -> Iterator[dict[str, float]]:
-    practice = RLTrainer(TrainablePolicy(loader.load_tiny(0)), Half().tasks("train", 24), Half, AGENT, settings)
+def first_step(settings: RLSettings) -> dict[str, float]:
+    policy = TrainablePolicy(loader.load_tiny(0))
+    trainer = RLTrainer(policy, OnlineSource(policy, Half().tasks("train", 24), Half, AGENT, settings), settings)
 
     async def once() -> dict[str, float]:
         try:
-            return (await practice.step(0))[0]
+            return (await trainer.step(0))[0]
         finally:
-            await practice.policy.close()
+            await policy.close()
 
     return asyncio.run(once())
 
@@ -421,9 +449,9 @@ def test_dynamic_sampling_draws_again_until_enough_groups_have_signal() -> None:
     plain = first_step(settings)
     assert plain["rollout/episodes"] == 24
     assert plain["rollout/dead_groups"] == pytest.approx(0.5)
-    skipping = first_step(replace(settings, admission=GroupFilter(True, 1)))
+    skipping = first_step(replace(settings, group_filter=GroupFilter(True, 1)))
     assert skipping["rollout/episodes"] == 24
-    drawing = first_step(replace(settings, admission=GroupFilter(True, 3)))
+    drawing = first_step(replace(settings, group_filter=GroupFilter(True, 3)))
     assert drawing["rollout/episodes"] == 48
     assert drawing["rollout/rounds"] == 2
     assert drawing["actor/tokens"] > 1.5 * skipping["actor/tokens"]

@@ -7,7 +7,7 @@ import pytest
 
 from practicum.errors import UserError
 from practicum.training.micro_batches import Sample
-from practicum.training.sft import fitting
+from practicum.training.sft import without_too_long
 
 
 def sample(length: int) -> Sample:
@@ -17,15 +17,15 @@ def sample(length: int) -> Sample:
 
 def test_what_is_longer_than_the_window_is_left_out_and_said(capsys: pytest.CaptureFixture[str]) -> None:
     short, full, long = sample(3), sample(8), sample(9)
-    assert fitting([short, long, full], 8) == [short, full]
+    assert without_too_long([short, long, full], 8) == [short, full]
     assert capsys.readouterr().out == (
         "1 of 3 demonstrations are longer than the model's window (8 tokens) and are left out.\n"
     )
-    assert fitting([short], 8) == [short]
-    assert fitting([], 8) == []
+    assert without_too_long([short], 8) == [short]
+    assert without_too_long([], 8) == []
     assert capsys.readouterr().out == ""
 
 
 def test_nothing_left_is_an_error() -> None:
     with pytest.raises(UserError, match="nothing is left to learn from"):
-        fitting([sample(9)], 8)
+        without_too_long([sample(9)], 8)

@@ -104,15 +104,19 @@ def sft(config: PipelineConfig, log: PipelineLog) -> None:
         if line is not None:
             print(f"  {line}", flush=True)
 
-    stage = build_sft(stages.sft_config(config), heard)
-    print(f"  {describe(stage.policy)}", flush=True)
-    try:
-        progress.total = epochs.steps = stage.settings.steps
-        progress.done = stage.standing.step
-        with progress:
-            stage.run()
-    finally:
-        asyncio.run(stage.policy.close())
+    run = build_sft(stages.sft_config(config), heard)
+    print(f"  {describe(run.policy)}", flush=True)
+    progress.total = epochs.steps = run.settings.steps
+    progress.done = run.state.step
+
+    async def go() -> None:
+        try:
+            with progress:
+                await run.train()
+        finally:
+            await run.policy.close()
+
+    asyncio.run(go())
 
 
 def train(config: PipelineConfig, log: PipelineLog) -> None:
@@ -135,9 +139,9 @@ def train(config: PipelineConfig, log: PipelineLog) -> None:
     async def go() -> None:
         run = build.build_run(made, on_step=stepped, on_episode=lambda episode: progress.advance())
         try:
-            progress.done = run.standing.step * each
+            progress.done = run.state.step * each
             with progress:
-                await run.go()
+                await run.train()
             run.policy.save(Path(stages.policy(config, "rl")))
         finally:
             await run.policy.close()

@@ -15,7 +15,7 @@ from practicum.config.overrides import read_overrides, schema_keys
 from practicum.config.train import TrainConfig
 from practicum.training import build, build_supervised
 from practicum.training.build_supervised import DPOConfig, SFTConfig
-from practicum.training.supervised import SupervisedTrainer
+from practicum.training.run import Run, TrainState
 from practicum.utils.progress import Progress
 
 Config = TypeVar("Config", SFTConfig, DPOConfig)
@@ -80,9 +80,9 @@ async def _train(
     run = build.build_run(config, report, (lambda episode: line.advance()) if online else None, say=log)
     try:
         line.total = run.settings.steps * episodes_per_step
-        line.done = run.standing.step * episodes_per_step
+        line.done = run.state.step * episodes_per_step
         with line:
-            state = await run.go()
+            state = await run.train()
         model = run.folder / "model" if model_folder is None else Path(model_folder)
         run.policy.save(model)
     finally:
@@ -125,7 +125,7 @@ def dpo(
 def _supervised(
     name: str,
     loss: str,
-    build_trainer: Callable[[Callable[[int, dict[str, float]], None]], SupervisedTrainer],
+    build_run: Callable[[Callable[[int, dict[str, float]], None]], Run],
     progress: bool,
     log: Callable[[str], None],
     on_step: StepCallback | None,
@@ -138,18 +138,21 @@ def _supervised(
         evaluated = f", eval {metrics['eval/loss']:.3f}" if "eval/loss" in metrics else ""
         line.advance(1, f"loss {values[loss]:.3f}{evaluated}")
         if on_step is not None:
-            on_step(step, trainer.settings.steps, values)
+            on_step(step, run.settings.steps, values)
 
-    trainer = build_trainer(report)
-    log(build_supervised.describe(trainer.policy))
-    try:
-        line.total, line.done = trainer.settings.steps, trainer.standing.step
-        with line:
-            state = trainer.run()
-    finally:
-        asyncio.run(trainer.policy.close())
-    model = trainer.folder / "model"
-    return TrainResult(trainer.folder, model, state.step, state.best_step, state.best_value, metrics)
+    run = build_run(report)
+    log(build_supervised.describe(run.policy))
+    line.total, line.done = run.settings.steps, run.state.step
+
+    async def finish() -> TrainState:
+        try:
+            with line:
+                return await run.train()
+        finally:
+            await run.policy.close()
+
+    state = asyncio.run(finish())
+    return TrainResult(run.folder, run.folder / "model", state.step, state.best_step, state.best_value, metrics)
 
 
 def resolve_train(config: TrainConfig | Iterable[str]) -> TrainConfig:

@@ -31,17 +31,22 @@ from practicum.registry import environment_maker
 from practicum.rollout import MakeEnvironment
 from practicum.sandbox import base as sandbox
 from practicum.task import Task
-from practicum.training.bandit import BanditTrainer, LoggedState, tabulate
+from practicum.training.bandit_source import BanditSource, LoggedState, tabulate_actions
 from practicum.training.checkpoint import Checkpoints
 from practicum.training.critic import CriticSettings
 from practicum.training.curriculum import CurriculumSettings
 from practicum.training.estimators import ESTIMATORS, EstimatorSettings
+from practicum.training.group_filter import GroupFilter
+from practicum.training.logged_source import METHODS, LoggedSource, TrajectoryLog, read_trajectory_log, signal_groups
 from practicum.training.micro_batches import MicroBatchLimits
 from practicum.training.monitor.loggers import make_loggers
+from practicum.training.monitor.run_monitor import RunMonitor
 from practicum.training.objective import Objective
-from practicum.training.offline import METHODS, OfflineTrainer, TrajectoryLog, read_trajectory_log, signal_groups
+from practicum.training.online_source import OnlineSource
 from practicum.training.optimizer import OptimizerSettings
-from practicum.training.rl_trainer import GroupFilter, RLSettings, RLTrainer
+from practicum.training.rl_settings import RLSettings
+from practicum.training.rl_trainer import RLTrainer
+from practicum.training.rollout_source import RolloutSource
 from practicum.training.run import METRICS, Run, RunSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory
@@ -205,7 +210,7 @@ def rl_settings(config: TrainConfig, steps: int) -> RLSettings:
         ),
         critic_mini_batch=critic.ppo_mini_batch_size,
         critic_warmup=config.trainer.critic_warmup,
-        admission=GroupFilter(algorithm.filter_groups.enable, algorithm.filter_groups.max_num_gen_batches),
+        group_filter=GroupFilter(algorithm.filter_groups.enable, algorithm.filter_groups.max_num_gen_batches),
         curriculum=CurriculumSettings(curriculum.field, curriculum.threshold, curriculum.window)
         if curriculum.enable
         else None,
@@ -253,8 +258,6 @@ def run_settings(config: TrainConfig, steps: int) -> RunSettings:
         patience=trainer.early_stopping_patience,
         resume_mode=trainer.resume_mode,
         resume_from_path=trainer.resume_from_path,
-        health=config.health,
-        hacking=config.hacking,
     )
 
 
@@ -262,7 +265,7 @@ def build_run(
     config: TrainConfig,
     on_step: Callable[[int, dict[str, float]], None] | None = None,
     on_episode: Callable[[Trajectory], None] | None = None,
-    tick: Callable[[], None] | None = None,
+    on_micro_batch: Callable[[], None] | None = None,
     say: Callable[[str], None] = print,
 ) -> Run:
     """Everything loaded and checked, resumed where there is something to resume."""
@@ -295,22 +298,20 @@ def build_run(
         limits=MicroBatchLimits(limit, actor.ppo_micro_batch_size_per_gpu),
         logprob_limits=MicroBatchLimits(limit, rollout.log_prob_micro_batch_size_per_gpu),
         make_engine=engine_maker(config, folder, where),
-        apart=config.trainer.overlap,
+        separate_engine_weights=config.trainer.overlap,
     )
     policy.decoder.checkpointing = config.actor_rollout_ref.model.enable_gradient_checkpointing
     own = config.critic.model.path if ESTIMATORS[settings.estimator].needs_critic else None
+    if config.agent.stream and config.agent.num_chains != 1:
+        raise UserError("agent.stream shows one chain as it happens: set agent.num_chains=1.")
+    watcher = ConsoleEpisodeWatcher(policy.renderer) if config.agent.stream else None
+    source: RolloutSource
     if material is not None:
-        practice = material.practice(policy, world.make_environment, agent, settings, say)
+        source, critic = material.source(policy, agent, settings, say), None
     else:
+        source = OnlineSource(policy, tasks, world.make_environment, agent, settings, watcher)
         critic = Decoder(loader.load(own, where.dtype, where.device).model) if own else None
-        practice = RLTrainer(policy, tasks, world.make_environment, agent, settings, critic)
-    if config.agent.stream:
-        if config.agent.num_chains != 1:
-            raise UserError("agent.stream shows one chain as it happens: set agent.num_chains=1.")
-        practice.watcher = ConsoleEpisodeWatcher(policy.renderer)
-    if practice.critic is not None and config.critic.ppo_micro_batch_size_per_gpu is not None:
-        practice.critic.limits = MicroBatchLimits(limit, config.critic.ppo_micro_batch_size_per_gpu)
-    validate = None
+    evaluate = None
     if validates(config):
         panel = Panel(tuple(world.environment.tasks("val", config.data.val_batch_size)), config.trainer.seed)
         examined = Agent(
@@ -319,21 +320,22 @@ def build_run(
             thoughts=config.agent.thoughts,
             sampling=Sampling(rollout.val_temperature, max_tokens=reply_tokens(config)),
         )
-        validate = functools.partial(_examine, policy, panel, world.make_environment, examined)
+        evaluate = functools.partial(_evaluate, policy, panel, world.make_environment, examined)
+    trainer = RLTrainer(policy, source, settings, critic, evaluate, on_episode, on_micro_batch)
+    if trainer.critic is not None and config.critic.ppo_micro_batch_size_per_gpu is not None:
+        trainer.critic.limits = MicroBatchLimits(limit, config.critic.ppo_micro_batch_size_per_gpu)
     write_atomic(folder / "config.yaml", overrides.show(config).encode())
-    trainer = config.trainer
+    keys = config.trainer
     run = Run(
         folder,
-        practice,
+        trainer,
         running,
-        validate,
+        RunMonitor(folder, trainer, config.health, config.hacking, say),
         lambda resumed: make_loggers(
-            trainer.logger, folder, trainer.project_name, trainer.experiment_name, asdict(config), resumed
+            keys.logger, folder, keys.project_name, keys.experiment_name, asdict(config), resumed
         ),
         say,
         on_step,
-        on_episode,
-        tick,
     )
     run.resume()
     return run
@@ -351,18 +353,13 @@ class Material:
     def units(self) -> Sequence[object]:
         return self.groups or self.states
 
-    def practice(
-        self,
-        policy: TrainablePolicy,
-        maker: MakeEnvironment,
-        agent: Agent,
-        settings: RLSettings,
-        say: Callable[[str], None],
-    ) -> RLTrainer:
+    def source(
+        self, policy: TrainablePolicy, agent: Agent, settings: RLSettings, say: Callable[[str], None]
+    ) -> RolloutSource:
         self.log.check_tokens(policy)
         if self.states:
-            return BanditTrainer(policy, self.states, maker, agent, settings, say)
-        return OfflineTrainer(policy, list(self.groups), maker, agent, settings, say)
+            return BanditSource(policy, self.states, agent, settings, say)
+        return LoggedSource(policy, list(self.groups), agent, settings, say)
 
 
 def logged_material(config: TrainConfig, world: RunComponents) -> Material:
@@ -382,7 +379,7 @@ def logged_material(config: TrainConfig, world: RunComponents) -> Material:
         raise UserError(f"The log's replies are in the format {', '.join(formats)}, not {world.format}; "
                         "set agent.agent_type.")  # fmt: skip
     if method == "bandit":
-        return Material(log, states=tabulate(log, config.algorithm.offline.top_percent, seed))
+        return Material(log, states=tabulate_actions(log, config.algorithm.offline.top_percent, seed))
     return Material(log, groups=signal_groups(log, seed))
 
 
@@ -434,8 +431,8 @@ def load_model(config: TrainConfig, where: Device) -> loader.LoadedModel:
     return lora.add_adapter(loaded, settings, config.trainer.seed)
 
 
-async def _examine(policy: TrainablePolicy, panel: Panel, maker: MakeEnvironment, agent: Agent) -> EvalResult:
-    result, _ = await policy.examine("val", panel, maker, agent)
+async def _evaluate(policy: TrainablePolicy, panel: Panel, maker: MakeEnvironment, agent: Agent) -> EvalResult:
+    result, _ = await policy.evaluate("val", panel, maker, agent)
     return result
 
 
@@ -538,7 +535,7 @@ def derived(config: TrainConfig) -> list[str]:
         + (f" and {actor.ppo_micro_batch_size_per_gpu} sequences" if actor.ppo_micro_batch_size_per_gpu else "")
         + "; its gradient does not depend on that",
         f"steps: {long}",
-        f"loss aggregation: {settings.weighing}",
+        f"loss aggregation: {settings.loss_aggregation}",
         f"reference model: {_reference(config) if settings.needs_reference else 'none'}",
     ]
     if ESTIMATORS[estimator].needs_critic:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,8 +23,9 @@ from practicum.training import dpo, sft
 from practicum.training.micro_batches import MicroBatchLimits, Sample
 from practicum.training.optimizer import OptimizerSettings
 from practicum.training.preference_pairs import fitting_pairs, mine_pairs, pairs_from_rows
+from practicum.training.run import Run
 from practicum.training.samples import sft_samples
-from practicum.training.supervised import SupervisedSettings, SupervisedTrainer, fingerprint
+from practicum.training.supervised import SupervisedTrainer, supervised_run_settings
 from practicum.training.text_dataset import read_demonstration_rows
 from practicum.training.trainable_policy import GPU_TOKENS, TrainablePolicy
 from practicum.trajectory import Outcome, Trajectory
@@ -263,7 +263,7 @@ def sft_settings(training: SFTTraining) -> sft.SFTSettings:
     )
 
 
-def build_sft(config: SFTConfig, on_step: Callable[[int, dict[str, float]], None] | None = None) -> SupervisedTrainer:
+def build_sft(config: SFTConfig, on_step: Callable[[int, dict[str, float]], None] | None = None) -> Run:
     training, folder = config.training, Path(config.output_dir)
     settle_place(config)
     check_continuation(config, folder)
@@ -289,21 +289,11 @@ def build_sft(config: SFTConfig, on_step: Callable[[int, dict[str, float]], None
     else:
         train, held_out = split(wanted, lambda episode: episode.task.id, config.data.val_share, training.seed)
         samples, checked = sft_samples(train), sft_samples(held_out)
-    samples, checked = (sft.fitting(side, policy.decoder.shape.context) for side in (samples, checked))
-    policy.reset_optimizer(settings.optimizer)
-    batches = sft.plan_batches(len(samples), settings)
-    return _stage(
-        config,
-        policy,
-        len(batches),
-        lambda number: sft.update(policy, samples, batches, number, settings),
-        functools.partial(sft.evaluation_loss, policy, checked) if checked else None,
-        on_step,
-        fingerprint([*samples, *checked]),
-    )
+    samples, checked = (sft.without_too_long(side, policy.decoder.shape.context) for side in (samples, checked))
+    return _build_run(config, sft.SFTTrainer(policy, samples, settings, checked), on_step)
 
 
-def build_dpo(config: DPOConfig, on_step: Callable[[int, dict[str, float]], None] | None = None) -> SupervisedTrainer:
+def build_dpo(config: DPOConfig, on_step: Callable[[int, dict[str, float]], None] | None = None) -> Run:
     training, folder = config.training, Path(config.output_dir)
     settle_place(config)
     check_continuation(config, folder)
@@ -333,26 +323,22 @@ def build_dpo(config: DPOConfig, on_step: Callable[[int, dict[str, float]], None
         seed=training.seed,
         optimizer=optimizer_of(training),
     )
-    run = dpo.Preference(policy, pairs, settings)
-    data = fingerprint(side for pair in pairs for side in (pair.chosen, pair.rejected))
-    return _stage(config, policy, len(run.batches), run.update, None, on_step, data)
+    return _build_run(config, dpo.DPOTrainer(policy, pairs, settings), on_step)
 
 
-def _stage(
+def _build_run(
     config: SFTConfig | DPOConfig,
-    policy: TrainablePolicy,
-    steps: int,
-    update: Callable[[int], dict[str, float]],
-    evaluate: Callable[[], dict[str, float]] | None,
+    trainer: SupervisedTrainer,
     on_step: Callable[[int, dict[str, float]], None] | None,
-    data: str,
-) -> SupervisedTrainer:
+) -> Run:
     training, folder = config.training, Path(config.output_dir)
-    settings = SupervisedSettings(steps, training.save_steps, training.eval_steps, training.save_total_limit)
-    stage = SupervisedTrainer(folder, policy, settings, update, evaluate, on_step, data=data)
-    stage.resume()
+    settings = supervised_run_settings(
+        trainer.num_steps, training.save_steps, training.eval_steps, training.save_total_limit
+    )
+    run = Run(folder, trainer, settings, on_step=on_step)
+    run.resume()
     write_atomic(folder / "config.yaml", overrides.show(config).encode())
-    return stage
+    return run
 
 
 def split(found: Sequence[Item], task: Callable[[Item], str], share: float, seed: int) -> tuple[list[Item], list[Item]]:

@@ -55,15 +55,15 @@ class TaskStream:
                 self.cursors[level] += 1
         return taken
 
-    def hear(self, episodes: Sequence[Trajectory]) -> None:
+    def update(self, episodes: Sequence[Trajectory]) -> None:
         """Count successes; open the next level when the hardest open one is mastered."""
         if self.curriculum is None:
             return
         for episode in episodes:
             if episode.scored:
                 self.recent[self._level_of[episode.task.id]].append(int(episode.outcome is Outcome.SUCCESS))
-        known = self.recent[self.open - 1]
-        mastered = len(known) == known.maxlen and sum(known) >= self.curriculum.threshold * len(known)
+        recent = self.recent[self.open - 1]
+        mastered = len(recent) == recent.maxlen and sum(recent) >= self.curriculum.threshold * len(recent)
         if mastered and self.open < len(self.levels):
             self.open += 1
 
@@ -71,13 +71,13 @@ class TaskStream:
         return {} if self.curriculum is None else {"curriculum/open_levels": float(self.open)}
 
     def state(self) -> dict[str, Any]:
-        return {"open": self.open, "cursors": list(self.cursors), "recent": [list(known) for known in self.recent]}
+        return {"open": self.open, "cursors": list(self.cursors), "recent": [list(recent) for recent in self.recent]}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.open, self.cursors = int(state["open"]), [int(n) for n in state["cursors"]]
-        for known, values in zip(self.recent, state["recent"], strict=True):
-            known.clear()
-            known.extend(values)
+        for recent, values in zip(self.recent, state["recent"], strict=True):
+            recent.clear()
+            recent.extend(values)
 
 
 def _by_level(tasks: Sequence[Task], field: str) -> list[list[Task]]:

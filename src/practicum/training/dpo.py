@@ -1,8 +1,8 @@
-"""Preference: raise what was better above what was worse, measured from a reference.
+"""Preference optimisation (DPO, IPO, KTO): raise chosen replies above rejected ones, relative to a reference.
 
-A step first asks policy and reference for the log-probs of a batch of pairs, then gives the learner
-every token with the weight that the loss's derivative puts on it: the gradient is the preference
-loss's own, and the learner needs to know nothing of pairs.
+An update first computes the log-probs of a batch of pairs under policy and reference, then gives the learner every
+token with the weight that the derivative of the loss puts on it: the gradient is that of the preference loss, and the
+learner needs to know nothing of pairs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,12 +24,14 @@ from practicum.training.lr_schedule import learning_rate
 from practicum.training.micro_batches import Sample
 from practicum.training.objective import Objective
 from practicum.training.optimizer import OptimizerSettings
+from practicum.training.run import Run, RunSettings
+from practicum.training.supervised import SupervisedTrainer, fingerprint_samples
 from practicum.training.trainable_policy import TrainablePolicy
 
 
 @dataclass(frozen=True)
 class DPOSettings:
-    """How to prefer. `batch_size` counts pairs of one update."""
+    """Settings of preference optimisation. `batch_size` counts pairs per update."""
 
     epochs: int = 2
     batch_size: int = 16
@@ -51,35 +54,35 @@ class DPOSettings:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two replies in one state: their masks say which tokens are judged."""
+    """Two replies in one state; their masks say which tokens are compared."""
 
     chosen: Sample
     rejected: Sample
 
 
-def totals(decoder: Decoder, policy: TrainablePolicy, samples: Sequence[Sample]) -> Tensor:
-    """Summed log-probs of each sample's judged tokens [N]."""
-    found = forward.logprobs(decoder, samples, policy.limits)
-    return torch.stack([values.double().sum() for values in found])
+def sum_logprobs(decoder: Decoder, policy: TrainablePolicy, samples: Sequence[Sample]) -> Tensor:
+    """Summed log-probs of each sample's masked tokens [N]."""
+    logprobs = forward.logprobs(decoder, samples, policy.limits)
+    return torch.stack([values.double().sum() for values in logprobs])
 
 
-def judge(
+def pair_loss(
     policy: TrainablePolicy, pairs: Sequence[Pair], reference: Tensor, settings: DPOSettings
 ) -> tuple[Pairs, PairLoss]:
-    """The batch's log-probs and its loss; `reference` holds the reference's totals, chosen then rejected [2B]."""
+    """The log-probs of a batch and its loss; `reference` holds the reference's sums, chosen then rejected [2B]."""
     samples = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
-    mine = totals(policy.decoder, policy, samples)
+    sums = sum_logprobs(policy.decoder, policy, samples)
     lengths = torch.tensor([float(sample.mask.sum()) for sample in samples], dtype=torch.float64)
     count = len(pairs)
-    batch = Pairs(mine[:count], mine[count:], reference[:count], reference[count:], lengths[:count], lengths[count:])
+    batch = Pairs(sums[:count], sums[count:], reference[:count], reference[count:], lengths[:count], lengths[count:])
     return batch, preference_loss(settings.loss)(batch, settings.beta, settings.label_smoothing)
 
 
-def step(
+def update(
     policy: TrainablePolicy, pairs: Sequence[Pair], reference: Tensor, settings: DPOSettings, lr: float
 ) -> dict[str, float]:
-    """One update over a batch of pairs."""
-    batch, loss = judge(policy, pairs, reference, settings)
+    """Do one update over a batch of pairs; returns its metrics."""
+    batch, loss = pair_loss(policy, pairs, reference, settings)
     slopes = torch.cat([loss.by_chosen, loss.by_rejected])
     samples = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
     # Cross-entropy is -log-prob, so a slope of the loss by a log-prob is a weight of the opposite sign.
@@ -88,61 +91,57 @@ def step(
         for sample, slope in zip(samples, slopes, strict=True)
     ]
     metrics = policy.update(weighted, float(len(pairs)), Objective("ce"), lr)
-    won, lost = (settings.beta * gain for gain in batch.gains)
+    chosen_rewards, rejected_rewards = (settings.beta * gain for gain in batch.gains)
     return {
         "dpo/loss": float(loss.loss.mean()),
-        "dpo/reward_chosen": float(won.mean()),
-        "dpo/reward_rejected": float(lost.mean()),
-        "dpo/reward_margin": float((won - lost).mean()),
-        "dpo/accuracy": float((won > lost).double().mean()),
+        "dpo/reward_chosen": float(chosen_rewards.mean()),
+        "dpo/reward_rejected": float(rejected_rewards.mean()),
+        "dpo/reward_margin": float((chosen_rewards - rejected_rewards).mean()),
+        "dpo/accuracy": float((chosen_rewards > rejected_rewards).double().mean()),
         "actor/grad_norm": metrics["actor/grad_norm"],
         "actor/lr": lr,
         "actor/tokens": metrics["actor/tokens"],
     }
 
 
-def planned_steps(pairs: int, settings: DPOSettings) -> int:
-    return settings.epochs * -(-pairs // settings.batch_size)
+class DPOTrainer(SupervisedTrainer):
+    """Trains a policy on pairs.
 
-
-class Preference:
-    """A planned run over pairs: update N depends on N and the weights alone.
-
-    The reference is the policy at the start, adapter and all; its log-probs are taken once, so it is not kept.
+    The reference is the policy at the start, adapter included; its log-probs are computed once, so it is not kept.
     """
 
     def __init__(self, policy: TrainablePolicy, pairs: Sequence[Pair], settings: DPOSettings) -> None:
         if not pairs:
             raise UserError("There is no pair to learn from: collect episodes of tasks that are solved sometimes.")
         policy.reset_optimizer(settings.optimizer)
-        self.policy, self.pairs, self.settings = policy, list(pairs), settings
+        self.pairs, self.settings = list(pairs), settings
         samples = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
-        self.reference = totals(policy.decoder, policy, samples)
+        self.reference = sum_logprobs(policy.decoder, policy, samples)
         self.batches: list[list[int]] = []
         for epoch in range(settings.epochs):
             order = list(range(len(pairs)))
             random.Random(f"dpo/{settings.seed}/{epoch}").shuffle(order)
             size = settings.batch_size
-            self.batches += [order[begin : begin + size] for begin in range(0, len(order), size)]
+            self.batches += [order[start : start + size] for start in range(0, len(order), size)]
+        fingerprint = fingerprint_samples(side for pair in pairs for side in (pair.chosen, pair.rejected))
+        super().__init__(policy, len(self.batches), fingerprint)
 
-    def update(self, number: int) -> dict[str, float]:
-        chunk, settings, total = self.batches[number], self.settings, len(self.batches)
-        wanted = self.reference[torch.tensor(chunk + [len(self.pairs) + place for place in chunk])]
+    def update(self, step: int) -> dict[str, float]:
+        indices, settings, total = self.batches[step], self.settings, len(self.batches)
+        reference = self.reference[torch.tensor(indices + [len(self.pairs) + index for index in indices])]
         warmup = round(settings.warmup_ratio * total)
-        lr = learning_rate(number, total, settings.lr, settings.schedule, warmup, settings.min_lr_ratio)
-        return step(self.policy, [self.pairs[place] for place in chunk], wanted, settings, lr)
+        lr = learning_rate(step, total, settings.lr, settings.schedule, warmup, settings.min_lr_ratio)
+        return update(self.policy, [self.pairs[index] for index in indices], reference, settings, lr)
 
 
-def train_dpo(
+async def train_dpo(
     policy: TrainablePolicy,
     pairs: Sequence[Pair],
     settings: DPOSettings,
-    on_step: Callable[[int, int, dict[str, float]], None] | None = None,
+    folder: Path | None = None,
+    on_step: Callable[[int, dict[str, float]], None] | None = None,
 ) -> int:
-    """Train on pairs; `on_step(step, total, metrics)` hears of every update. Returns the steps taken."""
-    run = Preference(policy, pairs, settings)
-    for number in range(len(run.batches)):
-        metrics = run.update(number)
-        if on_step is not None:
-            on_step(number + 1, len(run.batches), metrics)
-    return len(run.batches)
+    """Train on pairs and return the number of updates; metrics are written below `folder`."""
+    trainer = DPOTrainer(policy, pairs, settings)
+    plan = RunSettings(trainer.num_steps, val_before_train=False, patience=None, save_on_stop=False)
+    return (await Run(folder, trainer, plan, on_step=on_step).train()).step

@@ -22,7 +22,7 @@ from practicum.errors import UserError
 from practicum.training.dpo import Pair
 from practicum.training.micro_batches import Sample
 from practicum.training.samples import unweighted_samples
-from practicum.training.sft import tell_left_out
+from practicum.training.sft import report_too_long
 from practicum.training.text_dataset import Prompts, reply_sample
 from practicum.trajectory import Trajectory
 
@@ -84,7 +84,7 @@ def pairs_from_rows(rows: Iterable[Mapping[str, Any]], renderer: Renderer, name:
 def fitting_pairs(pairs: Sequence[Pair], window: int) -> list[Pair]:
     """Return the pairs both of whose sides fit into a model's context window, and print how many others there are."""
     fitting = [pair for pair in pairs if max(len(pair.chosen.ids), len(pair.rejected.ids)) <= window]
-    tell_left_out("pairs", len(pairs) - len(fitting), len(pairs), window)
+    report_too_long("pairs", len(pairs) - len(fitting), len(pairs), window)
     return fitting
 
 

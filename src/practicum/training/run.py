@@ -1,50 +1,49 @@
-"""The life of a training run: validate, step, watch, save; stop cleanly; go on as if nothing had happened.
+"""The training loop: numbered steps with validation, metrics and checkpoints, stopped cleanly and resumed exactly.
 
-`metrics.jsonl` and the checkpoints hold nothing that depends on the clock, so a run that was killed
-and resumed leaves the same bytes as one that was not. Times and memory are in `timing.jsonl`. What the
-watch saw and did is in `health.jsonl`; some episodes are kept, with the advantages they were trained with.
+Reinforcement learning, SFT and DPO share it; what differs is the `Trainer` that it steps. `metrics.jsonl` and the
+checkpoints hold nothing that depends on the clock, so a run that was killed and resumed leaves the same bytes as one
+that was not. Times and memory are in `timing.jsonl`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import signal
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from practicum.data.checkpoint_folder import CHECKPOINT_NAME
 from practicum.errors import UserError
-from practicum.evaluation.result import EvalResult
-from practicum.evaluation.stats.intervals import COMPARISON_LEVEL
 from practicum.training import checkpoint
 from practicum.training.checkpoint import Checkpoints
-from practicum.training.episode_saver import EpisodeSaver
-from practicum.training.monitor.health import Finding, HealthMonitor, HealthSettings
-from practicum.training.monitor.health_log import HEALTH, HealthLog
 from practicum.training.monitor.loggers import Logger
-from practicum.training.monitor.metrics import MetricsFile, summary_stats
-from practicum.training.monitor.reward_hacking import RewardHackingMonitor, RewardHackingSettings
-from practicum.training.rl_trainer import RLTrainer
-from practicum.trajectory import Trajectory
-from practicum.utils.memory import resident_megabytes
+from practicum.training.monitor.metrics import MetricsFile
+from practicum.training.monitor.run_monitor import RunMonitor
+from practicum.training.stop_signals import StopSignals
+from practicum.training.trainable_policy import TrainablePolicy
+from practicum.training.trainer import Trainer
 
 RESUME_MODES = ("auto", "disable", "resume_path")
-METRICS = "metrics.jsonl"
-CLOCKED = ("timing/", "memory/")
-"""Metrics that two equal runs do not share."""
-VALIDATED = (
+METRICS, TIMING, MODEL = "metrics.jsonl", "timing.jsonl", "model"
+CLOCK_PREFIXES = ("timing/", "memory/")
+"""Metrics in which two equal runs differ."""
+PANEL_METRICS = (
     *("val/success/mean", "val/success/low", "val/success/high", "val/n", "val/errors"),
     *("val/reward/mean", "val/reward/std", "val/reward/min", "val/reward/max"),
 )
-"""What a validation gives."""
+"""What a validation by episodes gives; the largest value is the best."""
+LOSS_METRICS = ("eval/loss",)
+"""What a validation by loss gives; the smallest value is the best."""
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """When to validate, save and stop. Frequencies of -1 mean never; `patience` 0 means no early stop."""
+    """When to validate, save and stop.
+
+    Frequencies count steps; -1 means never. A `patience` of 0 means no early stopping; None is the same, for runs
+    whose checkpoints do not count validations. With `keep_best` the weights of the best validation are loaded at the
+    end, and the model is written to `model/`.
+    """
 
     steps: int
     save_freq: int = -1
@@ -52,15 +51,15 @@ class RunSettings:
     test_freq: int = -1
     val_before_train: bool = True
     best_metric: str = "val/success/mean"
-    patience: int = 0
+    patience: int | None = 0
     resume_mode: str = "auto"
     resume_from_path: str | None = None
-    health: HealthSettings = field(default_factory=HealthSettings)
-    hacking: RewardHackingSettings = field(default_factory=RewardHackingSettings)
+    keep_best: bool = False
+    save_on_stop: bool = True
 
     def __post_init__(self) -> None:
-        if self.best_metric not in VALIDATED:
-            raise UserError(f"trainer.best_metric={self.best_metric}: validation gives {', '.join(VALIDATED)}.")
+        if self.best_metric not in PANEL_METRICS + LOSS_METRICS:
+            raise UserError(f"trainer.best_metric={self.best_metric}: validation gives {', '.join(PANEL_METRICS)}.")
         if self.patience and self.test_freq <= 0:
             raise UserError(
                 f"trainer.early_stopping_patience={self.patience} counts validations on the way, and there are none: "
@@ -70,59 +69,67 @@ class RunSettings:
 
 @dataclass
 class TrainState:
-    """Where a run stands; with the practice's own state, all that a checkpoint needs besides tensors."""
+    """How far a run is; with the trainer's own state, all that a checkpoint needs besides tensors."""
 
     step: int = 0
     best_value: float | None = None
     best_step: int | None = None
     stale_validations: int = 0
+    """Validations since the best one."""
     finished: str | None = None
+    """Why the run ended before its last step."""
 
 
 class Run:
-    """One run in one folder."""
+    """One run in one folder; without a folder nothing is written."""
 
     def __init__(
         self,
-        folder: Path,
-        practice: RLTrainer,
+        folder: Path | None,
+        trainer: Trainer,
         settings: RunSettings,
-        validate: Callable[[], Awaitable[EvalResult]] | None = None,
-        loggers: Callable[[bool], Sequence[Logger]] = lambda resumed: (),
+        monitor: RunMonitor | None = None,
+        make_loggers: Callable[[bool], Sequence[Logger]] = lambda resumed: (),
         say: Callable[[str], None] = print,
         on_step: Callable[[int, dict[str, float]], None] | None = None,
-        on_episode: Callable[[Trajectory], None] | None = None,
-        tick: Callable[[], None] | None = None,
+        stop_early: Callable[[int], Awaitable[str | None]] | None = None,
     ) -> None:
-        self.folder = folder
-        self.practice = practice
+        """`stop_early` is asked after each step whether the run is finished, and if so, why."""
+        self._folder = folder
+        self.trainer = trainer
         self.settings = settings
-        self.validate = validate
+        self.monitor = monitor
         self.say = say
-        self.on_step, self.on_episode, self.tick = on_step, on_episode, tick
-        self.checkpoints = Checkpoints(folder, settings.save_total_limit)
-        self.health = HealthMonitor(settings.health)
-        self.hacking = RewardHackingMonitor(settings.hacking)
-        self.keeper = EpisodeSaver(folder, practice.settings.estimator)
-        practice.on_credit = self.keeper.hear
-        self.standing = TrainState()
+        self.on_step, self.stop_early = on_step, stop_early
+        self.checkpoints = None if folder is None else Checkpoints(folder, settings.save_total_limit)
+        self.state = TrainState()
         self.resumed = False
-        self._make_loggers = loggers
-        self._asked_to_stop = False
-        self._hacked: Finding | None = None
-        self._journal: HealthLog | None = None
+        self._make_loggers = make_loggers
+        self._signals = StopSignals(self._announce_stop, trainer.stops_by_exception)
 
     @property
-    def policy(self) -> Any:
-        return self.practice.policy
+    def folder(self) -> Path:
+        if self._folder is None:
+            raise ValueError("this run has no folder")
+        return self._folder
 
-    # -- resume -----------------------------------------------------------------------------
+    @property
+    def policy(self) -> TrainablePolicy:
+        return self.trainer.policy
+
+    def request_stop(self) -> None:
+        """Stop after the current step, with a checkpoint, as after Ctrl-C."""
+        self._signals.requested = True
+
+    # -- checkpoints ------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Find where to go on, by `resume_mode`, and put that state in place."""
+        """Load the checkpoint to continue from, by `resume_mode`."""
         mode, path = self.settings.resume_mode, self.settings.resume_from_path
         if mode not in RESUME_MODES:
             raise UserError(f"trainer.resume_mode={mode}: choose one of {', '.join(RESUME_MODES)}.")
+        if self._folder is None or self.checkpoints is None:
+            return
         if mode == "disable":
             if self.checkpoints.steps():
                 raise UserError(
@@ -135,188 +142,164 @@ class Run:
                 raise UserError("trainer.resume_mode=resume_path needs trainer.resume_from_path=…/global_step_N.")
             self._restore(Path(path))
             return
-        found, complaints = self.checkpoints.newest()
+        newest, complaints = self.checkpoints.newest()
         for complaint in complaints:
             self.say(complaint)
         metrics = self.folder / METRICS
-        if found is not None:
-            self._restore(found)
+        if newest is not None:
+            self._restore(newest)
         elif metrics.is_file() and metrics.stat().st_size:
             self.say(f"'{self.folder}' holds no checkpoint to go on from: the run begins anew.")
 
     def _restore(self, path: Path) -> None:
-        state = checkpoint.load(path, self.policy, self.practice.critic)
-        self.practice.restore(state["practice"])
-        self.health.restore(state["health"])
-        self.hacking.restore(state["hacking"])
-        self.standing = TrainState(**state["standing"])
+        state = checkpoint.load(path, self.policy, self.trainer.critic)
+        self.trainer.restore(state)
+        if self.monitor is not None:
+            self.monitor.restore(state)
+        self.state = TrainState(**state["standing"])
         self.resumed = True
-        self.say(f"Resumed at step {self.standing.step} from '{path}'.")
+        self.say(f"Resumed at step {self.state.step} from '{path}'.")
 
     def _save(self) -> None:
-        self.checkpoints.save(
-            self.standing.step,
-            self.policy,
-            self.practice.critic,
-            {
-                "practice": self.practice.state(),
-                "health": self.health.state(),
-                "hacking": self.hacking.state(),
-                "standing": vars(self.standing),
-            },
-            best=self.standing.best_step,
-        )
+        if self.checkpoints is None:
+            return
+        own = vars(self.state)
+        if self.settings.patience is None:
+            own = {name: own[name] for name in ("step", "best_value", "best_step")}
+        state = {**self.trainer.state(), **(self.monitor.state() if self.monitor is not None else {}), "standing": own}
+        self.checkpoints.save(self.state.step, self.policy, self.trainer.critic, state, best=self.state.best_step)
+
+    def _last_good(self) -> str:
+        newest = self.checkpoints.newest()[0] if self.checkpoints is not None else None
+        return f"The last good checkpoint is '{newest}'." if newest is not None else "There is no checkpoint yet."
 
     # -- the loop ---------------------------------------------------------------------------
 
-    async def go(self) -> TrainState:
-        """From wherever the run stands to its end."""
-        standing, settings = self.standing, self.settings
-        if standing.step >= settings.steps or standing.finished is not None:
-            self.say(
-                f"Nothing to do: this run has {standing.step} steps ({standing.finished or 'all it was asked for'})."
-            )
-            return standing
-        loggers = list(self._make_loggers(self.resumed))
-        keep_to = standing.step if self.resumed else None
-        self._journal = journal = HealthLog(self.folder / HEALTH, keep_to)  # before metrics: who sees those finds this
-        metrics = MetricsFile(self.folder / METRICS, keep_to)
-        timing = MetricsFile(self.folder / "timing.jsonl", keep_to)
-
-        def write(step: int, values: dict[str, float]) -> None:
-            metrics.write(step, {k: v for k, v in values.items() if not k.startswith(CLOCKED)})
-            timing.write(step, {k: v for k, v in values.items() if k.startswith(CLOCKED)})
-            for logger in loggers:
-                logger.write(step, values)
-
-        try:
-            with self._signals():
-                if not self.resumed and self.validate is not None and settings.val_before_train:
-                    write(0, await self._validated(0))
-                while standing.step < settings.steps and standing.finished is None and not self._asked_to_stop:
-                    await self._one_step(standing.step, write)
-                if self._asked_to_stop and standing.finished is None:
-                    self._save()
+    async def train(self) -> TrainState:
+        """Train from the current step to the end."""
+        state, settings = self.state, self.settings
+        if state.step >= settings.steps or state.finished is not None:
+            self.say(f"Nothing to do: this run has {state.step} steps ({state.finished or 'all it was asked for'}).")
+        else:
+            with self._log() as log, self._signals.installed():
+                if not self.resumed and settings.val_before_train:
+                    validated = await self._validate(0)
+                    if validated:
+                        log.write(0, validated)
+                while state.step < settings.steps and state.finished is None and not self._signals.requested:
+                    await self._step(state.step, log)
+                if self._signals.requested and state.finished is None:
+                    if settings.save_on_stop:
+                        self._save()
                     raise KeyboardInterrupt
-        finally:
-            journal.close()
-            metrics.close()
-            timing.close()
-            for logger in loggers:
-                logger.close()
-        return standing
+        if settings.keep_best:
+            self._write_best()
+        return state
 
-    async def _one_step(self, step: int, write: Callable[[int, dict[str, float]], None]) -> None:
-        settings, standing, done = self.settings, self.standing, step + 1
+    async def _step(self, step: int, log: RunLog) -> None:
+        settings, state, done = self.settings, self.state, step + 1
+        last = done == settings.steps
         self.policy.set_version(self.policy.version)  # every step begins with empty caches, resumed or not
         try:
-            values, episodes = await self.practice.step(step, self.on_episode, self.tick)
+            metrics, episodes = await self.trainer.step(step)
         except FloatingPointError as error:
             raise UserError(f"Step {done}: {error}. {self._last_good()}") from error
-        values["memory/rss_mb"] = resident_megabytes()
-        found = self._watch(done, values, episodes)
-        last = done == settings.steps
-        if self.validate is not None and settings.test_freq > 0 and (done % settings.test_freq == 0 or last):
-            values |= await self._validated(done)
-        write(done, values)
+        if self.monitor is not None:
+            self.monitor.observe(done, metrics, episodes)
+        if settings.test_freq > 0 and (done % settings.test_freq == 0 or last):
+            metrics |= await self._validate(done)
+        log.write(done, metrics)
+        state.step = done
         if self.on_step is not None:
-            self.on_step(done, values)
-        standing.step = done
-        self._act(done, found)
-        if settings.patience and standing.stale_validations >= settings.patience:
-            standing.finished = f"stopped early: {standing.stale_validations} validations without a new best"
-            self.say(f"Step {done}: {standing.finished}; the best was step {standing.best_step}.")
-        due = settings.save_freq > 0 and (done % settings.save_freq == 0 or last or standing.finished is not None)
-        if due or (settings.save_freq > 0 and standing.best_step == done):
+            self.on_step(done, metrics)
+        self._check_health(done)
+        await self._check_finished(done)
+        saves = settings.save_freq > 0
+        due = saves and (done % settings.save_freq == 0 or last or state.finished is not None)
+        if due or (state.best_step == done and not last and (saves or settings.keep_best)):
             self._save()
 
-    async def _validated(self, step: int) -> dict[str, float]:
-        assert self.validate is not None
-        result = await self.validate()
-        counts = {"val/n": float(len(result.scored)), "val/errors": float(len(result.unscored))}
-        if not result.scored:
-            first = next((f"{a.outcome}: {a.error}" for a in result.unscored), "the panel is empty")
-            self.say(f"Step {step}: no episode of the validation could be scored (first: {first}); it does not count.")
-            return counts
-        interval = result.interval(COMPARISON_LEVEL)
-        values = {
-            "val/success/mean": result.success_rate,
-            "val/success/low": interval.low,
-            "val/success/high": interval.high,
-            **counts,
-            **summary_stats("val/reward", [attempt.reward for attempt in result.scored]),
-        }
-        value, standing = values[self.settings.best_metric], self.standing
-        if standing.best_value is None or value > standing.best_value:
-            standing.best_value, standing.best_step, standing.stale_validations = value, step, 0
+    async def _validate(self, step: int) -> dict[str, float]:
+        """The metrics of a validation; the best one so far is noted."""
+        validation = await self.trainer.validate()
+        if validation is None:
+            return {}
+        if validation.problem is not None:
+            self.say(f"Step {step}: {validation.problem}; it does not count.")
+            return validation.metrics
+        metric, state = self.settings.best_metric, self.state
+        value, best = validation.metrics[metric], state.best_value
+        if best is None or (value < best if metric in LOSS_METRICS else value > best):
+            state.best_value, state.best_step, state.stale_validations = value, step, 0
         else:
-            standing.stale_validations += 1
-        return values
+            state.stale_validations += 1
+        return validation.metrics
 
-    # -- watching ---------------------------------------------------------------------------
-
-    def _watch(self, step: int, values: dict[str, float], episodes: Sequence[Trajectory]) -> list[Finding]:
-        found = self.health.observe(step, values)
-        if self.settings.hacking.enable:
-            shares, finding = self.hacking.observe(step, episodes)
-            values |= shares
-            wanted = [(place.step, place.task, place.attempt) for place in self.hacking.places]
-            self.keeper.keep_top(step, self.hacking.new_top_episodes, wanted)
-            self._hacked = finding
-            if finding is not None:
-                found.append(finding)
-        self.keeper.keep_group(step)
-        self.keeper.forget()
-        values["health/findings"] = float(sum(finding.sign != "memory_growing" for finding in found))
-        return found
-
-    def _act(self, step: int, found: list[Finding]) -> None:
-        journal = self._journal
-        assert journal is not None
-        journal.seen(step, found)
-        for finding in found:
-            self.say(finding.sentence(step))
-        adjustment = self.health.adjustment(found)
-        if adjustment is not None:
-            self.practice.lr_scale *= adjustment.lr_scale
-            self.practice.clip_scale *= adjustment.clip_scale
-            journal.adjusted(step, adjustment)
-            self.say(
-                f"Step {step}: health.action=adjust: learning rate × {adjustment.lr_scale:.3g}, "
-                f"clip × {adjustment.clip_scale:.3g} from here on."
-            )
-        fatal = self.health.should_stop(found)
-        if self.settings.hacking.action == "stop" and self._hacked is not None:
-            fatal = self._hacked
+    def _check_health(self, step: int) -> None:
+        fatal = self.monitor.act(step) if self.monitor is not None else None
         if fatal is not None:
-            journal.stopped(step, fatal)
             raise UserError(f"{fatal.sentence(step)} The run stops here. {self._last_good()}")
 
-    def _last_good(self) -> str:
-        found, _ = self.checkpoints.newest()
-        return f"The last good checkpoint is '{found}'." if found is not None else "There is no checkpoint yet."
+    async def _check_finished(self, step: int) -> None:
+        state = self.state
+        if self.settings.patience and state.stale_validations >= self.settings.patience:
+            state.finished = f"stopped early: {state.stale_validations} validations without a new best"
+            self.say(f"Step {step}: {state.finished}; the best was step {state.best_step}.")
+        elif self.stop_early is not None:
+            state.finished = await self.stop_early(step)
 
-    # -- stopping ---------------------------------------------------------------------------
+    def _write_best(self) -> None:
+        """Load the weights of the best validation and write the model."""
+        best = self.state.best_step
+        assert self.checkpoints is not None, "a run that keeps its best weights has a folder"
+        if best is not None and best != self.state.step:
+            checkpoint.load(self.checkpoints.path(best), self.policy, None)
+            self.say(f"The best weights by {self.settings.best_metric} are those of step {best}; they are the result.")
+        self.policy.save(self.folder / MODEL)
 
-    @contextlib.contextmanager
-    def _signals(self) -> Any:
-        """Ctrl-C once: finish the step, save, stop. Twice: stop now."""
-        loop = asyncio.get_running_loop()
+    # -- files and signals ------------------------------------------------------------------
 
-        def ask() -> None:
-            if self._asked_to_stop:
-                signal.raise_signal(signal.SIGKILL)
-            self._asked_to_stop = True
-            self.say("Stopping after this step, with a checkpoint; once more to stop at once.")
-
+    @contextmanager
+    def _log(self) -> Iterator[RunLog]:
+        """The metrics files and loggers, opened for the rest of the run."""
+        loggers = list(self._make_loggers(self.resumed))
+        keep_to = self.state.step if self.resumed else None
+        if self.monitor is not None:
+            self.monitor.open(keep_to)  # before the metrics: who sees those finds its file
+        log = RunLog(self._folder, keep_to, loggers)
         try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, ask)
-        except (RuntimeError, NotImplementedError, ValueError):  # not the main thread: somebody else listens
-            yield
-            return
-        try:
-            yield
+            yield log
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
+            if self.monitor is not None:
+                self.monitor.close()
+            log.close()
+
+    def _announce_stop(self) -> None:
+        saving = ", with a checkpoint" if self.settings.save_on_stop and self._folder is not None else ""
+        self.say(f"Stopping after this step{saving}; once more to stop at once.")
+
+
+class RunLog:
+    """Writes the metrics of a run: `metrics.jsonl`, `timing.jsonl`, and the loggers."""
+
+    def __init__(self, folder: Path | None, keep_to: int | None, loggers: Sequence[Logger]) -> None:
+        """With `keep_to`, files are continued after the lines of that step; without, they begin anew."""
+        self.folder, self.keep_to, self.loggers = folder, keep_to, loggers
+        self.metrics = None if folder is None else MetricsFile(folder / METRICS, keep_to)
+        self._timing: MetricsFile | None = None
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        timing = {name: value for name, value in values.items() if name.startswith(CLOCK_PREFIXES)}
+        if self.metrics is not None:
+            self.metrics.write(step, {name: value for name, value in values.items() if name not in timing})
+        if timing and self.folder is not None:
+            if self._timing is None:
+                self._timing = MetricsFile(self.folder / TIMING, self.keep_to)
+            self._timing.write(step, timing)
+        for logger in self.loggers:
+            logger.write(step, values)
+
+    def close(self) -> None:
+        for file in (self.metrics, self._timing, *self.loggers):
+            if file is not None:
+                file.close()

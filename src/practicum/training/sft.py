@@ -1,4 +1,4 @@
-"""Imitation: cross-entropy on the tokens a demonstrator wrote."""
+"""Supervised fine-tuning: cross-entropy on the tokens that a demonstrator wrote."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from practicum.errors import UserError
 from practicum.training.lr_schedule import learning_rate
 from practicum.training.micro_batches import Sample
 from practicum.training.objective import Objective
 from practicum.training.optimizer import OptimizerSettings
+from practicum.training.run import Run, RunSettings
 from practicum.training.samples import sft_samples
+from practicum.training.supervised import SupervisedTrainer, fingerprint_samples
 from practicum.training.trainable_policy import TrainablePolicy
+from practicum.training.trainer import Validation
 from practicum.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
 class SFTSettings:
-    """How to imitate. `check_every` steps, `imitate` may be told that the apprentice is good enough."""
+    """Settings of SFT. `batch_size` counts samples per update; `check_every` is in updates, for `train_sft`."""
 
     epochs: int = 1
     batch_size: int = 8
@@ -37,56 +41,81 @@ class SFTSettings:
             raise UserError("Epochs and batch sizes must be at least 1.")
 
 
-def fitting(samples: Sequence[Sample], window: int) -> list[Sample]:
-    """The samples that a model's window holds; from a longer one it cannot learn. Says how many those are."""
-    found = [sample for sample in samples if len(sample.ids) <= window]
-    tell_left_out("demonstrations", len(samples) - len(found), len(samples), window)
-    return found
+class SFTTrainer(SupervisedTrainer):
+    """Trains a policy on samples, and measures its loss on `eval_samples`."""
+
+    def __init__(
+        self,
+        policy: TrainablePolicy,
+        samples: Sequence[Sample],
+        settings: SFTSettings,
+        eval_samples: Sequence[Sample] = (),
+    ) -> None:
+        policy.reset_optimizer(settings.optimizer)
+        self.samples, self.eval_samples, self.settings = samples, eval_samples, settings
+        self.batches = plan_batches(len(samples), settings)
+        super().__init__(policy, len(self.batches), fingerprint_samples([*samples, *eval_samples]))
+
+    def update(self, step: int) -> dict[str, float]:
+        return update(self.policy, self.samples, self.batches, step, self.settings)
+
+    async def validate(self) -> Validation | None:
+        if not self.eval_samples:
+            return None
+        return Validation(evaluation_loss(self.policy, self.eval_samples))
 
 
-def tell_left_out(what: str, left_out: int, count: int, window: int) -> None:
-    """Say how many are longer than a model's window; that none is left is an error."""
-    told = f"{left_out} of {count} {what} are longer than the model's window ({window} tokens)"
-    if left_out and left_out == count:
-        raise UserError(f"{told}: nothing is left to learn from; show shorter ones.")
-    if left_out:
-        print(f"{told} and are left out.", flush=True)
+def without_too_long(samples: Sequence[Sample], context: int) -> list[Sample]:
+    """The samples of at most `context` tokens; prints how many were longer."""
+    kept = [sample for sample in samples if len(sample.ids) <= context]
+    report_too_long("demonstrations", len(samples) - len(kept), len(samples), context)
+    return kept
 
 
-def planned_steps(samples: int, settings: SFTSettings) -> int:
-    return settings.epochs * -(-samples // settings.batch_size)
+def report_too_long(kind: str, num_too_long: int, count: int, context: int) -> None:
+    """Print how many are longer than a model's context; raise when none is left."""
+    sentence = f"{num_too_long} of {count} {kind} are longer than the model's window ({context} tokens)"
+    if num_too_long and num_too_long == count:
+        raise UserError(f"{sentence}: nothing is left to learn from; show shorter ones.")
+    if num_too_long:
+        print(f"{sentence} and are left out.", flush=True)
 
 
-def plan_batches(samples: int, settings: SFTSettings) -> list[list[int]]:
-    """Which samples every update of a run learns from, by number."""
+def planned_steps(num_samples: int, settings: SFTSettings) -> int:
+    """The number of updates over all epochs."""
+    return settings.epochs * -(-num_samples // settings.batch_size)
+
+
+def plan_batches(num_samples: int, settings: SFTSettings) -> list[list[int]]:
+    """For every update of a run the indices of its samples."""
     rng = random.Random(f"sft/{settings.seed}")
-    planned = []
+    batches = []
     for _ in range(settings.epochs):
-        order = list(range(samples))
+        order = list(range(num_samples))
         rng.shuffle(order)
-        planned += [order[start : start + settings.batch_size] for start in range(0, samples, settings.batch_size)]
-    return planned
+        batches += [order[start : start + settings.batch_size] for start in range(0, num_samples, settings.batch_size)]
+    return batches
 
 
 def update(
     policy: TrainablePolicy,
     samples: Sequence[Sample],
     batches: Sequence[Sequence[int]],
-    number: int,
+    step: int,
     settings: SFTSettings,
 ) -> dict[str, float]:
-    """Update `number` of a planned run."""
-    batch = [samples[place] for place in batches[number]]
-    count = float(sum(int(sample.mask.sum()) for sample in batch))
-    lr = learning_rate(number, len(batches), settings.lr, settings.schedule, settings.warmup, settings.min_lr_ratio)
-    return policy.update(batch, count, Objective("ce"), lr)
+    """Do update number `step` of a planned run; returns its metrics."""
+    batch = [samples[index] for index in batches[step]]
+    num_tokens = float(sum(int(sample.mask.sum()) for sample in batch))
+    lr = learning_rate(step, len(batches), settings.lr, settings.schedule, settings.warmup, settings.min_lr_ratio)
+    return policy.update(batch, num_tokens, Objective("ce"), lr)
 
 
 def evaluation_loss(policy: TrainablePolicy, samples: Sequence[Sample]) -> dict[str, float]:
-    """Cross-entropy and perplexity of the demonstrator's tokens, over all of them."""
-    found = policy.learner.logprobs(samples)
-    count = sum(len(values) for values in found)
-    loss = -sum(float(values.double().sum()) for values in found) / count
+    """Mean cross-entropy per trained token of all samples, and its perplexity."""
+    logprobs = policy.learner.logprobs(samples)
+    count = sum(len(values) for values in logprobs)
+    loss = -sum(float(values.double().sum()) for values in logprobs) / count
     return {"eval/loss": loss, "eval/perplexity": math.exp(min(50.0, loss)), "eval/tokens": float(count)}
 
 
@@ -94,19 +123,23 @@ async def train_sft(
     policy: TrainablePolicy,
     demonstrations: Sequence[Trajectory],
     settings: SFTSettings,
-    on_step: Callable[[int, int, dict[str, float]], None] | None = None,
+    folder: Path | None = None,
+    on_step: Callable[[int, dict[str, float]], None] | None = None,
     good_enough: Callable[[], Awaitable[bool]] | None = None,
 ) -> int:
-    """Train on demonstrations and return the steps taken; `on_step(step, total, metrics)` hears of every update."""
+    """Train on demonstrations and return the number of updates; metrics are written below `folder`.
+
+    Every `settings.check_every` updates the run ends if `good_enough` says so.
+    """
     samples = sft_samples(demonstrations)
     if not samples:
-        raise UserError("There is no scored demonstration to imitate; collect some with `practicum collect` first.")
-    policy.reset_optimizer(settings.optimizer)
-    batches = plan_batches(len(samples), settings)
-    for number in range(len(batches)):
-        metrics = update(policy, samples, batches, number, settings)
-        if on_step is not None:
-            on_step(number + 1, len(batches), metrics)
-        if good_enough is not None and (number + 1) % settings.check_every == 0 and await good_enough():
-            return number + 1
-    return len(batches)
+        raise UserError("There is no scored demonstration to learn from; collect some with `practicum collect` first.")
+
+    async def stop_early(step: int) -> str | None:
+        if good_enough is None or step % settings.check_every or not await good_enough():
+            return None
+        return "good enough"
+
+    trainer = SFTTrainer(policy, samples, settings)
+    plan = RunSettings(trainer.num_steps, val_before_train=False, patience=None, save_on_stop=False)
+    return (await Run(folder, trainer, plan, on_step=on_step, stop_early=stop_early).train()).step

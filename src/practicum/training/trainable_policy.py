@@ -1,8 +1,8 @@
-"""The apprentice: one model with the engine that speaks for it and the learner that changes it.
+"""The policy in training: one model, the engine that samples from it and the learner that updates it.
 
-Engine and learner read and write the same weights; a step of the learner is a new policy version of
-the engine at once, and the engine's caches of the old one are gone. An engine that speaks while the
-learner works has a copy of what is trained, and takes it over when it is told to.
+Engine and learner share the same weights: an update by the learner is a new policy version of the engine at once, and
+the engine drops its caches of the old one. An engine that samples during an update has a copy of the trained weights
+instead, which `refresh` brings up to date.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from practicum.training.optimizer import OptimizerSettings
 from practicum.trajectory import Trajectory
 
 GPU_TOKENS = 16384
-"""Tokens that one piece of a batch has at most on a GPU."""
+"""Maximum number of tokens in one micro-batch on a GPU."""
 
 
 class TrainablePolicy:
-    """A model at work and in training."""
+    """A model with the engine that samples from it, the learner that updates it, and a frozen reference."""
 
     def __init__(
         self,
@@ -53,48 +53,61 @@ class TrainablePolicy:
         limits: MicroBatchLimits | None = None,
         logprob_limits: MicroBatchLimits | None = None,
         make_engine: Callable[[Renderer], PolicyEngine] | None = None,
-        apart: bool = False,
+        separate_engine_weights: bool = False,
     ) -> None:
+        """`separate_engine_weights` gives the engine a copy of the trained weights, to sample from during updates.
+
+        An engine of `make_engine` has weights of its own in any case. `limits` are those of micro-batches with a
+        gradient, `logprob_limits` of those without.
+        """
         self.loaded = loaded
         self.decoder = Decoder(loaded.model)
         self.renderer = Renderer(loaded.tokenizer, template, loaded.end_ids)
         self.engine: PolicyEngine
-        self.apart = apart or make_engine is not None
-        """Whether the engine may speak while the learner works: its weights are its own."""
-        self.spoken: Decoder | None = self.decoder
-        """What the engine in this process decodes with."""
-        # Two that take turns may each have all threads; two at once have one each, and the same bits every time.
-        self._threads = 1 if apart and self.decoder.device.type == "cpu" else None
+        self.has_engine_weights = separate_engine_weights or make_engine is not None
+        """Whether the engine may sample during an update: its weights are not the learner's."""
+        self.engine_decoder: Decoder | None = self.decoder
+        """The decoder of an engine in this process."""
+        # Engine and learner that take turns may each have all threads; at the same time they have one each, so that
+        # the results are the same bits every time.
+        self._threads = 1 if separate_engine_weights and self.decoder.device.type == "cpu" else None
         if make_engine is None:
-            self.spoken = Decoder(mirrored(loaded.model)) if apart else self.decoder
+            if separate_engine_weights:
+                self.engine_decoder = Decoder(frozen_copy(loaded.model))
             self.engine = LocalEngine(
-                self.spoken, self.renderer, max_batch=max_batch, threads=self._threads, prefill_threads=self._threads
+                self.engine_decoder,
+                self.renderer,
+                max_batch=max_batch,
+                threads=self._threads,
+                prefill_threads=self._threads,
             )
         else:
-            self.spoken, self.engine = None, make_engine(self.renderer)
+            self.engine_decoder, self.engine = None, make_engine(self.renderer)
         self.max_batch = max_batch
         self.limits = limits or MicroBatchLimits(
             GPU_TOKENS if self.decoder.device.type == "cuda" else MicroBatchLimits.tokens
         )
         self.logprob_limits = logprob_limits or self.limits
-        """How passes without a gradient are cut."""
         self.version = 0
-        self._adopted = False
+        self._engine_is_current = False
         self.reference: Decoder | None = None
         self._learner: Learner | None = None
-        self._stream: torch.cuda.Stream | None = None
+        self._update_stream: torch.cuda.Stream | None = None
 
     def reset_optimizer(self, settings: OptimizerSettings) -> None:
-        """A fresh optimizer for a new stage; the weights stay."""
+        """Begin a training stage: a new optimizer over the current weights."""
         self._learner = Learner(self.decoder, settings, self.limits, self._threads)
 
     def freeze_reference(self) -> None:
-        """The weights as they are now, to measure the distance from: a frozen copy of what is trained, or what lies
-        beneath an adapter that does nothing yet."""
-        if self.loaded.adapter is not None and untouched(self.loaded.model):
+        """Make the current weights the reference of KL terms.
+
+        The reference is a frozen copy of what is trained; of an adapter that has no effect yet, it is the model
+        without the adapter, and nothing is copied.
+        """
+        if self.loaded.adapter is not None and adapter_is_zero(self.loaded.model):
             self.reference = Decoder(self.loaded.model, adapted=False)
         else:
-            self.reference = Decoder(mirrored(self.loaded.model))
+            self.reference = Decoder(frozen_copy(self.loaded.model))
 
     @property
     def learner(self) -> Learner:
@@ -108,50 +121,52 @@ class TrainablePolicy:
         denominator: float,
         objective: Objective,
         lr: float,
-        tick: Callable[[], None] | None = None,
+        on_micro_batch: Callable[[], None] | None = None,
     ) -> dict[str, float]:
-        """One step of the learner, and a new version for the engine."""
-        metrics = self.learner.update(samples, denominator, objective, lr, self.reference, tick)
+        """Do one optimizer step; the engine has a new policy version after it. Returns the metrics."""
+        metrics = self.learner.update(samples, denominator, objective, lr, self.reference, on_micro_batch)
         self.set_version(self.version + 1)
         return metrics
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """Around updates beside a rollout: on a GPU they have a stream of their own, or each would wait in the other's
-        queue. What was computed is there when this ends."""
+    def update_stream(self) -> Iterator[None]:
+        """A context for updates during a rollout: on a GPU they run on a CUDA stream of their own.
+
+        On one stream, update and rollout would wait for each other. All work of the stream is done at the exit.
+        """
         if self.decoder.device.type != "cuda":
             yield
             return
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self.decoder.device)  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(torch.cuda.default_stream(self.decoder.device))
-        with torch.cuda.stream(self._stream):
+        if self._update_stream is None:
+            self._update_stream = torch.cuda.Stream(self.decoder.device)  # type: ignore[no-untyped-call]
+        self._update_stream.wait_stream(torch.cuda.default_stream(self.decoder.device))
+        with torch.cuda.stream(self._update_stream):
             yield
-        self._stream.synchronize()
+        self._update_stream.synchronize()
 
     def set_version(self, version: int) -> None:
-        """The weights are now those of `version`; the engine takes them over before the next rollout."""
+        """Declare the weights to be those of `version`; the engine is brought up to date before the next rollout."""
         self.version = version
-        self._adopted = False
+        self._engine_is_current = False
 
     async def refresh(self) -> None:
-        """The engine takes over the weights as they are now. No reply and no update may be under way."""
-        if self._adopted:
+        """Bring the engine up to date with the current weights. No reply and no update may be in progress."""
+        if self._engine_is_current:
             return
-        if self.spoken is not None and self.spoken is not self.decoder:
-            pairs = zip(self.spoken.model.parameters(), self.loaded.model.parameters(), strict=True)
-            taken = [(copied.data, trained.data) for copied, trained in pairs if trained.requires_grad]
-            torch._foreach_copy_([copied for copied, _ in taken], [trained for _, trained in taken])
+        if self.engine_decoder is not None and self.engine_decoder is not self.decoder:
+            parameters = zip(self.engine_decoder.model.parameters(), self.loaded.model.parameters(), strict=True)
+            pairs = [(target.data, source.data) for target, source in parameters if source.requires_grad]
+            torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
         await self.engine.update_weights(self.version, self)
-        self._adopted = True
+        self._engine_is_current = True
 
     def score(self, prompt: Sequence[int], reply: Sequence[int]) -> list[float]:
-        """Log-probs of a reply under the weights as they are now."""
+        """Log-probs of the tokens of a reply under the current weights."""
         ids = (*prompt, *reply)
         mask = np.arange(len(ids)) >= len(prompt)
-        nothing = np.zeros(len(ids), dtype=np.float32)
-        (found,) = forward.logprobs(self.decoder, [Sample(ids, mask, nothing, nothing, nothing)], self.limits)
-        values: list[float] = found.tolist()
+        zeros = np.zeros(len(ids), dtype=np.float32)
+        (logprobs,) = forward.logprobs(self.decoder, [Sample(ids, mask, zeros, zeros, zeros)], self.limits)
+        values: list[float] = logprobs.tolist()
         return values
 
     async def roll_out(
@@ -166,7 +181,7 @@ class TrainablePolicy:
         watcher: EpisodeWatcher | None = None,
         refresh: bool = True,
     ) -> list[Trajectory]:
-        """Episodes of the current policy; without `refresh`, of the one that the engine took over last."""
+        """Episodes of the current policy; without `refresh`, of the weights that the engine has."""
         if refresh:
             await self.refresh()
         return await run_episodes(
@@ -182,7 +197,7 @@ class TrainablePolicy:
             watcher=watcher,
         )
 
-    async def examine(
+    async def evaluate(
         self,
         name: str,
         panel: Panel,
@@ -190,20 +205,20 @@ class TrainablePolicy:
         agent: Agent,
         on_done: Callable[[Trajectory], None] | None = None,
     ) -> tuple[EvalResult, list[Trajectory]]:
-        """Score the current policy on a panel."""
+        """Score the current policy on a panel; the result, and the episodes."""
         episodes = await self.roll_out(
             panel.attempts(), make_environment, agent, on_done=on_done, provenance={"panel": panel.hash}
         )
         return result_from_episodes(name, panel, episodes), episodes
 
     def write(self, folder: Path) -> None:
-        """The model (or only its adapter) and its tokenizer, as Hugging Face and PEFT write them."""
+        """Write the model (or only its adapter) and its tokenizer, as Hugging Face and PEFT do."""
         (self.loaded.adapter or self.loaded.model).save_pretrained(folder)
         self.loaded.tokenizer.chat_template = self.renderer.template  # what it was trained under
         self.loaded.tokenizer.save_pretrained(folder)
 
     def save(self, folder: Path) -> None:
-        """The same, whole or not there."""
+        """Write the model (or only its adapter) and its tokenizer; after a crash the folder is complete or absent."""
         self.loaded.tokenizer.chat_template = self.renderer.template  # what it was trained under
         loader.save(self.loaded, folder)
 
@@ -211,12 +226,12 @@ class TrainablePolicy:
         await self.engine.close()
 
 
-def untouched(model: PreTrainedModel) -> bool:
-    """Whether a model's adapter is fresh: all its upper matrices are zero."""
+def adapter_is_zero(model: PreTrainedModel) -> bool:
+    """Whether a model's adapter has no effect: all its B matrices are zero."""
     return not any(weight.any() for name, weight in model.named_parameters() if ".lora_B." in name)
 
 
-def mirrored(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of a model: what is trained is copied, what is frozen is the very same."""
-    frozen: dict[int, Any] = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
-    return copy.deepcopy(model, frozen).requires_grad_(False)
+def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A frozen copy of a model; trained weights are copied, frozen ones are shared with it."""
+    shared: dict[int, Any] = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
+    return copy.deepcopy(model, shared).requires_grad_(False)

@@ -33,7 +33,9 @@ from practicum.errors import ContextFull, EngineError, UserError
 from practicum.models import loader, lora
 from practicum.models.decoder import Decoder
 from practicum.training import build
-from practicum.training.rl_trainer import RLSettings, RLTrainer
+from practicum.training.online_source import OnlineSource
+from practicum.training.rl_settings import RLSettings
+from practicum.training.rl_trainer import RLTrainer
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Outcome, StopReason
 from tests.engines.vllm.small_vllm import SmallVLLM
@@ -407,7 +409,9 @@ class ByLength(MathEnvironment):
 def test_practice_over_http(policy: TrainablePolicy, small: SmallVLLM, cap: float) -> None:
     agent = Agent(max_turns=1, sampling=Sampling(max_tokens=10, temperature=0.8, stop=("e",)))
     settings = RLSettings(steps=3, tasks_per_step=2, chains=3, lr=1e-3, warmup=0, importance_cap=cap)
-    practice = RLTrainer(policy, ByLength().tasks("train", 6), ByLength, agent, settings)
+    practice = RLTrainer(
+        policy, OnlineSource(policy, ByLength().tasks("train", 6), ByLength, agent, settings), settings
+    )
 
     async def whole() -> list[dict[str, float]]:
         try:
@@ -432,7 +436,9 @@ def test_mismatch_with_an_engine_that_is_a_little_off_is_measured_and_corrected(
     engine.canary.limit = 0.2
     agent = Agent(max_turns=1, sampling=Sampling(max_tokens=10, stop=("e",)))
     settings = RLSettings(steps=1, tasks_per_step=2, chains=3, lr=1e-3, warmup=0, importance_cap=2.0)
-    practice = RLTrainer(policy, ByLength().tasks("train", 2), ByLength, agent, settings)
+    practice = RLTrainer(
+        policy, OnlineSource(policy, ByLength().tasks("train", 2), ByLength, agent, settings), settings
+    )
 
     async def once(limit: float) -> dict[str, float]:
         practice.settings = replace(settings, mismatch_limit=limit)

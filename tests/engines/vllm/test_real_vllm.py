@@ -170,7 +170,7 @@ def test_log_probs_are_the_local_engine_s(bench: Bench) -> None:
 
 def test_a_grpo_run_with_lora(bench: Bench) -> None:
     """Each step's adapter arrives, is proven, and the log-probs that come back are the learner's."""
-    bench.runner.run(bench.run.go())
+    bench.runner.run(bench.run.train())
     lines = [json.loads(line) for line in (bench.run.folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     for line in lines:
@@ -219,7 +219,7 @@ def test_a_server_killed_in_a_rollout(bench: Bench) -> None:
     bench.update_weights()
     policy, engine, server = bench.run.policy, bench.engine, bench.server
     before, starts = server.pid, server.starts
-    agent = replace(bench.run.practice.agent, sampling=Sampling(max_tokens=200))
+    agent = replace(bench.run.trainer.source.agent, sampling=Sampling(max_tokens=200))
     policy.renderer.end_ids, ends = (), policy.renderer.end_ids
 
     async def play(label: str, kill: bool) -> list[Trajectory]:
@@ -237,7 +237,7 @@ def test_a_server_killed_in_a_rollout(bench: Bench) -> None:
     well = bench.runner.run(play("well/", kill=False))
     assert all(episode.scored for episode in well)
     assert (server.pid != before, server.starts) == (True, starts + 1)
-    metrics, _ = bench.runner.run(bench.run.practice.step(3))
+    metrics, _ = bench.runner.run(bench.run.trainer.step(3))
     assert metrics["mismatch/logprob/max"] < 1e-3
 
 
@@ -270,7 +270,7 @@ def test_a_coarser_server_is_measured_and_corrected_for(tmp_path: Path, monkeypa
         "trainer.total_training_steps=2",
     )
     try:
-        bench.runner.run(bench.run.go())
+        bench.runner.run(bench.run.train())
         lines = [json.loads(line) for line in (bench.run.folder / "metrics.jsonl").read_text().splitlines()]
         print(f"\nmismatch of bfloat16: {[line['mismatch/logprob/mean'] for line in lines]}")
         assert all(1e-3 < line["mismatch/logprob/mean"] < 0.1 for line in lines)

@@ -24,18 +24,20 @@ from practicum.errors import UserError
 from practicum.models import loader
 from practicum.training import build
 from practicum.training.checkpoint import Checkpoints
-from practicum.training.micro_batches import MicroBatchLimits
-from practicum.training.objective import Objective
-from practicum.training.offline import (
-    COMPARING,
-    OfflineTrainer,
+from practicum.training.group_filter import TrajectoryGroups
+from practicum.training.logged_source import (
+    GROUP_ESTIMATORS,
+    LoggedSource,
     TrajectoryLog,
     read_trajectory_log,
     signal_groups,
     with_logprobs,
 )
+from practicum.training.micro_batches import MicroBatchLimits
+from practicum.training.objective import Objective
 from practicum.training.optimizer import OptimizerSettings
-from practicum.training.rl_trainer import RLSettings, Scored
+from practicum.training.rl_settings import RLSettings
+from practicum.training.rl_trainer import RLTrainer
 from practicum.training.samples import unweighted_samples
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Origin, Outcome, Trajectory
@@ -82,20 +84,21 @@ def log_of(*episodes: Trajectory) -> TrajectoryLog:
     return TrajectoryLog(Path("somewhere"), episodes, 0)
 
 
-def practise(groups: Scored, settings: RLSettings = PLAIN, steps: int = 1, **more: Any) -> tuple[OfflineTrainer, Any]:
-    """So many steps over these groups; the practice and the metrics of the steps."""
+def train(groups: TrajectoryGroups, settings: RLSettings = PLAIN, steps: int = 1, **more: Any) -> tuple[RLTrainer, Any]:
+    """Train for some steps on groups; the trainer and the metrics of the steps."""
     policy = TrainablePolicy(loader.load_tiny(0), limits=more.pop("limits", None))
-    run = OfflineTrainer(policy, groups, ByLength, AGENT, settings, more.pop("say", lambda text: None))
+    source = LoggedSource(policy, groups, AGENT, settings, more.pop("say", lambda text: None))
+    trainer = RLTrainer(policy, source, settings)
     if more.pop("frozen", False):
         policy.learner.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
 
     async def go() -> list[dict[str, float]]:
         try:
-            return [(await run.step(number))[0] for number in range(steps)]
+            return [(await trainer.step(number))[0] for number in range(steps)]
         finally:
             await policy.close()
 
-    return run, asyncio.run(go())
+    return trainer, asyncio.run(go())
 
 
 def policy_logprobs(model: torch.nn.Module, one: Trajectory, temperature: float = 1.0) -> np.ndarray:
@@ -107,8 +110,8 @@ def policy_logprobs(model: torch.nn.Module, one: Trajectory, temperature: float 
     return table.gather(-1, ids[0, 1:, None])[:, 0][torch.from_numpy(sample.mask[1:])].numpy()
 
 
-def gradient(run: OfflineTrainer) -> dict[str, torch.Tensor]:
-    return {n: p.grad.clone() for n, p in run.policy.loaded.model.named_parameters() if p.grad is not None}
+def gradient(trainer: RLTrainer) -> dict[str, torch.Tensor]:
+    return {n: p.grad.clone() for n, p in trainer.policy.loaded.model.named_parameters() if p.grad is not None}
 
 
 def shifted(one: Trajectory, by: float, temperature: float = 1.0) -> Trajectory:
@@ -143,7 +146,7 @@ def test_only_scored_episodes_are_read(logged: list[Trajectory], tmp_path: Path)
     with pytest.raises(UserError, match="None of the 1 episodes below .* was scored"):
         read_trajectory_log(tmp_path)
     store.write_episode(tmp_path, replace(logged[1], attempt=9))
-    assert (len(read_trajectory_log(tmp_path).episodes), read_trajectory_log(tmp_path).unscored) == (1, 1)
+    assert (len(read_trajectory_log(tmp_path).episodes), read_trajectory_log(tmp_path).num_unscored) == (1, 1)
     store.write_episode(tmp_path, replace(logged[1], attempt=8, provenance={"template": "chatml"}))
     with pytest.raises(UserError, match="different chat templates .None, chatml."):
         read_trajectory_log(tmp_path)
@@ -168,7 +171,7 @@ def test_importance_weights_by_hand(logged: list[Trajectory], temperature: float
     good, bad = shifted(logged[0], 0.3, temperature), shifted(logged[1], -0.1, temperature)
     group = [replace(good, reward=1.0), replace(bad, reward=0.0)]
     settings = replace(PLAIN, objective=replace(LEASH, clip_low=0.05, clip_high=0.05))
-    _, (found,) = practise([group], settings)
+    _, (found,) = train([group], settings)
     losses, distances = [], []
     for one, advantage in zip(group, (math.sqrt(0.5), -math.sqrt(0.5)), strict=True):
         mu = np.array([v for v in one.sequences()[0].logprobs if v is not None])
@@ -186,7 +189,7 @@ def test_importance_weights_by_hand(logged: list[Trajectory], temperature: float
 
 def test_where_the_log_is_the_policy_the_loss_is_the_plain_policy_gradient(logged: list[Trajectory]) -> None:
     group = [replace(logged[0], reward=1.0), replace(logged[1], reward=0.0)]
-    _, (found,) = practise([group])
+    _, (found,) = train([group])
     counts = [len(policy_logprobs(loader.load_tiny(0).model, one)) for one in group]
     assert found["offline/distance/max"] < 1e-4
     assert found["offline/bounded"] == 0.0
@@ -199,14 +202,14 @@ def test_a_group_of_one_outcome_has_no_gradient(logged: list[Trajectory]) -> Non
     dead = [replace(one, reward=1.0) for one in logged[4:8]]
     lively = [replace(one, reward=float(n % 2)) for n, one in enumerate(logged[:4])]
     settings = replace(PLAIN, tasks_per_step=2)
-    both, _ = practise([lively, dead], settings, frozen=True)
-    alone, _ = practise([lively], replace(settings, tasks_per_step=1), frozen=True)
+    both, _ = train([lively, dead], settings, frozen=True)
+    alone, _ = train([lively], replace(settings, tasks_per_step=1), frozen=True)
     share = sum(len(unweighted_samples(one)[0].mask.nonzero()[0]) for one in lively) / sum(
         len(unweighted_samples(one)[0].mask.nonzero()[0]) for one in (*lively, *dead)
     )
     for name, value in gradient(alone).items():
         assert torch.allclose(gradient(both)[name], share * value, atol=2e-6)
-    nothing, (found,) = practise([dead], frozen=True)
+    nothing, (found,) = train([dead], frozen=True)
     assert found["actor/loss"] == pytest.approx(0.0, abs=1e-9)
     assert all(float(value.abs().max()) < 1e-6 for value in gradient(nothing).values())
     assert max(float(value.abs().max()) for value in gradient(alone).values()) > 1e-2
@@ -215,9 +218,9 @@ def test_a_group_of_one_outcome_has_no_gradient(logged: list[Trajectory]) -> Non
 def test_the_gradient_does_not_depend_on_the_split(logged: list[Trajectory]) -> None:
     groups = signal_groups(log_of(*logged))[:3]
     settings = replace(PLAIN, tasks_per_step=3)
-    one, _ = practise(groups, settings, frozen=True)
+    one, _ = train(groups, settings, frozen=True)
     for limits in (MicroBatchLimits(tokens=128), MicroBatchLimits(samples=1), MicroBatchLimits(tokens=100_000)):
-        other, _ = practise(groups, settings, frozen=True, limits=limits)
+        other, _ = train(groups, settings, frozen=True, limits=limits)
         for name, value in gradient(one).items():
             assert torch.allclose(gradient(other)[name], value, atol=2e-6), (limits, name)
 
@@ -232,9 +235,9 @@ def test_failures_push_down_to_the_floor_and_no_further(
     """Sixty updates over one group: what is no longer rewarded stays where the floor is."""
     group = [replace(one, reward=float(n == 0)) for n, one in enumerate(logged[:4])]
     objective = replace(LEASH, clip_low=1 - floor, clip_high=0.2)
-    run, _ = practise([group], replace(PLAIN, steps=60, lr=3e-5, objective=objective), steps=60)
+    trainer, _ = train([group], replace(PLAIN, steps=60, lr=3e-5, objective=objective), steps=60)
     start = loader.load_tiny(0).model
-    ratios = [np.exp(policy_logprobs(run.policy.loaded.model, e) - policy_logprobs(start, e)) for e in group]
+    ratios = [np.exp(policy_logprobs(trainer.policy.loaded.model, e) - policy_logprobs(start, e)) for e in group]
     assert least <= float(np.median(np.concatenate(ratios[1:]))) <= most
     assert float(np.median(ratios[0])) > 1.1
 
@@ -250,13 +253,13 @@ def test_episodes_without_log_probs_are_measured_from_the_start_policy(logged: l
     greedy = replace(logged[1], provenance={**logged[1].provenance, "temperature": 0.0}, reward=0.0)
     nucleus = replace(logged[2], provenance={**logged[2].provenance, "top_p": 0.9}, reward=0.0)
     own = replace(logged[3], reward=0.0)
-    run, (found,) = practise([[expert, greedy, nucleus, own]], say=said.append)
+    trainer, (found,) = train([[expert, greedy, nucleus, own]], say=said.append)
     assert len(said) == 1
     assert said[0].startswith("3 of 4 logged episodes lack the log-probs they were sampled with")
     assert found["offline/distance/max"] < 1e-4
-    made = run.groups[logged[0].task]
-    assert made[3] is own
-    sampled = [span.logprobs for span in made[0].turns[0].spans if span.origin is Origin.SAMPLED]
+    (filled,) = asyncio.run(trainer.source.collect(1)).groups
+    assert filled[3] is own
+    sampled = [span.logprobs for span in filled[0].turns[0].spans if span.origin is Origin.SAMPLED]
     assert np.allclose(sampled, policy_logprobs(loader.load_tiny(0).model, expert), atol=1e-5)
 
 
@@ -272,13 +275,13 @@ def test_episodes_without_log_probs_are_measured_from_the_start_policy(logged: l
 )
 def test_settings_that_cannot_work(settings: RLSettings, says: str, logged: list[Trajectory]) -> None:
     with pytest.raises(UserError, match=says):
-        practise(signal_groups(log_of(*logged)), settings)
+        train(signal_groups(log_of(*logged)), settings)
 
 
-@pytest.mark.parametrize("name", COMPARING)
+@pytest.mark.parametrize("name", GROUP_ESTIMATORS)
 def test_every_estimator_that_compares_takes_a_real_step(name: str, logged: list[Trajectory]) -> None:
     groups = signal_groups(log_of(*logged))
-    _, (found,) = practise(groups, replace(PLAIN, estimator=name, tasks_per_step=3))
+    _, (found,) = train(groups, replace(PLAIN, estimator=name, tasks_per_step=3))
     assert found["actor/grad_norm"] > 0
 
 
@@ -292,18 +295,18 @@ class PowerCut(Exception):
 def run_to_the_end(out: Path, overrides: list[str], die_at: int | None = None) -> None:
     """A run by its configuration; a power cut in the update of a step, where one is wanted."""
 
-    def tick() -> None:
-        if run.standing.step + 1 == die_at:
+    def cut_power() -> None:
+        if run.state.step + 1 == die_at:
             raise PowerCut
 
     config = resolve([*overrides, f"trainer.default_local_dir={out}"])
-    run = build.build_run(config, tick=tick, say=lambda text: None)
+    run = build.build_run(config, on_micro_batch=cut_power, say=lambda text: None)
     # A model that nobody taught never ends a reply by itself: a letter does it here.
-    run.practice.agent = replace(run.practice.agent, sampling=AGENT.sampling)
+    run.trainer.source.agent = replace(run.trainer.source.agent, sampling=AGENT.sampling)
 
     async def go() -> None:
         try:
-            await run.go()
+            await run.train()
         finally:
             await run.policy.close()
 

@@ -13,13 +13,13 @@ from practicum.agent import Agent
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.environment import Action, Message, ToolCall
-from practicum.environments.math import MathEnvironment
 from practicum.errors import EngineError, UserError
 from practicum.models import loader
 from practicum.task import Task
-from practicum.training.bandit import BanditTrainer, action_key, degenerate, tabulate
-from practicum.training.offline import TrajectoryLog
-from practicum.training.rl_trainer import RLSettings
+from practicum.training.bandit_source import BanditSource, action_key, single_action_warning, tabulate_actions
+from practicum.training.logged_source import TrajectoryLog
+from practicum.training.rl_settings import RLSettings
+from practicum.training.rl_trainer import RLTrainer
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
 
@@ -64,34 +64,34 @@ WRONG = played(2, 0.0, call("2*"), said("4"), answers=["Error: cannot read '2*'"
 
 def test_the_table_by_hand() -> None:
     """Every clean action of the best episodes, each worth the furthest that an episode came that took it."""
-    states = {state.prompt: state for state in tabulate(log_of(GOOD, HALF, WRONG), 1.0)}
+    states = {state.prompt: state for state in tabulate_actions(log_of(GOOD, HALF, WRONG), 1.0)}
     first = states[7, 8, 9]
-    assert first.worth == {action_key(call("2+3")[1]): 1.0, action_key(call("3+2")[1]): 0.5}  # 2* failed
+    assert first.action_values == {action_key(call("2+3")[1]): 1.0, action_key(call("3+2")[1]): 0.5}  # 2* failed
     assert first.has_tools
     assert len(states) == 3  # after either call another prompt; after the failed one nothing was worth anything
-    assert sorted(max(state.worth.values()) for state in states.values()) == [0.5, 1.0, 1.0]
-    best_only = tabulate(log_of(GOOD, HALF, WRONG), 0.2)
-    assert [set(state.worth.values()) for state in best_only] == [{1.0}, {1.0}]
+    assert sorted(max(state.action_values.values()) for state in states.values()) == [0.5, 1.0, 1.0]
+    best_only = tabulate_actions(log_of(GOOD, HALF, WRONG), 0.2)
+    assert [set(state.action_values.values()) for state in best_only] == [{1.0}, {1.0}]
 
 
 def test_progress_counts_where_the_world_tells_it_and_the_best_episode_speaks_for_an_action() -> None:
     far, near = (played(n, 0.0, call("2+3"), said("5"), answers=["5"], progress=p) for n, p in enumerate((0.7, 0.2)))
-    states = tabulate(log_of(near, far), 1.0)
-    assert {value for state in states for value in state.worth.values()} == {0.7}
+    states = tabulate_actions(log_of(near, far), 1.0)
+    assert {value for state in states for value in state.action_values.values()} == {0.7}
 
 
 def test_an_empty_table() -> None:
     with pytest.raises(UserError, match="No action below 'somewhere' worked in an episode that came anywhere"):
-        tabulate(log_of(WRONG), 0.2)
+        tabulate_actions(log_of(WRONG), 0.2)
     with pytest.raises(UserError, match="top_percent"):
-        tabulate(log_of(GOOD), 0.0)
+        tabulate_actions(log_of(GOOD), 0.0)
 
 
 def test_the_warning_where_a_state_has_one_action() -> None:
-    states = tabulate(log_of(GOOD, HALF), 1.0)
-    assert degenerate(states) is not None
-    assert str(degenerate(states)).startswith("2 of 3 logged states have a single action")
-    assert degenerate([state for state in states if len(state.worth) > 1]) is None
+    states = tabulate_actions(log_of(GOOD, HALF), 1.0)
+    assert single_action_warning(states) is not None
+    assert str(single_action_warning(states)).startswith("2 of 3 logged states have a single action")
+    assert single_action_warning([state for state in states if len(state.action_values) > 1]) is None
 
 
 class Answering:
@@ -125,11 +125,11 @@ def rewards(replies: Sequence[str], stop: StopReason = StopReason.END, say: Call
         return made[0]
 
     policy = TrainablePolicy(loader.load_tiny(0), make_engine=engine)
-    states = [state for state in tabulate(log_of(GOOD, HALF), 1.0) if state.prompt == (7, 8, 9)]
+    states = [state for state in tabulate_actions(log_of(GOOD, HALF), 1.0) if state.prompt == (7, 8, 9)]
     settings = RLSettings(steps=1, tasks_per_step=1, chains=len(replies), mismatch_limit=99.0)
     agent = Agent(max_turns=2, sampling=Sampling(max_tokens=64))
-    run = BanditTrainer(policy, states, MathEnvironment, agent, settings, say)
-    metrics, episodes = asyncio.run(run.step(0))
+    trainer = RLTrainer(policy, BanditSource(policy, states, agent, settings, say), settings)
+    metrics, episodes = asyncio.run(trainer.step(0))
     return metrics, episodes, made[0]
 
 
@@ -152,7 +152,7 @@ def test_half_a_reply_is_not_an_answer() -> None:
 
 
 def test_greedy_baselines_are_refused() -> None:
-    states = tabulate(log_of(GOOD), 1.0)
+    states = tabulate_actions(log_of(GOOD), 1.0)
     settings = RLSettings(estimator="remax", tasks_per_step=1)
     with pytest.raises(UserError, match="remax needs whole greedy episodes"):
-        BanditTrainer(TrainablePolicy(loader.load_tiny(0)), states, MathEnvironment, Agent(), settings)
+        BanditSource(TrainablePolicy(loader.load_tiny(0)), states, Agent(), settings)

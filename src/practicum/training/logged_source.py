@@ -1,0 +1,260 @@
+"""Trajectories from a log: group-relative policy gradients over episodes that were collected before.
+
+Nothing is rolled out. The scored episodes of one task are a group, their logged rewards are compared as any estimator
+compares those of online attempts, and the ratio of every token is π/μ, where μ is the policy that, by the log, sampled
+it. μ stays the same for the whole run, so the clip bounds not one update but the run: a token of a good episode is
+raised until it is 1 + clip_high times as likely as when it was logged, one of a bad episode is lowered to 1 - clip_low
+of that and no further. This is the floor: failures do lower probabilities, which SFT cannot do, but the policy cannot
+leave the region that the log has evidence for. The clip only removes the gradient; what momentum and other episodes
+move beyond it, the KL term to the start policy brings back, so both are required.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from practicum.agent import Agent
+from practicum.data.export import by_task, is_held_out, report_held_out
+from practicum.data.jsonl import read_whole_episode
+from practicum.errors import UserError
+from practicum.models import loader
+from practicum.training import forward
+from practicum.training.curriculum import TaskStream
+from practicum.training.estimators import ESTIMATORS
+from practicum.training.group_filter import TrajectoryGroups, has_signal
+from practicum.training.monitor.metrics import summary_stats
+from practicum.training.rl_settings import RLSettings
+from practicum.training.rollout_batch import RolloutBatch
+from practicum.training.rollout_source import OnEpisode
+from practicum.training.samples import unweighted_samples
+from practicum.training.trainable_policy import TrainablePolicy
+from practicum.trajectory import Origin, Outcome, Span, Trajectory
+from practicum.utils.progress import Progress
+
+METHODS = ("grpo", "bandit")
+GROUP_ESTIMATORS = tuple(name for name, estimator in ESTIMATORS.items() if estimator.min_group_size > 1)
+"""Estimators that need nothing but the rewards of one task's episodes."""
+METRIC_NAMES = {
+    "mismatch/logprob/mean": "offline/distance/mean",
+    "mismatch/logprob/max": "offline/distance/max",
+    "actor/pg_clipfrac": "offline/bounded",
+}
+"""The learner's measures against the sampling log-probs have another meaning where these are a log's."""
+
+
+@dataclass(frozen=True)
+class TrajectoryLog:
+    """The scored episodes below a folder, in the order of their paths."""
+
+    folder: Path
+    episodes: tuple[Trajectory, ...]
+    num_unscored: int
+
+    @property
+    def template(self) -> str | None:
+        """The chat template that the episodes name."""
+        template = self.episodes[0].provenance.get("template")
+        return None if template is None else str(template)
+
+    def check_tokens(self, policy: TrainablePolicy) -> None:
+        """Raise when an episode holds ids of another vocabulary than the policy's."""
+        tokenizer, size = policy.loaded.tokenizer, policy.decoder.shape.vocabulary
+        vocabulary = loader.tokenizer_hash(tokenizer)
+        for episode in self.episodes:
+            largest = max((i for turn in episode.turns for span in turn.spans for i in span.ids), default=0)
+            if episode.provenance.get("tokenizer", vocabulary) != vocabulary or largest >= size:
+                raise UserError(
+                    f"Episode '{episode.task.id}' below '{self.folder}' holds ids of another tokenizer "
+                    f"({episode.provenance.get('model', 'unknown')}), not of '{policy.loaded.source}'; "
+                    "collect with the model that is to be trained."
+                )
+
+
+def read_trajectory_log(folder: Path) -> TrajectoryLog:
+    """The scored episodes of training tasks below a folder, each checked field by field."""
+    if not folder.is_dir():
+        raise UserError(f"There is no folder '{folder}'; make one with `practicum collect`.")
+    paths = sorted(folder.rglob("*__attempt_*.jsonl"))
+    if not paths:
+        raise UserError(f"There is no episode below '{folder}'; make some with `practicum collect`.")
+    read, held_out_splits = [], []
+    with Progress("read", len(paths), "episodes") as progress:
+        for path in paths:
+            episode = read_whole_episode(path)
+            if is_held_out(episode):
+                held_out_splits.append(episode.task.split)
+            else:
+                read.append(episode)
+            progress.advance()
+    report_held_out(folder, held_out_splits, len(paths))
+    episodes = tuple(episode for episode in read if episode.scored and any(turn.spans for turn in episode.turns))
+    if not episodes:
+        raise UserError(f"None of the {len(read)} episodes below '{folder}' was scored; collect some that are.")
+    templates = sorted({str(episode.provenance.get("template")) for episode in episodes})
+    if len(templates) > 1:
+        raise UserError(
+            f"The episodes below '{folder}' were rendered under different chat templates ({', '.join(templates)}); "
+            "train on one kind."
+        )
+    return TrajectoryLog(folder, episodes, len(read) - len(episodes))
+
+
+def signal_groups(log: TrajectoryLog, seed: int = 0) -> TrajectoryGroups:
+    """A log's episodes by task, in an order drawn from the seed, without groups whose rewards are all equal."""
+    all_groups = by_task(log.episodes)
+    groups = [group for group in all_groups if len(group) > 1 and has_signal(group, {})]
+    if not groups:
+        raise UserError(
+            f"No task below '{log.folder}' ({len(all_groups)} of them) has episodes of different reward, so there is "
+            "nothing to compare; collect several attempts at tasks that are solved sometimes."
+        )
+    random.Random(f"offline/{seed}").shuffle(groups)
+    return groups
+
+
+class LoggedSource:
+    """Gives the groups of a log, `tasks_per_step` of them per step, round and round."""
+
+    from_engine = False
+    metric_names: Mapping[str, str] = METRIC_NAMES
+
+    def __init__(
+        self,
+        policy: TrainablePolicy,
+        groups: TrajectoryGroups,
+        agent: Agent,
+        settings: RLSettings,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        """`policy` has the weights of the start: they fill in the log-probs that the log lacks."""
+        _check_settings(settings)
+        self.policy, self.agent, self.settings = policy, agent, settings
+        self.fingerprint = fingerprint(groups)
+        tasks = [group[0].task for group in groups]
+        self.stream = TaskStream(tasks, settings.curriculum, settings.tasks_per_step)
+        self.groups = dict(zip(tasks, self._fill_logprobs(groups, say), strict=True))
+        self.temperatures = {group[0].task: [self._temperature(episode) for episode in group] for group in groups}
+
+    def state(self) -> dict[str, Any]:
+        return {"stream": self.stream.state(), "log": self.fingerprint}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        check_same_log(state, self.fingerprint)
+        self.stream.restore(state["stream"])
+
+    async def collect(self, step: int, on_episode: OnEpisode | None = None) -> RolloutBatch:
+        """The next groups of the log. No episode was played, so `on_episode` is not called."""
+        begun = time.perf_counter()
+        tasks = self.stream.take(self.settings.tasks_per_step)
+        groups = [self.groups[task] for task in tasks]
+        episodes = [episode for group in groups for episode in group]
+        metrics = {
+            "logged/episodes": float(len(episodes)),
+            "logged/success/mean": sum(e.outcome is Outcome.SUCCESS for e in episodes) / len(episodes),
+            **summary_stats("logged/reward", [episode.reward for episode in episodes]),
+        }
+        return RolloutBatch(
+            step,
+            [],
+            groups,
+            {},
+            metrics,
+            self.stream.metrics(),
+            time.perf_counter() - begun,
+            [self.temperatures[task] for task in tasks],
+        )
+
+    def _temperature(self, episode: Trajectory) -> float:
+        """The temperature that an episode's log-probs, its own or the start policy's, belong to."""
+        if not has_policy_logprobs(episode):
+            return self.agent.sampling.temperature
+        return float(episode.provenance.get("temperature", self.agent.sampling.temperature))
+
+    def _fill_logprobs(self, groups: TrajectoryGroups, say: Callable[[str], None]) -> TrajectoryGroups:
+        """Groups in which every sampled token has a log-prob: where the log has none, the start policy's is used."""
+        without_logprobs = [episode for group in groups for episode in group if not has_policy_logprobs(episode)]
+        if not without_logprobs:
+            return groups
+        say(
+            f"{len(without_logprobs)} of {sum(map(len, groups))} logged episodes lack the log-probs they were sampled "
+            "with (an expert's, a greedy or a truncated policy's): those of the start policy are used instead, so "
+            "their ratios begin at 1."
+        )
+        temperature = self.agent.sampling.temperature
+        samples = [unweighted_samples(episode, temperature) for episode in without_logprobs]
+        flat = [sample for own in samples for sample in own]
+        logprobs = iter(forward.logprobs(self.policy.decoder, flat, self.policy.logprob_limits))
+        filled = {
+            id(episode): with_logprobs(episode, [value for _ in own for value in next(logprobs).tolist()])
+            for episode, own in zip(without_logprobs, samples, strict=True)
+        }
+        return [[filled.get(id(episode), episode) for episode in group] for group in groups]
+
+
+def _check_settings(settings: RLSettings) -> None:
+    """Refuse settings under which a log cannot be learnt from."""
+    if settings.estimator not in GROUP_ESTIMATORS:
+        raise UserError(
+            f"A log is learnt from by comparing the episodes of one task, which {settings.estimator} does not; "
+            f"set algorithm.adv_estimator to one of {', '.join(GROUP_ESTIMATORS)}."
+        )
+    if settings.objective.policy_loss == "cispo":
+        raise UserError("cispo has no floor, and a log needs one; set policy_loss.loss_mode to vanilla or gspo.")
+    if settings.objective.kl_coeff <= 0:
+        raise UserError(
+            "A policy that plays no episodes must be held near its start: set "
+            "actor_rollout_ref.actor.use_kl_loss=true and kl_loss_coef above 0 (0.1, say)."
+        )
+
+
+def fingerprint(groups: TrajectoryGroups) -> str:
+    """A hash of what is learnt from groups: tasks, rewards and ids."""
+    digest = hashlib.sha256()
+    for episode in (episode for group in groups for episode in group):
+        digest.update(repr((episode.task.id, episode.task.hash, episode.attempt, episode.reward)).encode())
+        for turn in episode.turns:
+            for span in turn.spans:
+                digest.update(array("q", span.ids))
+    return digest.hexdigest()[:16]
+
+
+def check_same_log(state: Mapping[str, Any], log_fingerprint: str) -> None:
+    """Raise unless a resumed run reads the log that it began with; a folder that has grown since is another log."""
+    if state.get("log") != log_fingerprint:
+        raise UserError(
+            "The episodes below data.from_trajectories are not those this run began with; "
+            "put them back, or choose another trainer.experiment_name."
+        )
+
+
+def has_policy_logprobs(episode: Trajectory) -> bool:
+    """Whether all sampled tokens have log-probs of an untruncated softmax: only from those can a ratio be computed."""
+    provenance = episode.provenance
+    if provenance.get("temperature", 1.0) <= 0 or provenance.get("top_k", 0) or provenance.get("top_p", 1.0) < 1:
+        return False
+    return all(span.logprobs is not None for turn in episode.turns for span in turn.spans if _sampled(span))
+
+
+def with_logprobs(episode: Trajectory, values: Sequence[float]) -> Trajectory:
+    """The episode with these log-probs on its sampled tokens, in their order."""
+    rest = iter(values)
+
+    def filled(spans: Sequence[Span]) -> Iterator[Span]:
+        for span in spans:
+            yield replace(span, logprobs=tuple(next(rest) for _ in span.ids)) if _sampled(span) else span
+
+    turns = tuple(replace(turn, spans=tuple(filled(turn.spans))) for turn in episode.turns)
+    if next(rest, None) is not None:
+        raise ValueError("more log-probs than sampled tokens")
+    return replace(episode, turns=turns)
+
+
+def _sampled(span: Span) -> bool:
+    return span.origin is Origin.SAMPLED

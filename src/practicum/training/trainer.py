@@ -1,0 +1,59 @@
+"""What a training run trains: an object with numbered steps, a state, and a validation.
+
+`rl_trainer`, `sft` and `dpo` have one each; `run` is the loop that all of them share.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from practicum.training.critic import Critic
+from practicum.training.trainable_policy import TrainablePolicy
+from practicum.trajectory import Trajectory
+
+
+class StepResult(NamedTuple):
+    """What a step gives: its metrics, and the episodes that were played for it."""
+
+    metrics: dict[str, float]
+    episodes: Sequence[Trajectory] = ()
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The metrics of a validation. With a `problem`, nothing could be scored, and it is not compared with others."""
+
+    metrics: dict[str, float]
+    problem: str | None = None
+
+
+class Trainer(ABC):
+    """Changes a policy, one numbered step at a time.
+
+    What step N does depends on N, the weights, the optimizers and `state` alone, so a run that was killed continues
+    from its last checkpoint as if nothing had happened.
+    """
+
+    policy: TrainablePolicy
+    critic: Critic | None = None
+    stops_by_exception = True
+    """Whether an exception ends a step at once; otherwise only the end of the process does."""
+
+    @abstractmethod
+    async def step(self, step: int) -> StepResult:
+        """Do step number `step`, counted from 0."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """What the next step depends on besides weights and optimizers, as plain JSON."""
+
+    @abstractmethod
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from the state of a checkpoint, whose weights and optimizers are already in place."""
+
+    async def validate(self) -> Validation | None:
+        """Measure the policy on data that is not trained on; None where there is no such data."""
+        return None
