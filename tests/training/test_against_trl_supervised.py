@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from practicum.models import loader
-from practicum.training.dpo import DPOSettings, Pair, judge, step, totals
+from practicum.training.dpo import DPOSettings, Pair, pair_loss, sum_logprobs, update
 from practicum.training.micro_batches import Sample
 from practicum.training.optimizer import OptimizerSettings
 from practicum.training.sft import SFTSettings, update
@@ -100,8 +100,8 @@ def policy_of(seed: int = 0) -> TrainablePolicy:
 
 def our_preference(pairs: Sequence[Pair], settings: DPOSettings) -> tuple[float, Gradient]:
     policy, samples = policy_of(), [p.chosen for p in pairs] + [p.rejected for p in pairs]
-    reference = totals(TrainablePolicy(loader.load_tiny(1)).decoder, policy, samples)
-    found = step(policy, pairs, reference, settings, 0.0)
+    reference = sum_logprobs(TrainablePolicy(loader.load_tiny(1)).decoder, policy, samples)
+    found = update(policy, pairs, reference, settings, 0.0)
     return found["dpo/loss"], _gradient(policy.loaded.model)
 
 
@@ -143,8 +143,8 @@ def test_preference(ours: str, their_name: str, seed: int, tokenizer: Any, tmp_p
     metrics, beta = trainer._metrics["train"], settings.beta
     samples = [p.chosen for p in pairs] + [p.rejected for p in pairs]
     policy = policy_of()
-    reference = totals(TrainablePolicy(loader.load_tiny(1)).decoder, policy, samples)
-    won, lost = judge(policy, pairs, reference, settings)[0].gains
+    reference = sum_logprobs(TrainablePolicy(loader.load_tiny(1)).decoder, policy, samples)
+    won, lost = pair_loss(policy, pairs, reference, settings)[0].gains
     assert float(beta * won.mean()) == pytest.approx(metrics["rewards/chosen"][-1], abs=1e-4)
     assert float(beta * (won - lost).mean()) == pytest.approx(metrics["rewards/margins"][-1], abs=1e-4)
 
@@ -183,6 +183,6 @@ def test_at_the_start_the_loss_is_ln_2_here_and_there(tokenizer: Any, tmp_path: 
     trainer.ref_model.load_state_dict(trainer.model.state_dict())
     expected, their_gradient = theirs(trainer, padded(samples))
     policy = policy_of()
-    found = step(policy, pairs, totals(policy.decoder, policy, samples), DPOSettings(beta=BETA), 0.0)
+    found = update(policy, pairs, sum_logprobs(policy.decoder, policy, samples), DPOSettings(beta=BETA), 0.0)
     assert expected == pytest.approx(math.log(2), abs=1e-6)
     assert_same((found["dpo/loss"], _gradient(policy.loaded.model)), (expected, their_gradient))
