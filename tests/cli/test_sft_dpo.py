@@ -82,7 +82,7 @@ def test_a_stage_cut_short_and_resumed_equals_a_whole_one(
         return ["sft", *world, "--lora_r", "4", *SMALL, *adapter, "training.save_steps=2", "training.eval_steps=3"]
 
     assert main(arguments("whole")) == 0
-    update = build_supervised.sft.update
+    update = build_supervised.sft.sft_update
     calls = 0
 
     def dying(*rest: object) -> dict[str, float]:
@@ -92,7 +92,7 @@ def test_a_stage_cut_short_and_resumed_equals_a_whole_one(
             raise RuntimeError("the power went")
         return update(*rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(build_supervised.sft, "update", dying)
+    monkeypatch.setattr(build_supervised.sft, "sft_update", dying)
     with pytest.raises(RuntimeError):
         main(arguments("cut"))
     monkeypatch.undo()
@@ -162,7 +162,7 @@ def test_asked_to_stop_it_finishes_the_update_saves_and_goes_on_later(
     data = ["--episodes", str(attempts)]
     assert main(asked(command, data, tmp_path / "whole")) == 0
     before = signal.getsignal(number)
-    module, name = (build_supervised.sft, "update") if command == "sft" else (build_supervised.dpo, "update")
+    module, name = (build_supervised.sft, "sft_update") if command == "sft" else (build_supervised.dpo, "dpo_update")
     before_update(monkeypatch, module, name, 2, lambda: signal.raise_signal(number))
     assert main(asked(command, data, tmp_path / "cut")) == 130
     monkeypatch.undo()
@@ -183,7 +183,7 @@ def test_asked_twice_it_stops_at_once_and_begins_anew(
         for _ in range(2):
             signal.raise_signal(signal.SIGINT)
 
-    before_update(monkeypatch, build_supervised.sft, "update", 2, twice)
+    before_update(monkeypatch, build_supervised.sft, "sft_update", 2, twice)
     assert main(asked("sft", data, tmp_path)) == 130
     monkeypatch.undo()
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
@@ -239,7 +239,7 @@ def test_other_data_is_not_gone_on_with(
     shown, out = tmp_path / "shown", tmp_path / "out"
     shutil.copytree(attempts, shown)
     arguments = asked(command, ["--episodes", str(shown)], out)
-    module, name = (build_supervised.sft, "update") if command == "sft" else (build_supervised.dpo, "update")
+    module, name = (build_supervised.sft, "sft_update") if command == "sft" else (build_supervised.dpo, "dpo_update")
     before_update(monkeypatch, module, name, 1, lambda: signal.raise_signal(signal.SIGINT))
     assert main(arguments) == 130
     monkeypatch.undo()

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from practicum.models import loader
-from practicum.training.dpo import DPOSettings, Pair, pair_loss, sum_logprobs, update
+from practicum.training.dpo import DPOSettings, Pair, dpo_update, pair_loss, sum_logprobs
 from practicum.training.micro_batches import Sample
 from practicum.training.optimizer import OptimizerSettings
-from practicum.training.sft import SFTSettings, update
+from practicum.training.sft import SFTSettings, sft_update
 from practicum.training.trainable_policy import TrainablePolicy
 
 from .test_dpo import make_pairs
@@ -101,7 +101,7 @@ def policy_of(seed: int = 0) -> TrainablePolicy:
 def our_preference(pairs: Sequence[Pair], settings: DPOSettings) -> tuple[float, Gradient]:
     policy, samples = policy_of(), [p.chosen for p in pairs] + [p.rejected for p in pairs]
     reference = sum_logprobs(TrainablePolicy(loader.load_tiny(1)).decoder, policy, samples)
-    found = update(policy, pairs, reference, settings, 0.0)
+    found = dpo_update(policy, pairs, reference, settings, 0.0)
     return found["dpo/loss"], _gradient(policy.loaded.model)
 
 
@@ -123,7 +123,7 @@ def test_imitation(seed: int, tokenizer: Any, tmp_path: Path) -> None:
     samples[0] = Sample(samples[0].ids, holed, *(samples[0].weights,) * 3)
     policy = policy_of()
     batch = [Sample(s.ids, s.mask, s.mask.astype(np.float32), s.advantages, s.sampling_logprobs) for s in samples]
-    found = update(policy, batch, [list(range(5))], 0, SFTSettings(batch_size=5, warmup=0))
+    found = sft_update(policy, batch, [list(range(5))], 0, SFTSettings(batch_size=5, warmup=0))
     inputs = padded(samples)
     judged = inputs.pop("completion_mask")
     inputs["labels"] = inputs["input_ids"].masked_fill(judged == 0, -100)
@@ -183,6 +183,6 @@ def test_at_the_start_the_loss_is_ln_2_here_and_there(tokenizer: Any, tmp_path: 
     trainer.ref_model.load_state_dict(trainer.model.state_dict())
     expected, their_gradient = theirs(trainer, padded(samples))
     policy = policy_of()
-    found = update(policy, pairs, sum_logprobs(policy.decoder, policy, samples), DPOSettings(beta=BETA), 0.0)
+    found = dpo_update(policy, pairs, sum_logprobs(policy.decoder, policy, samples), DPOSettings(beta=BETA), 0.0)
     assert expected == pytest.approx(math.log(2), abs=1e-6)
     assert_same((found["dpo/loss"], _gradient(policy.loaded.model)), (expected, their_gradient))

@@ -13,7 +13,7 @@ import torch
 from practicum.algorithms.preferences import LOSSES, Pairs
 from practicum.errors import UserError
 from practicum.models import loader, lora
-from practicum.training.dpo import DPOSettings, Pair, sum_logprobs, train_dpo, update
+from practicum.training.dpo import DPOSettings, Pair, dpo_update, sum_logprobs, train_dpo
 from practicum.training.micro_batches import Sample
 from practicum.training.optimizer import OptimizerSettings
 from practicum.training.trainable_policy import TrainablePolicy
@@ -44,7 +44,7 @@ def test_the_gradient_is_autograds_through_hugging_face(kind: str) -> None:
     policy.learner.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
     samples = [p.chosen for p in pairs] + [p.rejected for p in pairs]
     reference = sum_logprobs(policy.decoder, policy, samples) + torch.linspace(-2, 2, 8, dtype=torch.float64)
-    update(policy, pairs, reference, settings, 0.0)
+    dpo_update(policy, pairs, reference, settings, 0.0)
     mine = {n: p.grad.clone() for n, p in policy.loaded.model.named_parameters() if p.grad is not None}
 
     model = loader.load_tiny(0).model

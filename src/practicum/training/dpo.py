@@ -78,7 +78,7 @@ def pair_loss(
     return batch, preference_loss(settings.loss)(batch, settings.beta, settings.label_smoothing)
 
 
-def update(
+def dpo_update(
     policy: TrainablePolicy, pairs: Sequence[Pair], reference: Tensor, settings: DPOSettings, lr: float
 ) -> dict[str, float]:
     """Do one update over a batch of pairs; returns its metrics."""
@@ -131,7 +131,7 @@ class DPOTrainer(SupervisedTrainer):
         reference = self.reference[torch.tensor(indices + [len(self.pairs) + index for index in indices])]
         warmup = round(settings.warmup_ratio * total)
         lr = learning_rate(step, total, settings.lr, settings.schedule, warmup, settings.min_lr_ratio)
-        return update(self.policy, [self.pairs[index] for index in indices], reference, settings, lr)
+        return dpo_update(self.policy, [self.pairs[index] for index in indices], reference, settings, lr)
 
 
 async def train_dpo(

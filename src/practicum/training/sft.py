@@ -57,7 +57,7 @@ class SFTTrainer(SupervisedTrainer):
         super().__init__(policy, len(self.batches), fingerprint_samples([*samples, *eval_samples]))
 
     def update(self, step: int) -> dict[str, float]:
-        return update(self.policy, self.samples, self.batches, step, self.settings)
+        return sft_update(self.policy, self.samples, self.batches, step, self.settings)
 
     async def validate(self) -> Validation | None:
         if not self.eval_samples:
@@ -97,7 +97,7 @@ def plan_batches(num_samples: int, settings: SFTSettings) -> list[list[int]]:
     return batches
 
 
-def update(
+def sft_update(
     policy: TrainablePolicy,
     samples: Sequence[Sample],
     batches: Sequence[Sequence[int]],
