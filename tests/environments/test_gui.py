@@ -19,7 +19,7 @@ from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
 from practicum.data.attempts import plan_attempts
 from practicum.data.episode_format import decode_episode, encode_episode
-from practicum.engines.openai import wire_messages
+from practicum.engines.openai import api_messages
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Message, Step, ToolCall
 from practicum.environments import gui_tasks
@@ -537,7 +537,7 @@ def test_messages_without_pictures_are_stored_as_before() -> None:
 
 def test_a_server_gets_text_and_pictures_as_parts() -> None:
     talk = (Message("system", "S"), SHOWN, Message("assistant", "Action: wait()"))
-    rows = wire_messages(talk, make_format("gui"), True)
+    rows = api_messages(talk, make_format("gui"), True)
     assert [row["content"] for row in rows] == [
         "S",
         [
