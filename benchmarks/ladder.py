@@ -211,11 +211,11 @@ def pooled(results: Mapping[int, EvalResult]) -> EvalResult:
     return replace(
         first,
         panel="all seeds",
-        size=sum(one.size for one in results.values()),
-        sittings=tuple(
+        num_tasks=sum(one.num_tasks for one in results.values()),
+        attempts=tuple(
             replace(attempt, task=f"{seed}/{attempt.task}", cluster=f"{seed}/{attempt.cluster}")
             for seed, one in results.items()
-            for attempt in one.sittings
+            for attempt in one.attempts
         ),
     )
 
@@ -225,7 +225,8 @@ def row(label: str, seed: str, lower: EvalResult, higher: EvalResult) -> str:
     gain = comparison.success
     return (
         f"| {label} | {seed} | {lower.success_rate:.1%} | {higher.success_rate:.1%} | {100 * gain.difference:+.1f} "
-        f"[{100 * gain.interval.low:.1f}, {100 * gain.interval.high:.1f}] | {gain.p_value:.1g} | {comparison.verdict} |"
+        f"[{100 * gain.interval.low:.1f}, {100 * gain.interval.high:.1f}] | {gain.p_value:.1g} | "
+        f"{comparison.conclusion} |"
     )
 
 
@@ -233,7 +234,7 @@ def comparison_record(lower: EvalResult, higher: EvalResult) -> dict[str, Any]:
     comparison = compare_pair(lower, higher)
     gain = comparison.success
     return {"difference": gain.difference, "low": gain.interval.low, "high": gain.interval.high, "p": gain.p_value,
-            "n": gain.tasks, "verdict": comparison.verdict}  # fmt: skip
+            "n": gain.num_tasks, "verdict": comparison.conclusion}  # fmt: skip
 
 
 def table(found: Mapping[int, Mapping[str, EvalResult]]) -> Iterator[str]:

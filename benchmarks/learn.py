@@ -115,7 +115,7 @@ async def main() -> None:
         gain = compare_pair(before, after).success
         rows[name] = {
             "success": after.success_rate, "difference": gain.difference, "low": gain.interval.low,
-            "high": gain.interval.high, "p": gain.p_value, "minutes": minutes, "n": gain.tasks,
+            "high": gain.interval.high, "p": gain.p_value, "minutes": minutes, "n": gain.num_tasks,
         }  # fmt: skip
         print(
             f"| {name} | {after.success_rate:.1%} | {100 * gain.difference:+.1f} "

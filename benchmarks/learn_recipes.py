@@ -146,7 +146,7 @@ async def learn(name: str, out: Path, seed: int, tasks: int, extra: list[str]) -
         after, episodes = await examined(run.policy, name, panel, config, world)
         comparison = compare_pair(before, after)
         gain = comparison.success
-        interval = next(delta.interval for delta in comparison.changes if delta.name == SCORE)
+        interval = next(delta.interval for delta in comparison.deltas if delta.name == SCORE)
         row: dict[str, Any] = {
             "sft": before.summary(), "rl": after.summary(), "difference": gain.difference,
             "low": gain.interval.low, "high": gain.interval.high, "p": gain.p_value,

@@ -217,7 +217,7 @@ class Quickstart:
             "difference_low": gain.success.interval.low,
             "difference_high": gain.success.interval.high,
             "p_value": gain.success.p_value,
-            "verdict": gain.verdict,
+            "verdict": gain.conclusion,
             "seconds": total,
             "stages": self.seconds,
             "panel": self.panel.hash,
@@ -269,10 +269,10 @@ def table(results: dict[str, EvalResult]) -> str:
 def sentence(gain: Comparison) -> str:
     """The comparison in words."""
     success = gain.success
-    if not gain.shown:
-        return f"RL against SFT: no difference shown (p = {success.p_value:.3g}, n = {success.tasks})."
+    if not gain.significant:
+        return f"RL against SFT: no difference shown (p = {success.p_value:.3g}, n = {success.num_tasks})."
     return (
-        f"RL is {gain.verdict} than SFT by {100 * abs(success.difference):.1f} points "
-        f"[{100 * success.interval.low:.1f}, {100 * success.interval.high:.1f}] on the same {success.tasks} tasks "
+        f"RL is {gain.conclusion} than SFT by {100 * abs(success.difference):.1f} points "
+        f"[{100 * success.interval.low:.1f}, {100 * success.interval.high:.1f}] on the same {success.num_tasks} tasks "
         f"({success.test} p = {success.p_value:.2g})."
     )

@@ -15,7 +15,7 @@ from practicum.data.tasks import read_registry, registry_hash, select
 from practicum.environment import Action, Message
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
-from practicum.evaluation.temperature_check import Finding, compare
+from practicum.evaluation.temperature_check import ExplorationStatus, compare_replies
 from practicum.task import Task
 from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
 
@@ -268,19 +268,19 @@ def test_temperature_changes_what_a_model_does(tmp_path: Path, capsys: pytest.Ca
     base = ["collect", "--verify-exploration", "--env", "math", "--task", "math-train-0-3", "--out", str(tmp_path),
             "--max-turns", "3", "--max-tokens", "6", "--task_seed", "123", "--temperature_a", "0.0",
             "--compare_steps", "10"]  # fmt: skip
-    assert main([*base, "--policy", "tiny", "--temperature_b", "0.7"]) == Finding.DIVERGED == 0
+    assert main([*base, "--policy", "tiny", "--temperature_b", "0.7"]) == ExplorationStatus.DIVERGED == 0
     assert "the replies differ from step 1 on" in capsys.readouterr().out
     one, two = read_episodes(tmp_path)
     assert (one.provenance["temperature"], two.provenance["temperature"]) == (0.0, 0.7)
     assert one.seeds == two.seeds
     assert one.seeds.environment == 123
-    assert main([*base, "--policy", "expert"]) == Finding.SAME == 2
+    assert main([*base, "--policy", "expert"]) == ExplorationStatus.SAME == 2
     assert main([*base, "--policy", "tiny", "--temperature_b", "0.0"]) == 2
 
 
 def test_runs_that_fail_are_1(shop: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = ["collect", "--verify-exploration", "--env", shop, "--out", str(tmp_path)]
-    assert main([*base, "--task", "v2.down-1"]) == Finding.RUN_FAILED == 1
+    assert main([*base, "--task", "v2.down-1"]) == ExplorationStatus.RUN_FAILED == 1
     assert "ended in env_error: reset: OSError: the site is down" in capsys.readouterr().out
     for wrong, says in (
         (["--task", "v2.up-77"], "has no 'train' task 'v2.up-77'"),
@@ -308,21 +308,23 @@ def spoken(replies: list[str], **provenance: Any) -> Trajectory:
 @pytest.mark.parametrize(
     ("first", "second", "window", "finding"),
     [
-        (["a", "b"], ["a", "c"], 10, Finding.DIVERGED),
-        (["a", "b"], ["a", "c"], 1, Finding.SAME),
-        (["a"], ["a", "c"], 10, Finding.DIVERGED),  # one went on
-        (["a"], ["a", "c"], 1, Finding.SAME),
-        (["a", "b"], ["a", "b"], 10, Finding.SAME),
+        (["a", "b"], ["a", "c"], 10, ExplorationStatus.DIVERGED),
+        (["a", "b"], ["a", "c"], 1, ExplorationStatus.SAME),
+        (["a"], ["a", "c"], 10, ExplorationStatus.DIVERGED),  # one went on
+        (["a"], ["a", "c"], 1, ExplorationStatus.SAME),
+        (["a", "b"], ["a", "b"], 10, ExplorationStatus.SAME),
     ],
 )
-def test_divergence_within_a_window(first: list[str], second: list[str], window: int, finding: Finding) -> None:
+def test_divergence_within_a_window(
+    first: list[str], second: list[str], window: int, finding: ExplorationStatus
+) -> None:
     episodes = [spoken(first, temperature=0.0), spoken(second, temperature=0.7)]
-    assert compare(episodes, (0.0, 0.7), window).finding is finding
+    assert compare_replies(episodes, (0.0, 0.7), window).status is finding
 
 
 def test_the_record_must_have_the_temperature() -> None:
     good = spoken(["a"], temperature=0.0)
     for other in (spoken(["b"]), spoken(["b"], temperature=0.0)):
-        assert compare([good, other], (0.0, 0.7), 10).finding is Finding.TEMPERATURE_NOT_RECORDED == 3
+        assert compare_replies([good, other], (0.0, 0.7), 10).status is ExplorationStatus.TEMPERATURE_NOT_RECORDED == 3
     crashed = replace(spoken(["b"]), outcome=Outcome.ENGINE_ERROR)
-    assert compare([good, crashed], (0.0, 0.7), 10).finding is Finding.RUN_FAILED
+    assert compare_replies([good, crashed], (0.0, 0.7), 10).status is ExplorationStatus.RUN_FAILED

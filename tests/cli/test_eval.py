@@ -31,8 +31,8 @@ def test_a_result_names_its_panel_and_all_attempts(results: Path) -> None:
     expert, null = read_result(results / "expert.json"), read_result(results / "null.json")
     assert expert.panel == null.panel != read_result(results / "other.json").panel
     assert (expert.success_rate, null.success_rate) == (1.0, 0.0)
-    assert len(expert.sittings) == 12
-    assert all(sitting.seconds is not None for sitting in expert.sittings)
+    assert len(expert.attempts) == 12
+    assert all(attempt.seconds is not None for attempt in expert.attempts)
     record = json.loads((results / "expert.json").read_bytes())
     assert record["aggregated_metrics"]["success_rate"] == 1.0
     assert (results / "expert.run" / "panel.json").is_file()
@@ -72,7 +72,7 @@ def test_attempts_can_be_added(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "0/8 episodes" in shown.err
     assert "4 test tasks × 3 attempts" in shown.out
     assert "pass@3" in shown.out
-    assert len(read_result(tmp_path / "r.json").sittings) == 12
+    assert len(read_result(tmp_path / "r.json").attempts) == 12
 
 
 def test_a_frozen_panel_is_played_again(
@@ -149,7 +149,7 @@ def test_folders_are_policies_over_environments(
     assert "Frontier" in shown
     assert "dominated by 1" in shown
     assert main(["compare", str(tmp_path / "null"), str(results / "expert.json")]) == 2
-    assert "not examined on the same panels (gui)" in capsys.readouterr().err
+    assert "not evaluated on the same panels (gui)" in capsys.readouterr().err
 
 
 def test_matrix(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +192,7 @@ def test_several_environments_are_one_policy(
         assert says in capsys.readouterr().err
 
 
-def test_matrix_examines_modes_and_goes_on(
+def test_matrix_evaluates_modes_and_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -279,7 +279,7 @@ def test_wrong_input_gets_one_sentence(
     cases = [
         (["compare", good], "at least two results"),
         (["compare", good, good], "is given twice"),
-        (["compare", good, other], "only results on one panel can be compared; examine again with --panel"),
+        (["compare", good, other], "only results on one panel can be compared; evaluate again with --panel"),
         (["compare", good, "none.json"], "There is no result 'none.json'"),
         (["compare", good, str(corrupt)], "is not JSON"),
         (["compare", good, str(results / "null.run" / "panel.json")], "is not a result"),
@@ -301,7 +301,7 @@ def test_wrong_input_gets_one_sentence(
     assert [path.name for path in tmp_path.iterdir()] == ["corrupt.json"]
 
 
-def test_an_adapter_is_examined_over_its_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_adapter_is_evaluated_on_its_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("peft")
     from practicum.models import loader, lora
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum.data import store
-from practicum.data.episode_format import decode_episode, encode_episode
 from practicum.environment import Action, Message, ToolCall
 from practicum.errors import UserError
 from practicum.task import Task
@@ -67,10 +66,10 @@ TRAJECTORIES = st.builds(
 @settings(max_examples=150, deadline=None)
 @given(TRAJECTORIES)
 def test_bytes_and_record_are_one(episode: Trajectory) -> None:
-    data = encode_episode(episode)
-    again = decode_episode(data)
+    data = store.dump(episode)
+    again = store.load(data)
     assert again == episode
-    assert encode_episode(again) == data
+    assert store.dump(again) == data
 
 
 def episode(task_id: str = "t") -> Trajectory:
@@ -81,10 +80,10 @@ def episode(task_id: str = "t") -> Trajectory:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_cut_file_is_never_taken_for_an_episode(data: st.DataObject) -> None:
-    whole = encode_episode(episode())
+    whole = store.dump(episode())
     cut = data.draw(st.integers(0, len(whole) - 1))
     with pytest.raises((ValueError, KeyError)):
-        decode_episode(whole[:cut])
+        store.load(whole[:cut])
 
 
 def test_an_edited_task_is_noticed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Examinations made by hand."""
+"""Results made by hand."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Make = Callable[..., EvalResult]
 
 
 @pytest.fixture
-def examine() -> Make:
-    """`examine("name", [1, 0, [1, 0, 1], None])`: a reward a task, several attempts, or an error."""
+def make_result() -> Make:
+    """`make_result("name", [1, 0, [1, 0, 1], None])`: a reward a task, several attempts, or an error."""
 
     def make(
         policy: str,
@@ -29,12 +29,12 @@ def examine() -> Make:
         figures: Mapping[str, float] | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> EvalResult:
-        sittings = []
+        attempts = []
         for place, given in enumerate(rewards):
             tries = [None] if given is None else list(given) if isinstance(given, Sequence) else [given]
             for attempt, reward in enumerate(tries):
                 outcome = Outcome.ENV_ERROR if reward is None else Outcome.SUCCESS if reward >= 1 else Outcome.FAILURE
-                sittings.append(
+                attempts.append(
                     AttemptResult(
                         task=f"t{place}",
                         cluster=contents[place] if contents else f"c{place}",
@@ -43,14 +43,14 @@ def examine() -> Make:
                         reward=reward or 0.0,
                         turns=turns,
                         tokens=10 * turns,
-                        invalid=0,
+                        invalid_replies=0,
                         components=components[place] if components else {},
-                        figures=figures or {},
+                        env_metrics=figures or {},
                         seconds=0.5,
                         error="broke" if reward is None else None,
                     )
                 )
         most = max((len(r) for r in rewards if isinstance(r, Sequence)), default=1)
-        return EvalResult(policy, environment, panel, len(rewards), most, tuple(sittings), settings or {})
+        return EvalResult(policy, environment, panel, len(rewards), most, tuple(attempts), settings or {})
 
     return make

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from practicum.evaluation.gates import STEPS, Gate, decide, relative_improvement
+from practicum.evaluation.gates import NEXT_STEPS, Gate, decide, relative_improvement
 
 
 @pytest.mark.parametrize(
@@ -25,15 +25,15 @@ from practicum.evaluation.gates import STEPS, Gate, decide, relative_improvement
     ],
 )
 def test_bands(baseline: float, trained: float, gate: Gate) -> None:
-    assert decide(baseline, trained, shown=True).gate is gate
-    unproven = decide(baseline, trained, shown=False).gate
+    assert decide(baseline, trained, significant=True).gate is gate
+    unproven = decide(baseline, trained, significant=False).gate
     assert unproven is (Gate.KEEP if gate is Gate.KEEP else Gate.UNPROVEN)
 
 
 def test_words() -> None:
     assert decide(0.5, 0.6, True).sentence == "deploy, at +20.0 %"
     assert "+20.0 points" in decide(0.0, 0.2, True).sentence
-    assert set(STEPS) == set(Gate)
+    assert set(NEXT_STEPS) == set(Gate)
 
 
 def test_zero_baselines_have_no_ratio() -> None:

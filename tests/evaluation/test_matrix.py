@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from practicum.errors import UserError
-from practicum.evaluation.matrix import COLUMNS, Usefulness, matrix, usefulness, write_matrix
+from practicum.evaluation.matrix import COLUMNS, Usefulness, matrix, usefulness_label, write_matrix
 from practicum.evaluation.policy_results import PolicyResults
 from practicum.evaluation.result import EvalResult
 
 Make = Callable[..., EvalResult]
 
 
-def entry(examination: EvalResult) -> PolicyResults:
-    return PolicyResults(examination.policy, {examination.panel: examination})
+def policy(result: EvalResult) -> PolicyResults:
+    return PolicyResults(result.policy, {result.panel: result})
 
 
 @pytest.mark.parametrize(
@@ -34,16 +34,16 @@ def entry(examination: EvalResult) -> PolicyResults:
     ],
 )
 def test_labels(delta: float, steps: float, label: Usefulness) -> None:
-    assert usefulness((0.40, 40), (0.40 + delta, steps)) is label
+    assert usefulness_label((0.40, 40), (0.40 + delta, steps)) is label
 
 
-def test_rows_and_files(examine: Make, tmp_path: Path) -> None:
-    base = examine("base", [1, 0] * 25, turns=10)
-    fast = examine(
+def test_rows_and_files(make_result: Make, tmp_path: Path) -> None:
+    base = make_result("base", [1, 0] * 25, turns=10)
+    fast = make_result(
         "fast|x", [1, 0] * 25, turns=8, figures={"manager_calls": 2.0, "cache_hits": 3.0, "cache_misses": 1.0}
     )
-    good = examine("=good", [1, 1] * 24 + [None, 1], turns=10)
-    rows = matrix([entry(base), entry(fast), entry(good)], "base")
+    good = make_result("=good", [1, 1] * 24 + [None, 1], turns=10)
+    rows = matrix([policy(base), policy(fast), policy(good)], "base")
     assert [row.label for row in rows] == [Usefulness.UNKNOWN, Usefulness.SPEED, Usefulness.USEFUL]
     write_matrix(tmp_path, rows, "base")
     read = list(csv.DictReader((tmp_path / "matrix.csv").open()))
@@ -61,24 +61,24 @@ def test_rows_and_files(examine: Make, tmp_path: Path) -> None:
     assert error == {"mode": "=good", "task_id": "t48", "attempt": 0, "outcome": "env_error", "error": "broke"}
 
 
-def test_without_a_baseline_nothing_is_labelled(examine: Make) -> None:
-    rows = matrix([entry(examine("a", [1])), entry(examine("b", [0]))], None)
+def test_without_a_baseline_nothing_is_labelled(make_result: Make) -> None:
+    rows = matrix([policy(make_result("a", [1])), policy(make_result("b", [0]))], None)
     assert {row.label for row in rows} == {Usefulness.UNKNOWN}
-    rows = matrix([entry(examine("a", [None])), entry(examine("b", [0]))], "a")
+    rows = matrix([policy(make_result("a", [None])), policy(make_result("b", [0]))], "a")
     assert {row.label for row in rows} == {Usefulness.UNKNOWN}
 
 
-def test_the_baseline_may_stand_anywhere(examine: Make) -> None:
-    rows = matrix([entry(examine("a", [1] * 10)), entry(examine("b", [0] * 10))], "b")
+def test_the_baseline_may_stand_anywhere(make_result: Make) -> None:
+    rows = matrix([policy(make_result("a", [1] * 10)), policy(make_result("b", [0] * 10))], "b")
     assert [(row.label, row.delta) for row in rows] == [(Usefulness.USEFUL, 1.0), (Usefulness.UNKNOWN, None)]
 
 
-def test_what_does_not_fit_is_refused(examine: Make) -> None:
-    a = entry(examine("a", [1]))
+def test_what_does_not_fit_is_refused(make_result: Make) -> None:
+    a = policy(make_result("a", [1]))
     with pytest.raises(UserError, match="no mode 'bass'.* Did you mean 'base'"):
-        matrix([a, entry(examine("base", [1]))], "bass")
+        matrix([a, policy(make_result("base", [1]))], "bass")
     with pytest.raises(UserError, match="only results on one panel"):
-        matrix([a, entry(examine("b", [1], panel="other"))], "a")
-    two = PolicyResults("b", {"x": examine("b", [1], panel="x"), "y": examine("b", [1], panel="y")})
+        matrix([a, policy(make_result("b", [1], panel="other"))], "a")
+    two = PolicyResults("b", {"x": make_result("b", [1], panel="x"), "y": make_result("b", [1], panel="y")})
     with pytest.raises(UserError, match="a matrix is of one panel"):
         matrix([a, two], "a")

@@ -20,7 +20,7 @@ def test_a_panel_is_named_by_tasks_and_seed() -> None:
 
 
 def test_rules_are_part_of_a_panel() -> None:
-    """The same tasks with another reward or fewer turns are another examination."""
+    """The same tasks with another reward or fewer turns are another panel."""
     ruled = Panel(PANEL.tasks, 0, {"max_turns": 3})
     assert len({PANEL.hash, ruled.hash, Panel(PANEL.tasks, 0, {"max_turns": 4}).hash}) == 3
     assert Panel(PANEL.tasks, 0, {}).hash == PANEL.hash

@@ -26,7 +26,7 @@ def pixels(path: Path) -> np.ndarray:
     return np.asarray(matplotlib.image.imread(path))
 
 
-def test_every_picture(examine: Make, tmp_path: Path) -> None:
+def test_every_picture(make_result: Make, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(
         "".join(
             json.dumps({"step": n, "reward/mean": n / 20, "val/success/mean": 0.5, "val/success/low": 0.4,
@@ -38,8 +38,8 @@ def test_every_picture(examine: Make, tmp_path: Path) -> None:
     for name, share in (("base_$x^2", 3), ("sft", 6), ("rl", 9)):
         run = {"run": str(tmp_path)} if name == "rl" else {}
         results = [
-            examine(name, [1] * share + [0] * (10 - share), panel="x", settings=run),
-            examine(name, [1] * (10 - share) + [0] * share, panel="y", environment="sat"),
+            make_result(name, [1] * share + [0] * (10 - share), panel="x", settings=run),
+            make_result(name, [1] * (10 - share) + [0] * share, panel="y", environment="sat"),
         ]
         entries.append(PolicyResults(name, {r.panel: r for r in results}))
     made = draw(compare_policies(entries), tmp_path / "out")
@@ -50,10 +50,10 @@ def test_every_picture(examine: Make, tmp_path: Path) -> None:
         assert picture.std() > 0.05  # not an empty sheet
 
 
-def test_a_picture_shows_its_numbers(examine: Make, tmp_path: Path) -> None:
+def test_a_picture_shows_its_numbers(make_result: Make, tmp_path: Path) -> None:
     def shown(share: int) -> np.ndarray:
         entries = [
-            PolicyResults(n, {"p": examine(n, [1] * k + [0] * (20 - k), panel="p")})
+            PolicyResults(n, {"p": make_result(n, [1] * k + [0] * (20 - k), panel="p")})
             for n, k in (("a", 10), ("b", share))
         ]
         made = draw(compare_policies(entries), tmp_path / str(share))
@@ -68,11 +68,11 @@ def test_a_picture_shows_its_numbers(examine: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_run_without_rewards_has_no_curve(examine: Make, tmp_path: Path) -> None:
+def test_a_run_without_rewards_has_no_curve(make_result: Make, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
     settings = {"run": str(tmp_path)}
     entries = [
-        PolicyResults(name, {"p": examine(name, [1, 0] * 5, panel="p", settings=settings)}) for name in ("a", "b")
+        PolicyResults(name, {"p": make_result(name, [1, 0] * 5, panel="p", settings=settings)}) for name in ("a", "b")
     ]
     made = draw(compare_policies(entries), tmp_path / "out")
     assert [path.name for path in made] == ["scores.png", "differences.png"]

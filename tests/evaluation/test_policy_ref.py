@@ -1,4 +1,4 @@
-"""Which model of a folder is examined."""
+"""Which model of a folder is evaluated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an examination says, and the file that keeps it."""
+"""Metrics of a result, and its file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import (
     EvalResult,
     attempt_result,
-    attempts_shown,
+    pass_at_ks,
     read_result,
     read_results,
     result_from_episodes,
@@ -29,10 +29,10 @@ from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, Sto
 Make = Callable[..., EvalResult]
 
 
-def test_paper_003s_metrics(examine: Make) -> None:
+def test_affines_metrics(make_result: Make) -> None:
     """Accuracy (> .5), success and non-zero scores differ where scores are graded."""
     rewards = [1.0, 0.6, 0.4, 0.0, 0.0]
-    metrics = examine("p", rewards).metrics()
+    metrics = make_result("p", rewards).metrics()
     assert metrics["success_rate"] == 0.2
     assert metrics["accuracy"] == 0.4
     assert metrics["positive_rate"] == 0.6
@@ -46,19 +46,19 @@ def test_paper_003s_metrics(examine: Make) -> None:
     assert metrics["level"] == 0.80
 
 
-def test_several_attempts_give_mean_and_pass_at_k(examine: Make) -> None:
-    examination = examine("p", [[1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]])
-    metrics = examination.metrics()
+def test_several_attempts_give_mean_and_pass_at_k(make_result: Make) -> None:
+    result = make_result("p", [[1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]])
+    metrics = result.metrics()
     assert metrics["success_rate"] == pytest.approx(5 / 12)
     assert [metrics[f"pass@{k}"] for k in (1, 2, 4)] == pytest.approx([5 / 12, (0.5 + 1 + 0) / 3, 2 / 3])
-    assert attempts_shown(1) == []
-    assert attempts_shown(4) == [1, 2, 4]
-    assert attempts_shown(10) == [1, 2, 4, 8, 10]
+    assert pass_at_ks(1) == []
+    assert pass_at_ks(4) == [1, 2, 4]
+    assert pass_at_ks(10) == [1, 2, 4, 8, 10]
 
 
-def test_what_is_not_scored_is_counted_and_takes_no_part(examine: Make) -> None:
-    examination = examine("p", [1, None, 0, None])
-    metrics = examination.metrics()
+def test_what_is_not_scored_is_counted_and_takes_no_part(make_result: Make) -> None:
+    result = make_result("p", [1, None, 0, None])
+    metrics = result.metrics()
     assert (metrics["success_rate"], metrics["errors"], metrics["valid_tasks"], metrics["total_tasks"]) == (
         0.5,
         2,
@@ -68,42 +68,46 @@ def test_what_is_not_scored_is_counted_and_takes_no_part(examine: Make) -> None:
 
 
 @pytest.mark.parametrize("rewards", [[], [None, None]])
-def test_nothing_scored_is_no_number(examine: Make, rewards: list[None]) -> None:
-    examination = examine("p", rewards)
-    metrics = examination.metrics()
-    assert math.isnan(examination.success_rate)
+def test_nothing_scored_is_no_number(make_result: Make, rewards: list[None]) -> None:
+    result = make_result("p", rewards)
+    metrics = result.metrics()
+    assert math.isnan(result.success_rate)
     assert metrics["success_rate"] is None
     assert (metrics["success_low"], metrics["success_high"]) == (0.0, 1.0)
-    json.dumps(examination.record(), allow_nan=False)
+    json.dumps(result.record(), allow_nan=False)
 
 
-def test_one_task(examine: Make) -> None:
-    metrics = examine("p", [1]).metrics()
+def test_one_task(make_result: Make) -> None:
+    metrics = make_result("p", [1]).metrics()
     assert metrics["std_reward"] is None
     assert metrics["success_low"] == pytest.approx(0.351357, abs=1e-6)
 
 
-def test_rewards_beyond_one_get_a_t_interval(examine: Make) -> None:
-    metrics = examine("p", [2.0, 2.0, -1.0, 0.0]).metrics()
+def test_rewards_beyond_one_get_a_t_interval(make_result: Make) -> None:
+    metrics = make_result("p", [2.0, 2.0, -1.0, 0.0]).metrics()
     assert metrics["reward_low"] < -0.1  # a rate could not
     assert metrics["reward_high"] > 1.5
 
 
-def test_a_file_is_read_as_it_was_written(examine: Make, tmp_path: Path) -> None:
-    made = examine("π\ud800", [[1, 0.25], [None, 1], [0, 0]], components=[{"a": 1.0}] * 3, figures={"depth": 2.0})
+def test_a_file_is_read_as_it_was_written(make_result: Make, tmp_path: Path) -> None:
+    made = make_result("π\ud800", [[1, 0.25], [None, 1], [0, 0]], components=[{"a": 1.0}] * 3, figures={"depth": 2.0})
     path = tmp_path / "r.json"
     made.write(path)
     found = read_result(path)
-    assert found.sittings == made.sittings
-    assert (found.panel, found.attempts, found.size) == (made.panel, made.attempts, made.size)
+    assert found.attempts == made.attempts
+    assert (found.panel, found.attempts_per_task, found.num_tasks) == (
+        made.panel,
+        made.attempts_per_task,
+        made.num_tasks,
+    )
     assert found.metrics() == made.metrics()
     record = json.loads(path.read_bytes())
-    assert record["aggregated_metrics"]["success_rate"] == made.success_rate  # paper 000's jq line
-    assert [row["success"] for row in record["individual_results"]] == [s.success for s in made.sittings]
+    assert record["aggregated_metrics"]["success_rate"] == made.success_rate  # HTDAG's jq line
+    assert [row["success"] for row in record["individual_results"]] == [s.success for s in made.attempts]
     assert record["n"] == 5
 
 
-def test_an_episode_becomes_a_sitting() -> None:
+def test_an_episode_becomes_an_attempt_result() -> None:
     (task,) = MathEnvironment().tasks("test", 1)
     turn = Turn(
         (Span(Origin.OBSERVATION, (1, 2)), Span(Origin.SAMPLED, (3, 4, 5), (0.0, 0.0, 0.0))), True, (), "x",
@@ -111,11 +115,11 @@ def test_an_episode_becomes_a_sitting() -> None:
         {"depth": 3, "valid": True, "site": "a", "share": 0.25},
     )  # fmt: skip
     episode = Trajectory(task, 2, "g", Outcome.TRUNCATED, (turn,), 0.5, {"part": 0.5}, Seeds(1, 2))
-    sitting = attempt_result(episode, 1.5)
-    assert (sitting.task, sitting.cluster, sitting.attempt) == (task.id, task.hash, 2)
-    assert (sitting.turns, sitting.tokens, sitting.invalid, sitting.seconds) == (1, 3, 1, 1.5)
-    assert sitting.figures == {"depth": 3.0, "share": 0.25}  # flags and names are no figures
-    assert not sitting.success
+    attempt = attempt_result(episode, 1.5)
+    assert (attempt.task, attempt.cluster, attempt.attempt) == (task.id, task.hash, 2)
+    assert (attempt.turns, attempt.tokens, attempt.invalid_replies, attempt.seconds) == (1, 3, 1, 1.5)
+    assert attempt.env_metrics == {"depth": 3.0, "share": 0.25}  # flags and names are no figures
+    assert not attempt.success
 
 
 def test_a_result_of_episodes_counts_what_was_not_scored() -> None:
@@ -126,7 +130,7 @@ def test_a_result_of_episodes_counts_what_was_not_scored() -> None:
         for task, outcome in zip(panel.tasks, outcomes, strict=True)
     ]
     result = result_from_episodes("p", panel, episodes)
-    assert (result.panel, result.environment, result.size, result.attempts) == (panel.hash, "math", 3, 1)
+    assert (result.panel, result.environment, result.num_tasks, result.attempts_per_task) == (panel.hash, "math", 3, 1)
     summary = result.summary()
     assert (summary["success_rate"], summary["n"], summary["errors"], summary["level"]) == (0.5, 2, 1, 0.95)
     assert (summary["low"], summary["high"]) == (jeffreys(1, 2, 0.95).low, jeffreys(1, 2, 0.95).high)
@@ -163,8 +167,8 @@ def test_broken_files_are_one_sentence(text: str | bytes, says: str, tmp_path: P
         lambda r: r.update(panel=7),
     ],
 )
-def test_damaged_rows_are_refused(harm: object, examine: Make, tmp_path: Path) -> None:
-    record = examine("p", [1, 0]).record()
+def test_damaged_rows_are_refused(harm: object, make_result: Make, tmp_path: Path) -> None:
+    record = make_result("p", [1, 0]).record()
     harm(record)  # type: ignore[operator]
     path = tmp_path / "r.json"
     path.write_text(json.dumps(record))
@@ -172,9 +176,9 @@ def test_damaged_rows_are_refused(harm: object, examine: Make, tmp_path: Path) -
         read_result(path)
 
 
-def test_folders_of_results(examine: Make, tmp_path: Path) -> None:
-    examine("p", [1], panel="a").write(tmp_path / "a.json")
-    examine("p", [1], panel="b").write(tmp_path / "deep" / "b.json")
+def test_folders_of_results(make_result: Make, tmp_path: Path) -> None:
+    make_result("p", [1], panel="a").write(tmp_path / "a.json")
+    make_result("p", [1], panel="b").write(tmp_path / "deep" / "b.json")
     (tmp_path / "other.json").write_text("{}")
     assert [e.panel for e in read_results([tmp_path])] == ["a", "b"]
     (tmp_path / "empty").mkdir()
@@ -184,9 +188,11 @@ def test_folders_of_results(examine: Make, tmp_path: Path) -> None:
         read_results([tmp_path / "none.json"])
 
 
-def test_aggregates_over_environments(examine: Make) -> None:
+def test_aggregates_over_environments(make_result: Make) -> None:
     """Weighted by episodes, but success counts every environment the same."""
-    found = aggregate([examine("p", [1, 1, 1, 0]), examine("p", [0.6, 0.2], panel="b"), examine("p", [None])])
+    found = aggregate(
+        [make_result("p", [1, 1, 1, 0]), make_result("p", [0.6, 0.2], panel="b"), make_result("p", [None])]
+    )
     assert (found.environments, found.episodes) == (2, 6)
     assert found.weighted_accuracy == pytest.approx(4 / 6)
     assert found.weighted_mean_score == pytest.approx(3.8 / 6)

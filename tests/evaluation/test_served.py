@@ -124,8 +124,8 @@ def test_a_served_model_answers_as_it_does_at_home(
     ]
     assert len(replies[0]) == 6
     assert replies[0] == replies[1]
-    assert [(s.task, s.outcome, s.reward) for s in there.sittings] == [
-        (s.task, s.outcome, s.reward) for s in here.sittings
+    assert [(s.task, s.outcome, s.reward) for s in there.attempts] == [
+        (s.task, s.outcome, s.reward) for s in here.attempts
     ]
     assert main(["compare", str(home), str(away)]) == 0
     assert "No difference shown" in capsys.readouterr().out

@@ -43,5 +43,5 @@ def test_practice_beats_its_start(estimator: str, steps: int, finished: Path, tm
         return before, after
 
     gain = compare_pair(*asyncio.run(whole()))
-    assert gain.verdict == "better", gain
+    assert gain.conclusion == "better", gain
     assert gain.success.difference > 0.05

@@ -117,7 +117,7 @@ def test_damaged_files_are_listed_and_the_rest_goes_on(tmp_path: Path, tokenizer
     assert [row.sitting.task for row in index.rows] == ["task-0"]
     assert {entry.path for entry in index.unreadable} == {path.name for path in damaged.values()}
     reasons = {entry.path: entry.reason for entry in index.unreadable}
-    assert reasons[damaged["not UTF-8"].name].startswith("line 2 is not UTF-8 text (byte ")
+    assert reasons[damaged["not UTF-8"].name].startswith("not UTF-8 text (byte ")
     assert reasons[damaged["cut short"].name] == "the file is cut short"
     assert reasons[damaged["a text as reward"].name] == "a reward is not a number"
 
@@ -220,7 +220,7 @@ def test_runs_are_compared_on_the_tasks_they_share(tmp_path: Path) -> None:
         sittings = [attempt_result(e) for e in store.read_episodes(folder) if e.task.id != "task-9"]
         sides.append(EvalResult(folder.name, "math", "p", 9, 1, tuple(sittings)))
     expected = compare_pair(*sides)
-    assert found["verdict"] == expected.verdict == "better"
+    assert found["verdict"] == expected.conclusion == "better"
     assert found["changes"][0]["p"] == expected.success.p_value
     assert found["tasks"] == 9
     assert "9 tasks that both played (of 10 and 9)" in found["basis"]

@@ -97,5 +97,5 @@ def verify(args: argparse.Namespace) -> int:
         0.7 if args.temperature_b is None else args.temperature_b,
     )
     check = verify_exploration(settings_from(args), args.task, temperatures, args.compare_steps or 10)
-    print(f"{check.verdict.sentence}; episodes in {check.folder}")
-    return int(check.verdict.finding)
+    print(f"{check.replies.sentence}; episodes in {check.folder}")
+    return int(check.replies.status)

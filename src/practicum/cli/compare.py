@@ -81,13 +81,12 @@ def metric_table(comparison: Comparison) -> list[str]:
             format_interval(delta),
             p_text(delta.p_value),
         ]
-        for delta in comparison.changes
+        for delta in comparison.deltas
     ]
-    left = f", {comparison.left_out} of the panel not scored by both" if comparison.left_out else ""
-    head = (
-        f"{comparison.baseline.environment}, panel {comparison.baseline.panel}: {comparison.success.tasks} tasks{left}"
-    )
-    names = [f"Baseline: {comparison.baseline.policy}", f"Trained:  {comparison.trained.policy}"]
+    left = f", {comparison.num_left_out} of the panel not scored by both" if comparison.num_left_out else ""
+    baseline, trained = comparison.baseline, comparison.trained
+    head = f"{baseline.environment}, panel {baseline.panel}: {comparison.success.num_tasks} tasks{left}"
+    names = [f"Baseline: {baseline.policy}", f"Trained:  {trained.policy}"]
     headers = ["Metric", "Baseline", "Trained", "Improvement", f"Difference [{level}]", "p"]
     return [*wrapped([head, *names]), "", table(headers, rows, "="), comparison.t_test.sentence]
 
@@ -98,18 +97,18 @@ def policy_table(found: PolicyComparison, level: float) -> list[str]:
 
     rows = []
     for panel in found.panels:
-        for entry in found.entries:
-            result = entry.results[panel]
+        for policy in found.policies:
+            result = policy.results[panel]
             interval = result.interval(level)
             score = f"{percent(result.success_rate)} [{percent(interval.low)}, {percent(interval.high)}]"
-            pair = next((c for c in found.of(entry) if c.baseline.panel == panel), None)
-            where = [entry.label(result)] if len(found.panels) > 1 else []
+            pair = next((c for c in found.comparisons_of(policy) if c.baseline.panel == panel), None)
+            where = [policy.label(result)] if len(found.panels) > 1 else []
             difference = ["", "", "", "baseline"]
             if pair is not None:
                 points, limits = format_interval(pair.success).split(" ", 1)
-                outcome = {"no difference shown": "not shown"}.get(pair.verdict, pair.verdict)
+                outcome = {"no difference shown": "not shown"}.get(pair.conclusion, pair.conclusion)
                 difference = [points, limits, p_text(pair.p_corrected), outcome]
-            rows.append([entry.name, *where, score, *difference])
+            rows.append([policy.name, *where, score, *difference])
     where = ["Environment"] if len(found.panels) > 1 else []
     wide = f"{100 * found.comparisons[0].success.interval.level:g} %"
     headers = ["Policy", *where, f"Success [{100 * level:g} %]", "Points", f"[{wide}]", "p (Holm)", "Result"]
@@ -122,13 +121,13 @@ def pareto_table(found: PolicyComparison) -> list[str]:
     from practicum.evaluation.stats.pareto import dominated_by, pareto_score
     from practicum.utils.tables import number, percent, table
 
-    dominators = dominated_by({entry.name: entry.scores for entry in found.entries})
+    dominators = dominated_by({policy.name: policy.scores for policy in found.policies})
     rows = []
-    for entry in found.entries:
-        total, by = aggregate(list(entry.results.values())), dominators[entry.name]
+    for policy in found.policies:
+        total, by = aggregate(list(policy.results.values())), dominators[policy.name]
         rows.append([
-            entry.name, percent(total.weighted_accuracy), number(total.weighted_mean_score),
-            percent(total.overall_success_rate), f"{pareto_score(entry.scores, found.entries[0].scores):.2f}",
+            policy.name, percent(total.weighted_accuracy), number(total.weighted_mean_score),
+            percent(total.overall_success_rate), f"{pareto_score(policy.scores, found.policies[0].scores):.2f}",
             "on it" if not by else f"dominated by {len(by)}",
         ])  # fmt: skip
     headers = ["Policy", "Accuracy, weighted", "Score, weighted", "Success, overall", "Pareto score", "Frontier"]
@@ -137,14 +136,14 @@ def pareto_table(found: PolicyComparison) -> list[str]:
 
 def describe_comparison(comparison: Comparison, diagnoses: Sequence[Diagnosis], several: bool) -> list[str]:
     """The result in words, the gate, and below the gate's threshold the possible causes."""
-    from practicum.evaluation.gates import STEPS, Gate
+    from practicum.evaluation.gates import NEXT_STEPS, Gate
 
     where = f"{comparison.baseline.environment}: " if several else ""
-    lines = wrapped([f"{where}{comparison.sentence}", comparison.outlook])
-    if not comparison.success.tasks:
+    lines = wrapped([f"{where}{comparison.sentence}", comparison.power_statement])
+    if not comparison.success.num_tasks:
         return lines
     decision = comparison.decision
-    lines += wrapped([f"Gate: {decision.sentence}. Next: {'; '.join(STEPS[decision.gate])}."])
+    lines += wrapped([f"Gate: {decision.sentence}. Next: {'; '.join(NEXT_STEPS[decision.gate])}."])
     if decision.gate in (Gate.MARGINAL, Gate.UNPROVEN, Gate.KEEP):
         marks = {True: "likely", False: "no sign", None: "not known"}
         for diagnosis in diagnoses:

@@ -42,7 +42,7 @@ def parse_settings(argv: list[str]) -> list[EvalSettings]:
     settings = EvalSettings(
         **rollout_fields(args),
         panel=args.panel,
-        attempts=args.attempts,
+        attempts_per_task=args.attempts,
         base=args.base,
         name=args.name,
         level=args.level,
@@ -109,9 +109,9 @@ def describe(runner: EvalRunner, result: EvalResult) -> str:
     rows += [(name, percent(value), "") for name, value in metrics.items() if name.startswith("pass@")]
     rows += [(name, number(value), "") for name, value in metrics.items() if name.startswith(("part/", "figure/"))]
     found = f" (found {policy.stage}: {shortened(policy.name, 32)})" if policy.name != settings.policy else ""
-    each = f" × {result.attempts} attempts" if result.attempts > 1 else ""
+    each = f" × {result.attempts_per_task} attempts" if result.attempts_per_task > 1 else ""
     name = shortened(printable(result.policy), 32)
-    head = f"{name}{found} on {settings.environment}: {result.size} {settings.split} tasks{each}"
+    head = f"{name}{found} on {settings.environment}: {result.num_tasks} {settings.split} tasks{each}"
     rate = "nothing scored" if not result.scored else (
         f"success {percent(result.success_rate)} [{percent(interval.low)}, {percent(interval.high)}] ({level})"
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from practicum.data import store
 from practicum.data.attempts import Attempt
 from practicum.data.collection import Collection, Row
-from practicum.data.jsonl import encode, iter_readable_objects
+from practicum.data.jsonl import encode
 from practicum.environment import Environment
 from practicum.errors import UserError
 from practicum.evaluation.panel import Panel
@@ -37,7 +38,7 @@ class AttemptLog:
         settings: Mapping[str, Any],
         collection: Collection | None = None,
     ) -> None:
-        self.policy, self.environment, self.panel, self.attempts = policy, environment, panel, attempts
+        self.policy, self.environment, self.panel, self.attempts_per_task = policy, environment, panel, attempts
         self.settings, self.collection = settings, collection
         self.planned = panel.attempts(attempts)
         self._results: dict[AttemptKey, AttemptResult] = {}
@@ -93,9 +94,9 @@ class AttemptLog:
             policy=self.policy,
             environment=self.environment,
             panel=self.panel.hash,
-            size=len(self.panel.tasks),
-            attempts=self.attempts,
-            sittings=tuple(self._results[attempt.task.id, attempt.number] for attempt in self.planned),
+            num_tasks=len(self.panel.tasks),
+            attempts_per_task=self.attempts_per_task,
+            attempts=tuple(self._results[attempt.task.id, attempt.number] for attempt in self.planned),
             settings=self.settings,
         )
 
@@ -109,8 +110,9 @@ class AttemptLog:
 def _read_seconds(path: Path) -> dict[AttemptKey, float]:
     """Seconds of each attempt that the file holds; a line that a crash cut short is skipped."""
     seconds: dict[AttemptKey, float] = {}
-    for row in iter_readable_objects(path):
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
+            row = json.loads(line)
             seconds[row["task_id"], int(row["attempt"])] = float(row["seconds"])
         except (ValueError, KeyError, TypeError):
             continue

@@ -1,4 +1,4 @@
-"""Policies side by side on the same panel: what changed, whether that is shown, and what it is enough for."""
+"""Policies on the same panel: which metrics differ, whether a difference is significant, and what to do about it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import Any
 
 from practicum.errors import UserError
-from practicum.evaluation.gates import STEPS, Decision, decide
+from practicum.evaluation.gates import NEXT_STEPS, Decision, decide
 from practicum.evaluation.metric_delta import MetricDelta, finite, metric_delta
 from practicum.evaluation.multi_environment import aggregate
 from practicum.evaluation.policy_results import PolicyResults, check_panels
-from practicum.evaluation.result import EvalResult, Measure, attempts_shown
+from practicum.evaluation.result import AttemptResult, EvalResult, Measure, pass_at_ks
 from practicum.evaluation.stats.intervals import LEVEL, paired_difference
 from practicum.evaluation.stats.multiple_testing import holm
 from practicum.evaluation.stats.paired import bootstrap_test, wilcoxon
@@ -24,86 +24,94 @@ SCORE = "Mean score"
 
 @dataclass(frozen=True)
 class Comparison:
-    """A trained policy against a baseline on one panel. The first change is the success rate, which decides."""
+    """A trained policy against a baseline on one panel. The first delta is the success rate, which decides."""
 
     baseline: EvalResult
     trained: EvalResult
-    changes: tuple[MetricDelta, ...]
+    deltas: tuple[MetricDelta, ...]
     p_corrected: float
-    comparisons: int
-    """How many comparisons the p-value was corrected for."""
+    num_comparisons: int
+    """Number of comparisons that the p-value was corrected for."""
 
     @property
     def success(self) -> MetricDelta:
-        return self.changes[0]
+        return self.deltas[0]
 
     @property
-    def left_out(self) -> int:
-        """Tasks of the panel that one of the two has no score for."""
-        return self.baseline.size - self.success.tasks
+    def num_left_out(self) -> int:
+        """Tasks of the panel without a score from both policies."""
+        return self.baseline.num_tasks - self.success.num_tasks
 
     @property
-    def shown(self) -> bool:
-        return self.success.shown(self.p_corrected)
+    def significant(self) -> bool:
+        return self.success.is_significant(self.p_corrected)
 
     @property
-    def verdict(self) -> str:
-        if not self.shown:
+    def conclusion(self) -> str:
+        """`better`, `worse` or `no difference shown`."""
+        if not self.significant:
             return "no difference shown"
         return "better" if self.success.difference > 0 else "worse"
 
     @cached_property
     def decision(self) -> Decision:
-        return decide(self.success.baseline, self.success.trained, self.shown)
+        return decide(self.success.baseline, self.success.trained, self.significant)
 
     @cached_property
-    def flags(self) -> tuple[list[float], list[float]]:
-        """Every scored attempt's success, for the test that founding paper 000 prints."""
+    def success_flags(self) -> tuple[list[float], list[float]]:
+        """Success of every scored attempt as 0 or 1, for the unpaired test that HTDAG prints."""
         first, second = self.baseline.scored, self.trained.scored
-        return [float(s.success) for s in first], [float(s.success) for s in second]
+        return [float(attempt.success) for attempt in first], [float(attempt.success) for attempt in second]
 
     @property
     def t_test(self) -> TTest:
-        return t_test(*self.flags)
+        return t_test(*self.success_flags)
 
     @cached_property
     def sentence(self) -> str:
-        """The verdict in words."""
-        metric_delta, level = self.success, f"{100 * self.success.interval.level:g} %"
-        range_ = f"[{100 * metric_delta.interval.low:+.1f}, {100 * metric_delta.interval.high:+.1f}]"
-        corrected = f", {self.p_corrected:.2g} after Holm over {self.comparisons}" if self.comparisons > 1 else ""
-        evidence = f"{level}; {metric_delta.test} p = {metric_delta.p_value:.2g}{corrected}; {metric_delta.tasks} tasks"
-        if metric_delta.tasks == 0:
-            return "No task has a score from both policies: nothing can be said."
-        if self.shown:
+        """The conclusion with its evidence."""
+        delta, level = self.success, f"{100 * self.success.interval.level:g} %"
+        if delta.num_tasks == 0:
+            return "No task has a score from both policies, so nothing can be compared."
+        limits = f"[{100 * delta.interval.low:+.1f}, {100 * delta.interval.high:+.1f}]"
+        corrected = (
+            f", {self.p_corrected:.2g} after Holm over {self.num_comparisons}" if self.num_comparisons > 1 else ""
+        )
+        evidence = f"{level}; {delta.test} p = {delta.p_value:.2g}{corrected}; {delta.num_tasks} tasks"
+        if self.significant:
             return (
-                f"'{self.trained.policy}' is {self.verdict} than '{self.baseline.policy}' by "
-                f"{100 * abs(metric_delta.difference):.1f} points {range_} ({evidence})."
+                f"'{self.trained.policy}' is {self.conclusion} than '{self.baseline.policy}' by "
+                f"{100 * abs(delta.difference):.1f} points {limits} ({evidence})."
             )
         return (
             f"No difference shown between '{self.baseline.policy}' and '{self.trained.policy}': "
-            f"{100 * metric_delta.difference:+.1f} points {range_} ({evidence})."
+            f"{100 * delta.difference:+.1f} points {limits} ({evidence})."
         )
 
     @cached_property
-    def outlook(self) -> str:
-        """What these tasks could have shown, and how many more would settle what was seen."""
+    def power_statement(self) -> str:
+        """The smallest difference that this number of tasks can show, and how many more the observed one needs."""
         success = self.success
-        if success.clusters < 2:
-            return "So few tasks can show nothing; examine on more."
-        could = (
-            f"{success.clusters} tasks show a difference of {100 * success.detectable:.1f} points four times in five"
+        if success.num_clusters < 2:
+            return "Fewer than two tasks show no difference; evaluate on more."
+        detectable = (
+            f"{success.num_clusters} tasks show a difference of {100 * success.minimum_detectable:.1f} points with a "
+            "power of 80 %"
         )
-        more = success.more_tasks
-        if self.shown or more == 0:
-            return f"{could}."
+        more = success.num_more_tasks
+        if self.significant or more == 0:
+            return f"{detectable}."
         if more is None:
-            return f"{could}; no number of tasks settles a difference of {100 * success.difference:+.1f} points."
-        each = f" ({more * self.trained.attempts} episodes a policy)" if self.trained.attempts > 1 else ""
-        return f"{could}; if {100 * success.difference:+.1f} is the truth, about {more} more{each} would settle it."
+            return f"{detectable}; no number of tasks shows a difference of {100 * success.difference:+.1f} points."
+        attempts = self.trained.attempts_per_task
+        episodes = f" ({more * attempts} episodes per policy)" if attempts > 1 else ""
+        return (
+            f"{detectable}; if the true difference is {100 * success.difference:+.1f}, about {more} more tasks"
+            f"{episodes} would show it."
+        )
 
     def record(self, level: float = LEVEL) -> dict[str, Any]:
-        """All of it for machines."""
+        """The comparison as JSON; `level` is that of the intervals of the two scores."""
         before, after = self._by_task()
         differences = [b - a for a, b in zip(before, after, strict=True)]
         _, resampled = paired_difference(before, after, self.success.interval.level)
@@ -113,19 +121,19 @@ class Comparison:
             "panel": self.baseline.panel,
             "baseline": self.baseline.policy,
             "trained": self.trained.policy,
-            "tasks": self.success.tasks,
-            "left_out": self.left_out,
-            "verdict": self.verdict,
+            "tasks": self.success.num_tasks,
+            "left_out": self.num_left_out,
+            "verdict": self.conclusion,
             "sentence": self.sentence,
             "p_value": self.success.p_value,
             "p_corrected": self.p_corrected,
-            "comparisons": self.comparisons,
+            "comparisons": self.num_comparisons,
             "scores": {
                 role: {"success_rate": finite(e.success_rate), "low": e.interval(level).low,
                        "high": e.interval(level).high, "level": level, "n": len(e.scored), "errors": len(e.unscored)}
                 for role, e in (("baseline", self.baseline), ("trained", self.trained))
             },
-            "changes": [metric_delta.record() for metric_delta in self.changes],
+            "changes": [delta.record() for delta in self.deltas],
             "tests": {
                 self.success.test: self.success.p_value,
                 "wilcoxon": float(wilcoxon(differences)),
@@ -134,129 +142,140 @@ class Comparison:
             },
             "bootstrap_interval": [finite(resampled.low), finite(resampled.high)],
             "effect": {"cohens_h": cohens_h(self.success.baseline, self.success.trained) if differences else None,
-                       "cohens_d": cohens_d(*self.flags)},
-            "minimum_detectable_difference": finite(self.success.detectable),
-            "more_tasks_to_settle": self.success.more_tasks,
+                       "cohens_d": cohens_d(*self.success_flags)},
+            "minimum_detectable_difference": finite(self.success.minimum_detectable),
+            "more_tasks_to_settle": self.success.num_more_tasks,
             "gate": decision.gate.name.lower(),
             "gate_improvement": decision.improvement if differences else None,
             "gate_in_points": decision.absolute,
-            "next_steps": list(STEPS[decision.gate]),
+            "next_steps": list(NEXT_STEPS[decision.gate]),
         }  # fmt: skip
 
     def _by_task(self) -> tuple[list[float], list[float]]:
-        first, second = (e.by_task(lambda s: float(s.success)) for e in (self.baseline, self.trained))
+        """Success of both policies on the tasks that both have a score for."""
+        first, second = (result.by_task(_success) for result in (self.baseline, self.trained))
         common = [task for task in first if task in second]
         return [first[task] for task in common], [second[task] for task in common]
 
 
 @dataclass(frozen=True)
 class PolicyComparison:
-    """All policies that were given: the first is the baseline, every other is compared with it on every panel."""
+    """Several policies: the first is the baseline, every other is compared with it on every panel."""
 
-    entries: tuple[PolicyResults, ...]
+    policies: tuple[PolicyResults, ...]
     comparisons: tuple[Comparison, ...]
 
     @property
     def panels(self) -> list[str]:
-        return list(self.entries[0].results)
+        return list(self.policies[0].results)
 
-    def of(self, entry: PolicyResults) -> list[Comparison]:
-        mine = {id(examination) for examination in entry.results.values()}
-        return [comparison for comparison in self.comparisons if id(comparison.trained) in mine]
+    def comparisons_of(self, policy: PolicyResults) -> list[Comparison]:
+        """The comparisons of one policy with the baseline, one per panel."""
+        results = {id(result) for result in policy.results.values()}
+        return [comparison for comparison in self.comparisons if id(comparison.trained) in results]
 
     def record(self, level: float = LEVEL) -> dict[str, Any]:
-        scores = {entry.name: entry.scores for entry in self.entries}
-        dominators = dominated_by(scores)
+        """All policies and comparisons as JSON."""
+        dominators = dominated_by({policy.name: policy.scores for policy in self.policies})
         return {
             "format": "practicum comparison 1",
-            "baseline": self.entries[0].name,
+            "baseline": self.policies[0].name,
             "policies": [
                 {
-                    "policy": entry.name,
-                    "sources": [examination.source for examination in entry.results.values()],
-                    "scores": {name: finite(value) for name, value in entry.scores.items()},
-                    "aggregate": {k: finite(v) for k, v in asdict(aggregate(list(entry.results.values()))).items()},
-                    "dominated_by": dominators[entry.name],
-                    "on_frontier": not dominators[entry.name],
-                    "pareto_score": pareto_score(entry.scores, self.entries[0].scores),
+                    "policy": policy.name,
+                    "sources": [result.source for result in policy.results.values()],
+                    "scores": {name: finite(value) for name, value in policy.scores.items()},
+                    "aggregate": {k: finite(v) for k, v in asdict(aggregate(list(policy.results.values()))).items()},
+                    "dominated_by": dominators[policy.name],
+                    "on_frontier": not dominators[policy.name],
+                    "pareto_score": pareto_score(policy.scores, self.policies[0].scores),
                 }
-                for entry in self.entries
+                for policy in self.policies
             ],
             "comparisons": [comparison.record(level) for comparison in self.comparisons],
         }
 
 
-def measures(first: EvalResult, second: EvalResult) -> list[tuple[str, bool, Measure]]:
-    """What is compared besides success: a name, whether it is a share, and how it is read off an attempt."""
+def other_metrics(first: EvalResult, second: EvalResult) -> list[tuple[str, bool, Measure]]:
+    """The metrics besides success: name, whether it is a rate, and its value for one attempt."""
 
-    def part(name: str) -> Measure:
-        return lambda s: s.components.get(name, 0.0)
+    def component(name: str) -> Measure:
+        return lambda attempt: attempt.components.get(name, 0.0)
 
-    def figure(name: str) -> Measure:
-        return lambda s: s.figures.get(name)
+    def env_metric(name: str) -> Measure:
+        return lambda attempt: attempt.env_metrics.get(name)
 
-    both = [
-        ("Accuracy (score > 0.5)", True, lambda s: float(s.reward > 0.5)),
-        (SCORE, False, lambda s: s.reward),
-        *((f"part {n}", False, part(n)) for n in sorted({*first.names("parts"), *second.names("parts")})),
-        *((f"Mean {n}", False, figure(n)) for n in sorted({*first.names("figures"), *second.names("figures")})),
-        ("Mean turns", False, lambda s: float(s.turns)),
-        ("Mean tokens", False, lambda s: float(s.tokens)),
-        ("Unusable share by task", True, lambda s: s.invalid / s.turns if s.turns else None),
-        ("Mean seconds", False, lambda s: s.seconds),
+    components = sorted({*first.component_names, *second.component_names})
+    env_metrics = sorted({*first.env_metric_names, *second.env_metric_names})
+    metrics: list[tuple[str, bool, Measure]] = [
+        ("Accuracy (score > 0.5)", True, lambda attempt: float(attempt.reward > 0.5)),
+        (SCORE, False, lambda attempt: attempt.reward),
+        *((f"part {name}", False, component(name)) for name in components),
+        *((f"Mean {name}", False, env_metric(name)) for name in env_metrics),
+        ("Mean turns", False, lambda attempt: float(attempt.turns)),
+        ("Mean tokens", False, lambda attempt: float(attempt.tokens)),
+        (
+            "Unusable share by task",
+            True,
+            lambda attempt: attempt.invalid_replies / attempt.turns if attempt.turns else None,
+        ),
+        ("Mean seconds", False, lambda attempt: attempt.seconds),
     ]
-    return list(both)
+    return metrics
 
 
 def compare_pair(first: EvalResult, second: EvalResult, alpha: float = 0.05) -> Comparison:
-    """Two results on one panel; results on different panels are refused."""
+    """Compare two results on one panel, `first` as the baseline; results on different panels are refused."""
     check_panels(first, second)
     clusters, level = {**first.clusters, **second.clusters}, 1 - alpha
-    unit = all(0 <= sitting.reward <= 1 for sitting in (*first.scored, *second.scored))
-    found = [("Success rate", True, first.by_task(_success), second.by_task(_success))]
-    for k in attempts_shown(min(first.attempts, second.attempts))[1:]:
-        found.append((f"pass@{k}", True, first.passes(k), second.passes(k)))
-    for name, rate, measure in measures(first, second):
-        found.append((name, rate, first.by_task(measure), second.by_task(measure)))
-    changes = [
-        metric_delta(name, a, b, clusters, rate=rate, bounded=rate or (name == SCORE and unit), level=level)
-        for name, rate, a, b in found
+    unit_scale = all(0 <= attempt.reward <= 1 for attempt in (*first.scored, *second.scored))
+    values = [("Success rate", True, first.by_task(_success), second.by_task(_success))]
+    for k in pass_at_ks(min(first.attempts_per_task, second.attempts_per_task))[1:]:
+        values.append((f"pass@{k}", True, first.pass_at(k), second.pass_at(k)))
+    for name, rate, measure in other_metrics(first, second):
+        values.append((name, rate, first.by_task(measure), second.by_task(measure)))
+    deltas = [
+        metric_delta(name, a, b, clusters, rate=rate, bounded=rate or (name == SCORE and unit_scale), level=level)
+        for name, rate, a, b in values
     ]
-    kept = (changes[0], *(c for c in changes[1:] if c.tasks and not _says_nothing_new(c, changes[0])))
-    return Comparison(first, second, kept, changes[0].p_value, 1)
+    others = (delta for delta in deltas[1:] if delta.num_tasks and not _repeats_success(delta, deltas[0]))
+    return Comparison(first, second, (deltas[0], *others), deltas[0].p_value, 1)
 
 
-def compare_policies(entries: Sequence[PolicyResults], alpha: float = 0.05) -> PolicyComparison:
-    """Every policy against the first on every panel, p-values corrected over all of these (Holm)."""
-    baseline, pairs = entries[0], []
-    for entry in entries[1:]:
-        if set(entry.results) != set(baseline.results):
-            if len(entry.results) == len(baseline.results) == 1:
-                check_panels(*baseline.results.values(), *entry.results.values())
-            ours, theirs = ({e.environment for e in x.results.values()} for x in (baseline, entry))
-            odd = ", ".join(sorted(ours ^ theirs)) or "the same environments, but other tasks, seeds or rules"
-            raise UserError(
-                f"'{baseline.name}' and '{entry.name}' were not examined on the same panels ({odd}); "
-                "examine both with the same --panel."
-            )
-        pairs += [compare_pair(baseline.results[panel], entry.results[panel], alpha) for panel in baseline.results]
+def compare_policies(policies: Sequence[PolicyResults], alpha: float = 0.05) -> PolicyComparison:
+    """Compare every policy with the first on every panel, p-values corrected over all of these (Holm)."""
+    baseline, pairs = policies[0], []
+    for policy in policies[1:]:
+        _check_same_panels(baseline, policy)
+        pairs += [compare_pair(baseline.results[panel], policy.results[panel], alpha) for panel in baseline.results]
     corrected = holm([pair.p_corrected for pair in pairs])
     return PolicyComparison(
-        tuple(entries),
-        tuple(replace(pair, p_corrected=p, comparisons=len(pairs)) for pair, p in zip(pairs, corrected, strict=True)),
+        tuple(policies),
+        tuple(
+            replace(pair, p_corrected=p, num_comparisons=len(pairs)) for pair, p in zip(pairs, corrected, strict=True)
+        ),
     )
 
 
-def _success(sitting: Any) -> float:
-    return float(sitting.success)
+def _check_same_panels(first: PolicyResults, second: PolicyResults) -> None:
+    if set(first.results) == set(second.results):
+        return
+    if len(first.results) == len(second.results) == 1:
+        check_panels(*first.results.values(), *second.results.values())
+    ours, theirs = ({result.environment for result in policy.results.values()} for policy in (first, second))
+    differing = ", ".join(sorted(ours ^ theirs)) or "the same environments, but other tasks, seeds or rules"
+    raise UserError(
+        f"'{first.name}' and '{second.name}' were not evaluated on the same panels ({differing}); "
+        "evaluate both with the same --panel."
+    )
 
 
-def _says_nothing_new(metric_delta: MetricDelta, success: MetricDelta) -> bool:
-    """Accuracy is success wherever a reward is 0 or 1; parts that both policies lack are no rows."""
-    if metric_delta.name.startswith("Accuracy"):
-        return (metric_delta.baseline, metric_delta.trained, metric_delta.gained) == (
-            success.baseline,
-            success.trained,
-            success.gained,
-        )
-    return False
+def _success(attempt: AttemptResult) -> float:
+    return float(attempt.success)
+
+
+def _repeats_success(delta: MetricDelta, success: MetricDelta) -> bool:
+    """Accuracy equals success wherever every reward is 0 or 1; it is then left out."""
+    if not delta.name.startswith("Accuracy"):
+        return False
+    return (delta.baseline, delta.trained, delta.gained) == (success.baseline, success.trained, success.gained)

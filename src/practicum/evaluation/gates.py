@@ -1,4 +1,4 @@
-"""Founding paper 000's gates: what a relative improvement is enough for, if it is shown at all."""
+"""HTDAG's gates: what to do with a trained policy, given its relative improvement and whether that is significant."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ class Gate(StrEnum):
     UNPROVEN = "not shown: run more"
 
 
-STEPS: Mapping[Gate, tuple[str, ...]] = {
+NEXT_STEPS: Mapping[Gate, tuple[str, ...]] = {
     Gate.DEPLOY: (
-        "hand the trained policy over, behind a switch that takes it back",
+        "deploy the trained policy behind a switch that can roll it back",
         "keep the panel for the next one",
     ),
-    Gate.PROMISING: ("examine on more tasks", "train on, or with another seed, and compare again"),
+    Gate.PROMISING: ("evaluate on more tasks", "train longer, or with another seed, and compare again"),
     Gate.MARGINAL: (
         "refine the reward from the failures",
         "imitate expert episodes first",
         "train on ten times the episodes",
     ),
-    Gate.KEEP: ("go on with the baseline", "improve prompts", "imitate expert episodes", "write down what was learned"),
-    Gate.UNPROVEN: ("go on with the baseline until it is settled", "examine on more tasks"),
+    Gate.KEEP: ("keep using the baseline", "improve prompts", "imitate expert episodes", "write down what was learned"),
+    Gate.UNPROVEN: ("keep using the baseline until a difference is shown", "evaluate on more tasks"),
 }
-BANDS = ((0.15, Gate.DEPLOY), (0.10, Gate.PROMISING), (0.05, Gate.MARGINAL))
+THRESHOLDS = ((0.15, Gate.DEPLOY), (0.10, Gate.PROMISING), (0.05, Gate.MARGINAL))
+"""The relative improvement that each gate needs, the highest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +50,20 @@ class Decision:
 
 
 def relative_improvement(baseline: float, trained: float) -> float | None:
-    """trained / baseline - 1; None where the baseline is zero or below and the ratio means nothing."""
+    """trained / baseline - 1; None where the baseline is zero or below and the ratio has no meaning."""
     return trained / baseline - 1 if baseline > 0 else None
 
 
-def decide(baseline: float, trained: float, shown: bool) -> Decision:
-    """The gate of an improvement. `shown`: its interval is clear of zero and its test passed.
+def decide(baseline: float, trained: float, significant: bool) -> Decision:
+    """The gate of an improvement: above 15 % deploy, from 10 % promising, from 5 % marginal, below that keep.
 
-    Above 15 % deploy, from 10 % promising, from 5 % marginal, below that keep the baseline. Whatever would pass a gate
-    and is not shown is `UNPROVEN`.
+    An improvement that would pass a gate but is not significant is `UNPROVEN`.
     """
     relative = relative_improvement(baseline, trained)
     # 0.69 / 0.6 - 1 is fifteen percent whatever the last bit says.
     improvement = round(trained - baseline if relative is None else relative, 9)
-    gate = next((gate for limit, gate in BANDS if _passes(improvement, limit, gate)), Gate.KEEP)
-    if gate is not Gate.KEEP and not shown:
+    gate = next((gate for limit, gate in THRESHOLDS if _passes(improvement, limit, gate)), Gate.KEEP)
+    if gate is not Gate.KEEP and not significant:
         gate = Gate.UNPROVEN
     return Decision(gate, improvement, relative is None)
 

@@ -21,7 +21,7 @@ class Mark:
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
-    """A trailing mean."""
+    """The mean over the last `window` values at each position."""
     return [
         sum(values[max(0, i - window + 1) : i + 1]) / len(values[max(0, i - window + 1) : i + 1])
         for i in range(len(values))
@@ -31,7 +31,7 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
 def learning_curve(
     title: str, subtitle: str, values: Sequence[float], marks: Sequence[Mark], notes: Sequence[str]
 ) -> str:
-    """Success rate against training step, with held-out scores as bands."""
+    """The page: success rate by training step, with held-out scores as bands."""
     last = max(1, len(values) - 1)
 
     def x(step: float) -> float:
@@ -54,8 +54,8 @@ def learning_curve(
         ends = f'x1="{LEFT}" x2="{right}" y1="{middle:.1f}" y2="{middle:.1f}"'
         parts.append(f'<line {ends} stroke="{colour}" stroke-width="1.5"/>')
         label = f"{escape(mark.label)} {mark.value:.1%}"
-        place = f'x="{right - 4}" y="{middle - 5:.1f}" text-anchor="end"'
-        parts.append(f'<text {place} fill="{colour}">{label}</text>')
+        position = f'x="{right - 4}" y="{middle - 5:.1f}" text-anchor="end"'
+        parts.append(f'<text {position} fill="{colour}">{label}</text>')
     dots = "".join(f'<circle cx="{x(i):.1f}" cy="{y(v):.1f}" r="1.8" class="dot"/>' for i, v in enumerate(values))
     line = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in enumerate(smooth(values, 5)))
     parts.append(f'{dots}<polyline points="{line}" class="line"/>')

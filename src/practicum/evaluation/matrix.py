@@ -1,4 +1,4 @@
-"""Many modes side by side (founding paper 002): which are useful, which only faster, and what went wrong."""
+"""Many modes side by side, as in HALO: which are useful, which are only faster, and which errors occurred."""
 
 from __future__ import annotations
 
@@ -24,12 +24,17 @@ COLUMNS = (
     "median_steps", "mean_steps", "median_wall_time", "mean_wall_time", "invalid_action_rate", "manager_call_rate",
     "cache_hit_rate", "usefulness_label", "score_delta", "success_low", "success_high", "p_corrected", "shown",
 )  # fmt: skip
-"""The paper's columns, then the ones that say how sure they are."""
-USEFUL_POINTS, SAME_POINTS, FASTER = 0.02, 0.01, 0.10
+"""HALO's columns, then intervals and the corrected test."""
+MIN_USEFUL_GAIN = 0.02
+"""Success above the baseline's from which a mode is useful."""
+MAX_EQUAL_GAP = 0.01
+"""Difference of success up to which two modes count as equally successful."""
+MIN_STEP_SAVING = 0.10
+"""Share of the baseline's median steps that a mode useful for speed saves."""
 
 
 class Usefulness(StrEnum):
-    """What a mode is good for, compared with the baseline."""
+    """HALO's label of a mode, compared with the baseline."""
 
     USEFUL = "Useful"
     SPEED = "Useful-for-speed"
@@ -47,102 +52,104 @@ LEGEND = {
 
 @dataclass(frozen=True)
 class MatrixRow:
-    """One mode. `delta` in shares of one, not in points."""
+    """One mode. `delta` is the difference of success rates as a fraction, not in points."""
 
-    examination: EvalResult
+    result: EvalResult
     label: Usefulness
     delta: float | None
     comparison: Comparison | None
 
     def record(self, level: float = LEVEL) -> dict[str, Any]:
-        examination, scored = self.examination, self.examination.scored
-        turns = [float(sitting.turns) for sitting in scored]
-        seconds = [sitting.seconds for sitting in scored if sitting.seconds is not None]
-        successes, interval = sum(sitting.success for sitting in scored), examination.interval(level)
+        result, scored = self.result, self.result.scored
+        turns = [float(attempt.turns) for attempt in scored]
+        seconds = [attempt.seconds for attempt in scored if attempt.seconds is not None]
+        successes, interval = sum(attempt.success for attempt in scored), result.interval(level)
         return {
-            "mode": examination.policy,
-            "total_tasks": examination.size,
-            "valid_tasks": len({sitting.task for sitting in scored}),
-            "init_or_agent_errors": len(examination.unscored),
+            "mode": result.policy,
+            "total_tasks": result.num_tasks,
+            "valid_tasks": len({attempt.task for attempt in scored}),
+            "init_or_agent_errors": len(result.unscored),
             "successes": successes,
             "failures": len(scored) - successes,
-            "success_rate": examination.success_rate if scored else None,
+            "success_rate": result.success_rate if scored else None,
             "median_steps": statistics.median(turns) if turns else None,
             "mean_steps": mean(turns) if turns else None,
             "median_wall_time": statistics.median(seconds) if seconds else None,
             "mean_wall_time": mean(seconds) if seconds else None,
-            "invalid_action_rate": ratio(sum(s.invalid for s in scored), sum(turns)),
-            "manager_call_rate": _share(examination, "manager_calls", ["turns"]),
-            "cache_hit_rate": _share(examination, "cache_hits", ["cache_hits", "cache_misses"]),
+            "invalid_action_rate": ratio(sum(s.invalid_replies for s in scored), sum(turns)),
+            "manager_call_rate": _rate(result, "manager_calls", ["turns"]),
+            "cache_hit_rate": _rate(result, "cache_hits", ["cache_hits", "cache_misses"]),
             "usefulness_label": self.label.value,
             "score_delta": self.delta,
             "success_low": interval.low,
             "success_high": interval.high,
             "p_corrected": None if self.comparison is None else self.comparison.p_corrected,
-            "shown": None if self.comparison is None else self.comparison.shown,
+            "shown": None if self.comparison is None else self.comparison.significant,
         }
 
 
-def usefulness(baseline: tuple[float, float], mode: tuple[float, float]) -> Usefulness:
-    """The label of a mode's success rate and median steps, against the baseline's."""
+def usefulness_label(baseline: tuple[float, float], mode: tuple[float, float]) -> Usefulness:
+    """The label of a mode from its success rate and median steps, and those of the baseline."""
     delta = round(mode[0] - baseline[0], 9)  # 0.42 - 0.40 is two points whatever the last bit says
-    if delta >= USEFUL_POINTS:
+    if delta >= MIN_USEFUL_GAIN:
         return Usefulness.USEFUL
-    if abs(delta) <= SAME_POINTS and baseline[1] > 0 and round(1 - mode[1] / baseline[1], 9) >= FASTER:
+    if abs(delta) <= MAX_EQUAL_GAP and baseline[1] > 0 and round(1 - mode[1] / baseline[1], 9) >= MIN_STEP_SAVING:
         return Usefulness.SPEED
     return Usefulness.NOT
 
 
-def matrix(entries: Sequence[PolicyResults], baseline: str | None, alpha: float = 0.05) -> list[MatrixRow]:
-    """A row for every mode, in the order given; without a baseline nothing is compared."""
-    names = [entry.name for entry in entries]
+def matrix(policies: Sequence[PolicyResults], baseline: str | None, alpha: float = 0.05) -> list[MatrixRow]:
+    """One row per mode, in the given order; without a baseline nothing is compared."""
+    names = [policy.name for policy in policies]
     if baseline is not None and baseline not in names:
         raise UserError(f"There is no mode '{baseline}' among these results.{did_you_mean(baseline, names)}")
-    for entry in entries:
-        if len(entry.results) != 1:
-            raise UserError(f"'{entry.name}' has results on {len(entry.results)} panels; a matrix is of one panel.")
-    first = next((entry for entry in entries if entry.name == baseline), entries[0])
-    others = [entry for entry in entries if entry is not first]
-    found = {c.trained.policy: c for c in compare_policies([first, *others], alpha).comparisons}
+    for policy in policies:
+        if len(policy.results) != 1:
+            raise UserError(f"'{policy.name}' has results on {len(policy.results)} panels; a matrix is of one panel.")
+    first = next((policy for policy in policies if policy.name == baseline), policies[0])
+    others = [policy for policy in policies if policy is not first]
+    comparisons = {c.trained.policy: c for c in compare_policies([first, *others], alpha).comparisons}
     (reference,) = first.results.values()
     rows = []
-    for entry in entries:
-        (examination,) = entry.results.values()
-        comparison = found.get(entry.name) if baseline is not None else None
-        if comparison is None or not examination.scored or not reference.scored:
-            rows.append(MatrixRow(examination, Usefulness.UNKNOWN, None, None))
+    for policy in policies:
+        (result,) = policy.results.values()
+        comparison = comparisons.get(policy.name) if baseline is not None else None
+        if comparison is None or not result.scored or not reference.scored:
+            rows.append(MatrixRow(result, Usefulness.UNKNOWN, None, None))
             continue
-        delta = examination.success_rate - reference.success_rate
-        label = usefulness(_standing(reference), _standing(examination))
-        rows.append(MatrixRow(examination, label, delta, comparison))
+        delta = result.success_rate - reference.success_rate
+        label = usefulness_label(_success_and_steps(reference), _success_and_steps(result))
+        rows.append(MatrixRow(result, label, delta, comparison))
     return rows
 
 
 def write_matrix(folder: Path, rows: Sequence[MatrixRow], baseline: str | None, level: float = LEVEL) -> None:
-    """matrix.csv, matrix.md and errors.jsonl."""
+    """Write matrix.csv, matrix.md and errors.jsonl into a folder."""
     records = [row.record(level) for row in rows]
     store.write_atomic(folder / "matrix.csv", _csv(records).encode())
     store.write_atomic(folder / "matrix.md", _markdown(rows, records, baseline, level).encode())
     errors = [
-        {"mode": row.examination.policy, "task_id": s.task, "attempt": s.attempt, "outcome": s.outcome.value,
+        {"mode": row.result.policy, "task_id": s.task, "attempt": s.attempt, "outcome": s.outcome.value,
          "error": s.error}
         for row in rows
-        for s in row.examination.unscored
+        for s in row.result.unscored
     ]  # fmt: skip
     store.write_atomic(folder / "errors.jsonl", b"".join(map(encode, errors)))
 
 
-def _standing(examination: EvalResult) -> tuple[float, float]:
-    return examination.success_rate, statistics.median(sitting.turns for sitting in examination.scored)
+def _success_and_steps(result: EvalResult) -> tuple[float, float]:
+    return result.success_rate, statistics.median(attempt.turns for attempt in result.scored)
 
 
-def _share(examination: EvalResult, part: str, whole: Sequence[str]) -> float | None:
-    """A rate of what a world counts itself (its figures), where it does."""
-    having = [s for s in examination.scored if part in s.figures]
-    if not having:
+def _rate(result: EvalResult, part: str, total_names: Sequence[str]) -> float | None:
+    """A rate of two counts of the environment's own metrics; None where it has no such count."""
+    counted = [s for s in result.scored if part in s.env_metrics]
+    if not counted:
         return None
-    total = sum(float(s.turns) if name == "turns" else s.figures.get(name, 0.0) for s in having for name in whole)
-    return ratio(sum(s.figures[part] for s in having), total)
+    total = sum(
+        float(s.turns) if name == "turns" else s.env_metrics.get(name, 0.0) for s in counted for name in total_names
+    )
+    return ratio(sum(s.env_metrics[part] for s in counted), total)
 
 
 def _csv(records: Sequence[dict[str, Any]]) -> str:
@@ -158,12 +165,13 @@ def _csv(records: Sequence[dict[str, Any]]) -> str:
 
 def _markdown(rows: Sequence[MatrixRow], records: Sequence[dict[str, Any]], baseline: str | None, level: float) -> str:
     percent, plain = _percent, _plain
-    panel = rows[0].examination
+    first = rows[0].result
     lines = [
-        f"# Matrix: {_cell(panel.environment)}",
+        f"# Matrix: {_cell(first.environment)}",
         "",
-        f"Panel `{panel.panel}`, {panel.size} tasks. Baseline: {_cell(baseline) if baseline else 'none'}. Intervals: "
-        f"{100 * level:g} %. *Shown* is what a paired test, corrected over all modes, and a 95 % interval agree on.",
+        f"Panel `{first.panel}`, {first.num_tasks} tasks. Baseline: {_cell(baseline) if baseline else 'none'}. "
+        f"Intervals: {100 * level:g} %. *Shown* is what a paired test, corrected over all modes, and a 95 % interval "
+        "agree on.",
         "",
         "| Mode | Valid/Total | Errors | Success Rate | Δ pp | Median Steps | Usefulness | Shown |",
         "|---|---|---|---|---|---|---|---|",
@@ -193,8 +201,8 @@ def _markdown(rows: Sequence[MatrixRow], records: Sequence[dict[str, Any]], base
         )
     lines += ["", *(f"* **{label.value}**: {meaning}" for label, meaning in LEGEND.items()), "", "## Configuration", ""]
     for row in rows:
-        told = ", ".join(f"{name} {value}" for name, value in row.examination.settings.items() if value is not None)
-        lines.append(f"* {_cell(row.examination.policy)}: {_cell(told)}; result `{row.examination.source}`")
+        settings = ", ".join(f"{name} {value}" for name, value in row.result.settings.items() if value is not None)
+        lines.append(f"* {_cell(row.result.policy)}: {_cell(settings)}; result `{row.result.source}`")
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""One number of two policies on the same tasks: both values, the difference, its interval and its test."""
+"""One metric of two policies on the same tasks: both values, the difference, its interval and its test."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from practicum.evaluation.gates import relative_improvement
 from practicum.evaluation.result import mean
-from practicum.evaluation.stats.intervals import Interval, clustered_mean, paired_rates
-from practicum.evaluation.stats.paired import mcnemar_counts, sign_flip
+from practicum.evaluation.stats.intervals import Interval, clustered_mean, paired_rate_interval
+from practicum.evaluation.stats.paired import mcnemar, permutation_test
 from practicum.evaluation.stats.power import minimum_detectable, tasks_needed
 
 MCNEMAR, PERMUTATION = "exact McNemar", "paired permutation"
@@ -18,7 +18,7 @@ MCNEMAR, PERMUTATION = "exact McNemar", "paired permutation"
 
 @dataclass(frozen=True)
 class MetricDelta:
-    """A metric before and after. `rate`: it lies between 0 and 1 and is written in percent."""
+    """A metric of the baseline and of the trained policy. A `rate` lies between 0 and 1 and is printed in percent."""
 
     name: str
     rate: bool
@@ -27,10 +27,11 @@ class MetricDelta:
     interval: Interval
     p_value: float
     test: str
-    tasks: int
-    clusters: int
+    num_tasks: int
+    num_clusters: int
+    """Distinct tasks: two ids with the same content are one."""
     deviation: float
-    """Standard deviation of the difference over independent tasks: what power is reckoned with."""
+    """Standard deviation of the difference over distinct tasks, from which the power is computed."""
     gained: int | None = None
     lost: int | None = None
 
@@ -40,22 +41,22 @@ class MetricDelta:
 
     @property
     def improvement(self) -> float | None:
-        """Relative, as founding paper 000 prints it; None where the baseline is zero."""
+        """Relative, as HTDAG prints it; None where the baseline is zero."""
         return relative_improvement(self.baseline, self.trained)
 
     @property
-    def detectable(self) -> float:
-        """The smallest difference that so many tasks show four times in five."""
-        return minimum_detectable(self.deviation, self.clusters, 1 - self.interval.level)
+    def minimum_detectable(self) -> float:
+        """The smallest difference that this many tasks show with a power of 0.8."""
+        return minimum_detectable(self.deviation, self.num_clusters, 1 - self.interval.level)
 
     @property
-    def more_tasks(self) -> int | None:
-        """Tasks still lacking to settle a difference of this size; 0 where these suffice, None where none do."""
+    def num_more_tasks(self) -> int | None:
+        """Tasks to add for a power of 0.8 at a difference of this size; 0: these suffice; None: no number does."""
         needed = tasks_needed(self.difference, self.deviation, 1 - self.interval.level)
-        return None if needed is None else max(0, needed - self.clusters)
+        return None if needed is None else max(0, needed - self.num_clusters)
 
-    def shown(self, p_value: float | None = None) -> bool:
-        """Whether test and interval agree that this is no luck; with a corrected p-value, that one counts."""
+    def is_significant(self, p_value: float | None = None) -> bool:
+        """Whether both the test and the interval exclude chance; `p_value` is a corrected one to use instead."""
         p = self.p_value if p_value is None else p_value
         return p < 1 - self.interval.level and self.interval.clear_of_zero
 
@@ -71,8 +72,8 @@ class MetricDelta:
             "level": self.interval.level,
             "p_value": self.p_value,
             "test": self.test,
-            "tasks": self.tasks,
-            "clusters": self.clusters,
+            "tasks": self.num_tasks,
+            "clusters": self.num_clusters,
             "gained": self.gained,
             "lost": self.lost,
         }
@@ -88,7 +89,7 @@ def metric_delta(
     bounded: bool | None = None,
     level: float = 0.95,
 ) -> MetricDelta:
-    """Compare a number that both policies have for the same tasks; `clusters` name each task's content.
+    """Compare a number that both policies have for the same tasks; `clusters` gives the hash of each task's content.
 
     Success or failure of distinct tasks: McNemar's exact test. Anything else (scores, several attempts, tasks that
     repeat): a paired permutation test and a t interval over distinct tasks. `bounded` numbers lie between 0 and 1, as
@@ -105,15 +106,16 @@ def metric_delta(
     gained = lost = None
     if bounded and distinct == len(common) and {*before, *after} <= {0.0, 1.0}:
         gained, lost = differences.count(1.0), differences.count(-1.0)
-        interval, p, test = paired_rates(gained, lost, distinct, level), mcnemar_counts(gained, lost), MCNEMAR
-        deviation = _spread_of_rates(gained, lost, distinct)
+        interval, p, test = paired_rate_interval(gained, lost, distinct, level), mcnemar(gained, lost), MCNEMAR
+        deviation = _deviation_of_flags(gained, lost, distinct)
     else:
         interval, test = estimate.interval, PERMUTATION
-        p = float(sign_flip(list(_totals(differences, names).values())))
+        p = float(permutation_test(list(_totals_by_cluster(differences, names).values())))
         if bounded:
-            if estimate.error == 0 or math.isnan(estimate.error):  # all alike is no certainty on a known scale
+            if estimate.error == 0 or math.isnan(estimate.error):  # equal differences are no certainty on a known scale
                 up, down = max(0.0, estimate.mean) * distinct, max(0.0, -estimate.mean) * distinct
-                interval, deviation = paired_rates(up, down, distinct, level), _spread_of_rates(up, down, distinct)
+                interval = paired_rate_interval(up, down, distinct, level)
+                deviation = _deviation_of_flags(up, down, distinct)
             interval = Interval(max(-1.0, interval.low), min(1.0, interval.high), level)
     return MetricDelta(
         name, rate, mean(before), mean(after), interval, p, test, len(common), distinct, deviation, gained, lost
@@ -121,17 +123,17 @@ def metric_delta(
 
 
 def finite(value: float | None) -> float | None:
-    """For JSON: what is no number is null."""
+    """The value, or None where it is NaN or infinite, which JSON does not have."""
     return value if value is not None and math.isfinite(value) else None
 
 
-def _spread_of_rates(gained: float, lost: float, count: int) -> float:
-    """Deviation of paired differences of flags, with one pair added each way: none seen is not none there."""
+def _deviation_of_flags(gained: float, lost: float, count: int) -> float:
+    """Standard deviation of paired differences of flags, with one pair added each way so that it is never 0."""
     up, down = (gained + 1) / (count + 2), (lost + 1) / (count + 2)
     return math.sqrt(up + down - (up - down) ** 2)
 
 
-def _totals(values: list[float], names: list[str]) -> dict[str, float]:
+def _totals_by_cluster(values: list[float], names: list[str]) -> dict[str, float]:
     totals: dict[str, float] = {}
     for value, name in zip(values, names, strict=True):
         totals[name] = totals.get(name, 0.0) + value

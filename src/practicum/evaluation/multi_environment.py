@@ -1,4 +1,4 @@
-"""One policy over several environments (founding paper 003's aggregate metrics)."""
+"""One policy over several environments: Affine's aggregate metrics."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from practicum.evaluation.result import EvalResult, mean
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """Means over environments. An environment in which nothing was scored takes no part."""
+    """Means over environments; one in which nothing was scored takes no part."""
 
     environments: int
     episodes: int
     weighted_accuracy: float
-    """Share of scores above ½, environments weighted by their scored episodes."""
+    """Share of scores above 0.5, environments weighted by their scored episodes."""
     weighted_mean_score: float
-    """Mean score, weighted likewise."""
+    """Mean score, environments weighted by their scored episodes."""
     overall_success_rate: float
-    """Mean over environments of their success rates, each counting the same."""
+    """Unweighted mean of the environments' success rates."""
 
 
-def aggregate(examinations: Sequence[EvalResult]) -> Aggregate:
-    scored = [examination for examination in examinations if examination.scored]
-    rewards = [sitting.reward for examination in scored for sitting in examination.scored]
+def aggregate(results: Sequence[EvalResult]) -> Aggregate:
+    """Aggregate one policy's results, one per environment; NaN where nothing was scored."""
+    scored = [result for result in results if result.scored]
+    rewards = [attempt.reward for result in scored for attempt in result.scored]
     if not scored:
         return Aggregate(0, 0, math.nan, math.nan, math.nan)
     return Aggregate(
@@ -33,5 +34,5 @@ def aggregate(examinations: Sequence[EvalResult]) -> Aggregate:
         episodes=len(rewards),
         weighted_accuracy=mean([float(reward > 0.5) for reward in rewards]),
         weighted_mean_score=mean(rewards),
-        overall_success_rate=mean([examination.success_rate for examination in scored]),
+        overall_success_rate=mean([result.success_rate for result in scored]),
     )

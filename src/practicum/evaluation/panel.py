@@ -1,4 +1,4 @@
-"""A panel: a frozen list of tasks and seeds, named by its content. Scores on one panel can be compared."""
+"""A panel: a frozen list of tasks and seeds, identified by a hash. Only scores on one panel can be compared."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from practicum.data.attempts import Attempt, plan_attempts
 from practicum.errors import UserError
 from practicum.task import Task, content_hash, plain
 
-PANEL = "practicum panel 1"
+PANEL_FORMAT = "practicum panel 1"
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Tasks, the seed that all attempts at them derive from, and the rules they are played under.
+    """Tasks, the seed that all attempts at them derive from, and the rules of their episodes.
 
-    Rules are what changes a score without changing a task: turns, tools, the reward. How many attempts a policy gets is
-    not part of a panel: a mean over four is compared with a mean over one.
+    Rules are what changes a score without changing a task: turns, tools, the reward. The number of attempts per task is
+    not part of a panel: a mean over four attempts can be compared with a mean over one.
     """
 
     tasks: tuple[Task, ...]
@@ -31,46 +31,52 @@ class Panel:
 
     def __post_init__(self) -> None:
         if len({task.id for task in self.tasks}) != len(self.tasks):
-            raise UserError("A panel holds every task once; two of these have the same id.")
+            raise UserError("A panel contains every task once; two of these have the same id.")
 
     @cached_property
     def hash(self) -> str:
-        listed = [[task.id, task.hash] for task in self.tasks]
-        return content_hash([listed, self.seed, *([dict(self.rules)] if self.rules else [])])
+        tasks = [[task.id, task.hash] for task in self.tasks]
+        return content_hash([tasks, self.seed, *([dict(self.rules)] if self.rules else [])])
 
     def attempts(self, each: int = 1) -> list[Attempt]:
-        """Attempt k at a task has the same seeds whoever is examined and however many follow."""
+        """`each` attempts per task. Attempt k has the same seeds for every policy and for any number of attempts."""
         return plan_attempts(self.tasks, each, self.seed, "panel/")
 
     def write(self, path: Path) -> None:
-        """The panel as a file, which is also a task registry."""
+        """Write the panel as a file, which is also a task registry."""
         tasks = [
             {"id": task.id, "environment": task.environment, "split": task.split, "hash": task.hash,
              "fields": dict(task.fields)}
             for task in self.tasks
         ]  # fmt: skip
-        whole = {"format": PANEL, "panel": self.hash, "seed": self.seed, "rules": dict(self.rules), "tasks": tasks}
-        store.write_atomic(path, (json.dumps(whole, indent=1, ensure_ascii=False, default=plain) + "\n").encode())
+        content = {
+            "format": PANEL_FORMAT,
+            "panel": self.hash,
+            "seed": self.seed,
+            "rules": dict(self.rules),
+            "tasks": tasks,
+        }
+        store.write_atomic(path, (json.dumps(content, indent=1, ensure_ascii=False, default=plain) + "\n").encode())
 
 
 def read_panel(path: Path) -> Panel:
-    """A panel from its file, if that is still what it was when it was written."""
+    """Read a panel; a file that was changed after it was written is refused."""
     try:
-        whole = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except OSError as error:
         raise UserError(f"Cannot read the panel '{path}': {error.strerror}.") from None
     except ValueError as error:
         raise UserError(f"Panel '{path}' is not JSON: {error}.") from None
     try:
-        if whole["format"] != PANEL:
-            raise ValueError(f"its format is '{whole['format']}'")
-        tasks = tuple(Task(t["id"], t["environment"], t["split"], t["fields"]) for t in whole["tasks"])
-        panel = Panel(tasks, whole["seed"], whole["rules"])
-        said, made = whole["panel"], panel.hash
+        if content["format"] != PANEL_FORMAT:
+            raise ValueError(f"its format is '{content['format']}'")
+        tasks = tuple(Task(t["id"], t["environment"], t["split"], t["fields"]) for t in content["tasks"])
+        panel = Panel(tasks, content["seed"], content["rules"])
+        recorded_hash = content["panel"]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"'{path}' is not a panel ({type(error).__name__}: {error}); `practicum eval --out` writes one."
         ) from None
-    if said != made:
-        raise UserError(f"Panel '{path}' says it is {said} but it is {made}: it was changed.")
+    if recorded_hash != panel.hash:
+        raise UserError(f"Panel '{path}' has the hash {panel.hash}, not {recorded_hash} as it says: it was changed.")
     return panel

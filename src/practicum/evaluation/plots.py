@@ -1,13 +1,13 @@
-"""Pictures for papers, as PNG: scores with intervals, differences, the Pareto frontier, learning curves."""
+"""Plots of a comparison as PNG files: scores with intervals, differences, the Pareto frontier, learning curves."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from practicum.data.jsonl import iter_readable_objects
 from practicum.errors import UserError
 from practicum.evaluation.compare import PolicyComparison
 from practicum.evaluation.learning_curve import smooth
@@ -15,14 +15,14 @@ from practicum.evaluation.stats.intervals import LEVEL
 from practicum.evaluation.stats.pareto import frontier
 from practicum.utils.tables import shortened
 
-INK, GOOD, BAD, DULL = "#1f2328", "#1a7f37", "#cf222e", "#6e7781"
+TEXT_COLOUR, BETTER_COLOUR, WORSE_COLOUR, NEUTRAL_COLOUR = "#1f2328", "#1a7f37", "#cf222e", "#6e7781"
 COLOURS = ("#6e7781", "#1f6feb", "#bf8700", "#8250df", "#1a7f37", "#cf222e", "#0969da", "#bc4c00")
 STYLE: dict[Any, Any] = {
     "figure.dpi": 200,
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": DULL,
+    "axes.edgecolor": NEUTRAL_COLOUR,
     "axes.grid": True,
     "grid.alpha": 0.25,
     "axes.axisbelow": True,
@@ -30,74 +30,83 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def draw(contest: PolicyComparison, folder: Path, level: float = LEVEL) -> list[Path]:
-    """Every picture that these results have something for."""
-    made = [scores(contest, folder / "scores.png", level), differences(contest, folder / "differences.png")]
-    if len(contest.panels) >= 2:
-        made.append(pareto(contest, folder / "pareto.png"))
-    curves = learning_curves(contest, folder / "curves.png")
-    return [*made, curves] if curves is not None else made
+def draw(policy_comparison: PolicyComparison, folder: Path, level: float = LEVEL) -> list[Path]:
+    """Write every plot for which these results have data; return the files."""
+    paths = [
+        scores(policy_comparison, folder / "scores.png", level),
+        differences(policy_comparison, folder / "differences.png"),
+    ]
+    if len(policy_comparison.panels) >= 2:
+        paths.append(pareto(policy_comparison, folder / "pareto.png"))
+    curves = learning_curves(policy_comparison, folder / "curves.png")
+    return [*paths, curves] if curves is not None else paths
 
 
-def scores(contest: PolicyComparison, path: Path, level: float = LEVEL) -> Path:
+def scores(policy_comparison: PolicyComparison, path: Path, level: float = LEVEL) -> Path:
     """Success of every policy in every environment, with intervals."""
-    entries, panels = contest.entries, contest.panels
-    with _figure(path, (max(4.0, 1.2 + 0.62 * len(entries) * len(panels)), 3.2)) as axes:
-        width = min(0.3, 0.8 / len(entries))
-        for number, entry in enumerate(entries):
-            rates = [entry.results[panel].success_rate for panel in panels]
-            limits = [entry.results[panel].interval(level) for panel in panels]
-            places = [place + (number - (len(entries) - 1) / 2) * width for place in range(len(panels))]
+    policies, panels = policy_comparison.policies, policy_comparison.panels
+    with _figure(path, (max(4.0, 1.2 + 0.62 * len(policies) * len(panels)), 3.2)) as axes:
+        width = min(0.3, 0.8 / len(policies))
+        for number, policy in enumerate(policies):
+            rates = [policy.results[panel].success_rate for panel in panels]
+            limits = [policy.results[panel].interval(level) for panel in panels]
+            positions = [index + (number - (len(policies) - 1) / 2) * width for index in range(len(panels))]
             # A mean of many attempts may lie a hair outside an interval of its rounding.
             errors = [
                 [max(0.0, rate - i.low) for rate, i in zip(rates, limits, strict=True)],
                 [max(0.0, i.high - rate) for rate, i in zip(rates, limits, strict=True)],
             ]
             colour = COLOURS[number % len(COLOURS)]
-            axes.bar(places, rates, width * 0.9, color=colour, label=shortened(entry.name, 32))
-            axes.errorbar(places, rates, errors, fmt="none", ecolor=INK, elinewidth=1, capsize=2.5)
-        axes.set_xticks(range(len(panels)), [_label(contest, panel) for panel in panels])
+            axes.bar(positions, rates, width * 0.9, color=colour, label=shortened(policy.name, 32))
+            axes.errorbar(positions, rates, errors, fmt="none", ecolor=TEXT_COLOUR, elinewidth=1, capsize=2.5)
+        axes.set_xticks(range(len(panels)), [_label(policy_comparison, panel) for panel in panels])
         axes.set_ylim(0, 1.02)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes.grid(axis="x", visible=False)
         axes.set_ylabel(f"success rate, {100 * level:g} % intervals")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.02 + 0.07 * -(-len(entries) // 3)), ncols=3, fontsize=8)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.02 + 0.07 * -(-len(policies) // 3)), ncols=3, fontsize=8)
     return path
 
 
-def differences(contest: PolicyComparison, path: Path) -> Path:
-    """Each policy's difference from the baseline with its interval; grey where none is shown."""
-    found = list(contest.comparisons)
-    with _figure(path, (5.4, 1.1 + 0.34 * len(found))) as axes:
-        for place, comparison in enumerate(reversed(found)):
-            change = comparison.success
-            colour = DULL if not comparison.shown else GOOD if change.difference > 0 else BAD
-            middle, low, high = (100 * x for x in (change.difference, change.interval.low, change.interval.high))
-            axes.plot([low, high], [place, place], color=colour, linewidth=1.6)
-            axes.plot([middle], [place], "o", color=colour, markersize=4)
-        names = [_row_name(contest, c.trained.policy, c.baseline.panel) for c in reversed(found)]
-        axes.set_yticks(range(len(found)), names)
-        axes.set_ylim(-0.6, len(found) - 0.4)
-        axes.axvline(0, color=INK, linewidth=0.8)
+def differences(policy_comparison: PolicyComparison, path: Path) -> Path:
+    """Each policy's difference from the baseline with its interval; grey where it is not significant."""
+    comparisons = list(policy_comparison.comparisons)
+    with _figure(path, (5.4, 1.1 + 0.34 * len(comparisons))) as axes:
+        for row, comparison in enumerate(reversed(comparisons)):
+            delta = comparison.success
+            colour = (
+                NEUTRAL_COLOUR
+                if not comparison.significant
+                else BETTER_COLOUR
+                if delta.difference > 0
+                else WORSE_COLOUR
+            )
+            middle, low, high = (100 * x for x in (delta.difference, delta.interval.low, delta.interval.high))
+            axes.plot([low, high], [row, row], color=colour, linewidth=1.6)
+            axes.plot([middle], [row], "o", color=colour, markersize=4)
+        names = [_row_name(policy_comparison, c.trained.policy, c.baseline.panel) for c in reversed(comparisons)]
+        axes.set_yticks(range(len(comparisons)), names)
+        axes.set_ylim(-0.6, len(comparisons) - 0.4)
+        axes.axvline(0, color=TEXT_COLOUR, linewidth=0.8)
         axes.grid(axis="y", visible=False)
-        level = 100 * found[0].success.interval.level
-        base = shortened(contest.entries[0].name, 28)
+        level = 100 * comparisons[0].success.interval.level
+        base = shortened(policy_comparison.policies[0].name, 28)
         axes.set_xlabel(f"points above '{base}', {level:g} % intervals (grey: no difference shown)")
     return path
 
 
-def pareto(contest: PolicyComparison, path: Path) -> Path:
-    """The first two environments against each other; policies of the whole frontier are filled."""
-    all_scores = {entry.name: entry.scores for entry in contest.entries}
+def pareto(policy_comparison: PolicyComparison, path: Path) -> Path:
+    """Success in the first two environments; policies on the frontier of all environments are filled."""
+    all_scores = {policy.name: policy.scores for policy in policy_comparison.policies}
     best = set(frontier(all_scores))
-    first, second = list(contest.entries[0].scores)[:2]
+    first, second = list(policy_comparison.policies[0].scores)[:2]
     with _figure(path, (4.6, 3.8)) as axes:
-        for number, entry in enumerate(contest.entries):
-            x, y = entry.scores[first], entry.scores[second]
+        for number, policy in enumerate(policy_comparison.policies):
+            x, y = policy.scores[first], policy.scores[second]
             colour = COLOURS[number % len(COLOURS)]
-            face = colour if entry.name in best else "none"
-            axes.plot([x], [y], "o", color=colour, markerfacecolor=face, markersize=7, label=shortened(entry.name, 32))
-        rest = len(contest.panels) - 2
+            face = colour if policy.name in best else "none"
+            axes.plot([x], [y], "o", color=colour, markerfacecolor=face, markersize=7, label=shortened(policy.name, 32))
+        rest = len(policy_comparison.panels) - 2
         more = f" ({rest} more environments decide too)" if rest else ""
         axes.set_xlabel(f"success in {first}")
         axes.set_ylabel(f"success in {second}")
@@ -109,13 +118,13 @@ def pareto(contest: PolicyComparison, path: Path) -> Path:
     return path
 
 
-def learning_curves(contest: PolicyComparison, path: Path) -> Path | None:
-    """Training reward and validation success of the runs that these policies came from; None where none is known."""
+def learning_curves(policy_comparison: PolicyComparison, path: Path) -> Path | None:
+    """Training reward and validation success of the policies' runs; None where no run is known."""
     runs: dict[str, Path] = {}
-    for entry in contest.entries:
-        for examination in entry.results.values():
-            if examination.settings.get("run"):
-                runs[entry.name] = Path(str(examination.settings["run"])) / "metrics.jsonl"
+    for policy in policy_comparison.policies:
+        for result in policy.results.values():
+            if result.settings.get("run"):
+                runs[policy.name] = Path(str(result.settings["run"])) / "metrics.jsonl"
     shown = {"reward/mean", "val/success/mean"}
     curves = {name: rows for name, file in runs.items() if (rows := [r for r in read_curve(file) if shown & r.keys()])}
     if not curves:
@@ -130,10 +139,10 @@ def learning_curves(contest: PolicyComparison, path: Path) -> Path | None:
                 axes.plot(steps, smooth(values, 5), color=colour, linewidth=1.6, label=shortened(name, 32))
             checked = [row for row in rows if "val/success/mean" in row]
             if checked:
-                places, middle = [row["step"] for row in checked], [row["val/success/mean"] for row in checked]
+                val_steps, means = [row["step"] for row in checked], [row["val/success/mean"] for row in checked]
                 below = [max(0.0, row["val/success/mean"] - row["val/success/low"]) for row in checked]
                 above = [max(0.0, row["val/success/high"] - row["val/success/mean"]) for row in checked]
-                axes.errorbar(places, middle, [below, above], fmt="s--", color=colour, markersize=3, linewidth=0.8,
+                axes.errorbar(val_steps, means, [below, above], fmt="s--", color=colour, markersize=3, linewidth=0.8,
                               capsize=2, label=f"{shortened(name, 24)}, validation")  # fmt: skip
         axes.set_xlabel("training step")
         axes.set_ylabel("mean reward (mean of 5 steps)")
@@ -142,33 +151,39 @@ def learning_curves(contest: PolicyComparison, path: Path) -> Path | None:
 
 
 def read_curve(path: Path) -> list[dict[str, float]]:
-    """The lines of a metrics file that are whole; none where there is no such file."""
-    return [
-        {name: value for name, value in row.items() if isinstance(value, (int, float))}
-        for row in iter_readable_objects(path)
-        if isinstance(row.get("step"), int)
-    ]
+    """The rows of a metrics file, without damaged lines; none where there is no such file."""
+    rows = []
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                rows.append({name: value for name, value in row.items() if isinstance(value, (int, float))})
+    return rows
 
 
-def _label(contest: PolicyComparison, panel: str) -> str:
-    entry = contest.entries[0]
-    return entry.label(entry.results[panel])
+def _label(policy_comparison: PolicyComparison, panel: str) -> str:
+    policy = policy_comparison.policies[0]
+    return policy.label(policy.results[panel])
 
 
-def _row_name(contest: PolicyComparison, policy: str, panel: str) -> str:
+def _row_name(policy_comparison: PolicyComparison, policy: str, panel: str) -> str:
     name = shortened(policy, 32)
-    return name if len(contest.panels) == 1 else f"{name}, {_label(contest, panel)}"
+    return name if len(policy_comparison.panels) == 1 else f"{name}, {_label(policy_comparison, panel)}"
 
 
 @contextlib.contextmanager
 def _figure(path: Path, size: tuple[float, float]) -> Iterator[Any]:
-    """Axes to draw on; the picture is written when all went well."""
+    """Axes to draw on; the file is written unless drawing raises."""
     try:
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("Pictures need matplotlib: pip install 'practicum[plots]'.") from None
+        raise UserError("Plots need matplotlib: pip install 'practicum[plots]'.") from None
     # No pyplot: it keeps figures alive and looks for a screen. A name is a name: no dollar in it starts a formula.
     with matplotlib.rc_context({**STYLE, "text.parse_math": False}):
         figure = Figure(figsize=size, layout="constrained")

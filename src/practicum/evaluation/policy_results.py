@@ -1,4 +1,4 @@
-"""What is set side by side: one policy with its results, from a file or a folder of them."""
+"""One policy with its results, read from a file or a folder of them; what `compare` and `matrix` compare."""
 
 from __future__ import annotations
 
@@ -12,68 +12,67 @@ from practicum.evaluation.result import EvalResult, read_results
 
 @dataclass(frozen=True)
 class PolicyResults:
-    """One policy with its results, one a panel."""
+    """One policy with its results by panel hash."""
 
     name: str
     results: dict[str, EvalResult]
 
     @property
     def scores(self) -> dict[str, float]:
-        """Success by environment, for dominance."""
-        return {self.label(examination): examination.success_rate for examination in self.results.values()}
+        """Success rate by environment, for Pareto dominance."""
+        return {self.label(result): result.success_rate for result in self.results.values()}
 
-    def label(self, examination: EvalResult) -> str:
-        """An environment's name; with its panel where this policy has two panels of it."""
-        same = [other for other in self.results.values() if other.environment == examination.environment]
-        return examination.environment if len(same) == 1 else f"{examination.environment}@{examination.panel[:8]}"
+    def label(self, result: EvalResult) -> str:
+        """The environment's name; with its panel where this policy has two panels of it."""
+        same = [other for other in self.results.values() if other.environment == result.environment]
+        return result.environment if len(same) == 1 else f"{result.environment}@{result.panel[:8]}"
 
 
-def read_policy_results(places: Sequence[Path]) -> list[PolicyResults]:
-    """A policy for every file or folder that was given; each needs a name of its own."""
-    resolved = [place.resolve() for place in places]
-    for number, place in enumerate(resolved):
-        if place in resolved[:number]:
-            raise UserError(f"'{places[number]}' is given twice; a policy cannot be compared with itself.")
-    if len(places) < 2:
+def read_policy_results(paths: Sequence[Path]) -> list[PolicyResults]:
+    """Read one policy per file or folder, each under a distinct name."""
+    resolved = [path.resolve() for path in paths]
+    for index, path in enumerate(resolved):
+        if path in resolved[:index]:
+            raise UserError(f"'{paths[index]}' is given twice; a policy cannot be compared with itself.")
+    if len(paths) < 2:
         raise UserError("Give at least two results to compare, the baseline first.")
-    read = [(place, read_results([place])) for place in places]
-    names = [_name(place, found) for place, found in read]
-    entries = []
-    for (place, found), name in zip(read, names, strict=True):
-        unique = name if names.count(name) == 1 else f"{name} ({place.name})"
-        results: dict[str, EvalResult] = {}
-        for examination in found:
-            other = results.setdefault(examination.panel, replace(examination, policy=unique))
-            if other.source != examination.source:
-                raise UserError(
-                    f"'{place}' holds two results on panel {examination.panel} ({other.source} and "
-                    f"{examination.source}); give them as two policies."
-                )
-        entries.append(PolicyResults(unique, results))
-    if len({entry.name for entry in entries}) != len(entries):
-        entries = [
-            PolicyResults(str(place), _renamed(e.results, str(place))) for place, e in zip(places, entries, strict=True)
-        ]
-    return entries
+    read = [(path, read_results([path])) for path in paths]
+    names = [_policy_name(path, results) for path, results in read]
+    policies = []
+    for (path, results), name in zip(read, names, strict=True):
+        unique = name if names.count(name) == 1 else f"{name} ({path.name})"
+        policies.append(PolicyResults(unique, _by_panel(path, results, unique)))
+    if len({policy.name for policy in policies}) == len(policies):
+        return policies
+    return [PolicyResults(str(path), _by_panel(path, results, str(path))) for path, results in read]
 
 
 def check_panels(first: EvalResult, second: EvalResult) -> None:
-    """Results on different panels are refused."""
+    """Refuse results on different panels."""
     if first.panel == second.panel:
         return
-    hint = f"; examine again with --panel {Path(first.source).with_suffix('')}.run/panel.json" if first.source else ""
+    hint = f"; evaluate again with --panel {Path(first.source).with_suffix('')}.run/panel.json" if first.source else ""
     raise UserError(
-        f"'{first.policy}' was scored on panel {first.panel} ({first.environment}, {first.size} tasks) and "
-        f"'{second.policy}' on {second.panel} ({second.environment}, {second.size} tasks); only results on one panel "
-        f"can be compared{hint}."
+        f"'{first.policy}' was scored on panel {first.panel} ({first.environment}, {first.num_tasks} tasks) and "
+        f"'{second.policy}' on {second.panel} ({second.environment}, {second.num_tasks} tasks); only results on one "
+        f"panel can be compared{hint}."
     )
 
 
-def _name(place: Path, found: Sequence[EvalResult]) -> str:
-    """The policy's own name, or the folder's where its results do not agree on one."""
-    names = {examination.policy for examination in found}
-    return names.pop() if len(names) == 1 else place.name
+def _policy_name(path: Path, results: Sequence[EvalResult]) -> str:
+    """The policy's own name, or the folder's where its results have different ones."""
+    names = {result.policy for result in results}
+    return names.pop() if len(names) == 1 else path.name
 
 
-def _renamed(results: dict[str, EvalResult], name: str) -> dict[str, EvalResult]:
-    return {panel: replace(examination, policy=name) for panel, examination in results.items()}
+def _by_panel(path: Path, results: Sequence[EvalResult], name: str) -> dict[str, EvalResult]:
+    """The results by panel, under the policy's name; two on one panel are refused."""
+    by_panel: dict[str, EvalResult] = {}
+    for result in results:
+        other = by_panel.setdefault(result.panel, replace(result, policy=name))
+        if other.source != result.source:
+            raise UserError(
+                f"'{path}' holds two results on panel {result.panel} ({other.source} and {result.source}); "
+                "give them as two policies."
+            )
+    return by_panel

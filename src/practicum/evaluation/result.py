@@ -1,4 +1,4 @@
-"""An examination: all that one policy did on a panel, one line an attempt, and the file that keeps it."""
+"""The result of an evaluation: every attempt of one policy at a panel, its metrics, and the file that holds it."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from practicum.utils.tables import printable
 if TYPE_CHECKING:
     from practicum.evaluation.panel import Panel
 
-RESULT = "practicum result 1"
+RESULT_FORMAT = "practicum result 1"
 
 Measure = Callable[["AttemptResult"], float | None]
-"""A number that an attempt has, or None where it has none."""
+"""A metric of one attempt, or None where the attempt has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """One attempt at one task. `cluster` names the task's content: two ids with one content are one question."""
+    """One attempt at one task. `cluster` is the hash of the task's content: equal content is not independent."""
 
     task: str
     cluster: str
@@ -47,9 +47,10 @@ class AttemptResult:
     reward: float
     turns: int
     tokens: int
-    invalid: int
+    invalid_replies: int
     components: Mapping[str, float] = field(default_factory=dict)
-    figures: Mapping[str, float] = field(default_factory=dict)
+    env_metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that the environment gave with the last step."""
     seconds: float | None = None
     error: str | None = None
 
@@ -60,72 +61,72 @@ class AttemptResult:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """A policy's sittings on a panel. What could not be scored is counted and never scored."""
+    """A policy's attempts at a panel. An attempt without a score is counted as an error and enters no metric."""
 
     policy: str
     environment: str
     panel: str
-    size: int
-    """Tasks of the panel."""
-    attempts: int
-    sittings: tuple[AttemptResult, ...]
+    num_tasks: int
+    """Tasks of the panel, scored or not."""
+    attempts_per_task: int
+    attempts: tuple[AttemptResult, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
-    """The file it was read from."""
+    """The file that it was read from."""
 
     @cached_property
     def scored(self) -> tuple[AttemptResult, ...]:
-        return tuple(sitting for sitting in self.sittings if sitting.outcome.scored)
+        return tuple(attempt for attempt in self.attempts if attempt.outcome.scored)
 
     @property
     def unscored(self) -> tuple[AttemptResult, ...]:
-        return tuple(sitting for sitting in self.sittings if not sitting.outcome.scored)
+        return tuple(attempt for attempt in self.attempts if not attempt.outcome.scored)
 
     @cached_property
     def clusters(self) -> dict[str, str]:
-        """The content of every task that was sat."""
-        return {sitting.task: sitting.cluster for sitting in self.sittings}
+        """The hash of each attempted task's content, by task id."""
+        return {attempt.task: attempt.cluster for attempt in self.attempts}
 
     @property
     def success_rate(self) -> float:
-        """Mean over attempts (mean@k); attempts that could not be scored take no part."""
-        return mean([float(sitting.success) for sitting in self.scored])
+        """Mean over the scored attempts (mean@k); NaN where none was scored."""
+        return mean([float(attempt.success) for attempt in self.scored])
 
     def interval(self, level: float = LEVEL) -> Interval:
         return rate_interval([float(s.success) for s in self.scored], [s.cluster for s in self.scored], level)
 
     def by_task(self, measure: Measure) -> dict[str, float]:
-        """A number's mean over each task's scored attempts, for the tasks that have it."""
-        found: dict[str, list[float]] = {}
-        for sitting in self.scored:
-            value = measure(sitting)
+        """The mean of a metric over each task's scored attempts, for the tasks that have it."""
+        values_by_task: dict[str, list[float]] = {}
+        for attempt in self.scored:
+            value = measure(attempt)
             if value is not None:
-                found.setdefault(sitting.task, []).append(value)
-        return {task: mean(values) for task, values in found.items()}
+                values_by_task.setdefault(attempt.task, []).append(value)
+        return {task: mean(values) for task, values in values_by_task.items()}
 
-    def passes(self, k: int) -> dict[str, float]:
+    def pass_at(self, k: int) -> dict[str, float]:
         """pass@k of every task with at least k scored attempts."""
         flags: dict[str, list[bool]] = {}
-        for sitting in self.scored:
-            flags.setdefault(sitting.task, []).append(sitting.success)
-        return {task: pass_at(k, sum(found), len(found)) for task, found in flags.items() if len(found) >= k}
+        for attempt in self.scored:
+            flags.setdefault(attempt.task, []).append(attempt.success)
+        return {task: pass_at(k, sum(each), len(each)) for task, each in flags.items() if len(each) >= k}
 
     def metrics(self, level: float = LEVEL) -> dict[str, float | int | None]:
-        """Everything that is said of an examination as a whole (founding papers 000, 002 and 003)."""
+        """The metrics of the result as a whole: those of HTDAG, HALO and Affine, with intervals."""
         scored, interval = self.scored, self.interval(level)
-        rewards = [sitting.reward for sitting in scored]
-        turns = [float(sitting.turns) for sitting in scored]
-        seconds = [sitting.seconds for sitting in scored if sitting.seconds is not None]
-        score = score_interval(rewards, [sitting.cluster for sitting in scored], level)
-        # Founding paper 003 takes the sum of the scores for a count, which only a scale from 0 to 1 allows.
-        paper = jeffreys(math.fsum(rewards), len(rewards), level) if all(0 <= r <= 1 for r in rewards) else None
-        found: dict[str, float | int | None] = {
-            "total_tasks": self.size,
-            "valid_tasks": len({sitting.task for sitting in scored}),
-            "episodes": len(self.sittings),
+        rewards = [attempt.reward for attempt in scored]
+        turns = [float(attempt.turns) for attempt in scored]
+        seconds = [attempt.seconds for attempt in scored if attempt.seconds is not None]
+        score = score_interval(rewards, [attempt.cluster for attempt in scored], level)
+        # Affine uses the sum of the scores as a count of successes, which only a scale from 0 to 1 allows.
+        affine = jeffreys(math.fsum(rewards), len(rewards), level) if all(0 <= r <= 1 for r in rewards) else None
+        metrics: dict[str, float | int | None] = {
+            "total_tasks": self.num_tasks,
+            "valid_tasks": len({attempt.task for attempt in scored}),
+            "episodes": len(self.attempts),
             "scored_episodes": len(scored),
             "errors": len(self.unscored),
-            "successes": sum(sitting.success for sitting in scored),
+            "successes": sum(attempt.success for attempt in scored),
             "success_rate": self.success_rate if scored else None,
             "success_low": interval.low,
             "success_high": interval.high,
@@ -135,26 +136,26 @@ class EvalResult:
             "mean_reward": mean(rewards) if scored else None,
             "reward_low": score.low if math.isfinite(score.low) else None,
             "reward_high": score.high if math.isfinite(score.high) else None,
-            "jeffreys_low": None if paper is None else paper.low,
-            "jeffreys_high": None if paper is None else paper.high,
+            "jeffreys_low": None if affine is None else affine.low,
+            "jeffreys_high": None if affine is None else affine.high,
             "std_reward": statistics.stdev(rewards) if len(rewards) > 1 else None,
             "median_reward": statistics.median(rewards) if scored else None,
             "mean_turns": mean(turns) if scored else None,
             "median_turns": statistics.median(turns) if scored else None,
-            "mean_tokens": mean([float(sitting.tokens) for sitting in scored]) if scored else None,
-            "invalid_reply_rate": ratio(sum(s.invalid for s in scored), sum(s.turns for s in scored)),
+            "mean_tokens": mean([float(attempt.tokens) for attempt in scored]) if scored else None,
+            "invalid_reply_rate": ratio(sum(s.invalid_replies for s in scored), sum(s.turns for s in scored)),
             "truncated_rate": mean([float(s.outcome is Outcome.TRUNCATED) for s in scored]) if scored else None,
             "mean_seconds": mean(seconds) if seconds else None,
             "median_seconds": statistics.median(seconds) if seconds else None,
         }
-        for k in attempts_shown(self.attempts):
-            shares = list(self.passes(k).values())
-            found[f"pass@{k}"] = mean(shares) if shares else None
-        for name in self.names("parts"):
-            found[f"part/{name}"] = mean([sitting.components.get(name, 0.0) for sitting in scored])
-        for name in self.names("figures"):
-            found[f"figure/{name}"] = mean([s.figures[name] for s in scored if name in s.figures])
-        return found
+        for k in pass_at_ks(self.attempts_per_task):
+            rates = list(self.pass_at(k).values())
+            metrics[f"pass@{k}"] = mean(rates) if rates else None
+        for name in self.component_names:
+            metrics[f"part/{name}"] = mean([attempt.components.get(name, 0.0) for attempt in scored])
+        for name in self.env_metric_names:
+            metrics[f"figure/{name}"] = mean([a.env_metrics[name] for a in scored if name in a.env_metrics])
+        return metrics
 
     def summary(self, level: float = COMPARISON_LEVEL) -> dict[str, float | int | None]:
         """The success rate with its interval and a few means, for a table of policies."""
@@ -171,21 +172,26 @@ class EvalResult:
             "invalid_replies": metrics["invalid_reply_rate"],
         }
 
-    def names(self, kind: str) -> list[str]:
-        """Names of the reward's parts, or of the world's own figures."""
-        maps = (sitting.components if kind == "parts" else sitting.figures for sitting in self.scored)
-        return sorted({name for values in maps for name in values})
+    @property
+    def component_names(self) -> list[str]:
+        """Names of the reward's components in the scored attempts."""
+        return sorted({name for attempt in self.scored for name in attempt.components})
+
+    @property
+    def env_metric_names(self) -> list[str]:
+        """Names of the environment's metrics in the scored attempts."""
+        return sorted({name for attempt in self.scored for name in attempt.env_metrics})
 
     def record(self, level: float = LEVEL) -> dict[str, Any]:
-        """The result file. `aggregated_metrics` and `individual_results` are founding paper 000's names."""
+        """The content of the result file. `aggregated_metrics` and `individual_results` are HTDAG's names."""
         metrics = self.metrics(level)
         return {
-            "format": RESULT,
+            "format": RESULT_FORMAT,
             "policy": self.policy,
             "environment": self.environment,
             "panel": self.panel,
-            "tasks": self.size,
-            "attempts": self.attempts,
+            "tasks": self.num_tasks,
+            "attempts": self.attempts_per_task,
             "n": len(self.scored),
             "success_rate": metrics["success_rate"],
             "low": metrics["success_low"],
@@ -193,7 +199,7 @@ class EvalResult:
             "level": level,
             "aggregated_metrics": metrics,
             "settings": dict(self.settings),
-            "individual_results": [_row(sitting) for sitting in self.sittings],
+            "individual_results": [_attempt_record(attempt) for attempt in self.attempts],
         }
 
     def write(self, path: Path, level: float = LEVEL) -> None:
@@ -202,11 +208,11 @@ class EvalResult:
 
 
 def attempt_result(episode: Trajectory, seconds: float | None = None) -> AttemptResult:
-    """What an examination keeps of an episode."""
-    last = episode.turns[-1].info if episode.turns else {}
-    figures = {
+    """The result of one episode."""
+    info = episode.turns[-1].info if episode.turns else {}
+    env_metrics = {
         name: float(value)
-        for name, value in last.items()
+        for name, value in info.items()
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     }
     tokens = sum(len(s.ids) for turn in episode.turns for s in turn.spans if s.origin is Origin.SAMPLED)
@@ -218,9 +224,9 @@ def attempt_result(episode: Trajectory, seconds: float | None = None) -> Attempt
         reward=episode.reward,
         turns=len(episode.turns),
         tokens=tokens,
-        invalid=episode.invalid_replies,
+        invalid_replies=episode.invalid_replies,
         components=dict(episode.components),
-        figures=figures,
+        env_metrics=env_metrics,
         seconds=seconds,
         error=episode.error,
     )
@@ -233,9 +239,9 @@ def result_from_episodes(policy: str, panel: Panel, episodes: Sequence[Trajector
         policy=policy,
         environment=", ".join(sorted({task.environment for task in panel.tasks})),
         panel=panel.hash,
-        size=len(panel.tasks),
-        attempts=max(counts.values(), default=1),
-        sittings=tuple(attempt_result(episode) for episode in episodes),
+        num_tasks=len(panel.tasks),
+        attempts_per_task=max(counts.values(), default=1),
+        attempts=tuple(attempt_result(episode) for episode in episodes),
     )
 
 
@@ -246,95 +252,99 @@ def score_interval(rewards: Sequence[float], clusters: Sequence[str], level: flo
     return clustered_mean(rewards, clusters, level).interval
 
 
-def attempts_shown(attempts: int) -> list[int]:
-    """The k of pass@k that are worth a line: 1, 2, 4, 8 ... and all."""
+def pass_at_ks(attempts: int) -> list[int]:
+    """The k for which pass@k is given: 1, 2, 4, 8 ... and `attempts`; none for a single attempt."""
     if attempts < 2:
         return []
-    return sorted({1 << place for place in range(attempts.bit_length()) if 1 << place <= attempts} | {attempts})
+    return sorted(
+        {1 << exponent for exponent in range(attempts.bit_length()) if 1 << exponent <= attempts} | {attempts}
+    )
 
 
 def mean(values: Sequence[float]) -> float:
+    """The mean; NaN of no values."""
     return math.fsum(values) / len(values) if values else math.nan
 
 
-def ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+def ratio(part: float, total: float) -> float | None:
+    """part / total; None where the total is 0."""
+    return part / total if total else None
 
 
-def _row(sitting: AttemptResult) -> dict[str, Any]:
+def _attempt_record(attempt: AttemptResult) -> dict[str, Any]:
     return {
-        "task_id": sitting.task,
-        "task_hash": sitting.cluster,
-        "attempt": sitting.attempt,
-        "success": sitting.success,
-        "outcome": sitting.outcome.value,
-        "reward": sitting.reward,
-        "turns": sitting.turns,
-        "tokens": sitting.tokens,
-        "invalid_replies": sitting.invalid,
-        "parts": dict(sitting.components),
-        "figures": dict(sitting.figures),
-        "seconds": sitting.seconds,
-        "error": sitting.error,
+        "task_id": attempt.task,
+        "task_hash": attempt.cluster,
+        "attempt": attempt.attempt,
+        "success": attempt.success,
+        "outcome": attempt.outcome.value,
+        "reward": attempt.reward,
+        "turns": attempt.turns,
+        "tokens": attempt.tokens,
+        "invalid_replies": attempt.invalid_replies,
+        "parts": dict(attempt.components),
+        "figures": dict(attempt.env_metrics),
+        "seconds": attempt.seconds,
+        "error": attempt.error,
     }
 
 
 def read_result(path: Path) -> EvalResult:
-    """A result file; what is wrong with it is one sentence."""
+    """Read a result file; a missing or damaged one is a `UserError`."""
     try:
-        whole = json.loads(path.read_bytes(), parse_constant=_not_a_number)
+        content = json.loads(path.read_bytes(), parse_constant=_not_a_number)
     except FileNotFoundError:
         raise UserError(f"There is no result '{path}'; make it with `practicum eval --out {path}`.") from None
     except OSError as error:
         raise UserError(f"Cannot read the result '{path}': {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"Result '{path}' is not JSON ({error}); make it again with `practicum eval`.") from None
-    if not isinstance(whole, dict) or whole.get("format") != RESULT:
-        raise UserError(f"'{path}' is not a result of `practicum eval --out` (no 'format': '{RESULT}').")
+    if not isinstance(content, dict) or content.get("format") != RESULT_FORMAT:
+        raise UserError(f"'{path}' is not a result of `practicum eval --out` (no 'format': '{RESULT_FORMAT}').")
     try:
-        examination = EvalResult(
-            policy=_text(whole["policy"]),
-            environment=_text(whole["environment"]),
-            panel=_text(whole["panel"]),
-            size=int(whole["tasks"]),
-            attempts=int(whole["attempts"]),
-            sittings=tuple(_sitting(row) for row in whole["individual_results"]),
-            settings=dict(whole["settings"]),
+        result = EvalResult(
+            policy=_text(content["policy"]),
+            environment=_text(content["environment"]),
+            panel=_text(content["panel"]),
+            num_tasks=int(content["tasks"]),
+            attempts_per_task=int(content["attempts"]),
+            attempts=tuple(_read_attempt(row) for row in content["individual_results"]),
+            settings=dict(content["settings"]),
             source=str(path),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         why = printable(f"{type(error).__name__}: {error}"[:200])
         raise UserError(f"Result '{path}' is damaged ({why}); make it again.") from None
-    seen = {(sitting.task, sitting.attempt) for sitting in examination.sittings}
-    if len(seen) != len(examination.sittings):
+    seen = {(attempt.task, attempt.attempt) for attempt in result.attempts}
+    if len(seen) != len(result.attempts):
         raise UserError(f"Result '{path}' is damaged (an attempt is there twice); make it again.")
-    return examination
+    return result
 
 
-def read_results(places: Iterable[Path]) -> list[EvalResult]:
-    """Results of files, or of all files below folders; one policy may have one for every environment."""
-    found = []
-    for place in places:
-        if place.is_dir():
-            files = [path for path in sorted(place.rglob("*.json")) if _is_result(path)]
+def read_results(paths: Iterable[Path]) -> list[EvalResult]:
+    """Read result files, and all result files below folders; a policy may have one for every environment."""
+    results = []
+    for path in paths:
+        if path.is_dir():
+            files = [file for file in sorted(path.rglob("*.json")) if _is_result(file)]
             if not files:
-                raise UserError(f"There is no result below '{place}'; make some with `practicum eval --out`.")
-            found += [read_result(path) for path in files]
+                raise UserError(f"There is no result below '{path}'; make some with `practicum eval --out`.")
+            results += [read_result(file) for file in files]
         else:
-            found.append(read_result(place))
-    return found
+            results.append(read_result(path))
+    return results
 
 
 def _is_result(path: Path) -> bool:
-    """Whether a file of a folder says that it is a result: others lie beside them and are passed over."""
+    """Whether a file of a folder is a result; other files beside them are skipped."""
     try:
         with path.open("rb") as file:
-            return f'"{RESULT}"'.encode() in file.read(200)
+            return f'"{RESULT_FORMAT}"'.encode() in file.read(200)
     except OSError:
         return False
 
 
-def _sitting(row: Mapping[str, Any]) -> AttemptResult:
+def _read_attempt(row: Mapping[str, Any]) -> AttemptResult:
     return AttemptResult(
         task=_text(row["task_id"]),
         cluster=_text(row["task_hash"]),
@@ -343,18 +353,18 @@ def _sitting(row: Mapping[str, Any]) -> AttemptResult:
         reward=_finite(row["reward"]),
         turns=int(row["turns"]),
         tokens=int(row["tokens"]),
-        invalid=int(row["invalid_replies"]),
+        invalid_replies=int(row["invalid_replies"]),
         components={printable(str(name)): _finite(value) for name, value in row["parts"].items()},
-        figures={printable(str(name)): _finite(value) for name, value in row["figures"].items()},
+        env_metrics={printable(str(name)): _finite(value) for name, value in row["figures"].items()},
         seconds=None if row["seconds"] is None else float(row["seconds"]),
         error=None if row["error"] is None else _text(row["error"]),
     )
 
 
 def _text(value: Any) -> str:
-    """A text as it may be printed: tables, errors and pictures show it, and the file may be anybody's."""
+    """A string with control characters escaped: it is printed, and the file may come from anywhere."""
     if not isinstance(value, str):
-        raise TypeError(f"expected a text, found {type(value).__name__}")
+        raise TypeError(f"expected a string, found {type(value).__name__}")
     return printable(value)
 
 

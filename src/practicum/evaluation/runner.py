@@ -35,7 +35,7 @@ class EvalRunner:
         self.settings = replace(settings, seed=panel.seed)
         recorded = recorded_settings(self.settings, self.policy, panel)
         name = settings.name or settings.policy
-        self.log = AttemptLog(name, settings.environment, panel, settings.attempts, recorded)
+        self.log = AttemptLog(name, settings.environment, panel, settings.attempts_per_task, recorded)
         if settings.run_folder is not None and settings.out is not None:
             about = {"run_id": Path(settings.out).stem, "experiment": "eval", "mode": self.policy.stage, "policy": name}
             self.log.collection = Collection(settings.run_folder / "episodes", self.log.planned, recorded, about)

@@ -1,6 +1,6 @@
-"""Before an examination by wire: does the server answer, and has it the model?
+"""Check before an evaluation that a server answers and has the model.
 
-Without this a wrong address or name costs every episode its retries, and says so in every episode but nowhere else.
+Without it, a wrong address or name would fail every episode after its retries, one error per episode.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 from practicum.errors import UserError, did_you_mean
 
-SECONDS = 15.0
+TIMEOUT_SECONDS = 15.0
 
 
 def check_server(url: str, model: str) -> None:
-    """One question to an OpenAI-compatible server; a server that does not list its models is taken at its word."""
+    """Ask an OpenAI-compatible server for its models; a server without such a list is accepted."""
     if not url.startswith(("http://", "https://")):
         raise UserError(f"--url {url}: give the address of a server, such as http://localhost:8000/v1.")
     models = _models(url)
@@ -29,11 +29,11 @@ def check_server(url: str, model: str) -> None:
 
 
 def _models(url: str) -> list[str] | None:
-    """Names of the models a server has, or None where it keeps no such list."""
+    """Names of a server's models, or None where it has no such list."""
     headers = {"Authorization": f"Bearer {key}"} if (key := os.environ.get("OPENAI_API_KEY")) else {}
     try:
         request = urllib.request.Request(url.rstrip("/") + "/models", headers=headers)
-        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
             return _names(json.load(answer))
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
@@ -49,7 +49,7 @@ def _models(url: str) -> list[str] | None:
 
 
 def _names(answer: Any) -> list[str] | None:
-    """The ids of an answer in the API's form; None where it has another."""
+    """The ids of an answer in the API's format; None for any other."""
     try:
         return [str(model["id"]) for model in answer["data"]]
     except (KeyError, TypeError):

@@ -28,7 +28,7 @@ class EvalSettings(RolloutSettings):
     split: str = "test"
     panel: str | Path | Panel | None = None
     """A frozen panel, its file, or the folder of results that it was written to."""
-    attempts: int = 1
+    attempts_per_task: int = 1
     """Attempts per task: mean@k and pass@k. One attempt is greedy by default, several are sampled at temperature 1."""
     base: str | None = None
     """The base model of an adapter, where the adapter's folder does not name it."""
@@ -43,15 +43,15 @@ class EvalSettings(RolloutSettings):
         """Refuse numbers out of range and a name that no result file can have."""
         if not 0 < self.level < 1:
             raise UserError(f"--level {self.level:g}: a level lies between 0 and 1, such as 0.8.")
-        if self.attempts < 1:
-            raise UserError(f"--attempts {self.attempts} must be at least 1.")
+        if self.attempts_per_task < 1:
+            raise UserError(f"--attempts {self.attempts_per_task} must be at least 1.")
         if self.out is not None and Path(self.out).suffix != ".json":
             raise UserError(f"--out {self.out}: a result is one JSON file; give it a name that ends in .json.")
 
     @property
     def default_temperature(self) -> float:
         """Greedy for one attempt; several greedy attempts would all be the same, so they are sampled."""
-        return 0.0 if self.attempts == 1 else 1.0
+        return 0.0 if self.attempts_per_task == 1 else 1.0
 
     @property
     def rules(self) -> dict[str, Any]:

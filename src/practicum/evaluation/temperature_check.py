@@ -1,7 +1,7 @@
-"""Does temperature change what a policy does? One task, the same seeds, two temperatures.
+"""Check that the temperature changes a policy's replies: one task, the same seeds, two temperatures.
 
-A collection at a high temperature that repeats the greedy one is worth nothing for preference or practice, and the
-cause (a server that ignores the setting, a policy that is certain of everything) shows in no other number.
+A collection at a high temperature that repeats the greedy one is useless for preference pairs and RL, and the cause (a
+server that ignores the setting, a policy that is certain of everything) shows in no other metric.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from practicum.rollout_setup import RolloutSetup
 from practicum.trajectory import Outcome, Trajectory
 
 
-class Finding(IntEnum):
-    """What was found; the number is the command's exit code."""
+class ExplorationStatus(IntEnum):
+    """Whether the replies differ; the number is the exit code of `collect --verify-exploration`."""
 
     DIVERGED = 0
     RUN_FAILED = 1
@@ -31,25 +31,25 @@ class Finding(IntEnum):
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A finding and one sentence about it."""
+class RepliesComparison:
+    """The status and one sentence about it."""
 
-    finding: Finding
+    status: ExplorationStatus
     sentence: str
 
 
 @dataclass(frozen=True)
 class ExplorationCheck:
-    """The verdict on a policy, and the folder with the two episodes."""
+    """How the replies at two temperatures compare, and the folder with the two episodes."""
 
-    verdict: Verdict
+    replies: RepliesComparison
     folder: Path
 
 
 def verify_exploration(
     settings: CollectSettings, task_id: str, temperatures: tuple[float, float] = (0.0, 0.7), num_steps: int = 10
 ) -> ExplorationCheck:
-    """Run one task at two temperatures, write both episodes, and compare their first `num_steps` replies."""
+    """Run one task at two temperatures, write both episodes, and compare_replies their first `num_steps` replies."""
     for flag, temperature in zip(("--temperature-a", "--temperature-b"), temperatures, strict=True):
         check_temperature(flag, temperature)
     return asyncio.run(_verify(settings, task_id, temperatures, num_steps))
@@ -61,54 +61,58 @@ async def _verify(
     attempt = first_attempt(settings, task_id)
     setup = settings.make_setup(temperatures[0])
     try:
-        played = await play(setup, attempt, temperatures, settings.policy)
+        trajectories = await run_at_temperatures(setup, attempt, temperatures, settings.policy)
     finally:
         await setup.engine.close()
     name = f"verify-{settings.environment}-{settings.policy.strip('/.~')}-seed{settings.task_seed}"
     folder = settings.folder(name)
-    episodes = [store.read_episode(store.write_episode(folder, episode)) for episode in played]
-    return ExplorationCheck(compare(episodes, temperatures, num_steps), folder)
+    episodes = [store.read_episode(store.write_episode(folder, episode)) for episode in trajectories]
+    return ExplorationCheck(compare_replies(episodes, temperatures, num_steps), folder)
 
 
-def compare(episodes: Sequence[Trajectory], temperatures: Sequence[float], window: int) -> Verdict:
-    """Two episodes' replies, step by step within a window. That one of them ended there first is a difference too."""
+def compare_replies(episodes: Sequence[Trajectory], temperatures: Sequence[float], num_steps: int) -> RepliesComparison:
+    """Compare the first `num_steps` replies of two episodes; that one episode ends earlier is a difference too."""
     for episode, temperature in zip(episodes, temperatures, strict=True):
         if not episode.scored:
-            why = episode.error or "no reason given"
-            return Verdict(
-                Finding.RUN_FAILED, f"at temperature {temperature:g} the run ended in {episode.outcome}: {why}"
+            error = episode.error or "no reason given"
+            return RepliesComparison(
+                ExplorationStatus.RUN_FAILED,
+                f"at temperature {temperature:g} the run ended in {episode.outcome}: {error}",
             )
     for episode, temperature in zip(episodes, temperatures, strict=True):
         recorded = episode.provenance.get("temperature")
         if recorded != temperature:
-            told = "none" if recorded is None else f"{recorded}"
-            sentence = f"temperature {temperature:g} was asked for, but the record says {told}"
-            return Verdict(Finding.TEMPERATURE_NOT_RECORDED, sentence)
-    first, second = ([turn.reply for turn in episode.turns[:window]] for episode in episodes)
+            value = "none" if recorded is None else f"{recorded}"
+            sentence = f"temperature {temperature:g} was asked for, but the record says {value}"
+            return RepliesComparison(ExplorationStatus.TEMPERATURE_NOT_RECORDED, sentence)
+    first, second = ([turn.reply for turn in episode.turns[:num_steps]] for episode in episodes)
     for number, (one, other) in enumerate(zip(first, second, strict=False), 1):
         if one != other:
-            return Verdict(Finding.DIVERGED, f"the replies differ from step {number} on")
+            return RepliesComparison(ExplorationStatus.DIVERGED, f"the replies differ from step {number} on")
     if len(first) != len(second):
         ended = min(len(first), len(second))
-        return Verdict(Finding.DIVERGED, f"one run ended after step {ended}, the other went on")
+        return RepliesComparison(ExplorationStatus.DIVERGED, f"one run ended after step {ended}, the other continued")
     steps = "the only step" if len(first) == 1 else f"all {len(first)} steps compared"
-    return Verdict(
-        Finding.SAME, f"{steps} had the same reply at temperatures {temperatures[0]:g} and {temperatures[1]:g}"
+    return RepliesComparison(
+        ExplorationStatus.SAME,
+        f"{steps} had the same reply at temperatures {temperatures[0]:g} and {temperatures[1]:g}",
     )
 
 
-async def play(bench: RolloutSetup, attempt: Attempt, temperatures: Sequence[float], policy: str) -> list[Trajectory]:
-    """The attempt at each temperature, numbered in that order; the seeds stay the same."""
+async def run_at_temperatures(
+    setup: RolloutSetup, attempt: Attempt, temperatures: Sequence[float], policy: str
+) -> list[Trajectory]:
+    """Run the attempt at each temperature with the same seeds; the episodes are numbered in that order."""
     episodes = []
     for number, temperature in enumerate(temperatures):
-        agent = replace(bench.agent, sampling=replace(bench.agent.sampling, temperature=temperature))
+        agent = replace(setup.agent, sampling=replace(setup.agent.sampling, temperature=temperature))
         episode = await run_episode(
             replace(attempt, number=number),
-            bench.make_environment,
+            setup.make_environment,
             agent,
-            bench.engine,
-            bench.renderer,
-            {**bench.provenance, "policy": policy},
+            setup.engine,
+            setup.renderer,
+            {**setup.provenance, "policy": policy},
         )
         if episode.outcome is Outcome.CANCELLED:
             raise asyncio.CancelledError

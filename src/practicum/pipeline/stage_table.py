@@ -72,7 +72,7 @@ class StageTable:
 
     def worse(self) -> list[Comparison]:
         """Environments in which a rung is worse than the one before, more than luck explains."""
-        return [found for step in self.steps for found in step if found.verdict == "worse"]
+        return [found for step in self.steps for found in step if found.conclusion == "worse"]
 
     def touching(self) -> list[tuple[str, str]]:
         """Neighbouring rungs whose overall intervals touch, or whose later one is the lower."""
@@ -82,7 +82,7 @@ class StageTable:
 
     def lines(self) -> list[str]:
         """The table and, below it, what is shown and what is not."""
-        verdicts = [{found.trained.environment: SHORT[found.verdict] for found in step} for step in self.steps]
+        verdicts = [{found.trained.environment: SHORT[found.conclusion] for found in step} for step in self.steps]
         changes = [f"{b.name}/{a.name}" for a, b in itertools.pairwise(self.entries)]
         body = [
             [name, *(cell.text for cell in cells), *(step.get(name, "") for step in verdicts)]
@@ -139,7 +139,7 @@ class StageTable:
                 for name, cells in self.rows()
             },
             "comparisons": [
-                {"environment": found.trained.environment, "sentence": found.sentence, "verdict": found.verdict,
+                {"environment": found.trained.environment, "sentence": found.sentence, "verdict": found.conclusion,
                  "p_value": found.success.p_value, "p_corrected": found.p_corrected}
                 for step in self.steps for found in step
             ],
@@ -166,7 +166,7 @@ def read_stage_table(folders: Sequence[Path], level: float) -> StageTable:
     entries: list[PolicyResults] = []
     for below, above in itertools.pairwise(folders):
         found = compare_policies(read_policy_results([below, above]))
-        entries = entries or [found.entries[0]]
-        entries.append(found.entries[1])
+        entries = entries or [found.policies[0]]
+        entries.append(found.policies[1])
         steps.append(found.comparisons)
     return StageTable(tuple(entries), tuple(steps), level)

@@ -49,19 +49,19 @@ class Cohort:
             "part": shown(self.part),
             "environment": shown(examination.environment),
             "split": shown(self.split),
-            "episodes": len(examination.sittings) + self.uncounted,
+            "episodes": len(examination.attempts) + self.uncounted,
             "tasks": len(examination.clusters),
             "scored": len(examination.scored),
             "uncounted": self.uncounted,
             "kept": self.kept,
             "panel": examination.panel if self.frozen else None,
-            "outcomes": dict(Counter(s.outcome.value for s in examination.sittings).most_common()),
+            "outcomes": dict(Counter(s.outcome.value for s in examination.attempts).most_common()),
             **{name: finite(metrics.get(name)) for name in names},
             "parts": {
                 shown(name): number(
                     math.fsum(s.components.get(name, 0.0) for s in examination.scored) / len(examination.scored)
                 )
-                for name in examination.names("parts")
+                for name in examination.component_names
             },
         }
 
@@ -82,9 +82,9 @@ def _cohort(run: str, label: str, part: str, split: str, rows: list[EpisodeRow])
         policy=name,
         environment=rows[0].environment,
         panel="",
-        size=len(attempts),
-        attempts=max(attempts.values(), default=0),
-        sittings=tuple(_distinct(kept)),
+        num_tasks=len(attempts),
+        attempts_per_task=max(attempts.values(), default=0),
+        attempts=tuple(_distinct(kept)),
     )
     return Cohort(run, name, part, split, examination, False, not rows[0].rated, len(rows) - len(kept))
 
@@ -113,7 +113,7 @@ def comparisons(cohorts: Sequence[Cohort]) -> list[dict[str, Any]]:
                 pairs.append((baseline, cohort, *made))
     corrected = holm([comparison.p_corrected for _, _, comparison, _ in pairs])
     return [
-        _record(a, b, replace(comparison, p_corrected=p, comparisons=len(pairs)), basis)
+        _record(a, b, replace(comparison, p_corrected=p, num_comparisons=len(pairs)), basis)
         for (a, b, comparison, basis), p in zip(pairs, corrected, strict=True)
     ]
 
@@ -129,7 +129,10 @@ def _pair(first: Cohort, second: Cohort) -> tuple[Comparison, str] | None:
         return None
     a, b = (
         replace(
-            e, panel="common", size=len(common), sittings=tuple(s for s in e.sittings if (s.task, s.cluster) in common)
+            e,
+            panel="common",
+            num_tasks=len(common),
+            attempts=tuple(s for s in e.attempts if (s.task, s.cluster) in common),
         )
         for e in (a, b)
     )
@@ -147,16 +150,16 @@ def _record(first: Cohort, second: Cohort, comparison: Comparison, basis: str) -
         "baseline": {"run": first.run, "label": shown(first.label), "part": shown(first.part)},
         "trained": {"run": second.run, "label": shown(second.label), "part": shown(second.part)},
         "basis": shown(basis),
-        "verdict": comparison.verdict,
+        "verdict": comparison.conclusion,
         "sentence": shown(comparison.sentence),
-        "outlook": shown(comparison.outlook),
+        "outlook": shown(comparison.power_statement),
         "gained": success.gained,
         "lost": success.lost,
-        "tasks": success.tasks,
+        "tasks": success.num_tasks,
         "changes": [
             {"name": shown(change.name), "rate": change.rate, "baseline": finite(change.baseline),
              "trained": finite(change.trained), "difference": finite(change.difference),
              "low": finite(change.interval.low), "high": finite(change.interval.high), "p": change.p_value}
-            for change in comparison.changes
+            for change in comparison.deltas
         ],
     }  # fmt: skip

@@ -26,7 +26,7 @@ def highlights(rows: Sequence[EpisodeRow], each: int = EACH) -> dict[str, list[i
     bad = [row for row in played if row.sitting.reward < high or low == high]
     return {
         "best": _first(good, lambda row: (-row.sitting.reward, row.sitting.turns, row.sitting.tokens), each),
-        "worst": _first(bad, lambda row: (row.sitting.reward, -row.sitting.invalid, -row.sitting.turns), each),
+        "worst": _first(bad, lambda row: (row.sitting.reward, -row.sitting.invalid_replies, -row.sitting.turns), each),
         "surprising": _first(
             [row for row in played if surprise.get(row.number, 0.0) > EVEN],
             lambda row: (-surprise[row.number], row.logprob if row.logprob is not None else 0.0),

@@ -19,7 +19,7 @@ from practicum.evaluation.stats.intervals import (
     fraction_interval,
     jeffreys,
     paired_difference,
-    paired_rates,
+    paired_rate_interval,
     pass_at,
     rate_interval,
 )
@@ -61,7 +61,7 @@ def test_nothing_seen_says_nothing() -> None:
     assert rate_interval([], []) == Interval(0.0, 1.0, 0.80)
     assert clustered_mean([], []).interval == Interval(-math.inf, math.inf, 0.80)
     assert bootstrap_mean([]) == Interval(-math.inf, math.inf, 0.80)
-    assert paired_rates(0, 0, 0) == Interval(-1.0, 1.0, 0.95)
+    assert paired_rate_interval(0, 0, 0) == Interval(-1.0, 1.0, 0.95)
 
 
 def test_scores_outside_are_clamped() -> None:
@@ -134,7 +134,7 @@ def test_rate_interval_without_repeats_is_jeffreys_and_constants_keep_a_width() 
 
 def test_paired_rates_by_hand() -> None:
     """12 gained, 3 lost of 50, at the level where z = 2: (13 - 4) / 52 ± 2 sqrt((17/52 - (9/52)²) / 52)."""
-    interval = paired_rates(12, 3, 50, float(2 * stats.norm.cdf(2) - 1))
+    interval = paired_rate_interval(12, 3, 50, float(2 * stats.norm.cdf(2) - 1))
     margin = 2 * math.sqrt((17 / 52 - (9 / 52) ** 2) / 52)
     assert (interval.low, interval.high) == pytest.approx((9 / 52 - margin, 9 / 52 + margin), abs=1e-12)
 
@@ -143,13 +143,13 @@ def test_paired_rates_come_near_the_plain_ones_in_large_samples() -> None:
     table = np.array([[4000, 300], [500, 5200]])  # rows: first succeeded or not; columns: second
     gain = (table[1, 0] - table[0, 1]) / table.sum()
     plain = math.sqrt((800 / 10000) - gain**2) / 100
-    interval = paired_rates(500, 300, 10_000, 0.95)
+    interval = paired_rate_interval(500, 300, 10_000, 0.95)
     assert (interval.low, interval.high) == pytest.approx((gain - 1.96 * plain, gain + 1.96 * plain), abs=1e-4)
     assert SquareTable(table, shift_zeros=False).homogeneity().pvalue < 0.05  # and that difference is no luck
 
 
 def test_paired_rates_of_constants_keep_a_width() -> None:
-    all_gained, none = paired_rates(5, 0, 5), paired_rates(0, 0, 5)
+    all_gained, none = paired_rate_interval(5, 0, 5), paired_rate_interval(0, 0, 5)
     assert 0.1 < all_gained.low < all_gained.high <= 1.0
     assert none.low < 0 < none.high
 

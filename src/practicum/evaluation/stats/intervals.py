@@ -1,7 +1,7 @@
-"""How sure is a score? Rates, means and differences with intervals; attempts at one task are not independent.
+"""Intervals of rates, means and differences. Attempts at one task are not independent: they form a cluster.
 
-Nothing here is undefined: no data gives an interval that says nothing, one cluster gives an infinite one, and a
-constant sample is no proof of certainty where the scale is known.
+Every function has a value for every input: no data gives the widest interval, one cluster an infinite one, and a
+constant sample on a known scale still gives an interval with a width.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import special, stats
+from scipy import special
 
 from practicum.utils.arrays import FloatArray
 
@@ -20,13 +20,13 @@ LEVEL = 0.80
 """Default level of the interval of a score: that of Affine."""
 COMPARISON_LEVEL = 0.95
 """Default level of the interval of a difference, and of the scores in a table of policies."""
-BLOCK = 4_000_000
-"""Numbers that a resampling holds at once."""
+MAX_RESAMPLED_VALUES = 4_000_000
+"""Values that a resampling holds in memory at once, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A range and the level it is meant to cover with."""
+    """A range, and the level at which it is to contain the true value."""
 
     low: float
     high: float
@@ -54,7 +54,7 @@ def check_level(level: float) -> None:
 
 
 def jeffreys(successes: float, count: float, level: float = LEVEL) -> Interval:
-    """Jeffreys interval of a success rate: Beta(s + ½, n - s + ½). Nothing seen says nothing: (0, 1).
+    """Jeffreys interval of a success rate: quantiles of Beta(s + ½, n - s + ½). No data gives (0, 1).
 
     `successes` may be fractional (a sum of scores) and is clamped to [0, count]; `count` may be an effective number.
     """
@@ -63,12 +63,12 @@ def jeffreys(successes: float, count: float, level: float = LEVEL) -> Interval:
         return Interval(0.0, 1.0, level)
     s = min(max(float(successes), 0.0), float(count))
     tail = (1.0 - level) / 2.0
-    low, high = stats.beta.ppf([tail, 1.0 - tail], s + 0.5, count - s + 0.5)
+    low, high = special.betaincinv(s + 0.5, count - s + 0.5, [tail, 1.0 - tail])
     return Interval(float(low), float(high), level)
 
 
 def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable], level: float = LEVEL) -> Estimate:
-    """The mean of all values with a cluster-robust (CR1) error and a t interval with one degree less than clusters."""
+    """The mean of all values, with a cluster-robust (CR1) error and a t interval of (clusters - 1) degrees."""
     check_level(level)
     x, sizes, totals = _by_cluster(values, clusters)
     count, groups = len(x), len(sizes)
@@ -77,8 +77,8 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable], level:
     mean = float(x.mean())
     if groups == 1:
         return Estimate(mean, math.nan, Interval(-math.inf, math.inf, level), count, 1)
-    rest = totals - sizes * mean
-    error = math.sqrt(groups / (groups - 1) * float(rest @ rest)) / count
+    residuals = totals - sizes * mean
+    error = math.sqrt(groups / (groups - 1) * float(residuals @ residuals)) / count
     margin = float(special.stdtrit(groups - 1, 0.5 + level / 2)) * error
     return Estimate(mean, error, Interval(mean - margin, mean + margin, level), count, groups)
 
@@ -86,41 +86,41 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable], level:
 def rate_interval(values: Sequence[float], clusters: Sequence[Hashable], level: float = LEVEL) -> Interval:
     """Jeffreys interval of a mean of scores in [0, 1], several of which may belong to one cluster.
 
-    The count is the number of independent scores that would be as uncertain as these: from the number of clusters (all
-    scores of a cluster alike) to the number of scores (a cluster means nothing).
+    The count is the number of independent scores with the same standard error: between the number of clusters (all
+    scores of a cluster equal) and the number of scores (clusters without effect).
     """
     estimate = clustered_mean(values, clusters, level)
     if estimate.count == 0 or estimate.count == estimate.clusters:
         return jeffreys(math.fsum(values), estimate.count, level)
     rate = min(max(estimate.mean, 0.0), 1.0)
-    alone = rate * (1.0 - rate)
+    variance = rate * (1.0 - rate)
     effective = float(estimate.clusters)
-    if estimate.clusters > 1 and alone > 0:
-        wanted = alone / estimate.error**2 if estimate.error > 0 else math.inf
-        effective = min(max(wanted, effective), float(estimate.count))
+    if estimate.clusters > 1 and variance > 0:
+        independent = variance / estimate.error**2 if estimate.error > 0 else math.inf
+        effective = min(max(independent, effective), float(estimate.count))
     return jeffreys(rate * effective, effective, level)
 
 
 def fraction_interval(values: Sequence[float], clusters: Sequence[Hashable], level: float = LEVEL) -> Interval:
-    """Interval of a mean of scores that may lie between 0 and 1, which vary less than yes and no do.
+    """Interval of a mean of scores anywhere in [0, 1], which vary less than scores of only 0 and 1 do.
 
-    Jeffreys with the number of yes-or-no scores that would be as uncertain as these, small samples widened as Student's
-    t is. Taking each fraction for one yes-or-no score would cover nearly always: an 80 % interval in name only.
+    Jeffreys with the number of 0-or-1 scores that would have the same standard error, small samples widened as
+    Student's t is. Counting each fraction as one 0-or-1 score would cover nearly always: an 80 % interval in name only.
     """
     estimate = clustered_mean(values, clusters, level)
-    alone = estimate.mean * (1.0 - estimate.mean)
-    if estimate.clusters < 2 or not estimate.error > 0 or not alone > 0 or set(values) <= {0.0, 1.0}:
+    variance = estimate.mean * (1.0 - estimate.mean)
+    if estimate.clusters < 2 or not estimate.error > 0 or not variance > 0 or set(values) <= {0.0, 1.0}:
         return rate_interval(values, clusters, level)
     upper = 0.5 + level / 2
     error = estimate.error * float(special.stdtrit(estimate.clusters - 1, upper) / special.ndtri(upper))
-    count = alone / error**2
+    count = variance / error**2
     return jeffreys(estimate.mean * count, count, level)
 
 
-def paired_rates(gained: float, lost: float, count: int, level: float = 0.95) -> Interval:
+def paired_rate_interval(gained: float, lost: float, count: int, level: float = 0.95) -> Interval:
     """Interval of the difference of two paired success rates: Wald's with z²/4 pairs added each way.
 
-    At 95 % that is one pair each way (Bonett and Price). It keeps a width where all pairs agree or all differ, which a
+    At 95 % that is one pair each way (Bonett and Price). It keeps a width where all pairs agree or all differ; a
     bootstrap does not.
     """
     check_level(level)
@@ -142,23 +142,24 @@ def bootstrap(
 ) -> tuple[FloatArray, FloatArray]:
     """Percentile limits [...] of the mean, clusters drawn with replacement.
 
-    totals [..., clusters] are sums over a cluster, sizes [clusters] how many values it has (1 where not said).
+    totals [..., clusters] are the sums of each cluster, sizes [clusters] its number of values (1 by default). Written
+    by hand: scipy's `bootstrap` has no clusters of different size, and its draws would change recorded intervals.
     """
     check_level(level)
     sums = np.asarray(totals, dtype=np.float64)
     rows = sums.reshape(-1, sums.shape[-1])
-    means = resampled(rows, sizes, draws, seed)
+    means = resampled_means(rows, sizes, draws, seed)
     tail = (1.0 - level) / 2.0
     low, high = np.quantile(means, [tail, 1.0 - tail], axis=0)
     return low.reshape(sums.shape[:-1]), high.reshape(sums.shape[:-1])
 
 
-def resampled(rows: FloatArray, sizes: ArrayLike | None, draws: int, seed: int) -> FloatArray:
-    """Means [draws, rows] of clusters drawn with replacement; all rows see the same draws."""
+def resampled_means(rows: FloatArray, sizes: ArrayLike | None, draws: int, seed: int) -> FloatArray:
+    """Means [draws, rows] over clusters drawn with replacement; all rows share the same draws."""
     groups = rows.shape[-1]
     weights = np.ones(groups) if sizes is None else np.asarray(sizes, dtype=np.float64)
     rng = np.random.default_rng(seed)
-    block = max(1, BLOCK // groups)
+    block = max(1, MAX_RESAMPLED_VALUES // groups)
     pieces = []
     for start in range(0, draws, block):
         picks = rng.integers(0, groups, size=(min(block, draws - start), groups))
@@ -196,19 +197,19 @@ def paired_difference(
 
 
 def pass_at(k: int, successes: int, attempts: int) -> float:
-    """Chance that one of `k` attempts succeeds at least, without bias: 1 - C(n - c, k) / C(n, k) for c of n."""
+    """Unbiased chance that at least one of `k` attempts succeeds: 1 - C(n - c, k) / C(n, k) for c of n."""
     if not 1 <= k <= attempts or not 0 <= successes <= attempts:
         raise ValueError(f"pass@{k} needs at least {k} attempts, not {successes} successes of {attempts}")
     return 1.0 - math.comb(attempts - successes, k) / math.comb(attempts, k)
 
 
 def _by_cluster(values: Sequence[float], clusters: Sequence[Hashable]) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """The values, and for each cluster in order of appearance how many they are and their sum."""
+    """The values, and for each cluster in order of appearance its number of values and their sum."""
     if len(values) != len(clusters):
         raise ValueError("every value needs its cluster")
     x = np.asarray(values, dtype=np.float64).reshape(-1)
-    places: dict[Hashable, int] = {}
-    index = np.array([places.setdefault(cluster, len(places)) for cluster in clusters], dtype=np.int64)
-    sizes = np.bincount(index, minlength=len(places)).astype(np.float64)
-    totals = np.bincount(index, weights=x, minlength=len(places)).astype(np.float64)
+    indices: dict[Hashable, int] = {}
+    index = np.array([indices.setdefault(cluster, len(indices)) for cluster in clusters], dtype=np.int64)
+    sizes = np.bincount(index, minlength=len(indices)).astype(np.float64)
+    totals = np.bincount(index, weights=x, minlength=len(indices)).astype(np.float64)
     return x, sizes, totals

@@ -1,53 +1,37 @@
-"""Two policies on the same tasks: does their difference need more than luck? Two-sided p-values.
+"""Paired tests: do two policies differ on the same tasks by more than chance? Two-sided p-values.
 
-Every test takes differences (second - first) or paired flags, never two unpaired samples. No data, or no difference
+Every test takes differences (second - first) or counts of them, never two unpaired samples. No data, or no difference
 anywhere, gives p = 1.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special, stats
 
-from practicum.evaluation.stats.intervals import BLOCK, resampled
+from practicum.evaluation.stats.intervals import MAX_RESAMPLED_VALUES, resampled_means
 from practicum.utils.arrays import FloatArray
 
-EXACT = 16
+MAX_EXACT_DIFFERENCES = 16
 """Differences other than zero up to which every choice of signs is tried."""
 
 
-def mcnemar(first: Sequence[bool], second: Sequence[bool], mid: bool = False) -> float:
-    """Exact McNemar p-value for paired success flags: only tasks that differ speak."""
-    if len(first) != len(second):
-        raise ValueError("paired tests need the same tasks on both sides")
-    gained = sum(bool(b) and not a for a, b in zip(first, second, strict=True))
-    lost = sum(bool(a) and not b for a, b in zip(first, second, strict=True))
-    return mcnemar_counts(gained, lost, mid)
+def mcnemar(gained: int, lost: int) -> float:
+    """Exact McNemar p-value from the number of tasks gained and lost: tasks that both solve or both fail take no part.
 
-
-def mcnemar_counts(gained: int, lost: int, mid: bool = False) -> float:
-    """The same from the number of tasks gained and lost.
-
-    The exact test rejects less often than it may, for the count is whole; `mid` takes half of what was seen, which
-    comes nearer to the level and may pass it a little.
+    Twice the smaller tail of a fair binomial, which is what scipy's `binomtest` gives to 15 digits.
     """
-    differing = gained + lost
-    if differing == 0:
+    if gained + lost == 0:
         return 1.0
-    p = min(1.0, 2 * float(special.bdtr(min(gained, lost), differing, 0.5)))
-    if not mid or gained == lost:
-        return p
-    return p - float(stats.binom.pmf(gained, differing, 0.5))
+    return min(1.0, 2 * float(special.bdtr(min(gained, lost), gained + lost, 0.5)))
 
 
-def sign_flip(differences: ArrayLike, draws: int = 20_000, seed: int = 0) -> FloatArray:
+def permutation_test(differences: ArrayLike, draws: int = 20_000, seed: int = 0) -> FloatArray:
     """Paired permutation test [...] of differences [..., tasks]: under the null either score could be either policy's.
 
-    Up to sixteen differences other than zero every choice of signs is tried; beyond that, `draws` random ones.
+    Up to sixteen differences other than zero every choice of signs is tried; beyond that, `draws` random ones. Written
+    by hand: scipy's `permutation_test` draws other signs, which would change recorded p-values.
     """
     x = np.asarray(differences, dtype=np.float64)
     if x.shape[-1] == 0:
@@ -57,12 +41,12 @@ def sign_flip(differences: ArrayLike, draws: int = 20_000, seed: int = 0) -> Flo
     rows = rows[:, used]
     if len(used) == 0:
         return np.ones(x.shape[:-1])
-    seen = np.abs(rows.sum(axis=1))
+    observed = np.abs(rows.sum(axis=1))
     # Sums of the same numbers in another order differ in the last bits: what is equal must count as equal.
-    limit = seen - 1e-12 * np.abs(rows).sum(axis=1)
-    exact = len(used) <= EXACT
+    limit = observed - 1e-12 * np.abs(rows).sum(axis=1)
+    exact = len(used) <= MAX_EXACT_DIFFERENCES
     total = 2 ** len(used) if exact else draws
-    block = max(1, BLOCK // max(len(used), len(rows)))
+    block = max(1, MAX_RESAMPLED_VALUES // max(len(used), len(rows)))
     rng = np.random.default_rng(seed)
     reached = np.zeros(len(rows))
     for start in range(0, total, block):
@@ -84,28 +68,16 @@ def bootstrap_test(differences: ArrayLike, draws: int = 10_000, seed: int = 0) -
         return np.ones(x.shape[:-1])
     rows = x.reshape(-1, x.shape[-1])
     means = rows.mean(axis=1)
-    drawn = resampled(rows - means[:, None], None, draws, seed)
+    drawn = resampled_means(rows - means[:, None], None, draws, seed)
     reached = (np.abs(drawn) >= np.abs(means) * (1 - 1e-12)).sum(axis=0)
     p = np.where(means == 0, 1.0, (reached + 1) / (draws + 1))
     return np.asarray(p, dtype=np.float64).reshape(x.shape[:-1])
 
 
 def wilcoxon(differences: ArrayLike) -> FloatArray:
-    """Wilcoxon's signed-rank test [...] of differences [..., tasks]; those that are zero take no part."""
+    """Wilcoxon's signed-rank test [...] of differences [..., tasks]; zeros take no part."""
     x = np.asarray(differences, dtype=np.float64)
     if x.shape[-1] == 0 or not x.any():
         return np.ones(x.shape[:-1])
     p = np.asarray(stats.wilcoxon(x, axis=-1).pvalue, dtype=np.float64)
     return np.where(np.isnan(p), 1.0, p)
-
-
-def paired_t(differences: Sequence[float]) -> float:
-    """Student's paired t-test. Equal differences other than zero are beyond it: p = 0, unless there is only one."""
-    count = len(differences)
-    if count < 2 or not any(differences):
-        return 1.0
-    mean = math.fsum(differences) / count
-    spread = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (count - 1))
-    if spread == 0:
-        return 0.0
-    return float(2 * special.stdtr(count - 1, -abs(mean) / (spread / math.sqrt(count))))

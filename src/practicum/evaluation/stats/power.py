@@ -1,4 +1,4 @@
-"""What could these tasks show? The smallest difference they can find, and how many would settle one."""
+"""The smallest difference that a number of tasks can show, and the number that a difference needs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import math
 from scipy import optimize, special
 
 POWER = 0.80
-"""Chance of finding a difference that is there."""
-MOST = 10_000_000
-"""Tasks beyond which no number is worth saying."""
+"""Default probability of finding a true difference."""
+MAX_TASKS = 10_000_000
+"""Numbers of tasks beyond this are not reported."""
 
 
 def paired_power(effect: float, count: float, alpha: float = 0.05) -> float:
@@ -18,7 +18,7 @@ def paired_power(effect: float, count: float, alpha: float = 0.05) -> float:
         return 0.0
     limit, shift = float(special.stdtrit(count - 1, 1 - alpha / 2)), abs(effect) * math.sqrt(count)
     near = 1.0 - float(special.nctdtr(count - 1, shift, limit))
-    if math.isnan(near):  # some places among many tasks are; by Abramowitz & Stegun 26.7.10, good to 1e-7 there
+    if math.isnan(near):  # scipy has gaps for large counts; Abramowitz & Stegun 26.7.10, good to 1e-7 there
         middle, wide = limit * (1 - 1 / (4 * (count - 1))), math.sqrt(1 + limit**2 / (2 * (count - 1)))
         near = float(special.ndtr((shift - middle) / wide))
     far = float(special.nctdtr(count - 1, shift, -limit))
@@ -26,7 +26,7 @@ def paired_power(effect: float, count: float, alpha: float = 0.05) -> float:
 
 
 def minimum_detectable(deviation: float, count: int, alpha: float = 0.05, power: float = POWER) -> float:
-    """The smallest mean difference that so many tasks find with this power; inf where there are too few tasks."""
+    """The smallest mean difference that `count` tasks find with this power; inf for fewer than two tasks."""
     if count < 2:
         return math.inf
     if deviation == 0:
@@ -40,7 +40,7 @@ def minimum_detectable(deviation: float, count: int, alpha: float = 0.05, power:
 
 
 def tasks_needed(difference: float, deviation: float, alpha: float = 0.05, power: float = POWER) -> int | None:
-    """Tasks on which a difference of this size is found with this power; None where no number would do."""
+    """The number of tasks that find a difference of this size with this power; None where no number does."""
     if difference == 0 or not math.isfinite(difference) or not math.isfinite(deviation):
         return None
     if deviation == 0:
@@ -49,7 +49,7 @@ def tasks_needed(difference: float, deviation: float, alpha: float = 0.05, power
     low, high = 1, 2
     while paired_power(effect, high, alpha) < power:
         low, high = high, 2 * high
-        if high > MOST:
+        if high > MAX_TASKS:
             return None
     while high - low > 1:  # power rises with the number of tasks
         middle = (low + high) // 2

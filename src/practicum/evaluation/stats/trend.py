@@ -1,15 +1,14 @@
-"""What a short series of numbers does: its slope with a confidence interval, and how often it turns back."""
+"""The slope of a short series with its confidence interval, and how often the series reverses."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy import special
+from scipy import special, stats
 
-LEVEL = 0.99
-"""Confidence of every interval here. A series is looked at again after each step, so 95 % would cry wolf."""
+TREND_LEVEL = 0.99
+"""Confidence of every interval here. A series is tested again after each step, so 95 % would raise false alarms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,25 +20,19 @@ class Trend:
     high: float
 
 
-def trend(steps: Sequence[float], values: Sequence[float], level: float = LEVEL) -> Trend | None:
-    """The straight line through the points; None where fewer than three leave nothing to judge it by."""
-    count = len(values)
-    middle, mean = math.fsum(steps) / max(1, count), math.fsum(values) / max(1, count)
-    spread = math.fsum((step - middle) ** 2 for step in steps)
-    if count < 3 or spread == 0:
+def trend(steps: Sequence[float], values: Sequence[float], level: float = TREND_LEVEL) -> Trend | None:
+    """Fit a straight line; None for fewer than three points or a single step, which leave no residual to judge by."""
+    if len(values) < 3 or len(set(steps)) < 2:
         return None
-    pairs = list(zip(steps, values, strict=True))
-    slope = math.fsum((step - middle) * (value - mean) for step, value in pairs) / spread
-    rest = math.fsum((value - mean - slope * (step - middle)) ** 2 for step, value in pairs)
-    quantile = float(special.stdtrit(count - 2, 0.5 + level / 2))
-    margin = quantile * math.sqrt(rest / (count - 2) / spread)
-    return Trend(slope, slope - margin, slope + margin)
+    fit = stats.linregress(steps, values)
+    margin = float(special.stdtrit(len(values) - 2, 0.5 + level / 2)) * float(fit.stderr)
+    return Trend(float(fit.slope), float(fit.slope) - margin, float(fit.slope) + margin)
 
 
 def reversals(values: Sequence[float], size: float) -> int:
     """How often the series turns back by at least `size` from its last high or low.
 
-    A steady rise has none however steep it is, and noise smaller than `size` has none however long it lasts.
+    A steady rise has no reversal however steep it is, and noise smaller than `size` has none however long it lasts.
     """
     if not values:
         return 0

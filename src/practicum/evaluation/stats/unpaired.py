@@ -1,4 +1,4 @@
-"""Two samples that are not paired: Student's t-test as founding paper 000 prints it, and sizes of effects."""
+"""Two samples that are not paired: Student's t-test as HTDAG prints it, and effect sizes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy import special
+from scipy import stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,25 +20,25 @@ class TTest:
 
     @property
     def sentence(self) -> str:
-        """The paper's line, with what it leaves out."""
+        """HTDAG's line, with the note that it leaves out."""
         line = f"t-statistic: {self.statistic:.3f}, p-value: {self.p_value:.4f}"
         return f"{line} ({self.note})" if self.note else line
 
 
 def t_test(first: Sequence[float], second: Sequence[float]) -> TTest:
-    """t = (mean 1 - mean 2) / sqrt(pooled variance × (1/n1 + 1/n2)): equal variances, and every score independent."""
-    n, m = len(first), len(second)
-    degrees = n + m - 2
-    if n == 0 or m == 0 or degrees < 1:
+    """Student's two-sample t-test: equal variances, and every score independent of the others."""
+    degrees = len(first) + len(second) - 2
+    if not first or not second or degrees < 1:
         return TTest(math.nan, 1.0, max(0, degrees), "too few scores for a t-test")
-    apart = _mean(first) - _mean(second)
-    pooled = (_squares(first) + _squares(second)) / degrees
-    if pooled == 0:
-        if apart == 0:
+    if len(set(first)) == len(set(second)) == 1:
+        if first[0] == second[0]:
             return TTest(0.0, 1.0, degrees, "both samples are the same constant")
-        return TTest(math.copysign(math.inf, apart), 0.0, degrees, "both samples are constant")
-    statistic = apart / math.sqrt(pooled * (1 / n + 1 / m))
-    return TTest(statistic, float(2 * special.stdtr(degrees, -abs(statistic))), degrees)
+        return TTest(math.copysign(math.inf, first[0] - second[0]), 0.0, degrees, "both samples are constant")
+    # From the moments: `ttest_ind` itself warns of a sample that is constant, which success flags often are.
+    result = stats.ttest_ind_from_stats(
+        _mean(first), _deviation(first), len(first), _mean(second), _deviation(second), len(second)
+    )
+    return TTest(float(result.statistic), float(result.pvalue), degrees)
 
 
 def cohens_d(first: Sequence[float], second: Sequence[float]) -> float | None:
@@ -46,35 +46,32 @@ def cohens_d(first: Sequence[float], second: Sequence[float]) -> float | None:
     degrees = len(first) + len(second) - 2
     if not first or not second or degrees < 1:
         return None
-    apart = _mean(second) - _mean(first)
-    pooled = math.sqrt((_squares(first) + _squares(second)) / degrees)
+    difference = _mean(second) - _mean(first)
+    pooled = math.sqrt((_sum_of_squares(first) + _sum_of_squares(second)) / degrees)
     if pooled == 0:
-        return 0.0 if apart == 0 else None
-    return apart / pooled
-
-
-def hedges_g(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Cohen's d without its upward bias in small samples (the exact factor, by gamma functions)."""
-    d, degrees = cohens_d(first, second), len(first) + len(second) - 2
-    if d is None or degrees < 2:
-        return None
-    factor = math.exp(math.lgamma(degrees / 2) - math.lgamma((degrees - 1) / 2)) / math.sqrt(degrees / 2)
-    return d * factor
+        return 0.0 if difference == 0 else None
+    return difference / pooled
 
 
 def cohens_h(first: float, second: float) -> float:
-    """The distance of two rates on the arcsine scale: .2 is small, .5 middling, .8 large."""
-    return 2 * math.asin(math.sqrt(_share(second))) - 2 * math.asin(math.sqrt(_share(first)))
+    """The distance of two rates on the arcsine scale: 0.2 is small, 0.5 medium, 0.8 large."""
+    return 2 * math.asin(math.sqrt(_clamped(second))) - 2 * math.asin(math.sqrt(_clamped(first)))
 
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _squares(values: Sequence[float]) -> float:
+def _sum_of_squares(values: Sequence[float]) -> float:
+    """Of the deviations from the mean."""
     mean = _mean(values)
     return math.fsum((value - mean) ** 2 for value in values)
 
 
-def _share(value: float) -> float:
-    return min(1.0, max(0.0, value))
+def _deviation(values: Sequence[float]) -> float:
+    """The sample standard deviation; 0 of a single value."""
+    return math.sqrt(_sum_of_squares(values) / max(1, len(values) - 1))
+
+
+def _clamped(rate: float) -> float:
+    return min(1.0, max(0.0, rate))
