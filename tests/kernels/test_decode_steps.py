@@ -54,9 +54,9 @@ def test_steps_in_the_interpreter_are_those_of_the_cpu(
     from practicum.engines.local.cuda_runner import CudaRunner
     from practicum.kernels import decode_attention
 
-    monkeypatch.setattr(decode_attention, "PROGRAMS", 32)  # two parts per row
+    monkeypatch.setattr(decode_attention, "TARGET_PROGRAMS", 32)  # two parts per row
     if fused:
-        monkeypatch.setattr("practicum.kernels.fused_matmul.HALF", (torch.float32,))
+        monkeypatch.setattr("practicum.kernels.fused_matmul.FUSED_DTYPES", (torch.float32,))
     # Groups from the first shared block on.
     monkeypatch.setattr("practicum.engines.local.shared_prefix.MIN_JOINT_READ_BYTES", 0)
     model = build_model(name)

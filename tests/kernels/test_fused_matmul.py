@@ -36,12 +36,12 @@ def same(found: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(("size", "width"), [(64, 128)] if INTERPRETED else [(576, 1536), (896, 4864), (192, 448)])
-def test_gate(rows: int, size: int, width: int) -> None:
-    from practicum.kernels.fused_layers import gate
-    from practicum.kernels.fused_matmul import product_gate
+def test_silu_and_mul(rows: int, size: int, width: int) -> None:
+    from practicum.kernels.fused_layers import silu_and_mul
+    from practicum.kernels.fused_matmul import matmul_silu_and_mul
 
     x, weight = number(rows, size), number(2 * width, size) * 0.1
-    same(product_gate(x, weight), gate(F.linear(x, weight)))
+    same(matmul_silu_and_mul(x, weight), silu_and_mul(F.linear(x, weight)))
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -50,17 +50,17 @@ def test_gate(rows: int, size: int, width: int) -> None:
     ("size", "heads", "kv_heads", "head_size"),
     [(64, 3, 1, 32)] if INTERPRETED else [(576, 9, 3, 64), (896, 14, 2, 64), (1024, 4, 4, 128), (192, 6, 2, 32)],
 )
-def test_turn(rows: int, biased: bool, size: int, heads: int, kv_heads: int, head_size: int) -> None:
-    from practicum.kernels.decode_attention import turn_and_keep
-    from practicum.kernels.fused_matmul import product_turn
+def test_rope(rows: int, biased: bool, size: int, heads: int, kv_heads: int, head_size: int) -> None:
+    from practicum.kernels.decode_attention import rope_and_store
+    from practicum.kernels.fused_matmul import matmul_rope
 
     outputs = (heads + 2 * kv_heads) * head_size
     x, weight, bias = number(rows, size), number(outputs, size) * 0.1, number(outputs) if biased else None
     angles = torch.randn(50, head_size, device=DEVICE)
     tables = angles.cos(), angles.sin()
-    homes, positions = torch.randperm(rows + 1, device=DEVICE)[:rows], torch.randint(0, 50, (rows,), device=DEVICE)
+    slots, positions = torch.randperm(rows + 1, device=DEVICE)[:rows], torch.randint(0, 50, (rows,), device=DEVICE)
     kept, expected = (torch.zeros(2, rows + 1, kv_heads, 64, head_size, dtype=DTYPE, device=DEVICE) for _ in range(2))
-    wanted = turn_and_keep(F.linear(x, weight, bias), expected, homes, positions, tables, heads, None, 1e-5)
-    same(product_turn(x, weight, bias, kept, homes, positions, tables, heads), wanted)
+    wanted = rope_and_store(F.linear(x, weight, bias), expected, slots, positions, tables, heads, None, 1e-5)
+    same(matmul_rope(x, weight, bias, kept, slots, positions, tables, heads), wanted)
     same(kept, expected)
     assert kept.abs().sum() > 0

@@ -74,14 +74,14 @@ def test_add_norm(dtype: torch.dtype, rows: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gate(dtype: torch.dtype) -> None:
-    from practicum.kernels.fused_layers import Gate
+    from practicum.kernels.fused_layers import SiluAndMul
 
     def plain(joined: Tensor) -> tuple[Tensor]:
         left, right = joined.chunk(2, -1)
         return (F.silu(left) * right,)
 
     torch.manual_seed(0)
-    compare(dtype, lambda joined: (Gate.apply(joined),), plain, torch.randn(50, 2 * 1500))
+    compare(dtype, lambda joined: (SiluAndMul.apply(joined),), plain, torch.randn(50, 2 * 1500))
 
 
 def there(tree: PrefixTree) -> BlockAttentionPlan:
@@ -109,7 +109,7 @@ def trees(seed: int, groups: int, longest: int) -> list[Sample]:
     ("heads", "kv_heads", "size"), [(6, 2, 32), (4, 4, 16)] if INTERPRETED else [(9, 3, 64), (8, 2, 128)]
 )
 def test_attention_over_a_forest(dtype: torch.dtype, heads: int, kv_heads: int, size: int) -> None:
-    from practicum.kernels.tree_attention import ForestAttention
+    from practicum.kernels.tree_attention import TreeAttention
 
     torch.manual_seed(0)
     batch = sort_samples(trees(0, 3 if INTERPRETED else 12, 50 if INTERPRETED else 200))
@@ -132,7 +132,7 @@ def test_attention_over_a_forest(dtype: torch.dtype, heads: int, kv_heads: int, 
         return (mixed[0].transpose(0, 1).flatten(1),)
 
     def run(joined: Tensor) -> tuple[Tensor]:
-        return (ForestAttention.apply(joined.clone(), positions, (cos, sin), plan, heads, kv_heads),)
+        return (TreeAttention.apply(joined.clone(), positions, (cos, sin), plan, heads, kv_heads),)
 
     compare(dtype, run, plain, torch.randn(len(ends), (heads + 2 * kv_heads) * size))
 
@@ -143,12 +143,12 @@ def test_decoding_prompts_and_the_learner_look_at_keys_in_one_order(
 ) -> None:
     """To the bit, over several segments, wherever a run begins and however long rows are shared out."""
     from practicum.kernels import decode_attention, prefill_attention, tree_attention
-    from practicum.kernels.fused_layers import turn_
+    from practicum.kernels.fused_layers import rope_
 
     segment = 64 if INTERPRETED else 128
     for module in (decode_attention, tree_attention, prefill_attention):
-        monkeypatch.setattr(module, "SEGMENT", segment)
-    monkeypatch.setattr(decode_attention, "PROGRAMS", programs)
+        monkeypatch.setattr(module, "SEGMENT_KEYS", segment)
+    monkeypatch.setattr(decode_attention, "TARGET_PROGRAMS", programs)
     torch.manual_seed(0)
     heads, kv_heads, size = (6, 2, 32) if INTERPRETED else (9, 3, 64)
     batch = sort_samples(trees(7, 2 if INTERPRETED else 6, 90 if INTERPRETED else 400))
@@ -159,7 +159,7 @@ def test_decoding_prompts_and_the_learner_look_at_keys_in_one_order(
     angle = torch.arange(longest)[:, None] * torch.logspace(0, -2, size // 2)[None, :]
     tables = angle.cos().repeat(1, 2).to(DEVICE), torch.cat((-angle.sin(), angle.sin()), -1).to(DEVICE)
     joined = torch.randn(len(positions), (heads + 2 * kv_heads) * size).to(DEVICE, HALF)
-    learned = tree_attention.ForestAttention.apply(joined.clone(), positions, tables, there(tree), heads, kv_heads)
+    learned = tree_attention.TreeAttention.apply(joined.clone(), positions, tables, there(tree), heads, kv_heads)
 
     def same(found: Tensor, numbers: Tensor) -> None:
         if INTERPRETED:  # NumPy's products depend on their shape
@@ -167,7 +167,7 @@ def test_decoding_prompts_and_the_learner_look_at_keys_in_one_order(
         else:
             assert torch.equal(found, learned[numbers])
 
-    turn_(joined, positions, tables, heads + kv_heads, size)
+    rope_(joined, positions, tables, heads + kv_heads, size)
     paths = [torch.from_numpy(path).to(DEVICE) for path in tree.paths]
     kv = torch.zeros(2, len(paths), kv_heads, -(-longest // segment) * segment, size, device=DEVICE, dtype=HALF)
     for row, path in enumerate(paths):
@@ -177,8 +177,8 @@ def test_decoding_prompts_and_the_learner_look_at_keys_in_one_order(
     tips = torch.stack([path[-1] for path in paths])
     query = joined[tips, : heads * size].view(len(tips), heads, size)
     same(decode_attention.attend(query, kv, homes, positions[tips]), tips)
-    numbers, *sizes = prefill_attention.packed([(row, path.tolist(), 0) for row, path in enumerate(paths)])
-    where = prefill_attention.cut_up(numbers.to(DEVICE), *sizes)
+    numbers, *sizes = prefill_attention.pack([(row, path.tolist(), 0) for row, path in enumerate(paths)])
+    where = prefill_attention.unpack(numbers.to(DEVICE), *sizes)
     same(prefill_attention.attend(joined[torch.cat(paths)], kv, where, heads), torch.cat(paths))
 
 
@@ -188,7 +188,7 @@ def test_head(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
 
     torch.manual_seed(0)
     count, vocabulary, hidden = 30, 5000, 32
-    monkeypatch.setattr(lm_head, "LOGITS", vocabulary * 12)  # three pieces
+    monkeypatch.setattr(lm_head, "MAX_LOGITS", vocabulary * 12)  # three chunks
     targets = torch.randint(0, vocabulary, (count,), device=DEVICE)
     temperatures = torch.rand(count, device=DEVICE) + 0.5
 

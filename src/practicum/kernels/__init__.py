@@ -1,6 +1,6 @@
-"""Triton kernels for a CUDA GPU, and the autograd functions over them. Imported only where there is one."""
+"""Triton kernels for a CUDA GPU, and the autograd functions over them. Imported only where Triton is there."""
 
 import threading
 
 CAPTURING = threading.RLock()
-"""Held while a graph is captured: engine and learner may both want to, and only one at a time can."""
+"""Held while a graph is captured: engine and trainer may both capture, and only one at a time can."""

@@ -1,7 +1,7 @@
-"""Kernels of a decode step.
+"""Kernels of a decode step: embedding, rotation and KV write, attention, sampling.
 
-Every kernel takes rows [W, ..] that may differ in length; none reads a length on the host, so a step can be
-captured once and replayed. Sums run in a fixed order: the same inputs give the same bits.
+Every kernel takes rows [W, ..] of different lengths; none reads a length on the host, so a step can be captured once
+and replayed. Sums run in a fixed order: the same inputs give the same bits.
 """
 
 from __future__ import annotations
@@ -12,83 +12,91 @@ import triton.language as tl
 from torch import Tensor
 
 from practicum.kernels.fused_layers import normed_halves
-from practicum.kernels.online_softmax import KEYS, LOG2E, NOTHING, SEGMENT, dot, fold, merge
+from practicum.kernels.kv_layout import capacity, head_offset, head_size, key_value_heads, strides, token_offset
+from practicum.kernels.online_softmax import KEY_BLOCK, LOG2E, MASKED_SCORE, SEGMENT_KEYS, accumulate, dot, merge
 from practicum.kernels.shared_prefix import SharedPrefixBatch
 
-PROGRAMS = 1024
-"""Programs that fill a GPU: long rows of a small batch are cut up until there are about so many."""
-TOGETHER = 32
-"""Queries of one head of keys that rows of a crew bring along together."""
-VOCABULARY = 4096
-"""Logits that a program looks at together."""
+TARGET_PROGRAMS = 1024
+"""Programs that fill a GPU: long rows of a small batch are split until there are about as many."""
+GROUP_QUERIES = 32
+"""Queries of one key-value head that the rows of a shared-prefix group have together."""
+LOGITS_PER_BLOCK = 4096
+"""Logits that the sampling kernel processes at a time."""
 
 
 @triton.jit
-def _enter(last, positions, homes, table, x, here, context, size: tl.constexpr, block: tl.constexpr) -> None:
-    row, place = tl.program_id(0), tl.arange(0, block)
-    inside = place < size
-    home = tl.load(homes + row)
-    tl.store(here + row, tl.minimum(tl.load(positions + home), context - 1))
-    found = tl.load(table + tl.load(last + home) * size + place, mask=inside, other=0.0)
-    tl.store(x + row.to(tl.int64) * size + place, found.to(tl.float32), mask=inside)
+def _embed_last_ids(
+    last_ids, positions, slots, table, x, row_positions, context, size: tl.constexpr, block: tl.constexpr
+) -> None:
+    row, column = tl.program_id(0), tl.arange(0, block)
+    inside = column < size
+    slot = tl.load(slots + row)
+    tl.store(row_positions + row, tl.minimum(tl.load(positions + slot), context - 1))
+    embedding = tl.load(table + tl.load(last_ids + slot) * size + column, mask=inside, other=0.0)
+    tl.store(x + row.to(tl.int64) * size + column, embedding.to(tl.float32), mask=inside)
 
 
-def enter(last: Tensor, positions: Tensor, homes: Tensor, table: Tensor, context: int) -> tuple[Tensor, Tensor]:
-    """What a step begins with: the embedding of each row's last token [W, E] in float32, and its position [W], of rows
-    that ended long ago the last there is."""
-    rows, size = len(homes), table.shape[1]
+def embed_last_ids(
+    last_ids: Tensor, positions: Tensor, slots: Tensor, table: Tensor, context: int
+) -> tuple[Tensor, Tensor]:
+    """Each row's last id as an embedding [W, E] in float32, and its position [W], at most the window's last."""
+    rows, size = len(slots), table.shape[1]
     x = torch.empty(rows, size, dtype=torch.float32, device=table.device)
-    here = torch.empty_like(homes)
-    _enter[(rows,)](last, positions, homes, table, x, here, context, size, triton.next_power_of_2(size), num_warps=4)
-    return x, here
+    row_positions = torch.empty_like(slots)
+    _embed_last_ids[(rows,)](
+        last_ids, positions, slots, table, x, row_positions, context, size, triton.next_power_of_2(size), num_warps=4
+    )
+    return x, row_positions
 
 
 @triton.jit
-def _turn_and_keep(
-    joined, query, keys, values, homes, positions, cos, sin, query_norm, key_norm, epsilon,
+def _rope_and_store(
+    joined, query, keys, values, slots, positions, cos, sin, query_norm, key_norm, epsilon,
     slot_stride, head_stride, heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, normed: tl.constexpr,
 ) -> None:  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
     half: tl.constexpr = size // 2
-    place = tl.arange(0, half)
+    dim = tl.arange(0, half)
     position = tl.load(positions + row)
-    home = tl.load(homes + row) * slot_stride
+    slot = tl.load(slots + row)
     source = joined + (row * (heads + 2 * kv_heads) + head) * size
-    first, second = tl.load(source + place), tl.load(source + half + place)
+    first, second = tl.load(source + dim), tl.load(source + half + dim)
+    token = token_offset(position, size)
     if head >= heads + kv_heads:
-        target = values + home + (head - heads - kv_heads) * head_stride + position * size
-        tl.store(target + place, first)
-        tl.store(target + half + place, second)
+        target = values + head_offset(slot, head - heads - kv_heads, slot_stride, head_stride) + token
+        tl.store(target + dim, first)
+        tl.store(target + half + dim, second)
     else:
         if normed:
             norm = query_norm if head < heads else key_norm
             first, second = normed_halves(source, norm, epsilon, size)
         a, b = first.to(tl.float32), second.to(tl.float32)
-        table = position * size + place
-        turned = a * tl.load(cos + table) + b * tl.load(sin + table)
-        other = b * tl.load(cos + table + half) + a * tl.load(sin + table + half)
+        angle = position * size + dim
+        rotated = a * tl.load(cos + angle) + b * tl.load(sin + angle)
+        other = b * tl.load(cos + angle + half) + a * tl.load(sin + angle + half)
         if head < heads:
             target = query + (row * heads + head) * size
         else:
-            target = keys + home + (head - heads) * head_stride + position * size
-        tl.store(target + place, turned.to(first.dtype))
-        tl.store(target + half + place, other.to(first.dtype))
+            target = keys + head_offset(slot, head - heads, slot_stride, head_stride) + token
+        tl.store(target + dim, rotated.to(first.dtype))
+        tl.store(target + half + dim, other.to(first.dtype))
 
 
-def turn_and_keep(
-    joined: Tensor, kv: Tensor, homes: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor], heads: int,
+def rope_and_store(
+    joined: Tensor, kv: Tensor, slots: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor], heads: int,
     norms: tuple[Tensor, Tensor] | None, epsilon: float,
 ) -> Tensor:  # fmt: skip
-    """Rotated queries [W, H, D] of joined projections [W, (H + 2K)·D]; keys and values go to kv [2, slots, K, keys, D],
-    at each row's home.
-    `tables`: cos and sin [context, D] in float32, the first half of sin negated.
+    """Rotate the queries and keys of joined projections [W, (H + 2K)·D]; store keys and values in each row's slot.
+
+    Returns the queries [W, H, D]. `tables`: cos and sin [context, D] in float32, the first half of sin negated.
+    `norms`: weights of the head norms of queries and keys (Qwen3).
     """
     cos, sin = tables
-    rows, kv_heads, size = joined.shape[0], kv.shape[2], kv.shape[4]
+    rows, kv_heads, size = joined.shape[0], key_value_heads(kv), head_size(kv)
     query = joined.new_empty(rows, heads, size)
-    first, second = norms if norms is not None else (cos, cos)
-    _turn_and_keep[(rows, heads + 2 * kv_heads)](
-        joined, query, kv[0], kv[1], homes, positions, cos, sin, first, second, epsilon, kv.stride(1), kv.stride(2),
+    query_norm, key_norm = norms if norms is not None else (cos, cos)
+    _rope_and_store[(rows, heads + 2 * kv_heads)](
+        joined, query, kv[0], kv[1], slots, positions, cos, sin, query_norm, key_norm, epsilon, *strides(kv),
         heads, kv_heads, size, norms is not None, num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
     return query
@@ -96,215 +104,221 @@ def turn_and_keep(
 
 @triton.jit
 def _attend(
-    query, keys, values, homes, positions, commons, leads, out, states, peaks, sums, scale, slot_stride, head_stride,
-    room, heads: tl.constexpr, kv_heads: tl.constexpr, group: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
-    segment: tl.constexpr, parts: tl.constexpr, exact: tl.constexpr, led: tl.constexpr, sharing: tl.constexpr,
+    query, keys, values, slots, positions, shared_lengths, leaders, out, part_acc, part_m, part_l, scale, slot_stride,
+    head_stride, segments, heads: tl.constexpr, kv_heads: tl.constexpr, group: tl.constexpr, size: tl.constexpr,
+    block: tl.constexpr, segment: tl.constexpr, parts: tl.constexpr, exact: tl.constexpr, grouped: tl.constexpr,
+    joint: tl.constexpr,
 ) -> None:  # fmt: skip
     row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     stop = tl.load(positions + row) + 1
-    member, place, step = tl.arange(0, group), tl.arange(0, size), tl.arange(0, block)
-    each: tl.constexpr = heads // kv_heads
-    inside = member < each
-    index = row * heads + head * each + member
-    wanted = tl.load(query + index[:, None] * size + place[None, :], mask=inside[:, None], other=0.0)
-    offset = tl.load(homes + row) * slot_stride + head * head_stride
-    common, leading = 0, offset
-    if led:
-        common = tl.load(commons + row)
-        leading = tl.load(leads + row) * slot_stride + head * head_stride
-    whole_peak = tl.full((group,), NOTHING, tl.float32)
-    whole_total = tl.zeros((group,), tl.float32)
-    whole = tl.zeros((group, size), tl.float32)
+    member, dim, step = tl.arange(0, group), tl.arange(0, size), tl.arange(0, block)
+    queries_per_key: tl.constexpr = heads // kv_heads
+    inside = member < queries_per_key
+    index = row * heads + head * queries_per_key + member
+    q = tl.load(query + index[:, None] * size + dim[None, :], mask=inside[:, None], other=0.0)
+    own = head_offset(tl.load(slots + row), head, slot_stride, head_stride)
+    shared, leading = 0, own
+    if grouped:
+        shared = tl.load(shared_lengths + row)
+        leading = head_offset(tl.load(leaders + row), head, slot_stride, head_stride)
+    row_m = tl.full((group,), MASKED_SCORE, tl.float32)
+    row_l = tl.zeros((group,), tl.float32)
+    row_acc = tl.zeros((group, size), tl.float32)
     for start in range(part * segment, stop, parts * segment):
-        lies = index * room + start // segment
+        partial = index * segments + start // segment
         begin = start
-        peak = tl.full((group,), NOTHING, tl.float32)
-        total = tl.zeros((group, 16), tl.float32)
-        mixed = tl.zeros((group, size), tl.float32)
-        if sharing:  # what comes from keys that others see as well is there already
-            known = inside & (start < common)
-            begin = tl.maximum(start, tl.minimum(common, start + segment))
-            peak = tl.load(peaks + lies, mask=known, other=NOTHING)
-            total += tl.load(sums + lies, mask=known, other=0.0)[:, None]
-            mixed = tl.load(states + lies[:, None] * size + place[None, :], mask=known[:, None], other=0.0)
-        for at in range(begin, tl.minimum(start + segment, stop), block):
-            number = at + step
-            seen = number < stop
-            where = tl.where(at < common, leading, offset) + number[:, None] * size + place[None, :]
-            key = tl.load(keys + where, mask=seen[:, None], other=0.0)
-            score = tl.where(seen[None, :], dot(wanted, tl.trans(key), exact) * scale, NOTHING)
-            value = tl.load(values + where, mask=seen[:, None], other=0.0)
-            peak, total, mixed = fold(score, value, peak, total, mixed, exact)
+        m = tl.full((group,), MASKED_SCORE, tl.float32)
+        l = tl.zeros((group, 16), tl.float32)
+        acc = tl.zeros((group, size), tl.float32)
+        if joint:  # the keys that the group shares have been accumulated already
+            done = inside & (start < shared)
+            begin = tl.maximum(start, tl.minimum(shared, start + segment))
+            m = tl.load(part_m + partial, mask=done, other=MASKED_SCORE)
+            l += tl.load(part_l + partial, mask=done, other=0.0)[:, None]
+            acc = tl.load(part_acc + partial[:, None] * size + dim[None, :], mask=done[:, None], other=0.0)
+        for first in range(begin, tl.minimum(start + segment, stop), block):
+            position = first + step
+            visible = position < stop
+            base = tl.where(first < shared, leading, own)
+            offset = base + token_offset(position, size)[:, None] + dim[None, :]
+            key = tl.load(keys + offset, mask=visible[:, None], other=0.0)
+            score = tl.where(visible[None, :], dot(q, tl.trans(key), exact) * scale, MASKED_SCORE)
+            value = tl.load(values + offset, mask=visible[:, None], other=0.0)
+            m, l, acc = accumulate(score, value, m, l, acc, exact)
         if parts == 1:
-            whole_peak, whole_total, whole = merge(whole_peak, whole_total, whole, peak, tl.max(total, 1), mixed)
+            row_m, row_l, row_acc = merge(row_m, row_l, row_acc, m, tl.max(l, 1), acc)
         else:
-            tl.store(states + lies[:, None] * size + place[None, :], mixed, mask=inside[:, None])
-            tl.store(peaks + lies, peak, mask=inside)
-            tl.store(sums + lies, tl.max(total, 1), mask=inside)
+            tl.store(part_acc + partial[:, None] * size + dim[None, :], acc, mask=inside[:, None])
+            tl.store(part_m + partial, m, mask=inside)
+            tl.store(part_l + partial, tl.max(l, 1), mask=inside)
     if parts == 1:
-        result = (whole / whole_total[:, None]).to(out.dtype.element_ty)
-        tl.store(out + index[:, None] * size + place[None, :], result, mask=inside[:, None])
+        result = (row_acc / row_l[:, None]).to(out.dtype.element_ty)
+        tl.store(out + index[:, None] * size + dim[None, :], result, mask=inside[:, None])
 
 
 @triton.jit
-def _attend_together(
-    query, keys, values, members, leads, commons, states, peaks, sums, scale, slot_stride, head_stride, room,
-    heads: tl.constexpr, kv_heads: tl.constexpr, pad: tl.constexpr, most: tl.constexpr, size: tl.constexpr,
-    block: tl.constexpr, segment: tl.constexpr, parts: tl.constexpr, exact: tl.constexpr,
+def _attend_shared_prefix(
+    query, keys, values, members, leaders, shared_lengths, part_acc, part_m, part_l, scale, slot_stride, head_stride,
+    segments, heads: tl.constexpr, kv_heads: tl.constexpr, pad: tl.constexpr, group_rows: tl.constexpr,
+    size: tl.constexpr, block: tl.constexpr, segment: tl.constexpr, parts: tl.constexpr, exact: tl.constexpr,
 ) -> None:  # fmt: skip
-    crew, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    common = tl.load(commons + crew)
-    if part * segment < common:
-        each: tl.constexpr = heads // kv_heads
-        number, place, step = tl.arange(0, most * pad), tl.arange(0, size), tl.arange(0, block)
-        row = tl.load(members + crew * most + number // pad)
-        inside = (number % pad < each) & (row >= 0)
-        index = row * heads + head * each + number % pad
-        wanted = tl.load(query + index[:, None] * size + place[None, :], mask=inside[:, None], other=0.0)
-        offset = tl.load(leads + crew) * slot_stride + head * head_stride
-        for start in range(part * segment, common, parts * segment):
-            peak = tl.full((most * pad,), NOTHING, tl.float32)
-            total = tl.zeros((most * pad, 16), tl.float32)
-            mixed = tl.zeros((most * pad, size), tl.float32)
-            for at in range(start, tl.minimum(start + segment, common), block):
-                where = offset + (at + step)[:, None] * size + place[None, :]
-                score = dot(wanted, tl.trans(tl.load(keys + where)), exact) * scale
-                peak, total, mixed = fold(score, tl.load(values + where), peak, total, mixed, exact)
-            lies = index * room + start // segment
-            tl.store(states + lies[:, None] * size + place[None, :], mixed, mask=inside[:, None])
-            tl.store(peaks + lies, peak, mask=inside)
-            tl.store(sums + lies, tl.max(total, 1), mask=inside)
+    group, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    shared = tl.load(shared_lengths + group)
+    if part * segment < shared:
+        queries_per_key: tl.constexpr = heads // kv_heads
+        member, dim, step = tl.arange(0, group_rows * pad), tl.arange(0, size), tl.arange(0, block)
+        row = tl.load(members + group * group_rows + member // pad)
+        inside = (member % pad < queries_per_key) & (row >= 0)
+        index = row * heads + head * queries_per_key + member % pad
+        q = tl.load(query + index[:, None] * size + dim[None, :], mask=inside[:, None], other=0.0)
+        base = head_offset(tl.load(leaders + group), head, slot_stride, head_stride)
+        for start in range(part * segment, shared, parts * segment):
+            m = tl.full((group_rows * pad,), MASKED_SCORE, tl.float32)
+            l = tl.zeros((group_rows * pad, 16), tl.float32)
+            acc = tl.zeros((group_rows * pad, size), tl.float32)
+            for first in range(start, tl.minimum(start + segment, shared), block):
+                offset = base + token_offset(first + step, size)[:, None] + dim[None, :]
+                score = dot(q, tl.trans(tl.load(keys + offset)), exact) * scale
+                m, l, acc = accumulate(score, tl.load(values + offset), m, l, acc, exact)
+            partial = index * segments + start // segment
+            tl.store(part_acc + partial[:, None] * size + dim[None, :], acc, mask=inside[:, None])
+            tl.store(part_m + partial, m, mask=inside)
+            tl.store(part_l + partial, tl.max(l, 1), mask=inside)
 
 
 @triton.jit
-def _gather_parts(
-    mixed, peaks, sums, positions, out, room, heads: tl.constexpr, size: tl.constexpr, segment: tl.constexpr
+def _merge_segments(
+    part_acc, part_m, part_l, positions, out, segments, heads: tl.constexpr, size: tl.constexpr, segment: tl.constexpr
 ) -> None:
-    number = tl.program_id(0)
-    one, place = tl.arange(0, 1), tl.arange(0, size)
-    peak = tl.full((1,), NOTHING, tl.float32)
-    total = tl.zeros((1,), tl.float32)
-    whole = tl.zeros((1, size), tl.float32)
-    for part in range(tl.cdiv(tl.load(positions + number // heads) + 1, segment)):
-        lies = number * room + part + one
-        found = tl.load(mixed + lies[:, None] * size + place[None, :])
-        peak, total, whole = merge(peak, total, whole, tl.load(peaks + lies), tl.load(sums + lies), found)
-    result = (whole / total[:, None]).to(out.dtype.element_ty)
-    tl.store(out + (number + one[:, None]) * size + place[None, :], result)
+    index = tl.program_id(0)
+    one, dim = tl.arange(0, 1), tl.arange(0, size)
+    m = tl.full((1,), MASKED_SCORE, tl.float32)
+    l = tl.zeros((1,), tl.float32)
+    acc = tl.zeros((1, size), tl.float32)
+    for part in range(tl.cdiv(tl.load(positions + index // heads) + 1, segment)):
+        partial = index * segments + part + one
+        next_acc = tl.load(part_acc + partial[:, None] * size + dim[None, :])
+        m, l, acc = merge(m, l, acc, tl.load(part_m + partial), tl.load(part_l + partial), next_acc)
+    result = (acc / l[:, None]).to(out.dtype.element_ty)
+    tl.store(out + (index + one[:, None]) * size + dim[None, :], result)
 
 
-def crew_size(heads: int, kv_heads: int) -> int:
-    """How many rows go through keys together: as many as fill a product."""
-    return int(max(2, TOGETHER // triton.next_power_of_2(heads // kv_heads)))
+def group_size(heads: int, kv_heads: int) -> int:
+    """Rows of a shared-prefix group, at most: as many as fill a matrix product."""
+    return int(max(2, GROUP_QUERIES // triton.next_power_of_2(heads // kv_heads)))
 
 
 def attend(
     query: Tensor,
     kv: Tensor,
-    homes: Tensor,
+    slots: Tensor,
     positions: Tensor,
-    crews: SharedPrefixBatch | None = None,
-    together: bool = False,
+    groups: SharedPrefixBatch | None = None,
+    joint: bool = False,
 ) -> Tensor:
-    """One query a row [W, H, D] over its first positions + 1 keys in kv [2, slots, K, keys, D]: [W, H·D].
+    """Attention of one query per row [W, H, D] over its first positions + 1 keys: [W, H·D].
 
-    Keys that `crews` have in common, whole blocks of `KEYS`, are read at the home of one of them, by each row or,
-    `together`, once for all; it changes no bit.
+    Keys that a group of rows shares, whole blocks of `KEY_BLOCK`, are read in the slot of its leader: by each row, or,
+    with `joint`, once for all of them. Neither changes a bit.
     """
     rows, heads, size = query.shape
-    kv_heads, room = kv.shape[2], triton.cdiv(kv.shape[3], SEGMENT)
-    parts = _parts(rows * kv_heads, room)
+    kv_heads, segments = key_value_heads(kv), triton.cdiv(capacity(kv), SEGMENT_KEYS)
+    parts = _num_parts(rows * kv_heads, segments)
     out = torch.empty_like(query)
     exact = query.dtype == torch.float32
     pad = triton.next_power_of_2(heads // kv_heads)
-    states, peaks, sums = out, out, out
-    if parts > 1 or together:
-        states = query.new_empty(rows, heads, room, size, dtype=torch.float32)
-        peaks, sums = (query.new_empty(rows, heads, room, dtype=torch.float32) for _ in range(2))
-    common = (states, peaks, sums, size**-0.5 * LOG2E, kv.stride(1), kv.stride(2), room, heads, kv_heads)
-    if crews is not None and together:
-        count, most = crews.members.shape
-        apart = _parts(count * kv_heads, room)
-        _attend_together[(count, kv_heads, apart)](
-            query, kv[0], kv[1], crews.members, crews.leaders, crews.lengths, *common, pad, most, size, KEYS,
-            SEGMENT, apart, exact, num_warps=4, num_stages=3, enable_fp_fusion=False,
+    part_acc, part_m, part_l = out, out, out
+    if parts > 1 or joint:
+        part_acc = query.new_empty(rows, heads, segments, size, dtype=torch.float32)
+        part_m, part_l = (query.new_empty(rows, heads, segments, dtype=torch.float32) for _ in range(2))
+    common = (part_acc, part_m, part_l, size**-0.5 * LOG2E, *strides(kv), segments, heads, kv_heads)
+    if groups is not None and joint:
+        num_groups, group_rows = groups.members.shape
+        group_parts = _num_parts(num_groups * kv_heads, segments)
+        _attend_shared_prefix[(num_groups, kv_heads, group_parts)](
+            query, kv[0], kv[1], groups.members, groups.leaders, groups.lengths, *common, pad, group_rows, size,
+            KEY_BLOCK, SEGMENT_KEYS, group_parts, exact, num_warps=4, num_stages=3, enable_fp_fusion=False,
         )  # fmt: skip
-    of_rows = (positions, homes) if crews is None else (crews.row_lengths, crews.row_leaders)
+    per_row = (positions, slots) if groups is None else (groups.row_lengths, groups.row_leaders)
     _attend[(rows, kv_heads, parts)](
-        query, kv[0], kv[1], homes, positions, *of_rows, out, *common, max(16, pad), size, KEYS, SEGMENT, parts, exact,
-        crews is not None, together, num_warps=2, num_stages=2, enable_fp_fusion=False,
+        query, kv[0], kv[1], slots, positions, *per_row, out, *common, max(16, pad), size, KEY_BLOCK, SEGMENT_KEYS,
+        parts, exact, groups is not None, joint, num_warps=2, num_stages=2, enable_fp_fusion=False,
     )  # fmt: skip
     if parts > 1:
-        _gather_parts[(rows * heads,)](
-            states, peaks, sums, positions, out, room, heads, size, SEGMENT, num_warps=2, enable_fp_fusion=False
-        )
+        _merge_segments[(rows * heads,)](
+            part_acc, part_m, part_l, positions, out, segments, heads, size, SEGMENT_KEYS, num_warps=2,
+            enable_fp_fusion=False,
+        )  # fmt: skip
     return out.view(rows, heads * size)
 
 
-def _parts(programs: int, room: int) -> int:
-    """Over how many programs keys are shared out, where there would be few."""
-    wanted = min(room, max(1, PROGRAMS // programs))
+def _num_parts(programs: int, segments: int) -> int:
+    """Programs among which a row's segments are divided, where there would be too few programs to fill a GPU."""
+    wanted = min(segments, max(1, TARGET_PROGRAMS // programs))
     return int(triton.next_power_of_2(wanted)) if wanted > 1 else 1
 
 
-@triton.jit(do_not_specialize=["column"])
+@triton.jit(do_not_specialize=["step"])
 def _sample(
-    logits, noise, temperatures, homes, last, positions, steps, found, column, spare, noise_width, burst, size,
-    block: tl.constexpr, blocks: tl.constexpr,
+    logits, noise, temperatures, slots, last_ids, positions, sampled, results, step, padding_slot, noise_width,
+    num_steps, size, block: tl.constexpr, blocks: tl.constexpr,
 ) -> None:  # fmt: skip
     row = tl.program_id(0)
-    place, order = tl.arange(0, block), tl.arange(0, blocks)
+    column, order = tl.arange(0, block), tl.arange(0, blocks)
     source = logits + row.to(tl.int64) * size
-    home = tl.load(homes + row)
-    temperature = tl.load(temperatures + home)
+    slot = tl.load(slots + row)
+    temperature = tl.load(temperatures + slot)
     greedy = temperature == 0.0
-    cool = 1.0 / tl.where(greedy, 1.0, temperature)
-    peaks = tl.full((blocks,), -float("inf"), tl.float32)
+    scale = 1.0 / tl.where(greedy, 1.0, temperature)
+    maxima = tl.full((blocks,), -float("inf"), tl.float32)
     totals = tl.zeros((blocks,), tl.float32)
-    for number in range(tl.cdiv(size, block)):
-        at = number * block + place
-        value = tl.load(source + at, mask=at < size, other=-float("inf")).to(tl.float32) * cool
-        top = tl.max(value, 0)
-        total = tl.sum(tl.exp(value - tl.maximum(top, -1e30)), 0)
-        peaks, totals = tl.where(order == number, top, peaks), tl.where(order == number, total, totals)
-    peak = tl.max(peaks, 0)
-    shares = totals * tl.exp(peaks - peak)
-    running = tl.cumsum(shares, 0)
-    total = tl.sum(shares, 0)
-    step = tl.load(steps + home)
-    target = tl.load(noise + home * noise_width + tl.minimum(step, noise_width - 1)) * total
-    reached = tl.min(tl.where((running > target) & (shares > 0.0), order, blocks), 0)
-    highest = tl.min(tl.where(peaks == peak, order, blocks), 0)
-    number = tl.where(greedy | (reached == blocks), highest, reached)
-    # The block in which it lies, once more.
-    top = tl.sum(tl.where(order == number, peaks, 0.0), 0)
-    before = tl.sum(tl.where(order == number, running - shares, 0.0), 0)
-    at = number * block + place
-    value = tl.load(source + at, mask=at < size, other=-float("inf")).to(tl.float32) * cool
-    weight = tl.exp(value - top)
-    left = (target - before) / tl.exp(top - peak)
-    drawn = tl.min(tl.where((tl.cumsum(weight, 0) > left) & (weight > 0.0), at, size), 0)
-    drawn = tl.where(drawn == size, tl.max(tl.where(weight > 0.0, at, 0), 0), drawn)  # a rounding short of the end
-    likeliest = tl.min(tl.where(value == top, at, size), 0)
+    for index in range(tl.cdiv(size, block)):
+        token = index * block + column
+        value = tl.load(source + token, mask=token < size, other=-float("inf")).to(tl.float32) * scale
+        block_max = tl.max(value, 0)
+        total = tl.sum(tl.exp(value - tl.maximum(block_max, -1e30)), 0)
+        maxima, totals = tl.where(order == index, block_max, maxima), tl.where(order == index, total, totals)
+    row_max = tl.max(maxima, 0)
+    weights = totals * tl.exp(maxima - row_max)
+    cumulative = tl.cumsum(weights, 0)
+    total = tl.sum(weights, 0)
+    num_sampled = tl.load(sampled + slot)
+    target = tl.load(noise + slot * noise_width + tl.minimum(num_sampled, noise_width - 1)) * total
+    reached = tl.min(tl.where((cumulative > target) & (weights > 0.0), order, blocks), 0)
+    highest = tl.min(tl.where(maxima == row_max, order, blocks), 0)
+    chosen_block = tl.where(greedy | (reached == blocks), highest, reached)
+    # A second pass over the block that holds the token.
+    block_max = tl.sum(tl.where(order == chosen_block, maxima, 0.0), 0)
+    before = tl.sum(tl.where(order == chosen_block, cumulative - weights, 0.0), 0)
+    token = chosen_block * block + column
+    value = tl.load(source + token, mask=token < size, other=-float("inf")).to(tl.float32) * scale
+    weight = tl.exp(value - block_max)
+    rest = (target - before) / tl.exp(block_max - row_max)
+    drawn = tl.min(tl.where((tl.cumsum(weight, 0) > rest) & (weight > 0.0), token, size), 0)
+    drawn = tl.where(drawn == size, tl.max(tl.where(weight > 0.0, token, 0), 0), drawn)  # a rounding short of the end
+    likeliest = tl.min(tl.where(value == block_max, token, size), 0)
     chosen = tl.minimum(tl.where(greedy | (reached == blocks), likeliest, drawn), size - 1)  # even where all are NaN
-    logprob = tl.load(source + chosen).to(tl.float32) * cool - peak - tl.log(total)
-    put = found + (row * burst + column) * 2
-    tl.store(put, chosen.to(tl.float64))
-    tl.store(put + 1, logprob.to(tl.float64))
-    tl.store(last + home, chosen.to(tl.int64))
-    tl.store(positions + home, tl.where(home == spare, 0, tl.load(positions + home) + 1))
-    tl.store(steps + home, step + 1)
+    logprob = tl.load(source + chosen).to(tl.float32) * scale - row_max - tl.log(total)
+    result = results + (row * num_steps + step) * 2
+    tl.store(result, chosen.to(tl.float64))
+    tl.store(result + 1, logprob.to(tl.float64))
+    tl.store(last_ids + slot, chosen.to(tl.int64))
+    tl.store(positions + slot, tl.where(slot == padding_slot, 0, tl.load(positions + slot) + 1))
+    tl.store(sampled + slot, num_sampled + 1)
 
 
 def sample(
-    logits: Tensor, noise: Tensor, temperatures: Tensor, homes: Tensor, state: tuple[Tensor, Tensor, Tensor],
-    found: Tensor, column: int, spare: int,
+    logits: Tensor, noise: Tensor, temperatures: Tensor, slots: Tensor, state: tuple[Tensor, Tensor, Tensor],
+    results: Tensor, step: int, padding_slot: int,
 ) -> None:  # fmt: skip
-    """One id a row by its uniform number noise[home, step] (at temperature 0 the most likely) and its log-prob, into a
-    column of [slots, burst, 2], in float64, which holds both. The row's last id, position and step, by home, go on;
-    those of the `spare` home, where any number of rows may stand, stay at position 0."""
+    """Sample one id per row of logits [W, V] by its uniform number noise[slot, step] (greedy at temperature 0).
+
+    Ids and log-probs go to results[:, step] of [slots, steps, 2], in float64, which holds both exactly. `state`: the
+    last id, position and number of sampled tokens by slot, which are advanced; the padding slot, which any number of
+    rows may have, stays at position 0.
+    """
     rows, size = logits.shape
     _sample[(rows,)](
-        logits, noise, temperatures, homes, *state, found, column, spare, noise.stride(0), found.shape[1], size,
-        VOCABULARY, triton.next_power_of_2(triton.cdiv(size, VOCABULARY)), num_warps=8,
+        logits, noise, temperatures, slots, *state, results, step, padding_slot, noise.stride(0), results.shape[1],
+        size, LOGITS_PER_BLOCK, triton.next_power_of_2(triton.cdiv(size, LOGITS_PER_BLOCK)), num_warps=8,
     )  # fmt: skip

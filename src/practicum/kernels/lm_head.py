@@ -1,4 +1,4 @@
-"""From hidden states to the log-probs of wanted tokens, and back; the logits exist only a piece at a time."""
+"""Log-probs of target tokens from hidden states, and their gradient; logits exist only for a chunk at a time."""
 
 from __future__ import annotations
 
@@ -9,67 +9,70 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LOGITS = 1 << 27
+MAX_LOGITS = 1 << 27
 """Logits held at once (predictions × vocabulary)."""
-VOCABULARY = 4096
-"""Logits that a program looks at together."""
+LOGITS_PER_BLOCK = 4096
+"""Logits that a program processes at a time."""
 
 
-def wide_product(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weight.T in float32, whatever they are in: a logit of 20 in bfloat16 is off by up to 0.06."""
+def float32_matmul(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T in float32, whatever their dtype: a logit of 20 in bfloat16 is off by up to 0.06."""
     if x.dtype == torch.float32 or not x.is_cuda:
         return x.float() @ weight.t().float()
     return torch.mm(x, weight.t(), out_dtype=torch.float32)
 
 
 @triton.jit
-def _read(logits, targets, temperatures, logprobs, entropies, sums, size, stride, block: tl.constexpr) -> None:
+def _logprobs(
+    logits, targets, temperatures, logprobs, entropies, logsumexps, size, stride, block: tl.constexpr
+) -> None:
     row = tl.program_id(0)
     source = logits + row.to(tl.int64) * stride
-    place = tl.arange(0, block)
-    cool = 1.0 / tl.load(temperatures + row)
-    peaks = tl.full((block,), -1e30, tl.float32)
-    totals = tl.zeros((block,), tl.float32)
-    means = tl.zeros((block,), tl.float32)
-    for at in range(0, size, block):
-        inside = at + place < size
-        value = tl.load(source + at + place, mask=inside, other=-1e30).to(tl.float32) * cool
-        higher = tl.maximum(peaks, value)
-        fade, weight = tl.exp(peaks - higher), tl.where(inside, tl.exp(value - higher), 0.0)
-        totals = totals * fade + weight
-        means = means * fade + tl.where(inside, weight * value, 0.0)
-        peaks = higher
-    peak = tl.max(peaks, 0)
-    share = tl.exp(peaks - peak)
-    total = tl.sum(totals * share, 0)
-    whole = peak + tl.log(total)
-    wanted = tl.load(source + tl.load(targets + row)).to(tl.float32) * cool
-    tl.store(logprobs + row, wanted - whole)
-    tl.store(entropies + row, whole - tl.sum(means * share, 0) / total)
-    tl.store(sums + row, whole)
+    column = tl.arange(0, block)
+    scale = 1.0 / tl.load(temperatures + row)
+    m = tl.full((block,), -1e30, tl.float32)
+    l = tl.zeros((block,), tl.float32)
+    weighted = tl.zeros((block,), tl.float32)
+    for start in range(0, size, block):
+        inside = start + column < size
+        value = tl.load(source + start + column, mask=inside, other=-1e30).to(tl.float32) * scale
+        m_new = tl.maximum(m, value)
+        alpha, weight = tl.exp(m - m_new), tl.where(inside, tl.exp(value - m_new), 0.0)
+        l = l * alpha + weight
+        weighted = weighted * alpha + tl.where(inside, weight * value, 0.0)
+        m = m_new
+    row_max = tl.max(m, 0)
+    share = tl.exp(m - row_max)
+    total = tl.sum(l * share, 0)
+    logsumexp = row_max + tl.log(total)
+    target = tl.load(source + tl.load(targets + row)).to(tl.float32) * scale
+    tl.store(logprobs + row, target - logsumexp)
+    tl.store(entropies + row, logsumexp - tl.sum(weighted * share, 0) / total)
+    tl.store(logsumexps + row, logsumexp)
 
 
 @triton.jit
-def _slope(
-    logits, targets, temperatures, entropies, sums, by_logprob, by_entropy, out, size, stride, block: tl.constexpr
-) -> None:
+def _grad_logits(
+    logits, targets, temperatures, entropies, logsumexps, grad_logprob, grad_entropy, out, size, stride,
+    block: tl.constexpr,
+) -> None:  # fmt: skip
     row = tl.program_id(0)
-    place = tl.program_id(1) * block + tl.arange(0, block)
-    inside = place < size
-    at = row.to(tl.int64) * stride + place
-    cool = 1.0 / tl.load(temperatures + row)
-    logprob = tl.load(logits + at, mask=inside, other=0.0).to(tl.float32) * cool - tl.load(sums + row)
-    share = tl.exp(logprob)
-    steep, spread = tl.load(by_logprob + row), tl.load(by_entropy + row)
-    found = steep * (tl.where(place == tl.load(targets + row), 1.0, 0.0) - share)
-    found -= spread * share * (logprob + tl.load(entropies + row))
-    tl.store(out + at, (found * cool).to(out.dtype.element_ty), mask=inside)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    inside = column < size
+    offset = row.to(tl.int64) * stride + column
+    scale = 1.0 / tl.load(temperatures + row)
+    logprob = tl.load(logits + offset, mask=inside, other=0.0).to(tl.float32) * scale - tl.load(logsumexps + row)
+    prob = tl.exp(logprob)
+    grad, grad_h = tl.load(grad_logprob + row), tl.load(grad_entropy + row)
+    result = grad * (tl.where(column == tl.load(targets + row), 1.0, 0.0) - prob)
+    result -= grad_h * prob * (logprob + tl.load(entropies + row))
+    tl.store(out + offset, (result * scale).to(out.dtype.element_ty), mask=inside)
 
 
 class HeadLogprobs(torch.autograd.Function):
     """(log-probs, entropies) [P] of targets given hidden states [P, E] and a head's weight [V, E], at temperatures.
 
-    Only the sums are kept: the backward pass computes the logits again, a piece at a time.
+    Only per-token sums are saved: the backward pass computes the logits again, a chunk at a time.
     """
 
     @staticmethod
@@ -77,36 +80,39 @@ class HeadLogprobs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperatures: Tensor
     ) -> tuple[Tensor, Tensor]:
         count = hidden.shape[0]
-        logprobs, entropies, sums = (torch.empty(count, dtype=torch.float32, device=hidden.device) for _ in range(3))
-        for part in pieces(count, weight.shape[0]):
-            logits = wide_product(hidden[part], weight)
-            _read[(len(logits),)](
-                logits, targets[part], temperatures[part], logprobs[part], entropies[part], sums[part], logits.shape[1],
-                logits.stride(0), VOCABULARY, num_warps=8,
+        logprobs, entropies, logsumexps = (
+            torch.empty(count, dtype=torch.float32, device=hidden.device) for _ in range(3)
+        )
+        for part in chunks(count, weight.shape[0]):
+            logits = float32_matmul(hidden[part], weight)
+            _logprobs[(len(logits),)](
+                logits, targets[part], temperatures[part], logprobs[part], entropies[part], logsumexps[part],
+                logits.shape[1], logits.stride(0), LOGITS_PER_BLOCK, num_warps=8,
             )  # fmt: skip
-        ctx.save_for_backward(hidden, weight, targets, temperatures, entropies, sums)
+        ctx.save_for_backward(hidden, weight, targets, temperatures, entropies, logsumexps)
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, by_logprob: Tensor, by_entropy: Tensor) -> tuple[Any, ...]:
-        hidden, weight, targets, temperatures, entropies, sums = ctx.saved_tensors
-        by_logprob, by_entropy = by_logprob.contiguous(), by_entropy.contiguous()
-        by_hidden = torch.empty_like(hidden)
-        learning = ctx.needs_input_grad[1]
-        by_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if learning else None
-        for part in pieces(hidden.shape[0], weight.shape[0]):
-            logits = wide_product(hidden[part], weight)
-            slopes = torch.empty_like(logits, dtype=hidden.dtype)
-            _slope[(len(logits), triton.cdiv(logits.shape[1], VOCABULARY))](
-                logits, targets[part], temperatures[part], entropies[part], sums[part], by_logprob[part],
-                by_entropy[part], slopes, logits.shape[1], logits.stride(0), VOCABULARY, num_warps=8,
+    def backward(ctx: Any, grad_logprob: Tensor, grad_entropy: Tensor) -> tuple[Any, ...]:
+        hidden, weight, targets, temperatures, entropies, logsumexps = ctx.saved_tensors
+        grad_logprob, grad_entropy = grad_logprob.contiguous(), grad_entropy.contiguous()
+        grad_hidden = torch.empty_like(hidden)
+        need_weight = ctx.needs_input_grad[1]
+        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if need_weight else None
+        for part in chunks(hidden.shape[0], weight.shape[0]):
+            logits = float32_matmul(hidden[part], weight)
+            grad_logits = torch.empty_like(logits, dtype=hidden.dtype)
+            _grad_logits[(len(logits), triton.cdiv(logits.shape[1], LOGITS_PER_BLOCK))](
+                logits, targets[part], temperatures[part], entropies[part], logsumexps[part], grad_logprob[part],
+                grad_entropy[part], grad_logits, logits.shape[1], logits.stride(0), LOGITS_PER_BLOCK, num_warps=8,
             )  # fmt: skip
-            torch.mm(slopes, weight, out=by_hidden[part])
-            if by_weight is not None:
-                by_weight += slopes.t() @ hidden[part]
-        return by_hidden, None if by_weight is None else by_weight.to(weight.dtype), None, None
+            torch.mm(grad_logits, weight, out=grad_hidden[part])
+            if grad_weight is not None:
+                grad_weight += grad_logits.t() @ hidden[part]
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
 
 
-def pieces(count: int, vocabulary: int) -> list[slice]:
-    step = max(1, LOGITS // vocabulary)
+def chunks(count: int, vocabulary: int) -> list[slice]:
+    """Slices of predictions whose logits fit into `MAX_LOGITS`."""
+    step = max(1, MAX_LOGITS // vocabulary)
     return [slice(start, start + step) for start in range(0, count, step)]

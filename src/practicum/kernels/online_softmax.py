@@ -1,11 +1,14 @@
-"""How a query goes through its keys, for all that look at keys and values: decoding, prompts and the learner.
+"""Online softmax in one fixed order of keys, for every kernel that attends: decode, prefill and training.
 
 They must round alike to the last bit. One different bit is enough: the next layer's bfloat16 turns it into many, and
-after a few layers engine and learner agree no better than if each had rounded as it liked. So there is one order, which
-depends on nothing but where a key stands in its sequence: blocks of `KEYS` from the first token on, each folded
-into the ones before it, and what `SEGMENT` keys gave merged with what came before them. The sum of the weights is a
-product too, as a sum across threads would depend on how a kernel lays out its rows. Kernels with these in them are
-built with `enable_fp_fusion=False`, since what a compiler fuses differs from kernel to kernel.
+after a few layers engine and trainer agree no better than if each had rounded at random. So there is one order, which
+depends on nothing but a key's position in its sequence: blocks of `KEY_BLOCK` keys from the first token on, each
+accumulated onto the ones before it, and the result of `SEGMENT_KEYS` keys merged with that of the segments before. The
+sum of the weights is a matrix product too, since a sum across threads would depend on how a kernel lays out its rows.
+Kernels that use these functions are built with `enable_fp_fusion=False`, since what a compiler fuses differs from
+kernel to kernel.
+
+m is the running maximum of the scores, l the sum of the weights exp2(score - m), acc the weighted sum of the values.
 """
 
 from __future__ import annotations
@@ -13,13 +16,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-KEYS = 64
-"""Keys that are looked at together."""
-SEGMENT = 512
-"""Keys after which a new sum begins; long rows of a small batch are shared out by it."""
+KEY_BLOCK = 64
+"""Keys per matrix product."""
+SEGMENT_KEYS = 512
+"""Keys after which a new sum begins; the segments of a long row can be computed by several programs."""
 LOG2E = 1.4426950408889634
-NOTHING = tl.constexpr(-1e30)
-"""The score of a key that is not seen."""
+MASKED_SCORE = tl.constexpr(-1e30)
+"""The score of a key that is masked."""
 
 
 @triton.jit
@@ -31,32 +34,31 @@ def dot(a, b, exact: tl.constexpr):
 
 
 @triton.jit
-def mix(weight, value, mixed, exact: tl.constexpr):
-    """Values mixed by float32 weights, on top of `mixed`. Where values are in half precision the weights come in two
-    halves, which together are as good as float32."""
+def weighted_sum(weight, value, acc, exact: tl.constexpr):
+    """acc + weight @ value, with float32 weights. Where values are in half precision the weights are split into two
+    halves, which together are as precise as float32."""
     if exact:
-        return tl.dot(weight, value, mixed, input_precision="ieee")
+        return tl.dot(weight, value, acc, input_precision="ieee")
     else:
-        most = weight.to(value.dtype)
-        rest = (weight - most.to(tl.float32)).to(value.dtype)
-        return tl.dot(rest, value, tl.dot(most, value, mixed))
+        high = weight.to(value.dtype)
+        low = (weight - high.to(tl.float32)).to(value.dtype)
+        return tl.dot(low, value, tl.dot(high, value, acc))
 
 
 @triton.jit
-def fold(score, value, peak, total, mixed, exact: tl.constexpr):
-    """Go on by a block of keys: scores [M, B] as powers of two, values [B, D]; peak [M], total [M, 16] (its columns
-    are all the same), mixed [M, D]."""
-    higher = tl.maximum(peak, tl.max(score, 1))
-    weight = tl.exp2(score - higher[:, None])
-    fade = tl.exp2(peak - higher)[:, None]
+def accumulate(score, value, m, l, acc, exact: tl.constexpr):
+    """Add a block of keys: scores [M, B] in base 2, values [B, D]; m [M], l [M, 16] (all columns equal), acc [M, D]."""
+    m_new = tl.maximum(m, tl.max(score, 1))
+    weight = tl.exp2(score - m_new[:, None])
+    alpha = tl.exp2(m - m_new)[:, None]
     ones = tl.full((score.shape[1], 16), 1.0, value.dtype)
-    return higher, mix(weight, ones, total * fade, exact), mix(weight, value, mixed * fade, exact)
+    return m_new, weighted_sum(weight, ones, l * alpha, exact), weighted_sum(weight, value, acc * alpha, exact)
 
 
 @triton.jit
-def merge(peak, total, mixed, next_peak, next_total, next_mixed):
-    """Two sums as one: peak [M], total [M], mixed [M, D]. On top of nothing it changes no bit."""
-    higher = tl.maximum(peak, next_peak)
-    fade, share = tl.exp2(peak - higher), tl.exp2(next_peak - higher)
-    total = total * fade + next_total * share
-    return higher, total, mixed * fade[:, None] + next_mixed * share[:, None]
+def merge(m, l, acc, next_m, next_l, next_acc):
+    """Merge two partial results: m [M], l [M], acc [M, D]. Merging onto an empty one changes no bit."""
+    m_new = tl.maximum(m, next_m)
+    alpha, next_alpha = tl.exp2(m - m_new), tl.exp2(next_m - m_new)
+    l = l * alpha + next_l * next_alpha
+    return m_new, l, acc * alpha[:, None] + next_acc * next_alpha[:, None]

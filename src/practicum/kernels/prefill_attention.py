@@ -1,6 +1,6 @@
-"""Attention of prompts being computed over the KV buffer, in which what was cached lies already.
+"""Attention of prompts over the KV buffer, which holds what was cached of them already.
 
-Tokens of several rows stand packed, each row's in order. A block of queries belongs to one row.
+Tokens of several prompts are packed end to end, each prompt's in order. A block of queries belongs to one prompt.
 """
 
 from __future__ import annotations
@@ -14,128 +14,131 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from practicum.kernels.online_softmax import KEYS, LOG2E, NOTHING, SEGMENT, dot, fold, merge
+from practicum.kernels.kv_layout import head_offset, head_size, key_value_heads, strides, token_offset
+from practicum.kernels.online_softmax import KEY_BLOCK, LOG2E, MASKED_SCORE, SEGMENT_KEYS, accumulate, dot, merge
 
-QUERIES = 64
+QUERY_BLOCK = 64
+"""Queries per program."""
 
 
 @dataclass(frozen=True)
-class Packed:
-    """T tokens of several rows end to end, and their blocks of queries. Views of one tensor: it goes over in one go."""
+class PackedPrompts:
+    """T tokens of several prompts end to end, and their blocks of queries; views of one tensor, sent in one copy."""
 
     ids: Tensor  # [T]
-    homes: Tensor  # [T] where in the KV buffer a token's row lies; -1: nowhere
+    slots: Tensor  # [T] the slot of a token's prompt; -1: padding
     positions: Tensor  # [T]
     first: Tensor  # [blocks] the block's first token
-    count: Tensor  # [blocks] how many it has
+    count: Tensor  # [blocks] its number of tokens
 
 
-def _whole(count: int) -> int:
-    """Where a list begins decides how a kernel may read it, and each way is built anew: all begin at 16 bytes."""
+def _round_up(count: int) -> int:
+    """Round up to 16 bytes: the alignment of a list decides how a kernel reads it, and each way is compiled anew."""
     return -(-count // 4) * 4
 
 
-def cut_up(numbers: Tensor, tokens: int, blocks: int) -> Packed:
-    return Packed(*torch.split(numbers, [tokens, tokens, tokens, blocks, blocks]))
+def unpack(numbers: Tensor, tokens: int, blocks: int) -> PackedPrompts:
+    """The lists that `pack` has joined."""
+    return PackedPrompts(*torch.split(numbers, [tokens, tokens, tokens, blocks, blocks]))
 
 
-def block_count(rows: Sequence[tuple[int, Sequence[int], int]]) -> int:
-    return sum(-(-len(ids) // QUERIES) for _, ids, _ in rows)
+def num_query_blocks(rows: Sequence[tuple[int, Sequence[int], int]]) -> int:
+    return sum(-(-len(ids) // QUERY_BLOCK) for _, ids, _ in rows)
 
 
-def packed(rows: Sequence[tuple[int, Sequence[int], int]], tokens: int = 0, blocks: int = 0) -> tuple[Tensor, int, int]:
-    """`rows`: (home, ids, position of the first), as numbers for `cut_up`, padded to at least so many tokens and
-    blocks."""
+def pack(rows: Sequence[tuple[int, Sequence[int], int]], tokens: int = 0, blocks: int = 0) -> tuple[Tensor, int, int]:
+    """Rows (slot, ids, position of the first) as one tensor for `unpack`, with its numbers of tokens and blocks.
+
+    Padded to at least `tokens` and `blocks`.
+    """
     lengths = np.array([len(ids) for _, ids, _ in rows])
     offsets = np.concatenate([[0], lengths.cumsum()])
     total = int(offsets[-1])
     pairs = list(zip(offsets.tolist(), lengths.tolist(), strict=False))
-    first = np.concatenate([np.arange(0, length, QUERIES) + at for at, length in pairs])
-    stops = np.concatenate([np.full(-(-length // QUERIES), at + length) for at, length in pairs])
-    tokens, blocks = _whole(max(tokens, total)), _whole(max(blocks, len(first)))
+    first = np.concatenate([np.arange(0, length, QUERY_BLOCK) + start for start, length in pairs])
+    stops = np.concatenate([np.full(-(-length // QUERY_BLOCK), start + length) for start, length in pairs])
+    tokens, blocks = _round_up(max(tokens, total)), _round_up(max(blocks, len(first)))
     numbers = np.zeros(3 * tokens + 2 * blocks, dtype=np.int32)
-    ids, homes, positions, firsts, counts = np.split(numbers, np.cumsum([tokens, tokens, tokens, blocks]))
+    ids, slots, positions, firsts, counts = np.split(numbers, np.cumsum([tokens, tokens, tokens, blocks]))
     ids[:total] = np.concatenate([np.asarray(own, dtype=np.int32) for _, own, _ in rows])
-    homes[:] = -1
-    homes[:total] = np.repeat([home for home, _, _ in rows], lengths)
+    slots[:] = -1
+    slots[:total] = np.repeat([slot for slot, _, _ in rows], lengths)
     positions[:total] = np.arange(total) - np.repeat(offsets[:-1] - [start for _, _, start in rows], lengths)
-    firsts[: len(first)], counts[: len(first)] = first, np.minimum(stops - first, QUERIES)
+    firsts[: len(first)], counts[: len(first)] = first, np.minimum(stops - first, QUERY_BLOCK)
     return torch.from_numpy(numbers), tokens, blocks
 
 
 @triton.jit
-def _keep(
-    joined, keys, values, homes, positions, slot_stride, head_stride,
+def _store_kv(
+    joined, keys, values, slots, positions, slot_stride, head_stride,
     heads: tl.constexpr, kv_heads: tl.constexpr, block: tl.constexpr, size: tl.constexpr,
 ) -> None:  # fmt: skip
     row = tl.program_id(0)
-    head, place = tl.arange(0, block), tl.arange(0, size)
-    lies = tl.load(homes + row)
-    inside = ((head < kv_heads) & (lies >= 0))[:, None]
-    source = (
-        joined + row.to(tl.int64) * ((heads + 2 * kv_heads) * size) + (heads + head[:, None]) * size + place[None, :]
-    )
-    home = lies.to(tl.int64) * slot_stride + tl.load(positions + row) * size
-    target = home + head[:, None] * head_stride + place[None, :]
+    head, dim = tl.arange(0, block), tl.arange(0, size)
+    slot = tl.load(slots + row)
+    inside = ((head < kv_heads) & (slot >= 0))[:, None]
+    source = joined + row.to(tl.int64) * ((heads + 2 * kv_heads) * size) + (heads + head[:, None]) * size + dim[None, :]
+    token = token_offset(tl.load(positions + row), size)
+    target = head_offset(slot, head[:, None], slot_stride, head_stride) + token + dim[None, :]
     tl.store(keys + target, tl.load(source, mask=inside, other=0.0), mask=inside)
     tl.store(values + target, tl.load(source + kv_heads * size, mask=inside, other=0.0), mask=inside)
 
 
-def keep(joined: Tensor, kv: Tensor, where: Packed, heads: int) -> None:
-    """Turned keys and values of joined projections [T, (H + 2K)·D] go to kv [2, slots, K, keys, D]."""
-    kv_heads, size = kv.shape[2], kv.shape[4]
-    _keep[(joined.shape[0],)](
-        joined, kv[0], kv[1], where.homes, where.positions, kv.stride(1), kv.stride(2), heads, kv_heads,
+def store_kv(joined: Tensor, kv: Tensor, packed: PackedPrompts, heads: int) -> None:
+    """Store the rotated keys and the values of joined projections [T, (H + 2K)·D] in their prompts' slots."""
+    kv_heads, size = key_value_heads(kv), head_size(kv)
+    _store_kv[(joined.shape[0],)](
+        joined, kv[0], kv[1], packed.slots, packed.positions, *strides(kv), heads, kv_heads,
         triton.next_power_of_2(kv_heads), size, num_warps=2,
     )  # fmt: skip
 
 
 @triton.jit
 def _attend(
-    joined, keys, values, out, homes, positions, firsts, counts, scale, slot_stride, head_stride,
+    joined, keys, values, out, slots, positions, firsts, counts, scale, slot_stride, head_stride,
     heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, queries: tl.constexpr, block: tl.constexpr,
     segment: tl.constexpr, exact: tl.constexpr,
 ) -> None:  # fmt: skip
-    number, head = tl.program_id(0), tl.program_id(1)
-    first, count = tl.load(firsts + number), tl.load(counts + number)
-    member, place, step = tl.arange(0, queries), tl.arange(0, size), tl.arange(0, block)
-    here = member < count
+    query_block, head = tl.program_id(0), tl.program_id(1)
+    first, count = tl.load(firsts + query_block), tl.load(counts + query_block)
+    member, dim, step = tl.arange(0, queries), tl.arange(0, size), tl.arange(0, block)
+    inside = member < count
     row = (first + member).to(tl.int64)
     width: tl.constexpr = (heads + 2 * kv_heads) * size
     group: tl.constexpr = heads // kv_heads
-    query = tl.load(joined + row[:, None] * width + head * size + place[None, :], mask=here[:, None], other=0.0)
+    query = tl.load(joined + row[:, None] * width + head * size + dim[None, :], mask=inside[:, None], other=0.0)
     begin = tl.load(positions + first)
     position = begin + member
-    offset = tl.load(homes + first).to(tl.int64) * slot_stride + (head // group) * head_stride
-    whole_peak = tl.full((queries,), NOTHING, tl.float32)
-    whole_total = tl.zeros((queries,), tl.float32)
-    whole = tl.zeros((queries, size), tl.float32)
+    base = head_offset(tl.load(slots + first), head // group, slot_stride, head_stride)
+    row_m = tl.full((queries,), MASKED_SCORE, tl.float32)
+    row_l = tl.zeros((queries,), tl.float32)
+    row_acc = tl.zeros((queries, size), tl.float32)
     stop = tl.where(count > 0, begin + count, 0)
     for start in range(0, stop, segment):
-        peak = tl.full((queries,), NOTHING, tl.float32)
-        total = tl.zeros((queries, 16), tl.float32)
-        mixed = tl.zeros((queries, size), tl.float32)
+        m = tl.full((queries,), MASKED_SCORE, tl.float32)
+        l = tl.zeros((queries, 16), tl.float32)
+        acc = tl.zeros((queries, size), tl.float32)
         for at in range(start, tl.minimum(start + segment, stop), block):
             other = at + step
-            where = offset + other[:, None] * size + place[None, :]
+            offset = base + token_offset(other, size)[:, None] + dim[None, :]
             there = (other < stop)[:, None]
-            key = tl.load(keys + where, mask=there, other=0.0)
+            key = tl.load(keys + offset, mask=there, other=0.0)
             score = dot(query, tl.trans(key), exact) * scale
-            score = tl.where(other[None, :] <= position[:, None], score, NOTHING)
-            value = tl.load(values + where, mask=there, other=0.0)
-            peak, total, mixed = fold(score, value, peak, total, mixed, exact)
-        whole_peak, whole_total, whole = merge(whole_peak, whole_total, whole, peak, tl.max(total, 1), mixed)
-    target = out + row[:, None] * (heads * size) + head * size + place[None, :]
-    tl.store(target, (whole / whole_total[:, None]).to(out.dtype.element_ty), mask=here[:, None])
+            score = tl.where(other[None, :] <= position[:, None], score, MASKED_SCORE)
+            value = tl.load(values + offset, mask=there, other=0.0)
+            m, l, acc = accumulate(score, value, m, l, acc, exact)
+        row_m, row_l, row_acc = merge(row_m, row_l, row_acc, m, tl.max(l, 1), acc)
+    target = out + row[:, None] * (heads * size) + head * size + dim[None, :]
+    tl.store(target, (row_acc / row_l[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
 
 
-def attend(joined: Tensor, kv: Tensor, where: Packed, heads: int) -> Tensor:
-    """Turned queries of joined projections over their rows' keys up to themselves in kv: [T, H·D]."""
-    kv_heads, size = kv.shape[2], kv.shape[4]
+def attend(joined: Tensor, kv: Tensor, packed: PackedPrompts, heads: int) -> Tensor:
+    """Attention of the rotated queries of joined projections over their prompt's keys up to themselves: [T, H·D]."""
+    kv_heads, size = key_value_heads(kv), head_size(kv)
     out = joined.new_empty(joined.shape[0], heads * size)
-    _attend[(len(where.first), heads)](
-        joined, kv[0], kv[1], out, where.homes, where.positions, where.first, where.count, size**-0.5 * LOG2E,
-        kv.stride(1), kv.stride(2), heads, kv_heads, size, QUERIES, KEYS, SEGMENT, joined.dtype == torch.float32,
+    _attend[(len(packed.first), heads)](
+        joined, kv[0], kv[1], out, packed.slots, packed.positions, packed.first, packed.count, size**-0.5 * LOG2E,
+        *strides(kv), heads, kv_heads, size, QUERY_BLOCK, KEY_BLOCK, SEGMENT_KEYS, joined.dtype == torch.float32,
         num_warps=4, num_stages=2, enable_fp_fusion=False,
     )  # fmt: skip
     return out

@@ -1,10 +1,10 @@
-"""One forward pass for the learner and the engine, over a Hugging Face model's own weights.
+"""One forward pass for the trainer and the engine, over a Hugging Face model's own weights.
 
-Both must give the same log-probs, so both run this code; only the attention differs (a mask over a
-packed batch there, a KV cache here) and is passed in. Llama, Qwen2 and Qwen3 are covered; a test
-holds it to Hugging Face's own forward.
+Both must give the same log-probs, so both run this code; only the attention differs (over a packed batch in the
+trainer, over a KV cache in the engine) and is passed in. Llama, Qwen2 and Qwen3 are covered; a test
+compares it with Hugging Face's own forward.
 
-Shapes: [N] tokens in any leading layout (rows × tokens in the learner, slots in the engine),
+Shapes: [N] tokens in any leading layout (rows × tokens in the trainer, rows in the engine),
 [H] heads, [K] key-value heads, [D] head size, [E] hidden size, [V] vocabulary.
 """
 
@@ -31,7 +31,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes that a cache or a budget needs to know."""
+    """The sizes of a model."""
 
     layers: int
     heads: int
@@ -43,30 +43,31 @@ class Shape:
 
 
 @dataclass
-class Worn:
-    """Which adapter's columns the rows of the next pass let through [.., width]; None: nobody wears one."""
+class AdapterSelection:
+    """Which adapters' columns the rows of the next pass use [.., width]; None: the base model alone."""
 
-    columns: Tensor | None = None
+    mask: Tensor | None = None
 
 
 @dataclass(frozen=True)
-class Aside:
-    """Low-rank matrices of several adapters beside one product of `projections` layers, of `width` columns each."""
+class AdapterMatrices:
+    """Low-rank matrices of several adapters for one `FusedLinear` of `projections` layers, of `width` columns each."""
 
     down: Tensor  # [projections · width, in]
     up: Tensor  # [out, projections · width]
     projections: int
-    worn: Worn
+    selection: AdapterSelection
 
-    def add_to(self, product: Tensor, x: Tensor) -> Tensor:
-        if self.worn.columns is None:
-            return product
-        narrow = F.linear(x, self.down) * self.worn.columns.tile(self.projections)
-        return product + F.linear(narrow, self.up)
+    def add_to(self, output: Tensor, x: Tensor) -> Tensor:
+        """The base layer's output with those of the selected adapters added."""
+        if self.selection.mask is None:
+            return output
+        low_rank = F.linear(x, self.down) * self.selection.mask.tile(self.projections)
+        return output + F.linear(low_rank, self.up)
 
 
-class Fused:
-    """Several linear layers with one input, their weights laid side by side in one storage.
+class FusedLinear:
+    """Several linear layers with one input, their weights joined in one storage.
 
     The modules' own parameters become views of it: an optimizer that updates them in place has
     updated this too. Nothing is copied and nothing needs to be synchronised.
@@ -79,9 +80,9 @@ class Fused:
         self.plain = all(type(linear) is nn.Linear for linear in linears) and len(biases) in (0, len(linears))
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
-        self.aside: Aside | None = None
-        """Adapters that rows may wear while decoding."""
-        if self.plain:  # adapters and quantised layers compute in their own way
+        self.adapters: AdapterMatrices | None = None
+        """Adapters that single requests may use while decoding."""
+        if self.plain:  # PEFT's and quantised layers compute in their own way
             self.weight = self._join([linear.weight for linear in linears])
             self.bias = self._join(biases) if biases else None
 
@@ -89,8 +90,8 @@ class Fused:
     def _join(parameters: Sequence[Tensor]) -> Tensor:
         if len(parameters) == 1:
             return parameters[0]
-        if (whole := _side_by_side(parameters)) is not None:  # another decoder has joined them
-            return whole
+        if (existing := _joined_storage(parameters)) is not None:  # another decoder has joined them
+            return existing
         joined = torch.cat([parameter.data for parameter in parameters])
         start = 0
         for parameter in parameters:
@@ -99,17 +100,17 @@ class Fused:
         return joined
 
     def joined(self, x: Tensor) -> Tensor | None:
-        """All outputs side by side in one product, where no adapter is in the way."""
+        """All outputs in one product [.., out]; None where PEFT's or quantised layers compute in their own way."""
         if self.weight is None:
             return None
         if not torch.is_grad_enabled():
-            product = F.linear(x, self.weight, self.bias)
-            return product if self.aside is None else self.aside.add_to(product, x)
+            output = F.linear(x, self.weight, self.bias)
+            return output if self.adapters is None else self.adapters.add_to(output, x)
         if len(self.linears) == 1 or torch.is_autocast_enabled(x.device.type):
             return None
         weights = [linear.weight for linear in self.linears]
         biases = [linear.bias for linear in self.linears if linear.bias is not None]
-        result: Tensor = _Product.apply(x, self.weight, self.bias, self.sizes, *weights, *biases)  # type: ignore[no-untyped-call]
+        result: Tensor = _JoinedLinear.apply(x, self.weight, self.bias, self.sizes, *weights, *biases)  # type: ignore[no-untyped-call]
         return result
 
     def only(self, x: Tensor) -> Tensor:
@@ -125,7 +126,7 @@ class Fused:
         return torch.split(joined, self.sizes, dim=-1)
 
 
-def _side_by_side(parameters: Sequence[Tensor]) -> Tensor | None:
+def _joined_storage(parameters: Sequence[Tensor]) -> Tensor | None:
     """The one tensor that these are consecutive parts of, if they are."""
     first = parameters[0]
     end = first.data_ptr()
@@ -141,8 +142,8 @@ def _side_by_side(parameters: Sequence[Tensor]) -> Tensor | None:
     return first.data.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
 
 
-class _Product(torch.autograd.Function):
-    """x times weights laid side by side, and the gradient of each: one product where there would be several."""
+class _JoinedLinear(torch.autograd.Function):
+    """x times joined weights, and the gradient of each: one product where there would be several."""
 
     @staticmethod
     def forward(
@@ -162,8 +163,8 @@ class _Product(torch.autograd.Function):
         return gradient @ weight, None, None, None, *parts
 
 
-class _Gated(torch.autograd.Function):
-    """silu(gate) · up of both side by side; keeps nothing but its input."""
+class _SiluAndMul(torch.autograd.Function):
+    """silu(gate) · up of both joined; saves nothing but its input."""
 
     @staticmethod
     def forward(ctx: Any, joined: Tensor) -> Tensor:
@@ -176,23 +177,23 @@ class _Gated(torch.autograd.Function):
         (joined,) = ctx.saved_tensors
         gate, up = joined.chunk(2, dim=-1)
         result = torch.empty_like(joined)
-        to_gate, to_up = result.chunk(2, dim=-1)
-        torch.mul(gradient, F.silu(gate), out=to_up)
-        torch.ops.aten.silu_backward.grad_input(gradient * up, gate, grad_input=to_gate)
+        grad_gate, grad_up = result.chunk(2, dim=-1)
+        torch.mul(gradient, F.silu(gate), out=grad_up)
+        torch.ops.aten.silu_backward.grad_input(gradient * up, gate, grad_input=grad_gate)
         return result
 
 
 class Layer:
-    """One layer's pieces, looked up once: the model's own parameters, by reference.
+    """One layer's modules, looked up once: the model's own parameters, by reference.
 
-    `adapted=False` looks beneath a LoRA adapter, at the layers it was put on.
+    `adapted=False` takes the layers beneath a LoRA adapter instead of PEFT's.
     """
 
     def __init__(self, layer: Any, adapted: bool = True) -> None:
         attention, mlp = layer.self_attn, layer.mlp
 
-        def fused(*linears: Any) -> Fused:
-            return Fused([linear if adapted else getattr(linear, "base_layer", linear) for linear in linears])
+        def fused(*linears: Any) -> FusedLinear:
+            return FusedLinear([linear if adapted else getattr(linear, "base_layer", linear) for linear in linears])
 
         self.qkv = fused(attention.q_proj, attention.k_proj, attention.v_proj)
         self.out = fused(attention.o_proj)
@@ -233,22 +234,22 @@ class Decoder:
         self.autocast = False
         """Whether training passes compute in bfloat16 beside float32 weights."""
         self.dropout = False
-        """Whether training passes drop what an adapter says is to be dropped."""
+        """Whether training passes apply an adapter's dropout."""
         self.checkpointing = False
-        """Whether a training pass keeps only layer inputs and computes the rest again for the gradient."""
+        """Whether a training pass saves only layer inputs and computes the rest again for the gradient."""
         self.final_norm: Tensor = model.model.norm.weight
         self._cos, self._sin = self.rotary_tables(self.dtype)
 
     @functools.cached_property
     def tables(self) -> tuple[Tensor, Tensor]:
-        """The same in float32, for kernels that turn in float32."""
+        """cos and sin in float32, for kernels, which rotate in float32."""
         return self.rotary_tables(torch.float32)
 
     @torch.no_grad()
     def rotary_tables(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin for every position [context, D], from the model's own rotary module (scaling included).
 
-        The first half of sin is negated: rotating is then x·cos + swapped(x)·sin.
+        The first half of sin is negated: the rotation is then x·cos + swapped(x)·sin.
         """
         positions = torch.arange(self.shape.context, device=self.device)[None]
         probe = torch.zeros(1, dtype=torch.float32, device=self.device)
@@ -277,38 +278,38 @@ class Decoder:
         """
         cos, sin = self._cos[positions][..., None, :], self._sin[positions][..., None, :]  # [.., 1, D]
         x = F.embedding(ids, self.model.model.embed_tokens.weight)
-        for number, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.layers):
             if self.checkpointing and torch.is_grad_enabled():
-                x = checkpoint(self._layer, number, layer, x, cos, sin, attend, use_reentrant=False)
+                x = checkpoint(self._layer, index, layer, x, cos, sin, attend, use_reentrant=False)
                 continue
-            if keys_only and number == self.shape.layers - 1:
-                return self._attended(number, layer, x, cos, sin, attend)
-            x = self._layer(number, layer, x, cos, sin, attend)
+            if keys_only and index == self.shape.layers - 1:
+                return self._attended(index, layer, x, cos, sin, attend)
+            x = self._layer(index, layer, x, cos, sin, attend)
         return self._norm(x, self.final_norm)
 
-    def _attended(self, number: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+    def _attended(self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         q, k, v = self._heads(layer, self._norm(x, layer.before_attention), cos, sin)
-        return attend(number, q, k, v)
+        return attend(index, q, k, v)
 
-    def _layer(self, number: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        x = x + layer.out.only(self._attended(number, layer, x, cos, sin, attend))
-        normal = self._norm(x, layer.before_mlp)
-        joined = layer.gate_up.joined(normal)
+    def _layer(self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        x = x + layer.out.only(self._attended(index, layer, x, cos, sin, attend))
+        normed = self._norm(x, layer.before_mlp)
+        joined = layer.gate_up.joined(normed)
         if joined is not None and torch.is_grad_enabled():
-            mixed: Tensor = _Gated.apply(joined)  # type: ignore[no-untyped-call]
+            activated: Tensor = _SiluAndMul.apply(joined)  # type: ignore[no-untyped-call]
         else:
-            gate, up = layer.gate_up(normal) if joined is None else joined.chunk(2, dim=-1)
-            mixed = F.silu(gate) * up
-        return x + layer.down.only(mixed)
+            gate, up = layer.gate_up(normed) if joined is None else joined.chunk(2, dim=-1)
+            activated = F.silu(gate) * up
+        return x + layer.down.only(activated)
 
     def _heads(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [.., H, D] and keys [.., K, D], and values [.., K, D]."""
         shape = self.shape
         joined = layer.qkv.joined(x)
-        if joined is not None and layer.q_norm is None:  # queries and keys turn together
+        if joined is not None and layer.q_norm is None:  # queries and keys are rotated together
             heads = joined.view(*x.shape[:-1], shape.heads + 2 * shape.kv_heads, shape.head_size)
-            turned = _rotate(heads[..., : shape.heads + shape.kv_heads, :], cos, sin)
-            return turned[..., : shape.heads, :], turned[..., shape.heads :, :], heads[..., -shape.kv_heads :, :]
+            rotated = _rotate(heads[..., : shape.heads + shape.kv_heads, :], cos, sin)
+            return rotated[..., : shape.heads, :], rotated[..., shape.heads :, :], heads[..., -shape.kv_heads :, :]
         flat = layer.qkv(x) if joined is None else torch.split(joined, layer.qkv.sizes, dim=-1)
         q, k, v = (part.view(*x.shape[:-1], -1, shape.head_size) for part in flat)
         if layer.q_norm is not None and layer.k_norm is not None:  # Qwen3
@@ -333,9 +334,9 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def token_logprobs(logits: Tensor, ids: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
-    """THE log-prob of a sampled token: log-softmax of logits / temperature, in float32 [..].
+    """The log-prob of a sampled token: log-softmax of logits / temperature, in float32 [..].
 
-    Learner and engine both call this, so "log-prob" means one thing in Practicum.
+    Trainer and engine both call this, so "log-prob" means one thing in Practicum.
     """
     scaled = logits.float()
     if not isinstance(temperature, float) or temperature != 1.0:

@@ -1,8 +1,7 @@
-"""Several LoRA adapters over one base at once: each row of a batch wears its own.
+"""Several LoRA adapters over one base model at once: each row of a batch has its own.
 
-The low-rank matrices of all adapters stand side by side, so a layer costs two more small products however
-many adapters there are; a row's mask lets only its own adapter's columns through. For decoding only: training
-goes through PEFT's own layers.
+The low-rank matrices of all adapters are joined, so a layer costs two more small products however many adapters there
+are; a row's mask selects its own adapter's columns. For decoding only: training goes through PEFT's own layers.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from practicum.errors import UserError, did_you_mean
-from practicum.models.decoder import Aside, Decoder, Fused, Worn
+from practicum.models.decoder import AdapterMatrices, AdapterSelection, Decoder, FusedLinear
 
 BASE = ""
 """The name of the base model itself, without an adapter."""
@@ -43,7 +42,7 @@ class Adapter:
 
 
 class MultiLoRA:
-    """Adapters by name, and for every layer their matrices side by side."""
+    """Adapters by name, and their joined matrices in every layer of a decoder."""
 
     def __init__(self, decoder: Decoder) -> None:
         if not all(fused.plain for _, _, fused in _groups(decoder)):
@@ -53,7 +52,7 @@ class MultiLoRA:
         self._starts: dict[str, int] = {}
         self.width = 0
         """Columns of all adapters together."""
-        self._worn = Worn()
+        self._selection = AdapterSelection()
 
     def __contains__(self, name: str) -> bool:
         return name == BASE or name in self._adapters
@@ -63,60 +62,60 @@ class MultiLoRA:
         return tuple(self._adapters)
 
     def add(self, name: str, adapter: Adapter) -> None:
-        """One of the same name is replaced."""
+        """Add an adapter, or replace the one of the same name."""
         if name == BASE:
             raise UserError("An adapter needs a name.")
         self._adapters[name] = adapter
-        self._lay_out()
+        self._join_all()
 
     def remove(self, name: str) -> None:
         self.check(name)
         self._adapters.pop(name, None)
-        self._lay_out()
+        self._join_all()
 
     def check(self, name: str) -> None:
         if name not in self:
             raise UserError(f"There is no adapter '{name}' on this engine.{did_you_mean(name, self.names)}")
 
     def columns(self, names: Sequence[str]) -> Tensor:
-        """Which columns each of these rows lets through [rows, width]."""
+        """A mask of the columns that each row's adapter has [rows, width]."""
         mask = torch.zeros(len(names), self.width, dtype=self.decoder.dtype, device=self.decoder.device)
         for row, name in enumerate(names):
             if name != BASE:
                 mask[row, self._starts[name] : self._starts[name] + self._adapters[name].rank] = 1
         return mask
 
-    def select(self, columns: Tensor | None) -> None:
-        """What the passes that follow wear: a mask that broadcasts over their tokens [.., width], or nothing."""
-        self._worn.columns = columns
+    def select(self, mask: Tensor | None) -> None:
+        """Set the adapters of the passes that follow: a mask that broadcasts over their tokens [.., width], or None."""
+        self._selection.mask = mask
 
-    def _lay_out(self) -> None:
+    def _join_all(self) -> None:
         self._starts, self.width = {}, 0
         for name, adapter in self._adapters.items():
             self._starts[name] = self.width
             self.width += adapter.rank
-        for number, projections, fused in _groups(self.decoder):
-            fused.aside = self._side_by_side(number, projections, fused)
+        for index, projections, fused in _groups(self.decoder):
+            fused.adapters = self._join(index, projections, fused)
 
-    def _side_by_side(self, number: int, projections: Sequence[str], fused: Fused) -> Aside | None:
-        """Of one product: A [width · projections, in] and B [out, width · projections], zero where there is none."""
-        if not any((number, projection) in a.parts for a in self._adapters.values() for projection in projections):
+    def _join(self, index: int, projections: Sequence[str], fused: FusedLinear) -> AdapterMatrices | None:
+        """A [width · projections, in] and B [out, width · projections] of all adapters, zero where one has none."""
+        if not any((index, projection) in a.parts for a in self._adapters.values() for projection in projections):
             return None
         assert fused.weight is not None
         down = fused.weight.new_zeros(len(projections), self.width, fused.weight.shape[1])
         up = fused.weight.new_zeros(fused.weight.shape[0], len(projections), self.width)
         row = 0
-        for place, (projection, size) in enumerate(zip(projections, fused.sizes, strict=True)):
+        for part, (projection, size) in enumerate(zip(projections, fused.sizes, strict=True)):
             for name, adapter in self._adapters.items():
-                if (number, projection) in adapter.parts:
+                if (index, projection) in adapter.parts:
                     columns = slice(self._starts[name], self._starts[name] + adapter.rank)
-                    down[place, columns], up[row : row + size, place, columns] = adapter.parts[number, projection]
+                    down[part, columns], up[row : row + size, part, columns] = adapter.parts[index, projection]
             row += size
-        return Aside(down.flatten(0, 1), up.flatten(1), len(projections), self._worn)
+        return AdapterMatrices(down.flatten(0, 1), up.flatten(1), len(projections), self._selection)
 
 
 def read_adapter(folder: str | Path, decoder: Decoder) -> Adapter:
-    """A PEFT folder as matrices that fit the decoder."""
+    """Read a PEFT folder as matrices that fit the decoder."""
     path = Path(folder)
     try:
         config: dict[str, Any] = json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))
@@ -142,8 +141,8 @@ def read_adapter(folder: str | Path, decoder: Decoder) -> Adapter:
             )
         found.setdefault((int(matched[1]), matched[2]), {})[matched[3]] = tensor
     sizes = {
-        (number, projection): (size, int(fused.weight.shape[1]))
-        for number, projections, fused in _groups(decoder)
+        (index, projection): (size, int(fused.weight.shape[1]))
+        for index, projections, fused in _groups(decoder)
         if fused.weight is not None
         for projection, size in zip(projections, fused.sizes, strict=True)
     }
@@ -151,14 +150,12 @@ def read_adapter(folder: str | Path, decoder: Decoder) -> Adapter:
     widest = max(ranks, default=0)
     parts: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
     for place, pair in found.items():
-        number, projection = place
+        index, projection = place
         shapes = {letter: tuple(matrix.shape) for letter, matrix in pair.items()}
         rank = shapes.get("A", (0,))[0]
         if place not in sizes or shapes != {"A": (rank, sizes[place][1]), "B": (sizes[place][0], rank)}:
-            raise UserError(
-                f"Adapter '{folder}' does not fit this model: its layer {number} {projection} has {shapes}."
-            )
-        full = f"model.layers.{number}.{'mlp' if projection in ('gate_proj', 'up_proj', 'down_proj') else 'self_attn'}"
+            raise UserError(f"Adapter '{folder}' does not fit this model: its layer {index} {projection} has {shapes}.")
+        full = f"model.layers.{index}.{'mlp' if projection in ('gate_proj', 'up_proj', 'down_proj') else 'self_attn'}"
         scale = _scale(config, f"{full}.{projection}", rank)
         down = torch.zeros(widest, sizes[place][1])
         up = torch.zeros(sizes[place][0], widest)
@@ -170,7 +167,7 @@ def read_adapter(folder: str | Path, decoder: Decoder) -> Adapter:
 
 
 def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:
-    """alpha over rank, as PEFT has it, patterns included."""
+    """alpha over rank, as PEFT computes it, patterns included."""
     alpha = float(config["lora_alpha"])
     for pattern, value in (config.get("alpha_pattern") or {}).items():
         if re.fullmatch(rf"(.*\.)?({pattern})", module):
@@ -179,7 +176,7 @@ def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
-def _groups(decoder: Decoder) -> Iterator[tuple[int, tuple[str, ...], Fused]]:
-    for number, layer in enumerate(decoder.layers):
+def _groups(decoder: Decoder) -> Iterator[tuple[int, tuple[str, ...], FusedLinear]]:
+    for index, layer in enumerate(decoder.layers):
         for group, projections in GROUPS.items():
-            yield number, projections, getattr(layer, group)
+            yield index, projections, getattr(layer, group)

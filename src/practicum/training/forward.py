@@ -15,13 +15,13 @@ from practicum.models.prefix_tree import BlockAttentionPlan
 from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sample, micro_batches
 
 if TYPE_CHECKING:
-    from practicum.kernels.cuda_graphs import Replays
+    from practicum.kernels.cuda_graphs import LayerGraphs
 
 MAX_LOGITS = 4_000_000
 """Logits held at once (predictions × vocabulary): more predictions go through the LM head in chunks."""
 
 
-def hidden_states(decoder: Decoder, micro: MicroBatch, graphs: Replays | None = None) -> Tensor:
+def hidden_states(decoder: Decoder, micro: MicroBatch, graphs: LayerGraphs | None = None) -> Tensor:
     """Return the hidden states [P, E] at the tokens where predictions are made; `graphs` replays the layers."""
     if isinstance(micro.attention_plan, BlockAttentionPlan):
         from practicum.kernels.packed_forward import packed_hidden  # needs Triton

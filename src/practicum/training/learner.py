@@ -28,7 +28,7 @@ from practicum.training.objective import LossStats, Objective
 from practicum.training.optimizer import OptimizerSettings, apply_gradient, make_optimizer
 
 if TYPE_CHECKING:
-    from practicum.kernels.cuda_graphs import Replays
+    from practicum.kernels.cuda_graphs import LayerGraphs
 
 NUM_PROBED_WEIGHTS = 4096
 """Weights compared before and after an update to see whether it changed anything."""
@@ -73,7 +73,7 @@ class Learner:
         self.use_cuda_graphs = True
         """Whether a GPU may capture its passes; micro-batches are then padded to a multiple of `bucket_tokens`."""
         self.bucket_tokens = 2048
-        self._graphs: Replays | None = None
+        self._graphs: LayerGraphs | None = None
 
     def update(
         self,
@@ -159,7 +159,7 @@ class Learner:
             stats.merge(own)
         return stats
 
-    def _cuda_graphs(self) -> Replays | None:
+    def _cuda_graphs(self) -> LayerGraphs | None:
         """The layers as CUDA graphs, where that is possible: on a GPU, without dropout, recomputation or autocast."""
         decoder = self.decoder
         if not (self.use_cuda_graphs and decoder.device.type == "cuda" and isinstance(self.optimizer, MasterAdamW)):
@@ -167,9 +167,9 @@ class Learner:
         if decoder.dropout or decoder.checkpointing or decoder.autocast:
             return None
         if self._graphs is None:
-            from practicum.kernels.cuda_graphs import Replays  # needs Triton
+            from practicum.kernels.cuda_graphs import LayerGraphs  # needs Triton
 
-            self._graphs = Replays(decoder)
+            self._graphs = LayerGraphs(decoder)
         return self._graphs
 
     @contextlib.contextmanager
@@ -201,7 +201,7 @@ class Learner:
 
 
 def _backward(
-    decoder: Decoder, micro: MicroBatch, batch: _Update, stats: LossStats, graphs: Replays | None = None
+    decoder: Decoder, micro: MicroBatch, batch: _Update, stats: LossStats, graphs: LayerGraphs | None = None
 ) -> None:
     """Add the gradients of one micro-batch to the weights' and its figures to the stats."""
     hidden = forward.hidden_states(decoder, micro, graphs)

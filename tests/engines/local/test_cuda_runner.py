@@ -91,17 +91,17 @@ def test_attention_over_rows_of_every_length(
     expected = F.scaled_dot_product_attention(
         query.double()[:, :, None], wide[0], wide[1], attn_mask=mask[:, None, None]
     )[:, :, 0]
-    homes = torch.randperm(rows, device="cuda")
+    slots = torch.randperm(rows, device="cuda")
     placed = torch.empty_like(kv)
-    placed[:, homes] = kv
-    out = decode_attention.attend(query, placed, homes, positions).view(rows, heads, size)
+    placed[:, slots] = kv
+    out = decode_attention.attend(query, placed, slots, positions).view(rows, heads, size)
     close(out, expected, 1e-2 if dtype == torch.bfloat16 else 1e-5)
-    assert torch.equal(out.flatten(1), decode_attention.attend(query, placed, homes, positions))
+    assert torch.equal(out.flatten(1), decode_attention.attend(query, placed, slots, positions))
 
 
 @pytest.mark.parametrize(("inner", "outer"), [(576, 960), (576, 576), (576, 3072), (1536, 576), (576, 49152)])
 def test_a_row_of_a_product_is_the_same_in_any_company(inner: int, outer: int) -> None:
-    from practicum.kernels.lm_head import wide_product
+    from practicum.kernels.lm_head import float32_matmul
 
     device.steady_products()
     x, weight = random_tensor(4096, inner), random_tensor(outer, inner)
@@ -109,16 +109,16 @@ def test_a_row_of_a_product_is_the_same_in_any_company(inner: int, outer: int) -
     for rows in (8, 64, 256, 1024):
         assert torch.equal(F.linear(x[:rows], weight), many[:rows]), rows
     if outer > 40000:
-        wide = wide_product(x, weight)
-        assert torch.equal(wide_product(x[:256], weight), wide[:256])
+        wide = float32_matmul(x, weight)
+        assert torch.equal(float32_matmul(x[:256], weight), wide[:256])
 
 
-def test_gate() -> None:
-    from practicum.kernels.fused_layers import gate
+def test_silu_and_mul() -> None:
+    from practicum.kernels.fused_layers import silu_and_mul
 
     joined = random_tensor(37, 2 * 1536)
     left, right = joined.double().chunk(2, -1)
-    close(gate(joined), F.silu(left) * right, 1e-2)
+    close(silu_and_mul(joined), F.silu(left) * right, 1e-2)
 
 
 def test_sampling_is_the_inverse_of_the_distribution() -> None:
@@ -128,19 +128,19 @@ def test_sampling_is_the_inverse_of_the_distribution() -> None:
     noise = torch.rand(200, 7, device="cuda")
     temperature = torch.where(torch.arange(200, device="cuda") % 3 == 0, 0.0, torch.rand(200, device="cuda") + 0.5)
     steps = torch.randint(0, 7, (200,), device="cuda")
-    homes = torch.randperm(200, device="cuda")
-    placed_noise, placed_heat = torch.empty_like(noise), torch.empty_like(temperature)
-    placed_noise[homes], placed_heat[homes] = noise, temperature
+    slots = torch.randperm(200, device="cuda")
+    placed_noise, placed_temperature = torch.empty_like(noise), torch.empty_like(temperature)
+    placed_noise[slots], placed_temperature[slots] = noise, temperature
     rest = torch.arange(2 * 200, device="cuda").reshape(2, 200)
     state = [*rest.clone(), torch.empty_like(steps)]
-    state[2][homes] = steps
+    state[2][slots] = steps
     found = torch.full((200, 3, 2), -7.0, dtype=torch.float64, device="cuda")
-    decode_attention.sample(logits, placed_noise, placed_heat, homes, tuple(state), found, 1, 7)
+    decode_attention.sample(logits, placed_noise, placed_temperature, slots, tuple(state), found, 1, 7)
     assert bool((found[:, [0, 2]] == -7).all())
     ids, logprobs = found[:, 1, 0].long(), found[:, 1, 1].float()
-    assert torch.equal(state[0][homes], ids)
+    assert torch.equal(state[0][slots], ids)
     assert torch.equal(state[1], torch.where(torch.arange(200, device="cuda") == 7, 0, rest[1] + 1))
-    assert torch.equal(state[2][homes], steps + 1)
+    assert torch.equal(state[2][slots], steps + 1)
     divisor = torch.where(temperature == 0, 1.0, temperature)[:, None]
     exact = (logits.double() / divisor).log_softmax(-1)
     assert torch.allclose(logprobs.double(), exact.gather(-1, ids[:, None])[:, 0], atol=1e-4)

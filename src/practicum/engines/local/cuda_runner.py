@@ -24,10 +24,10 @@ from practicum.engines.local.runner import DecodedTokens, DecodeOutput, RunnerSe
 from practicum.engines.local.shared_prefix import SharedPrefixGroups
 from practicum.engines.local.slot_state import SlotState
 from practicum.kernels import CAPTURING, decode_attention, fused_matmul, prefill_attention, slot_init
-from practicum.kernels.fused_layers import add_norm, turn_
-from practicum.kernels.lm_head import wide_product
-from practicum.kernels.online_softmax import KEYS
-from practicum.kernels.packed_forward import product, prompt_pass
+from practicum.kernels.fused_layers import add_norm, rope_
+from practicum.kernels.lm_head import float32_matmul
+from practicum.kernels.online_softmax import KEY_BLOCK
+from practicum.kernels.packed_forward import linear, prefill_forward
 from practicum.models.decoder import Decoder
 from practicum.models.device import steady_products
 from practicum.models.multi_lora import MultiLoRA
@@ -80,8 +80,8 @@ class CudaRunner:
         self._sent_slots = list(range(num_slots))
         """What `_slots` holds, on the host."""
         shape = decoder.shape
-        group_size = decode_attention.crew_size(shape.heads, shape.kv_heads)
-        self._groups = SharedPrefixGroups(num_slots, group_size, KEYS, kv_cache.bytes_per_token, device)
+        group_size = decode_attention.group_size(shape.heads, shape.kv_heads)
+        self._groups = SharedPrefixGroups(num_slots, group_size, KEY_BLOCK, kv_cache.bytes_per_token, device)
         self._decode_graphs: dict[GraphKey, Any] = {}
         self._prefill_graphs: dict[int, tuple[Any, Tensor]] = {}
         self._pool: Any = None
@@ -146,14 +146,13 @@ class CudaRunner:
 
     def set_sampling_params(self, wave: Sequence[RunningRequest]) -> None:
         state = self.state
-        params = slot_init.packed([
-            slot_init.Settings(one.slot, one.ids[-1], len(one.ids) - 1, own.top_k, own.seed, own.temperature, own.top_p)
-            for one in wave
-            for own in (one.request.sampling,)
+        params = slot_init.pack([
+            slot_init.SlotParams(one.slot, one.ids[-1], len(one.ids) - 1, p.top_k, p.seed, p.temperature, p.top_p)
+            for one, p in zip(wave, (one.request.sampling for one in wave), strict=True)
         ])  # fmt: skip
         fields = (state.last_id, state.position, state.temperature, state.top_k, state.top_p, state.step)
         longest = max(one.max_new_tokens for one in wave)
-        slot_init.settle(params.to(self.device, non_blocking=True), longest, fields, state.noise)
+        slot_init.init_slots(params.to(self.device, non_blocking=True), longest, fields, state.noise)
         if self.adapters is not None and state.adapter_mask.shape[1]:
             slots = torch.tensor([one.slot for one in wave]).to(self.device, non_blocking=True)
             state.adapter_mask[slots] = self.adapters.columns([one.request.adapter for one in wave])
@@ -178,15 +177,15 @@ class CudaRunner:
 
     def _prefill_batch(self, rows: Sequence[tuple[int, list[int], int]], with_adapter: bool) -> None:
         """Keys and values of rows (slot, ids, position of the first), by a captured graph where one fits."""
-        total, blocks = sum(len(ids) for _, ids, _ in rows), prefill_attention.block_count(rows)
+        total, blocks = sum(len(ids) for _, ids, _ in rows), prefill_attention.num_query_blocks(rows)
         fitting = (size for size in CAPTURED_PREFILL_TOKENS if size >= total and max_query_blocks(size) >= blocks)
         size = None if with_adapter or not self.capturing else next(fitting, None)
-        numbers, tokens, blocks = prefill_attention.packed(rows, *((size, max_query_blocks(size)) if size else ()))
+        numbers, tokens, blocks = prefill_attention.pack(rows, *((size, max_query_blocks(size)) if size else ()))
         if self.capturing:
             numbers = numbers.pin_memory()
         if size is None:
-            packed = prefill_attention.cut_up(numbers.to(self.device, non_blocking=True), tokens, blocks)
-            self._select_adapters(self.state.adapter_mask[packed.homes.clamp(min=0)] if with_adapter else None)
+            packed = prefill_attention.unpack(numbers.to(self.device, non_blocking=True), tokens, blocks)
+            self._select_adapters(self.state.adapter_mask[packed.slots.clamp(min=0)] if with_adapter else None)
             self._prefill_forward(packed)
             return
         if size not in self._prefill_graphs:
@@ -196,22 +195,22 @@ class CudaRunner:
         graph.replay()
 
     def _capture_prefill(self, numbers: Tensor, tokens: int, blocks: int) -> tuple[Any, Tensor]:
-        packed = prefill_attention.cut_up(numbers, tokens, blocks)
+        packed = prefill_attention.unpack(numbers, tokens, blocks)
         self._select_adapters(None)
         return self._capture(lambda: self._prefill_forward(packed), lambda: self._prefill_forward(packed)), numbers
 
     @torch.inference_mode()
-    def _prefill_forward(self, packed: prefill_attention.Packed) -> None:
+    def _prefill_forward(self, packed: prefill_attention.PackedPrompts) -> None:
         decoder, shape = self.decoder, self.decoder.shape
 
-        def mix(layer: int, joined: Tensor) -> Tensor:
+        def attend(layer: int, joined: Tensor) -> Tensor:
             kv = self.kv_cache.layer(layer)
-            turn_(joined, packed.positions, decoder.tables, shape.heads + shape.kv_heads, shape.head_size)
-            prefill_attention.keep(joined, kv, packed, shape.heads)
+            rope_(joined, packed.positions, decoder.tables, shape.heads + shape.kv_heads, shape.head_size)
+            prefill_attention.store_kv(joined, kv, packed, shape.heads)
             last = layer == shape.layers - 1
             return joined if last else prefill_attention.attend(joined, kv, packed, shape.heads)
 
-        prompt_pass(decoder, packed.ids, mix)
+        prefill_forward(decoder, packed.ids, attend)
 
     # -- decode ------------------------------------------------------------------------------
 
@@ -281,19 +280,21 @@ class CudaRunner:
         self._select_adapters(state.adapter_mask[slots] if with_adapter else None)
         epsilon, tables, heads = decoder.epsilon, decoder.tables, decoder.shape.heads
         embeddings = decoder.model.model.embed_tokens.weight
-        x, positions = decode_attention.enter(state.last_id, state.position, slots, embeddings, decoder.shape.context)
+        x, positions = decode_attention.embed_last_ids(
+            state.last_id, state.position, slots, embeddings, decoder.shape.context
+        )
         delta: Tensor | None = None
         for index, layer in enumerate(decoder.layers):
             kv = self.kv_cache.layer(index)
             normed = add_norm(x, delta, layer.before_attention, epsilon, x)
-            query = fused_matmul.queries(layer, normed, kv, slots, positions, tables, heads, epsilon)
-            delta = product(layer.out, decode_attention.attend(query, kv, slots, positions, groups, joint))
+            query = fused_matmul.project_qkv(layer, normed, kv, slots, positions, tables, heads, epsilon)
+            delta = linear(layer.out, decode_attention.attend(query, kv, slots, positions, groups, joint))
             normed = add_norm(x, delta, layer.before_mlp, epsilon, x)
-            delta = product(layer.down, fused_matmul.gated(layer.gate_up, normed))
+            delta = linear(layer.down, fused_matmul.project_gate_up(layer.gate_up, normed))
         hidden = add_norm(x, delta, decoder.final_norm, epsilon, x)
         head = decoder.model.lm_head
         plain = type(head) is torch.nn.Linear and head.bias is None
-        logits = wide_product(hidden, head.weight) if plain else decoder.logits(hidden).float()
+        logits = float32_matmul(hidden, head.weight) if plain else decoder.logits(hidden).float()
         if filtered:
             self._sample_filtered(logits, slots, step)
             return
@@ -360,7 +361,7 @@ def high_priority_stream(device: torch.device) -> Any:
 
 def max_query_blocks(tokens: int) -> int:
     """Blocks of queries that a captured pass over this many tokens has room for: prompts may be short."""
-    return tokens // prefill_attention.QUERIES + tokens // 16
+    return tokens // prefill_attention.QUERY_BLOCK + tokens // 16
 
 
 def record_event(device: torch.device) -> Any:
