@@ -25,6 +25,7 @@ import psutil
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from practicum.data import store
+from practicum.data.episode_format import encode_episode
 from practicum.environment import Action, Message
 from practicum.task import Task
 from practicum.training.monitor.metrics import MetricsFile
@@ -84,7 +85,7 @@ def make_runs(top: Path, episodes: int) -> int:
     """Two collections of the same tasks, and trainings; returns the bytes of all episodes."""
     rng, size = random.Random(0), 0
     for number in range(episodes):
-        data = store.dump(episode(number // 2, rng))
+        data = encode_episode(episode(number // 2, rng))
         run = top / f"collect-{number % 2}"
         run.mkdir(parents=True, exist_ok=True)
         store.episode_path(run, f"bench-{number // 2 // ATTEMPTS}", number // 2 % ATTEMPTS).write_bytes(data)

@@ -21,8 +21,8 @@ from practicum.chat.formats.base import Format
 from practicum.chat.formats.registry import FORMATS, make_format
 from practicum.chat.formats.strict_json import MAX_DEPTH
 from practicum.chat.renderer import Renderer
-from practicum.data import store
 from practicum.data.attempts import plan_attempts
+from practicum.data.episode_format import decode_episode, encode_episode
 from practicum.engines.base import Generation, Request
 from practicum.environment import Action
 from practicum.environments.math import MathEnvironment
@@ -373,4 +373,4 @@ def test_no_reply_escapes_its_score_or_its_record(renderer: Renderer, value: str
             run_episodes(planned, MathEnvironment, Agent(max_turns=2), Parrot(reply, renderer), renderer)
         )
         assert episode.scored, episode.error
-        assert store.load(store.dump(episode)) == episode
+        assert decode_episode(encode_episode(episode)) == episode

@@ -163,7 +163,7 @@ def test_envs_and_their_check(capsys: pytest.CaptureFixture[str]) -> None:
         (["pipeline"], "recipe=affine-tiny"),
         (["pipeline", "training.max_grad_norm=-1", "--dry-run"], "training.max_grad_norm=-1.0 is below 0"),
         (["pipeline", "evaluation.temperature=nan", "--dry-run"], "evaluation.temperature=nan is not a finite number"),
-        (["collect", "--env", "math", "--data", "none.json"], "Dataset 'none.json' does not exist"),
+        (["collect", "--env", "math", "--data", "none.json"], "There is no file 'none.json'"),
         (["eval", "--env", "math", "--policy", "tiny", "--template", "chatm"], "Unknown chat template 'chatm'"),
         (["train", "agent.tool=[calculator]"], "Unknown key 'agent.tool'. Did you mean 'agent.tools'?"),
         (["train", STEPS, "algorithm.adv_estimator=grop"], "Unknown advantage estimator 'grop'"),
@@ -176,7 +176,7 @@ def test_envs_and_their_check(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", STEPS, "actor_rollout_ref.rollout.temperature=0"], "temperature above 0"),
         (
             ["train", STEPS, "agent.environment=math", "data.train_files=none.json"],
-            "Dataset 'none.json' does not exist",
+            "There is no file 'none.json'",
         ),
         (["train", STEPS, "actor_rollout_ref.rollout.max_num_seqs=0"], "room for at least one request"),
         (["train", "data.train_batch_size=0"], "must be at least 1"),

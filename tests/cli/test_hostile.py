@@ -52,7 +52,7 @@ HARM: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a missing field": (replaced(b'"reply":', b'"replay":'), "line 2 lacks 'reply'"),
     "a missing step": (replaced(b'{"type":"step","index":0', b'{"type":"step","index":5'), "not a whole episode"),
     "not UTF-8": (replaced(b'"reply":"', b'"reply":"\xff\xfe'), "line 2 is not UTF-8 text (byte "),
-    "half a file": (lambda data: data[: len(data) // 2], "line "),
+    "half a file": (lambda data: data[: len(data) // 2], "the file is cut short"),
     "ids that are none": (replaced(b'"ids":[', b'"ids":[-1,'), "line 2: 'spans' is not what an episode has there"),
     "a reward that is none": (replaced(b'"reward":', b'"reward":NaN,"was":'), "'reward' is not what an episode has"),
     "another task": (replaced(b'"question":"', b'"question":"!'), "does not match its hash"),

@@ -12,9 +12,9 @@ import pytest
 from practicum.cli import convert as command
 from practicum.data.convert import convert
 from practicum.data.retrieval import index_of
+from practicum.data.task_file import read_task_file
 from practicum.errors import UserError
 from practicum.rewards.qa_f1_reward import compare_answers
-from practicum.task import read_task_file
 
 GSM8K = [
     {

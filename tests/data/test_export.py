@@ -22,11 +22,11 @@ from practicum.data.export import (
     has_images,
     one_conversation,
     plain_prompt,
-    preferences,
     sft_rows,
     site_of,
     successful_episodes,
 )
+from practicum.data.preferences import mine_preferences
 from practicum.data.state_index import failed, histories, prompt_ids, unsteady_worlds
 from practicum.environment import Action, Message
 from practicum.errors import UserError
@@ -85,7 +85,7 @@ def test_rows_have_the_papers_fields_and_no_others() -> None:
     assert bc[1] == {"prompt": "[user]\ngoal\n\n[assistant]\nbuy\n\n[user]\ncart", "action": "pay",
                      "task_id": "v2.omnizon-13", "site_id": "omnizon", "step_idx": 2,
                      "action_source": "policy"}  # fmt: skip
-    (row,) = dpo_rows(preferences([good, bad], "default"), plain_prompt)
+    (row,) = dpo_rows(mine_preferences([good, bad], "default"), plain_prompt)
     assert tuple(row) == DPO_FIELDS
     assert (row["prompt"], row["chosen"], row["rejected"]) == ("[user]\ngoal", "buy", "leave")
 
@@ -106,11 +106,11 @@ def test_pairs_are_taken_in_one_state_and_the_literal_ones_are_not() -> None:
     good = make([("goal", "search"), ("results", "open 1"), ("page 1", "buy")], 1.0)
     bad = make([("goal", "search"), ("results", "open 2"), ("page 2", "back")], 0.0, attempt=1)
     for strategy in ("default", "same_state"):
-        (pair,) = preferences([bad, good], strategy)
+        (pair,) = mine_preferences([bad, good], strategy)
         assert (pair.chosen.turn.reply, pair.rejected.turn.reply) == ("open 1", "open 2")
         assert pair.key.startswith(f"{strategy}_v2.omnizon-13_")
         assert pair.same_state
-    literal = preferences([bad, good], "progress_ranked")
+    literal = mine_preferences([bad, good], "progress_ranked")
     assert [(p.chosen.turn.reply, p.rejected.turn.reply) for p in literal] == [("open 1", "open 2"), ("buy", "back")]
     assert [p.key for p in literal] == ["progress_ranked_v2.omnizon-13_2", "progress_ranked_v2.omnizon-13_3"]
     assert [p.same_state for p in literal] == [True, False]
@@ -120,9 +120,9 @@ def test_what_worked_goes_above_what_failed() -> None:
     """Whatever came of the episodes later; `same_state` has then nothing to say."""
     wrong = make([("goal", "clik"), ("Error: what?", "buy")], 1.0)
     right = make([("goal", "look"), ("page", "give up")], 0.0, attempt=1)
-    (pair,) = preferences([wrong, right], "default")
+    (pair,) = mine_preferences([wrong, right], "default")
     assert (pair.chosen.turn.reply, pair.rejected.turn.reply) == ("look", "clik")
-    assert preferences([wrong, right], "same_state") == []
+    assert mine_preferences([wrong, right], "same_state") == []
 
 
 def test_replies_are_worth_the_mean_of_their_episodes() -> None:
@@ -133,7 +133,7 @@ def test_replies_are_worth_the_mean_of_their_episodes() -> None:
         make([("goal", "b")], 0.0, attempt=3),
         make([("goal", "c")], 0.0, attempt=4),
     ]
-    pairs = preferences(episodes, "same_state")
+    pairs = mine_preferences(episodes, "same_state")
     # The world answered "a" in two ways, so its seed is part of the state; here all seeds are the same.
     assert [(p.chosen.turn.reply, p.rejected.turn.reply) for p in pairs] == [("a", "c"), ("b", "c")]
 
@@ -143,7 +143,7 @@ def test_other_tasks_and_unscored_episodes_make_no_pairs() -> None:
     other = make([("goal", "b")], 0.0, task="v2.omnizon-14")
     crashed = make([("goal", "b")], 0.0, attempt=1, outcome=Outcome.ENV_ERROR)
     for strategy in ("default", "same_state", "progress_ranked"):
-        assert preferences([good, other, crashed], strategy) == []
+        assert mine_preferences([good, other, crashed], strategy) == []
         assert successful_episodes([crashed], strategy, include_failed=True) == []
 
 
@@ -152,13 +152,13 @@ def test_in_an_unsteady_world_only_equal_seeds_meet() -> None:
     two = make([("goal", "roll"), ("two", "stay")], 0.0, seed=2, attempt=1)
     assert unsteady_worlds([one, two]) == {"shop"}
     other = make([("goal", "pass")], 0.0, seed=2, attempt=2)
-    assert preferences([one, two, other], "same_state") == []  # seed 2: nothing was rewarded
+    assert mine_preferences([one, two, other], "same_state") == []  # seed 2: nothing was rewarded
     lucky = make([("goal", "pass")], 0.0, seed=1, attempt=3)
-    (pair,) = preferences([one, two, lucky], "same_state")
+    (pair,) = mine_preferences([one, two, lucky], "same_state")
     assert (pair.chosen.episode.seeds.environment, pair.rejected.episode.seeds.environment) == (1, 1)
     steady = make([("goal", "roll"), ("six", "go")], 0.0, seed=2, attempt=1)
     assert unsteady_worlds([one, steady]) == set()
-    assert len(preferences([one, steady, other], "same_state")) == 2
+    assert len(mine_preferences([one, steady, other], "same_state")) == 2
 
 
 def test_ranking_and_shares() -> None:
@@ -175,13 +175,13 @@ def test_ranking_and_shares() -> None:
     assert successful_episodes(episodes, "progress_ranked", 0.5) == [near, quick]
     assert successful_episodes(episodes, "same_state", 0.25, include_failed=True) == [quick]
     assert len(successful_episodes([make([("g", "a")], 1.0, attempt=k) for k in range(15)], "default", 0.2)) == 3
-    (pair,) = preferences(episodes, "progress_ranked")
+    (pair,) = mine_preferences(episodes, "progress_ranked")
     assert (pair.chosen.turn.reply, pair.rejected.turn.reply) == ("c", "d")
     for share in (0.0, 1.1, -1.0, float("nan")):
         with pytest.raises(UserError, match="top_percent"):
             successful_episodes(episodes, "default", share)
     with pytest.raises(UserError, match="Unknown pairing strategy 'best'"):
-        preferences(episodes, "best")
+        mine_preferences(episodes, "best")
 
 
 def test_states_are_prompts() -> None:
@@ -214,8 +214,8 @@ def test_images_are_part_of_a_state_and_of_a_conversation() -> None:
         return replace(episode, turns=(shown,))
 
     red, blue = "data:image/png;base64,AA", "data:image/png;base64,BB"
-    assert len(preferences([seeing(red, "a", 1.0), seeing(red, "b", 0.0)], "same_state")) == 1
-    assert preferences([seeing(red, "a", 1.0), seeing(blue, "b", 0.0)], "same_state") == []
+    assert len(mine_preferences([seeing(red, "a", 1.0), seeing(red, "b", 0.0)], "same_state")) == 1
+    assert mine_preferences([seeing(red, "a", 1.0), seeing(blue, "b", 0.0)], "same_state") == []
     (row,) = sft_rows([seeing(red, "a", 1.0)])
     assert row["messages"][0]["content"] == [
         {"type": "text", "text": "goal"},
@@ -275,7 +275,7 @@ def test_rendered_prompts_are_what_the_policy_was_shown(tokenizer: PreTrainedTok
     ],
 )
 def test_bad_rows_are_named(line: bytes, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "LINE_LIMIT", 4096 if b"ppp" in line else 2**20)
+    monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 4096 if b"ppp" in line else 2**20)
     path = tmp_path / "bc.jsonl"
     path.write_bytes(b'{"prompt": "p", "action": "a"}\n' + line + b"\n")
     with pytest.raises(UserError) as caught:
@@ -333,16 +333,16 @@ def test_files_are_written_together_or_not_at_all(tmp_path: Path) -> None:
         (b'"reward":1.0', b'"reward":NaN', "line 3: 'reward' is not what"),
         (b'"reply":"b"', b'"reply":"\xff"', "line 3 is not UTF-8 text"),
         (b'"type":"episode_end"', b'"type":"the_end"', "line 4: 'type' is 'the_end'"),
-        (b'"index":1', b'"index":5', "not a whole episode: ValueError: step records are missing"),
-        (b'"error":null}\n', b'"error":null}', "not a whole episode: ValueError: the file is cut short"),
+        (b'"index":1', b'"index":5', "step records are missing"),
+        (b'"error":null}\n', b'"error":null}', "the file is cut short"),
     ],
 )
 def test_bad_episodes_are_named(old: bytes, new: bytes, says: str, tmp_path: Path) -> None:
     path = store.write_episode(tmp_path, make([("goal", "a"), ("next", "b")], 1.0))
     whole = path.read_bytes()
     assert old in whole
-    at = whole.rindex(old) if says.startswith("not a whole") else whole.index(old)
+    at = whole.rindex(old) if not says.startswith("line") else whole.index(old)
     path.write_bytes(whole[:at] + new + whole[at + len(old) :])
     with pytest.raises(UserError) as caught:
-        jsonl.read_whole_episode(path)
-    assert f"'{path}', {says}" in str(caught.value)
+        store.read_episode(path, validate=True)
+    assert f"'{path}' is not a whole episode file: {says}" in str(caught.value)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum.data import store
+from practicum.data.episode_format import decode_episode, encode_episode
 from practicum.environment import Action, Message, ToolCall
 from practicum.errors import UserError
 from practicum.task import Task
@@ -66,10 +67,10 @@ TRAJECTORIES = st.builds(
 @settings(max_examples=150, deadline=None)
 @given(TRAJECTORIES)
 def test_bytes_and_record_are_one(episode: Trajectory) -> None:
-    data = store.dump(episode)
-    again = store.load(data)
+    data = encode_episode(episode)
+    again = decode_episode(data)
     assert again == episode
-    assert store.dump(again) == data
+    assert encode_episode(again) == data
 
 
 def episode(task_id: str = "t") -> Trajectory:
@@ -80,10 +81,10 @@ def episode(task_id: str = "t") -> Trajectory:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_cut_file_is_never_taken_for_an_episode(data: st.DataObject) -> None:
-    whole = store.dump(episode())
+    whole = encode_episode(episode())
     cut = data.draw(st.integers(0, len(whole) - 1))
     with pytest.raises((ValueError, KeyError)):
-        store.load(whole[:cut])
+        decode_episode(whole[:cut])
 
 
 def test_an_edited_task_is_noticed(tmp_path: Path) -> None:

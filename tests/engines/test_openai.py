@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
@@ -19,7 +20,7 @@ from practicum.chat.renderer import Renderer
 from practicum.data.attempts import plan_attempts
 from practicum.engines import openai
 from practicum.engines.base import Sampling
-from practicum.engines.openai import OpenAIEngine, wire_messages
+from practicum.engines.openai import OpenAIEngine, api_messages
 from practicum.environment import Message
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
@@ -28,11 +29,15 @@ from practicum.rollout import run_episodes
 from practicum.training.samples import build_samples
 from practicum.trajectory import Outcome, Trajectory
 
+SLOW_BODY = b"no such model"
 CALL = {"name": "calculator", "arguments": json.dumps({"expression": "40-6"})}
 
 
 class Server(BaseHTTPRequestHandler):
-    """Answers from `script` (status, body) while it lasts, then with the model."""
+    """Answers from `script` (status, body) while it lasts, then with the model. A 307 names `location`."""
+
+    location: ClassVar[str] = ""
+    keys: ClassVar[list[str | None]] = []
 
     script: ClassVar[list[tuple[int, Any]]] = []
     seen: ClassVar[list[dict[str, Any]]] = []
@@ -42,11 +47,17 @@ class Server(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.seen.append(body)
+        self.keys.append(self.headers["Authorization"])
         status, answer = self.script.pop(0) if self.script else (200, self.reply(body))
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
+        if status == 307:
+            self.send_header("Location", self.location)
         self.end_headers()
+        if answer is SLOW_BODY:
+            self.wfile.flush()
+            time.sleep(0.5)
         self.wfile.write(data)
 
     def reply(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -70,6 +81,7 @@ def choice(message: dict[str, Any], finish: str = "stop") -> dict[str, Any]:
 def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     loaded = loader.load_tiny(0)
     Server.model, Server.tokenizer, Server.script, Server.seen = loaded.model, loaded.tokenizer, [], []
+    Server.keys = []
     monkeypatch.setattr(openai, "RETRY_SECONDS", (0.01, 0.01))
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -153,4 +165,48 @@ def test_its_episodes_are_refused_for_policy_gradients(url: str, renderer: Rende
 
 def test_an_answer_to_no_call_is_a_user_message() -> None:
     conversation = (Message("user", "q"), Message("assistant", "<tool_call>{bad"), Message("tool", "unusable"))
-    assert [m["role"] for m in wire_messages(conversation, make_format("hf"), True)] == ["user", "assistant", "user"]
+    assert [m["role"] for m in api_messages(conversation, make_format("hf"), True)] == ["user", "assistant", "user"]
+
+
+def test_the_key_goes_to_the_server_that_was_named_and_to_no_other(
+    url: str, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    Server.location = f"{url}/elsewhere"
+    Server.script[:] = [(307, {})]
+    (episode,) = play(url, renderer)
+    assert episode.outcome is Outcome.ENGINE_ERROR
+    assert "answered 307" in (episode.error or "")
+    assert Server.keys == ["Bearer secret"]
+
+
+def test_a_proxy_that_is_not_for_this_server_is_not_used(
+    url: str, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert play(url, renderer)[0].scored
+
+
+def test_an_error_whose_body_comes_slowly_does_not_hold_up_other_episodes(url: str, renderer: Renderer) -> None:
+    """The event loop runs on while the body is read."""
+    ticks = 0
+
+    async def count() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    async def run() -> None:
+        counting = asyncio.create_task(count())
+        planned = plan_attempts(MathEnvironment().tasks("train", 2)[1:], 1, 0)
+        engine = OpenAIEngine(url, "tiny", make_format("hf"), renderer, timeout=20)
+        await run_episodes(planned, MathEnvironment, Agent(max_turns=1), engine, renderer)
+        await engine.close()
+        counting.cancel()
+
+    Server.script[:] = [(400, SLOW_BODY)]
+    asyncio.run(run())
+    assert ticks > 10

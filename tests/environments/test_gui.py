@@ -17,9 +17,9 @@ from transformers import PreTrainedTokenizerBase
 from practicum.agent import Agent
 from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
-from practicum.data import store
 from practicum.data.attempts import plan_attempts
-from practicum.engines.openai import wire_messages
+from practicum.data.episode_format import decode_episode, encode_episode
+from practicum.engines.openai import api_messages
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Message, Step, ToolCall
 from practicum.environments import gui_tasks
@@ -515,9 +515,9 @@ def test_screenshots_through_a_whole_episode(seeing: Renderer) -> None:
     assert {e.outcome for e in episodes} == {Outcome.SUCCESS}
     for episode in episodes:
         assert all(len(turn.messages[-1].images) == 1 for turn in episode.turns)
-        data = store.dump(episode)
-        assert store.load(data) == episode
-        assert store.dump(store.load(data)) == data
+        data = encode_episode(episode)
+        assert decode_episode(data) == episode
+        assert encode_episode(decode_episode(data)) == data
 
 
 def test_screenshots_for_a_text_template_stop_the_run(renderer: Renderer) -> None:
@@ -530,14 +530,14 @@ def test_messages_without_pictures_are_stored_as_before() -> None:
     episode = Trajectory(
         Task("t", "gui", "train", {}), 0, "t", Outcome.FAILURE, (), 0.0, {}, Seeds(1, 2), (Message("user", "a"), SHOWN)
     )
-    data = store.dump(episode)
+    data = encode_episode(episode)
     assert b'"closing":[{"role":"user","content":"a"},{"role":"user","content":"Look.","images":["data:' in data
-    assert store.load(data) == episode
+    assert decode_episode(data) == episode
 
 
 def test_a_server_gets_text_and_pictures_as_parts() -> None:
     talk = (Message("system", "S"), SHOWN, Message("assistant", "Action: wait()"))
-    rows = wire_messages(talk, make_format("gui"), True)
+    rows = api_messages(talk, make_format("gui"), True)
     assert [row["content"] for row in rows] == [
         "S",
         [

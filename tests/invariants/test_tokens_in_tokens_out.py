@@ -15,7 +15,7 @@ from practicum.agent import Agent
 from practicum.chat.renderer import Renderer
 from practicum.chat.templates import TEMPLATES
 from practicum.data.attempts import plan_attempts
-from practicum.data.store import dump, load
+from practicum.data.episode_format import decode_episode, encode_episode
 from practicum.engines.base import Engine, Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Action, Environment, Message, Observation, Step
@@ -118,7 +118,7 @@ def test_the_record_is_what_the_engine_saw_and_said(rolled: tuple[list[Trajector
 def test_the_learner_trains_exactly_that(rolled: tuple[list[Trajectory], Witness, Decoder]) -> None:
     """After a trip through the store: mask 1 exactly on sampled tokens, log-probs within 1e-4 of the learner's."""
     episodes, _, decoder = rolled
-    again = [load(dump(e)) for e in episodes]
+    again = [decode_episode(encode_episode(e)) for e in episodes]
     (taught,) = build_samples([again], [[np.ones(num_sampled_tokens(e)) for e in again]], "token-mean", 0.9)
     samples, _ = collate(taught)
     learner = Learner(decoder, OptimizerSettings())

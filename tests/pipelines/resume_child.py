@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.config.train import resolve
-from practicum.data.store import dump
+from practicum.data.episode_format import encode_episode
 from practicum.environment import Action, Step
 from practicum.environments.math import MathEnvironment
 from practicum.training import build, checkpoint
@@ -55,7 +55,7 @@ def leg(folder: str, overrides: list[str], kill: tuple[str, int] | None) -> None
     last: list[str] = []
 
     def finished(episode: Trajectory) -> None:
-        last.append(hashlib.sha256(dump(episode)).hexdigest())
+        last.append(hashlib.sha256(encode_episode(episode)).hexdigest())
         if kind == "episode":
             hook()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from practicum.agent import Agent
-from practicum.data.store import dump
+from practicum.data.episode_format import encode_episode
 from practicum.engines.base import Sampling
 from practicum.environment import Action, Step
 from practicum.environments.math import MathEnvironment
@@ -46,7 +46,7 @@ def run_once() -> tuple[dict[str, torch.Tensor], list[dict[str, float]], list[by
         for step in range(3):
             values, rolled = await practice.step(step)
             metrics.append({k: v for k, v in values.items() if not k.startswith("timing/")})
-            episodes += [dump(episode) for episode in rolled]
+            episodes += [encode_episode(episode) for episode in rolled]
         await policy.close()
         return dict(policy.loaded.model.state_dict()), metrics, episodes
 

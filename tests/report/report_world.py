@@ -13,6 +13,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from practicum.data import store
+from practicum.data.episode_format import encode_episode
 from practicum.environment import Action, Message, ToolCall
 from practicum.task import Task
 from practicum.training.monitor.metrics import MetricsFile
@@ -138,7 +139,7 @@ def write_hostile(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str,
         )  # fmt: skip
     long = "<b>long</b> " * 450_000
     made["long"] = store.write_episode(folder, an_episode("long", 0, 1.0, None, long))
-    sound = store.dump(an_episode("sound", 0, 0.5, tokenizer))
+    sound = encode_episode(an_episode("sound", 0, 0.5, tokenizer))
     for name, old, new in (
         ("nan reward", b'"outcome":"failure","reward":0.5', b'"outcome":"failure","reward":NaN'),
         ("infinite part", b'"brevity":0.25}', b'"brevity":-Infinity}'),
@@ -151,7 +152,7 @@ def write_hostile(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str,
 
 def write_damaged(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, Path]:
     """Files that are no episodes, by what is wrong with them."""
-    sound = store.dump(an_episode("sound", 0, 0.5, tokenizer))
+    sound = encode_episode(an_episode("sound", 0, 0.5, tokenizer))
     reward = b'"outcome":"failure","reward":'
     return {
         name: _put(folder, name, data)

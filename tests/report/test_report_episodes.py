@@ -117,7 +117,7 @@ def test_damaged_files_are_listed_and_the_rest_goes_on(tmp_path: Path, tokenizer
     assert [row.sitting.task for row in index.rows] == ["task-0"]
     assert {entry.path for entry in index.unreadable} == {path.name for path in damaged.values()}
     reasons = {entry.path: entry.reason for entry in index.unreadable}
-    assert reasons[damaged["not UTF-8"].name].startswith("not UTF-8 text (byte ")
+    assert reasons[damaged["not UTF-8"].name].startswith("line 2 is not UTF-8 text (byte ")
     assert reasons[damaged["cut short"].name] == "the file is cut short"
     assert reasons[damaged["a text as reward"].name] == "a reward is not a number"
 

@@ -7,15 +7,14 @@ anything is written.
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from practicum.data.jsonl import list_or_lines, parse_json, read_text
 from practicum.data.retrieval import Document
 from practicum.data.store import write_atomic
 from practicum.errors import UserError, did_you_mean
@@ -107,7 +106,7 @@ def hotpotqa(text: str, path: Path) -> Converted:
     """HotpotQA: a list of questions, each with the paragraphs (title, sentences) it was asked of."""
     rows: list[Row] = []
     documents: dict[str, Document] = {}
-    for place, row in objects(text, path):
+    for place, row in list_or_lines(text, path):
         with _at(path, place):
             rows.append({
                 "id": text_field(row, "_id"),
@@ -129,7 +128,7 @@ def squad(text: str, path: Path) -> Converted:
     rows: list[Row] = []
     documents: dict[str, Document] = {}
     with _at(path, "the file"):
-        articles = list_field(_json(text, path), "data")
+        articles = list_field(parse_json(text, path), "data")
     for a, article in enumerate(articles):
         with _at(path, f"article {a}"):
             title, paragraphs = text_field(article, "title"), list_field(article, "paragraphs")
@@ -168,7 +167,7 @@ def _by_line(read: Callable[[Mapping[str, Any], int], Row]) -> Callable[[str, Pa
 
     def convert(text: str, path: Path) -> Converted:
         rows = []
-        for number, (place, row) in enumerate(objects(text, path)):
+        for number, (place, row) in enumerate(list_or_lines(text, path)):
             with _at(path, place):
                 rows.append(read(row, number))
         return Converted(rows)
@@ -227,36 +226,3 @@ class _at:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, Bad):
             raise UserError(f"'{self.path}', {self.place}: {error}.") from None
-
-
-def objects(text: str, path: Path) -> Iterator[tuple[str, Any]]:
-    """Rows of a JSON list, or of a file with one object a line, each with the name of its place."""
-    if text.lstrip().startswith("["):
-        yield from ((f"row {number}", row) for number, row in enumerate(_json(text, path)))
-        return
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            yield f"line {number}", _json(line, path, number)
-
-
-def _json(text: str, path: Path, line: int | None = None) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        place = f"line {line or getattr(error, 'lineno', 1)}"
-        raise UserError(f"'{path}', {place} is not JSON: {getattr(error, 'msg', error)}.") from None
-
-
-def read_text(path: Path) -> str:
-    """A file's text, `.gz` or not."""
-    try:
-        data = path.read_bytes()
-        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"There is no file '{path}'.") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"'{path}' is not UTF-8 text (byte {error.start}).") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"'{path}' is not a whole gzip file: {error}.") from None
-    except OSError as error:
-        raise UserError(f"'{path}' cannot be read: {error.strerror}.") from None

@@ -9,16 +9,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from practicum.data.pair_mining import Value, same_state_pairs
-from practicum.data.state_index import Visit, failed, histories, progress, prompt_ids
+from practicum.data.preferences import Preference, group_by_task, rank, source_of
+from practicum.data.state_index import failed, prompt_ids
 from practicum.environment import Message
 from practicum.errors import UserError
 from practicum.task import Task
-from practicum.trajectory import Outcome, Trajectory, Turn
+from practicum.trajectory import Outcome, Trajectory
 
 BC_FIELDS = ("prompt", "action", "task_id", "site_id", "step_idx", "action_source")
 DPO_FIELDS = ("prompt", "chosen", "rejected", "task_id", "site_id", "state_key")
@@ -31,21 +29,7 @@ Prompting = Callable[[Trajectory, int], str]
 """The prompt of an episode's turn as text."""
 
 
-@dataclass(frozen=True)
-class Preference:
-    """Two replies, the better one first, and the name of where they were given."""
-
-    chosen: Visit
-    rejected: Visit
-    key: str
-
-    @property
-    def same_state(self) -> bool:
-        names = [list(histories(v.episode))[v.number] for v in (self.chosen, self.rejected)]
-        return self.chosen.episode.task.hash == self.rejected.episode.task.hash and names[0] == names[1]
-
-
-# -- which episodes and which pairs -------------------------------------------------------------
+# -- which episodes -------------------------------------------------------------
 
 
 def successful_episodes(
@@ -64,30 +48,10 @@ def successful_episodes(
         return eligible
     kept = {
         id(episode)
-        for group in by_task(eligible)
+        for group in group_by_task(eligible)
         for episode in sorted(group, key=rank)[: max(1, math.ceil(share * len(group) - 1e-9))]
     }
     return [episode for episode in eligible if id(episode) in kept]
-
-
-def preferences(episodes: Sequence[Trajectory], strategy: str) -> list[Preference]:
-    """Pairs of different replies, each pair once, in the order of the episodes.
-
-    `default`: in one state, an action that worked over one that failed; where both worked, the one whose episodes
-    succeeded more often. `same_state`: in one state, the reply whose episodes were rewarded more, then came further;
-    luck that followed on a failed action does not put it above one that worked.
-    `progress_ranked`: the paper's own: a task's best episode over its worst, step by step by their number, whatever
-    state either was in.
-    """
-    check_strategy(strategy)
-    if strategy == "progress_ranked":
-        return _ranked(episodes)
-    value_of = _worked if strategy == "default" else _rewarded
-    return [
-        Preference(pair.chosen, pair.rejected, f"{strategy}_{pair.state.key}")
-        for pair in same_state_pairs(episodes, _reply_text, value_of)
-        if not _failed(pair.chosen) or _failed(pair.rejected)
-    ]
 
 
 def check_strategy(strategy: str, top_percent: float | None = None) -> None:
@@ -95,71 +59,6 @@ def check_strategy(strategy: str, top_percent: float | None = None) -> None:
         raise UserError(f"Unknown pairing strategy '{strategy}'. Known: {', '.join(STRATEGIES)}.")
     if top_percent is not None and not 0 < top_percent <= 1:
         raise UserError("--top_percent is a share: above 0 and at most 1.")
-
-
-def rank(episode: Trajectory) -> tuple[float, int, int, str, int]:
-    """Sorts the best first: furthest, then shortest, then least often rescued."""
-    rescued = sum(source_of(turn).startswith("recovery") for turn in episode.turns)
-    return (-progress(episode), len(episode.turns), rescued, episode.task.id, episode.attempt)
-
-
-def is_held_out(episode: Trajectory) -> bool:
-    """Whether the task is for examinations: who trains on it can no longer be examined by it."""
-    return episode.task.split != "train"
-
-
-def report_held_out(folder: Path, splits: Sequence[str], count: int, takes: str | None = None) -> None:
-    """Says how many of `count` episodes below a folder are left out for their splits; none left is an error.
-
-    `takes` is the setting that takes them too.
-    """
-    if not splits:
-        return
-    named = f"{len(splits)} episodes of held-out tasks ({', '.join(sorted(set(splits)))})"
-    if len(splits) == count:
-        otherwise = f", or take these by {takes}" if takes else ""
-        raise UserError(f"Below '{folder}' there are only {named}; collect some with --split train{otherwise}.")
-    print(f"{named} are left out" + (f"; {takes} takes them" if takes else ""), flush=True)
-
-
-def by_task(episodes: Iterable[Trajectory]) -> list[list[Trajectory]]:
-    groups: dict[tuple[str, str], list[Trajectory]] = {}
-    for episode in episodes:
-        groups.setdefault((episode.task.id, episode.task.hash), []).append(episode)
-    return list(groups.values())
-
-
-def _ranked(episodes: Sequence[Trajectory]) -> list[Preference]:
-    found = []
-    for group in by_task(e for e in episodes if e.scored):
-        ordered = sorted(group, key=rank)
-        best, worst = ordered[0], ordered[-1]
-        for number in range(min(len(best.turns), len(worst.turns))):
-            good, bad = Visit(best, number), Visit(worst, number)
-            if best is not worst and good.turn.reply != bad.turn.reply and _reply_text(good) and _reply_text(bad):
-                found.append(Preference(good, bad, f"progress_ranked_{best.task.id}_{number + 1}"))
-    return found
-
-
-def _worked(group: Sequence[Visit]) -> Value:
-    """Whether the action worked; of actions that did, how often their episodes succeeded."""
-    if any(map(_failed, group)):
-        return (0.0,)
-    return (1.0, math.fsum(v.episode.outcome is Outcome.SUCCESS for v in group) / len(group))
-
-
-def _rewarded(group: Sequence[Visit]) -> Value:
-    rewards = math.fsum(visit.episode.reward for visit in group) / len(group)
-    return (rewards, math.fsum(progress(visit.episode) for visit in group) / len(group))
-
-
-def _reply_text(visit: Visit) -> str | None:
-    """The text of a reply, or None if it is blank."""
-    return visit.turn.reply if visit.turn.reply.strip() else None
-
-
-def _failed(visit: Visit) -> bool:
-    return failed(visit.episode, visit.number)
 
 
 # -- rows ---------------------------------------------------------------------------------------
@@ -225,12 +124,6 @@ def site_of(task: Task) -> str:
             return value
     named = re.fullmatch(r"v\d+\.(.+)-\d+", task.id)
     return named[1] if named else task.environment
-
-
-def source_of(turn: Turn) -> str:
-    """Who acted; a world that acts for the policy at times (a cache, a recovery) says so in its info."""
-    said = turn.info.get("action_source")
-    return said if isinstance(said, str) and said else turn.source.value
 
 
 # -- prompts ------------------------------------------------------------------------------------

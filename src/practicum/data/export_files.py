@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from practicum.data import export
-from practicum.data.jsonl import read_whole_episode, write_files
+from practicum.data.jsonl import write_files
+from practicum.data.preferences import mine_preferences
+from practicum.data.store import read_training_episodes
 from practicum.errors import UserError
 from practicum.trajectory import Trajectory
-from practicum.utils.progress import Progress
 
 FORMATS = ("bc", "dpo", "sft")
 Rows = Iterable[Mapping[str, Any]]
@@ -64,29 +65,20 @@ def export_episodes(
 
 def read_episodes(settings: ExportSettings, progress: bool = True) -> list[Trajectory]:
     """The episodes below the folder; a step without an action is an error unless it is to be skipped."""
-    folder = Path(settings.input_dir)
-    if not folder.is_dir():
-        raise UserError(f"There is no folder '{folder}'; make one with `practicum collect`.")
-    paths = sorted(folder.rglob("*__attempt_*.jsonl"))
-    if not paths:
-        raise UserError(f"There is no episode below '{folder}'; make some with `practicum collect`.")
-    episodes, held_out = [], []
-    with Progress("read", len(paths), "episodes", shown=progress) as line:
-        for path in paths:
-            episode = read_whole_episode(path)
-            line.advance()
-            if not settings.include_held_out and export.is_held_out(episode):
-                held_out.append(episode.task.split)
-                continue
-            empty = next((index for index, turn in enumerate(episode.turns) if not turn.reply.strip()), None)
-            if empty is not None and not settings.skip_empty:
-                raise UserError(
-                    f"'{path}', line {empty + 2}: 'reply' is empty, so there is no action to learn; "
-                    "give --skip-empty to pass over such steps."
-                )
-            episodes.append(episode)
-    export.report_held_out(folder, held_out, len(paths), "--include-held-out")
-    return episodes
+    episodes = read_training_episodes(
+        Path(settings.input_dir),
+        include_held_out=settings.include_held_out,
+        include_setting="--include-held-out",
+        progress=progress,
+    )
+    for path, episode in episodes:
+        empty = next((index for index, turn in enumerate(episode.turns) if not turn.reply.strip()), None)
+        if empty is not None and not settings.skip_empty:
+            raise UserError(
+                f"'{path}', line {empty + 2}: 'reply' is empty, so there is no action to learn; "
+                "give --skip-empty to pass over such steps."
+            )
+    return [episode for _, episode in episodes]
 
 
 def make_rows(
@@ -103,7 +95,7 @@ def make_rows(
     if "bc" in settings.formats:
         rows["bc"] = export.bc_rows([e for e in chosen if not export.has_images(e)], prompt)
     if "dpo" in settings.formats:
-        pairs = export.preferences(texts, strategy)
+        pairs = mine_preferences(texts, strategy)
         if strategy == "progress_ranked" and pairs:
             num_apart = sum(not pair.same_state for pair in pairs)
             log(f"{num_apart} of {len(pairs)} pairs compare replies given in different states (see --pairing_strategy)")

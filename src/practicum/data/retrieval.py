@@ -8,7 +8,6 @@ idf(t) · f / (f + k1 · (1 - b + b · length / mean length)), idf(t) = ln(1 + (
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections import Counter, defaultdict
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from practicum.data.jsonl import iter_objects, read_text
 from practicum.errors import UserError
 
 WORD = re.compile(r"\w+")
@@ -111,8 +111,7 @@ def read_corpus(folder: Path) -> list[Document]:
     documents: list[Document] = []
     for path in sorted(p for p in folder.rglob("*") if p.suffix in (".txt", ".jsonl") and p.is_file()):
         name = path.relative_to(folder).with_suffix("").as_posix()
-        text = _read(path)
-        documents += _lines(path, name, text) if path.suffix == ".jsonl" else [Document(name, path.stem, text)]
+        documents += _documents(path, name) if path.suffix == ".jsonl" else [Document(name, path.stem, read_text(path))]
     if not documents:
         raise UserError(f"The search corpus '{folder}' holds no documents; put *.txt or *.jsonl files into it.")
     twice = [name for name, times in Counter(document.id for document in documents).items() if times > 1]
@@ -134,24 +133,10 @@ def index_of(folder: str | Path) -> Index:
         return _indexes[path]
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"'{path}' is not UTF-8 text (byte {error.start}); save it as UTF-8.") from None
-    except OSError as error:
-        raise UserError(f"'{path}' cannot be read: {error.strerror}.") from None
-
-
-def _lines(path: Path, name: str, text: str) -> Iterator[Document]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"'{path}', line {number} is not JSON: {error}.") from None
-        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+def _documents(path: Path, name: str) -> Iterator[Document]:
+    """Yield the documents of a JSON-lines file; one without an id is named by file and line."""
+    for number, row in iter_objects(path):
+        if not isinstance(row.get("text"), str):
             raise UserError(f"'{path}', line {number} must be an object with a 'text'.")
         yield Document(str(row.get("id", f"{name}:{number}")), str(row.get("title") or ""), row["text"])
 

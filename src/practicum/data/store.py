@@ -1,52 +1,61 @@
 """Episodes on disk: one JSON-lines file each, whole or not there at all.
 
-`<out>/<experiment>/<run_id>/<task>__attempt_<k>.jsonl`: first `episode_start` with all provenance,
-then one `step` a turn, last `episode_end`. A file is written beside its place, flushed to the disk
-and moved in; a crash or a full disk leaves no half of it. Reading a file and writing it again gives
-the same bytes.
+`<out>/<experiment>/<run_id>/<task>__attempt_<k>.jsonl`, in the encoding of `episode_format`. A file is written under a
+temporary name, flushed to the disk and renamed; a crash or a full disk leaves no half of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-from practicum.environment import Action, Message, ToolCall
+from practicum.data.episode_format import DECODE_ERRORS, decode_episode, decode_fault, encode_episode, wrong_field
+from practicum.data.jsonl import read_lines
 from practicum.errors import UserError
-from practicum.task import Task, content_hash, plain
-from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
+from practicum.task import content_hash
+from practicum.trajectory import Trajectory
+from practicum.utils.progress import Progress
 
-FORMAT_VERSION = 1
+EPISODE_MARK = "__attempt_"
+"""What the name of every episode file contains."""
+MAX_NAME_CHARS = 180
+"""Characters of an escaped task id in a file name; file systems allow 255 bytes for a name."""
+
+
+class EpisodeFileError(UserError):
+    """A file that is not a whole episode; `reason` says why, without the path."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"'{path}' is not a whole episode file: {reason}.")
+        self.reason = reason
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Put bytes at a path: all of them, or nothing and one clear error."""
-    scratch: str | None = None
+    """Write a file under a temporary name and rename it: all bytes are there, or none and a UserError says why."""
+    temporary: str | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(scratch, path)
+        os.replace(temporary, path)
     except OSError as error:
-        if scratch is not None:
+        if temporary is not None:
             with contextlib.suppress(OSError):
-                os.unlink(scratch)
+                os.unlink(temporary)
         raise UserError(f"Cannot write '{path}': {_remedy(path, error)}.") from error
 
 
 def _remedy(path: Path, error: OSError) -> str:
-    """What is wrong with a place to write to, and what to do."""
+    """Say why a path cannot be written to, and what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{error.strerror}; free some space or write elsewhere"
     if isinstance(error, NotADirectoryError | FileExistsError):
@@ -57,170 +66,84 @@ def _remedy(path: Path, error: OSError) -> str:
 
 
 def episode_path(folder: Path, task_id: str, attempt: int) -> Path:
-    """Where an episode belongs. A task id is a name, never a path: what could climb out is escaped."""
-    safe = quote(task_id, safe=" :,+=@()[]")
-    safe = re.sub(r"^\.+", lambda dots: "%2E" * len(dots[0]), safe)
-    if len(safe) > 180:  # a file name has its limit; a hash keeps two long ids apart
-        safe = f"{safe[:160]}~{content_hash(task_id)}"
-    return folder / f"{safe}__attempt_{attempt}.jsonl"
+    """Return the path of an episode. A task id is a name, never a path: characters that could leave the folder are
+    escaped."""
+    name = quote(task_id, safe=" :,+=@()[]")
+    name = re.sub(r"^\.+", lambda dots: "%2E" * len(dots[0]), name)
+    if len(name) > MAX_NAME_CHARS:  # the hash keeps two long ids apart
+        name = f"{name[:160]}~{content_hash(task_id)}"
+    return folder / f"{name}{EPISODE_MARK}{attempt}.jsonl"
 
 
 def write_episode(folder: Path, trajectory: Trajectory) -> Path:
+    """Write an episode into a folder and return its path."""
     path = episode_path(folder, trajectory.task.id, trajectory.attempt)
-    write_atomic(path, dump(trajectory))
+    write_atomic(path, encode_episode(trajectory))
     return path
 
 
-def read_episode(path: Path) -> Trajectory:
+def read_episode(path: Path, *, validate: bool = False, max_bytes: int | None = None) -> Trajectory:
+    """Return the episode of a file; raise EpisodeFileError where it is not a whole one.
+
+    With `validate` every field that training and export use is checked, which episodes of unknown origin need. A file
+    of more than `max_bytes` is refused unread.
+    """
+    if not path.is_file():
+        raise UserError(f"There is no episode at '{path}'.")
+    if max_bytes is not None and (size := path.stat().st_size) > max_bytes:
+        raise EpisodeFileError(path, f"it has {size >> 20} MiB; an episode has at most {max_bytes >> 20}")
+    data = b"".join(read_lines(path))
     try:
-        return load(path.read_bytes())
-    except FileNotFoundError:
-        raise UserError(f"There is no episode at '{path}'.") from None
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise UserError(f"'{path}' is not a whole episode file: {type(error).__name__}: {error}.") from error
+        episode = decode_episode(data)
+    except DECODE_ERRORS as error:
+        raise EpisodeFileError(path, decode_fault(data, error)) from None
+    if validate and (fault := wrong_field(episode)) is not None:
+        raise EpisodeFileError(path, fault)
+    return episode
 
 
 def read_episodes(folder: Path) -> Iterator[Trajectory]:
-    """Every episode below a folder, in the order of its path."""
-    for path in sorted(folder.rglob("*__attempt_*.jsonl")):
+    """Yield every episode below a folder, in the order of the paths."""
+    for path in _episode_files(folder):
         yield read_episode(path)
 
 
-def dump(trajectory: Trajectory) -> bytes:
-    """The one encoding of an episode."""
-    task = trajectory.task
-    records: list[dict[str, Any]] = [
-        {
-            "type": "episode_start",
-            "format": FORMAT_VERSION,
-            "task": {"id": task.id, "environment": task.environment, "split": task.split, "hash": task.hash,
-                     "fields": dict(task.fields)},
-            "attempt": trajectory.attempt,
-            "group": trajectory.group,
-            "seeds": {"environment": trajectory.seeds.environment, "sampling": trajectory.seeds.sampling},
-            "provenance": dict(trajectory.provenance),
-        }
-    ]  # fmt: skip
-    records += [{"type": "step", "index": number, **_turn_record(turn)} for number, turn in enumerate(trajectory.turns)]
-    records.append(
-        {
-            "type": "episode_end",
-            "outcome": trajectory.outcome.value,
-            "reward": trajectory.reward,
-            "parts": dict(trajectory.components),
-            "closing": [_message_record(m) for m in trajectory.closing],
-            "error": trajectory.error,
-        }
-    )
-    lines = (
-        json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain)
-        for record in records
-    )
-    # Lone surrogates (half an emoji that a model sampled) have no UTF-8 form: they are kept as escapes.
-    return "".join(line + "\n" for line in lines).encode("utf-8", "backslashreplace")
+def read_training_episodes(
+    folder: Path, *, include_held_out: bool = False, include_setting: str | None = None, progress: bool = True
+) -> list[tuple[Path, Trajectory]]:
+    """Return path and episode of every validated episode below a folder, in the order of the paths.
+
+    Episodes of `val` and `test` tasks are left out unless `include_held_out`: a policy trained on a task can no longer
+    be evaluated on it. How many are left out is printed, with the setting that includes them. A folder without any
+    episode to train on is a UserError.
+    """
+    if not folder.is_dir():
+        raise UserError(f"There is no folder '{folder}'; make one with `practicum collect`.")
+    paths = _episode_files(folder)
+    if not paths:
+        raise UserError(f"There is no episode below '{folder}'; make some with `practicum collect`.")
+    episodes: list[tuple[Path, Trajectory]] = []
+    held_out_splits: list[str] = []
+    with Progress("read", len(paths), "episodes", shown=progress) as line:
+        for path in paths:
+            episode = read_episode(path, validate=True)
+            if include_held_out or episode.task.split == "train":
+                episodes.append((path, episode))
+            else:
+                held_out_splits.append(episode.task.split)
+            line.advance()
+    if held_out_splits:
+        _report_held_out(folder, held_out_splits, not episodes, include_setting)
+    return episodes
 
 
-def load(data: bytes) -> Trajectory:
-    """An episode from its bytes; ValueError where they are not a whole one."""
-    if not data.endswith(b"\n"):
-        raise ValueError("the file is cut short")
-    records = [json.loads(line) for line in data.split(b"\n")[:-1]]
-    if len(records) < 2 or records[0]["type"] != "episode_start" or records[-1]["type"] != "episode_end":
-        raise ValueError("the first or last record is missing")
-    if [record.get("index") for record in records[1:-1]] != list(range(len(records) - 2)):
-        raise ValueError("step records are missing or out of order")
-    start, end = records[0], records[-1]
-    if start["format"] != FORMAT_VERSION:
-        raise ValueError(f"format {start['format']} is not {FORMAT_VERSION}")
-    task = Task(start["task"]["id"], start["task"]["environment"], start["task"]["split"], start["task"]["fields"])
-    if task.hash != start["task"]["hash"]:
-        raise ValueError(f"task '{task.id}' does not match its hash")
-    return Trajectory(
-        task=task,
-        attempt=start["attempt"],
-        group=start["group"],
-        outcome=Outcome(end["outcome"]),
-        turns=tuple(_turn(record) for record in records[1:-1]),
-        reward=end["reward"],
-        components=end["parts"],
-        seeds=Seeds(start["seeds"]["environment"], start["seeds"]["sampling"]),
-        closing=tuple(_message(m) for m in end["closing"]),
-        error=end["error"],
-        provenance=start["provenance"],
-    )
+def _report_held_out(folder: Path, splits: list[str], nothing_left: bool, include_setting: str | None) -> None:
+    named = f"{len(splits)} episodes of held-out tasks ({', '.join(sorted(set(splits)))})"
+    if nothing_left:
+        otherwise = f", or take these by {include_setting}" if include_setting else ""
+        raise UserError(f"Below '{folder}' there are only {named}; collect some with --split train{otherwise}.")
+    print(f"{named} are left out" + (f"; {include_setting} takes them" if include_setting else ""), flush=True)
 
 
-def _turn_record(turn: Turn) -> dict[str, Any]:
-    return {
-        "restart": turn.restart,
-        "messages": [_message_record(m) for m in turn.messages],
-        "spans": [
-            {"origin": span.origin.value, "ids": list(span.ids)}
-            | ({"logprobs": list(span.logprobs)} if span.logprobs is not None else {})
-            for span in turn.spans
-        ],
-        "reply": turn.reply,
-        "action": {
-            "content": turn.action.content,
-            "thought": turn.action.thought,
-            "calls": [_call_record(call) for call in turn.action.calls],
-            "error": turn.action.error,
-        },
-        "source": turn.source.value,
-        "policy_version": turn.policy_version,
-        "stop_reason": turn.stop_reason.value,
-        "seed": turn.seed,
-        "reward": turn.reward,
-        "parts": dict(turn.components),
-        "progress": turn.progress,
-        "info": dict(turn.info),
-    }
-
-
-def _turn(record: Mapping[str, Any]) -> Turn:
-    action = record["action"]
-    return Turn(
-        spans=tuple(
-            Span(Origin(s["origin"]), tuple(s["ids"]), tuple(s["logprobs"]) if "logprobs" in s else None)
-            for s in record["spans"]
-        ),
-        restart=record["restart"],
-        messages=tuple(_message(m) for m in record["messages"]),
-        reply=record["reply"],
-        action=Action(
-            text=record["reply"],
-            content=action["content"],
-            calls=tuple(_call(c) for c in action["calls"]),
-            thought=action["thought"],
-            error=action["error"],
-        ),
-        source=ActionSource(record["source"]),
-        policy_version=record["policy_version"],
-        stop_reason=StopReason(record["stop_reason"]),
-        seed=record["seed"],
-        reward=record["reward"],
-        components=record["parts"],
-        progress=record["progress"],
-        info=record["info"],
-    )
-
-
-def _message_record(message: Message) -> dict[str, Any]:
-    record: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.name is not None:
-        record["name"] = message.name
-    if message.images:
-        record["images"] = list(message.images)
-    return record
-
-
-def _message(record: Mapping[str, Any]) -> Message:
-    return Message(record["role"], record["content"], record.get("name"), tuple(record.get("images", ())))
-
-
-def _call_record(call: ToolCall) -> dict[str, Any]:
-    return {"name": call.name, "arguments": dict(call.arguments)}
-
-
-def _call(record: Mapping[str, Any]) -> ToolCall:
-    return ToolCall(record["name"], record["arguments"])
+def _episode_files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob(f"*{EPISODE_MARK}*.jsonl"))

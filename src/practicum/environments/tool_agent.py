@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 
 from practicum import registry
 from practicum.chat.formats.registry import make_format
+from practicum.data.task_file import read_task_file
 from practicum.environment import Action, Environment, Message, Observation, Step, ToolCall
 from practicum.errors import UserError, did_you_mean
 from practicum.sandbox.slots import in_thread_with_slots
-from practicum.task import Task, read_task_file
+from practicum.task import Task
 from practicum.tools.base import Tool, ToolResult
 from practicum.tools.pool import Lease, StatePool
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from practicum.data import store
 from practicum.data.attempts import Attempt
 from practicum.data.collection import Collection, Row
-from practicum.data.jsonl import encode
+from practicum.data.jsonl import encode, iter_readable_objects
 from practicum.environment import Environment
 from practicum.errors import UserError
 from practicum.evaluation.panel import Panel
@@ -110,9 +109,8 @@ class AttemptLog:
 def _read_seconds(path: Path) -> dict[AttemptKey, float]:
     """Seconds of each attempt that the file holds; a line that a crash cut short is skipped."""
     seconds: dict[AttemptKey, float] = {}
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
+    for row in iter_readable_objects(path):
         try:
-            row = json.loads(line)
             seconds[row["task_id"], int(row["attempt"])] = float(row["seconds"])
         except (ValueError, KeyError, TypeError):
             continue

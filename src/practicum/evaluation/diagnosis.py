@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from practicum.data.jsonl import iter_readable_objects
 from practicum.evaluation.compare import SCORE, Comparison, compare_pair
 from practicum.evaluation.metric_delta import MetricDelta
 from practicum.evaluation.result import EvalResult
@@ -98,13 +98,8 @@ def _difference(delta: MetricDelta) -> str:
 def _training_curve(path: Path) -> list[tuple[float, float, float]]:
     """Step, mean reward and episodes of every training step in a metrics file; damaged lines are skipped."""
     curve = []
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return []
-    for line in lines:
+    for row in iter_readable_objects(path):
         try:
-            row = json.loads(line)
             curve.append((float(row["step"]), float(row["reward/mean"]), float(row.get("rollout/episodes", 0))))
         except (ValueError, KeyError, TypeError):
             continue

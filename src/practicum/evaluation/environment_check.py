@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from practicum.data.attempts import plan_attempts
-from practicum.data.store import dump
+from practicum.data.episode_format import encode_episode
 from practicum.environment import SPLITS, Environment
 from practicum.environments.worker import close_pools
 from practicum.errors import UserError
@@ -196,7 +196,7 @@ async def play(setup: RolloutSetup, count: int) -> list[Trajectory]:
 
 def episodes_digest(episodes: Sequence[Trajectory]) -> str:
     """Return a hash of everything that is recorded of the episodes."""
-    return hashlib.sha256(b"".join(map(dump, episodes))).hexdigest()[:16]
+    return hashlib.sha256(b"".join(map(encode_episode, episodes))).hexdigest()[:16]
 
 
 def success_rate(episodes: Sequence[Trajectory]) -> float:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from practicum.data.jsonl import iter_readable_objects
 from practicum.errors import UserError
 from practicum.evaluation.compare import PolicyComparison
 from practicum.evaluation.learning_curve import smooth
@@ -152,17 +152,11 @@ def learning_curves(policy_comparison: PolicyComparison, path: Path) -> Path | N
 
 def read_curve(path: Path) -> list[dict[str, float]]:
     """The rows of a metrics file, without damaged lines; none where there is no such file."""
-    rows = []
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            row = json.loads(line)
-            if isinstance(row, dict) and isinstance(row.get("step"), int):
-                rows.append({name: value for name, value in row.items() if isinstance(value, (int, float))})
-    return rows
+    return [
+        {name: value for name, value in row.items() if isinstance(value, (int, float))}
+        for row in iter_readable_objects(path)
+        if isinstance(row.get("step"), int)
+    ]
 
 
 def _label(policy_comparison: PolicyComparison, panel: str) -> str:

@@ -7,7 +7,6 @@ which it was.
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -17,6 +16,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from scipy import special
 
+from practicum.data.jsonl import parse_object
 from practicum.errors import UserError
 from practicum.evaluation.stats.intervals import jeffreys
 from practicum.report.runs import CONFIG, HEALTH, TIMING
@@ -105,7 +105,7 @@ class Curves:
         """What the run wrote down of its health since the last look."""
         for line in self.journal.lines():
             try:
-                row = json.loads(line)
+                row = parse_object(line)
                 event = noted(row)
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
                 self.unreadable_events += 1
@@ -134,7 +134,7 @@ class Curves:
     def _rows(self, tail: Tail) -> Iterator[tuple[float, dict[str, float]]]:
         for line in tail.lines():
             try:
-                row = json.loads(line)
+                row = parse_object(line)
                 step = float(row.pop("step"))
                 values = {str(k): float(v) for k, v in row.items() if isinstance(v, (int, float)) and math.isfinite(v)}
                 if not math.isfinite(step):

@@ -12,16 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from practicum.data import store
+from practicum.data.store import EPISODE_MARK
+from practicum.errors import UserError
 from practicum.evaluation.result import AttemptResult, attempt_result
 from practicum.report.advantages import EpisodeAdvantages, read_advantages
-from practicum.report.runs import DEEPEST, EPISODE_MARK, METRICS, WITHOUT_EPISODES
+from practicum.report.runs import DEEPEST, METRICS, WITHOUT_EPISODES
 from practicum.training.episode_saver import GROUPS, TOP, advantages_path
 from practicum.trajectory import Trajectory
 from practicum.utils.escape import is_number, number, shown
 
 LARGEST = 64 << 20
 FAULTS = (
-    OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError, MemoryError
+    UserError, OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError,
+    MemoryError,
 )  # fmt: skip
 """What a damaged or hostile file may raise while it is read."""
 
@@ -230,11 +233,12 @@ def read_row(path: Path, name: str, place: int, credit: EpisodeAdvantages | None
 
 
 def read_episode(path: Path) -> tuple[Trajectory, int]:
-    """An episode whose figures are figures and whose texts are texts, and the size of its file."""
+    """An episode whose figures are figures and whose texts are texts, and the size of its file.
+
+    Unlike an episode to train on it may hold NaN and infinities: the page shows them as what they are.
+    """
     size = path.stat().st_size
-    if size > LARGEST:
-        raise ValueError(f"the file has {size >> 20} MiB; an episode of more than {LARGEST >> 20} is not shown")
-    episode = store.load(path.read_bytes())
+    episode = store.read_episode(path, max_bytes=LARGEST)
     if not isinstance(episode.task.id, str) or type(episode.attempt) is not int:
         raise ValueError("its task or attempt is not what an episode has there")
     if not all(
@@ -262,6 +266,8 @@ def part_of(name: str) -> tuple[str, int | None]:
 def reason(error: BaseException) -> str:
     """Why a file cannot be read, in one line."""
     text = str(error).splitlines()[0] if str(error) else ""
+    if isinstance(error, store.EpisodeFileError):
+        return error.reason[:300]
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8 text (byte {error.start})"
     if isinstance(error, OSError):

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from practicum.data.store import EPISODE_MARK
 from practicum.errors import UserError
 
 METRICS, TIMING, HEALTH, CONFIG = "metrics.jsonl", "timing.jsonl", "health.jsonl", "config.yaml"
 MARKS = frozenset({METRICS, CONFIG, "plan.json", "summary.json", "collect.json", "panel.json"})
 """Files that say: this folder, with all below it, is one run."""
-EPISODE_MARK = "__attempt_"
 WITHOUT_EPISODES = ("global_step_", "model", "tensorboard", "wandb", ".")
 """Beginnings of folder names that hold weights or logs: nothing to look for in there."""
 DEEPEST = 8

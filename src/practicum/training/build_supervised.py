@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 
 from practicum.config import overrides
 from practicum.config.train import check_numbers
-from practicum.data.export import DPO_FIELDS, is_held_out, report_held_out
-from practicum.data.jsonl import read_rows, read_whole_episode
-from practicum.data.store import write_atomic
+from practicum.data.export import DPO_FIELDS
+from practicum.data.jsonl import read_rows
+from practicum.data.store import read_training_episodes, write_atomic
 from practicum.errors import UserError, did_you_mean
 from practicum.models import device, loader, lora
 from practicum.models.device import Device
@@ -210,14 +210,10 @@ def read_demonstrations(
     if config.data.episodes is None:
         raise UserError("What to learn from? Set data.episodes to a folder written by `practicum collect`.")
     folder = Path(config.data.episodes)
-    if not folder.is_dir():
-        raise UserError(f"There is no folder '{folder}'; make one with `practicum collect`.")
-    paths, episodes, held_out = sorted(folder.rglob("*__attempt_*.jsonl")), [], []
-    for path in paths:
-        episode = read_whole_episode(path)
-        if not config.data.include_held_out and is_held_out(episode):
-            held_out.append(episode.task.split)
-            continue
+    episodes = []
+    for path, episode in read_training_episodes(
+        folder, include_held_out=config.data.include_held_out, include_setting="data.include_held_out=true"
+    ):
         if not episode.scored or (imitated is not None and not imitated(episode)):
             continue
         silent = next((number for number, turn in enumerate(episode.turns) if not turn.reply.strip()), None)
@@ -227,7 +223,6 @@ def read_demonstrations(
                 "take that episode out of the folder."
             )
         episodes.append(episode)
-    report_held_out(folder, held_out, len(paths), "data.include_held_out=true")
     templates = {episode.provenance.get("template") for episode in episodes}
     if len(templates) > 1:
         raise UserError(

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from practicum.agent import Agent
-from practicum.data.export import by_task, is_held_out, report_held_out
-from practicum.data.jsonl import read_whole_episode
+from practicum.data.preferences import group_by_task
+from practicum.data.store import read_training_episodes
 from practicum.errors import UserError
 from practicum.models import loader
 from practicum.training import forward
@@ -36,7 +36,6 @@ from practicum.training.rollout_source import OnEpisode
 from practicum.training.samples import unweighted_samples
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Origin, Outcome, Span, Trajectory
-from practicum.utils.progress import Progress
 
 METHODS = ("grpo", "bandit")
 GROUP_ESTIMATORS = tuple(name for name, estimator in ESTIMATORS.items() if estimator.min_group_size > 1)
@@ -79,21 +78,7 @@ class TrajectoryLog:
 
 def read_trajectory_log(folder: Path) -> TrajectoryLog:
     """The scored episodes of training tasks below a folder, each checked field by field."""
-    if not folder.is_dir():
-        raise UserError(f"There is no folder '{folder}'; make one with `practicum collect`.")
-    paths = sorted(folder.rglob("*__attempt_*.jsonl"))
-    if not paths:
-        raise UserError(f"There is no episode below '{folder}'; make some with `practicum collect`.")
-    read, held_out_splits = [], []
-    with Progress("read", len(paths), "episodes") as progress:
-        for path in paths:
-            episode = read_whole_episode(path)
-            if is_held_out(episode):
-                held_out_splits.append(episode.task.split)
-            else:
-                read.append(episode)
-            progress.advance()
-    report_held_out(folder, held_out_splits, len(paths))
+    read = [episode for _, episode in read_training_episodes(folder)]
     episodes = tuple(episode for episode in read if episode.scored and any(turn.spans for turn in episode.turns))
     if not episodes:
         raise UserError(f"None of the {len(read)} episodes below '{folder}' was scored; collect some that are.")
@@ -108,7 +93,7 @@ def read_trajectory_log(folder: Path) -> TrajectoryLog:
 
 def signal_groups(log: TrajectoryLog, seed: int = 0) -> TrajectoryGroups:
     """A log's episodes by task, in an order drawn from the seed, without groups whose rewards are all equal."""
-    all_groups = by_task(log.episodes)
+    all_groups = group_by_task(log.episodes)
     groups = [group for group in all_groups if len(group) > 1 and has_signal(group, {})]
     if not groups:
         raise UserError(

@@ -5,8 +5,7 @@ Pairs hold the ids that were sampled, never text tokenised again; only rows that
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from practicum.chat.renderer import Renderer
 from practicum.data import state_index
 from practicum.data.export import DPO_FIELDS
 from practicum.data.jsonl import check_row
-from practicum.data.pair_mining import Value, ranked_pairs, same_state_pairs
+from practicum.data.preferences import mine_preferences
 from practicum.data.state_index import Visit
 from practicum.errors import UserError
 from practicum.training.dpo import Pair
@@ -56,13 +55,16 @@ def mine_pairs(
     and only the reply is trained on. `trajectory`: whole episodes of one task; all that the policy sampled is trained
     on. An episode that rewrote its history is no single sequence and makes no trajectory pair. Ties make no pair.
     """
-    if strategy not in MINERS:
-        raise UserError(f"Unknown pairing strategy '{strategy}'. Known: {', '.join(MINERS)}.")
+    if strategy not in STRATEGIES:
+        raise UserError(f"Unknown pairing strategy '{strategy}'. Known: {', '.join(STRATEGIES)}.")
     if limit_per_task is not None and limit_per_task < 1:
         raise UserError("limit_per_task must be at least 1.")
+    mined_by, sample = STRATEGIES[strategy]
     by_task: dict[TaskKey, list[MinedPair]] = {}
-    for task, pair in MINERS[strategy]([episode for episode in episodes if episode.scored]):
-        by_task.setdefault(task, []).append(pair)
+    for mined in mine_preferences([episode for episode in episodes if episode.scored], mined_by):
+        chosen, task = mined.chosen, mined.chosen.episode.task
+        pair = MinedPair(task.id, mined.key, chosen.number, sample(chosen), sample(mined.rejected), mined.margin)
+        by_task.setdefault((task.id, task.hash), []).append(pair)
     return [pair for pairs in by_task.values() for pair in sorted(pairs, key=_widest_first)[:limit_per_task]]
 
 
@@ -88,42 +90,6 @@ def fitting_pairs(pairs: Sequence[Pair], window: int) -> list[Pair]:
     return fitting
 
 
-def _same_state(episodes: Sequence[Trajectory]) -> Iterator[tuple[TaskKey, MinedPair]]:
-    for pair in same_state_pairs(episodes, _reply_ids, _mean_reward):
-        state, margin = pair.state, pair.chosen_value[0] - pair.rejected_value[0]
-        samples = _reply_sample(pair.chosen), _reply_sample(pair.rejected)
-        yield (state.task, state.content), MinedPair(state.task, state.key, pair.chosen.number, *samples, margin)
-
-
-def _reply_ids(visit: Visit) -> TokenIds | None:
-    """The sampled ids of a reply, or None if there is none."""
-    return visit.turn.spans[-1].ids or None
-
-
-def _mean_reward(same_reply: Sequence[Visit]) -> Value:
-    return (math.fsum(visit.episode.reward for visit in same_reply) / len(same_reply),)
-
-
-def _trajectory(episodes: Sequence[Trajectory]) -> Iterator[tuple[TaskKey, MinedPair]]:
-    tasks: dict[tuple[str, str, str], dict[TokenIds, list[tuple[float, Sample]]]] = {}
-    for episode in episodes:
-        sequences = episode.sequences()
-        if len(sequences) == 1 and any(sequences[0].sampled):
-            key = (episode.task.id, episode.task.hash, str(episode.provenance.get("tokenizer", "")))
-            sample = unweighted_samples(episode)[0]
-            tasks.setdefault(key, {}).setdefault(sample.ids, []).append((episode.reward, sample))
-    for (task, content, _), by_ids in tasks.items():
-        valued = [((math.fsum(reward for reward, _ in same) / len(same),), same[0][1]) for same in by_ids.values()]
-        for ((better,), chosen), ((worse,), rejected) in ranked_pairs(valued):
-            yield (task, content), MinedPair(task, f"trajectory_{task}", 0, chosen, rejected, better - worse)
-
-
-MINERS: Mapping[str, Callable[[Sequence[Trajectory]], Iterator[tuple[TaskKey, MinedPair]]]] = {
-    "same_state": _same_state,
-    "trajectory": _trajectory,
-}
-
-
 def _widest_first(pair: MinedPair) -> tuple[float, int, str, TokenIds, TokenIds]:
     return (-pair.margin, pair.turn, pair.key, pair.chosen.ids, pair.rejected.ids)
 
@@ -137,3 +103,15 @@ def _reply_sample(visit: Visit) -> Sample:
     logprobs = np.zeros(len(sample.ids), dtype=np.float32)
     logprobs[sample.mask] = span.logprobs
     return replace(sample, sampling_logprobs=logprobs)
+
+
+def _episode_sample(visit: Visit) -> Sample:
+    """A whole episode, which is one sequence."""
+    return unweighted_samples(visit.episode)[0]
+
+
+STRATEGIES: Mapping[str, tuple[str, Callable[[Visit], Sample]]] = {
+    "same_state": ("same_ids", _reply_sample),
+    "trajectory": ("trajectory", _episode_sample),
+}
+"""Values of `data.pairing`: the strategy of `data.preferences` that mines, and what of a side is trained on."""

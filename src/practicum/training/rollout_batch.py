@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from practicum.data import store
+from practicum.data.episode_format import decode_episode, encode_episode
 from practicum.training.group_filter import TrajectoryGroups
 from practicum.trajectory import Trajectory
 
@@ -38,7 +38,7 @@ class RolloutBatch:
         indices = {id(episode): index for index, episode in enumerate(self.episodes)}
         return {
             "step": self.step,
-            "episodes": [store.dump(episode).decode() for episode in self.episodes],
+            "episodes": [encode_episode(episode).decode() for episode in self.episodes],
             "groups": [[indices[id(episode)] for episode in group] for group in self.groups],
             "greedy": _pairs(self.greedy_rewards),
             "metrics": _pairs(self.metrics),
@@ -48,7 +48,7 @@ class RolloutBatch:
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> RolloutBatch:
         """The batch that `record` wrote."""
-        episodes = [store.load(text.encode()) for text in record["episodes"]]
+        episodes = [decode_episode(text.encode()) for text in record["episodes"]]
         return cls(
             step=int(record["step"]),
             episodes=episodes,

@@ -17,7 +17,8 @@ from transformers import PreTrainedTokenizerBase
 from practicum.report.document import document
 from practicum.report.runs import find_runs
 from practicum.training.episode_saver import EpisodeSaver
-from practicum.training.monitor.health import Adjustment, Finding
+from practicum.training.monitor.health import Adjustment
+from practicum.training.monitor.health_checks import HealthFinding
 from practicum.training.monitor.health_log import HealthLog
 from practicum.training.monitor.metrics import MetricsFile
 from tests.report.live.test_live import Running
@@ -119,7 +120,7 @@ def test_what_a_run_kept_of_itself_is_shown_as_it_was(
     """Its own health notes, and advantages by token, which the page could not have computed."""
     run = write_training(tmp_path / "run", 30, **{"actor/ppo_kl": 0.7})
     journal = HealthLog(run / "health.jsonl")
-    journal.seen(7, [Finding("dead_groups", "act", 0.95, 0.9, "groups are alike", "give it easier tasks")])
+    journal.seen(7, [HealthFinding("dead_groups", "act", 0.95, 0.9, "groups are alike", "give it easier tasks")])
     journal.adjusted(7, Adjustment(1 / 3, 1.0))
     journal.close()
     group = [an_episode("task-0", attempt, float(attempt == 1), tokenizer) for attempt in range(3)]

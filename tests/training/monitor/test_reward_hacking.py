@@ -16,16 +16,9 @@ from scipy import stats
 from practicum.environment import Action
 from practicum.errors import UserError
 from practicum.task import Task
-from practicum.training.monitor.health import ACT, WARN, Finding
-from practicum.training.monitor.reward_hacking import (
-    EpisodeRank,
-    RewardHackingMonitor,
-    RewardHackingSettings,
-    Score,
-    change,
-    read,
-    rise,
-)
+from practicum.training.monitor.health_checks import ACT, WARN, HealthFinding
+from practicum.training.monitor.reward_hacking import EpisodeRank, RewardHackingMonitor, RewardHackingSettings
+from practicum.training.monitor.reward_stats import ScoreStats, compare_windows, score_rise, step_stats
 from practicum.trajectory import ActionSource, Outcome, Seeds, StopReason, Trajectory, Turn
 
 TASKS = [Task(f"task-{number}", "x", "train") for number in range(400)]
@@ -107,7 +100,7 @@ def pays_right(reply: str, right: bool) -> Mapping[str, float]:
     return {"right": 10.0 * right, "brevity": -0.02 * len(reply.split())}
 
 
-def alarms(stream: Iterator[Step], settings: RewardHackingSettings | None = None) -> list[tuple[int, Finding]]:
+def alarms(stream: Iterator[Step], settings: RewardHackingSettings | None = None) -> list[tuple[int, HealthFinding]]:
     panel = RewardHackingMonitor(settings or RewardHackingSettings())
     return [(step, found) for step, batch in enumerate(stream) if (found := panel.observe(step, batch)[1]) is not None]
 
@@ -120,7 +113,7 @@ def test_a_planted_exploit_is_seen_before_thirty_steps(paid: Paid, part: str, ve
         found = alarms(practise(paid, seed, 30, ways, verifier))
         assert found, f"seed {seed}"
         assert found[0][1].sign == "reward_hacking"
-        assert f"driven by the part '{part}'" in found[0][1].cause
+        assert f"driven by the component '{part}'" in found[0][1].cause
 
 
 def test_a_policy_that_could_work_honestly_still_takes_the_cheaper_way() -> None:
@@ -262,17 +255,19 @@ def test_the_action_sets_the_severity() -> None:
         assert {finding.severity for _, finding in found} == {severity}
     sentence = found[0][1].sentence(11)
     assert sentence.startswith("Step 11 (act): the reward rises since step 4 and success ")
-    assert sentence.endswith("read the best-paid episodes and make the reward stop paying for what they do.")
+    assert sentence.endswith(
+        "read the episodes with the highest reward and make the reward stop paying for what they do."
+    )
 
 
 def test_errors_are_counted_over_groups() -> None:
     """Two tasks, one always solved and one never: eight chains each, yet two draws."""
     batch = [episode(task, float(task), attempt=k) for task in (0, 1) for k in range(8)]
-    reading = read(0, batch, [e.reward for e in batch])
-    assert reading.groups == 2
-    assert reading.reward == Score(0.5, 0.25, 0.25)  # the variance of (0 + 1) / 2 from two draws: ½ / 2
+    summary = step_stats(0, batch, [e.reward for e in batch])
+    assert summary.num_groups == 2
+    assert summary.reward == ScoreStats(0.5, 0.25, 0.25)  # the variance of (0 + 1) / 2 from two draws: ½ / 2
     one = [episode(0, float(k % 2), attempt=k) for k in range(8)]  # a single task: its episodes are the draws
-    assert read(0, one, [0.0] * 8).reward.error == pytest.approx(np.var([0, 1] * 4, ddof=1) / 8)
+    assert step_stats(0, one, [0.0] * 8).reward.squared_error == pytest.approx(np.var([0, 1] * 4, ddof=1) / 8)
 
 
 def test_group_errors_are_those_of_repeated_draws() -> None:
@@ -281,44 +276,45 @@ def test_group_errors_are_those_of_repeated_draws() -> None:
     for _ in range(400):
         shares = rng.beta(0.5, 0.5, 16)
         batch = [episode(t, float(rng.random() < shares[t]), attempt=k) for t in range(16) for k in range(8)]
-        reading = read(0, batch, [0.0] * 128)
-        means.append(reading.reward.mean)
-        estimates.append(reading.reward.error)
+        summary = step_stats(0, batch, [0.0] * 128)
+        means.append(summary.reward.mean)
+        estimates.append(summary.reward.squared_error)
     assert np.mean(estimates) == pytest.approx(np.var(means, ddof=1), rel=0.15)
 
 
 def test_agreement_is_spearmans() -> None:
     rng = np.random.default_rng(0)
     rewards, verified = rng.integers(0, 5, 40).astype(float), rng.integers(0, 3, 40).astype(float)
-    reading = read(0, [episode(k, r) for k, r in enumerate(rewards)], list(verified))
-    assert reading.agreement == pytest.approx(stats.spearmanr(rewards, verified).statistic, abs=1e-12)
-    assert read(0, [episode(k, 1.0) for k in range(40)], list(verified)).agreement is None
+    summary = step_stats(0, [episode(k, r) for k, r in enumerate(rewards)], list(verified))
+    assert summary.agreement == pytest.approx(stats.spearmanr(rewards, verified).statistic, abs=1e-12)
+    assert step_stats(0, [episode(k, 1.0) for k in range(40)], list(verified)).agreement is None
 
 
 def test_a_rise_is_scaled_by_all_episodes() -> None:
-    def binary(share: float) -> Score:
-        return Score(share, share * (1 - share), 0.01)
+    def binary(share: float) -> ScoreStats:
+        return ScoreStats(share, share * (1 - share), 0.01)
 
-    assert rise([binary(0.0)], [binary(1.0)]).scaled == 1.0
-    assert rise([binary(0.4)], [binary(0.6)]).scaled == pytest.approx(0.2)
-    assert rise([binary(0.6)], [binary(0.4)]).scaled == pytest.approx(-0.2)
-    assert rise([binary(0.4)], [binary(0.6)]).clear == pytest.approx(0.2 / math.sqrt(0.02))
-    assert rise([Score(7.0, 0.0, 0.0)], [Score(7.0001, 0.0, 0.0)]).scaled < 0.002  # a constant's last digits
+    assert score_rise([binary(0.0)], [binary(1.0)]).scaled == 1.0
+    assert score_rise([binary(0.4)], [binary(0.6)]).scaled == pytest.approx(0.2)
+    assert score_rise([binary(0.6)], [binary(0.4)]).scaled == pytest.approx(-0.2)
+    assert score_rise([binary(0.4)], [binary(0.6)]).z_score == pytest.approx(0.2 / math.sqrt(0.02))
+    nearly_constant = score_rise([ScoreStats(7.0, 0.0, 0.0)], [ScoreStats(7.0001, 0.0, 0.0)])
+    assert nearly_constant.scaled < 0.002  # the last digits of a constant are no movement
 
 
 def test_the_gap_does_not_depend_on_units() -> None:
     batches = list(practise(pays_length, 3, 12, verifier=True))
 
     def gap(reward: float, shift: float, verifier: float) -> float:
-        readings = [
-            read(
+        steps = [
+            step_stats(
                 step,
                 [replace(e, reward=reward * e.reward + shift) for e in batch],
                 [verifier * e.components["verifier"] for e in batch],
             )
             for step, batch in enumerate(batches)
         ]
-        return change(readings[:5], readings[-5:]).gap
+        return compare_windows(steps[:5], steps[-5:]).gap
 
     assert gap(10.0, 0.0, 1.0) == pytest.approx(gap(1.0, 0.0, 1.0), rel=1e-9)
     assert gap(1.0, -3.0, 5.0) == pytest.approx(gap(1.0, 0.0, 1.0), rel=1e-9)
@@ -375,7 +371,7 @@ def test_the_top_list() -> None:
     """Best first, one a task; among equals the newer, then by task and attempt."""
     panel = RewardHackingMonitor(RewardHackingSettings(keep_top=3))
     panel.observe(0, [episode(5, 1.0), episode(3, 1.0), episode(4, 2.0, attempt=1), episode(4, 2.0), episode(6, 0.5)])
-    assert panel.places == [
+    assert panel.top_ranks == [
         EpisodeRank(0, 2.0, "task-4", 0),
         EpisodeRank(0, 1.0, "task-3", 0),
         EpisodeRank(0, 1.0, "task-5", 0),
@@ -404,7 +400,7 @@ def test_no_top_list_and_no_panel() -> None:
 
 def follow(panel: RewardHackingMonitor, begin: int, batches: list[Step]) -> list[tuple[object, ...]]:
     return [
-        (*panel.observe(step, batch), list(panel.new_top_episodes), list(panel.places))
+        (*panel.observe(step, batch), list(panel.new_top_episodes), list(panel.top_ranks))
         for step, batch in enumerate(batches, begin)
     ]
 

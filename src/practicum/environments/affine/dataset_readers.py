@@ -20,6 +20,7 @@ from typing import Any
 
 from practicum.data import convert
 from practicum.data.convert import Bad, Row, text_field
+from practicum.data.jsonl import list_or_lines, read_text
 from practicum.environments.affine.base import SPLIT_OF_BUCKET
 from practicum.environments.affine.cases import read_cases, read_verification
 from practicum.environments.affine.running import stdin_text
@@ -141,7 +142,7 @@ def _rows_once(path: Path, read: Reader, changed: int, size: int) -> tuple[tuple
 def _objects(path: Path) -> list[tuple[str, Any]]:
     """The rows of a file, or of the chunks that a folder's `index.json` lists."""
     index = path / "index.json" if path.is_dir() else path
-    text = convert.read_text(index)
+    text = read_text(index)
     whole = None
     if index.name == "index.json":
         try:
@@ -149,12 +150,12 @@ def _objects(path: Path) -> list[tuple[str, Any]]:
         except ValueError as error:
             raise UserError(f"'{index}' is not JSON: {error}.") from None
     if not isinstance(whole, Mapping) or "files" not in whole:
-        return list(convert.objects(text, index))
+        return list(list_or_lines(text, index))
     found: list[tuple[str, Any]] = []
     for entry in whole["files"]:
         named = entry.get("filename") or entry.get("key") if isinstance(entry, Mapping) else entry
         if not isinstance(named, str) or not named:
             raise UserError(f"'{index}': a file is listed without a 'filename' or 'key'.")
         chunk = index.parent / Path(named).name  # a key is a whole path in the store; the chunk lies beside its index
-        found += [(f"{chunk.name}, {place}", row) for place, row in convert.objects(convert.read_text(chunk), chunk)]
+        found += [(f"{chunk.name}, {place}", row) for place, row in list_or_lines(read_text(chunk), chunk)]
     return found

@@ -12,7 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from practicum.errors import UserError
-from practicum.training.monitor.health import Adjustment, Finding
+from practicum.training.monitor.health import Adjustment
+from practicum.training.monitor.health_checks import HealthFinding
 from practicum.training.monitor.metrics import MetricsFile
 
 HEALTH = "health.jsonl"
@@ -21,14 +22,14 @@ HEALTH = "health.jsonl"
 class HealthLog(MetricsFile):
     """The file. Like metrics it begins anew with a new run, and is cut to the checkpoint by a resumed one."""
 
-    def seen(self, step: int, findings: Sequence[Finding]) -> None:
+    def seen(self, step: int, findings: Sequence[HealthFinding]) -> None:
         for finding in findings:
             self._note(step, "finding", vars(finding))
 
     def adjusted(self, step: int, adjustment: Adjustment) -> None:
         self._note(step, "adjustment", vars(adjustment))
 
-    def stopped(self, step: int, finding: Finding) -> None:
+    def stopped(self, step: int, finding: HealthFinding) -> None:
         """The run ends here, for this finding."""
         self._note(step, "stop", {"sign": finding.sign})
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from practicum.data.jsonl import parse_object, read_lines
 from practicum.data.store import write_atomic
 from practicum.errors import UserError
 
@@ -43,9 +44,9 @@ class MetricsFile:
 
 
 def _lines_to(path: Path, step: int) -> Iterator[bytes]:
-    for line in path.read_bytes().splitlines(keepends=True):
+    for line in read_lines(path):
         try:
-            number = json.loads(line)["step"]
+            number = parse_object(line)["step"]
         except (ValueError, KeyError, TypeError):
             continue
         if line.endswith(b"\n") and number <= step:

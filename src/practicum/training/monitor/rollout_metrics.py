@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from practicum.training.estimators import num_sampled_tokens
-from practicum.training.monitor.health import repetition
+from practicum.training.monitor.health_checks import repetition
 from practicum.training.monitor.metrics import summary_stats
 from practicum.trajectory import Origin, Outcome, StopReason, Trajectory, Turn
 

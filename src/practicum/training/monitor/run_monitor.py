@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from practicum.training.episode_saver import EpisodeSaver
-from practicum.training.monitor.health import Finding, HealthMonitor, HealthSettings
+from practicum.training.monitor.health import HealthMonitor, HealthSettings
+from practicum.training.monitor.health_checks import HealthFinding
 from practicum.training.monitor.health_log import HEALTH, HealthLog
 from practicum.training.monitor.reward_hacking import RewardHackingMonitor, RewardHackingSettings
 from practicum.trajectory import Trajectory
@@ -35,8 +36,8 @@ class RunMonitor:
         self.saver = EpisodeSaver(folder, trainer.settings.estimator)
         trainer.on_advantages = self.saver.set_advantages
         self._log: HealthLog | None = None
-        self._findings: list[Finding] = []
-        self._hacking_finding: Finding | None = None
+        self._findings: list[HealthFinding] = []
+        self._hacking_finding: HealthFinding | None = None
 
     def state(self) -> dict[str, Any]:
         """What was observed so far, as plain JSON."""
@@ -62,7 +63,7 @@ class RunMonitor:
         if self.hacking_settings.enable:
             shares, self._hacking_finding = self.hacking.observe(step, episodes)
             metrics |= shares
-            top = [(place.step, place.task, place.attempt) for place in self.hacking.places]
+            top = [(rank.step, rank.task, rank.attempt) for rank in self.hacking.top_ranks]
             self.saver.save_top(step, self.hacking.new_top_episodes, top)
             if self._hacking_finding is not None:
                 findings.append(self._hacking_finding)
@@ -71,7 +72,7 @@ class RunMonitor:
         metrics["health/findings"] = float(sum(finding.sign != "memory_growing" for finding in findings))
         self._findings = findings
 
-    def act(self, step: int) -> Finding | None:
+    def act(self, step: int) -> HealthFinding | None:
         """Report the findings of a step whose metrics are written and adjust the trainer; one may have to stop it."""
         log, findings = self._log, self._findings
         assert log is not None
