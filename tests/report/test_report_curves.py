@@ -107,9 +107,11 @@ def test_health_events_are_those_of_the_monitor_under_the_runs_own_limits(tmp_pa
 
 def journal_of(folder: Path) -> HealthLog:
     journal = HealthLog(folder / "health.jsonl")
-    journal.seen(3, [HealthFinding("kl_high", "act", 0.9, 0.5, "training is \x1b[31munstable", "<b>halve</b> it")])
-    journal.adjusted(3, Adjustment(1.0, 0.5))
-    journal.stopped(4, HealthFinding("kl_high", "act", math.inf, 0.5, "", ""))
+    journal.write_findings(
+        3, [HealthFinding("kl_high", "act", 0.9, 0.5, "training is \x1b[31munstable", "<b>halve</b> it")]
+    )
+    journal.write_adjustment(3, Adjustment(1.0, 0.5))
+    journal.write_stop(4, HealthFinding("kl_high", "act", math.inf, 0.5, "", ""))
     return journal
 
 
@@ -124,7 +126,7 @@ def test_what_the_run_noted_is_shown_and_nothing_is_judged_again(tmp_path: Path)
         (3, "adjusted", "act", "the run did: learning rate × 1, clip range × 0.5 from here on"),
         (4, "stopped", "act", "the run was stopped, for kl_high"),
     ]
-    journal.seen(31, [HealthFinding("dead_groups", "warn", math.nan, 0.5, "c", "r")])
+    journal.write_findings(31, [HealthFinding("dead_groups", "warn", math.nan, 0.5, "c", "r")])
     journal.close()
     again, rows = curves.advance()
     assert not again

@@ -16,7 +16,7 @@ from practicum.errors import UserError
 from practicum.training.episode_saver import ADVANTAGES, GROUPS, TOP, advantages_path
 from practicum.training.estimators import EstimatorSettings, num_sampled_tokens
 from practicum.training.monitor.health import HealthSettings
-from practicum.training.monitor.health_log import HEALTH
+from practicum.training.monitor.health_log import HEALTH_FILE
 from practicum.training.run import Run, RunSettings
 
 from .test_run import RL, go, make_run
@@ -35,12 +35,12 @@ def alarming(run: Run, steps: tuple[int, ...]) -> Run:
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / HEALTH).read_text().splitlines()]
+    return [json.loads(line) for line in (folder / HEALTH_FILE).read_text().splitlines()]
 
 
 def test_a_quiet_run_has_an_empty_journal(tmp_path: Path) -> None:
     go(make_run(tmp_path, RunSettings(2), replace(RL, steps=2)))
-    assert (tmp_path / HEALTH).read_bytes() == b""
+    assert (tmp_path / HEALTH_FILE).read_bytes() == b""
 
 
 def test_findings_and_adjustments_are_written_as_they_happen(tmp_path: Path) -> None:
@@ -83,13 +83,13 @@ def test_a_resumed_run_neither_loses_nor_repeats_a_line(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         go(alarming(first, everywhere))
     assert [line["step"] for line in lines_of(torn)] == [1, 2, 3, 4, 5]
-    with (torn / HEALTH).open("ab") as file:
+    with (torn / HEALTH_FILE).open("ab") as file:
         file.write(b'{"step": 6, "kind": "fin')  # torn in the middle of a line
     second = make_run(torn, settings, health=health)
     second.resume()
     assert second.state.step == 3
     go(alarming(second, everywhere))
-    assert (torn / HEALTH).read_bytes() == (whole / HEALTH).read_bytes()
+    assert (torn / HEALTH_FILE).read_bytes() == (whole / HEALTH_FILE).read_bytes()
     assert [line["step"] for line in lines_of(torn)] == [1, 2, 3, 4, 5, 6]
     for kind in (TOP, GROUPS):
         mine, other = ({p.relative_to(f): p.read_bytes() for p in (f / kind).rglob("*.json*")} for f in (whole, torn))

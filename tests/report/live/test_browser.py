@@ -120,8 +120,10 @@ def test_what_a_run_kept_of_itself_is_shown_as_it_was(
     """Its own health notes, and advantages by token, which the page could not have computed."""
     run = write_training(tmp_path / "run", 30, **{"actor/ppo_kl": 0.7})
     journal = HealthLog(run / "health.jsonl")
-    journal.seen(7, [HealthFinding("dead_groups", "act", 0.95, 0.9, "groups are alike", "give it easier tasks")])
-    journal.adjusted(7, Adjustment(1 / 3, 1.0))
+    journal.write_findings(
+        7, [HealthFinding("dead_groups", "act", 0.95, 0.9, "groups are alike", "give it easier tasks")]
+    )
+    journal.write_adjustment(7, Adjustment(1 / 3, 1.0))
     journal.close()
     group = [an_episode("task-0", attempt, float(attempt == 1), tokenizer) for attempt in range(3)]
     size = len(group[0].turns[0].spans[-1].ids)

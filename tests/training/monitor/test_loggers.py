@@ -17,7 +17,7 @@ import pytest
 
 from practicum.errors import UserError
 from practicum.training.monitor import loggers
-from practicum.training.monitor.loggers import Logger, console_line, make_loggers, run_id, say, tracking_mode
+from practicum.training.monitor.loggers import Logger, console_line, make_loggers, print_line, wandb_mode, wandb_run_id
 
 VALUES = {
     "reward/mean": 0.5125,
@@ -95,8 +95,8 @@ class Terminal(io.StringIO):
 
 def test_a_line_replaces_the_progress_line_on_a_terminal() -> None:
     screen, file = Terminal(), io.StringIO()
-    say("line", screen)
-    say("line", file)
+    print_line("line", screen)
+    print_line("line", file)
     assert (screen.getvalue(), file.getvalue()) == ("\r\x1b[2Kline\n", "line\n")
 
 
@@ -260,14 +260,14 @@ def test_a_resumed_run_goes_on_under_its_id(tmp_path: Path) -> None:
         time.sleep(1.1)  # W&B names folders by the second
     runs = sorted(path.name.split("-")[-1] for path in tmp_path.glob("wandb/offline-run-*"))
     assert len(runs) == 2
-    assert runs[0] == runs[1] == run_id(tmp_path, "a/project", "run", resumed=True)
+    assert runs[0] == runs[1] == wandb_run_id(tmp_path, "a/project", "run", resumed=True)
     assert kept(tmp_path) == [[(1, 1.0), (2, 2.0), (3, 3.0)], [(3, 3.0), (4, 4.0)]]
 
 
 def test_an_experiment_run_anew_is_another_run(tmp_path: Path) -> None:
-    first = run_id(tmp_path, "project", "run", resumed=False)
-    assert run_id(tmp_path, "project", "run", resumed=True) == first
-    assert run_id(tmp_path, "project", "run", resumed=False) != first
+    first = wandb_run_id(tmp_path, "project", "run", resumed=False)
+    assert wandb_run_id(tmp_path, "project", "run", resumed=True) == first
+    assert wandb_run_id(tmp_path, "project", "run", resumed=False) != first
 
 
 @pytest.mark.usefixtures("no_account")
@@ -338,4 +338,4 @@ def test_somebody_elses_run_is_left_open(tmp_path: Path) -> None:
     ],
 )
 def test_nothing_is_sent_without_a_key(environment: dict[str, str], mode: str) -> None:
-    assert tracking_mode(environment) == mode
+    assert wandb_mode(environment) == mode

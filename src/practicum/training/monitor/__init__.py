@@ -1,1 +1,1 @@
-"""What is watched during training: metrics, loggers, health, reward hacking."""
+"""Monitoring of training: metrics, loggers, health, reward hacking."""

@@ -1,4 +1,4 @@
-"""Metrics on disk: one JSON object a step, always, in `metrics.jsonl`."""
+"""Metrics on disk: one JSON object per step in `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from practicum.errors import UserError
 
 
 class MetricsFile:
-    """Appends steps; each line is written whole and flushed.
+    """Appends one line per step, written at once and flushed.
 
-    A new file takes the place of an old one; with `keep_to`, the old one's lines up to that step stay
-    as they are (a line that a crash cut short goes).
+    A new file replaces an old one; with `keep_to`, the lines of the old one up to that step are kept as they are (a
+    line that a crash cut short is dropped).
     """
 
     def __init__(self, path: Path, keep_to: int | None = None) -> None:
@@ -24,15 +24,16 @@ class MetricsFile:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if keep_to is not None and path.exists():
-                write_atomic(path, b"".join(_lines_to(path, keep_to)))
+                write_atomic(path, b"".join(_lines_up_to(path, keep_to)))
             self._file = path.open("w" if keep_to is None else "a", encoding="utf-8")
         except OSError as error:
             raise UserError(f"Cannot write '{path}': {error.strerror}; choose another --out.") from error
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        bad = [name for name, value in values.items() if not math.isfinite(value)]
-        if bad:
-            raise FloatingPointError(f"step {step}: {', '.join(bad)} is not a finite number")
+        """Append the metrics of a step; raises FloatingPointError if one is not finite."""
+        not_finite = [name for name, value in values.items() if not math.isfinite(value)]
+        if not_finite:
+            raise FloatingPointError(f"step {step}: {', '.join(not_finite)} is not a finite number")
         try:
             self._file.write(json.dumps({"step": step, **values}) + "\n")
             self._file.flush()
@@ -43,18 +44,18 @@ class MetricsFile:
         self._file.close()
 
 
-def _lines_to(path: Path, step: int) -> Iterator[bytes]:
+def _lines_up_to(path: Path, step: int) -> Iterator[bytes]:
     for line in read_lines(path):
         try:
-            number = parse_object(line)["step"]
+            line_step = parse_object(line)["step"]
         except (ValueError, KeyError, TypeError):
             continue
-        if line.endswith(b"\n") and number <= step:
+        if line.endswith(b"\n") and line_step <= step:
             yield line
 
 
 def summary_stats(name: str, values: Sequence[float]) -> dict[str, float]:
-    """mean, std, min and max of a list, as `name/stat`."""
+    """Return mean, std, min and max of a list, as `name/stat`; no metrics of an empty one."""
     if not values:
         return {}
     mean = math.fsum(values) / len(values)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from practicum.training.episode_saver import EpisodeSaver
 from practicum.training.monitor.health import HealthMonitor, HealthSettings
 from practicum.training.monitor.health_checks import HealthFinding
-from practicum.training.monitor.health_log import HEALTH, HealthLog
+from practicum.training.monitor.health_log import HEALTH_FILE, HealthLog
 from practicum.training.monitor.reward_hacking import RewardHackingMonitor, RewardHackingSettings
 from practicum.trajectory import Trajectory
 from practicum.utils.memory import resident_megabytes
@@ -49,7 +49,7 @@ class RunMonitor:
 
     def open(self, keep_to: int | None) -> None:
         """Begin a new `health.jsonl`; with `keep_to`, continue it after the lines of that step."""
-        self._log = HealthLog(self.folder / HEALTH, keep_to)
+        self._log = HealthLog(self.folder / HEALTH_FILE, keep_to)
 
     def close(self) -> None:
         if self._log is not None:
@@ -76,14 +76,14 @@ class RunMonitor:
         """Report the findings of a step whose metrics are written and adjust the trainer; one may have to stop it."""
         log, findings = self._log, self._findings
         assert log is not None
-        log.seen(step, findings)
+        log.write_findings(step, findings)
         for finding in findings:
             self.say(finding.sentence(step))
         adjustment = self.health.adjustment(findings)
         if adjustment is not None:
             self.trainer.lr_scale *= adjustment.lr_scale
             self.trainer.clip_scale *= adjustment.clip_scale
-            log.adjusted(step, adjustment)
+            log.write_adjustment(step, adjustment)
             self.say(
                 f"Step {step}: health.action=adjust: learning rate × {adjustment.lr_scale:.3g}, "
                 f"clip × {adjustment.clip_scale:.3g} from here on."
@@ -92,5 +92,5 @@ class RunMonitor:
         if self.hacking_settings.action == "stop" and self._hacking_finding is not None:
             fatal = self._hacking_finding
         if fatal is not None:
-            log.stopped(step, fatal)
+            log.write_stop(step, fatal)
         return fatal
