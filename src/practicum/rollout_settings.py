@@ -56,6 +56,13 @@ class RolloutSettings:
     concurrency: int = 64
     """Episodes that run at the same time, at most."""
 
+    def __post_init__(self) -> None:
+        counts = {"tasks": self.num_tasks, "sample-size": self.sample_size, "max-turns": self.max_turns,
+                  "max-tokens": self.max_tokens, "concurrency": self.concurrency}  # fmt: skip
+        for flag, count in counts.items():
+            if count is not None and count < 1:
+                raise UserError(f"--{flag} {count} must be at least 1.")
+
     def sampling(self, default_temperature: float = 1.0) -> Sampling:
         """How replies are sampled; numbers out of range are errors."""
         temperature = default_temperature if self.temperature is None else self.temperature

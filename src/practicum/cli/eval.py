@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import textwrap
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
 def run(argv: list[str]) -> int:
     """Exit code 1: in one of the environments nothing could be scored."""
     settings = parse_settings(argv)
+    from practicum.evaluation.result_table import describe_all
     from practicum.evaluation.runner import evaluate_all
 
     results = evaluate_all(settings, on_result=print_result)
@@ -85,76 +84,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def print_result(runner: EvalRunner, result: EvalResult) -> None:
+    from practicum.evaluation.result_table import describe
+
     print(describe(runner, result))
-
-
-def describe(runner: EvalRunner, result: EvalResult) -> str:
-    """The table of one result and its last line."""
-    from practicum.utils.tables import number, percent, printable, shortened, table
-
-    settings, policy = runner.settings, runner.policy
-    metrics, interval = result.metrics(settings.level), result.interval(settings.level)
-    level = f"{100 * settings.level:g} %"
-    rows = [
-        ("Success rate", percent(metrics["success_rate"]), f"[{percent(interval.low)}, {percent(interval.high)}]"),
-        ("Accuracy (score > 0.5)", percent(metrics["accuracy"]), ""),
-        ("Non-zero scores", percent(metrics["positive_rate"]), ""),
-        ("Mean score", number(metrics["mean_reward"]), f"[{number(metrics['reward_low'])}, "
-         f"{number(metrics['reward_high'])}]"),
-        ("Standard deviation", number(metrics["std_reward"]), ""),
-        ("Median score", number(metrics["median_reward"]), ""),
-        ("Mean / median turns", f"{number(metrics['mean_turns'])} / {number(metrics['median_turns'])}", ""),
-        ("Unusable replies", percent(metrics["invalid_reply_rate"]), ""),
-    ]  # fmt: skip
-    rows += [(name, percent(value), "") for name, value in metrics.items() if name.startswith("pass@")]
-    rows += [(name, number(value), "") for name, value in metrics.items() if name.startswith(("part/", "figure/"))]
-    found = f" (found {policy.stage}: {shortened(policy.name, 32)})" if policy.name != settings.policy else ""
-    each = f" × {result.attempts_per_task} attempts" if result.attempts_per_task > 1 else ""
-    name = shortened(printable(result.policy), 32)
-    head = f"{name}{found} on {settings.environment}: {result.num_tasks} {settings.split} tasks{each}"
-    rate = "nothing scored" if not result.scored else (
-        f"success {percent(result.success_rate)} [{percent(interval.low)}, {percent(interval.high)}] ({level})"
-    )  # fmt: skip
-    last = f"panel {result.panel}: {rate}, n = {len(result.scored)}, not scored {len(result.unscored)}"
-    lines = [head, table(["Metric", "Value", f"{level} interval"], rows), last]
-    lines += describe_unscored(result, settings)
-    if settings.out is not None:
-        lines.append(f"result in {settings.out}, episodes and panel in {settings.run_folder}")
-    return "\n".join(lines)
-
-
-def describe_unscored(result: EvalResult, settings: EvalSettings) -> list[str]:
-    """Why attempts were not scored, the first error, and what helps."""
-    from practicum.utils.tables import WIDTH, printable
-
-    if not result.unscored:
-        return []
-    outcomes = Counter(attempt.outcome.value for attempt in result.unscored)
-    first = " ".join(printable(result.unscored[0].error or "it gave no reason").split())
-    lines = [f"not scored: {', '.join(f'{count} {name}' for name, count in outcomes.most_common())}"]
-    lines += textwrap.wrap(f"first: {first[:300]}", WIDTH)
-    return [*lines, *(["the same command again runs these, and only these"] if settings.out is not None else [])]
-
-
-def describe_all(results: list[EvalResult], settings: EvalSettings) -> list[str]:
-    """One line per environment, and the mean over environments: each counts once, however many tasks it has."""
-    from practicum.evaluation.multi_environment import aggregate
-    from practicum.utils.tables import number, percent, table
-
-    rows = []
-    for result in results:
-        metrics = result.metrics(settings.level)
-        low, high = percent(metrics["success_low"]), percent(metrics["success_high"])
-        rows.append([
-            result.environment, f"{percent(metrics['success_rate'])} [{low}, {high}]", number(metrics["mean_reward"]),
-            str(len(result.scored)), str(len(result.unscored)), result.panel,
-        ])  # fmt: skip
-    headers = ["Environment", f"Success [{100 * settings.level:g} %]", "Score", "n", "Not scored", "Panel"]
-    lines = [table(headers, rows)]
-    if all(result.scored for result in results):
-        total = aggregate(results)
-        lines.append(
-            f"overall: success {percent(total.overall_success_rate)} (mean of environments), accuracy "
-            f"{percent(total.weighted_accuracy)} and score {number(total.weighted_mean_score)} (weighted by tasks)"
-        )
-    return [*lines, *([f"results in {Path(settings.out).parent}"] if settings.out is not None else [])]

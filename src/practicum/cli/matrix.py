@@ -79,7 +79,6 @@ def read_modes(args: argparse.Namespace) -> list[Mode]:
 
 def evaluate_modes(modes: list[Mode], args: argparse.Namespace, eval_flags: list[str]) -> list[Path]:
     """Evaluate every mode as far as its result file lacks attempts. Flags that are typed override those of a file."""
-    from practicum.cli.eval import describe as describe_result
     from practicum.cli.eval import parse_settings
 
     paths = [args.out / f"{mode.name}.json" for mode in modes]
@@ -87,6 +86,7 @@ def evaluate_modes(modes: list[Mode], args: argparse.Namespace, eval_flags: list
     for mode, path in zip(modes, paths, strict=True):
         own = ["--name", mode.name, "--level", str(args.level), "--out", str(path)]
         settings += parse_settings([*mode.flags, *eval_flags, *own])
+    from practicum.evaluation.result_table import describe as describe_result
     from practicum.evaluation.runner import evaluate_all
 
     def on_result(runner: EvalRunner, result: EvalResult) -> None:
