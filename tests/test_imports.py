@@ -43,8 +43,6 @@ EXCEPTIONS: frozenset[tuple[str, str]] = frozenset(
     {
         ("config.train", "training.monitor.health"),
         ("config.train", "training.monitor.reward_hacking"),
-        ("kernels.decode_attention", "engines.local.shared_prefix"),
-        ("kernels.slot_init", "engines.local.sampling"),
         ("models.tiny", "environments.math"),
         ("models.tiny", "tools.calculator"),
     }
