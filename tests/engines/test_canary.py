@@ -7,21 +7,21 @@ import zlib
 import numpy as np
 import pytest
 
-from practicum.engines.canary import Canary, Probe, Reading, Report, arrival, rms
+from practicum.engines.canary import Canary, CanaryReport, Probe, ProbeLogprobs, rms, share_of_movement
 from practicum.utils.arrays import FloatArray
 
 TOKENS = 128
 PROBES = (Probe((1, 2), (3, 4)),)
 
 
-def test_arrival_by_hand() -> None:
+def test_share_of_movement_by_hand() -> None:
     moved = np.array([1.0, 0.0, 2.0])
-    assert arrival(moved, moved) == (1.0, pytest.approx(5**0.5 / 1e-5))
-    assert arrival(moved, 0 * moved)[0] == 0.0
-    share, certainty = arrival(moved, np.array([1.0, 1.0, 2.0]))
+    assert share_of_movement(moved, moved) == (1.0, pytest.approx(5**0.5 / 1e-5))
+    assert share_of_movement(moved, 0 * moved)[0] == 0.0
+    share, certainty = share_of_movement(moved, np.array([1.0, 1.0, 2.0]))
     assert share == 1.0
     assert certainty == pytest.approx((5 / 0.5) ** 0.5)  # rest (0, 1, 0): its spread is sqrt(1 / 2)
-    assert arrival(0 * moved, moved) == (None, 0.0)
+    assert share_of_movement(0 * moved, moved) == (None, 0.0)
     assert rms(moved) == pytest.approx((5 / 3) ** 0.5)
 
 
@@ -45,7 +45,7 @@ class Engine:
 
 def updates(
     engine: Engine, sizes: list[float], arrives: list[bool], limit: float = 0.05
-) -> tuple[list[Report], Canary]:
+) -> tuple[list[CanaryReport], Canary]:
     """One report an update; replies are as likely as the noise of a fresh reading lets them be."""
     canary, random = Canary(limit), np.random.default_rng(99)
     weights = random.normal(-3, 1, TOKENS)
@@ -53,15 +53,15 @@ def updates(
     for version, (size, arrived) in enumerate(zip(sizes, arrives, strict=True)):
         weights = weights + random.normal(0, size, TOKENS)
         held = weights if arrived else held
-        fresh = Reading(weights, engine.answer(held))
-        again = Reading(weights, engine.answer(held)) if canary.probes else None
+        fresh = ProbeLogprobs(weights, engine.answer(held))
+        again = ProbeLogprobs(weights, engine.answer(held)) if canary.probes else None
         report = canary.judge(version, fresh, again)
         reports.append(report)
         if report.verdict == "lost":
             return reports, canary
         canary.accept(fresh, again)
         if report.verdict != "too small to tell":
-            canary.keep(PROBES, Reading(weights, engine.answer(held)))
+            canary.set_probes(PROBES, ProbeLogprobs(weights, engine.answer(held)))
     return reports, canary
 
 
@@ -113,19 +113,19 @@ def test_an_engine_that_repeats_itself_is_caught_below_its_own_noise(seed: int) 
 def test_half_an_update_is_a_lost_one() -> None:
     canary, random = Canary(0.05), np.random.default_rng(0)
     old = random.normal(-3, 1, TOKENS)
-    first = Reading(old, old + 1e-6)
+    first = ProbeLogprobs(old, old + 1e-6)
     assert canary.judge(0, first, None).verdict == "first"
     canary.accept(first, None)
-    canary.keep(PROBES, first)
+    canary.set_probes(PROBES, first)
     new = old + random.normal(0, 0.01, TOKENS)
     half = np.where(np.arange(TOKENS) % 3 > 0, new, old)
-    report = canary.judge(1, Reading(new, half), Reading(new, half))
+    report = canary.judge(1, ProbeLogprobs(new, half), ProbeLogprobs(new, half))
     assert report.verdict == "lost"
     assert "was usual" in report.reason
 
 
 def test_another_model_is_refused_at_once() -> None:
-    report = Canary(0.05).judge(0, Reading(np.full(8, -2.0), np.full(8, -2.1)), None)
+    report = Canary(0.05).judge(0, ProbeLogprobs(np.full(8, -2.0), np.full(8, -2.1)), None)
     assert report.verdict == "lost"
     assert "0.1 a token away from the learner (limit 0.05)" in report.reason
 
@@ -135,7 +135,7 @@ def test_nothing_learned_is_nothing_to_prove() -> None:
     assert [r.verdict for r in reports] == ["first", "too small to tell", "too small to tell"]
     assert reports[-1].arrived is None
     expected = np.random.default_rng(99).normal(-3, 1, TOKENS)
-    assert canary.unchanged(expected)
-    assert not canary.unchanged(expected + 1e-3)
-    assert canary.still_there(expected + 1e-6)
-    assert not canary.still_there(expected + 1e-2)
+    assert canary.is_unchanged(expected)
+    assert not canary.is_unchanged(expected + 1e-3)
+    assert canary.has_accepted_weights(expected + 1e-6)
+    assert not canary.has_accepted_weights(expected + 1e-2)

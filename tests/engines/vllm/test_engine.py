@@ -24,8 +24,8 @@ from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
 from practicum.engines.vllm import client
 from practicum.engines.vllm import engine as vllm_engine
-from practicum.engines.vllm.engine import UpdateLost, VLLMEngine, VLLMSettings
-from practicum.engines.vllm.protocol import ending
+from practicum.engines.vllm.engine import VLLMEngine, VLLMSettings, WeightUpdateError
+from practicum.engines.vllm.protocol import find_stop
 from practicum.engines.vllm.server import ServerSettings
 from practicum.environment import Action, Observation, Step
 from practicum.environments.math import MathEnvironment
@@ -132,7 +132,7 @@ def test_log_probs_are_of_the_distribution_sampled_from(policy: TrainablePolicy)
 def test_a_server_with_raw_log_probs_is_used_at_temperature_one_only(policy: TrainablePolicy, small: SmallVLLM) -> None:
     small.processed = False
     assert generate(policy, ask(), ask(temperature=0.0))
-    assert not engine_of(policy).processed
+    assert not engine_of(policy).logprobs_are_processed
     for sampling in ({"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.9}):
         with pytest.raises(UserError, match="--logprobs-mode processed_logprobs"):
             generate(policy, ask(**sampling))
@@ -159,7 +159,7 @@ def test_the_ids_kept_are_those_that_the_local_engine_keeps(tokenizer: Any) -> N
             whole = {seed: reply.ids for seed, reply in enumerate(replies)}
             continue
         for seed, reply in enumerate(replies):
-            count, reason = ending(tokenizer, whole[seed], renderer.end_ids, stop)
+            count, reason = find_stop(tokenizer, whole[seed], renderer.end_ids, stop)
             assert (count, reason or StopReason.LENGTH) == (len(reply.ids), reply.stop_reason)
             reasons.add(reply.stop_reason)
     assert reasons == {StopReason.END, StopReason.STRING, StopReason.LENGTH}
@@ -210,7 +210,7 @@ def test_what_a_server_gets_wrong_is_an_engine_error(
 
 
 @pytest.mark.parametrize("faults", [[(503, {}), (429, {})], [(0, None)], [(0, None), (502, {})]])
-def test_a_passing_fault_is_tried_again(
+def test_a_request_is_sent_again_after_a_passing_fault(
     policy: TrainablePolicy, small: SmallVLLM, faults: list[tuple[int, Any]]
 ) -> None:
     (plain,) = generate(policy, ask())
@@ -218,7 +218,7 @@ def test_a_passing_fault_is_tried_again(
     assert generate(policy, ask()) == [plain]
 
 
-def test_a_fault_that_stays_ends_the_episode_alone(policy: TrainablePolicy, small: SmallVLLM) -> None:
+def test_a_lasting_fault_ends_only_its_own_episode(policy: TrainablePolicy, small: SmallVLLM) -> None:
     asyncio.run(update_weights(policy))
     small.script = [(503, {})] * 3
     agent = Agent(max_turns=1, sampling=Sampling(max_tokens=4))
@@ -235,7 +235,7 @@ def test_a_fault_that_stays_ends_the_episode_alone(policy: TrainablePolicy, smal
     assert "answered 503" in (episode.error or "")
 
 
-def test_a_reply_that_nobody_waits_for_is_hung_up_on(policy: TrainablePolicy, small: SmallVLLM) -> None:
+def test_cancelling_a_request_breaks_its_connection(policy: TrainablePolicy, small: SmallVLLM) -> None:
     async def give_up() -> None:
         await update_weights(policy)
         small.slow = 0.05
@@ -292,7 +292,7 @@ def test_a_planted_stale_update_is_caught(policy: TrainablePolicy, small: SmallV
     asyncio.run(update_weights(policy))
     small.stale = what
     learn(policy, size)
-    with pytest.raises(UpdateLost, match="The update to version 2 did not reach the engine: ") as caught:
+    with pytest.raises(WeightUpdateError, match="The update to version 2 did not reach the engine: ") as caught:
         asyncio.run(update_weights(policy))
     assert isinstance(caught.value, EngineError)
     assert isinstance(caught.value, UserError)  # the command line prints the sentence and stops
@@ -319,7 +319,7 @@ def test_weights_do_not_change_under_a_request(policy: TrainablePolicy, small: S
 
 
 def test_what_cannot_be_served_says_why(small: SmallVLLM, tmp_path: Path) -> None:
-    with pytest.raises(UpdateLost, match="version 0 did not reach the engine: it is .* away from the learner"):
+    with pytest.raises(WeightUpdateError, match="version 0 did not reach the engine: it is .* away from the learner"):
         asyncio.run(update_weights(make_policy(small, tmp_path, seed=7)))  # another model of the same shape
     with pytest.raises(UserError, match="actor_rollout_ref.model.lora_rank"):
         asyncio.run(update_weights(make_policy(small, tmp_path, rank=None)))
@@ -375,7 +375,7 @@ def test_the_configuration_reaches_the_engine(tmp_path: Path, renderer: Renderer
     assert found is not None
     adopted = found(renderer)
     assert isinstance(adopted, VLLMEngine)
-    assert (adopted.host.url, adopted.host.server) == ("http://a:1", None)
+    assert (adopted.client.url, adopted.client.server) == ("http://a:1", None)
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_the_configuration_reaches_the_engine(tmp_path: Path, renderer: Renderer
         ([f"{GROUP}.name=vllm", f"{GROUP}.vllm.url=http://a:1", "trainer.nnodes=2"], "the learner is one process"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_honoured_is_an_error(overrides: list[str], says: str) -> None:
+def test_settings_that_vllm_cannot_follow_are_errors(overrides: list[str], says: str) -> None:
     with pytest.raises(UserError, match=says):
         build.check_machine(resolve([*overrides, "trainer.n_gpus_per_node=0"]))
 
@@ -406,7 +406,7 @@ class ByLength(MathEnvironment):
 
 
 @pytest.mark.parametrize("cap", [0.0, 2.0])
-def test_practice_over_http(policy: TrainablePolicy, small: SmallVLLM, cap: float) -> None:
+def test_grpo_over_http(policy: TrainablePolicy, small: SmallVLLM, cap: float) -> None:
     agent = Agent(max_turns=1, sampling=Sampling(max_tokens=10, temperature=0.8, stop=("e",)))
     settings = RLSettings(steps=3, tasks_per_step=2, chains=3, lr=1e-3, warmup=0, importance_cap=cap)
     practice = RLTrainer(

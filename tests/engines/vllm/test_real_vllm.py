@@ -23,7 +23,7 @@ from practicum.config.train import resolve
 from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
-from practicum.engines.vllm.engine import UpdateLost, VLLMEngine
+from practicum.engines.vllm.engine import VLLMEngine, WeightUpdateError
 from practicum.engines.vllm.server import VLLMServer
 from practicum.environment import Action, Observation, Step
 from practicum.environments.math import MathEnvironment
@@ -65,8 +65,8 @@ class Bench:
 
     @property
     def server(self) -> VLLMServer:
-        assert self.engine.host.server is not None
-        return self.engine.host.server
+        assert self.engine.client.server is not None
+        return self.engine.client.server
 
     def update_weights(self) -> None:
         self.runner.run(self.engine.update_weights(self.run.policy.version, self.run.policy))
@@ -195,12 +195,14 @@ def plant_a_stale_update(bench: Bench, size: float, monkeypatch: pytest.MonkeyPa
     bench.update_weights()
     policy = bench.engine._policy
     assert policy is not None
-    old = policy.files.with_name("kept")
-    shutil.copytree(policy.files, old)
-    load = bench.engine.host.load
-    monkeypatch.setattr(bench.engine.host, "load", lambda name, folder: load(name, old))
+    old = policy.folder.with_name("kept")
+    shutil.copytree(policy.folder, old)
+    load = bench.engine.client.load_adapter
+    monkeypatch.setattr(bench.engine.client, "load_adapter", lambda name, folder: load(name, old))
     bench.learn(size)
-    with pytest.raises(UpdateLost, match=f"version {bench.run.policy.version} did not reach the engine") as caught:
+    with pytest.raises(
+        WeightUpdateError, match=f"version {bench.run.policy.version} did not reach the engine"
+    ) as caught:
         bench.update_weights()
     print(f"\n{caught.value}")
     monkeypatch.undo()
@@ -218,7 +220,7 @@ def test_a_server_killed_in_a_rollout(bench: Bench) -> None:
     """Its episodes end as engine_error; it is started again with the same adapter, and training goes on."""
     bench.update_weights()
     policy, engine, server = bench.run.policy, bench.engine, bench.server
-    before, starts = server.pid, server.starts
+    before, starts = server.pid, server.num_starts
     agent = replace(bench.run.trainer.source.agent, sampling=Sampling(max_tokens=200))
     policy.renderer.end_ids, ends = (), policy.renderer.end_ids
 
@@ -236,7 +238,7 @@ def test_a_server_killed_in_a_rollout(bench: Bench) -> None:
     policy.renderer.end_ids = ends
     well = bench.runner.run(play("well/", kill=False))
     assert all(episode.scored for episode in well)
-    assert (server.pid != before, server.starts) == (True, starts + 1)
+    assert (server.pid != before, server.num_starts) == (True, starts + 1)
     metrics, _ = bench.runner.run(bench.run.trainer.step(3))
     assert metrics["mismatch/logprob/max"] < 1e-3
 
@@ -249,7 +251,7 @@ def test_full_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         bench.learn(0.001)
         bench.update_weights()
         verdicts = [(report.version, report.verdict, report.reason) for report in bench.engine.reports]
-        print(f"\n{verdicts}, {bench.server.starts} starts")
+        print(f"\n{verdicts}, {bench.server.num_starts} starts")
         assert verdicts[-1][:2] == (1, "proven")
         assert bench.engine.reports[-1].difference_max < 1e-3
         (reply,) = bench.runner.run(replies(bench.engine, [ask(1)]))

@@ -92,7 +92,7 @@ def eventually(what: Callable[[], bool], seconds: float = 20) -> bool:
     return what()
 
 
-def test_it_runs_in_an_environment_of_its_own_and_ends_whole(
+def test_the_server_gets_its_own_environment_and_ends_with_all_its_processes(
     server: VLLMServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("OPENAI_API_KEY", "secret"), ("VIRTUAL_ENV", "/ours"), ("PYTHONPATH", "/ours"), ("HF_X", "1")):
@@ -120,7 +120,7 @@ def test_it_runs_in_an_environment_of_its_own_and_ends_whole(
     assert not server.alive
 
 
-def test_what_it_says_before_it_fails_is_in_the_error(
+def test_the_end_of_the_log_is_in_the_error_of_a_failed_start(
     tmp_path: Path, server: VLLMServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_TEST_FAULT", "refuse")
@@ -133,21 +133,21 @@ def test_what_it_says_before_it_fails_is_in_the_error(
     assert not runs(int(str(facts(slow)["helper"])))
 
 
-def test_a_start_that_nobody_waits_for_is_broken_off(server: VLLMServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_can_be_cancelled(server: VLLMServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_TEST_FAULT", "mute")
-    threading.Timer(1.0, server.give_up).start()
+    threading.Timer(1.0, server.cancel_start).start()
     begun = time.monotonic()
     with pytest.raises(EngineError, match="closed while its server started"):
         server.start("m", None)
     assert time.monotonic() - begun < 30
 
 
-def test_one_that_lives_but_is_not_well_is_ended(server: VLLMServer) -> None:
+def test_a_running_server_that_is_not_healthy_is_ended(server: VLLMServer) -> None:
     server.start("m", 8)
-    assert server.check()
+    assert server.check_health()
     (server.settings.folder / "sick").touch()
     pid = server.pid
-    assert not server.check()
+    assert not server.check_health()
     assert not runs(pid)
     assert not server.alive
 
@@ -158,28 +158,26 @@ def test_a_crash_loop_stops_with_a_sentence(server: VLLMServer) -> None:
         helper = int(str(facts(server)["helper"]))
         os.kill(server.pid, signal.SIGKILL)
         assert eventually(lambda: not server.alive)
-        server.revive("m", 8)
+        server.restart("m", 8)
         assert server.alive
         assert not runs(helper)  # nothing of the dead one is left
     os.kill(server.pid, signal.SIGKILL)
     assert eventually(lambda: not server.alive)
     with pytest.raises(UserError, match="died 4 times within 900 s"):
-        server.revive("m", 8)
-    assert server.starts == 4
+        server.restart("m", 8)
+    assert server.num_starts == 4
 
 
-def test_one_that_cannot_be_started_again_is_not_tried_for_ever(
-    server: VLLMServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_cannot_be_restarted_is_given_up(server: VLLMServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server.start("m", 8)
     server.stop()
     monkeypatch.setenv("VLLM_TEST_FAULT", "refuse")
     with pytest.raises(UserError, match="vLLM did not start"):
-        server.revive("m", 8)
-    assert server.starts == 4
+        server.restart("m", 8)
+    assert server.num_starts == 4
 
 
-def test_it_does_not_outlive_us(tmp_path: Path) -> None:
+def test_the_server_ends_with_its_parent(tmp_path: Path) -> None:
     """The parent is killed, and can clean up nothing."""
     settings = settings_for(tmp_path)
     code = (
@@ -194,7 +192,7 @@ def test_it_does_not_outlive_us(tmp_path: Path) -> None:
     assert eventually(lambda: not runs(int(done.stdout)) and not runs(helper))
 
 
-def test_a_port_that_is_taken_and_an_interpreter_that_is_none(tmp_path: Path) -> None:
+def test_a_taken_port_and_a_missing_interpreter_are_user_errors(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -234,7 +232,7 @@ def test_a_server_killed_in_a_rollout_is_started_again(tmp_path: Path, monkeypat
     policy = make_policy(tmp_path, 4)
     engine = policy.engine
     assert isinstance(engine, VLLMEngine)
-    server = engine.host.server
+    server = engine.client.server
     assert server is not None
     agent = Agent(max_turns=1, sampling=Sampling(max_tokens=100))
 
@@ -259,7 +257,7 @@ def test_a_server_killed_in_a_rollout_is_started_again(tmp_path: Path, monkeypat
             well = await play("b/", kill=False)
             assert all(e.scored for e in well)
             assert server.pid != before
-            assert server.starts == 2
+            assert server.num_starts == 2
             turn = well[0].turns[0]
             *prompt, reply = turn.spans
             wanted = policy.score([i for span in prompt for i in span.ids], reply.ids)
@@ -269,7 +267,7 @@ def test_a_server_killed_in_a_rollout_is_started_again(tmp_path: Path, monkeypat
             learn(policy, 0.02)
             await engine.update_weights(policy.version, policy)  # finds it dead
             assert engine.reports[-1].verdict == "proven"
-            assert server.starts == 3
+            assert server.num_starts == 3
         finally:
             await policy.close()
 
@@ -285,7 +283,7 @@ def test_full_weights_whose_reload_keeps_the_old_head_are_served_by_a_fresh_star
     policy = make_policy(tmp_path, None)
     engine = policy.engine
     assert isinstance(engine, VLLMEngine)
-    server = engine.host.server
+    server = engine.client.server
     assert server is not None
 
     async def whole() -> None:
@@ -299,5 +297,5 @@ def test_full_weights_whose_reload_keeps_the_old_head_are_served_by_a_fresh_star
     asyncio.run(whole())
     found = [(report.version, report.verdict) for report in engine.reports]
     assert found == [(0, "first"), (1, "lost"), (1, "proven")]
-    assert server.starts == 2
+    assert server.num_starts == 2
     assert not list((tmp_path / "vllm").glob("v*"))

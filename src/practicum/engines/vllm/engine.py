@@ -1,9 +1,9 @@
-"""The vLLM engine: ids out to a server, ids and log-probs back, and proof that each update reached it.
+"""The vLLM engine: prompts as ids to a server, ids and log-probs back, and a check that each weight update arrived.
 
-The server is one that already runs, or a child that is started, watched and started again. A LoRA policy
-is loaded at run time under a name that was never used before; a policy of full weights is reloaded in
-place where that is seen to work, and otherwise the server is started again on the new folder. Whichever
-way, the canary decides whether the weights arrived.
+The server is one that already runs, or a child process that is started, and started again when it dies. A LoRA policy
+is loaded at run time under a name that was never used before; full weights are reloaded in place where that is seen to
+work, and otherwise the server is started again on the new folder. In each case the canary decides whether the weights
+arrived.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from safetensors import SafetensorError
 
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling, Weights
-from practicum.engines.canary import QUESTIONS, REPLY_TOKENS, Canary, Probe, Reading, Report
+from practicum.engines.canary import PROMPTS, REPLY_TOKENS, Canary, CanaryReport, Probe, ProbeLogprobs
 from practicum.engines.local.stop_strings import STOP_WINDOW
 from practicum.engines.vllm.client import VLLMClient
-from practicum.engines.vllm.protocol import Call, ending
+from practicum.engines.vllm.protocol import PendingCall, find_stop
 from practicum.engines.vllm.server import KEY, ServerSettings
 from practicum.environment import Message
 from practicum.errors import ContextFull, EngineError, UserError
@@ -36,15 +36,16 @@ from practicum.utils.arrays import FloatArray
 from practicum.utils.threads import in_thread
 
 
-class UpdateLost(EngineError, UserError):
-    """An update that did not arrive: every reply from here on would be another policy's, so the run stops."""
+class WeightUpdateError(EngineError, UserError):
+    """A weight update did not arrive: every further reply would be another policy's, so the run stops."""
 
 
 @dataclass(frozen=True)
 class VLLMSettings:
-    """`url` of a running server, or None to start one by `server`. `base` is the model that adapters lie upon.
+    """`url` of a running server, or None to start one by `server`. `base` is the model that adapters are for.
 
-    `folder` is where policies are written for the server to read, and the canary's reports.
+    Policies are written into `folder` for the server to read, and the canary's reports beside them. `canary_limit` is
+    the largest mean difference of log-probs per token between engine and learner; `timeout` is in seconds.
     """
 
     base: str
@@ -57,77 +58,79 @@ class VLLMSettings:
 
 
 @dataclass(frozen=True)
-class Policy:
-    """The weights that replies come from: a version, the name it is served under, and where its files are.
+class ServedPolicy:
+    """The weights that replies come from: their version, the name they are served under, and the folder of their files.
 
-    `salt` sets its keys and values apart from those of any other version in the server's prefix cache.
+    `salt` separates their keys and values from those of any other version in the server's prefix cache.
     """
 
     version: int
-    served: str
-    files: Path
+    name: str
+    folder: Path
     salt: str
-    adapter: bool
+    is_adapter: bool
 
 
 class VLLMEngine:
-    """Ids in, ids and log-probs out, over HTTP."""
+    """Ids in, ids and log-probs out, over HTTP; at most `max_num_seqs` requests at once."""
 
     name = "vllm"
 
     def __init__(self, renderer: Renderer, settings: VLLMSettings) -> None:
         self.renderer = renderer
         self.settings = settings
-        self.host = VLLMClient(renderer, settings.base, settings.url, settings.server, settings.timeout)
+        self.client = VLLMClient(renderer, settings.base, settings.url, settings.server, settings.timeout)
         self.canary = Canary(settings.canary_limit)
-        self.reports: list[Report] = []
-        self.processed = False
-        """Whether the server's log-probs are those of the distribution sampled from."""
-        self._policy: Policy | None = None
+        self.reports: list[CanaryReport] = []
+        self.logprobs_are_processed = False
+        """Whether the server's log-probs are of the distribution that it samples from, after temperature and top_k."""
+        self._policy: ServedPolicy | None = None
         self._reload_works = True
-        self._under_way = 0
+        self._num_running = 0
         self._slots = threading.BoundedSemaphore(max(1, settings.max_num_seqs))
 
     # -- replies ----------------------------------------------------------------------------
 
     async def generate(self, request: Request) -> Generation:
-        sampling, context = request.sampling, self.host.context
+        sampling, context = request.sampling, self.client.context
         if self._policy is None:
-            raise EngineError("the engine has no weights: none were adopted, or it was closed")
+            raise EngineError("the engine has no weights: none were loaded, or it was closed")
         if not request.ids:
             raise EngineError("the prompt is empty")
         if len(request.ids) >= context:
             raise ContextFull(f"the prompt has {len(request.ids)} tokens; the server's window is {context}")
         if any(len(text) > STOP_WINDOW for text in sampling.stop):
             raise UserError(f"Stop strings may have at most {STOP_WINDOW} characters.")
-        if not self.processed and (sampling.temperature not in (0.0, 1.0) or sampling.top_k or sampling.top_p < 1):
+        if not self.logprobs_are_processed and (
+            sampling.temperature not in (0.0, 1.0) or sampling.top_k or sampling.top_p < 1
+        ):
             raise UserError(
-                f"The server at {self.host.url} gives log-probs of another distribution than it samples from; "
+                f"The server at {self.client.url} gives log-probs of another distribution than it samples from; "
                 "start it with --logprobs-mode processed_logprobs, or sample at temperature 1 without top_k and top_p."
             )
-        call = Call()
-        self._under_way += 1
+        call = PendingCall()
+        self._num_running += 1
         try:
             return await in_thread(self._generate, request, call)
         except asyncio.CancelledError:
             call.abort()
             raise
         finally:
-            self._under_way -= 1
+            self._num_running -= 1
 
-    def _generate(self, request: Request, call: Call) -> Generation:
-        sampling, ends = request.sampling, self.renderer.end_ids
+    def _generate(self, request: Request, call: PendingCall) -> Generation:
+        sampling, end_ids = request.sampling, self.renderer.end_ids
         with self._slots:
             if call.aborted:
-                raise EngineError("nobody waits for this reply any more")
-            self.host.mend(self._restore)
+                raise EngineError("the request was cancelled")
+            self.client.restart_if_dead(self._restore)
             policy = self._policy
             if policy is None:
                 raise EngineError("the engine was closed")
-            choice = self.host.complete(policy.served, policy.salt, request.ids, sampling, ends, call)
-        count, reason = ending(self.renderer.tokenizer, choice.ids, ends, sampling.stop)
-        if reason is None and choice.finish == "length":
-            full = len(request.ids) + sampling.max_tokens > self.host.context
+            choice = self.client.complete(policy.name, policy.salt, request.ids, sampling, end_ids, call)
+        count, reason = find_stop(self.renderer.tokenizer, choice.ids, end_ids, sampling.stop)
+        if reason is None and choice.finish_reason == "length":
+            full = len(request.ids) + sampling.max_tokens > self.client.context
             reason = StopReason.CONTEXT if full else StopReason.LENGTH
         return Generation(
             ids=choice.ids[:count],
@@ -135,7 +138,7 @@ class VLLMEngine:
             stop_reason=reason or (StopReason.STRING if sampling.stop else StopReason.END),
             policy_version=policy.version,
             source=ActionSource.POLICY,
-            prompt_cached=choice.cached,
+            prompt_cached=choice.num_cached_tokens,
         )
 
     def end_session(self, session: str) -> None:
@@ -143,163 +146,168 @@ class VLLMEngine:
 
     async def close(self) -> None:
         policy, self._policy = self._policy, None
-        if policy is not None and policy.adapter and self.host.server is None:
-            await in_thread(self.host.unload, policy.served)
-        await in_thread(self.host.close)
+        if policy is not None and policy.is_adapter and self.client.server is None:
+            await in_thread(self.client.unload_adapter, policy.name)
+        await in_thread(self.client.close)
         if policy is not None:
-            shutil.rmtree(policy.files, ignore_errors=True)
+            shutil.rmtree(policy.folder, ignore_errors=True)
 
     # -- updates ----------------------------------------------------------------------------
 
     async def update_weights(self, version: int, weights: Weights) -> None:
-        """Take the weights over, and prove it. The same version with the same weights is left as it is."""
-        if self._under_way:
+        """Load the weights and check that they arrived. The same version with the same weights is left as it is."""
+        if self._num_running:
             raise EngineError("weights changed while requests were under way")
-        held, begun = self._policy, time.perf_counter()
-        if held and held.version == version and self.canary.unchanged(_expected(weights, self.canary.probes)):
+        previous, started = self._policy, time.perf_counter()
+        unchanged = previous is not None and previous.version == version
+        if unchanged and self.canary.is_unchanged(_expected(weights, self.canary.probes)):
             return
-        files = self._write(version, weights)
-        place = self._place_adapter if (files / "adapter_config.json").is_file() else self._place_model
+        folder = self._write(version, weights)
+        load = self._load_adapter if (folder / "adapter_config.json").is_file() else self._load_model
         try:
             try:
-                policy, report = await place(version, files, weights)
+                policy, report = await load(version, folder, weights)
             except EngineError:
-                if self.host.lives:
+                if self.client.alive:
                     raise
-                policy, report = await place(version, files, weights)  # it died of something; once more, on a new one
+                policy, report = await load(version, folder, weights)  # the server died; once more, on a new one
         except BaseException as error:
-            shutil.rmtree(files, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, EngineError) and not isinstance(error, UserError):
-                raise UpdateLost(f"The update to version {version} did not reach the engine: {error}.") from error
+                raise WeightUpdateError(
+                    f"The update to version {version} did not reach the engine: {error}."
+                ) from error
             raise
         self._policy = policy
-        self._write_down(report, policy, time.perf_counter() - begun)
-        if held is not None:
-            if held.adapter:
-                await in_thread(self.host.unload, held.served)
-            shutil.rmtree(held.files, ignore_errors=True)
+        self._log_report(report, policy, time.perf_counter() - started)
+        if previous is not None:
+            if previous.is_adapter:
+                await in_thread(self.client.unload_adapter, previous.name)
+            shutil.rmtree(previous.folder, ignore_errors=True)
 
     def _write(self, version: int, weights: Weights) -> Path:
-        """The policy's files, in a folder that was never there before."""
-        folder = self.settings.folder.resolve()
+        """Write the policy into a folder that was never there before, and return that."""
+        parent = self.settings.folder.resolve()
         try:
             if self._policy is None:  # what a run that was killed left behind
-                for left in folder.glob("v*-*"):
-                    shutil.rmtree(left, ignore_errors=True)
-            files = folder / f"v{version}-{secrets.token_hex(4)}"
-            weights.write(files)
+                for stale in parent.glob("v*-*"):
+                    shutil.rmtree(stale, ignore_errors=True)
+            folder = parent / f"v{version}-{secrets.token_hex(4)}"
+            weights.write(folder)
         except (OSError, SafetensorError) as error:
-            raise UserError(f"Cannot write the policy into '{folder}' ({error}); free some space.") from error
-        return files
+            raise UserError(f"Cannot write the policy into '{parent}' ({error}); free some space.") from error
+        return folder
 
-    async def _place_adapter(self, version: int, files: Path, weights: Weights) -> tuple[Policy, Report]:
-        """Load an adapter under a name that no cache knows, beside the one before it."""
-        if not self.host.lives:
-            rank = int(json.loads((files / "adapter_config.json").read_text())["r"])
-            await in_thread(self.host.begin, self.settings.base, rank)
-        policy = Policy(version, _fresh_name(version), files, secrets.token_hex(8), True)
-        await in_thread(self.host.load, policy.served, files)
+    async def _load_adapter(self, version: int, folder: Path, weights: Weights) -> tuple[ServedPolicy, CanaryReport]:
+        """Load an adapter under a new name, beside the one before it."""
+        if not self.client.alive:
+            rank = int(json.loads((folder / "adapter_config.json").read_text())["r"])
+            await in_thread(self.client.start, self.settings.base, rank)
+        policy = ServedPolicy(version, _fresh_name(version), folder, secrets.token_hex(8), True)
+        await in_thread(self.client.load_adapter, policy.name, folder)
         try:
-            return policy, await self._prove(policy, weights)
-        except UpdateLost:
-            await in_thread(self.host.unload, policy.served)
+            return policy, await self._check_arrival(policy, weights)
+        except WeightUpdateError:
+            await in_thread(self.client.unload_adapter, policy.name)
             raise
 
-    async def _place_model(self, version: int, files: Path, weights: Weights) -> tuple[Policy, Report]:
-        """Full weights: reloaded in place if the canary agrees, else by a fresh start on the folder."""
-        if self.host.server is None:
+    async def _load_model(self, version: int, folder: Path, weights: Weights) -> tuple[ServedPolicy, CanaryReport]:
+        """Load full weights: in place if the canary agrees, else by starting the server again on the folder."""
+        if self.client.server is None:
             raise UserError(
                 f"A running server ({KEY}.url) can be given adapters, not whole models: set "
                 f"actor_rollout_ref.model.lora_rank (say 16), or {KEY}.python instead of the url to have one started."
             )
-        policy = Policy(version, self.host.served, files, secrets.token_hex(8), False)
-        if self.host.lives and self._reload_works and await in_thread(self.host.reload, files):
+        policy = ServedPolicy(version, self.client.model_name, folder, secrets.token_hex(8), False)
+        if self.client.alive and self._reload_works and await in_thread(self.client.reload_weights, folder):
             try:
-                return policy, await self._prove(policy, weights)
-            except UpdateLost:
+                return policy, await self._check_arrival(policy, weights)
+            except WeightUpdateError:
                 self._reload_works = False  # seen on CPU: an output layer tied to the embedding stays the old one
-        await in_thread(self.host.begin, str(files), None)
-        policy = replace(policy, served=self.host.served, salt=secrets.token_hex(8))
-        return policy, await self._prove(policy, weights)
+        await in_thread(self.client.start, str(folder), None)
+        policy = replace(policy, name=self.client.model_name, salt=secrets.token_hex(8))
+        return policy, await self._check_arrival(policy, weights)
 
     def _restore(self) -> None:
-        """Put the weights in force back on a server that was started again."""
+        """Load the current weights into a server that was started again."""
         lost = self._policy
         if lost is None:
             raise EngineError("the engine was closed")
-        policy = replace(lost, served=self.host.served, salt=secrets.token_hex(8))
-        if lost.adapter:
-            policy = replace(policy, served=_fresh_name(lost.version))
-            self.host.load(policy.served, policy.files)
-        if not self.canary.still_there(self._score_probes(policy, self.canary.probes)):
+        policy = replace(lost, name=self.client.model_name, salt=secrets.token_hex(8))
+        if lost.is_adapter:
+            policy = replace(policy, name=_fresh_name(lost.version))
+            self.client.load_adapter(policy.name, policy.folder)
+        if not self.canary.has_accepted_weights(self._score_probes(policy, self.canary.probes)):
             raise UserError(f"Version {lost.version} did not reach the vLLM server that was started again.")
         self._policy = policy
 
     # -- the canary -------------------------------------------------------------------------
 
-    async def _prove(self, policy: Policy, weights: Weights) -> Report:
-        """The canary's word on a policy that was just placed."""
-        if not self.processed:
-            self.processed = await in_thread(self._gives_processed_logprobs, policy)
+    async def _check_arrival(self, policy: ServedPolicy, weights: Weights) -> CanaryReport:
+        """Return the canary's report on a policy that was just loaded; raise WeightUpdateError where it is lost."""
+        if not self.logprobs_are_processed:
+            self.logprobs_are_processed = await in_thread(self._gives_processed_logprobs, policy)
         sampled = await in_thread(self._sample_probes, policy)
         probes = tuple(probe for probe, _ in sampled)
-        fresh = Reading(_expected(weights, probes), _joined([values for _, values in sampled]))
-        held: Reading | None = None
+        fresh = ProbeLogprobs(_expected(weights, probes), _joined([values for _, values in sampled]))
+        kept: ProbeLogprobs | None = None
         if self.canary.probes:
-            answered = await in_thread(self._score_probes, policy, self.canary.probes)
-            held = Reading(_expected(weights, self.canary.probes), answered)
-        report = self.canary.judge(policy.version, fresh, held)
+            returned = await in_thread(self._score_probes, policy, self.canary.probes)
+            kept = ProbeLogprobs(_expected(weights, self.canary.probes), returned)
+        report = self.canary.judge(policy.version, fresh, kept)
         if report.verdict == "lost":
-            self._write_down(report, policy, 0.0)
-            raise UpdateLost(f"The update to version {policy.version} did not reach the engine: {report.reason}.")
-        self.canary.accept(fresh, held)
+            self._log_report(report, policy, 0.0)
+            raise WeightUpdateError(
+                f"The update to version {policy.version} did not reach the engine: {report.reason}."
+            )
+        self.canary.accept(fresh, kept)
         if report.verdict != "too small to tell":
-            answered = await in_thread(self._score_probes, policy, probes)
-            self.canary.keep(probes, Reading(fresh.expected, answered))
+            returned = await in_thread(self._score_probes, policy, probes)
+            self.canary.set_probes(probes, ProbeLogprobs(fresh.expected, returned))
         return report
 
-    def _write_down(self, report: Report, policy: Policy, seconds: float) -> None:
+    def _log_report(self, report: CanaryReport, policy: ServedPolicy, seconds: float) -> None:
         self.reports.append(report)
         self.settings.folder.mkdir(parents=True, exist_ok=True)
-        line = {**asdict(report), "served": policy.served, "seconds": round(seconds, 3)}
+        line = {**asdict(report), "served": policy.name, "seconds": round(seconds, 3)}
         with (self.settings.folder / "canary.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def _prompts(self) -> list[tuple[int, ...]]:
-        rendered = (self.renderer.start([Message("user", question)]) for question in QUESTIONS)
+        rendered = (self.renderer.start([Message("user", question)]) for question in PROMPTS)
         prompts = [tuple(token for span in spans for token in span.ids) for spans in rendered]
-        return [prompt[-max(1, self.host.context - REPLY_TOKENS - 1) :] for prompt in prompts]
+        return [prompt[-max(1, self.client.context - REPLY_TOKENS - 1) :] for prompt in prompts]
 
-    def _sample_probes(self, policy: Policy) -> list[tuple[Probe, FloatArray]]:
-        """Replies to the fixed prompts, by the very way that rollouts take."""
+    def _sample_probes(self, policy: ServedPolicy) -> list[tuple[Probe, FloatArray]]:
+        """Return replies to the fixed prompts and their log-probs, sampled in the same way as rollouts."""
 
         def one(prompt: tuple[int, ...], seed: int) -> tuple[Probe, FloatArray]:
             sampling = Sampling(max_tokens=REPLY_TOKENS, seed=seed)
-            choice = self.host.complete(policy.served, policy.salt, prompt, sampling)
+            choice = self.client.complete(policy.name, policy.salt, prompt, sampling)
             return Probe(prompt, choice.ids), np.array(choice.logprobs)
 
         prompts = self._prompts()
         with ThreadPoolExecutor(len(prompts)) as pool:
             return list(pool.map(one, prompts, range(len(prompts))))
 
-    def _score_probes(self, policy: Policy, probes: Sequence[Probe]) -> FloatArray:
-        """The engine's own log-probs of given replies.
+    def _score_probes(self, policy: ServedPolicy, probes: Sequence[Probe]) -> FloatArray:
+        """Return the engine's log-probs of given replies, [tokens].
 
-        One at a time: vLLM 0.32 on CPU dies of prompt log-probs under an adapter when it serves anything beside them.
+        One at a time: vLLM 0.32 on CPU crashes on prompt log-probs under an adapter when it serves other requests too.
         """
         values = []
         for probe in probes:
-            whole = (*probe.prompt, *probe.reply)
-            choice = self.host.complete(policy.served, policy.salt, whole, Sampling(max_tokens=1), prompt_logprobs=0)
-            if len(choice.prompt_logprobs) != len(whole) - 1:
+            ids = (*probe.prompt, *probe.reply)
+            choice = self.client.complete(policy.name, policy.salt, ids, Sampling(max_tokens=1), prompt_logprobs=0)
+            if len(choice.prompt_logprobs) != len(ids) - 1:
                 raise EngineError("the server does not give log-probs of a prompt (prompt_logprobs)")
             values.append(np.array(choice.prompt_logprobs[len(probe.prompt) - 1 :]))
         return _joined(values)
 
-    def _gives_processed_logprobs(self, policy: Policy) -> bool:
-        """A distribution cut down to its likeliest token gives it log-prob 0, if log-probs are of that distribution."""
+    def _gives_processed_logprobs(self, policy: ServedPolicy) -> bool:
+        """Whether log-probs are of the distribution sampled from: with top_k=1 the one token left has log-prob 0."""
         sampling = Sampling(2.0, top_k=1, max_tokens=16)
-        choice = self.host.complete(policy.served, policy.salt, self._prompts()[0], sampling)
+        choice = self.client.complete(policy.name, policy.salt, self._prompts()[0], sampling)
         return max(abs(value) for value in choice.logprobs) < 1e-6
 
 

@@ -1,8 +1,7 @@
-"""A guard, run as a program: `python vllm_guard.py PID_FILE COMMAND ...`, its standard input a pipe from its parent.
+"""A guard process, run as a program: `python guard.py PID_FILE COMMAND ...`, its standard input a pipe from its parent.
 
-It leads a process group, starts the command in it, and ends the group when the command ends or when the
-pipe closes, which is what happens when the parent dies in any way at all. It imports nothing of ours:
-it must run wherever a Python does.
+It leads a process group, starts the command in it, and ends the group when the command ends or when the pipe closes,
+which happens when the parent dies in any way at all. It imports nothing of ours: it must run wherever a Python does.
 """
 
 from __future__ import annotations
@@ -14,11 +13,12 @@ import sys
 import threading
 import time
 
-PATIENCE = 15.0
-"""Seconds between asking the group to end and making it."""
+TERMINATE_SECONDS = 15.0
+"""Seconds between SIGTERM and SIGKILL to the group."""
 
 
 def main(pid_file: str, command: list[str]) -> int:
+    """Run the command to its end and return its exit status, 128 + N after signal N."""
     signal.signal(signal.SIGTERM, lambda number, frame: None)  # the group's signal reaches us too; we end last
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     with open(pid_file, "w", encoding="ascii") as file:
@@ -30,10 +30,11 @@ def main(pid_file: str, command: list[str]) -> int:
 
 
 def end_with_parent() -> None:
+    """Wait until the pipe closes, then end the process group."""
     while os.read(0, 1024):
         pass
     os.killpg(0, signal.SIGTERM)
-    time.sleep(PATIENCE)
+    time.sleep(TERMINATE_SECONDS)
     os.killpg(0, signal.SIGKILL)
 
 

@@ -1,4 +1,10 @@
-"""What goes over the wire to a vLLM server: JSON on kept connections, completions with token ids."""
+"""The protocol of a vLLM server: JSON over HTTP on kept connections, completions with token ids.
+
+The connections are `http.client`'s and not an HTTP library's for one reason: a rollout that is cancelled must stop the
+server from sampling on, also before the first byte of the answer, and the request waits in a thread.
+`PendingCall.abort` shuts that thread's socket down; httpx gives no access to the socket of a request that waits for its
+answer.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +25,12 @@ from practicum.engines.local.stop_strings import STOP_WINDOW, StopStrings
 from practicum.errors import EngineError, UserError
 from practicum.trajectory import StopReason
 
+ERROR_BODY_BYTES = 600
+"""Bytes of an error's body that its message quotes."""
 
-class Refused(EngineError):
-    """The server answered with an error."""
+
+class ErrorStatus(EngineError):
+    """The server answered with a status of 400 or above."""
 
     def __init__(self, url: str, status: int, detail: str) -> None:
         super().__init__(f"{url} answered {status}: {detail}")
@@ -30,11 +39,11 @@ class Refused(EngineError):
 
 
 class Unreachable(EngineError):
-    """No answer came: no connection, or one that broke."""
+    """No answer came: there was no connection, or it broke."""
 
 
-class Call:
-    """One request under way; `abort` breaks its connection, on which the server stops sampling for it."""
+class PendingCall:
+    """One request that waits for its answer; `abort` breaks its connection, on which the server stops sampling."""
 
     def __init__(self) -> None:
         self.connection: http.client.HTTPConnection | None = None
@@ -42,38 +51,41 @@ class Call:
 
     def abort(self) -> None:
         self.aborted = True
-        held = self.connection
-        if held is not None and held.sock is not None:
+        connection = self.connection
+        if connection is not None and connection.sock is not None:
             try:
-                held.sock.shutdown(socket.SHUT_RDWR)
+                connection.sock.shutdown(socket.SHUT_RDWR)
             except OSError:
-                return  # already gone
+                return  # already closed
 
 
-class HTTPConnection:
-    """Requests to one server from any number of threads, each on a connection of its own that is used again."""
+class ConnectionPool:
+    """Requests to one server from any number of threads, each on its own connection; idle ones are used again."""
 
     def __init__(self, url: str, timeout: float = 600.0, key: str | None = None) -> None:
+        """`timeout` is in seconds per socket operation; `key` is sent as a bearer token."""
         self.url = url.rstrip("/").removesuffix("/v1")
-        parts = urllib.parse.urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        address = urllib.parse.urlsplit(self.url)
+        if address.scheme not in ("http", "https") or not address.hostname:
             raise UserError(
                 f"actor_rollout_ref.rollout.vllm.url={url} is not a server's address; write http://HOST:PORT."
             )
-        self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._place = (parts.hostname, parts.port)
-        self._prefix = parts.path
+        is_https = address.scheme == "https"
+        self._connection_class = http.client.HTTPSConnection if is_https else http.client.HTTPConnection
+        self._address = (address.hostname, address.port)
+        self._prefix = address.path
         self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
         self.timeout = timeout
         self._idle: list[http.client.HTTPConnection] = []
         self._lock = threading.Lock()
 
     def get(self, path: str, timeout: float | None = None) -> Any:
-        return self._send("GET", path, None, Call(), timeout)
+        """Return the answer's JSON, or its text where it is not JSON."""
+        return self._send("GET", path, None, PendingCall(), timeout)
 
-    def post(self, path: str, body: Mapping[str, Any], call: Call | None = None) -> Any:
-        """The answer's JSON, or its text where it is none."""
-        return self._send("POST", path, json.dumps(body).encode(), call or Call(), None)
+    def post(self, path: str, body: Mapping[str, Any], call: PendingCall | None = None) -> Any:
+        """Return the answer's JSON, or its text where it is not JSON."""
+        return self._send("POST", path, json.dumps(body).encode(), call or PendingCall(), None)
 
     def close(self) -> None:
         with self._lock:
@@ -81,28 +93,30 @@ class HTTPConnection:
         for connection in idle:
             connection.close()
 
-    def _send(self, method: str, path: str, data: bytes | None, call: Call, timeout: float | None) -> Any:
+    def _send(self, method: str, path: str, data: bytes | None, call: PendingCall, timeout: float | None) -> Any:
         while True:
-            connection, used = self._take(timeout)
+            connection, reused = self._take_connection(timeout)
             call.connection = connection
             try:
                 connection.request(method, self._prefix + path, data, self._headers)
                 response = connection.getresponse()
-                text = response.read()
+                content = response.read()
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
-                if used and not call.aborted and not isinstance(error, TimeoutError):
-                    continue  # an idle connection that the server had given up; the seed makes asking twice harmless
+                if reused and not call.aborted and not isinstance(error, TimeoutError):
+                    continue  # an idle connection that the server had closed; the seed makes asking twice harmless
                 raise Unreachable(f"{self.url} did not answer: {type(error).__name__}: {error}") from None
             finally:
                 call.connection = None
             with self._lock:
                 self._idle.append(connection)
             if response.status >= 400:
-                raise Refused(self.url, response.status, text[:600].decode("utf-8", "replace"))
-            return _parsed(text)
+                detail = content[:ERROR_BODY_BYTES].decode("utf-8", "replace")
+                raise ErrorStatus(self.url, response.status, detail)
+            return _json_or_text(content)
 
-    def _take(self, timeout: float | None) -> tuple[http.client.HTTPConnection, bool]:
+    def _take_connection(self, timeout: float | None) -> tuple[http.client.HTTPConnection, bool]:
+        """Return an idle connection and True, or a new one and False."""
         seconds = timeout or self.timeout
         with self._lock:
             if self._idle:
@@ -110,28 +124,28 @@ class HTTPConnection:
                 if connection.sock is not None:
                     connection.sock.settimeout(seconds)
                     return connection, True
-        host, port = self._place
-        return self._kind(host, port, timeout=seconds), False
+        host, port = self._address
+        return self._connection_class(host, port, timeout=seconds), False
 
 
-def _parsed(text: bytes) -> Any:
+def _json_or_text(content: bytes) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(content)
     except ValueError:
-        return text.decode("utf-8", "replace")
+        return content.decode("utf-8", "replace")
 
 
-def completion(
-    model: str, ids: Sequence[int], sampling: Sampling, limit: int, end_ids: Sequence[int], salt: str
+def completion_body(
+    model: str, ids: Sequence[int], sampling: Sampling, max_tokens: int, end_ids: Sequence[int], salt: str
 ) -> dict[str, Any]:
-    """A completion request that leaves nothing to the server's defaults.
+    """Return the body of a completion request that leaves nothing to the server's defaults.
 
     The salt is part of the server's prefix cache key: keys and values of one version are never used for another.
     """
     return {
         "model": model,
         "prompt": list(ids),
-        "max_tokens": limit,
+        "max_tokens": max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
@@ -143,7 +157,7 @@ def completion(
         "stop": list(sampling.stop),
         "include_stop_str_in_output": True,
         "stop_token_ids": list(end_ids),
-        "ignore_eos": True,  # the ends are ours to name: those above
+        "ignore_eos": True,  # the end tokens are those named above
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
         "add_special_tokens": False,
@@ -155,52 +169,59 @@ def completion(
 
 @dataclass(frozen=True)
 class Choice:
-    """What came back for one prompt."""
+    """The server's answer to one prompt: ids and log-probs of the same length."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    finish: str
-    cached: int
+    finish_reason: str
+    num_cached_tokens: int
     prompt_logprobs: tuple[float, ...] = ()
+    """Of the prompt's tokens but the first, where they were asked for."""
 
 
 def read_choice(answer: Any, prompt: Sequence[int]) -> Choice:
-    """The one choice of an answer, with ids and log-probs that belong together."""
+    """Return the one choice of an answer; raise EngineError where ids, log-probs or prompt do not fit together."""
     try:
         choice = answer["choices"][0]
         ids = tuple(int(token) for token in choice["token_ids"])
         logprobs = tuple(float(value) for value in choice["logprobs"]["token_logprobs"])
-        heard = choice.get("prompt_token_ids")
+        echoed_prompt = choice.get("prompt_token_ids")
         details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         rows = choice.get("prompt_logprobs") or ()
-        scored = tuple(float(row[str(token)]["logprob"]) for row, token in zip(rows, prompt, strict=False) if row)
-        result = Choice(ids, logprobs, str(choice["finish_reason"]), int(details.get("cached_tokens") or 0), scored)
+        prompt_logprobs = tuple(
+            float(row[str(token)]["logprob"]) for row, token in zip(rows, prompt, strict=False) if row
+        )
+        num_cached_tokens = int(details.get("cached_tokens") or 0)
+        result = Choice(ids, logprobs, str(choice["finish_reason"]), num_cached_tokens, prompt_logprobs)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise EngineError(
             f"the server answered without token ids and log-probs ({type(error).__name__}: {error}); "
             "it must be a vLLM that knows return_token_ids"
         ) from None
-    if heard is not None and list(heard) != list(prompt):
-        raise EngineError(f"the server read a prompt of {len(heard)} ids, not the {len(prompt)} that were sent")
+    if echoed_prompt is not None and list(echoed_prompt) != list(prompt):
+        raise EngineError(f"the server read a prompt of {len(echoed_prompt)} ids, not the {len(prompt)} that were sent")
     if len(ids) != len(logprobs) or not ids:
         raise EngineError(f"the server answered with {len(ids)} ids and {len(logprobs)} log-probs")
-    if not all(math.isfinite(value) for value in (*logprobs, *scored)):
+    if not all(math.isfinite(value) for value in (*logprobs, *prompt_logprobs)):
         raise EngineError("the server answered with a log-prob that is not a number")
-    if result.finish not in ("stop", "length"):
-        raise EngineError(f"the server broke off the reply ({result.finish})")
+    if result.finish_reason not in ("stop", "length"):
+        raise EngineError(f"the server broke off the reply ({result.finish_reason})")
     return result
 
 
-def ending(
+def find_stop(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], end_ids: Sequence[int], stop: Sequence[str]
 ) -> tuple[int, StopReason | None]:
-    """How many ids the local engine would have kept, and why it would have stopped there; None: it would go on."""
-    whole = str(tokenizer.decode(list(ids), skip_special_tokens=False)) if stop else ""
-    looked_for = [text for text in stop if text in whole]
+    """Return how many ids the local engine would have kept, and the reason why it would have stopped there.
+
+    The reason is None where neither an end token nor a stop string is in the ids.
+    """
+    text = str(tokenizer.decode(list(ids), skip_special_tokens=False)) if stop else ""
+    contained = [string for string in stop if string in text]
     stops = StopStrings(tokenizer)
     for count, token in enumerate(ids, 1):
         if token in end_ids:
             return count, StopReason.END
-        if looked_for and stops.reached(ids[max(0, count - STOP_WINDOW) : count], looked_for):
+        if contained and stops.reached(ids[max(0, count - STOP_WINDOW) : count], contained):
             return count, StopReason.STRING
     return len(ids), None
