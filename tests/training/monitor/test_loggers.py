@@ -276,7 +276,7 @@ def test_a_server_that_does_not_answer_means_offline(
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody listens at the discard port
-    monkeypatch.setattr(loggers, "SERVER_PATIENCE", 1.0)
+    monkeypatch.setattr(loggers, "SERVER_TIMEOUT_SECONDS", 1.0)
     begun = time.monotonic()
     (logger,) = make(["wandb"], tmp_path)
     logger.write(5, {"reward/mean": 0.5})
