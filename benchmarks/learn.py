@@ -60,7 +60,7 @@ async def make_start(out: Path, seed: int) -> Path:
     folder = out / f"start-{seed}"
     if not (folder / "sft" / "model").exists():
         quick = Quickstart(folder, seed, default_plan(seed))
-        await quick.imitation_only()
+        await quick.sft_only()
     return folder / "sft" / "model"
 
 

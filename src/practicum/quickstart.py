@@ -1,7 +1,6 @@
-"""The whole apprenticeship, small: demonstrations, imitation, practice, examination.
+"""The whole way of an agent at a small size: demonstrations, SFT, reinforcement learning, evaluation.
 
-Everything here is the real thing at a small size: the same record, engine, learner and statistics
-that larger runs use.
+It uses the same record, engine, trainers, training loop and statistics as larger runs.
 """
 
 from __future__ import annotations
@@ -38,11 +37,19 @@ from practicum.trajectory import Trajectory
 from practicum.utils.progress import Progress, duration
 
 COLOURS = {"sft": "#b26a00", "rl": "#1a7f37"}
+PLAN_KEYS = {"eval_temperature": "examine_temperature", "group_filter": "admission"}
+"""Names of settings in plan.json and summary.json where they are not the fields' own."""
+STAGE_KEYS = {
+    "SFT": "imitate (SFT)",
+    "RL (GRPO)": "practise (GRPO)",
+    **{f"evaluate {name}": f"examine {name}" for name in ("base", "sft", "rl")},
+}
+"""Names of stages in summary.json where they are not those of the progress lines."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of everything. Imitation stops once `sft_target` of the validation tasks are solved."""
+    """The sizes and settings of all stages; SFT ends once `sft_target` of the validation tasks are solved."""
 
     sft: SFTSettings
     rl: RLSettings
@@ -53,11 +60,11 @@ class Plan:
     sft_target: float = 0.4
     max_tokens: int = 32
     temperature: float = 1.0
-    examine_temperature: float = 0.0
+    eval_temperature: float = 0.0
 
 
 def default_plan(seed: int) -> Plan:
-    """The plan that `practicum quickstart` runs; tests run a smaller one."""
+    """The plan of `practicum quickstart`."""
     return Plan(
         sft=SFTSettings(epochs=1, batch_size=8, lr=1e-3, warmup=30, schedule="constant", seed=seed),
         rl=RLSettings(steps=100, tasks_per_step=16, chains=8, lr=3e-4, warmup=5, seed=seed),
@@ -83,37 +90,43 @@ class Quickstart:
         return list(self.make_environment().tasks(split, count, 1000 * self.seed + stream))
 
     async def run(self) -> dict[str, Any]:
-        """Every stage in turn; returns the summary that is also written to disk."""
+        """Run all stages; returns the summary that is also written to `summary.json`."""
         plan = self.plan
-        self._claim()
+        self._claim_folder()
         with Progress("build tiny", 1) as progress:
-            # A model of its own for every seed: what is shown must not hang on one lucky start.
+            # Another model for every seed: the result must not depend on one lucky initialisation.
             self.policy = TrainablePolicy(loader.load_tiny(self.seed), max_batch=128)
             progress.advance()
         self.panel = Panel(tuple(self.tasks("test", plan.panel, 0)), self.seed)
         count = sum(parameter.numel() for parameter in self.policy.decoder.parameters())
         self.say(f"model  tiny, {count / 1e6:.2f} M parameters, from nothing")
-        self.say(f"world  math, levels {', '.join(map(str, plan.levels))}, calculator; "
+        self.say(f"env    math, levels {', '.join(map(str, plan.levels))}, calculator; "
                  f"panel {self.panel.hash} of {plan.panel} held-out tasks")  # fmt: skip
         try:
-            return await self._stages()
+            return await self.run_stages()
         finally:
             await self.policy.close()
 
-    def _claim(self) -> None:
-        """Writes the plan first of all, so that a folder that cannot be written to is known before any work is done.
+    def _claim_folder(self) -> None:
+        """Write the plan, so that a folder that cannot be written to is an error before any work is done.
 
-        One that holds a finished run or another plan is refused; a run of this plan that was broken off begins anew.
+        A folder with a finished run or another plan is refused; an unfinished run of the same plan begins anew.
         """
-        place = self.out / "plan.json"
-        written = (json.dumps({"seed": self.seed, **asdict(self.plan)}, indent=1) + "\n").encode()
-        other = place.is_file() and place.read_bytes() != written
-        if other or (self.out / "summary.json").is_file():
+        path = self.out / "plan.json"
+        data = (json.dumps({"seed": self.seed, **self._plan_record()}, indent=1) + "\n").encode()
+        has_other_plan = path.is_file() and path.read_bytes() != data
+        if has_other_plan or (self.out / "summary.json").is_file():
             raise UserError(f"'{self.out}' already holds a quickstart; choose another --out, or remove that folder.")
-        store.write_atomic(place, written)
+        store.write_atomic(path, data)
 
-    async def imitation_only(self) -> None:
-        """Demonstrations and imitation, nothing else: a start for other experiments, in `sft/model`."""
+    def _plan_record(self) -> dict[str, Any]:
+        def record(items: list[tuple[str, Any]]) -> dict[str, Any]:
+            return {PLAN_KEYS.get(name, name): value for name, value in items}
+
+        return asdict(self.plan, dict_factory=record)
+
+    async def sft_only(self) -> None:
+        """Demonstrations and SFT only: a start for other experiments, in `sft/model`."""
         self.policy = TrainablePolicy(loader.load_tiny(self.seed), max_batch=128)
         try:
             await self._train_sft(await self._collect_demonstrations())
@@ -121,15 +134,16 @@ class Quickstart:
         finally:
             await self.policy.close()
 
-    async def _stages(self) -> dict[str, Any]:
-        null = await self._scripted("null")
-        base = await self._examine("base")
+    async def run_stages(self) -> dict[str, Any]:
+        """Evaluate, train by SFT and RL, and evaluate after each; returns the summary."""
+        null = await self._evaluate_scripted("null")
+        base = await self._evaluate("base")
         await self._train_sft(await self._collect_demonstrations())
         self.policy.save(self.out / "sft" / "model")
-        sft = await self._examine("sft")
+        sft = await self._evaluate("sft")
         curve = await self._train_rl()
         self.policy.save(self.out / "rl" / "model")
-        rl = await self._examine("rl")
+        rl = await self._evaluate("rl")
         return self._report({"null": null, "base": base, "sft": sft, "rl": rl}, curve)
 
     async def _collect_demonstrations(self) -> list[Trajectory]:
@@ -150,12 +164,12 @@ class Quickstart:
 
         async def good_enough() -> bool:
             result, _ = await self.policy.evaluate(
-                "val", check, self.make_environment, self.agent(self.plan.examine_temperature)
+                "val", check, self.make_environment, self.agent(self.plan.eval_temperature)
             )
             self.val_success = result.success_rate
             return result.success_rate >= self.plan.sft_target
 
-        with self._stage("imitate (SFT)", planned_steps(len(demonstrations), plan), "steps") as progress:
+        with self._stage("SFT", planned_steps(len(demonstrations), plan), "steps") as progress:
 
             def show(step: int, metrics: dict[str, float]) -> None:
                 progress.advance(1, f"loss {metrics['actor/loss']:.3f}, validation {self.val_success:.0%}")
@@ -170,7 +184,7 @@ class Quickstart:
         tasks = self.tasks("train", plan.steps * plan.tasks_per_step, 2)
         source = OnlineSource(self.policy, tasks, self.make_environment, agent, plan)
         curve: list[float] = []
-        with self._stage("practise (GRPO)", plan.steps, "steps") as progress:
+        with self._stage("RL (GRPO)", plan.steps, "steps") as progress:
 
             def show(step: int, metrics: dict[str, float]) -> None:
                 curve.append(metrics["success/mean"])
@@ -182,15 +196,15 @@ class Quickstart:
             await Run(self.out / "rl", trainer, settings, say=self.say, on_step=show).train()
         return curve
 
-    async def _scripted(self, source: str) -> EvalResult:
+    async def _evaluate_scripted(self, source: str) -> EvalResult:
         agent = self.agent(1.0)
         engine = ScriptedEngine.of(source, self.make_environment(), agent.make_format(), self.policy.renderer)
         episodes = await run_episodes(self.panel.attempts(), self.make_environment, agent, engine, self.policy.renderer)
         return result_from_episodes(source, self.panel, episodes)
 
-    async def _examine(self, name: str) -> EvalResult:
-        agent = self.agent(self.plan.examine_temperature)
-        with self._stage(f"examine {name}", len(self.panel.tasks), "episodes") as progress:
+    async def _evaluate(self, name: str) -> EvalResult:
+        agent = self.agent(self.plan.eval_temperature)
+        with self._stage(f"evaluate {name}", len(self.panel.tasks), "episodes") as progress:
             result, episodes = await self.policy.evaluate(
                 name, self.panel, self.make_environment, agent, on_done=lambda episode: progress.advance()
             )
@@ -199,12 +213,12 @@ class Quickstart:
         return result
 
     def _stage(self, label: str, total: int, unit: str) -> Progress:
-        quick = self
+        quickstart = self
 
         class Timed(Progress):
             def __exit__(self, *arguments: Any) -> None:
                 super().__exit__(*arguments)
-                quick.seconds[label] = self.seconds
+                quickstart.seconds[STAGE_KEYS.get(label, label)] = self.seconds
 
         return Timed(label, total, unit)
 
@@ -223,7 +237,7 @@ class Quickstart:
             "panel": self.panel.hash,
             "seed": self.seed,
             "sft_steps": self.sft_steps,
-            "plan": asdict(self.plan),
+            "plan": self._plan_record(),
             "curve": curve,
         }
         store.write_atomic(self.out / "curve.html", self._page(results, gain, curve).encode())

@@ -12,7 +12,7 @@ from practicum.training.sft import SFTSettings
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One run of a small quickstart; its SFT model is the start of other tests' practice."""
+    """One run of a small quickstart; its SFT model is the start of other tests' training."""
     out = tmp_path_factory.mktemp("quickstart")
     plan = Plan(
         levels=(1,),

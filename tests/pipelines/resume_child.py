@@ -1,4 +1,4 @@
-"""One leg of a run, in a process of its own that may kill itself at a chosen moment."""
+"""A training run that ends at a chosen moment: the process is killed, or an exception is raised."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from practicum.config.train import resolve
 from practicum.data.episode_format import encode_episode
 from practicum.environment import Action, Step
 from practicum.environments.math import MathEnvironment
-from practicum.training import build, checkpoint
+from practicum.training import build
+from practicum.training.rl_trainer import RLTrainer
 from practicum.trajectory import Trajectory
 
 JITTER = random.Random()  # deliberately unseeded: real tools are not on time
@@ -35,53 +36,74 @@ class Jittery(MathEnvironment):
         return Step(reward=-0.1, truncated=True)
 
 
-def countdown(moment: int) -> Callable[..., None]:
-    """Kills the process, as the kernel would, the `moment`-th time it is called."""
+class PowerCut(Exception):
+    """The end of a run that is cut short inside the test's own process."""
+
+
+def kill_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def cut_power() -> None:
+    raise PowerCut
+
+
+def countdown(moment: int, end: Callable[[], None]) -> Callable[..., None]:
+    """A function that calls `end` the `moment`-th time it is called."""
     left = moment
 
     def call(*_: Any) -> None:
         nonlocal left
         left -= 1
         if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            end()
 
     return call
 
 
-def leg(folder: str, overrides: list[str], kill: tuple[str, int] | None) -> None:
-    """Go on from wherever the run in `folder` stands; `kill` is (episode | tick | checkpoint, how many of them)."""
-    kind, moment = kill or ("", 0)
-    hook = countdown(moment)
+def train_until(
+    folder: str, overrides: list[str], moment: tuple[str, int] | None = None, end: Callable[[], None] = kill_process
+) -> None:
+    """Continue the run in `folder` to its end, or until `end` is called at `moment`.
+
+    A moment is a kind of event and how many of them: `episode` (in a rollout), `micro_batch` (in an update), `fsync`
+    (while a checkpoint is written).
+    """
+    kind, count = moment or ("", 0)
+    hook = countdown(count, end)
     last: list[str] = []
 
-    def finished(episode: Trajectory) -> None:
+    def on_episode(episode: Trajectory) -> None:
         last.append(hashlib.sha256(encode_episode(episode)).hexdigest())
         if kind == "episode":
             hook()
 
-    if kind == "checkpoint":
-        sync = checkpoint._sync
+    if kind == "fsync":
+        fsync = os.fsync
 
-        def dying(path: Path) -> None:
+        def counted(file: int) -> None:
             hook()
-            sync(path)
+            fsync(file)
 
-        checkpoint._sync = dying
+        os.fsync = counted
     config = resolve([*overrides, f"trainer.default_local_dir={folder}"])
     run = build.build_run(
         config,
         on_step=lambda step, values: last.clear() if step < run.settings.steps else None,
-        on_episode=finished,
-        on_micro_batch=hook if kind == "tick" else None,
+        on_episode=on_episode,
+        on_micro_batch=hook if kind == "micro_batch" else None,
         say=lambda text: None,
     )
-    # A model that nobody taught never ends a reply by itself: a letter does it here.
+    # An untrained model never ends a reply by itself: a letter does it here.
+    assert isinstance(run.trainer, RLTrainer)
     source = run.trainer.source
     source.agent = replace(source.agent, sampling=replace(source.agent.sampling, stop=("e",)))
 
-    async def go() -> None:
-        await run.train()
-        await run.policy.close()
+    async def train() -> None:
+        try:
+            await run.train()
+        finally:
+            await run.policy.close()
 
-    asyncio.run(go())
+    asyncio.run(train())
     Path(folder, "last_episodes.txt").write_text("\n".join(sorted(last)))

@@ -41,10 +41,10 @@ def run_once() -> tuple[dict[str, torch.Tensor], list[dict[str, float]], list[by
         make = lambda: Jittery(reward=SHORTNESS)  # noqa: E731
         agent = Agent(max_turns=2, sampling=Sampling(max_tokens=10, stop=("e",)))
         settings = RLSettings(steps=3, tasks_per_step=4, chains=4, lr=1e-3, warmup=0)
-        practice = RLTrainer(policy, OnlineSource(policy, make().tasks("train", 12), make, agent, settings), settings)
+        trainer = RLTrainer(policy, OnlineSource(policy, make().tasks("train", 12), make, agent, settings), settings)
         metrics, episodes = [], []
         for step in range(3):
-            values, rolled = await practice.step(step)
+            values, rolled = await trainer.step(step)
             metrics.append({k: v for k, v in values.items() if not k.startswith("timing/")})
             episodes += [encode_episode(episode) for episode in rolled]
         await policy.close()
@@ -53,7 +53,7 @@ def run_once() -> tuple[dict[str, torch.Tensor], list[dict[str, float]], list[by
     return asyncio.run(run())
 
 
-def test_two_runs_are_one() -> None:
+def test_two_runs_of_one_seed_are_equal() -> None:
     first, second = run_once(), run_once()
     assert first[2] == second[2]
     assert first[1] == second[1]

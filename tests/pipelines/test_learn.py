@@ -1,4 +1,4 @@
-"""Two more estimators learn from an SFT start, short; `make learn` does all of them, longer."""
+"""Two more estimators improve an SFT start in a short run; `make learn` tests all of them in longer ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from practicum.training import build
 
 
 @pytest.mark.parametrize(("estimator", "steps"), [("gae", 25), ("rloo", 50)])
-def test_practice_beats_its_start(estimator: str, steps: int, finished: Path, tmp_path: Path) -> None:
+def test_training_beats_its_start(estimator: str, steps: int, finished: Path, tmp_path: Path) -> None:
     panel = Panel(tuple(MathEnvironment(levels=(1,)).tasks("test", 300, 7)), 7)
     agent = Agent(format="hf", max_turns=3, sampling=Sampling(0.0, max_tokens=32))
     config = resolve(

@@ -1,4 +1,4 @@
-"""Exact resume of a run whose next batch was already rolled out when it was killed."""
+"""Exact resume of a run whose next batch was already rolled out when it was cut short."""
 
 from __future__ import annotations
 
@@ -6,25 +6,28 @@ import json
 import signal
 from pathlib import Path
 
-from .test_resume import BASE, STEPS, everything, run_leg
+import pytest
+
+from .resume_child import PowerCut, cut_power, train_until
+from .test_resume import BASE, STEPS, assert_same_files, files, train_in_process
 
 
-def test_a_killed_run_with_a_batch_ahead_equals_an_unbroken_one(tmp_path: Path) -> None:
+def test_a_run_with_a_batch_ahead_that_was_cut_short_equals_an_unbroken_one(tmp_path: Path) -> None:
     overrides = [*BASE, "algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_kl_loss=false",
                  "trainer.overlap=true"]  # fmt: skip
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert run_leg(whole, overrides) == 0
-    for moment in (("episode", 30), ("checkpoint", 4), ("tick", 5), ("episode", 50)):
-        assert run_leg(broken, overrides, moment) == -signal.SIGKILL, moment
-    assert run_leg(broken, overrides) == 0
-    one, two = everything(whole), everything(broken)
-    # The last step's episodes may have been played before the kill: their hashes are noted where they were played.
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    train_until(str(unbroken), overrides)
+    with pytest.raises(PowerCut):
+        train_until(str(broken), overrides, ("micro_batch", 3), cut_power)
+    assert train_in_process(broken, overrides, ("episode", 50)) == -signal.SIGKILL
+    train_until(str(broken), overrides)
+    one, two = files(unbroken), files(broken)
+    # The last step's episodes may have been played before the cut: their hashes are noted where they were played.
     one.pop("last_episodes.txt"), two.pop("last_episodes.txt")
-    assert one.keys() == two.keys()
-    assert [name for name in one if one[name] != two[name]] == []
-    folder = whole / "practicum" / "run"
-    ahead = json.loads((folder / "global_step_9" / "state.json").read_text())["practice"]["ahead"]
-    assert ahead["step"] == 9
+    assert_same_files(one, two)
+    folder = unbroken / "practicum" / "run"
+    ahead = json.loads((folder / f"global_step_{STEPS - 2}" / "state.json").read_text())["practice"]["ahead"]
+    assert ahead["step"] == STEPS - 2
     assert len(ahead["episodes"]) == 12
     assert "ahead" not in json.loads((folder / f"global_step_{STEPS}" / "state.json").read_text())["practice"]
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

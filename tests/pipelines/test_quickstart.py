@@ -1,4 +1,4 @@
-"""The quickstart's own pipeline, smaller: a model from nothing learns by imitation and then, further, by practice."""
+"""The quickstart at a smaller size: a model from scratch learns by SFT and then, further, by RL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from practicum.errors import UserError
 from practicum.quickstart import Quickstart, default_plan
 
 
-def test_practice_beats_imitation_beats_nothing(finished: Path) -> None:
+def test_rl_is_better_than_sft_and_sft_than_nothing(finished: Path) -> None:
     summary = json.loads((finished / "summary.json").read_text())
     assert summary["null"]["success_rate"] == 0.0
     assert summary["sft"]["low"] > summary["null"]["high"]
@@ -34,7 +34,7 @@ def test_engine_and_learner_agree_at_every_step(finished: Path) -> None:
     assert max(step["mismatch/logprob/max"] for step in steps) <= 1e-4
 
 
-def test_everything_is_left_to_look_at(finished: Path) -> None:
+def test_curve_episodes_and_model_are_written(finished: Path) -> None:
     page = (finished / "curve.html").read_text()
     assert "<svg" in page
     assert "<script" not in page
@@ -58,8 +58,8 @@ def test_a_folder_holds_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def begin(seed: int) -> None:
         asyncio.run(Quickstart(tmp_path, seed, default_plan(0), say=lambda text: None).run())
 
-    monkeypatch.setattr(Quickstart, "_stages", stages)
-    for _ in range(2):  # broken off, the same run may begin again
+    monkeypatch.setattr(Quickstart, "run_stages", stages)
+    for _ in range(2):  # interrupted, the same run may begin again
         with pytest.raises(Interrupted):
             begin(0)
     assert json.loads((tmp_path / "plan.json").read_text())["seed"] == 0
@@ -77,7 +77,7 @@ def test_stopped_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     async def stages(quick: Quickstart) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Quickstart, "_stages", stages)
+    monkeypatch.setattr(Quickstart, "run_stages", stages)
     for _ in range(2):
         assert main(["quickstart", "--out", str(tmp_path / "out")]) == 130
         assert "practicum: stopped; the same command begins again." in capsys.readouterr().err

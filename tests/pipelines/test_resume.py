@@ -1,9 +1,8 @@
-"""Exact resume: a run that was killed again and again equals one that was not, byte for byte."""
+"""Exact resume: a run that was cut short again and again equals one that was not, byte for byte."""
 
 from __future__ import annotations
 
 import multiprocessing
-import random
 import shutil
 import signal
 from pathlib import Path
@@ -14,9 +13,9 @@ from practicum.data.checkpoint_folder import damage_of
 from practicum.training.checkpoint import Checkpoints
 from practicum.training.estimators import ESTIMATORS
 
-from .resume_child import leg
+from .resume_child import PowerCut, cut_power, train_until
 
-STEPS = 12
+STEPS = 6
 BASE = [
     f"agent.environment={Path(__file__).with_name('resume_child.py')}:Jittery",
     "agent.environment_args.levels=[1]",
@@ -30,8 +29,8 @@ BASE = [
     "data.train_batch_size=4",
     "data.val_batch_size=4",
     f"trainer.total_training_steps={STEPS}",
-    "trainer.save_freq=3",
-    "trainer.test_freq=4",
+    "trainer.save_freq=2",
+    "trainer.test_freq=3",
     "trainer.save_total_limit=2",
     "trainer.logger=[]",
 ]
@@ -52,15 +51,16 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["practicum.training.build", "transformers.models.llama.modeling_llama"])
 
 
-def run_leg(folder: Path, overrides: list[str], kill: tuple[str, int] | None = None) -> int | None:
-    child = PROCESSES.Process(target=leg, args=(str(folder), overrides, kill))
+def train_in_process(folder: Path, overrides: list[str], moment: tuple[str, int] | None = None) -> int | None:
+    """Continue a run in a process of its own, which is killed at `moment`; its exit code."""
+    child = PROCESSES.Process(target=train_until, args=(str(folder), overrides, moment))
     child.start()
     child.join(300)
     return child.exitcode
 
 
-def everything(folder: Path) -> dict[str, bytes]:
-    """All that a run leaves, except what the clock had a hand in."""
+def files(folder: Path) -> dict[str, bytes]:
+    """All files of a run, except those that depend on the clock."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -68,36 +68,42 @@ def everything(folder: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("estimator", list(ESTIMATORS))
-def test_a_killed_run_equals_an_unbroken_one(estimator: str, tmp_path: Path) -> None:
-    overrides = [*BASE, f"algorithm.adv_estimator={estimator}", *EXTRAS.get(estimator, [])]
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert run_leg(whole, overrides) == 0
-    dice = random.Random(f"kill/{estimator}")
-    # Inside a rollout, an update and a checkpoint write; early (before any checkpoint) and late.
-    moments = [
-        ("episode", dice.randint(1, 24)),
-        ("checkpoint", dice.randint(1, 6)),
-        ("episode", dice.randint(30, 45)),
-        ("tick", dice.randint(1, 3)),
-        ("checkpoint", dice.randint(1, 6)),
-        ("tick", dice.randint(4, 8)),
-    ]
-    for moment in moments:
-        assert run_leg(broken, overrides, moment) == -signal.SIGKILL, moment
-    assert run_leg(broken, overrides) == 0
-    one, two = everything(whole), everything(broken)
+def assert_same_files(one: dict[str, bytes], two: dict[str, bytes]) -> None:
     assert one.keys() == two.keys()
     assert [name for name in one if one[name] != two[name]] == []
+
+
+@pytest.mark.parametrize("estimator", list(ESTIMATORS))
+def test_a_run_that_was_cut_short_equals_an_unbroken_one(estimator: str, tmp_path: Path) -> None:
+    overrides = [*BASE, f"algorithm.adv_estimator={estimator}", *EXTRAS.get(estimator, [])]
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    train_until(str(unbroken), overrides)
+    # In the update of step 1 or 2, before any checkpoint; then in that of a later step.
+    for moment in (("micro_batch", 2), ("micro_batch", 7)):
+        with pytest.raises(PowerCut):
+            train_until(str(broken), overrides, moment, cut_power)
+    train_until(str(broken), overrides)
+    one = files(unbroken)
+    assert_same_files(one, files(broken))
     assert any("actor_optimizer" in name for name in one)
-    steps = Checkpoints(whole / "practicum" / "run").steps()
-    assert steps[-1] == STEPS
+    assert Checkpoints(unbroken / "practicum" / "run").steps()[-1] == STEPS
     shutil.rmtree(tmp_path)
 
 
-def test_a_torn_or_edited_checkpoint_is_passed_over(tmp_path: Path) -> None:
+def test_a_killed_run_equals_an_unbroken_one(tmp_path: Path) -> None:
+    """SIGKILL inside a rollout, an update and the writing of a checkpoint, before the first checkpoint and after it."""
+    overrides = [*BASE, "algorithm.adv_estimator=gae", *EXTRAS["gae"]]
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    assert train_in_process(unbroken, overrides) == 0
+    for moment in (("episode", 9), ("fsync", 3), ("micro_batch", 5), ("episode", 40), ("fsync", 4)):
+        assert train_in_process(broken, overrides, moment) == -signal.SIGKILL, moment
+    assert train_in_process(broken, overrides) == 0
+    assert_same_files(files(unbroken), files(broken))
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     overrides = [*BASE, "algorithm.adv_estimator=grpo", "trainer.val_before_train=false", "trainer.test_freq=-1"]
-    assert run_leg(tmp_path / "a", overrides) == 0
+    train_until(str(tmp_path / "a"), overrides)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     folder = tmp_path / "b" / "practicum" / "run"
     newest = Checkpoints(folder).path(STEPS)
@@ -106,9 +112,9 @@ def test_a_torn_or_edited_checkpoint_is_passed_over(tmp_path: Path) -> None:
     data[-5] ^= 1  # one bit
     weights.write_bytes(data)
     assert damage_of(newest) == "actor_optimizer.safetensors is not what was written"
-    found, complaints = Checkpoints(folder).newest()
-    assert found is not None
-    assert found.name == "global_step_9"
-    assert "global_step_12' is damaged" in complaints[0]
-    assert run_leg(tmp_path / "b", overrides) == 0  # goes on from step 9 and writes step 12 again
-    assert everything(tmp_path / "a") == everything(tmp_path / "b")
+    sound, complaints = Checkpoints(folder).newest()
+    assert sound is not None
+    assert sound.name == "global_step_4"
+    assert "global_step_6' is damaged" in complaints[0]
+    train_until(str(tmp_path / "b"), overrides)  # continues from step 4 and writes step 6 again
+    assert files(tmp_path / "a") == files(tmp_path / "b")

@@ -1,8 +1,8 @@
-"""Checkpoints: everything the next step depends on, written whole, hashed, and checked before use.
+"""Checkpoints: everything that the next step depends on, written atomically, hashed, and checked before use.
 
-`<run>/global_step_N/` holds `actor/` (a Hugging Face folder), the optimizer's moments, the critic,
-`state.json`, and `manifest.json` with the SHA-256 of every file. It is written beside its place and
-moved in; one that was torn or edited no longer fits its manifest, and the one before it is used.
+`<run>/global_step_N/` holds `actor/` (a Hugging Face folder), the moments of the optimizer, the critic, `state.json`,
+and `manifest.json` with the SHA-256 of every file. It is written to a temporary folder and renamed; a checkpoint that
+is incomplete or was edited does not match its manifest, and the one before it is used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LATEST = "latest_checkpointed_iteration.txt"
 
 
 class Checkpoints:
-    """The checkpoints of one run folder. `limit` keeps so many of the newest, and the best one besides."""
+    """The checkpoints of one run folder; at most `limit` of the newest are kept, and the best one in addition."""
 
     def __init__(self, folder: Path, limit: int | None = None) -> None:
         if limit is not None and limit < 1:
@@ -53,26 +53,26 @@ class Checkpoints:
         state: Mapping[str, Any],
         best: int | None = None,
     ) -> Path:
-        """Write the checkpoint of a step; then old ones beyond the limit go, except the `best` step's."""
-        self._sweep()
+        """Write the checkpoint of a step, and delete old ones beyond the limit, except that of step `best`."""
+        self._delete_unfinished()
         target = self.path(step)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=self.folder, prefix=".writing-") as scratch:
-                made = Path(scratch) / target.name
-                made.mkdir()
-                policy.write(made / "actor")
+                folder = Path(scratch) / target.name
+                folder.mkdir()
+                policy.write(folder / "actor")
                 learner = policy.learner
-                save_file(_moments(learner.optimizer, _names(policy)), made / "actor_optimizer.safetensors")
+                save_file(_moments(learner.optimizer, _names(policy)), folder / "actor_optimizer.safetensors")
                 if critic is not None:
-                    save_file(_critic_weights(critic), made / "critic.safetensors")
-                    moments = _moments(critic.optimizer, _numbered(critic.parameters))
-                    save_file(moments, made / "critic_optimizer.safetensors")
-                (made / "state.json").write_text(json.dumps({"step": step, **state}, sort_keys=True, allow_nan=False))
-                seal(made)
+                    save_file(_critic_weights(critic), folder / "critic.safetensors")
+                    moments = _moments(critic.optimizer, _by_index(critic.parameters))
+                    save_file(moments, folder / "critic_optimizer.safetensors")
+                (folder / "state.json").write_text(json.dumps({"step": step, **state}, sort_keys=True, allow_nan=False))
+                seal(folder)
                 if target.exists():
                     shutil.rmtree(target)
-                os.replace(made, target)
+                os.replace(folder, target)
                 sync(self.folder)
         except (OSError, SafetensorError) as error:
             raise UserError(f"Cannot write the checkpoint '{target}' ({error}); free some space.") from error
@@ -91,15 +91,15 @@ class Checkpoints:
         for step in older[: -self.limit]:
             shutil.rmtree(self.path(step), ignore_errors=True)
 
-    def _sweep(self) -> None:
-        """Half-written checkpoints of a process that was killed."""
+    def _delete_unfinished(self) -> None:
+        """Delete the temporary folders of a process that was killed while it wrote a checkpoint."""
         for path in self.folder.glob(".writing-*"):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
 
 
 def load(path: Path, policy: TrainablePolicy, critic: Critic | None) -> dict[str, Any]:
-    """Put a checkpoint's weights and moments in place; the rest of its state is returned."""
+    """Load the weights and moments of a checkpoint into a policy and its critic; returns the rest of its state."""
     damage = damage_of(path)
     if damage is not None:
         raise UserError(f"Checkpoint '{path}' cannot be used ({damage}); point at another one.")
@@ -117,7 +117,7 @@ def load(path: Path, policy: TrainablePolicy, critic: Critic | None) -> dict[str
         if critic.own is not None:
             _copy_into(critic.own.model, {k[6:]: v for k, v in tensors.items() if k.startswith("model.")}, path)
         moments = load_file(path / "critic_optimizer.safetensors")
-        _restore_moments(critic.optimizer, _numbered(critic.parameters), moments, path)
+        _restore_moments(critic.optimizer, _by_index(critic.parameters), moments, path)
     return state
 
 
@@ -125,8 +125,8 @@ def _names(policy: TrainablePolicy) -> dict[str, nn.Parameter]:
     return {name: p for name, p in policy.loaded.model.named_parameters() if p.requires_grad}
 
 
-def _numbered(parameters: list[nn.Parameter]) -> dict[str, nn.Parameter]:
-    return {str(number): parameter for number, parameter in enumerate(parameters)}
+def _by_index(parameters: list[nn.Parameter]) -> dict[str, nn.Parameter]:
+    return {str(index): parameter for index, parameter in enumerate(parameters)}
 
 
 def _moments(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
@@ -152,7 +152,7 @@ def _restore_moments(
 
 def _critic_weights(critic: Critic) -> dict[str, Tensor]:
     tensors = {f"head.{name}": value for name, value in critic.head.state_dict().items()}
-    if critic.own is not None:  # tied tensors are written twice rather than shared: safetensors wants them apart
+    if critic.own is not None:  # tied tensors are written twice: safetensors does not store shared memory
         tensors |= {f"model.{name}": value for name, value in critic.own.model.state_dict().items()}
     return {name: value.detach().clone().contiguous() for name, value in tensors.items()}
 
@@ -177,14 +177,14 @@ def _copy_adapter(adapter: Any, path: Path) -> None:
 
 @torch.no_grad()
 def _copy_into(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """In place: the engine and the optimizer hold on to these very tensors."""
-    wanted = module.state_dict()
-    unknown = set(tensors) - set(wanted)
-    pointers = {wanted[name].data_ptr() for name in tensors if name in wanted}
-    missing = [name for name, value in wanted.items() if name not in tensors and value.data_ptr() not in pointers]
+    """Copy in place, since the engine and the optimizer have references to these tensors."""
+    targets = module.state_dict()
+    unknown = set(tensors) - set(targets)
+    pointers = {targets[name].data_ptr() for name in tensors if name in targets}
+    missing = [name for name, value in targets.items() if name not in tensors and value.data_ptr() not in pointers]
     if unknown or missing:
         raise UserError(f"Checkpoint '{path}' belongs to another model ({len(unknown) + len(missing)} tensors differ).")
     for name, value in tensors.items():
-        if wanted[name].shape != value.shape:
+        if targets[name].shape != value.shape:
             raise UserError(f"Checkpoint '{path}' belongs to another model ('{name}' has another shape).")
-        wanted[name].copy_(value)
+        targets[name].copy_(value)

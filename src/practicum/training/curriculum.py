@@ -1,4 +1,4 @@
-"""Which tasks come next: in order, round and round, or from easy to hard as success is measured."""
+"""The order of tasks: one after another, round and round, or from easy to hard as the success rate rises."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from practicum.trajectory import Outcome, Trajectory
 
 @dataclass(frozen=True)
 class CurriculumSettings:
-    """Tasks are sorted by `field`; the next level opens once `threshold` of the last `window` episodes
-    of the hardest open one succeeded."""
+    """Tasks are sorted by `field` into levels.
+
+    The next level is opened once `threshold` of the last `window` episodes of the hardest open level succeeded.
+    """
 
     field: str = "level"
     threshold: float = 0.7
@@ -23,7 +25,7 @@ class CurriculumSettings:
 
 
 class TaskStream:
-    """A list of tasks, walked in order; `take` never gives a task twice in one draw."""
+    """Draws tasks from a list, in order; no task comes twice in one draw."""
 
     def __init__(self, tasks: Sequence[Task], curriculum: CurriculumSettings | None = None, draw: int = 1) -> None:
         self.curriculum = curriculum
@@ -38,16 +40,16 @@ class TaskStream:
         self.cursors = [0] * len(self.levels)
         window = curriculum.window if curriculum is not None else 1
         self.recent: list[deque[int]] = [deque(maxlen=window) for _ in self.levels]
-        self._level_of = {task.id: number for number, level in enumerate(self.levels) for task in level}
+        self._level_of = {task.id: index for index, level in enumerate(self.levels) for task in level}
 
     def take(self, count: int) -> list[Task]:
-        """The next `count` tasks, the open levels in turn; fewer where these do not have as many."""
+        """The next `count` tasks, from the open levels in turn; fewer where these have fewer tasks."""
         taken: list[Task] = []
         left = [len(level) for level in self.levels[: self.open]]
-        turn = 0
+        draw = 0
         while len(taken) < count and any(left):
-            level = turn % self.open
-            turn += 1
+            level = draw % self.open
+            draw += 1
             if left[level]:
                 left[level] -= 1
                 tasks = self.levels[level]
@@ -56,7 +58,7 @@ class TaskStream:
         return taken
 
     def update(self, episodes: Sequence[Trajectory]) -> None:
-        """Count successes; open the next level when the hardest open one is mastered."""
+        """Count the successes of scored episodes; open the next level once the hardest open one is mastered."""
         if self.curriculum is None:
             return
         for episode in episodes:
@@ -83,28 +85,28 @@ class TaskStream:
 def _by_level(tasks: Sequence[Task], field: str) -> list[list[Task]]:
     """Tasks by the rank of their field's value among those of their own environment.
 
-    So the levels of several environments, whatever they are called, open together. An environment whose tasks have
-    no such field is open from the start, unless it is the only one.
+    So the levels of several environments, whatever their values are, are opened together. An environment whose tasks
+    have no such field is open from the start, unless it is the only one.
     """
     if not any(field in task.fields for task in tasks):
         raise _no_field(field, tasks[0])
-    found: dict[str, dict[Any, list[Task]]] = {}
-    plain = {task.environment for task in tasks} - {task.environment for task in tasks if field in task.fields}
+    by_environment: dict[str, dict[Any, list[Task]]] = {}
+    without_field = {task.environment for task in tasks} - {task.environment for task in tasks if field in task.fields}
     for task in tasks:
-        if field not in task.fields and task.environment not in plain:
+        if field not in task.fields and task.environment not in without_field:
             raise _no_field(field, task)
-        found.setdefault(task.environment, {}).setdefault(task.fields.get(field), []).append(task)
+        by_environment.setdefault(task.environment, {}).setdefault(task.fields.get(field), []).append(task)
     levels: list[list[Task]] = []
-    for own in found.values():
+    for by_value in by_environment.values():
         try:
-            ranked = sorted(own)
+            ranked = sorted(by_value)
         except TypeError:
             raise UserError(f"data.curriculum.field={field}: its values cannot be put in order.") from None
         for rank, value in enumerate(ranked):
             levels.extend([] for _ in range(rank + 1 - len(levels)))
-            levels[rank] += own[value]
-    place = {task.id: number for number, task in enumerate(tasks)}
-    return [sorted(level, key=lambda task: place[task.id]) for level in levels]
+            levels[rank] += by_value[value]
+    position = {task.id: index for index, task in enumerate(tasks)}
+    return [sorted(level, key=lambda task: position[task.id]) for level in levels]
 
 
 def _no_field(field: str, task: Task) -> UserError:

@@ -22,7 +22,7 @@ from practicum.training.dpo import Pair
 from practicum.training.micro_batches import Sample
 from practicum.training.samples import unweighted_samples
 from practicum.training.sft import report_too_long
-from practicum.training.text_dataset import Prompts, reply_sample
+from practicum.training.text_dataset import PromptTokenizer, reply_sample
 from practicum.trajectory import Trajectory
 
 TokenIds = tuple[int, ...]
@@ -70,7 +70,7 @@ def mine_pairs(
 
 def pairs_from_rows(rows: Iterable[Mapping[str, Any]], renderer: Renderer, name: str = "dpo.jsonl") -> list[Pair]:
     """Return the pairs of rows of `dpo.jsonl`; both replies are closed by the end token."""
-    prompts = Prompts(renderer)
+    prompts = PromptTokenizer(renderer)
     pairs: list[Pair] = []
     for number, row in enumerate(rows, 1):
         location = f"'{name}', row {number}"

@@ -1,4 +1,4 @@
-"""Rows of text to samples. Episodes of our own keep their ids; only what comes from a file has to be tokenised."""
+"""Samples from JSON-lines files of text. Collected episodes keep their ids; only text from a file is tokenised."""
 
 from __future__ import annotations
 
@@ -19,81 +19,83 @@ from practicum.training.micro_batches import Sample
 ROLES = ("system", "user", "assistant", "tool")
 
 
-class Prompts:
-    """Prompts as a file has them. One that ends with the template's own opening of a reply is one that
-    `practicum export` rendered, and is taken as it stands; any other text becomes the message of a user.
+class PromptTokenizer:
+    """Tokenises the prompts of a file.
+
+    A prompt that ends with the template's generation prompt was rendered by `practicum export` and is used as it is;
+    any other text becomes a user message.
     """
 
     def __init__(self, renderer: Renderer) -> None:
         self.renderer = renderer
-        self.opening = _opening(renderer, renderer.template)
-        self.foreign = {_opening(renderer, text): known for known, text in TEMPLATES.items()}
+        self.generation_prompt = _generation_prompt(renderer, renderer.template)
+        self.other_templates = {_generation_prompt(renderer, text): name for name, text in TEMPLATES.items()}
 
-    def ids(self, prompt: str, place: str) -> tuple[int, ...]:
-        if prompt.endswith(self.opening):
+    def ids(self, prompt: str, location: str) -> tuple[int, ...]:
+        if prompt.endswith(self.generation_prompt):
             return tuple(self.renderer.tokenizer(prompt, add_special_tokens=False)["input_ids"])
-        other = next((known for end, known in self.foreign.items() if end.strip() and prompt.endswith(end)), None)
+        other = next((name for end, name in self.other_templates.items() if end.strip() and prompt.endswith(end)), None)
         if other is not None:
             raise UserError(
-                f"{place}: 'prompt' was rendered under the template '{other}', which is not this model's; "
+                f"{location}: 'prompt' was rendered under the template '{other}', which is not this model's; "
                 "choose that template, or export again with --prompt plain."
             )
         return tuple(i for span in self.renderer.start((Message("user", prompt),)) for i in span.ids)
 
 
-def reply_sample(before: Sequence[int], reply: Sequence[int]) -> Sample:
-    """A reply after its prompt; only the reply is judged."""
-    return _sample([(before, False), (reply, True)])
+def reply_sample(prompt: Sequence[int], reply: Sequence[int]) -> Sample:
+    """A prompt and a reply to it; the mask has the tokens of the reply."""
+    return _sample([(prompt, False), (reply, True)])
 
 
 def read_demonstration_rows(path: Path, renderer: Renderer) -> list[tuple[str, Sample]]:
-    """Imitation samples of a file, each with the task it is of: rows of prompt and action, or of messages."""
-    prompts = Prompts(renderer)
-    found: list[tuple[str, Sample]] = []
+    """SFT samples of a file, each with its task id; rows have a prompt and an action, or messages."""
+    prompts = PromptTokenizer(renderer)
+    samples: list[tuple[str, Sample]] = []
     for number, row in read_objects(path):
-        place = f"'{path}', line {number}"
-        sample = _conversation(row, renderer, place) if "messages" in row else _action(row, prompts, place)
-        found.append((str(row.get("task_id", place)), sample))
-    return found
+        location = f"'{path}', line {number}"
+        sample = _conversation(row, renderer, location) if "messages" in row else _action(row, prompts, location)
+        samples.append((str(row.get("task_id", location)), sample))
+    return samples
 
 
-def _action(row: Mapping[str, Any], prompts: Prompts, place: str) -> Sample:
-    checked = check_row(row, BC_FIELDS[:2], place)
-    before = prompts.ids(str(checked["prompt"]), place)
-    return _weighed(reply_sample(before, prompts.renderer.encode_reply(str(checked["action"]))))
+def _action(row: Mapping[str, Any], prompts: PromptTokenizer, location: str) -> Sample:
+    checked = check_row(row, BC_FIELDS[:2], location)
+    before = prompts.ids(str(checked["prompt"]), location)
+    return _with_weights(reply_sample(before, prompts.renderer.encode_reply(str(checked["action"]))))
 
 
-def _conversation(row: Mapping[str, Any], renderer: Renderer, place: str) -> Sample:
-    """Every reply of an assistant is trained, unless its message says `train: false`; nothing else is."""
+def _conversation(row: Mapping[str, Any], renderer: Renderer, location: str) -> Sample:
+    """A conversation in which the assistant's messages are trained, except those with `train: false`."""
     tools = row.get("tools") or ()
     if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
-        raise UserError(f"{place}: 'tools' must be a list of tool descriptions.")
+        raise UserError(f"{location}: 'tools' must be a list of tool descriptions.")
     pieces: list[tuple[Sequence[int], bool]] = []
-    held: list[int] = []
-    waiting: list[Message] = []
-    for message, trained in _messages(row["messages"], place):
+    ids: list[int] = []
+    pending: list[Message] = []
+    for message, trained in _messages(row["messages"], location):
         if message.role != "assistant":
-            waiting.append(message)
+            pending.append(message)
             continue
-        if not waiting:
-            raise UserError(f"{place}: 'messages' has a reply with nothing before it to reply to.")
-        spans = renderer.start(waiting, tools) if not held else renderer.extend(held, waiting)
+        if not pending:
+            raise UserError(f"{location}: 'messages' has a reply with nothing before it to reply to.")
+        spans = renderer.start(pending, tools) if not ids else renderer.extend(ids, pending)
         reply = renderer.encode_reply(message.content)
         new = [token for span in spans for token in span.ids]
         pieces += [(new, False), (reply, trained)]
-        held += [*new, *reply]
-        waiting = []
-    sample = _weighed(_sample(pieces))
+        ids += [*new, *reply]
+        pending = []
+    sample = _with_weights(_sample(pieces))
     if not sample.mask.any():
-        raise UserError(f"{place}: 'messages' has no reply of an assistant to learn from.")
+        raise UserError(f"{location}: 'messages' has no reply of an assistant to learn from.")
     return sample
 
 
-def _messages(found: object, place: str) -> Iterator[tuple[Message, bool]]:
-    if not isinstance(found, list) or not found:
-        raise UserError(f"{place}: 'messages' must be a list of messages.")
-    for number, item in enumerate(found, 1):
-        where = f"{place}: message {number}"
+def _messages(value: object, location: str) -> Iterator[tuple[Message, bool]]:
+    if not isinstance(value, list) or not value:
+        raise UserError(f"{location}: 'messages' must be a list of messages.")
+    for number, item in enumerate(value, 1):
+        where = f"{location}: message {number}"
         if not isinstance(item, Mapping) or item.get("role") not in ROLES:
             raise UserError(f"{where} needs a 'role', one of {', '.join(ROLES)}.")
         content, trained, name = item.get("content"), item.get("train", item["role"] == "assistant"), item.get("name")
@@ -112,18 +114,18 @@ def _sample(pieces: Iterable[tuple[Sequence[int], bool]]) -> Sample:
     for part, trained in pieces:
         ids += part
         mask += [trained] * len(part)
-    nothing = np.zeros(len(ids), dtype=np.float32)
-    return Sample(tuple(ids), np.asarray(mask, dtype=np.bool_), nothing, nothing, nothing)
+    zeros = np.zeros(len(ids), dtype=np.float32)
+    return Sample(tuple(ids), np.asarray(mask, dtype=np.bool_), zeros, zeros, zeros)
 
 
-def _weighed(sample: Sample) -> Sample:
+def _with_weights(sample: Sample) -> Sample:
     weights = sample.mask.astype(np.float32)
     return Sample(sample.ids, sample.mask, weights, sample.advantages, sample.sampling_logprobs)
 
 
-def _opening(renderer: Renderer, template: str) -> str:
-    """What a template writes after the last message for the reply to follow."""
-    shut, opened = (
+def _generation_prompt(renderer: Renderer, template: str) -> str:
+    """What a template writes after the last message, before the reply."""
+    without, with_prompt = (
         str(
             renderer.tokenizer.apply_chat_template(
                 [{"role": "user", "content": MARKER}], chat_template=template, add_generation_prompt=on, tokenize=False
@@ -131,4 +133,4 @@ def _opening(renderer: Renderer, template: str) -> str:
         )
         for on in (False, True)
     )
-    return opened.removeprefix(shut) if opened != shut else opened.rpartition(MARKER)[2]
+    return with_prompt.removeprefix(without) if with_prompt != without else with_prompt.rpartition(MARKER)[2]
