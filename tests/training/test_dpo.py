@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from practicum.algorithms.preferences import LOSSES, Pairs
+from practicum.algorithms.preferences import PREFERENCE_LOSSES, PairLogprobs
 from practicum.errors import UserError
 from practicum.models import loader, lora
 from practicum.training.dpo import DPOSettings, Pair, dpo_update, sum_logprobs, train_dpo
@@ -35,7 +35,7 @@ def make_pairs(count: int, seed: int) -> list[Pair]:
     return pairs
 
 
-@pytest.mark.parametrize("kind", list(LOSSES))
+@pytest.mark.parametrize("kind", list(PREFERENCE_LOSSES))
 def test_the_gradient_is_autograds_through_hugging_face(kind: str) -> None:
     pairs = make_pairs(4, 1)
     settings = DPOSettings(loss=kind, beta=0.7, optimizer=OptimizerSettings(grad_clip=0.0))
@@ -55,14 +55,14 @@ def test_the_gradient_is_autograds_through_hugging_face(kind: str) -> None:
         sums.append(table[torch.from_numpy(one.mask[1:])].double().sum())
     stacked = torch.stack(sums)
     lengths = torch.tensor([float(one.mask.sum()) for one in samples], dtype=torch.float64)
-    batch = Pairs(stacked[:4], stacked[4:], reference[:4], reference[4:], lengths[:4], lengths[4:])
+    batch = PairLogprobs(stacked[:4], stacked[4:], reference[:4], reference[4:], lengths[:4], lengths[4:])
     if kind == "kto":  # z carries no gradient
-        won, lost = batch.gains
+        won, lost = batch.log_ratios
         up = torch.sigmoid(0.7 * (won - lost.mean().clamp(min=0).detach()))
         down = torch.sigmoid(0.7 * (won.mean().clamp(min=0).detach() - lost))
         (2 - up - down).mean().backward()
     else:
-        LOSSES[kind](batch, 0.7, 0.0).loss.mean().backward()
+        PREFERENCE_LOSSES[kind](batch, 0.7, 0.0).loss.mean().backward()
     theirs = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     difference = math.sqrt(sum(float((mine[n] - theirs[n]).square().sum()) for n in theirs))
     size = math.sqrt(sum(float(theirs[n].square().sum()) for n in theirs))

@@ -1,1 +1,1 @@
-"""Algorithms: pure functions from rewards and log-probs to numbers, each with a golden test."""
+"""Algorithms: advantages, KL estimates, losses, aggregation and preference losses as pure functions."""

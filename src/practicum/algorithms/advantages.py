@@ -1,4 +1,7 @@
-"""How much better than expected? Pure functions over rewards; what a group or a token is, the caller knows."""
+"""Advantages: pure functions over the rewards of a group of trajectories, or of the tokens of one.
+
+Adding an estimator: a function here and its entry in `training/estimators.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ import numpy as np
 
 from practicum.utils.arrays import FloatArray
 
-EPSILON = 1e-6
-WHITEN_EPSILON = 1e-8
+STD_EPSILON = 1e-6
+VARIANCE_EPSILON = 1e-8
 
 
 def grpo(rewards: Sequence[float], normalise: bool = True) -> list[float]:
-    """Group-relative advantages: (R - mean) / (std + 1e-6), std unbiased.
+    """Return the group-relative advantage of each trajectory: (R - mean) / (std + 1e-6), std unbiased.
 
     A group of one has no baseline: its advantage is its reward (plain REINFORCE). `normalise=False`
     leaves the division out (Dr.GRPO).
@@ -28,11 +31,11 @@ def grpo(rewards: Sequence[float], normalise: bool = True) -> list[float]:
     if not normalise:
         return [reward - mean for reward in rewards]
     deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (count - 1))
-    return [(reward - mean) / (deviation + EPSILON) for reward in rewards]
+    return [(reward - mean) / (deviation + STD_EPSILON) for reward in rewards]
 
 
 def rloo(rewards: Sequence[float]) -> list[float]:
-    """Each reward against the mean of the others: n/(n-1)·(R - mean). A group of one keeps its reward.
+    """Return each reward minus the mean of the others: n/(n-1)·(R - mean). A group of one keeps its reward.
 
     Ahmadian et al. 2024 (arXiv:2402.14740).
     """
@@ -44,21 +47,22 @@ def rloo(rewards: Sequence[float]) -> list[float]:
 
 
 def returns_to_go(rewards: FloatArray, gamma: float) -> FloatArray:
-    """G_t = r_t + γ·G_{t+1} over the policy's own tokens [T].
+    """Return G_t = r_t + γ·G_{t+1} over the sampled tokens [T].
 
-    Observation tokens are not in the list, so the return is carried across them undiminished; masking
-    it at each gap (as is commonly done) would leave all turns but the last with nothing.
+    Observation tokens are not in the list, so the return is carried across them undiscounted; masking
+    it at each gap (as is commonly done) would leave all turns but the last with a return of zero.
+    Sutton and Barto 2018, "Reinforcement Learning: An Introduction", 3.3.
     """
     returns = np.zeros_like(rewards, dtype=np.float64)
     running = 0.0
-    for place in range(len(rewards) - 1, -1, -1):
-        running = float(rewards[place]) + gamma * running
-        returns[place] = running
+    for index in range(len(rewards) - 1, -1, -1):
+        running = float(rewards[index]) + gamma * running
+        returns[index] = running
     return returns
 
 
 def remax(rewards: FloatArray, baseline: float) -> FloatArray:
-    """Returns-to-go of a trajectory's tokens against the reward of the greedy rollout of the same task.
+    """Return the returns-to-go of a trajectory's tokens [T] minus the reward of the greedy rollout of the same task.
 
     Li et al. 2023 (arXiv:2310.10505).
     """
@@ -66,43 +70,43 @@ def remax(rewards: FloatArray, baseline: float) -> FloatArray:
 
 
 def whiten(values: Sequence[FloatArray]) -> list[FloatArray]:
-    """Mean 0 and variance 1 (unbiased) over all values of the whole batch; fewer than two are only centred."""
+    """Return the values with mean 0 and variance 1 (unbiased) over the whole batch; fewer than two are only centred."""
     flat = np.concatenate([np.asarray(v, dtype=np.float64) for v in values]) if values else np.zeros(0)
     if len(flat) == 0:
         return [np.asarray(v, dtype=np.float64) for v in values]
-    scale = 1.0 if len(flat) < 2 else 1.0 / math.sqrt(float(flat.var(ddof=1)) + WHITEN_EPSILON)
+    scale = 1.0 if len(flat) < 2 else 1.0 / math.sqrt(float(flat.var(ddof=1)) + VARIANCE_EPSILON)
     return [(np.asarray(v, dtype=np.float64) - float(flat.mean())) * scale for v in values]
 
 
 def reinforce_plus_plus(rewards: Sequence[FloatArray], gamma: float = 1.0) -> list[FloatArray]:
-    """Returns-to-go of every trajectory's tokens, whitened over the whole batch. Hu 2025 (arXiv:2501.03262)."""
+    """Return the returns-to-go of every token [T], whitened over the batch. Hu 2025 (arXiv:2501.03262)."""
     return whiten([returns_to_go(row, gamma) for row in rewards])
 
 
 def gae(
     rewards: FloatArray, values: FloatArray, gamma: float, lam: float, bootstrap: float = 0.0
 ) -> tuple[FloatArray, FloatArray]:
-    """Generalised advantages and the returns a critic learns from, over the policy's own steps [T].
+    """Return the generalised advantages and the returns a critic learns from, over the policy's own steps [T].
 
     δ_t = r_t + γ·V_{t+1} - V_t; A_t = δ_t + γλ·A_{t+1}; return_t = A_t + V_t. A step is a sampled token
     (observations are not in the list, so values and errors are carried across them) or a whole turn.
     `bootstrap` is the value of the state after the last step: zero where the episode terminated, the
-    critic's word where it was only cut off. Schulman et al. 2015 (arXiv:1506.02438).
+    critic's value where it was truncated. Schulman et al. 2015 (arXiv:1506.02438).
     """
     advantages = np.zeros(len(rewards), dtype=np.float64)
-    running, following = 0.0, float(bootstrap)
-    for place in range(len(rewards) - 1, -1, -1):
-        value = float(values[place])
-        running = float(rewards[place]) + gamma * following - value + gamma * lam * running
-        advantages[place] = running
-        following = value
+    running, next_value = 0.0, float(bootstrap)
+    for index in range(len(rewards) - 1, -1, -1):
+        value = float(values[index])
+        running = float(rewards[index]) + gamma * next_value - value + gamma * lam * running
+        advantages[index] = running
+        next_value = value
     return advantages, advantages + np.asarray(values, dtype=np.float64)
 
 
 def flow_grpo(
-    rewards: Sequence[float], turns: Sequence[int], row_weighted: bool = False, normalise: bool = True
+    rewards: Sequence[float], num_turns: Sequence[int], row_weighted: bool = False, normalise: bool = True
 ) -> list[float]:
-    """Group-relative advantages of trajectories, each to be spread over all its turns.
+    """Return the group-relative advantage of each trajectory, which all its turns get.
 
     Mean and deviation are taken over trajectories. `row_weighted` takes them over turns instead, so
     that long trajectories weigh more (what the authors' code does; the paper's formula does not).
@@ -112,8 +116,8 @@ def flow_grpo(
     """
     if not row_weighted:
         return grpo(rewards, normalise)
-    counts = [max(1, count) for count in turns]
+    counts = [max(1, count) for count in num_turns]
     repeated = [reward for reward, count in zip(rewards, counts, strict=True) for _ in range(count)]
-    rows = grpo(repeated, normalise)
+    by_turn = grpo(repeated, normalise)
     starts = np.cumsum([0, *counts[:-1]])
-    return [rows[start] for start in starts]
+    return [by_turn[start] for start in starts]

@@ -1,4 +1,4 @@
-"""How far a policy has moved from a reference, token by token, and how hard to hold it back."""
+"""KL estimates per token between a policy and a reference, and the controller of a KL penalty's coefficient."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ CONTROLLERS = ("fixed", "adaptive")
 
 
 def check(kind: str) -> str:
-    """The kind itself, or an error that names the nearest one."""
+    """Return the kind itself, or raise an error that names the nearest one."""
     if kind not in KINDS:
         raise UserError(f"Unknown KL kind '{kind}'.{did_you_mean(kind, KINDS)}")
     return kind
 
 
-def penalty(logprobs: Tensor, reference: Tensor, kind: str, whole: Tensor | None = None) -> Tensor:
-    """A KL estimate for each token [N]; d = log-prob of the sampled token minus the reference's.
+def penalty(logprobs: Tensor, reference: Tensor, kind: str, full_kl: Tensor | None = None) -> Tensor:
+    """Return a KL estimate of each token [N]; d = log-prob of the sampled token minus the reference's.
 
     kl (k1) = d; abs = |d|; mse (k2) = d²/2, the one whose gradient as a loss is right; low_var_kl
     (k3) = exp(-d) + d - 1, clamped as its authors do; full = the divergence over the vocabulary,
-    given as `whole`. A `+` behind a name keeps its value and takes the gradient of k2.
-    Schulman 2020, "Approximating KL Divergence".
+    given as `full_kl` [N]. A `+` behind a name keeps its value and takes the gradient of k2.
+    Schulman 2020, "Approximating KL Divergence"; k3 as a loss: Shao et al. 2024 (arXiv:2402.03300).
     """
     difference = logprobs - reference
     if check(kind).endswith("+"):
-        value = penalty(logprobs, reference, kind[:-1], whole).detach()
+        value = penalty(logprobs, reference, kind[:-1], full_kl).detach()
         squared = 0.5 * difference.square()
         return value + squared - squared.detach()
     if kind == "kl":
@@ -43,15 +43,15 @@ def penalty(logprobs: Tensor, reference: Tensor, kind: str, whole: Tensor | None
     if kind == "low_var_kl":
         negative = (-difference).clamp(-20.0, 20.0)
         return (torch.exp(negative) - negative - 1.0).clamp(-10.0, 10.0)
-    if whole is None:
+    if full_kl is None:
         raise ValueError("the full divergence needs both distributions")
-    return whole
+    return full_kl
 
 
 def full(logits: Tensor, reference: Tensor) -> Tensor:
-    """Σ_v π(v)·(log π(v) - log π_ref(v)) for logits [.., V], temperature already applied [..]."""
-    mine, theirs = logits.float().log_softmax(-1), reference.float().log_softmax(-1)
-    return (mine.exp() * (mine - theirs)).sum(-1)
+    """Return Σ_v π(v)·(log π(v) - log π_ref(v)) [..] of logits [.., V] that are already divided by the temperature."""
+    policy_logprobs, reference_logprobs = logits.float().log_softmax(-1), reference.float().log_softmax(-1)
+    return (policy_logprobs.exp() * (policy_logprobs - reference_logprobs)).sum(-1)
 
 
 @dataclass

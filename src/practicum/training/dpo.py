@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from practicum.algorithms.preferences import PairLoss, Pairs, preference_loss
+from practicum.algorithms.preferences import PairLogprobs, PairLoss, preference_loss
 from practicum.errors import UserError
 from practicum.models.decoder import Decoder
 from practicum.training import forward
@@ -68,13 +68,15 @@ def sum_logprobs(decoder: Decoder, policy: TrainablePolicy, samples: Sequence[Sa
 
 def pair_loss(
     policy: TrainablePolicy, pairs: Sequence[Pair], reference: Tensor, settings: DPOSettings
-) -> tuple[Pairs, PairLoss]:
+) -> tuple[PairLogprobs, PairLoss]:
     """The log-probs of a batch and its loss; `reference` holds the reference's sums, chosen then rejected [2B]."""
     samples = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
     sums = sum_logprobs(policy.decoder, policy, samples)
     lengths = torch.tensor([float(sample.mask.sum()) for sample in samples], dtype=torch.float64)
     count = len(pairs)
-    batch = Pairs(sums[:count], sums[count:], reference[:count], reference[count:], lengths[:count], lengths[count:])
+    batch = PairLogprobs(
+        sums[:count], sums[count:], reference[:count], reference[count:], lengths[:count], lengths[count:]
+    )
     return batch, preference_loss(settings.loss)(batch, settings.beta, settings.label_smoothing)
 
 
@@ -83,7 +85,7 @@ def dpo_update(
 ) -> dict[str, float]:
     """Do one update over a batch of pairs; returns its metrics."""
     batch, loss = pair_loss(policy, pairs, reference, settings)
-    slopes = torch.cat([loss.by_chosen, loss.by_rejected])
+    slopes = torch.cat([loss.grad_chosen, loss.grad_rejected])
     samples = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
     # Cross-entropy is -log-prob, so a slope of the loss by a log-prob is a weight of the opposite sign.
     weighted = [
@@ -91,7 +93,7 @@ def dpo_update(
         for sample, slope in zip(samples, slopes, strict=True)
     ]
     metrics = policy.update(weighted, float(len(pairs)), Objective("ce"), lr)
-    chosen_rewards, rejected_rewards = (settings.beta * gain for gain in batch.gains)
+    chosen_rewards, rejected_rewards = (settings.beta * gain for gain in batch.log_ratios)
     return {
         "dpo/loss": float(loss.loss.mean()),
         "dpo/reward_chosen": float(chosen_rewards.mean()),
