@@ -130,7 +130,7 @@ async def make_start(case: Case, config: TrainConfig, folder: Path, seed: int, c
     loaded = loader.load(case.model, where.dtype, where.device)
     if case.lora_rank:
         loaded = lora.add_adapter(loaded, lora.LoRASettings(case.lora_rank, 2 * case.lora_rank), seed)
-    policy = TrainablePolicy(loaded, config.agent.template, max_batch=where.sequences)
+    policy = TrainablePolicy(loaded, config.agent.template, max_batch=where.batch_size)
     shown = agent_of(config, world, 1.0)
     engine = ScriptedEngine.of("expert", world.environment, shown.make_format(), policy.renderer)
     tasks = world.environment.tasks("train", case.demonstrations, 1000 * seed + 1)
@@ -314,7 +314,7 @@ def run_cases(names: list[str], out: Path, seed: int, minutes: float, tiny: bool
         if wrong[name]:
             clock.say(f"{name}: {wrong[name]}")
         record = {
-            "seed": seed, "seconds": clock.gone, "place": device.find().describe(), "torch": torch.__version__,
+            "seed": seed, "seconds": clock.gone, "place": device.resolve().describe(), "torch": torch.__version__,
             "date": time.strftime("%Y-%m-%d"), "wrong": {key: text for key, text in wrong.items() if text},
             "cases": {one: gathered(out / one) for one in known if (out / one).is_dir()},
         }  # fmt: skip

@@ -43,8 +43,6 @@ EXCEPTIONS: frozenset[tuple[str, str]] = frozenset(
     {
         ("config.train", "training.monitor.health"),
         ("config.train", "training.monitor.reward_hacking"),
-        ("models.tiny", "environments.math"),
-        ("models.tiny", "tools.calculator"),
     }
 )
 """Imports that are being removed. Nothing is added here."""

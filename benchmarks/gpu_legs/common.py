@@ -122,7 +122,7 @@ def forget_peak(size: Size) -> None:
     if size.device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        device.steady_products(False)  # as PyTorch comes; our own engine and learner set it for themselves
+        device.set_batch_invariant_matmul(False)  # as PyTorch comes; our own engine and learner set it for themselves
 
 
 def peak_bytes(size: Size) -> int:

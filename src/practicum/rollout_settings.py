@@ -80,7 +80,7 @@ class RolloutSettings:
 
     def find_device(self) -> Device:
         """The device and dtype of a local model."""
-        return device.find(self.device, self.dtype)
+        return device.resolve(self.device, self.dtype)
 
     def device_record(self) -> dict[str, str]:
         """What a result depends on: the replies of a GPU differ from those of a CPU. Empty where no model runs here."""

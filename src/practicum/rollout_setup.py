@@ -70,8 +70,8 @@ def make_rollout_setup(
         else:
             engine = ScriptedEngine.of(policy, world, agent.make_format(), renderer)
         return RolloutSetup(maker, world, agent, engine, renderer, model, template)
-    where = where or device.find()
+    where = where or device.resolve()
     loaded = loader.load(policy, where.dtype, where.device)
     renderer = Renderer(loaded.tokenizer, template, loaded.end_ids)
-    engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=where.sequences)
+    engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=where.batch_size)
     return RolloutSetup(maker, world, agent, engine, renderer, policy, template)

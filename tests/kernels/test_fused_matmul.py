@@ -22,7 +22,7 @@ ROWS = [3, 130] if INTERPRETED else [1, 16, 40, 100, 130, 300, 1024]
 def steady() -> None:
     torch.manual_seed(0)
     if not INTERPRETED:
-        device.steady_products()
+        device.set_batch_invariant_matmul()
 
 
 def number(*shape: int) -> Tensor:

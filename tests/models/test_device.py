@@ -30,18 +30,18 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_auto_without_a_gpu(no_gpu: None) -> None:
-    assert device.find() == Device("cpu", torch.float32)
-    assert device.find().sequences == 64
-    assert device.find("cpu", "bf16") == Device("cpu", torch.bfloat16)
+    assert device.resolve() == Device("cpu", torch.float32)
+    assert device.resolve().batch_size == 64
+    assert device.resolve("cpu", "bf16") == Device("cpu", torch.bfloat16)
 
 
 def test_auto_with_a_gpu(gpus: None) -> None:
-    assert device.find() == Device("cuda", torch.bfloat16)
-    assert device.find().sequences == 256
-    assert device.find("cuda:1", "float32") == Device("cuda:1", torch.float32)
-    assert device.find("cpu") == Device("cpu", torch.float32)
+    assert device.resolve() == Device("cuda", torch.bfloat16)
+    assert device.resolve().batch_size == 256
+    assert device.resolve("cuda:1", "float32") == Device("cuda:1", torch.float32)
+    assert device.resolve("cpu") == Device("cpu", torch.float32)
     with pytest.raises(UserError, match="--device=cuda:2, but the GPUs here are cuda:0 to cuda:1; choose one of them."):
-        device.find("cuda:2")
+        device.resolve("cuda:2")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_auto_with_a_gpu(gpus: None) -> None:
 )
 def test_one_sentence(name: str, dtype: str, said: str, no_gpu: None) -> None:
     with pytest.raises(UserError) as raised:
-        device.find(name, dtype)
+        device.resolve(name, dtype)
     assert said in str(raised.value)
 
 

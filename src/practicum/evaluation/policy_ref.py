@@ -55,7 +55,7 @@ class PolicyRef:
         if template is None and trained_template.is_file():
             loaded.tokenizer.chat_template = trained_template.read_text(encoding="utf-8")
         renderer = Renderer(loaded.tokenizer, template, loaded.end_ids)
-        engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=device.sequences)
+        engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=device.batch_size)
         sampling = settings.sampling(default_temperature)
         agent = Agent(format=format, max_turns=settings.max_turns, sampling=sampling)
         return RolloutSetup(make_environment, make_environment(), agent, engine, renderer, self.model, template)

@@ -1,29 +1,20 @@
-"""`tiny`: a Llama of about two million parameters with its own byte-level BPE, made from nothing.
+"""`tiny`: a Llama of about two million parameters with a byte-level BPE tokenizer of its own, built without a download.
 
-The same code and seed give the same folder, byte for byte. It knows nothing until it is trained.
+The same code and seed give the same folder, byte for byte. It can do nothing until it is trained.
+
+`tiny_tokenizer.json` was fitted once to generated word problems, tool calls in the `hf` and `react` formats and phrases
+of the text environments. It is a file, so that a change of any of those texts does not change the ids of a model.
 """
 
 from __future__ import annotations
 
-import json
-import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from practicum.chat.formats.registry import make_format
-from practicum.environment import Action, ToolCall
-from practicum.environments.math import MathEnvironment, make_problem
-from practicum.tools.calculator import calculator
-
-VOCABULARY = 768
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
-"""Single tokens that are text all the same: decoding keeps them."""
-
+TOKENIZER_FILE = Path(__file__).with_name("tiny_tokenizer.json")
 TEMPLATE = (
     "{%- for m in messages %}"
     "{{- '<|im_start|>' + m.role + '\n' + m.content }}"
@@ -38,68 +29,24 @@ TEMPLATE = (
 )
 """ChatML with tools as one-line signatures: a small model learns faster from a short prompt."""
 
-WORDS = """
-You are given few useful crafting recipes to craft items in Minecraft. Crafting commands are of the format
-"craft [target object] using [input ingredients]". Every round I will give you an observation, you have to respond
-with an action based on the state and instruction. You can "get" an object (ingredients) from the inventory or the
-environment, look-up the game inventory by "inventory", or "craft" (target) using any of the crafting commands.
-Goal: craft. Got. Crafted. Could not find. Inventory: You are not carrying anything. Thought: Action: Input: Answer:
-Observation: Error: there is no tool. needs the argument. cannot read as arithmetic. Your reply could not be used:
-Search for what is asked, then read the page and answer. Write a Python function and test it. Click the button. def
-return for in range print import if else while True False None the of and to a in is it that for on with as are this be
-go to take from put in/on open close toggle use clean heat cool with examine look. turn left turn right move forward
-pick up drop focus on pour into mix wait. Buy Now. Next. Back to Search. Description. Features. x1=True, x2=False.
-"""
-
-
-def corpus(stories: int = 3000) -> Iterator[str]:
-    """Text that the tokenizer is fitted to: the worlds' own language."""
-    rng = random.Random("practicum-tiny-corpus")
-    hermes, react = make_format("hf"), make_format("react")
-    schema = calculator.schema
-    for number in range(stories):
-        problem = make_problem(rng, 1 + number % 5)
-        yield str(problem["question"])
-        steps = problem["steps"]
-        assert isinstance(steps, list)
-        call = Action(thought="", calls=(ToolCall("calculator", {"expression": steps[0]}),))
-        yield hermes.write(call, True)
-        yield react.write(call, True)
-        if number % 50 == 0:
-            yield react.instructions([schema])
-            yield json.dumps(schema["function"])
-            yield f"system\nuser\nassistant\ntool\n{MathEnvironment.system} {calculator.description}"
-            yield WORDS
-
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE: any text is representable; digits stand alone, so that numbers can be copied."""
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(r"\p{N}"), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    )
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=list(SPECIAL),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-        min_frequency=2,
-    )
-    core.train_from_iterator(corpus(), trainer)
-    core.add_tokens([AddedToken(mark, normalized=False, special=False) for mark in MARKS])
+    """The tokenizer: byte-level, so that any text has ids; each digit is one token, so that numbers can be copied.
+
+    `<tool_call>`, `</tool_call>`, `<think>` and `</think>` are single tokens and ordinary text: decoding keeps them.
+    """
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>", model_max_length=2048
+        tokenizer_object=Tokenizer.from_file(str(TOKENIZER_FILE)),
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        model_max_length=2048,
     )
     tokenizer.chat_template = TEMPLATE
     return tokenizer
 
 
 def build_model(vocabulary: int, seed: int = 0) -> LlamaForCausalLM:
-    """Fresh weights; the global random state is left as it was."""
+    """A model with random weights drawn from a seed; the global random state is left as it was."""
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=160,
@@ -123,7 +70,7 @@ def build_model(vocabulary: int, seed: int = 0) -> LlamaForCausalLM:
 
 
 def build(folder: Path, seed: int = 0) -> None:
-    """Write the whole model as a Hugging Face folder."""
+    """Write model and tokenizer as a Hugging Face folder."""
     tokenizer = build_tokenizer()
     build_model(len(tokenizer), seed).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

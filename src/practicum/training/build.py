@@ -459,7 +459,7 @@ def find_place(config: TrainConfig) -> Device:
         raise UserError(f"trainer.device={trainer.device} and trainer.n_gpus_per_node=0 do not go together; choose.")
     dtype_key = "actor_rollout_ref.model.dtype"
     name = "cpu" if none else trainer.device
-    return device.find(name, config.actor_rollout_ref.model.dtype, "trainer.device", dtype_key)
+    return device.resolve(name, config.actor_rollout_ref.model.dtype, "trainer.device", dtype_key)
 
 
 def settle_place(config: TrainConfig) -> Device:
@@ -472,7 +472,7 @@ def settle_place(config: TrainConfig) -> Device:
 def sequences(config: TrainConfig, where: Device) -> int:
     """Replies decoded at once."""
     chosen = config.actor_rollout_ref.rollout.max_num_seqs
-    return where.sequences if chosen is None else chosen
+    return where.batch_size if chosen is None else chosen
 
 
 def check_continuation(config: TrainConfig, folder: Path) -> None:

@@ -185,7 +185,7 @@ def load_policy(config: SFTConfig | DPOConfig, template: str | None) -> Trainabl
         )  # fmt: skip
         loaded = lora.add_adapter(loaded, settings, training.seed)
     limits = MicroBatchLimits(GPU_TOKENS if where.on_gpu else MicroBatchLimits.tokens, training.batch_size)
-    policy = TrainablePolicy(loaded, template, max_batch=where.sequences, limits=limits)
+    policy = TrainablePolicy(loaded, template, max_batch=where.batch_size, limits=limits)
     policy.decoder.checkpointing = training.gradient_checkpointing
     policy.decoder.autocast = training.bf16 and where.dtype == torch.float32
     policy.decoder.dropout = bool(training.use_lora and training.lora_dropout)
@@ -195,9 +195,9 @@ def load_policy(config: SFTConfig | DPOConfig, template: str | None) -> Trainabl
 def settle_place(config: SFTConfig | DPOConfig) -> Device:
     """Where the model lies, written into the configuration. With training.bf16 a GPU holds the weights in bfloat16,
     beside float32 masters; a CPU holds them in float32 and computes in bfloat16."""
-    name = device.find(config.model.device, key="model.device").device
+    name = device.resolve(config.model.device, key="model.device").device
     config.model.device = name
-    return device.find(name, "bfloat16" if name != "cpu" and config.training.bf16 else "float32")
+    return device.resolve(name, "bfloat16" if name != "cpu" and config.training.bf16 else "float32")
 
 
 def read_demonstrations(

@@ -67,7 +67,7 @@ class Learner:
         self._probe = [parameter for parameter in self.parameters if parameter.dim() == 2][-1]
         self._num_unchanged = 0
         if decoder.device.type == "cuda":
-            device.steady_products()
+            device.set_batch_invariant_matmul()
         small = decoder.shape.hidden < MAX_TWO_THREAD_HIDDEN_SIZE and decoder.device.type == "cpu"
         self._second_decoder = weight_sharing_copy(decoder) if small and self.threads > 1 else None
         self.use_cuda_graphs = True

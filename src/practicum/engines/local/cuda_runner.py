@@ -28,8 +28,8 @@ from practicum.kernels.fused_layers import add_norm, rope_
 from practicum.kernels.lm_head import float32_matmul
 from practicum.kernels.online_softmax import KEY_BLOCK
 from practicum.kernels.packed_forward import linear, prefill_forward
+from practicum.models import device as device_settings
 from practicum.models.decoder import Decoder
-from practicum.models.device import steady_products
 from practicum.models.multi_lora import MultiLoRA
 
 CAPTURED_PREFILL_TOKENS = (256, 512, 1024, 2048, 4096, 8192)
@@ -71,7 +71,7 @@ class CudaRunner:
         self.device = device
         self.capturing = device.type == "cuda"
         if self.capturing:
-            steady_products()
+            device_settings.set_batch_invariant_matmul()
         self.state = SlotState(num_slots + 1, decoder.shape.context, device)
         self._results = torch.zeros(num_slots, settings.steps_per_decode, 2, dtype=torch.float64, device=device)
         """Ids and log-probs of a decode call: both are exact in float64, and one copy transfers them."""
