@@ -145,7 +145,7 @@ def _recorded_settings(settings: CollectSettings, tasks_hash: str) -> dict[str, 
 
 async def run_collection(settings: CollectSettings, collection: Collection, progress: bool = True) -> CollectResult:
     """Run the attempts that the folder does not hold yet; close the engine whatever happens."""
-    rows = collection.kept()
+    rows = collection.finished()
     missing = [attempt for attempt in collection.planned if collection.path(attempt) not in rows]
     if missing:
         setup = settings.make_setup()

@@ -1,1 +1,1 @@
-"""The command line: one thin file a command."""
+"""The command line: one file per command, which parses the arguments, calls the library and prints the result."""

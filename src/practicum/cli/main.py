@@ -1,4 +1,4 @@
-"""Find the command, run it, and turn our own errors into one sentence and an exit code."""
+"""The entry point: find the command, run it, and turn a `UserError` into one sentence and exit code 2."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from practicum import __version__
 from practicum.errors import UserError, did_you_mean
 
 COMMANDS = {
-    "quickstart": "the whole apprenticeship on the built-in tiny model, in minutes",
-    "envs": "what can be trained on; `envs check NAME` proves one sound",
-    "collect": "rollouts of any policy into a folder of episodes",
-    "convert": "published datasets (GSM8K, HotpotQA, SQuAD, HumanEval, MBPP) into task files",
-    "export": "collected episodes as bc.jsonl, dpo.jsonl and sft.jsonl",
-    "sft": "imitate collected episodes (KEY=VALUE overrides)",
-    "dpo": "prefer the better of two replies (KEY=VALUE overrides)",
-    "train": "practise: reinforcement learning (KEY=VALUE overrides)",
-    "pipeline": "collect, sft, train and eval of one recipe over many environments; resumable (KEY=VALUE overrides)",
-    "eval": "score a policy on a held-out panel, with intervals",
-    "compare": "policies on the same panel: is a difference shown, and is it enough?",
-    "matrix": "many modes side by side: success, steps, usefulness",
-    "merge": "an adapter into full weights",
-    "report": "runs in one HTML file: curves, health, tables, episodes token by token",
-    "ui": "the same as a live page over a folder of runs",
-    "show": "print an episode with its trained tokens coloured",
+    "quickstart": "SFT and RL of the built-in tiny model on two CPU cores, evaluated, in minutes",
+    "envs": "list the environments; `envs check NAME` tests one, `envs serve NAME` serves it",
+    "collect": "run episodes of any policy (expert, model, server) and write them to a folder",
+    "convert": "turn published datasets (GSM8K, HotpotQA, SQuAD, HumanEval, MBPP) into task files",
+    "export": "write collected episodes as bc.jsonl, dpo.jsonl and sft.jsonl",
+    "sft": "supervised fine-tuning on collected episodes (KEY=VALUE overrides)",
+    "dpo": "direct preference optimization on pairs of replies (KEY=VALUE overrides)",
+    "train": "reinforcement learning, online or from logged episodes (KEY=VALUE overrides)",
+    "pipeline": "collect, sft, train and eval of one recipe over many environments; resumable",
+    "eval": "score a policy on a frozen panel of held-out tasks, with intervals",
+    "compare": "compare policies on the same panel: is a difference shown?",
+    "matrix": "evaluate and compare many policies or settings in one table",
+    "merge": "merge a LoRA adapter into the full weights",
+    "report": "write runs into one HTML file: curves, health, tables, episodes token by token",
+    "ui": "serve the same report as a live page over a folder of runs",
+    "show": "print one episode with its trained tokens in colour",
 }
 
 
 def usage() -> str:
     lines = [
-        f"practicum {__version__}: turn a language model into a working agent",
+        f"practicum {__version__}: train LLM agents: collect, SFT, DPO, RL, evaluate, compare",
         "",
         "usage: practicum COMMAND ...",
         "",
     ]
     lines += [f"  {name:<12} {text}" for name, text in COMMANDS.items()]
-    return "\n".join([*lines, "", "`practicum COMMAND --help` tells more."])
+    return "\n".join([*lines, "", "`practicum COMMAND --help` shows its options."])
 
 
 def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
-    # Must be set before torch is imported: its idle threads otherwise spin and starve everything else.
+    # Set before torch is imported: its idle threads otherwise spin and take the CPU from everything else.
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -62,11 +62,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"practicum: {error}", file=sys.stderr)
         return 2
     except BaseExceptionGroup as group:
-        # An episode group raises what its members raised: a wrong setting is still one sentence.
-        wrong = group.subgroup(UserError)
-        if wrong is None:
+        # A task group raises what its members raised: a wrong setting is still one sentence.
+        user_errors = group.subgroup(UserError)
+        if user_errors is None:
             raise
-        first: BaseException = wrong
+        first: BaseException = user_errors
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         print(f"practicum: {first}", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""A collection: planned episodes, the folder they go to, and what that folder holds already.
+"""A collection: planned episodes, the folder they are written to, and the episodes that it holds already.
 
-Every episode carries a hash of the settings it was made under, so a folder can be told to belong to a run even when the
-run was killed: nothing but whole episodes is written before the last one is done.
+Every episode records a hash of the settings it was made under, so that a folder can be assigned to a run even if the
+run was killed: before the last episode is done, nothing but complete episodes is written.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from practicum.task import Task, content_hash
 from practicum.trajectory import Outcome, Seeds, Trajectory
 
 SETTINGS, SUMMARY, TASKS = "collect.json", "rollout_summary.jsonl", "tasks.txt"
-SEEDS_A_TASK = 1000
-"""Seeds of the world that lie between two tasks."""
-ELSEWHERE = "choose another --out (or, for `collect`, another --run-id)"
+SEEDS_PER_TASK = 1000
+"""Distance between the environment seeds of consecutive tasks."""
+CHOOSE_ANOTHER = "choose another --out (or, for `collect`, another --run-id)"
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Collection:
-    """What is to be played into a folder, under which settings; `about` is what every row of the summary says."""
+    """The attempts of a folder and their settings; `about` is part of every row of the summary."""
 
     folder: Path
     planned: Sequence[Attempt]
@@ -45,15 +45,15 @@ class Collection:
     def path(self, attempt: Attempt) -> Path:
         return store.episode_path(self.folder, attempt.task.id, attempt.number)
 
-    def kept(self) -> dict[Path, Row]:
-        """Summaries of the finished episodes in the folder. One that was not scored is not finished."""
+    def finished(self) -> dict[Path, Row]:
+        """Summaries of the scored episodes in the folder, by path. An unscored episode is run again."""
         try:
             if not self.folder.exists():
                 return {}
         except OSError as error:
-            raise UserError(f"'{self.folder}' cannot be used ({error.strerror}); {ELSEWHERE}.") from None
+            raise UserError(f"'{self.folder}' cannot be used ({error.strerror}); {CHOOSE_ANOTHER}.") from None
         if not self.folder.is_dir():
-            raise UserError(f"'{self.folder}' is not a folder; {ELSEWHERE}.")
+            raise UserError(f"'{self.folder}' is not a folder; {CHOOSE_ANOTHER}.")
         self._check_settings()
         rows = {}
         for attempt in self.planned:
@@ -61,11 +61,11 @@ class Collection:
             if path.exists():
                 episode = store.read_episode(path)
                 if episode.provenance.get("collect") != self.hash:
-                    raise self._foreign("made under other settings")
+                    raise self._conflict("made under other settings")
                 if episode.scored:
                     rows[path] = self.row(path, episode)
-        if not rows and not (self.folder / SETTINGS).exists() and self._strangers():
-            raise self._foreign("of another run")
+        if not rows and not (self.folder / SETTINGS).exists() and self._has_other_files():
+            raise self._conflict("of another run")
         return rows
 
     def row(self, path: Path, episode: Trajectory) -> Row:
@@ -86,55 +86,55 @@ class Collection:
         }
 
     def finish(self, rows: Mapping[Path, Row]) -> None:
-        """All episodes are there: say what they are, and under which settings."""
+        """Write the summary, the task ids and the settings, once all episodes are there."""
         ordered = [rows[self.path(attempt)] for attempt in self.planned]
         tasks = dict.fromkeys(attempt.task.id for attempt in self.planned)
         settings = {"hash": self.hash, "settings": dict(self.settings)}
         store.write_atomic(self.folder / SUMMARY, b"".join(map(encode, ordered)))
         store.write_atomic(self.folder / TASKS, "".join(f"{name}\n" for name in tasks).encode())
         store.write_atomic(self.folder / SETTINGS, (json.dumps(settings, indent=1) + "\n").encode())
-        for scratch in self.folder.glob(".writing-*"):  # a killed run's last, unfinished write
-            scratch.unlink(missing_ok=True)
+        for temporary in self.folder.glob(".writing-*"):  # the unfinished write of a killed run
+            temporary.unlink(missing_ok=True)
 
     def _check_settings(self) -> None:
         path = self.folder / SETTINGS
         if not path.exists():
             return
         try:
-            known = json.loads(path.read_bytes())
-            before, said = known["settings"], known["hash"]
+            stored = json.loads(path.read_bytes())
+            before, stored_hash = stored["settings"], stored["hash"]
             names = sorted(name for name in {*before, *self.settings} if before.get(name) != self.settings.get(name))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(f"'{path}' cannot be read; {ELSEWHERE}.") from None
-        if said != self.hash:
-            raise self._foreign(f"made under other settings ({', '.join(names)})")
+            raise UserError(f"'{path}' cannot be read; {CHOOSE_ANOTHER}.") from None
+        if stored_hash != self.hash:
+            raise self._conflict(f"made under other settings ({', '.join(names)})")
 
-    def _strangers(self) -> bool:
-        mine = {self.path(attempt) for attempt in self.planned}
-        return any(path not in mine and not path.name.startswith(".writing-") for path in self.folder.iterdir())
+    def _has_other_files(self) -> bool:
+        own = {self.path(attempt) for attempt in self.planned}
+        return any(path not in own and not path.name.startswith(".writing-") for path in self.folder.iterdir())
 
-    def _foreign(self, why: str) -> UserError:
-        return UserError(f"'{self.folder}' already holds episodes {why}; {ELSEWHERE}.")
+    def _conflict(self, which: str) -> UserError:
+        return UserError(f"'{self.folder}' already holds episodes {which}; {CHOOSE_ANOTHER}.")
 
 
-def plan(tasks: Iterable[Task], each: int, seed: int, task_seed: int) -> list[Attempt]:
-    """`each` attempts at every task; the world's seed counts up from `task_seed`, a thousand to a task."""
+def plan(tasks: Iterable[Task], attempts_per_task: int, seed: int, task_seed: int) -> list[Attempt]:
+    """The attempts at every task. The environment's seed is `task_seed` + 1000 × index of the task + attempt."""
     return [
         Attempt(
             task,
             number,
-            Seeds(task_seed + SEEDS_A_TASK * place + number, derive_seed("sampling", seed, "", task.id, number)),
+            Seeds(task_seed + SEEDS_PER_TASK * index + number, derive_seed("sampling", seed, "", task.id, number)),
             task.id,
         )
-        for place, task in enumerate(tasks)
-        for number in range(each)
+        for index, task in enumerate(tasks)
+        for number in range(attempts_per_task)
     ]
 
 
 def files_hash(folder: Path) -> str:
-    """Names the files of a model's folder by their content: a folder trained again is another policy."""
-    found = []
+    """A hash of all files in a model's folder: a model trained again is another policy."""
+    hashes = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         with path.open("rb") as file:
-            found.append([path.relative_to(folder).as_posix(), hashlib.file_digest(file, "sha256").hexdigest()])
-    return content_hash(found)
+            hashes.append([path.relative_to(folder).as_posix(), hashlib.file_digest(file, "sha256").hexdigest()])
+    return content_hash(hashes)

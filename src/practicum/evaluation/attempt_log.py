@@ -52,7 +52,7 @@ class AttemptLog:
         """Take in the scored episodes that the folder holds from an earlier run."""
         if self.collection is None:
             return
-        self._rows = self.collection.kept()
+        self._rows = self.collection.finished()
         seconds = _read_seconds(self._timing_path)
         for attempt in self.planned:
             path = self.collection.path(attempt)

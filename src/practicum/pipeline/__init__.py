@@ -1,1 +1,1 @@
-"""Collect, SFT, RL and evaluation as one resumable command."""
+"""Affine's pipeline as one resumable command: collect, SFT and RL, evaluated before, between and after."""

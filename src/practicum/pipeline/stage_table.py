@@ -1,4 +1,4 @@
-"""Base, SFT and RL side by side: founding paper 003's table, with intervals, and what it does not show."""
+"""Base, SFT and RL model side by side: Affine's table, with intervals, and whether the differences are shown."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from practicum.utils.tables import table
 
 OVERALL = "Overall"
 GROUPS: Mapping[str, str] = {"AgentGym": "agentgym:"}
-"""Rows of the paper's table that stand for several environments, and how their names begin."""
-SHORT = {"better": "better", "worse": "WORSE", "no difference shown": "–"}
-FIGURES = ("accuracy", "mean_reward", "std_reward", "median_reward", "success_rate", "positive_rate")
-"""What is told of every environment (the paper's metrics); `positive_rate` is its share of non-zero scores."""
+"""Rows of Affine's table that pool several environments, and the prefix of their names."""
+CONCLUSION_TEXT = {"better": "better", "worse": "WORSE", "no difference shown": "–"}
+METRICS = ("accuracy", "mean_reward", "std_reward", "median_reward", "success_rate", "positive_rate")
+"""Affine's metrics of every environment; `positive_rate` is the share of non-zero scores."""
 
 
 @dataclass(frozen=True)
@@ -39,134 +39,137 @@ class Cell:
 
 @dataclass(frozen=True)
 class StageTable:
-    """Every rung's results on the same panels, the first rung first."""
+    """The results of the models of all stages on the same panels, in the order of the stages."""
 
-    entries: tuple[PolicyResults, ...]
+    models: tuple[PolicyResults, ...]
     steps: tuple[tuple[Comparison, ...], ...]
-    """Each rung against the one before, by environment; p-values are corrected over a step's environments (Holm)."""
+    """Each model against the one before, per environment; p-values are corrected over the environments (Holm)."""
     level: float
-
-    def examinations(self, entry: PolicyResults) -> list[EvalResult]:
-        return list(entry.results.values())
 
     def rows(self) -> list[tuple[str, list[Cell]]]:
         """A row for every environment, for groups of several, and for all."""
-        names = [examination.environment for examination in self.examinations(self.entries[0])]
-        parts: list[tuple[str, list[str]]] = [(name, [name]) for name in names]
-        for title, beginning in GROUPS.items():
-            inside = [name for name in names if name.startswith(beginning)]
-            if 1 < len(inside) < len(names):
-                parts.append((title, inside))
+        names = [result.environment for result in self.models[0].results.values()]
+        groups: list[tuple[str, list[str]]] = [(name, [name]) for name in names]
+        for title, prefix in GROUPS.items():
+            members = [name for name in names if name.startswith(prefix)]
+            if 1 < len(members) < len(names):
+                groups.append((title, members))
         if len(names) > 1:
-            parts.append((OVERALL, names))
-        return [(title, [self.cell(entry, inside) for entry in self.entries]) for title, inside in parts]
+            groups.append((OVERALL, names))
+        return [(title, [self.cell(model, members) for model in self.models]) for title, members in groups]
 
-    def cell(self, entry: PolicyResults, names: Sequence[str]) -> Cell:
-        """Success over all scored episodes of these environments. Pooled, the interval is if anything too wide."""
-        scored = [s for e in self.examinations(entry) if e.environment in names for s in e.scored]
-        flags = [float(sitting.success) for sitting in scored]
+    def cell(self, model: PolicyResults, names: Sequence[str]) -> Cell:
+        """Success over all scored episodes of these environments. Pooled, the interval is rather too wide."""
+        results = [result for result in model.results.values() if result.environment in names]
+        scored = [attempt for result in results for attempt in result.scored]
+        flags = [float(attempt.success) for attempt in scored]
         return Cell(
             sum(flags) / len(flags) if flags else float("nan"),
-            rate_interval(flags, [sitting.cluster for sitting in scored], self.level),
+            rate_interval(flags, [attempt.cluster for attempt in scored], self.level),
         )
 
     def worse(self) -> list[Comparison]:
-        """Environments in which a rung is worse than the one before, more than luck explains."""
-        return [found for step in self.steps for found in step if found.conclusion == "worse"]
+        """Environments in which a model is worse than the one before, by a significant difference."""
+        return [pair for step in self.steps for pair in step if pair.conclusion == "worse"]
 
-    def touching(self) -> list[tuple[str, str]]:
-        """Neighbouring rungs whose overall intervals touch, or whose later one is the lower."""
+    def overlapping(self) -> list[tuple[str, str]]:
+        """Consecutive models whose overall intervals overlap, or the later of which is the lower one."""
         cells = self.rows()[-1][1]
-        pairs = zip(self.entries, self.entries[1:], cells, cells[1:], strict=False)
+        pairs = zip(self.models, self.models[1:], cells, cells[1:], strict=False)
         return [(a.name, b.name) for a, b, first, second in pairs if second.interval.low <= first.interval.high]
 
     def lines(self) -> list[str]:
-        """The table and, below it, what is shown and what is not."""
-        verdicts = [{found.trained.environment: SHORT[found.conclusion] for found in step} for step in self.steps]
-        changes = [f"{b.name}/{a.name}" for a, b in itertools.pairwise(self.entries)]
+        """The table, and below it the aggregates and the findings."""
+        conclusions = [
+            {pair.trained.environment: CONCLUSION_TEXT[pair.conclusion] for pair in step} for step in self.steps
+        ]
+        headers = [f"{b.name}/{a.name}" for a, b in itertools.pairwise(self.models)]
         body = [
-            [name, *(cell.text for cell in cells), *(step.get(name, "") for step in verdicts)]
+            [name, *(cell.text for cell in cells), *(step.get(name, "") for step in conclusions)]
             for name, cells in self.rows()
         ]
-        found = [
+        lines = [
             f"Success with {100 * self.level:g} % intervals; changes are those that McNemar's test shows (Holm, 5 %).",
-            table(["Environment", *(entry.name for entry in self.entries), *changes], body),
+            table(["Environment", *(model.name for model in self.models), *headers], body),
             "",
         ]
-        for entry in self.entries:
-            whole = aggregate(self.examinations(entry))
-            found.append(
-                f"{entry.name}: weighted accuracy {whole.weighted_accuracy:.3f}, weighted mean score "
-                f"{whole.weighted_mean_score:.3f}, overall success rate {whole.overall_success_rate:.3f} "
-                f"({whole.environments} environments, {whole.episodes} episodes)"
+        for model in self.models:
+            total = aggregate(list(model.results.values()))
+            lines.append(
+                f"{model.name}: weighted accuracy {total.weighted_accuracy:.3f}, weighted mean score "
+                f"{total.weighted_mean_score:.3f}, overall success rate {total.overall_success_rate:.3f} "
+                f"({total.environments} environments, {total.episodes} episodes)"
             )
-        found += self.findings()
-        return found
+        return [*lines, *self.findings()]
 
     def findings(self) -> list[str]:
-        touching, worse = self.touching(), self.worse()
-        names = " < ".join(entry.name for entry in self.entries)
-        if touching:
-            said = [f"NOT SHOWN: the overall intervals of {a} and {b} touch." for a, b in touching]
+        """One sentence each: whether the order of the models is shown, and where one is worse than the one before."""
+        overlapping, worse = self.overlapping(), self.worse()
+        names = " < ".join(model.name for model in self.models)
+        if overlapping:
+            sentences = [f"NOT SHOWN: the overall intervals of {a} and {b} touch." for a, b in overlapping]
         else:
-            said = [f"Shown: {names} overall; the {100 * self.level:g} % intervals do not touch."]
-        said += [f"WORSE in {found.trained.environment}: {found.sentence}" for found in worse]
+            sentences = [f"Shown: {names} overall; the {100 * self.level:g} % intervals do not touch."]
+        sentences += [f"WORSE in {pair.trained.environment}: {pair.sentence}" for pair in worse]
         if not worse:
-            said.append("In no environment is a rung worse than the one before (McNemar, Holm, 5 %).")
-        return said
+            sentences.append("In no environment is a model worse than the one before (McNemar, Holm, 5 %).")
+        return sentences
 
     def record(self) -> dict[str, Any]:
-        """All of it for machines."""
-        scores = {entry.name: entry.scores for entry in self.entries}
+        """All of it as JSON."""
+        scores = {model.name: model.scores for model in self.models}
         dominators = dominated_by(scores)
         return {
             "level": self.level,
             "rungs": {
-                entry.name: {
-                    "environments": {e.environment: self._figures(e) for e in self.examinations(entry)},
+                model.name: {
+                    "environments": {result.environment: self._metrics(result) for result in model.results.values()},
                     "aggregate": {
-                        key: finite(value) for key, value in asdict(aggregate(self.examinations(entry))).items()
+                        key: finite(value)
+                        for key, value in asdict(aggregate(list(model.results.values()))).items()
                     },
-                    "dominated_by": dominators[entry.name],
+                    "dominated_by": dominators[model.name],
                 }
-                for entry in self.entries
+                for model in self.models
             },
             "table": {
                 name: {
-                    entry.name: [finite(cell.rate), finite(cell.interval.low), finite(cell.interval.high)]
-                    for entry, cell in zip(self.entries, cells, strict=True)
+                    model.name: [finite(cell.rate), finite(cell.interval.low), finite(cell.interval.high)]
+                    for model, cell in zip(self.models, cells, strict=True)
                 }
                 for name, cells in self.rows()
             },
             "comparisons": [
-                {"environment": found.trained.environment, "sentence": found.sentence, "verdict": found.conclusion,
-                 "p_value": found.success.p_value, "p_corrected": found.p_corrected}
-                for step in self.steps for found in step
+                {"environment": pair.trained.environment, "sentence": pair.sentence, "verdict": pair.conclusion,
+                 "p_value": pair.success.p_value, "p_corrected": pair.p_corrected}
+                for step in self.steps for pair in step
             ],
             "findings": self.findings(),
         }  # fmt: skip
 
-    def _figures(self, examination: EvalResult) -> dict[str, Any]:
-        metrics = examination.metrics(self.level)
+    def _metrics(self, result: EvalResult) -> dict[str, Any]:
+        metrics = result.metrics(self.level)
         interval = rate_interval(
-            [float(s.reward > 0.5) for s in examination.scored], [s.cluster for s in examination.scored], self.level
+            [float(attempt.reward > 0.5) for attempt in result.scored],
+            [attempt.cluster for attempt in result.scored],
+            self.level,
         )
         return {
-            "n": len(examination.scored),
-            "errors": len(examination.unscored),
-            **{name: metrics[name] for name in FIGURES},
+            "n": len(result.scored),
+            "errors": len(result.unscored),
+            **{name: metrics[name] for name in METRICS},
             "confidence_interval": [interval.low, interval.high],
             "success_interval": [metrics["success_low"], metrics["success_high"]],
         }
 
 
 def read_stage_table(folders: Sequence[Path], level: float) -> StageTable:
-    """The rungs whose results lie in these folders, the lowest first."""
+    """The models whose results are in these folders, in the order of the stages."""
     steps = []
-    entries: list[PolicyResults] = []
-    for below, above in itertools.pairwise(folders):
-        found = compare_policies(read_policy_results([below, above]))
-        entries = entries or [found.policies[0]]
-        entries.append(found.policies[1])
-        steps.append(found.comparisons)
-    return StageTable(tuple(entries), tuple(steps), level)
+    models: list[PolicyResults] = []
+    for before, after in itertools.pairwise(folders):
+        comparison = compare_policies(read_policy_results([before, after]))
+        models = models or [comparison.policies[0]]
+        models.append(comparison.policies[1])
+        steps.append(comparison.comparisons)
+    return StageTable(tuple(models), tuple(steps), level)
