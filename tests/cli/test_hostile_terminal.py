@@ -11,12 +11,12 @@ from transformers import PreTrainedTokenizerBase
 
 from practicum.cli.main import main
 from practicum.data import store
-from practicum.utils.escape import UNSEEN
+from practicum.utils.escape import INVISIBLE
 from tests.report.report_world import HOSTILE_TEXTS, an_episode, write_damaged, write_hostile
 
 
 def harmless(text: str) -> None:
-    found = UNSEEN.search(text)
+    found = INVISIBLE.search(text)
     assert found is None, f"{found!a} in what was printed"
     text.encode()  # no half characters either
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from practicum.report.cohorts import cohorts_of, comparisons
 from practicum.report.highlights import highlights
 from practicum.report.index import FIELDS
+from practicum.report.run_parts import compare_parts, parts_of_run
 from practicum.report.run_view import RunView
 from practicum.report.runs import Run
 from practicum.report.tokens import Tokenizers
@@ -28,9 +28,9 @@ def keep(folder: Path, step: int, rows: Sequence[Sequence[float]], tokenizer: Pr
     group = [an_episode("task-0", number, reward, tokenizer) for number, reward in enumerate(REWARDS)]
     size = len(group[0].turns[0].spans[-1].ids)
     wide = [np.array(row if len(row) > 1 else [row[0]] * size) for row in rows]
-    keeper = EpisodeSaver(folder, "flow_grpo")
-    keeper.hear([group], [wide])
-    keeper.keep_group(step)
+    saver = EpisodeSaver(folder, "flow_grpo")
+    saver.set_advantages([group], [wide])
+    saver.save_group(step)
 
 
 def read(folder: Path) -> RunView:
@@ -53,7 +53,7 @@ def test_a_number_for_each_token(tmp_path: Path, tokenizer: PreTrainedTokenizerB
     values = [float(place) for place in range(size)]
     keep(tmp_path, 1, [values] * 4, tokenizer)
     reading = read(tmp_path)
-    assert reading.index.rows[0].credit == pytest.approx(np.mean(values))
+    assert reading.index.rows[0].advantage == pytest.approx(np.mean(values))
     spans = reading.episode(reading.index.rows[0], Tokenizers())["turns"][0]["spans"]
     assert [span.get("advantages") for span in spans] == [None, None, values]
 
@@ -63,7 +63,7 @@ def test_an_episode_without_any_says_so(tmp_path: Path, tokenizer: PreTrainedTok
     for path in tmp_path.rglob("*.advantages.json"):
         path.unlink()
     reading = read(tmp_path)
-    assert [row.credit for row in reading.index.rows] == [None] * 4
+    assert [row.advantage for row in reading.index.rows] == [None] * 4
     assert reading.episode(reading.index.rows[0], Tokenizers())["estimator"] is None
     assert not reading.index.unreadable
 
@@ -87,7 +87,7 @@ def test_damaged_ones_are_listed_and_the_episode_is_shown(
     episode = sorted(tmp_path.rglob("*.jsonl"))[0]
     advantages_path(episode).write_bytes(record)
     reading = read(tmp_path)
-    assert [row.credit for row in reading.index.rows] == [None, 1.0, 1.0, 1.0]
+    assert [row.advantage for row in reading.index.rows] == [None, 1.0, 1.0, 1.0]
     assert [Path(entry.path).name for entry in reading.index.unreadable] == [advantages_path(episode).name]
     assert "fault" not in reading.episode(reading.index.rows[0], Tokenizers())
 
@@ -111,8 +111,8 @@ def test_groups_of_several_steps_are_read_but_not_rated(tmp_path: Path, tokenize
         for step in (1, 2, 4):
             keep(tmp_path / run, step, [[0.5]] * 4, tokenizer)
     rows = {run: read(tmp_path / run).index.rows for run in ("a", "b")}
-    cohorts = [cohort for run, mine in rows.items() for cohort in cohorts_of(run, run, mine)]
+    parts = [part for run, mine in rows.items() for part in parts_of_run(run, run, mine)]
     assert [(line["part"], line["episodes"], line["kept"], line["success_rate"]) for line in
-            (cohort.record() for cohort in cohorts)] == [("groups", 12, True, None)] * 2  # fmt: skip
-    assert comparisons(cohorts) == []
+            (part.record() for part in parts)] == [("groups", 12, True, None)] * 2  # fmt: skip
+    assert compare_parts(parts) == []
     assert highlights(rows["a"])["worst"]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from practicum.report.curves import Curves, band, health_settings
-from practicum.report.series import LIMIT, Series
+from practicum.report.curves import Curves, health_settings, mean_interval
+from practicum.report.series import MAX_POINTS, Series
 from practicum.training.monitor.health import Adjustment, HealthMonitor, HealthSettings
 from practicum.training.monitor.health_checks import HealthFinding
 from practicum.training.monitor.health_log import HealthLog
@@ -31,7 +31,7 @@ def test_a_long_series_is_short_and_its_mean_is_right() -> None:
     count = 100_000
     for step in range(1, count + 1):
         series.add(step, float(step))
-    assert LIMIT / 2 - 1 <= len(series.points) < LIMIT
+    assert MAX_POINTS / 2 - 1 <= len(series.points) < MAX_POINTS
     assert series.stride & (series.stride - 1) == 0
     for place, (step, value, low, high) in enumerate(series.points):
         assert step == (place + 1) * series.stride
@@ -81,14 +81,14 @@ def test_damaged_lines_are_counted_and_the_rest_goes_on(tmp_path: Path) -> None:
 
 def test_bands_are_the_intervals_they_are_said_to_be() -> None:
     row = {"reward/std": 0.5, "rollout/groups": 16.0, "val/success/low": 0.1, "val/success/high": 0.9}
-    assert band("val/success/mean", 0.5, row) == (0.1, 0.9)
-    low, high = band("reward/mean", 0.25, row)
+    assert mean_interval("val/success/mean", 0.5, row) == (0.1, 0.9)
+    low, high = mean_interval("reward/mean", 0.25, row)
     expected = stats.t.interval(0.95, 15, loc=0.25, scale=0.5 / math.sqrt(16))
     assert (low, high) == pytest.approx(expected)
-    low, high = band("success/mean", 0.25, row)
+    low, high = mean_interval("success/mean", 0.25, row)
     assert (low, high) == pytest.approx(tuple(stats.beta.ppf([0.025, 0.975], 4.5, 12.5)))
-    assert band("actor/loss", 0.25, row) == (None, None)
-    assert band("reward/mean", 0.25, {"reward/std": 0.5}) == (None, None)
+    assert mean_interval("actor/loss", 0.25, row) == (None, None)
+    assert mean_interval("reward/mean", 0.25, {"reward/std": 0.5}) == (None, None)
 
 
 def test_health_events_are_those_of_the_monitor_under_the_runs_own_limits(tmp_path: Path) -> None:

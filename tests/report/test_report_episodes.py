@@ -17,15 +17,15 @@ from practicum.errors import UserError
 from practicum.evaluation.compare import compare_pair
 from practicum.evaluation.result import EvalResult, attempt_result
 from practicum.evaluation.stats.intervals import jeffreys
-from practicum.report.cohorts import cohorts_of, comparisons
-from practicum.report.episode import TURN_TEXT, view
-from practicum.report.highlights import highlights, surprises
+from practicum.report.episode import MAX_TURN_CHARACTERS, view
+from practicum.report.highlights import highlights, surprisal
 from practicum.report.index import Index
+from practicum.report.run_parts import compare_parts, parts_of_run
 from practicum.report.run_view import RunView
 from practicum.report.runs import Run, find_runs, runs_below
 from practicum.report.tokens import Tokenizers, tokenizer_file
 from practicum.trajectory import Outcome
-from practicum.utils.escape import encode, shown
+from practicum.utils.escape import encode, escape_invisible
 from tests.report.report_world import an_episode, write_damaged, write_hostile, write_run, write_training
 
 
@@ -82,7 +82,7 @@ def test_rows_follow_the_episodes(tmp_path: Path, tokenizer: PreTrainedTokenizer
     for attempt in (9, 10):
         store.write_episode(tmp_path / "top_episodes" / "step_7", an_episode("task-9", attempt, 1.0))
     index = index_of(tmp_path)
-    assert [(row.sitting.task, row.sitting.attempt, row.part, row.step) for row in index.rows] == [
+    assert [(row.result.task, row.result.attempt, row.part, row.step) for row in index.rows] == [
         ("task-0", 0, "", None),
         ("task-0", 1, "", None),
         ("task-1", 0, "", None),
@@ -91,7 +91,7 @@ def test_rows_follow_the_episodes(tmp_path: Path, tokenizer: PreTrainedTokenizer
     ]
     first = index.rows[0]
     said = tokenizer.encode("the answer is 4", add_special_tokens=False)
-    assert first.sitting.tokens == len(said)
+    assert first.result.tokens == len(said)
     assert first.logprob == pytest.approx(-0.5 * sum(range(len(said))) / len(said))
     assert index.rows[3].selected
 
@@ -100,13 +100,13 @@ def test_new_and_gone_files(tmp_path: Path) -> None:
     write_run(tmp_path, [[1.0], [0.0]])
     index = index_of(tmp_path)
     path = store.write_episode(tmp_path / "top_episodes" / "step_1", an_episode("late", 0, 1.0))
-    assert [row.sitting.task for row in (list(index.read_all()), index.rows)[1]] == ["task-0", "task-1", "late"]
+    assert [row.result.task for row in (list(index.read_all()), index.rows)[1]] == ["task-0", "task-1", "late"]
     assert index.generation == 0
     store.episode_path(tmp_path, "task-0", 0).unlink()
     path.unlink()
     path.parent.rmdir()
     index.scan()
-    assert [(row.number, row.sitting.task) for row in index.rows] == [(0, "task-1")]
+    assert [(row.number, row.result.task) for row in index.rows] == [(0, "task-1")]
     assert index.generation == 1
 
 
@@ -114,7 +114,7 @@ def test_damaged_files_are_listed_and_the_rest_goes_on(tmp_path: Path, tokenizer
     write_run(tmp_path, [[1.0]])
     damaged = write_damaged(tmp_path, tokenizer)
     index = index_of(tmp_path)
-    assert [row.sitting.task for row in index.rows] == ["task-0"]
+    assert [row.result.task for row in index.rows] == ["task-0"]
     assert {entry.path for entry in index.unreadable} == {path.name for path in damaged.values()}
     reasons = {entry.path: entry.reason for entry in index.unreadable}
     assert reasons[damaged["not UTF-8"].name].startswith("line 2 is not UTF-8 text (byte ")
@@ -133,7 +133,7 @@ def test_hostile_episodes_become_plain_json(tmp_path: Path, tokenizer: PreTraine
         for text in texts(json.loads(encode(value), parse_constant=pytest.fail)):
             assert not {"\x1b", "\x9b", "\u202e", "\u2028", "\x00", "\x07"}.intersection(text)
     (long,) = [view for view in views if view["task"]["id"] == "long"]
-    assert len(encode(long)) < 3 * TURN_TEXT
+    assert len(encode(long)) < 3 * MAX_TURN_CHARACTERS
     assert long["turns"][0]["reply"]["left"] > 5_000_000
     rewards = [row.record()[9] for row in reading.index.rows]
     assert rewards.count("nan") == 1
@@ -141,7 +141,7 @@ def test_hostile_episodes_become_plain_json(tmp_path: Path, tokenizer: PreTraine
 
 
 def test_what_cannot_be_seen_is_shown_as_an_escape() -> None:
-    assert shown("a\x1b[31m\x9b\u202eb\n\tc") == "a\\x1b[31m\\x9b\\u202eb\n\tc"
+    assert escape_invisible("a\x1b[31m\x9b\u202eb\n\tc") == "a\\x1b[31m\\x9b\\u202eb\n\tc"
 
 
 def test_pieces_are_the_text_token_by_token(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -149,11 +149,11 @@ def test_pieces_are_the_text_token_by_token(tokenizer: PreTrainedTokenizerBase) 
     assert pieces is not None
     text = 'Zoë pays 3 € for ☕ and 🎈, "done".'
     ids = tokenizer.encode(text, add_special_tokens=False)
-    found = pieces.of(ids)
+    found = pieces.split(ids)
     assert "".join(piece for piece, _ in found) == text
     assert sum(used for _, used in found) == len(ids)
     assert any(used > 1 for _, used in found)
-    assert pieces.of([10**9, -3])[0] == ("⟨1000000000⟩", 1)
+    assert pieces.split([10**9, -3])[0] == ("⟨1000000000⟩", 1)
 
 
 def test_a_tokenizer_is_never_fetched(tmp_path: Path) -> None:
@@ -178,26 +178,26 @@ def test_an_episode_without_its_tokenizer_is_shown_as_messages(tokenizer: PreTra
 
 def test_surprise_is_in_bits_of_what_the_others_did(tmp_path: Path) -> None:
     rows = index_of(write_run(tmp_path, [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0]])).rows
-    found = surprises(rows)
+    found = surprisal(rows)
     assert found[0] == pytest.approx(-math.log2((0 + 1) / (3 + 2)))
     assert found[1] == pytest.approx(-math.log2((2 + 1) / (3 + 2)))
     assert found[4] == pytest.approx(-math.log2((1 + 1) / (1 + 2)))
     chosen = highlights(rows, 2)
     assert chosen["surprising"][0] == 0
-    assert {rows[n].sitting.reward for n in chosen["best"]} == {1.0}
-    assert {rows[n].sitting.task for n in chosen["best"]} == {"task-0", "task-1"}
-    assert rows[chosen["worst"][0]].sitting.reward == 0.0
+    assert {rows[n].result.reward for n in chosen["best"]} == {1.0}
+    assert {rows[n].result.task for n in chosen["best"]} == {"task-0", "task-1"}
+    assert rows[chosen["worst"][0]].result.reward == 0.0
     many = highlights(rows, 6)
-    assert {rows[n].sitting.reward for n in many["worst"]} == {0.0}  # no success is among the worst
-    assert {rows[n].sitting.reward for n in many["best"]} == {1.0}
-    assert many["surprising"] == [0]  # what was likelier than not surprises nobody
+    assert {rows[n].result.reward for n in many["worst"]} == {0.0}  # no success is among the worst
+    assert {rows[n].result.reward for n in many["best"]} == {1.0}
+    assert many["surprising"] == [0]  # what was likelier than not surprisal nobody
 
 
 def test_the_table_has_the_rates_of_the_examination(tmp_path: Path) -> None:
     write_run(tmp_path, [[1.0], [1.0], [0.0]])
     store.write_episode(tmp_path, replace(an_episode("broke", 0, 0.0), outcome=Outcome.ENV_ERROR, error="gone"))
     store.write_episode(tmp_path / "top_episodes" / "step_1", an_episode("task-0", 1, 1.0))
-    lines = [cohort.record() for cohort in cohorts_of("k", "run", index_of(tmp_path).rows)]
+    lines = [part.record() for part in parts_of_run("k", "run", index_of(tmp_path).rows)]
     played, chosen = sorted(lines, key=lambda line: line["kept"])
     interval = jeffreys(2, 3, 0.95)
     assert played["success_rate"] == pytest.approx(2 / 3)
@@ -211,23 +211,23 @@ def test_the_table_has_the_rates_of_the_examination(tmp_path: Path) -> None:
 def test_runs_are_compared_on_the_tasks_they_share(tmp_path: Path) -> None:
     first = write_run(tmp_path / "a", [[0.0]] * 8 + [[1.0]] * 2)
     second = write_run(tmp_path / "b", [[1.0]] * 9)
-    cohorts = [
-        c for name, folder in (("a", first), ("b", second)) for c in cohorts_of(name, name, index_of(folder).rows)
+    parts = [
+        c for name, folder in (("a", first), ("b", second)) for c in parts_of_run(name, name, index_of(folder).rows)
     ]
-    (found,) = comparisons(cohorts)
+    (found,) = compare_parts(parts)
     sides = []
     for folder in (first, second):
-        sittings = [attempt_result(e) for e in store.read_episodes(folder) if e.task.id != "task-9"]
-        sides.append(EvalResult(folder.name, "math", "p", 9, 1, tuple(sittings)))
+        results = [attempt_result(e) for e in store.read_episodes(folder) if e.task.id != "task-9"]
+        sides.append(EvalResult(folder.name, "math", "p", 9, 1, tuple(results)))
     expected = compare_pair(*sides)
     assert found["verdict"] == expected.conclusion == "better"
     assert found["changes"][0]["p"] == expected.success.p_value
     assert found["tasks"] == 9
-    assert "9 tasks that both played (of 10 and 9)" in found["basis"]
+    assert "9 tasks that both have (of 10 and 9)" in found["basis"]
 
 
 def test_runs_without_a_common_task_are_not_compared(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [[0.0]])
     store.write_episode(tmp_path / "b", an_episode("other", 0, 1.0))
-    cohorts = [c for name in "ab" for c in cohorts_of(name, name, index_of(tmp_path / name).rows)]
-    assert comparisons(cohorts) == []
+    parts = [c for name in "ab" for c in parts_of_run(name, name, index_of(tmp_path / name).rows)]
+    assert compare_parts(parts) == []

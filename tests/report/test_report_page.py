@@ -103,7 +103,7 @@ def test_what_models_wrote_is_in_it_and_cannot_end_its_element(
     made, (reading,) = document(find_runs([tmp_path / "bad"]))
     block = made.split(b'id="data">')[1].split(b"</script>")[0]
     assert b"<" not in block
-    (row,) = [row for row in reading.index.rows if row.sitting.task.startswith("markup ")]
+    (row,) = [row for row in reading.index.rows if row.result.task.startswith("markup ")]
     episode = packed(made, reading.run.key, row.number)
     assert HOSTILE_TEXTS["markup"] in str(episode["error"])
     tasks = [line[1] for line in data_of(made)["rows"][reading.run.key]]
@@ -125,12 +125,12 @@ def test_the_file_tells_what_the_runs_hold(tmp_path: Path, tokenizer: PreTrained
     assert data["runs"][2]["planned"] == 100
     for reading in readings[:2]:
         for row in reading.index.rows:
-            assert packed(made, reading.run.key, row.number)["attempt"] == row.sitting.attempt
+            assert packed(made, reading.run.key, row.number)["attempt"] == row.result.attempt
 
 
 def test_episodes_beyond_the_room_are_listed_only(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     write_run(tmp_path / "a", [[float(n % 2)] for n in range(120)], tokenizer)
-    made, (reading,) = document(find_runs([tmp_path / "a"]), room=20_000)
+    made, (reading,) = document(find_runs([tmp_path / "a"]), episode_bytes=20_000)
     blocks = re.findall(rb'id="e-[0-9a-f]+-(\d+)"', made)
     assert len(data_of(made)["rows"][reading.run.key]) == 120
     assert 5 < len(blocks) < 60

@@ -10,6 +10,7 @@ from practicum.chat.renderer import Renderer
 from practicum.environment import Message, Step
 from practicum.trajectory import Outcome, Turn
 from practicum.utils.tables import printable
+from practicum.utils.terminal import use_colour
 
 GREEN, CYAN, DIM, RESET = "\x1b[1;32m", "\x1b[36m", "\x1b[2m", "\x1b[0m"
 
@@ -42,7 +43,7 @@ class ConsoleEpisodeWatcher:
     def __init__(self, renderer: Renderer, stream: TextIO | None = None) -> None:
         self.renderer = renderer
         self.stream = stream or sys.stdout
-        self.coloured = self.stream.isatty()
+        self.coloured = use_colour(self.stream)
         self._token_ids: list[int] = []
         self._num_printed = 0
         """Characters of the current reply that are printed."""

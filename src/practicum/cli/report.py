@@ -42,6 +42,6 @@ def run(argv: list[str]) -> int:
             print(f"  not readable: {view.run.folder / entry.path}: {entry.reason}")
         if len(view.index.unreadable) > MAX_UNREADABLE_SHOWN:
             print(f"  … and {len(view.index.unreadable) - MAX_UNREADABLE_SHOWN} more in {view.run.folder}")
-        if view.fault is not None:
-            print(f"  not readable: {view.fault}")
+        if view.error is not None:
+            print(f"  not readable: {view.error}")
     return 0

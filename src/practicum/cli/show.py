@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from practicum.report.terminal import show_episode
+from practicum.utils.terminal import use_colour
 
 
 def run(argv: list[str]) -> int:
@@ -16,6 +17,6 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--logprobs", action="store_true", help="print the log-prob of every sampled token")
     parser.add_argument("--colour", choices=("auto", "always", "never"), default="auto")
     args = parser.parse_args(argv)
-    coloured = args.colour == "always" or (args.colour == "auto" and sys.stdout.isatty())
+    coloured = args.colour == "always" or (args.colour == "auto" and use_colour(sys.stdout))
     print(show_episode(args.file, args.model, coloured, args.logprobs))
     return 0

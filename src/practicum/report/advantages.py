@@ -1,4 +1,4 @@
-"""The advantages that an episode was trained with, where the run left them beside it."""
+"""The advantages that an episode was trained with, where the run saved them beside it."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from pathlib import Path
 from typing import Any
 
 from practicum.training.episode_saver import ADVANTAGES, advantages_path
-from practicum.utils.escape import is_number, shown
+from practicum.utils.escape import escape_invisible, is_number
 
-LARGEST = 32 << 20
+MAX_FILE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeAdvantages:
-    """`values`: one number for the whole episode, or one a sampled token (None where it was none)."""
+    """`values`: one number for the whole episode, or one per sampled token (None for a token without one)."""
 
     estimator: str
     values: float | list[float | None]
 
     @property
     def mean(self) -> float | None:
-        """Over the episode's tokens."""
+        """The mean over the episode's tokens."""
         if isinstance(self.values, float):
             return self.values
-        known = [value for value in self.values if value is not None]
-        return math.fsum(known) / len(known) if known else None
+        values = [value for value in self.values if value is not None]
+        return math.fsum(values) / len(values) if values else None
 
 
 def read_advantages(episode: Path) -> EpisodeAdvantages | None:
-    """What lies beside an episode; None where nothing does. Raises where it is damaged."""
+    """Read the file beside an episode; None where there is none. Raises where it is damaged."""
     path = advantages_path(episode)
     try:
         size = path.stat().st_size
     except OSError:
         return None
-    if size > LARGEST:
+    if size > MAX_FILE_BYTES:
         raise ValueError(f"the file has {size >> 20} MiB")
     record = json.loads(path.read_bytes())
     if not isinstance(record, dict) or record.get("format") != ADVANTAGES:
         raise ValueError(f"no advantages (no 'format': '{ADVANTAGES}')")
-    given = record["advantages"]
-    values = [_number(value) for value in given] if isinstance(given, list) else _number(given)
+    recorded = record["advantages"]
+    values = [_number(value) for value in recorded] if isinstance(recorded, list) else _number(recorded)
     if values is None:
         values = []
-    return EpisodeAdvantages(shown(str(record["estimator"])[:60]), values)
+    return EpisodeAdvantages(escape_invisible(str(record["estimator"])[:60]), values)
 
 
 def _number(value: Any) -> float | None:

@@ -1,7 +1,7 @@
-"""The curves of one metrics file and the run's health events, read as they grow.
+"""The curves of one metrics file and the run's health events, read as the files grow.
 
-Events are the run's own (`health.jsonl`). A run without that file is judged again from its metrics; the record says
-which it was.
+Events are the run's own (`health.jsonl`). For a run without that file they are computed again from its metrics; the
+record says which of the two it is.
 """
 
 from __future__ import annotations
@@ -18,23 +18,22 @@ from scipy import special
 
 from practicum.data.jsonl import parse_object
 from practicum.errors import UserError
-from practicum.evaluation.stats.intervals import jeffreys
+from practicum.evaluation.stats.intervals import COMPARISON_LEVEL, jeffreys
 from practicum.report.runs import CONFIG, HEALTH, TIMING
 from practicum.report.series import Series
 from practicum.training.monitor.health import HealthMonitor, HealthSettings
-from practicum.utils.escape import is_number, shown
+from practicum.utils.escape import escape_invisible, is_number
 
-LEVEL = 0.95
-MOST_NAMES = 400
-MOST_EVENTS = 500
-LINE_LIMIT = 4 << 20
-CONFIG_LIMIT = 64 << 10
+MAX_CURVES = 400
+MAX_EVENTS = 500
+MAX_LINE_BYTES = 4 << 20
+MAX_CONFIG_BYTES = 64 << 10
 
 Point = tuple[float, float | None, float | None]
 
 
-class Tail:
-    """New whole lines of a file that grows. A file that was replaced or cut is read again from its start."""
+class FileTail:
+    """The new complete lines of a growing file. A file that was replaced or truncated is read again from its start."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,15 +42,15 @@ class Tail:
         self.head = b""
 
     def changed(self) -> bool:
-        """Whether what was read before is no longer there."""
+        """Whether the file no longer begins with what was read."""
         try:
             state = self.path.stat()
             with self.path.open("rb") as file:
                 head = file.read(len(self.head))
         except OSError:
             return self.identity is not None
-        known = self.identity in (None, (state.st_dev, state.st_ino))
-        return not known or state.st_size < self.offset or head != self.head
+        same_file = self.identity in (None, (state.st_dev, state.st_ino))
+        return not same_file or state.st_size < self.offset or head != self.head
 
     def lines(self) -> Iterator[bytes]:
         try:
@@ -61,8 +60,8 @@ class Tail:
                 if not self.head:
                     self.head = file.read(64)
                 file.seek(self.offset)
-                while line := file.readline(LINE_LIMIT):
-                    if not line.endswith(b"\n") and len(line) < LINE_LIMIT:
+                while line := file.readline(MAX_LINE_BYTES):
+                    if not line.endswith(b"\n") and len(line) < MAX_LINE_BYTES:
                         self.head = self.head if self.offset else b""
                         return  # still being written
                     self.offset += len(line)
@@ -72,49 +71,51 @@ class Tail:
 
 
 class Curves:
-    """What `metrics.jsonl` says. `advance` reads on and returns what is new; `record` is all of it."""
+    """The curves of a `metrics.jsonl`. `advance` reads and returns new steps; `record` is everything so far."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.path, self.name = path, name
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
-        self.tail, self.clock = Tail(self.path), Tail(self.path.with_name(TIMING))
-        self.journal = Tail(self.path.with_name(HEALTH))
-        self.stored = self.journal.path.is_file()
+    def reset(self) -> None:
+        self.tail, self.timing = FileTail(self.path), FileTail(self.path.with_name(TIMING))
+        self.health_log = FileTail(self.path.with_name(HEALTH))
+        self.has_health_log = self.health_log.path.is_file()
         settings = health_settings(self.path.with_name(CONFIG))
-        self.health, self.memory = HealthMonitor(settings), HealthMonitor(settings)
+        self.health, self.memory_health = HealthMonitor(settings), HealthMonitor(settings)
         self.series: dict[str, Series] = {}
         self.events: list[dict[str, Any]] = []
-        self.noted = 0  # events so far, those no longer held too: a page tells by it what it has heard before
+        self.num_events = 0  # including those that are no longer held; a page tells by it which events it has
         self.step, self.rows, self.unreadable, self.unreadable_events = 0.0, 0, 0, 0
 
     def advance(self) -> tuple[bool, list[dict[str, Any]]]:
-        """Whether all that was known is void, and for every new step its points and events."""
-        begun = not self.stored and self.journal.path.is_file()
-        again = self.tail.changed() or self.journal.changed() or begun
-        if again:
-            self.begin()
-        found = [self._take(step, values) for step, values in self._rows(self.tail)]
-        for step, events in self._noted() if self.stored else self._memory():
-            self._keep(events)
-            found.append({"step": step, "points": {}, "events": events, "noted": self.noted})
-        return again, found
+        """Whether everything was read again from the start, and for every new step its points and events."""
+        log_appeared = not self.has_health_log and self.health_log.path.is_file()
+        restarted = self.tail.changed() or self.health_log.changed() or log_appeared
+        if restarted:
+            self.reset()
+        new_steps = [self._add_row(step, values) for step, values in self._rows(self.tail)]
+        for step, events in self._logged_events() if self.has_health_log else self._memory_events():
+            self._add_events(events)
+            new_steps.append({"step": step, "points": {}, "events": events, "noted": self.num_events})
+        return restarted, new_steps
 
-    def _noted(self) -> Iterator[tuple[float, list[dict[str, Any]]]]:
-        """What the run wrote down of its health since the last look."""
-        for line in self.journal.lines():
+    def _logged_events(self) -> Iterator[tuple[float, list[dict[str, Any]]]]:
+        """The new events of the run's own health log."""
+        for line in self.health_log.lines():
             try:
                 row = parse_object(line)
-                event = noted(row)
+                event = event_from_row(row)
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
                 self.unreadable_events += 1
                 continue
             yield event["step"], [event]
 
-    def _memory(self) -> Iterator[tuple[float, list[dict[str, Any]]]]:
-        for step, values in self._rows(self.clock):
-            events = [_event(step, f) for f in self.memory.observe(int(step), values) if f.sign == "memory_growing"]
+    def _memory_events(self) -> Iterator[tuple[float, list[dict[str, Any]]]]:
+        for step, values in self._rows(self.timing):
+            events = [
+                _event(step, f) for f in self.memory_health.observe(int(step), values) if f.sign == "memory_growing"
+            ]
             if events:
                 yield step, events
 
@@ -126,12 +127,12 @@ class Curves:
             "unreadable": self.unreadable,
             "series": {name: series.record() for name, series in self.series.items()},
             "events": self.events,
-            "noted": self.noted,
-            "stored": self.stored,
+            "noted": self.num_events,
+            "stored": self.has_health_log,
             "unreadable_events": self.unreadable_events,
         }
 
-    def _rows(self, tail: Tail) -> Iterator[tuple[float, dict[str, float]]]:
+    def _rows(self, tail: FileTail) -> Iterator[tuple[float, dict[str, float]]]:
         for line in tail.lines():
             try:
                 row = parse_object(line)
@@ -144,34 +145,34 @@ class Curves:
                 continue
             yield step, values
 
-    def _take(self, step: float, values: dict[str, float]) -> dict[str, Any]:
+    def _add_row(self, step: float, values: dict[str, float]) -> dict[str, Any]:
         points: dict[str, list[float]] = {}
         for name, value in values.items():
             if name not in self.series:
-                if len(self.series) >= MOST_NAMES:
+                if len(self.series) >= MAX_CURVES:
                     continue
                 self.series[name] = Series()
-            low, high = band(name, value, values)
+            low, high = mean_interval(name, value, values)
             self.series[name].add(step, value, low, high)
-            points[shown(name)] = [value] if low is None or high is None else [value, low, high]
+            points[escape_invisible(name)] = [value] if low is None or high is None else [value, low, high]
         self.step, self.rows = step, self.rows + 1
-        # Imitation has its own look: these signs are about practice.
-        judged = not self.stored and "reward/mean" in values
-        findings = self.health.observe(int(step), values) if judged else []
+        # The checks are for RL: SFT and DPO have no reward.
+        check = not self.has_health_log and "reward/mean" in values
+        findings = self.health.observe(int(step), values) if check else []
         events = [_event(step, finding) for finding in findings]
-        if not self.stored and values.get("health/findings", 0.0) > len(findings):
-            events.append({"step": step, "sign": "reward_hacking", "severity": "warn", "text": HACKED})
-        self._keep(events)
-        return {"step": step, "points": points, "events": events, "noted": self.noted}
+        if not self.has_health_log and values.get("health/findings", 0.0) > len(findings):
+            events.append({"step": step, "sign": "reward_hacking", "severity": "warn", "text": REWARD_HACKING_TEXT})
+        self._add_events(events)
+        return {"step": step, "points": points, "events": events, "noted": self.num_events}
 
-    def _keep(self, events: list[dict[str, Any]]) -> None:
-        self.noted += len(events)
-        self.events = (self.events + events)[-MOST_EVENTS:]
+    def _add_events(self, events: list[dict[str, Any]]) -> None:
+        self.num_events += len(events)
+        self.events = (self.events + events)[-MAX_EVENTS:]
 
 
-HACKED = (
-    "the reward-hacking panel had a finding: reward and verifier part; read the best-paid episodes (top_episodes) and "
-    "the run's own log"
+REWARD_HACKING_TEXT = (
+    "the reward-hacking check had a finding: reward and verifier diverge; read the episodes with the highest reward "
+    "(top_episodes) and the run's own log"
 )
 
 
@@ -180,15 +181,15 @@ def _event(step: float, finding: Any) -> dict[str, Any]:
     return {"step": step, "sign": finding.sign, "severity": finding.severity, "text": text}
 
 
-def noted(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of `health.jsonl` as an event of the page; what is no such line raises."""
+def event_from_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of `health.jsonl` as an event of the page; raises for any other line."""
     step, kind = float(row["step"]), row["kind"]
     if not math.isfinite(step):
         raise ValueError("a step is no number")
     if kind == "adjustment":
         text = f"learning rate × {float(row['lr_scale']):.3g}, clip range × {float(row['clip_scale']):.3g} from here on"
         return {"step": step, "sign": "adjusted", "severity": "act", "text": f"the run did: {text}"}
-    sign = shown(str(row["sign"])[:100])
+    sign = escape_invisible(str(row["sign"])[:100])
     if kind == "stop":
         return {"step": step, "sign": "stopped", "severity": "act", "text": f"the run was stopped, for {sign}"}
     if kind != "finding":
@@ -196,65 +197,67 @@ def noted(row: Mapping[str, Any]) -> dict[str, Any]:
     figures = [f"{row[name]:.3g}" if is_number(row[name]) else "–" for name in ("value", "threshold")]
     text = f"{row['cause']} ({figures[0]}, limit {figures[1]}); {row['remedy']}"
     severity = "act" if row["severity"] == "act" else "warn"
-    return {"step": step, "sign": sign, "severity": severity, "text": shown(text[:2000])}
+    return {"step": step, "sign": sign, "severity": severity, "text": escape_invisible(text[:2000])}
 
 
-def band(name: str, value: float, row: Mapping[str, float]) -> tuple[float | None, float | None]:
-    """The 95 % interval of a mean, where its row says enough to have one.
+def mean_interval(name: str, value: float, row: Mapping[str, float]) -> tuple[float | None, float | None]:
+    """The 95 % interval of a mean, where its row has what it needs.
 
-    Chains of one task are alike, so the tasks of a step are counted, not its episodes: the careful count.
+    Episodes of one task are not independent, so the tasks of a step are counted, not its episodes.
     """
     if name == "val/success/mean":
         return row.get("val/success/low"), row.get("val/success/high")
     groups = row.get("rollout/groups", 0.0)
     if name == "success/mean" and groups >= 1:
-        return _rate(round(value * groups, 6), groups)
+        return _rate_interval(round(value * groups, 6), groups)
     kind, count = ("val/reward", row.get("val/n", 0.0)) if name == "val/reward/mean" else ("reward", groups)
     deviation = row.get(f"{kind}/std")
     if name == f"{kind}/mean" and deviation is not None and count >= 2:
-        margin = _t(count) * deviation / math.sqrt(count)
+        margin = _t_quantile(count) * deviation / math.sqrt(count)
         return value - margin, value + margin
     return None, None
 
 
 @functools.lru_cache(4096)
-def _rate(successes: float, count: float) -> tuple[float, float]:
-    interval = jeffreys(successes, count, LEVEL)
+def _rate_interval(successes: float, count: float) -> tuple[float, float]:
+    interval = jeffreys(successes, count, COMPARISON_LEVEL)
     return interval.low, interval.high
 
 
 @functools.lru_cache(256)
-def _t(count: float) -> float:
-    return float(special.stdtrit(count - 1, 0.5 + LEVEL / 2))
+def _t_quantile(count: float) -> float:
+    return float(special.stdtrit(count - 1, 0.5 + COMPARISON_LEVEL / 2))
 
 
 def config_text(folder: Path) -> str | None:
-    """The run's configuration as it stands in its file."""
+    """The text of the run's configuration file."""
     try:
-        data = (folder / CONFIG).read_bytes()[: CONFIG_LIMIT + 1]
+        data = (folder / CONFIG).read_bytes()[: MAX_CONFIG_BYTES + 1]
     except OSError:
         return None
-    return shown(data[:CONFIG_LIMIT].decode("utf-8", "replace")) + ("\n…" if len(data) > CONFIG_LIMIT else "")
+    return escape_invisible(data[:MAX_CONFIG_BYTES].decode("utf-8", "replace")) + (
+        "\n…" if len(data) > MAX_CONFIG_BYTES else ""
+    )
 
 
 def planned_steps(folder: Path) -> int | None:
-    """How many steps the run was asked for, where its configuration says so."""
+    """The number of training steps in the run's configuration, if it is there."""
     trainer = _config(folder / CONFIG).get("trainer")
     steps = trainer.get("total_training_steps") if isinstance(trainer, dict) else None
     return steps if type(steps) is int and steps > 0 else None
 
 
 def health_settings(path: Path) -> HealthSettings:
-    """The limits that the run itself was watched with; the usual ones where its configuration does not say."""
+    """The thresholds of the run's health checks from its configuration, or the defaults."""
     section = _config(path).get("health")
     known: dict[str, Any] = {field.name: type(field.default) for field in fields(HealthSettings)}
-    given = {
+    values = {
         name: known[name](value)
         for name, value in (section if isinstance(section, dict) else {}).items()
         if name in known and (isinstance(value, str) if known[name] is str else type(value) in (int, float))
     }
     try:
-        return HealthSettings(**given)
+        return HealthSettings(**values)
     except (UserError, TypeError, ValueError):
         return HealthSettings()
 
@@ -262,7 +265,7 @@ def health_settings(path: Path) -> HealthSettings:
 def _config(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            found = yaml.safe_load(file.read(CONFIG_LIMIT))
+            config = yaml.safe_load(file.read(MAX_CONFIG_BYTES))
     except (OSError, yaml.YAMLError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}

@@ -10,118 +10,121 @@ from typing import Any
 from practicum import __version__
 from practicum.data.store import write_atomic
 from practicum.errors import UserError
-from practicum.report.cohorts import comparisons
 from practicum.report.highlights import highlights
 from practicum.report.index import FIELDS, EpisodeRow
 from practicum.report.page import data_block, packed_block, self_contained
+from practicum.report.run_parts import compare_parts
 from practicum.report.run_view import RunView
 from practicum.report.runs import Run, find_runs
 from practicum.report.tokens import Tokenizers
 from practicum.utils.escape import encode
 from practicum.utils.progress import Progress
 
-ROOM = 12 << 20
-"""Bytes that whole episodes may take in the file, unless another number is asked for."""
+DEFAULT_EPISODE_BYTES = 12 << 20
+"""Bytes of the file for complete episodes, by default."""
 
-MISSES = 20
-"""Episodes that did not fit before no more are tried."""
+MAX_SKIPPED_EPISODES = 20
+"""Episodes that do not fit until no more are tried."""
 
-Told = Callable[[str, int], None]
+OnRead = Callable[[str, int], None]
 
 
 def document(
-    runs: Sequence[Run], room: int = ROOM, tell: Told = lambda text, waiting: None
+    runs: Sequence[Run], episode_bytes: int = DEFAULT_EPISODE_BYTES, on_read: OnRead = lambda text, waiting: None
 ) -> tuple[bytes, list[RunView]]:
-    """The file, and what was read for it. All episodes are listed; as many as fit into `room` bytes can be opened."""
-    readings = []
+    """The HTML file, and the runs that were read for it.
+
+    All episodes are listed; as many as fit into `episode_bytes` can be opened.
+    """
+    views = []
     for run in runs:
-        reading = RunView(run)
-        reading.refresh()
-        for waiting in reading.index.read_all():
-            tell(run.name, waiting)
-        readings.append(reading)
-    blocks = [data_block("data", _data(readings))]
-    blocks += embedded(readings, room)
-    names = ", ".join(reading.name for reading in readings[:3]) + (" …" if len(readings) > 3 else "")
-    return self_contained(f"Practicum: {names}", blocks), readings
+        view = RunView(run)
+        view.refresh()
+        for waiting in view.index.read_all():
+            on_read(run.name, waiting)
+        views.append(view)
+    blocks = [data_block("data", _data(views))]
+    blocks += episode_blocks(views, episode_bytes)
+    names = ", ".join(view.name for view in views[:3]) + (" …" if len(views) > 3 else "")
+    return self_contained(f"Practicum: {names}", blocks), views
 
 
 def write_report(
-    folders: Sequence[Path], out: Path, episode_bytes: int = ROOM, progress: bool = True
+    folders: Sequence[Path], out: Path, episode_bytes: int = DEFAULT_EPISODE_BYTES, progress: bool = True
 ) -> tuple[list[RunView], int]:
-    """Write the report on the runs in these folders to `out`; the runs as they were read, and the size in bytes.
+    """Write the report on the runs in these folders to `out`; returns the runs and the size of the file in bytes.
 
-    Where nothing could be read there is no file, and an error.
+    If nothing can be read, no file is written and an error is raised.
     """
     runs = find_runs(folders)
     with Progress("read", 0, "episodes", shown=progress) as line:
 
-        def tell(name: str, waiting: int) -> None:
+        def on_read(name: str, waiting: int) -> None:
             line.total = line.done + waiting + 1
             line.advance(1)
 
-        page, views = document(runs, episode_bytes, tell)
-    if not any(view.index.rows for view in views) and all(view.fault is not None for view in views):
-        raise UserError(f"There is nothing to report, so {out} was not written: {views[0].fault}")
+        page, views = document(runs, episode_bytes, on_read)
+    if not any(view.index.rows for view in views) and all(view.error is not None for view in views):
+        raise UserError(f"There is nothing to report, so {out} was not written: {views[0].error}")
     write_atomic(out, page)
     return views, len(page)
 
 
-def _data(readings: Sequence[RunView]) -> dict[str, Any]:
-    cohorts = [cohort for reading in readings for cohort in reading.cohorts()]
+def _data(views: Sequence[RunView]) -> dict[str, Any]:
+    parts = [part for view in views for part in view.parts()]
     return {
         "mode": "report",
         "version": __version__,
         "fields": FIELDS,
-        "runs": [reading.record() for reading in readings],
-        "rows": {reading.run.key: [row.record() for row in reading.index.rows] for reading in readings},
-        "comparisons": comparisons(cohorts),
+        "runs": [view.record() for view in views],
+        "rows": {view.run.key: [row.record() for row in view.index.rows] for view in views},
+        "comparisons": compare_parts(parts),
     }
 
 
-def embedded(readings: Sequence[RunView], room: int) -> Iterator[bytes]:
-    """Episodes as compressed blocks, those first that a reader opens first, until the room is used up."""
+def episode_blocks(views: Sequence[RunView], episode_bytes: int) -> Iterator[bytes]:
+    """Episodes as compressed blocks, the most interesting first, until `episode_bytes` are used up."""
     tokenizers, missed = Tokenizers(), 0
-    for reading, row in by_interest(readings):
+    for view, row in by_interest(views):
         packer = zlib.compressobj(6, zlib.DEFLATED, -15)
-        packed = packer.compress(encode(reading.episode(row, tokenizers))) + packer.flush()
-        block = packed_block(f"e-{reading.run.key}-{row.number}", packed)
-        if len(block) > room:  # a large one; smaller ones may fit still
+        packed = packer.compress(encode(view.episode(row, tokenizers))) + packer.flush()
+        block = packed_block(f"e-{view.run.key}-{row.number}", packed)
+        if len(block) > episode_bytes:  # smaller ones may still fit
             missed += 1
-            if missed > MISSES:
+            if missed > MAX_SKIPPED_EPISODES:
                 return
             continue
-        room -= len(block)
+        episode_bytes -= len(block)
         yield block
 
 
-def by_interest(readings: Sequence[RunView]) -> Iterator[tuple[RunView, EpisodeRow]]:
-    """Samples of every run, then their groups, then the same tasks in the other runs, then all others in turn."""
-    given: set[tuple[str, int]] = set()
+def by_interest(views: Sequence[RunView]) -> Iterator[tuple[RunView, EpisodeRow]]:
+    """The highlights of every run, then their groups, then the same tasks in other runs, then all others in turn."""
+    seen: set[tuple[str, int]] = set()
 
-    def fresh(reading: RunView, row: EpisodeRow) -> bool:
-        place = (reading.run.key, row.number)
-        new = place not in given
-        given.add(place)
+    def is_new(view: RunView, row: EpisodeRow) -> bool:
+        key = (view.run.key, row.number)
+        new = key not in seen
+        seen.add(key)
         return new
 
     groups: set[tuple[str, str, str]] = set()
     tasks: set[str] = set()
-    for reading in readings:
-        rows = reading.index.rows
+    for view in views:
+        rows = view.index.rows
         for number in dict.fromkeys(n for numbers in highlights(rows).values() for n in numbers):
-            groups.add((reading.run.key, rows[number].part, rows[number].group))
-            tasks.add(rows[number].sitting.cluster)
-            if fresh(reading, rows[number]):
-                yield reading, rows[number]
-    for kin in (True, False):
-        for reading in readings:
-            for row in reading.index.rows:
-                near = (reading.run.key, row.part, row.group) in groups if kin else row.sitting.cluster in tasks
-                if near and fresh(reading, row):
-                    yield reading, row
-    longest = max((len(reading.index.rows) for reading in readings), default=0)
-    for place in range(longest):
-        for reading in readings:
-            if place < len(reading.index.rows) and fresh(reading, reading.index.rows[place]):
-                yield reading, reading.index.rows[place]
+            groups.add((view.run.key, rows[number].part, rows[number].group))
+            tasks.add(rows[number].result.cluster)
+            if is_new(view, rows[number]):
+                yield view, rows[number]
+    for same_group in (True, False):
+        for view in views:
+            for row in view.index.rows:
+                related = (view.run.key, row.part, row.group) in groups if same_group else row.result.cluster in tasks
+                if related and is_new(view, row):
+                    yield view, row
+    longest = max((len(view.index.rows) for view in views), default=0)
+    for index in range(longest):
+        for view in views:
+            if index < len(view.index.rows) and is_new(view, view.index.rows[index]):
+                yield view, view.index.rows[index]

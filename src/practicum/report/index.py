@@ -1,4 +1,4 @@
-"""The episodes of a run, one short row each, read as files come in. What cannot be read is listed with its reason."""
+"""The episodes of a run, one row each, read as files appear. A file that cannot be read is listed with its error."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from practicum.data.store import EPISODE_MARK
 from practicum.errors import UserError
 from practicum.evaluation.result import AttemptResult, attempt_result
 from practicum.report.advantages import EpisodeAdvantages, read_advantages
-from practicum.report.runs import DEEPEST, METRICS, WITHOUT_EPISODES
+from practicum.report.runs import MAX_DEPTH, METRICS, SKIPPED_FOLDERS
 from practicum.training.episode_saver import GROUPS, TOP, advantages_path
 from practicum.trajectory import Trajectory
-from practicum.utils.escape import is_number, number, shown
+from practicum.utils.escape import escape_invisible, is_number, json_number
 
-LARGEST = 64 << 20
-FAULTS = (
+MAX_EPISODE_BYTES = 64 << 20
+READ_ERRORS = (
     UserError, OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError,
     MemoryError,
 )  # fmt: skip
-"""What a damaged or hostile file may raise while it is read."""
+"""Exceptions that a damaged or hostile file may raise while it is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRow:
-    """What the page's list knows of an episode. `part` is the folder within the run, without training steps."""
+    """An episode in the page's list. `part` is its folder within the run, without the training step."""
 
     number: int
     path: str
@@ -40,43 +40,55 @@ class EpisodeRow:
     environment: str
     split: str
     group: str
-    sitting: AttemptResult
+    result: AttemptResult
     logprob: float | None
     policy: str
     size: int
-    credit: float | None = None
-    """Mean advantage that its tokens were trained with, where the run kept it."""
+    advantage: float | None = None
+    """Mean advantage of its tokens in training, where the run saved it."""
 
     @property
     def selected(self) -> bool:
-        """Whether it was kept for what it paid: it stands for nothing but itself."""
+        """Whether it was saved for its high reward; such episodes represent no policy."""
         return self.part.split("/")[-1] == TOP
 
     @property
     def rated(self) -> bool:
-        """Whether its part of the run stands for one policy. Groups of several training steps are of several."""
+        """Whether its part of the run represents one policy; groups of several training steps do not."""
         return not self.selected and not (self.step is not None and self.part.split("/")[-1] == GROUPS)
 
     @property
     def counted(self) -> bool:
-        """Whether statistics may use it: scored, with a finite reward."""
-        sitting = self.sitting
+        """Whether it enters statistics: scored, with a finite reward."""
+        result = self.result
         return (
-            sitting.outcome.scored
-            and math.isfinite(sitting.reward)
-            and all(map(math.isfinite, sitting.components.values()))
+            result.outcome.scored
+            and math.isfinite(result.reward)
+            and all(map(math.isfinite, result.components.values()))
         )
 
     def record(self) -> list[Any]:
-        """In the order of FIELDS."""
-        sitting = self.sitting
+        """The values in the order of FIELDS."""
+        result = self.result
         return [
-            self.number, shown(sitting.task), sitting.attempt, shown(self.part), self.step, shown(self.environment),
-            shown(self.split), shown(self.group), sitting.outcome.value, number(sitting.reward), sitting.turns,
-            sitting.tokens, sitting.invalid_replies, None if self.logprob is None else number(round(self.logprob, 4)),
-            {shown(name): number(value) for name, value in sitting.components.items()}, sitting.cluster,
-            None if self.credit is None else number(self.credit),
-        ]  # fmt: skip
+            self.number,
+            escape_invisible(result.task),
+            result.attempt,
+            escape_invisible(self.part),
+            self.step,
+            escape_invisible(self.environment),
+            escape_invisible(self.split),
+            escape_invisible(self.group),
+            result.outcome.value,
+            json_number(result.reward),
+            result.turns,
+            result.tokens,
+            result.invalid_replies,
+            None if self.logprob is None else json_number(round(self.logprob, 4)),
+            {escape_invisible(name): json_number(value) for name, value in result.components.items()},
+            result.cluster,
+            None if self.advantage is None else json_number(self.advantage),
+        ]
 
 
 FIELDS = ("number", "task", "attempt", "part", "step", "environment", "split", "group", "outcome", "reward", "turns",
@@ -85,29 +97,29 @@ FIELDS = ("number", "task", "attempt", "part", "step", "environment", "split", "
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A file that should be an episode and is none."""
+    """A file with an episode's name that cannot be read as one."""
 
     path: str
     reason: str
 
     def record(self) -> dict[str, str]:
-        return {"path": shown(self.path), "reason": shown(self.reason)}
+        return {"path": escape_invisible(self.path), "reason": escape_invisible(self.reason)}
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
-    """What a folder held when it last changed. `metrics` says whether a metrics file was there."""
+class FolderListing:
+    """The content of a folder at its last change. `metrics`: it has a metrics file."""
 
     changed: int
     episodes: frozenset[str]
-    below: tuple[Path, ...]
+    subfolders: tuple[Path, ...]
     metrics: bool
 
 
 class Index:
     """Rows of all episodes below a run's folder. `scan` finds new files, `advance` reads them one by one.
 
-    `generation` goes up when files have gone and the rows were numbered anew.
+    `generation` is incremented when files have been removed and the rows are numbered again.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -115,130 +127,130 @@ class Index:
         self.rows: list[EpisodeRow] = []
         self.unreadable: list[Unreadable] = []
         self.generation = 0
-        self.waiting: deque[str] = deque()
-        self._listed: dict[Path, Listing] = {}
+        self.pending: deque[str] = deque()
+        self._listed: dict[Path, FolderListing] = {}
 
     def scan(self) -> None:
-        """Look for new files. A folder that has not changed is not listed again."""
+        """Find new files. A folder that has not changed is not listed again."""
         before, self._listed = self._listed, {}
-        fresh: list[str] = []
-        waiting = [(self.folder, 0)]
-        while waiting:
-            folder, depth = waiting.pop()
-            listing = listed(folder, before.get(folder))
+        new_files: list[str] = []
+        folders = [(self.folder, 0)]
+        while folders:
+            folder, depth = folders.pop()
+            listing = list_folder(folder, before.get(folder))
             if listing is None:
                 continue
             self._listed[folder] = listing
             old = before.get(folder)
             if old is not listing:
                 names = listing.episodes - (old.episodes if old else frozenset())
-                fresh += [os.path.relpath(folder / name, self.folder) for name in names]
-            if depth < DEEPEST:
-                waiting += [(below, depth + 1) for below in listing.below]
-        self.waiting.extend(sorted(fresh, key=_natural))
+                new_files += [os.path.relpath(folder / name, self.folder) for name in names]
+            if depth < MAX_DEPTH:
+                folders += [(subfolder, depth + 1) for subfolder in listing.subfolders]
+        self.pending.extend(sorted(new_files, key=_natural_key))
         if any(
-            place not in self._listed or old.episodes - self._listed[place].episodes for place, old in before.items()
+            folder not in self._listed or old.episodes - self._listed[folder].episodes for folder, old in before.items()
         ):
-            self._forget()
+            self._drop_removed()
 
     def metrics_files(self) -> list[Path]:
-        """Every metrics file that was seen: the run's own, or one a stage."""
+        """Every metrics file of the run: its own, or one per stage."""
         return sorted(folder / METRICS for folder, listing in self._listed.items() if listing.metrics)
 
     def advance(self) -> bool:
-        """Read one more file; False when none is waiting."""
-        if not self.waiting:
+        """Read one more file; False when none is pending."""
+        if not self.pending:
             return False
-        name = self.waiting.popleft()
-        credit = self._credit(name)
+        name = self.pending.popleft()
+        advantages = self._advantages(name)
         try:
-            self.rows.append(read_row(self.folder / name, name, len(self.rows), credit))
-        except FAULTS as error:
+            self.rows.append(read_row(self.folder / name, name, len(self.rows), advantages))
+        except READ_ERRORS as error:
             if (self.folder / name).exists():
-                self.unreadable.append(Unreadable(name, reason(error)))
+                self.unreadable.append(Unreadable(name, error_text(error)))
         return True
 
-    def _credit(self, name: str) -> EpisodeAdvantages | None:
-        """Advantages beside an episode; damaged ones are listed, and the episode is shown without them."""
+    def _advantages(self, name: str) -> EpisodeAdvantages | None:
+        """The advantages beside an episode; damaged ones are listed, and the episode is shown without them."""
         try:
             return read_advantages(self.folder / name)
-        except FAULTS as error:
-            self.unreadable.append(Unreadable(str(advantages_path(Path(name))), reason(error)))
+        except READ_ERRORS as error:
+            self.unreadable.append(Unreadable(str(advantages_path(Path(name))), error_text(error)))
             return None
 
     def read_all(self) -> Iterator[int]:
-        """Everything there is, with the number of files still waiting."""
+        """Read all files; yields the number of files that are still pending."""
         self.scan()
         while self.advance():
-            yield len(self.waiting)
+            yield len(self.pending)
 
     def path(self, row: EpisodeRow) -> Path:
         return self.folder / row.path
 
-    def _forget(self) -> None:
-        """Drop what is no longer there, and number the rest anew."""
-        here = {
+    def _drop_removed(self) -> None:
+        """Remove rows whose files are gone, and number the rest again."""
+        present = {
             os.path.relpath(folder / name, self.folder)
             for folder, listing in self._listed.items()
             for name in listing.episodes
         }
-        kept = [row for row in self.rows if row.path in here]
-        self.waiting = deque(name for name in self.waiting if name in here)
-        here |= {str(advantages_path(Path(name))) for name in here}
-        self.unreadable = [entry for entry in self.unreadable if entry.path in here]
-        if len(kept) < len(self.rows):
-            self.rows = [replace(row, number=place) for place, row in enumerate(kept)]
+        rows = [row for row in self.rows if row.path in present]
+        self.pending = deque(name for name in self.pending if name in present)
+        present |= {str(advantages_path(Path(name))) for name in present}
+        self.unreadable = [entry for entry in self.unreadable if entry.path in present]
+        if len(rows) < len(self.rows):
+            self.rows = [replace(row, number=index) for index, row in enumerate(rows)]
             self.generation += 1
 
 
-def listed(folder: Path, before: Listing | None) -> Listing | None:
-    """What a folder holds, or what it held if it has not changed since; None where it cannot be read."""
+def list_folder(folder: Path, before: FolderListing | None) -> FolderListing | None:
+    """The content of a folder, or `before` if it has not changed since; None where it cannot be read."""
     try:
         changed = folder.stat().st_mtime_ns
         if before is not None and before.changed == changed:
             return before
-        names, below, metrics = [], [], False
+        names, subfolders, metrics = [], [], False
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    if not entry.name.startswith(WITHOUT_EPISODES):
-                        below.append(folder / entry.name)
+                    if not entry.name.startswith(SKIPPED_FOLDERS):
+                        subfolders.append(folder / entry.name)
                 elif EPISODE_MARK in entry.name and entry.name.endswith(".jsonl") and entry.name[0] != ".":
                     names.append(entry.name)
                 metrics = metrics or entry.name == METRICS
-        return Listing(changed, frozenset(names), tuple(sorted(below)), metrics)
+        return FolderListing(changed, frozenset(names), tuple(sorted(subfolders)), metrics)
     except OSError:
         return None
 
 
-def read_row(path: Path, name: str, place: int, credit: EpisodeAdvantages | None = None) -> EpisodeRow:
-    """The row of one file; raises one of FAULTS where it is no whole episode."""
+def read_row(path: Path, name: str, number: int, advantages: EpisodeAdvantages | None = None) -> EpisodeRow:
+    """The row of one file; raises one of READ_ERRORS where it is no complete episode."""
     episode, size = read_episode(path)
-    part, step = part_of(name)
+    part, step = split_path(name)
     values = [value for turn in episode.turns for span in turn.spans for value in span.logprobs or ()]
     return EpisodeRow(
-        number=place,
+        number=number,
         path=name,
         part=part,
         step=step,
         environment=str(episode.task.environment),
         split=str(episode.task.split),
         group=str(episode.group),
-        sitting=attempt_result(episode),
+        result=attempt_result(episode),
         logprob=math.fsum(values) / len(values) if values else None,
         policy=str(episode.provenance.get("policy") or episode.provenance.get("model") or ""),
         size=size,
-        credit=None if credit is None else credit.mean,
+        advantage=None if advantages is None else advantages.mean,
     )
 
 
 def read_episode(path: Path) -> tuple[Trajectory, int]:
-    """An episode whose figures are figures and whose texts are texts, and the size of its file.
+    """An episode with the types of its fields checked, and the size of its file in bytes.
 
-    Unlike an episode to train on it may hold NaN and infinities: the page shows them as what they are.
+    Unlike an episode to train on it may hold NaN and infinities, which the page shows.
     """
     size = path.stat().st_size
-    episode = store.read_episode(path, max_bytes=LARGEST)
+    episode = store.read_episode(path, max_bytes=MAX_EPISODE_BYTES)
     if not isinstance(episode.task.id, str) or type(episode.attempt) is not int:
         raise ValueError("its task or attempt is not what an episode has there")
     if not all(
@@ -254,17 +266,17 @@ def read_episode(path: Path) -> tuple[Trajectory, int]:
     return episode, size
 
 
-def part_of(name: str) -> tuple[str, int | None]:
-    """Where in the run a file lies, and the training step that its folder names."""
+def split_path(name: str) -> tuple[str, int | None]:
+    """The folder of a file within the run, and the training step that the folder names."""
     folders = list(Path(name).parts[:-1])
-    found = re.fullmatch(r"step_(\d{1,9})", folders[-1]) if folders else None
-    if found is not None:
+    match = re.fullmatch(r"step_(\d{1,9})", folders[-1]) if folders else None
+    if match is not None:
         folders.pop()
-    return "/".join(folders), int(found[1]) if found is not None else None
+    return "/".join(folders), int(match[1]) if match is not None else None
 
 
-def reason(error: BaseException) -> str:
-    """Why a file cannot be read, in one line."""
+def error_text(error: BaseException) -> str:
+    """The reason why a file cannot be read, in one line."""
     text = str(error).splitlines()[0] if str(error) else ""
     if isinstance(error, store.EpisodeFileError):
         return error.reason[:300]
@@ -277,6 +289,6 @@ def reason(error: BaseException) -> str:
     return (text or type(error).__name__)[:300]
 
 
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Numbers in names in the order of numbers: attempt 10 after attempt 9."""
+def _natural_key(name: str) -> list[tuple[int, int, str]]:
+    """A sort key that orders numbers in names by value: attempt 10 after attempt 9."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d{1,18})", name)]

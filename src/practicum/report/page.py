@@ -1,7 +1,7 @@
-"""The page itself: one template, one style sheet and one script, in one file or served apart.
+"""The page: one template, one style sheet and one script, in one file or served separately.
 
-Nothing that a model wrote is ever part of the page's markup: it travels as JSON, and the script puts it on the page as
-text. The content security policy allows this script and no other, by its hash, and no connection anywhere.
+Nothing that a model wrote is ever part of the page's markup: it is embedded as JSON, and the script inserts it as text.
+The content security policy allows this script and no other, by its hash, and no connection anywhere.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def asset(name: str) -> str:
 
 
 def script() -> str:
-    """All scripts as one, in a room of their own."""
+    """All scripts as one, in a function scope of their own."""
     return "(() => {\n'use strict';\n" + "\n".join(asset(name) for name in SCRIPTS) + "\n})();\n"
 
 
@@ -36,13 +36,13 @@ def data_block(name: str, value: Any) -> bytes:
 
 
 def packed_block(name: str, packed: bytes) -> bytes:
-    """Compressed bytes inside the page, as letters and digits."""
+    """Compressed bytes inside the page, as base64."""
     head = f'<script type="application/octet-stream" id="{_safe(name)}">'
     return head.encode() + base64.b64encode(packed) + b"</script>\n"
 
 
 def self_contained(title: str, blocks: list[bytes]) -> bytes:
-    """The whole page as one file that needs nothing and reaches nowhere."""
+    """The whole page as one file that loads nothing and connects nowhere."""
     style, code = asset("style.css"), script()
     policy = f"{POLICY}; script-src {_hash(code)}; style-src {_hash(style)}"
     head = (
@@ -52,7 +52,7 @@ def self_contained(title: str, blocks: list[bytes]) -> bytes:
 
 
 def served(title: str) -> bytes:
-    """The page whose parts come from the same server."""
+    """The page whose style sheet and script come from the same server."""
     head = b'<link rel="stylesheet" href="style.css">'
     live = data_block("data", {"mode": "live"})
     return _filled(title, head, live + b'<script src="page.js"></script>')

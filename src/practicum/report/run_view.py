@@ -1,4 +1,4 @@
-"""A run as it is read: its curves, its episodes, its result; and the record of it that the page gets."""
+"""A run as the page shows it: its curves, its episodes, its result."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 from practicum.errors import UserError
 from practicum.evaluation.result import EvalResult, read_result
 from practicum.report.advantages import EpisodeAdvantages, read_advantages
-from practicum.report.cohorts import Cohort, cohorts_of
 from practicum.report.curves import Curves, config_text, planned_steps
 from practicum.report.episode import view
 from practicum.report.highlights import highlights
-from practicum.report.index import FAULTS, EpisodeRow, Index, read_episode, reason
+from practicum.report.index import READ_ERRORS, EpisodeRow, Index, error_text, read_episode
+from practicum.report.run_parts import RunPart, parts_of_run
 from practicum.report.runs import Run
 from practicum.report.tokens import Tokenizers
-from practicum.utils.escape import shown
+from practicum.utils.escape import escape_invisible
 
-MOST_LISTED = 200
-"""Files that cannot be read, by name; beyond that they are counted."""
+MAX_LISTED_FILES = 200
+"""Unreadable files that are listed by name; further ones are only counted."""
 
 
 class RunView:
-    """One run. `refresh` finds what is new; nothing in the run's folder is ever changed.
+    """One run. `refresh` finds new files and steps; nothing in the run's folder is ever written.
 
-    `lock` guards the curves and the index where one thread reads the run and others ask about it.
+    `lock` guards the curves and the index while one thread reads the run and others answer requests.
     """
 
     def __init__(self, run: Run) -> None:
@@ -35,84 +35,84 @@ class RunView:
         self.index = Index(run.folder)
         self.curves: list[Curves] = []
         self.result: EvalResult | None = None
-        self.fault: str | None = None
-        self._dealt: tuple[tuple[int, int], list[Cohort]] | None = None
+        self.error: str | None = None
+        self._parts_cache: tuple[tuple[int, int], list[RunPart]] | None = None
         if run.result is not None:
             try:
                 self.result = read_result(run.result)
-            except (UserError, *FAULTS) as error:
-                self.fault = reason(error)
+            except (UserError, *READ_ERRORS) as error:
+                self.error = error_text(error)
 
     @property
     def name(self) -> str:
         return self.run.name
 
     def refresh(self) -> list[tuple[Curves, bool, list[dict[str, Any]]]]:
-        """List new files, and read on in every metrics file; each with whether it began anew, and its new steps."""
+        """Find new files and read every metrics file: whether it was read from the start, and its new steps."""
         with self.lock:
             self.index.scan()
-            known = {curves.path for curves in self.curves}
+            paths = {curves.path for curves in self.curves}
             for path in self.index.metrics_files():
-                if path not in known:
-                    self.curves.append(Curves(path, _stage(path.parent, self.run)))
+                if path not in paths:
+                    self.curves.append(Curves(path, _stage_name(path.parent, self.run)))
             return [(curves, *curves.advance()) for curves in self.curves]
 
-    def cohorts(self) -> list[Cohort]:
-        """Parts of the run; where there is a result, it speaks for the episodes it was made of."""
+    def parts(self) -> list[RunPart]:
+        """The parts of the run; a result takes the place of the episodes that it was made of."""
         with self.lock:
             state, rows = (self.index.generation, len(self.index.rows)), list(self.index.rows)
-        if self._dealt is None or self._dealt[0] != state:
-            found = cohorts_of(self.run.key, self.name, rows)
+        if self._parts_cache is None or self._parts_cache[0] != state:
+            parts = parts_of_run(self.run.key, self.name, rows)
             if self.result is not None:
-                mine = Cohort(self.run.key, self.name, "", "", self.result, True)
-                found = [mine, *(c for c in found if c.part != "episodes")]
-            self._dealt = (state, found)
-        return self._dealt[1]
+                evaluated = RunPart(self.run.key, self.name, "", "", self.result, True)
+                parts = [evaluated, *(part for part in parts if part.part != "episodes")]
+            self._parts_cache = (state, parts)
+        return self._parts_cache[1]
 
     def record(self) -> dict[str, Any]:
-        """What the page shows of the run besides its episodes."""
-        cohorts = self.cohorts()
+        """The run as JSON for the page, without its episodes."""
+        parts = self.parts()
         with self.lock:
             curves = [curves.record() for curves in self.curves]
             rows, unreadable = list(self.index.rows), list(self.index.unreadable)
-            waiting, generation = len(self.index.waiting), self.index.generation
+            waiting, generation = len(self.index.pending), self.index.generation
         return {
             "key": self.run.key,
-            "name": shown(self.name),
-            "folder": shown(os.fspath(self.run.folder)),
+            "name": escape_invisible(self.name),
+            "folder": escape_invisible(os.fspath(self.run.folder)),
             "kind": "training" if curves else "examination" if self.result else "episodes",
-            "policy": shown(self.result.policy) if self.result else None,
+            "policy": escape_invisible(self.result.policy) if self.result else None,
             "planned": planned_steps(self.run.folder),
             "config": config_text(self.run.folder),
             "curves": curves,
-            "table": [cohort.record() for cohort in cohorts],
+            "table": [part.record() for part in parts],
             "samples": highlights(rows),
             "episodes": len(rows),
             "waiting": waiting,
             "generation": generation,
-            "fault": None if self.fault is None else shown(self.fault),
-            "unreadable": [entry.record() for entry in unreadable[:MOST_LISTED]],
+            "fault": None if self.error is None else escape_invisible(self.error),
+            "unreadable": [entry.record() for entry in unreadable[:MAX_LISTED_FILES]],
             "unreadable_count": len(unreadable),
         }
 
     def episode(self, row: EpisodeRow, tokenizers: Tokenizers) -> dict[str, Any]:
-        """One episode for the page, or why it cannot be shown: its file may have gone or changed since."""
+        """One episode for the page, or the error: its file may have been removed or changed."""
         path = self.index.path(row)
         try:
             episode, _ = read_episode(path)
-            return {**view(episode, tokenizers, _credit(path)), "path": shown(os.fspath(path))}
-        except FAULTS as error:
-            return {"fault": shown(reason(error)), "path": shown(os.fspath(path))}
+            return {**view(episode, tokenizers, _readable_advantages(path)), "path": escape_invisible(os.fspath(path))}
+        except READ_ERRORS as error:
+            return {"fault": escape_invisible(error_text(error)), "path": escape_invisible(os.fspath(path))}
 
 
-def _credit(path: Path) -> EpisodeAdvantages | None:
-    """Damaged advantages are listed by the index; the episode is shown without them."""
+def _readable_advantages(path: Path) -> EpisodeAdvantages | None:
+    """The advantages beside an episode; None for damaged ones, which the index lists."""
     try:
         return read_advantages(path)
-    except FAULTS:
+    except READ_ERRORS:
         return None
 
 
-def _stage(folder: os.PathLike[str], run: Run) -> str:
+def _stage_name(folder: os.PathLike[str], run: Run) -> str:
     name = os.path.relpath(folder, run.folder)
     return "" if name == "." else name

@@ -1,4 +1,4 @@
-"""What a run is on disk: a folder with metrics, episodes or a result, found below the folders that were given."""
+"""Runs on disk: folders with metrics, episodes or a result, found below given folders."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from practicum.data.store import EPISODE_MARK
 from practicum.errors import UserError
 
 METRICS, TIMING, HEALTH, CONFIG = "metrics.jsonl", "timing.jsonl", "health.jsonl", "config.yaml"
-MARKS = frozenset({METRICS, CONFIG, "plan.json", "summary.json", "collect.json", "panel.json"})
-"""Files that say: this folder, with all below it, is one run."""
-WITHOUT_EPISODES = ("global_step_", "model", "tensorboard", "wandb", ".")
-"""Beginnings of folder names that hold weights or logs: nothing to look for in there."""
-DEEPEST = 8
+RUN_FILES = frozenset({METRICS, CONFIG, "plan.json", "summary.json", "collect.json", "panel.json"})
+"""Files that make a folder, with everything below it, one run."""
+SKIPPED_FOLDERS = ("global_step_", "model", "tensorboard", "wandb", ".")
+"""Prefixes of the names of folders with weights or logs, which hold no episodes."""
+MAX_DEPTH = 8
 
 
 @dataclass(frozen=True)
@@ -30,49 +30,49 @@ class Run:
 
     @property
     def key(self) -> str:
-        """A short name that is safe in an address and stays the same as long as the folder does."""
+        """A short name that is safe in a URL and is the same as long as the folder's path is."""
         return hashlib.sha256(os.fsencode(self.result or self.folder)).hexdigest()[:10]
 
 
-def find_runs(places: Sequence[Path]) -> list[Run]:
-    """The runs that were named, or all below a folder that is none itself; each with a name of its own."""
-    found: dict[Path, Run] = {}
-    for place in places:
-        here = _runs_at(place)
-        if not here:
+def find_runs(paths: Sequence[Path]) -> list[Run]:
+    """The runs at these paths, or all below a folder that is none itself; each with a distinct name."""
+    runs: dict[Path, Run] = {}
+    for path in paths:
+        runs_here = _runs_at(path)
+        if not runs_here:
             raise UserError(
-                f"There is no run in '{place}': a run's folder has metrics.jsonl, episodes or a result of `practicum "
+                f"There is no run in '{path}': a run's folder has metrics.jsonl, episodes or a result of `practicum "
                 "eval --out`."
             )
-        for run in here:
-            found.setdefault((run.result or run.folder).resolve(), run)
-    return _named(list(found.values()))
+        for run in runs_here:
+            runs.setdefault((run.result or run.folder).resolve(), run)
+    return _with_distinct_names(list(runs.values()))
 
 
 def runs_below(top: Path) -> list[Run]:
-    """All runs below a folder, which may be empty still."""
-    return _named(_walk(top))
+    """All runs below a folder, which may still be empty."""
+    return _with_distinct_names(_walk(top))
 
 
-def _runs_at(place: Path) -> list[Run]:
-    if place.is_dir():
-        return _walk(place)
-    if place.suffix == ".json" and place.is_file():
-        return [Run(place.stem, place.with_suffix(".run"), place)]
-    if not place.exists():
-        raise UserError(f"There is no run '{place}'; give the folder of a run, or a folder with runs below it.")
+def _runs_at(path: Path) -> list[Run]:
+    if path.is_dir():
+        return _walk(path)
+    if path.suffix == ".json" and path.is_file():
+        return [Run(path.stem, path.with_suffix(".run"), path)]
+    if not path.exists():
+        raise UserError(f"There is no run '{path}'; give the folder of a run, or a folder with runs below it.")
     return []
 
 
 def _walk(top: Path) -> list[Run]:
-    runs, waiting = [], [(top, 0)]
-    while waiting:
-        folder, depth = waiting.pop()
+    runs, folders = [], [(top, 0)]
+    while folders:
+        folder, depth = folders.pop()
         run = _run_in(folder)
         if run is not None:
             runs.append(run)
-        elif depth < DEEPEST:
-            waiting += [(below, depth + 1) for below in _below(folder)]
+        elif depth < MAX_DEPTH:
+            folders += [(subfolder, depth + 1) for subfolder in _subfolders(folder)]
     return sorted(runs, key=lambda run: str(run.folder))
 
 
@@ -83,24 +83,24 @@ def _run_in(folder: Path) -> Run | None:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name in MARKS or (EPISODE_MARK in entry.name and entry.name.endswith(".jsonl")):
+                if entry.name in RUN_FILES or (EPISODE_MARK in entry.name and entry.name.endswith(".jsonl")):
                     return Run(folder.name or str(folder), folder)
     except OSError:
         return None
     return None
 
 
-def _below(folder: Path) -> list[Path]:
+def _subfolders(folder: Path) -> list[Path]:
     try:
         with os.scandir(folder) as entries:
             names = [e.name for e in entries if e.is_dir(follow_symlinks=False)]
     except OSError:
         return []
-    return [folder / name for name in sorted(names) if not name.startswith(WITHOUT_EPISODES)]
+    return [folder / name for name in sorted(names) if not name.startswith(SKIPPED_FOLDERS)]
 
 
-def _named(runs: list[Run]) -> list[Run]:
-    """As few of the last parts of a path as tell all runs apart."""
+def _with_distinct_names(runs: list[Run]) -> list[Run]:
+    """Name each run by the fewest last parts of its path that distinguish all runs."""
     paths = [(run.result or run.folder).absolute() for run in runs]
     short = [path.with_suffix("") if path.suffix in (".json", ".run") else path for path in paths]
     taken = Counter(short)

@@ -1,24 +1,24 @@
-"""One learning curve, kept short: a run of any length costs the same to hold, to send and to draw."""
+"""One learning curve of bounded length: a run of any length costs the same memory, traffic and drawing."""
 
 from __future__ import annotations
 
 from typing import Any
 
-LIMIT = 600
-"""Points a curve has at most, before two neighbours become one."""
+MAX_POINTS = 600
+"""Points at which neighbours are merged in pairs."""
 
 
 class Series:
     """Points (step, mean, low, high); each is the mean over `stride` steps, and `stride` doubles as the curve grows.
 
-    Adding a point costs the same however long the run is (counted over many). The page goes on adding by the same rule,
-    so what it holds after a thousand messages is what it would have been sent afresh.
+    Adding a point has constant amortised cost. The page adds points by the same rule, so after a thousand messages it
+    holds the same curve as one that is loaded again.
     """
 
     def __init__(self) -> None:
         self.stride = 1
         self.points: list[tuple[float, float, float, float]] = []
-        self.pending: list[float] = [0, 0, 0, 0, 0]  # how many, last step, sums of value, low and high
+        self.pending: list[float] = [0, 0, 0, 0, 0]  # count, last step, sums of value, low and high
 
     def add(self, step: float, value: float, low: float | None = None, high: float | None = None) -> None:
         pending = self.pending
@@ -31,7 +31,7 @@ class Series:
             return
         self.points.append((pending[1], *(total / pending[0] for total in pending[2:])))  # type: ignore[arg-type]
         self.pending = [0, 0, 0, 0, 0]
-        if len(self.points) >= LIMIT:
+        if len(self.points) >= MAX_POINTS:
             self._halve()
 
     def _halve(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from practicum.errors import UserError
-from practicum.report.index import FAULTS, read_episode, reason
+from practicum.report.index import READ_ERRORS, error_text, read_episode
 from practicum.report.tokens import tokenizer_file
 from practicum.trajectory import Origin, Trajectory
 from practicum.utils.escape import is_number
@@ -24,14 +24,14 @@ def show_episode(path: Path, model: str | None = None, coloured: bool = False, l
         episode, _ = read_episode(path)
     except FileNotFoundError:
         raise UserError(f"There is no episode at '{path}'.") from None
-    except FAULTS as error:
-        raise UserError(f"'{path}' is not a whole episode file: {printable(reason(error))}.") from None
+    except READ_ERRORS as error:
+        raise UserError(f"'{path}' is not a whole episode file: {printable(error_text(error))}.") from None
     source = model or str(episode.provenance.get("model", "tiny"))
     tokenizer = load_tokenizer(model) if model else local_tokenizer(source)
     try:
         return "\n".join(episode_lines(episode, tokenizer, coloured, logprobs))
-    except FAULTS as error:  # ids that no vocabulary has
-        raise UserError(f"'{path}' does not fit the tokenizer of '{source}': {printable(reason(error))}.") from None
+    except READ_ERRORS as error:  # ids that no vocabulary has
+        raise UserError(f"'{path}' does not fit the tokenizer of '{source}': {printable(error_text(error))}.") from None
 
 
 def load_tokenizer(name: str) -> object:

@@ -1,4 +1,4 @@
-"""Token ids as pieces of text, with what lies on this machine: nothing is fetched, whatever an episode names."""
+"""Token ids as text, with the tokenizers of this machine: nothing is downloaded, whatever an episode names."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from practicum import __version__
-from practicum.utils.escape import shown
+from practicum.utils.escape import escape_invisible
 
 BUILT_IN = ("tiny", "smollm2")
 HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
-LARGEST = 256 << 20
-LONGEST = 4
-"""Tokens that may share one character: it has so many bytes at most."""
-REMEMBERED = 200_000
+MAX_TOKENIZER_BYTES = 256 << 20
+MAX_TOKENS_PER_CHARACTER = 4
+"""A character has at most four bytes in UTF-8."""
+MAX_CACHED_TEXTS = 200_000
 
 
-class Pieces:
-    """Cuts a run of ids into texts, one a token; the tokens of a character that several share come as one piece."""
+class TokenTexts:
+    """Splits ids into texts, one per token; tokens that together make one character become one text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -31,47 +31,47 @@ class Pieces:
         # Byte-level vocabularies say a token's text whatever stands before it; others drop a space at the start.
         self._alone = "ByteLevel" in type(tokenizer.decoder).__name__ or _is_byte_level(tokenizer)
 
-    def of(self, ids: Sequence[int]) -> list[tuple[str, int]]:
-        """(text with what cannot be seen as escapes, how many tokens) for one token after the other."""
-        found: list[tuple[str, int]] = []
-        place = 0
-        while place < len(ids):
-            text, used = self._text(ids, place), 1
-            while "\ufffd" in text and used < LONGEST and place + used < len(ids):
-                longer = self._join(tuple(ids[place : place + used + 1]))
+    def split(self, ids: Sequence[int]) -> list[tuple[str, int]]:
+        """The text with invisible characters escaped, and its number of tokens, for each token in order."""
+        texts: list[tuple[str, int]] = []
+        index = 0
+        while index < len(ids):
+            text, used = self._text(ids, index), 1
+            while "\ufffd" in text and used < MAX_TOKENS_PER_CHARACTER and index + used < len(ids):
+                longer = self._join(tuple(ids[index : index + used + 1]))
                 used += 1
                 if "\ufffd" not in longer:
                     text = longer
                     break
             else:
-                used = 1  # no character comes of it: bytes that are none
-            found.append((text, used))
-            place += used
-        return found
+                used = 1  # the bytes make no character
+            texts.append((text, used))
+            index += used
+        return texts
 
     def _join(self, ids: tuple[int, ...]) -> str:
-        found = self._joined.get(ids)
-        if found is None:
-            if len(self._joined) > REMEMBERED:
+        text = self._joined.get(ids)
+        if text is None:
+            if len(self._joined) > MAX_CACHED_TEXTS:
                 self._joined.clear()
-            found = self._joined[ids] = self._decode([i for i in ids if 0 <= i < self.size])
-        return found
+            text = self._joined[ids] = self._decode([i for i in ids if 0 <= i < self.size])
+        return text
 
-    def _text(self, ids: Sequence[int], place: int) -> str:
-        id = ids[place]
+    def _text(self, ids: Sequence[int], index: int) -> str:
+        id = ids[index]
         if not 0 <= id < self.size:
             return f"⟨{id}⟩"
-        if self._alone or place == 0 or not 0 <= ids[place - 1] < self.size:
-            found = self._texts.get(id)
-            if found is None:
-                found = self._texts[id] = self._decode([id])
-            return found
-        before = ids[place - 1]
+        if self._alone or index == 0 or not 0 <= ids[index - 1] < self.size:
+            text = self._texts.get(id)
+            if text is None:
+                text = self._texts[id] = self._decode([id])
+            return text
+        before = ids[index - 1]
         alone, both = self._decode([before]), self._decode([before, id])
         return both[len(alone) :] if both.startswith(alone) else self._decode([id])
 
     def _decode(self, ids: list[int]) -> str:
-        return shown(str(self.tokenizer.decode(ids, skip_special_tokens=False)))
+        return escape_invisible(str(self.tokenizer.decode(ids, skip_special_tokens=False)))
 
 
 def _is_byte_level(tokenizer: Tokenizer) -> bool:
@@ -79,20 +79,20 @@ def _is_byte_level(tokenizer: Tokenizer) -> bool:
 
 
 class Tokenizers:
-    """Tokenizers by the names that episodes give; one that is not here is None, and is looked for once."""
+    """Tokenizers by the names in episodes; a missing one is None, and is searched for once."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Pieces | None] = {}
+        self._loaded: dict[str, TokenTexts | None] = {}
 
-    def get(self, name: str) -> Pieces | None:
-        if name not in self._known:
+    def get(self, name: str) -> TokenTexts | None:
+        if name not in self._loaded:
             path = tokenizer_file(name)
-            self._known[name] = None if path is None else _load(path)
-        return self._known[name]
+            self._loaded[name] = None if path is None else _load(path)
+        return self._loaded[name]
 
 
 def tokenizer_file(name: str) -> Path | None:
-    """Where the vocabulary of a model lies: a built-in one, a folder, or what an earlier download left here."""
+    """The tokenizer file of a model: a built-in one, in a folder, or in the cache of an earlier download."""
     if name in BUILT_IN:
         return _built_in(name)
     if not name or "\x00" in name or len(name) > 1000:
@@ -124,14 +124,14 @@ def _built_in(name: str) -> Path | None:
 def _downloaded(name: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(name, "tokenizer.json")
-    return Path(found) if isinstance(found, str) else None
+    path = try_to_load_from_cache(name, "tokenizer.json")
+    return Path(path) if isinstance(path, str) else None
 
 
-def _load(path: Path) -> Pieces | None:
+def _load(path: Path) -> TokenTexts | None:
     try:
-        if path.stat().st_size > LARGEST:
+        if path.stat().st_size > MAX_TOKENIZER_BYTES:
             return None
-        return Pieces(Tokenizer.from_file(str(path)))
+        return TokenTexts(Tokenizer.from_file(str(path)))
     except Exception:  # the library raises bare Exception on a file it cannot read
         return None

@@ -6,7 +6,15 @@ import sys
 import threading
 import time
 from types import TracebackType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+from practicum.utils.tables import printable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
+BAR_WIDTH = 16
 
 
 def duration(seconds: float) -> str:
@@ -16,9 +24,10 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """A context manager that redraws its line on a terminal and prints one every few seconds elsewhere.
+    """A context manager that redraws one line with a bar on a terminal and prints a line every few seconds elsewhere.
 
-    A thread prints the line also while the work makes no progress. With `shown` false nothing is printed.
+    On a terminal, lines that are printed meanwhile appear above it, and a line that is too long is cut, not wrapped. A
+    thread updates the line also while the work makes no progress. With `shown` false nothing is printed.
     """
 
     def __init__(
@@ -30,19 +39,23 @@ class Progress:
         every: float = 4.0,
         shown: bool = True,
     ) -> None:
-        self.label, self.total, self.unit, self.shown = label, total, unit, shown
+        self.label, self.total, self.unit, self.shown, self.every = label, total, unit, shown, every
         self.stream = stream or sys.stderr
-        self.live = self.stream.isatty()
-        self.every = 0.2 if self.live else every
         self.done = 0
         self.note = ""
         self._started = time.monotonic()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread = threading.Thread(target=self._print_regularly, daemon=True)
+        self._display: Live | None = None
 
     def __enter__(self) -> Progress:
-        if self.shown:
-            self._show()
+        if not self.shown:
+            return self
+        if self.stream.isatty():
+            self._display = self._make_display()
+            self._display.start()
+        else:
+            self._print()
             self._thread.start()
         return self
 
@@ -51,11 +64,12 @@ class Progress:
     ) -> None:
         if not self.shown:
             return
-        self._stop.set()
-        self._thread.join()
-        self._show()
-        if self.live:
-            self.stream.write("\n")
+        if self._display is not None:
+            self._display.stop()
+        else:
+            self._stop.set()
+            self._thread.join()
+            self._print()
         self.stream.flush()
 
     def advance(self, count: int = 1, note: str | None = None) -> None:
@@ -67,17 +81,44 @@ class Progress:
     def seconds(self) -> float:
         return time.monotonic() - self._started
 
-    def _beat(self) -> None:
-        while not self._stop.wait(self.every):
-            self._show()
-
-    def _show(self) -> None:
+    def _status(self) -> str:
+        """Everything after the label."""
         seconds = self.seconds
-        text = f"{self.label:<22} {self.done}/{self.total}{' ' + self.unit if self.unit else ''}  {duration(seconds)}"
+        text = f"{self.done}/{self.total}{' ' + self.unit if self.unit else ''}  {duration(seconds)}"
         if 0 < self.done < self.total and seconds > 0:
             rate = self.done / seconds
             text += f"  {rate:.3g}/s  {duration((self.total - self.done) / rate)} left"
-        if self.note:
-            text += f"  {self.note}"
-        self.stream.write(f"\r\x1b[2K{text}" if self.live else f"{text}\n")
+        return f"{text}  {printable(self.note)}" if self.note else text
+
+    def _print_regularly(self) -> None:
+        while not self._stop.wait(self.every):
+            self._print()
+
+    def _print(self) -> None:
+        self.stream.write(f"{printable(self.label):<22} {self._status()}\n")
         self.stream.flush()
+
+    def _make_display(self) -> Live:
+        from rich.console import Console  # here, because it is slow to import
+        from rich.live import Live
+
+        # What goes to stdout is left alone unless that is the terminal too: it may be piped into a file.
+        return Live(
+            console=Console(file=self.stream, force_terminal=True),
+            get_renderable=self._render,
+            refresh_per_second=5,
+            redirect_stdout=sys.stdout.isatty(),
+        )
+
+    def _render(self) -> RenderableType:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        line = Table.grid(padding=(0, 1), expand=True)
+        line.add_column(no_wrap=True)
+        line.add_column(width=BAR_WIDTH)
+        line.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+        bar = ProgressBar(total=max(1, self.total), completed=min(self.done, self.total), width=BAR_WIDTH)
+        line.add_row(Text(printable(self.label), style="bold"), bar, Text(self._status()))
+        return line

@@ -127,9 +127,9 @@ def test_what_a_run_kept_of_itself_is_shown_as_it_was(
     journal.close()
     group = [an_episode("task-0", attempt, float(attempt == 1), tokenizer) for attempt in range(3)]
     size = len(group[0].turns[0].spans[-1].ids)
-    keeper = EpisodeSaver(run, "gae")
-    keeper.hear([group], [[np.linspace(-2.0, 2.0, size), np.full(size, 0.25), np.full(size, -0.25)]])
-    keeper.keep_group(4)
+    saver = EpisodeSaver(run, "gae")
+    saver.set_advantages([group], [[np.linspace(-2.0, 2.0, size), np.full(size, 0.25), np.full(size, -0.25)]])
+    saver.save_group(4)
     path = tmp_path / "report.html"
     path.write_bytes(document(find_runs([run]))[0])
     with Watched(browser) as watched:

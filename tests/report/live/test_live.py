@@ -181,12 +181,12 @@ def test_looking_again_costs_the_same_however_long_a_run_is(tmp_path: Path) -> N
     path.write_text("".join(json.dumps({"step": step, "a": 1.0}) + "\n" for step in range(1, 20_001)))
     told: list[dict[str, Any]] = []
     watch = FolderWatcher(tmp_path, told.append)
-    watch.look(100.0)
-    (reading,) = watch.readings.values()
+    watch.refresh(100.0)
+    (reading,) = watch.views.values()
     before = reading.curves[0].tail.offset
     with path.open("a") as file:
         file.write('{"step": 20001, "a": 1.0}\n')
-    watch.look(101.0)
+    watch.refresh(101.0)
     assert reading.curves[0].tail.offset - before == len('{"step": 20001, "a": 1.0}\n')
     assert told[-1]["row"] == 20_001
     assert len(json.dumps(told[-1])) < 200

@@ -1,1 +1,1 @@
-"""The live page: runs below a folder, watched and never touched."""
+"""The live page over a folder of runs, which is only read."""

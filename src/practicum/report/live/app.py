@@ -1,4 +1,4 @@
-"""The server of the live page: a few addresses to read from, none to write to."""
+"""The web application of the live page: read-only routes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from practicum.report import page
-from practicum.report.cohorts import comparisons
 from practicum.report.index import FIELDS
 from practicum.report.live.watcher import FolderWatcher
+from practicum.report.run_parts import compare_parts
 from practicum.report.run_view import RunView
 from practicum.report.tokens import Tokenizers
-from practicum.utils.escape import encode, shown
+from practicum.utils.escape import encode, escape_invisible
 
-SHOWN = 6
-"""Runs that a page shows before anybody chooses."""
-WAITING = 2000
-"""Messages kept for a page that reads slowly; one that falls further behind connects anew."""
-HEARTBEAT = 15.0
+NUM_SHOWN_RUNS = 6
+"""Runs that a page shows before any are selected."""
+MAX_QUEUED_MESSAGES = 2000
+"""Messages queued for a page that reads slowly; one that falls further behind has to reconnect."""
+HEARTBEAT_SECONDS = 15.0
 HEADERS = {
     "Content-Security-Policy": page.SERVED_POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -42,18 +42,18 @@ HEADERS = {
 
 
 class Hub:
-    """Hands what the watch tells, from its own thread, to every page that listens."""
+    """Sends the messages of the watcher, which runs in a thread of its own, to every connected page."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.pages: set[asyncio.Queue[bytes | None]] = set()
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def publish(self, message: dict[str, Any]) -> None:
         if self.loop is not None and self.pages:
-            with contextlib.suppress(RuntimeError):  # the server is on its way out
-                self.loop.call_soon_threadsafe(self._hand, encode(message))
+            with contextlib.suppress(RuntimeError):  # the server is shutting down
+                self.loop.call_soon_threadsafe(self._enqueue, encode(message))
 
-    def _hand(self, data: bytes) -> None:
+    def _enqueue(self, data: bytes) -> None:
         for queue in list(self.pages):
             try:
                 queue.put_nowait(data)
@@ -63,22 +63,22 @@ class Hub:
                 queue.put_nowait(None)
 
     def close(self) -> None:
-        """End every page's stream: a server that is asked to stop waits for them. May be called from any thread."""
+        """End every page's stream, because a server that stops waits for them. May be called from any thread."""
         if self.loop is not None:
-            self.loop.call_soon_threadsafe(self._end)
+            self.loop.call_soon_threadsafe(self._end_streams)
 
-    def _end(self) -> None:
+    def _end_streams(self) -> None:
         for queue in list(self.pages):
             with contextlib.suppress(asyncio.QueueFull):
                 queue.put_nowait(None)
 
 
-class Live:
-    """The answers. Whatever takes longer than a moment is done in a thread."""
+class LivePage:
+    """The request handlers. Reading files and comparing is done in a thread."""
 
     def __init__(self, top: Path) -> None:
         self.hub = Hub()
-        self.watch = FolderWatcher(top, self.hub.tell)
+        self.watcher = FolderWatcher(top, self.hub.publish)
         self.tokenizers = Tokenizers()
         self.title = f"Practicum: {top.resolve().name or top}"
 
@@ -93,54 +93,62 @@ class Live:
 
     async def runs(self, request: Request) -> Response:
         def answer() -> dict[str, Any]:
-            readings = list(self.watch.readings.values())
+            views = list(self.watcher.views.values())
             return {
                 "fields": FIELDS,
-                "shown": SHOWN,
-                "runs": [{"key": r.run.key, "name": shown(r.name), "folder": shown(str(r.run.folder)),
-                          "episodes": len(r.index.rows), "waiting": len(r.index.waiting), "age": self.watch.age(r)}
-                         for r in readings],
-            }  # fmt: skip
+                "shown": NUM_SHOWN_RUNS,
+                "runs": [
+                    {
+                        "key": view.run.key,
+                        "name": escape_invisible(view.name),
+                        "folder": escape_invisible(str(view.run.folder)),
+                        "episodes": len(view.index.rows),
+                        "waiting": len(view.index.pending),
+                        "age": self.watcher.age(view),
+                    }
+                    for view in views
+                ],
+            }
 
-        return await self._answered(answer)
+        return await self._json_response(answer)
 
     async def run(self, request: Request) -> Response:
-        return await self._of(request, lambda reading: reading.record())
+        return await self._run_response(request, lambda view: view.record())
 
     async def episodes(self, request: Request) -> Response:
         start = _number(request, "from")
 
-        def answer(reading: RunView) -> dict[str, Any]:
-            index = reading.index
-            with reading.lock:
+        def answer(view: RunView) -> dict[str, Any]:
+            index = view.index
+            with view.lock:
                 rows, count = index.rows[start:], len(index.rows)
-                waiting, generation = len(index.waiting), index.generation
+                waiting, generation = len(index.pending), index.generation
             records = [row.record() for row in rows]
             return {"rows": records, "count": count, "waiting": waiting, "generation": generation}
 
-        return await self._of(request, answer)
+        return await self._run_response(request, answer)
 
     async def episode(self, request: Request) -> Response:
-        place = _number(request, "number")
+        number = _number(request, "number")
 
-        def answer(reading: RunView) -> dict[str, Any]:
-            if place >= len(reading.index.rows):
+        def answer(view: RunView) -> dict[str, Any]:
+            if number >= len(view.index.rows):
                 return {"fault": "there is no such episode (any more)"}
-            return reading.episode(reading.index.rows[place], self.tokenizers)
+            return view.episode(view.index.rows[number], self.tokenizers)
 
-        return await self._of(request, answer)
+        return await self._run_response(request, answer)
 
     async def compare(self, request: Request) -> Response:
         keys = request.query_params.get("runs", "").split(",")[:12]
 
         def answer() -> dict[str, Any]:
-            found = [reading for key in keys if (reading := self.watch.get(key)) is not None]
-            return {"comparisons": comparisons([cohort for reading in found for cohort in reading.cohorts()])}
+            views = [view for key in keys if (view := self.watcher.get(key)) is not None]
+            return {"comparisons": compare_parts([part for view in views for part in view.parts()])}
 
-        return await self._answered(answer)
+        return await self._json_response(answer)
 
     async def events(self, request: Request) -> Response:
-        queue: asyncio.Queue[bytes | None] = asyncio.Queue(WAITING)
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_QUEUED_MESSAGES)
         self.hub.pages.add(queue)
 
         async def stream() -> AsyncIterator[bytes]:
@@ -148,7 +156,7 @@ class Live:
                 yield b"retry: 1000\n\n"
                 while True:
                     try:
-                        data = await asyncio.wait_for(queue.get(), HEARTBEAT)
+                        data = await asyncio.wait_for(queue.get(), HEARTBEAT_SECONDS)
                     except TimeoutError:
                         yield b": still here\n\n"
                         continue
@@ -160,28 +168,28 @@ class Live:
 
         return StreamingResponse(stream(), media_type="text/event-stream")
 
-    async def _of(self, request: Request, answer: Callable[[RunView], dict[str, Any]]) -> Response:
-        reading = self.watch.get(request.query_params.get("run", ""))
-        if reading is None:
+    async def _run_response(self, request: Request, answer: Callable[[RunView], dict[str, Any]]) -> Response:
+        view = self.watcher.get(request.query_params.get("run", ""))
+        if view is None:
             return JSONResponse({"fault": "there is no such run (any more)"}, 404)
-        return await self._answered(lambda: answer(reading))
+        return await self._json_response(lambda: answer(view))
 
-    async def _answered(self, answer: Callable[[], dict[str, Any]]) -> Response:
+    async def _json_response(self, answer: Callable[[], dict[str, Any]]) -> Response:
         body = await run_in_threadpool(lambda: encode(answer()))
         return Response(body, media_type="application/json")
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         self.hub.loop = asyncio.get_running_loop()
-        self.watch.start()
+        self.watcher.start()
         try:
             yield
         finally:
-            await run_in_threadpool(self.watch.stop)
+            await run_in_threadpool(self.watcher.stop)
 
 
-class Guarded:
-    """Puts the security headers on every answer, and refuses everything that does not only read."""
+class SecurityHeaders:
+    """Adds the security headers to every response, and refuses every method but GET and HEAD."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -199,14 +207,14 @@ class Guarded:
 
         inner: Callable[[Scope, Receive, Send], Awaitable[None]] = self.app
         if scope["method"] not in ("GET", "HEAD"):
-            inner = Response("This page is for reading only.", 405)
+            inner = Response("This page is for view only.", 405)
         await inner(scope, receive, send_guarded)
 
 
 def make_app(top: Path, hosts: list[str]) -> Starlette:
-    """The application over a folder. `hosts` are the names it may be called by: a foreign page that lets its own name
-    point here gets no answer."""
-    live = Live(top)
+    """The application over a folder. `hosts` are the accepted host names: a foreign page that points its own name here
+    (DNS rebinding) gets no answer."""
+    live = LivePage(top)
     routes = [
         Route("/", live.front),
         Route("/style.css", live.style),
@@ -219,7 +227,7 @@ def make_app(top: Path, hosts: list[str]) -> Starlette:
         Route("/api/events", live.events),
     ]
     middleware = [
-        Middleware(Guarded),
+        Middleware(SecurityHeaders),
         Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
         Middleware(GZipMiddleware, minimum_size=2000, compresslevel=3),
     ]

@@ -1,4 +1,4 @@
-"""Watching a folder of runs: what is new is read once, in a thread of its own, and told to every page that listens."""
+"""Watches a folder of runs: new files are read once, in a thread of its own, and published to every connected page."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from practicum.report.curves import Curves
 from practicum.report.run_view import RunView
 from practicum.report.runs import METRICS, runs_below
 
-EVERY = 1.0
-"""Seconds between two looks at the runs that are there."""
-SEARCH = 5.0
-"""Seconds between two looks for new runs."""
-SLICE = 0.15
-"""Seconds of reading episodes before the runs are looked at again."""
+REFRESH_SECONDS = 1.0
+"""Seconds between two checks of the known runs."""
+SEARCH_SECONDS = 5.0
+"""Seconds between two searches for new runs."""
+READ_SECONDS = 0.15
+"""Seconds of view episodes before the runs are looked at again."""
 
-MANY = 40
-"""New steps of one look from which a page asks for the whole run instead."""
+MAX_SENT_STEPS = 40
+"""New steps that are sent one by one; with more of them a page loads the run again."""
 
-Tell = Callable[[dict[str, Any]], None]
+Publish = Callable[[dict[str, Any]], None]
 
 
 class FolderWatcher:
-    """All runs below a folder; nothing on disk is ever written. `readings` is replaced, never changed."""
+    """All runs below a folder; nothing on disk is ever written. `views` is replaced, never modified."""
 
-    def __init__(self, top: Path, tell: Tell) -> None:
-        self.top, self.tell = top, tell
-        self.readings: dict[str, RunView] = {}
-        self._searched = -SEARCH
+    def __init__(self, top: Path, publish: Publish) -> None:
+        self.top, self.publish = top, publish
+        self.views: dict[str, RunView] = {}
+        self._searched = -SEARCH_SECONDS
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._go, name="watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -43,74 +43,74 @@ class FolderWatcher:
         self._thread.join(timeout=5)
 
     def get(self, key: str) -> RunView | None:
-        return self.readings.get(key)
+        return self.views.get(key)
 
-    def _go(self) -> None:
+    def _run(self) -> None:
         while not self._stop.is_set():
-            begun = time.monotonic()
-            self.look(begun)
-            while self.read_some() and time.monotonic() - begun < EVERY and not self._stop.is_set():
-                time.sleep(0.001)  # answers come first
-            self._stop.wait(max(0.02, EVERY - (time.monotonic() - begun)) if not self._busy() else 0.02)
+            started = time.monotonic()
+            self.refresh(started)
+            while self.read_some() and time.monotonic() - started < REFRESH_SECONDS and not self._stop.is_set():
+                time.sleep(0.001)  # requests come first
+            self._stop.wait(max(0.02, REFRESH_SECONDS - (time.monotonic() - started)) if not self._busy() else 0.02)
 
-    def look(self, now: float) -> None:
-        """New runs, new steps, new files."""
-        if now - self._searched >= SEARCH:
+    def refresh(self, now: float) -> None:
+        """Find new runs, steps and files, and publish them."""
+        if now - self._searched >= SEARCH_SECONDS:
             self._searched = now
             self._find()
-        for reading in list(self.readings.values()):
-            before = (reading.index.generation, len(reading.index.waiting))
-            for curves, again, steps in reading.refresh():
-                self._tell_steps(reading.run.key, curves, again, steps)
-            if (reading.index.generation, len(reading.index.waiting)) != before:
-                self._told(reading)
+        for view in list(self.views.values()):
+            before = (view.index.generation, len(view.index.pending))
+            for curves, restarted, steps in view.refresh():
+                self._publish_steps(view.run.key, curves, restarted, steps)
+            if (view.index.generation, len(view.index.pending)) != before:
+                self._publish_counts(view)
 
-    def _tell_steps(self, key: str, curves: Curves, again: bool, steps: list[dict[str, Any]]) -> None:
-        """Every new step, with its place in the file; where there are many, that the run is better asked for whole."""
+    def _publish_steps(self, key: str, curves: Curves, restarted: bool, steps: list[dict[str, Any]]) -> None:
+        """Publish every new step with its row in the file; of many steps only that the run has to be loaded again."""
         about = {"type": "step", "run": key, "curve": curves.name}
-        if again or len(steps) > MANY:
-            self.tell({**about, "again": True})
+        if restarted or len(steps) > MAX_SENT_STEPS:
+            self.publish({**about, "again": True})
             return
         row = curves.rows - sum(bool(step["points"]) for step in steps)
         for step in steps:
             row += bool(step["points"])
-            self.tell({**about, "again": False, "row": row, **step})
+            self.publish({**about, "again": False, "row": row, **step})
 
     def read_some(self) -> bool:
-        """Read waiting episodes for a moment, every run in its turn; False when none is waiting."""
+        """Read pending episodes for a short time, each run in turn; False when none is pending."""
         busy = False
-        for reading in list(self.readings.values()):
-            if not reading.index.waiting:
+        for view in list(self.views.values()):
+            if not view.index.pending:
                 continue
-            until = time.monotonic() + SLICE
+            until = time.monotonic() + READ_SECONDS
             while time.monotonic() < until and not self._stop.is_set():
-                with reading.lock:
-                    if not reading.index.advance():
+                with view.lock:
+                    if not view.index.advance():
                         break
                 time.sleep(0)
-            self._told(reading)
-            busy = busy or bool(reading.index.waiting)
+            self._publish_counts(view)
+            busy = busy or bool(view.index.pending)
         return busy
 
     def _busy(self) -> bool:
-        return any(reading.index.waiting for reading in self.readings.values())
+        return any(view.index.pending for view in self.views.values())
 
     def _find(self) -> None:
-        found = {run.key: run for run in runs_below(self.top)}
-        if found.keys() == self.readings.keys():
+        runs = {run.key: run for run in runs_below(self.top)}
+        if runs.keys() == self.views.keys():
             return
-        self.readings = {key: self.readings.get(key) or RunView(run) for key, run in found.items()}
-        self.tell({"type": "runs"})
+        self.views = {key: self.views.get(key) or RunView(run) for key, run in runs.items()}
+        self.publish({"type": "runs"})
 
-    def _told(self, reading: RunView) -> None:
-        index = reading.index
-        self.tell({"type": "episodes", "run": reading.run.key, "count": len(index.rows), "waiting": len(index.waiting),
+    def _publish_counts(self, view: RunView) -> None:
+        index = view.index
+        self.publish({"type": "episodes", "run": view.run.key, "count": len(index.rows), "waiting": len(index.pending),
                    "generation": index.generation})  # fmt: skip
 
-    def age(self, reading: RunView) -> float | None:
+    def age(self, view: RunView) -> float | None:
         """Seconds since the run's folder or its metrics changed."""
         times = []
-        for path in (reading.run.folder / METRICS, reading.run.folder, *(c.path for c in reading.curves)):
+        for path in (view.run.folder / METRICS, view.run.folder, *(c.path for c in view.curves)):
             try:
                 times.append(path.stat().st_mtime)
             except OSError:
