@@ -16,7 +16,7 @@ from practicum.data.tasks import read_registry, select
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Policy, Step
 from practicum.environments.math import MathEnvironment
-from practicum.environments.mix import MixEnvironment, in_turns
+from practicum.environments.mix import MixEnvironment, interleave
 from practicum.errors import UserError
 from practicum.models import loader
 from practicum.registry import environment_maker
@@ -99,7 +99,7 @@ def test_a_registry_of_mixed_tasks_is_played(tmp_path: Path) -> None:
 
 
 def test_every_beginning_keeps_the_shares() -> None:
-    turns = in_turns({"a": 3.0, "b": 1.0}, 40)
+    turns = interleave({"a": 3.0, "b": 1.0}, 40)
     assert turns.count("a") == 30
     assert all(abs(turns[:size].count("b") - size / 4) < 1 for size in range(1, 41))
     world = MixEnvironment(MEMBERS, shares={"math": 4})

@@ -12,7 +12,6 @@ import pytest
 from practicum.agent import Agent
 from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
-from practicum.cli import envs
 from practicum.data.attempts import plan_attempts
 from practicum.data.retrieval import words
 from practicum.engines.scripted import ScriptedEngine
@@ -251,8 +250,3 @@ def test_a_question_never_walks_in_a_circle() -> None:
             task = Task("t", "search", "train", {**fields, "world": world.name})
             seen = {fields["subject"], *(line.split()[-1].rstrip(".") for line in follow(task))}
             assert len(seen) == level + 1
-
-
-def test_envs_check_finds_it_sound(capsys: pytest.CaptureFixture[str]) -> None:
-    assert envs.run(["check", "search", "--tasks", "30"]) == 0
-    assert "sound" in capsys.readouterr().out

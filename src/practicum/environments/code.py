@@ -1,8 +1,7 @@
-"""`code`: write a small Python function, try it in a sandbox, hand it in.
+"""`code`: write a small Python function, test it in a sandbox, submit it.
 
-Problems are made from templates (`code_problems.py`); a question's own hash says which split it
-belongs to. Any JSON file of `question` and `test_cases` works too, in the forms that `code_reward`
-reads: MBPP's and HumanEval's fields among them.
+Problems are generated from templates (`code_problems.py`). A JSON file of `question` and `test_cases` works too, in the
+forms that `code_reward` reads, among them the fields of MBPP and HumanEval.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ from typing import ClassVar
 
 from practicum.environment import Action, Observation, Policy, ToolCall
 from practicum.environments.code_problems import TEMPLATES, make_problem
+from practicum.environments.splits import split_of_hash
 from practicum.environments.tool_agent import ToolEnvironment
 from practicum.errors import UserError
 from practicum.rewards.code_reward import read_cases
 from practicum.sandbox import base
 from practicum.task import Task, content_hash
 
-SPLIT_OF_BUCKET = ("train",) * 8 + ("val", "test")
 EXECUTORS = ("python_executor", "code_interpreter")
 SOLUTIONS = ("solution", "code", "canonical_solution")
-"""Fields in which a file may hold a right answer for the expert."""
-TRIES = 1000
-"""Problems drawn in vain, one after the other, before the levels count as used up."""
+"""Fields of a task file that may hold a solution for the expert."""
+MAX_FAILED_DRAWS = 1000
+"""Number of draws in a row without a new problem after which the levels count as exhausted."""
 
 
 class CodeEnvironment(ToolEnvironment):
-    """Small Python functions to write and try, or any JSON file of `question`/`test_cases`."""
+    """Small Python functions to write and test, or any JSON file of `question`/`test_cases`."""
 
     name = "code"
     formats = ("code", "hf", "react")
@@ -54,7 +53,7 @@ class CodeEnvironment(ToolEnvironment):
             raise UserError(f"code levels must be whole numbers from 1 to {max(TEMPLATES)}, got {list(levels)}.")
         if sandbox_level is not None:
             base.configure(sandbox_level)
-        base.current()  # a machine that cannot shut programs in is known before the first episode
+        base.current()  # a machine without a sandbox is an error before the first episode
 
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
         tasks = super().tasks(split, count, seed)
@@ -70,25 +69,24 @@ class CodeEnvironment(ToolEnvironment):
         rng = random.Random(f"code/{split}/{seed}")
         tasks: list[Task] = []
         seen: set[str] = set()
-        vain = 0
+        num_failed_draws = 0
         while len(tasks) < count:
             fields = make_problem(rng, self.levels[len(tasks) % len(self.levels)])
             key = content_hash(fields["question"])
-            # A question belongs to the split its hash says, so no seed can leak one into another split.
-            if SPLIT_OF_BUCKET[int(key, 16) % 10] != split or key in seen:
-                vain += 1
-                if vain > TRIES:
+            if split_of_hash(key) != split or key in seen:
+                num_failed_draws += 1
+                if num_failed_draws > MAX_FAILED_DRAWS:
                     raise UserError(
                         f"code has about {len(tasks)} different '{split}' problems of these levels; ask for fewer."
                     )
                 continue
-            vain = 0
+            num_failed_draws = 0
             seen.add(key)
             tasks.append(Task(f"code-{split}-{seed}-{len(tasks)}", self.name, split, fields))
         return tasks
 
     def expert(self, task: Task) -> Policy:
-        """Runs its solution on an example, then hands it in."""
+        """Return the policy that runs the solution on an example, then submits it."""
         solution = next((str(task.fields[key]) for key in SOLUTIONS if key in task.fields), None)
         if solution is None:
             raise UserError(f"Task '{task.id}' has no 'solution' for the expert to hand in; add that field.")
@@ -98,7 +96,7 @@ class CodeEnvironment(ToolEnvironment):
         return lambda observation: next(replies, Action(content=solution))
 
     def random(self, task: Task, seed: int) -> Policy:
-        """Knows the protocol and nothing else: a function of the right name that does something with its argument."""
+        """Return a policy that submits a random function of the right name."""
         rng = random.Random(f"code-random/{seed}")
         question = str(task.fields.get("question", ""))
         head = re.search(r"(\w+)\(([\w, ]+)\)", question)

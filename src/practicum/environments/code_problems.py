@@ -1,7 +1,7 @@
-"""Programming problems made from nothing: small functions with random numbers and names, and their tests.
+"""Generated programming problems: small functions with random numbers and names, and their tests.
 
-A template says in words what is asked, writes a solution, and holds a reference of its own (a Python
-function, not the solution's text) that says what is right. So a slip in the one shows against the other.
+A template gives the statement in words, the text of a solution, and a reference (a Python function that is independent
+of the solution's text) for the expected values. So an error in one of them is found by the other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LETTERS = "aeilnorst"
 
 @dataclass(frozen=True)
 class Draft:
-    """What a template makes of its random choices, before names and cases are drawn."""
+    """A template with its random choices made, before names and cases are drawn."""
 
     text: str
     """What the function returns, in words."""
@@ -30,14 +30,14 @@ class Draft:
     """The solution's body."""
     reference: Callable[..., object]
     inputs: Sequence[tuple[object, ...]]
-    """Inputs to take cases from."""
+    """Inputs from which cases are drawn."""
 
 
 Template = Callable[[random.Random], Draft]
 
 
 def _numbers(rng: random.Random, near: int = 0) -> list[tuple[object, ...]]:
-    """Single numbers: zero, negative ones, and those around the number at which something changes."""
+    """Return single numbers: zero, negative ones, and those around the number at which the result changes."""
     return [(n,) for n in (0, 1, -rng.randint(2, 9), near - 1, near, near + 1, *rng.sample(range(2, 60), 4))]
 
 
@@ -265,7 +265,7 @@ TEMPLATES: dict[int, tuple[Template, ...]] = {
 
 
 def make_problem(rng: random.Random, level: int) -> dict[str, object]:
-    """A problem of a level: question, tests, and a solution with an example to try it on."""
+    """Return a problem of a level: question, tests, and a solution with an example call."""
     template = rng.choice(TEMPLATES[level])
     name = rng.choice(FUNCTIONS)
     while True:
@@ -276,7 +276,7 @@ def make_problem(rng: random.Random, level: int) -> dict[str, object]:
         values = {repr(draft.reference(*given)) for given in inputs}
         *chosen, example = rng.sample(inputs, CASES + 1)
         expected = [draft.reference(*given) for given in chosen]
-        if len({repr(value) for value in expected}) >= min(3, len(values)) > 1:  # else a constant would go far
+        if len({repr(value) for value in expected}) >= min(3, len(values)) > 1:  # else a constant would pass many tests
             break
     head = f"{name}({', '.join(draft.arguments)})"
     return {

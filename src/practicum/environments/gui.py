@@ -1,9 +1,9 @@
 """`gui`: click, type and scroll on generated screens of windows, by pixel boxes.
 
-The agent sees the screen as a list of its widgets with their boxes, as a screenshot, or as both, and
-replies in the format `gui`. A button or menu item does its deed at once and cannot be taken back: it ends
-the episode, with 1 where the goal's conditions all hold and 0 otherwise. Anything else can be undone.
-Nothing here is left to chance: a task and its actions give the same screens everywhere.
+The agent sees the screen as a list of its widgets with their boxes, as a screenshot, or as both, and replies in the
+format `gui`. Pressing a button or menu item ends the episode, with reward 1 if all conditions of the goal hold and 0
+otherwise. Every other action can be undone. The environment is deterministic: a task and its actions give the same
+screens everywhere.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from practicum.environment import SPLITS, Action, Environment, Message, Observat
 from practicum.environments.gui_drawing import require_pillow, screenshot
 from practicum.environments.gui_screens import HEIGHT, WIDTH, Desktop, Widget
 from practicum.environments.gui_tasks import LEVELS, make_task
+from practicum.environments.splits import split_of_hash
 from practicum.errors import UserError, did_you_mean
 from practicum.task import Task, content_hash
 
-OBSERVE = ("text", "image", "both")
-SPLIT_OF_BUCKET = ("train",) * 8 + ("val", "test")
+OBSERVE_MODES = ("text", "image", "both")
 BOX = re.compile(r"\[(\d+), (\d+), (\d+), (\d+)\]$", re.M)
 PROPERTIES: Mapping[str, Mapping[str, Any]] = {
     "box": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 4},
@@ -41,8 +41,8 @@ class GuiEnvironment(Environment):
     floor = 0.0
 
     def __init__(self, format: str = "gui", observe: str = "text", levels: Sequence[int] = (1, 2, 3)) -> None:
-        if observe not in OBSERVE:
-            raise UserError(f"gui has no observe '{observe}'.{did_you_mean(str(observe), OBSERVE)}")
+        if observe not in OBSERVE_MODES:
+            raise UserError(f"gui has no observe '{observe}'.{did_you_mean(str(observe), OBSERVE_MODES)}")
         listed = isinstance(levels, (list, tuple)) and len(levels) > 0
         if not listed or not all(isinstance(n, int) and not isinstance(n, bool) and n in LEVELS for n in levels):
             raise UserError(f"gui levels must be a list of whole numbers from 1 to {max(LEVELS)}, got {levels}.")
@@ -51,7 +51,7 @@ class GuiEnvironment(Environment):
         self.format, self.observe, self.levels = make_format(format), observe, tuple(levels)
         self._desktop: Desktop | None = None
         self._goal: Sequence[Mapping[str, Any]] = ()
-        self._over = False
+        self._is_over = False
 
     @property
     def desktop(self) -> Desktop:
@@ -62,31 +62,31 @@ class GuiEnvironment(Environment):
         for key in ("question", "screen", "goal"):
             if key not in task.fields:
                 raise UserError(f"Task '{task.id}' has no '{key}'; gui plays the tasks it makes.")
-        self._desktop, self._goal, self._over = Desktop(task.fields["screen"]), task.fields["goal"], False
+        self._desktop, self._goal, self._is_over = Desktop(task.fields["screen"]), task.fields["goal"], False
         tools = tuple(_schema(name) for name in GUI_ACTIONS if name != "finished")
         system = f"Do what is asked on the screen.\n{self.format.instructions(tools)}"
         shown = self._show(str(task.fields["question"]))
         return Observation((Message("system", system), shown), tools)
 
     async def step(self, action: Action) -> Step:
-        if not action.calls or self._over:
+        if not action.calls or self._is_over:
             return self._end("The episode is over.")
-        said = ""
+        text = ""
         for call in action.calls:
-            wrong = gui_misfit(call.name, call.arguments)
-            said = self.desktop.act(call.name, call.arguments) if wrong is None else wrong
+            problem = gui_misfit(call.name, call.arguments)
+            text = self.desktop.act(call.name, call.arguments) if problem is None else problem
             if self.desktop.pressed is not None or self._reached():
-                return self._end(said)
-        return Step(Observation((self._show(said),)), progress=self._progress())
+                return self._end(text)
+        return Step(Observation((self._show(text),)), progress=self._progress())
 
     async def truncate(self) -> Step:
         return Step(truncated=True, success=self._reached(), progress=self._progress())
 
-    def _end(self, said: str) -> Step:
-        reward = 0.0 if self._over else float(self._reached())
-        self._over = True
+    def _end(self, text: str) -> Step:
+        reward = 0.0 if self._is_over else float(self._reached())
+        self._is_over = True
         return Step(
-            Observation((self._show(said),)),
+            Observation((self._show(text),)),
             reward=reward,
             components={"goal": reward},
             terminated=True,
@@ -98,12 +98,12 @@ class GuiEnvironment(Environment):
         return all(self.desktop.holds(condition) for condition in self._goal)
 
     def _progress(self) -> float:
-        """The share of the goal's conditions that hold now."""
+        """Return the share of the goal's conditions that hold now."""
         return sum(self.desktop.holds(condition) for condition in self._goal) / len(self._goal)
 
-    def _show(self, said: str) -> Message:
-        """What was said and what is on the screen now."""
-        lines = [said, f"Screen {WIDTH} x {HEIGHT}"]
+    def _show(self, text: str) -> Message:
+        """Return a message with a text and the current screen."""
+        lines = [text, f"Screen {WIDTH} x {HEIGHT}"]
         if self.observe != "image":
             lines.append(self.desktop.describe())
         images = () if self.observe == "text" else (screenshot(self.desktop),)
@@ -118,18 +118,17 @@ class GuiEnvironment(Environment):
         while len(tasks) < count:
             fields = make_task(rng, self.levels[len(tasks) % len(self.levels)])
             key = content_hash(fields)
-            # A task belongs to the split its hash says, so no seed can leak one into another split.
-            if SPLIT_OF_BUCKET[int(key, 16) % 10] != split or key in seen:
+            if split_of_hash(key) != split or key in seen:
                 continue
             seen.add(key)
             tasks.append(Task(f"gui-{split}-{seed}-{len(tasks)}", self.name, split, fields))
         return tasks
 
     def expert(self, task: Task) -> Policy:
-        """Meets the goal's conditions one after the other, on a desktop of its own that it keeps in step.
+        """Return the policy that meets the goal's conditions one after the other; it tracks a desktop of its own.
 
-        Its thoughts say a widget's line again before the action copies the box: the more there is to copy, the
-        sooner a small model learns to.
+        Its thoughts repeat a widget's line before the action copies the box: the more there is to copy, the sooner a
+        small model learns to copy.
         """
         desktop, goal = Desktop(task.fields["screen"]), task.fields["goal"]
 
@@ -144,7 +143,7 @@ class GuiEnvironment(Environment):
         return act
 
     def random(self, task: Task, seed: int) -> Policy:
-        """Knows the protocol and nothing else: clicks on boxes it is shown, types and scrolls now and then."""
+        """Return a policy that clicks on random boxes of the screen and sometimes types, scrolls, presses or waits."""
         rng = random.Random(f"gui-random/{seed}")
 
         def act(observation: Observation) -> Action:
@@ -165,7 +164,7 @@ class GuiEnvironment(Environment):
 
 
 def next_call(desktop: Desktop, condition: Mapping[str, Any]) -> tuple[str, ToolCall]:
-    """What brings a condition nearer, and why."""
+    """Return the thought and the call that bring a condition nearer."""
     kind, title = condition["is"], condition["window"]
     if kind == "fields":
         label, text = next((k, t) for k, t in condition["texts"].items() if desktop.texts[title, k] != t)
@@ -174,7 +173,7 @@ def next_call(desktop: Desktop, condition: Mapping[str, Any]) -> tuple[str, Tool
             return f"Type '{text}'.", ToolCall("type", {"text": text})
         return _click(desktop, "field", title, label, "double_click" if held else "click")
     if kind == "shown":
-        widget = _seen(desktop, "list", title, condition["list"])
+        widget = _visible_widget(desktop, "list", title, condition["list"])
         rows = desktop.widget(widget.place)["rows"]
         down = rows.index(condition["label"]) > desktop.scrolled[widget.place]
         direction = "down" if down else "up"
@@ -190,17 +189,17 @@ def next_call(desktop: Desktop, condition: Mapping[str, Any]) -> tuple[str, Tool
     return _click(desktop, wanted or ("button" if desktop.open is None else "item"), title, condition["label"])
 
 
-def _seen(desktop: Desktop, kind: str, title: str, label: str) -> Widget:
+def _visible_widget(desktop: Desktop, kind: str, title: str, label: str) -> Widget:
     return next(w for w in desktop.visible() if (w.kind, w.window, w.label) == (kind, title, label))
 
 
 def _click(desktop: Desktop, kind: str, title: str, label: str, verb: str = "click") -> tuple[str, ToolCall]:
-    widget = _seen(desktop, kind, title, label)
+    widget = _visible_widget(desktop, kind, title, label)
     return f"{verb.replace('_', ' ').capitalize()} {widget.line}", ToolCall(verb, {"box": list(widget.box)})
 
 
 def _schema(name: str) -> dict[str, Any]:
-    """An action in the form that tools have everywhere."""
+    """Return the schema of an action in the format of tool schemas."""
     needed, optional, form = GUI_ACTIONS[name]
     properties = {key: dict(PROPERTIES[key]) for key in sorted(needed | optional)}
     parameters = {"type": "object", "properties": properties, "required": sorted(needed)}

@@ -1,4 +1,4 @@
-"""Screenshots of a `Desktop`, drawn with Pillow: every widget stands in its own pixel box."""
+"""Screenshots of a `Desktop`, drawn with Pillow: every widget in its own pixel box."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLUE, PALE, DULL, WHITE = "#2c5aa0", "#cfe0f7", "#7c8894", "#ffffff"
 
 
 def require_pillow() -> None:
-    """Say so now, if screenshots cannot be drawn here."""
+    """Raise UserError if Pillow is not installed."""
     try:
         import PIL.Image  # noqa: F401
     except ImportError:
@@ -35,12 +35,12 @@ def _font() -> FreeTypeFont | ImageFont:
 
 
 def text_width(text: str) -> float:
-    """Pixels that a text is wide in a screenshot."""
+    """Return the width of a text in a screenshot, in pixels."""
     return _font().getlength(text)
 
 
 def screenshot(desktop: Desktop) -> str:
-    """The screen as a data URI of a PNG."""
+    """Return the screen as a data URI of a PNG."""
     require_pillow()
     from PIL import Image, ImageDraw
 
@@ -54,13 +54,13 @@ def screenshot(desktop: Desktop) -> str:
 
 
 def _write(draw: ImageDraw, box: Box, text: str, colour: str = INK, anchor: str = "lm", pad: int = 8) -> None:
-    """A text in a box: `lm` from the left, `mm` in the middle, `rm` from the right."""
+    """Draw a text in a box: `lm` from the left, `mm` centred, `rm` from the right."""
     x = {"l": box[0] + pad, "m": (box[0] + box[2]) // 2, "r": box[2] - pad}[anchor[0]]
     draw.text((x, (box[1] + box[3]) // 2), text, fill=colour, font=_font(), anchor=anchor)
 
 
 def _inside(box: Box) -> Box:
-    """The last pixel that Pillow paints belongs to the box; ours ends before it."""
+    """Return the box for Pillow, which includes the last pixel; ours excludes it."""
     return box[0], box[1], box[2] - 1, box[3] - 1
 
 
@@ -86,7 +86,7 @@ def _field(draw: ImageDraw, widget: Widget, desktop: Desktop) -> None:
     draw.rectangle(_inside(widget.box), fill=WHITE, outline=BLUE if widget.on else EDGE, width=2 if widget.on else 1)
     shown = widget.value
     while text_width(shown) > right - left - 20:
-        shown = shown[1:]  # the end of a long text stays in sight, where the next letter goes
+        shown = shown[1:]  # the end of a long text stays visible
     edge = left + 8 + round(text_width(shown))
     if widget.on and desktop.marked and shown:
         draw.rectangle((left + 7, top + 4, edge, bottom - 5), fill=PALE)
@@ -126,7 +126,7 @@ def _row(draw: ImageDraw, widget: Widget, desktop: Desktop) -> None:
 def _menu(draw: ImageDraw, widget: Widget, desktop: Desktop) -> None:
     left, top, right, bottom = _inside(widget.box)
     edge = desktop.windows[widget.window]["box"][2] - 2
-    draw.rectangle((left + 1, top, edge, bottom), fill=GREY)  # the bar goes on to the window's edge
+    draw.rectangle((left + 1, top, edge, bottom), fill=GREY)  # the bar extends to the window's edge
     if widget.on:
         draw.rectangle((left + 1, top, right, bottom), fill=PALE)
     _write(draw, widget.box, widget.label, anchor="mm")

@@ -1,7 +1,7 @@
-"""Screens for `gui`: what stands on a desktop of windows, and what an action does to it.
+"""Screens of `gui`: a desktop of windows, and the effects of actions on it.
 
-A screen is plain JSON in its task: windows from back to front, each with its widgets and their pixel
-boxes. `Desktop` is the state that actions change; what it shows depends on nothing else.
+A screen is plain JSON in its task: windows from back to front, each with its widgets and their pixel boxes. `Desktop`
+is the state that actions change; what it shows depends on nothing else.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ WIDTH, HEIGHT = 640, 480
 TITLE_HEIGHT, ROW_HEIGHT, ITEM_HEIGHT, ITEM_WIDTH = 24, 22, 24, 130
 ROWS_SHOWN = 5
 PAGE = ROWS_SHOWN - 1
-"""Rows that one scroll moves: one row stays in sight."""
+"""Number of rows that one scroll moves: one row stays visible."""
 SCROLL_BAR, CAPTION = 12, 20
-"""Widths of what stands at a list's right and above it."""
+"""Pixels of the scroll bar at a list's right and of the caption above it."""
 LONGEST_TEXT = 60
 NOTHING = "Nothing is there."
 
@@ -28,10 +28,10 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Widget:
-    """One thing on the screen as it is now.
+    """A widget on the screen in its current state.
 
-    `on` means ticked, selected, open, focused or in front, by its kind; `value` is a field's text or
-    what a list shows of its rows.
+    `on` means ticked, selected, open, focused or in front, by its kind; `value` is a field's text or the visible range
+    of a list's rows.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Widget:
 
     @property
     def line(self) -> str:
-        """The widget in words: kind, label, state, box."""
+        """The widget as text: kind, label, state, box."""
         states = {
             "window": "" if self.on else " behind",
             "field": f" {json.dumps(self.value, ensure_ascii=False)}{' focused' if self.on else ''}",
@@ -60,7 +60,7 @@ class Widget:
 
 
 def centre(box: Sequence[float]) -> tuple[float, float]:
-    """The middle of a box; a point is its own."""
+    """Return the centre of a box; a point is returned unchanged."""
     if len(box) == 2:
         return box[0], box[1]
     return (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
@@ -71,7 +71,7 @@ def _holds(box: Box, x: float, y: float) -> bool:
 
 
 class Desktop:
-    """Windows in their order and the state of what is in them."""
+    """Windows in their order and the state of their widgets."""
 
     def __init__(self, screen: Mapping[str, Any]) -> None:
         self.windows: dict[str, Mapping[str, Any]] = {window["title"]: window for window in screen["windows"]}
@@ -80,14 +80,14 @@ class Desktop:
         self.texts: dict[Place, str] = {}
         self.ticked: set[Place] = set()
         self.scrolled: dict[Place, int] = {}
-        """The first row that a list shows."""
+        """Index of the first row that a list shows."""
         self.selected: dict[Place, str] = {}
         self.open: Place | None = None
         self.focus: Place | None = None
         self.marked = False
-        """Whether the whole text of the field in focus is marked: typing then replaces it."""
+        """Whether the whole text of the focused field is selected: typing then replaces it."""
         self.pressed: Place | None = None
-        """The button or menu item that was used. That cannot be taken back: the episode is over."""
+        """The button or menu item that was pressed; the episode is then over."""
         for title, window in self.windows.items():
             for widget in window["widgets"]:
                 place = title, widget["label"]
@@ -98,10 +98,10 @@ class Desktop:
                 elif widget["kind"] == "list":
                     self.scrolled[place] = 0
 
-    # -- what is there ---------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------
 
     def layers(self) -> list[Widget]:
-        """Everything, in the order it is painted: what comes later lies on top. A `body` is a window's own area."""
+        """Yield all widgets in the order of painting, back to front. A `body` is a window's own area."""
         found: list[Widget] = []
         for title in self.order:
             window = self.windows[title]
@@ -139,16 +139,16 @@ class Desktop:
             yield Widget("item", item, title, (left, edge, left + ITEM_WIDTH, edge + ITEM_HEIGHT))
 
     def widget(self, place: Place) -> Mapping[str, Any]:
-        """A widget's own record in the task."""
+        """Return a widget's record in the task."""
         found: Mapping[str, Any] = next(w for w in self.windows[place[0]]["widgets"] if w["label"] == place[1])
         return found
 
     def hit(self, x: float, y: float) -> Widget | None:
-        """The topmost thing at a point."""
+        """Return the topmost widget at a point."""
         return next((widget for widget in reversed(self.layers()) if _holds(widget.box, x, y)), None)
 
     def visible(self) -> list[Widget]:
-        """What can be clicked: the front window first, then what the others show of themselves."""
+        """Return the clickable widgets: the front window first, then the visible parts of the others."""
         layers = self.layers()
         seen = [widget for widget in layers if widget.kind != "body" and self._shows(widget, layers)]
         rank = {title: number for number, title in enumerate(reversed(self.order))}
@@ -158,17 +158,17 @@ class Desktop:
     def _shows(widget: Widget, layers: Sequence[Widget]) -> bool:
         x, y = centre(widget.box)
         top = next(other for other in reversed(layers) if _holds(other.box, x, y))
-        # A list's middle is one of its own rows.
+        # The centre of a list is one of its own rows.
         own_row = widget.kind == "list" and top.kind == "row" and (top.window, top.value) == widget.place
         return top == widget or own_row
 
     def describe(self) -> str:
         return "\n".join(widget.line for widget in self.visible())
 
-    # -- what can be done ------------------------------------------------------------------
+    # -- actions ---------------------------------------------------------------------------
 
     def act(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Do one action of the format `gui` and say what came of it."""
+        """Execute an action of the format `gui` and return a text about its effect."""
         if self.pressed is not None:
             return "It is done already."
         if name in ("click", "double_click"):
@@ -184,7 +184,7 @@ class Desktop:
     def _click(self, x: float, y: float, twice: bool) -> str:
         widget = self.hit(x, y)
         if self.open is not None and (widget is None or widget.kind not in ("menu", "item")):
-            self.open = None  # a click beside it closes a menu, and does what it does
+            self.open = None  # a click outside closes the menu and has its own effect too
         if widget is None:
             return NOTHING
         if widget.window != self.order[-1]:
@@ -203,7 +203,7 @@ class Desktop:
             self.ticked ^= set() if twice else {widget.place}
             return f"Checkbox '{widget.label}' is {'on' if widget.place in self.ticked else 'off'}."
         if widget.kind == "menu":
-            # Twice opens it and closes it again.
+            # A double click opens it and closes it again.
             self.open = None if twice or self.open == widget.place else widget.place
             return f"Menu '{widget.label}' is {'closed' if self.open is None else 'open'}."
         if widget.kind == "row":
@@ -256,10 +256,10 @@ class Desktop:
         self.scrolled[place] = min(last, max(0, before + (PAGE if direction == "down" else -PAGE)))
         return "The list is at its end." if self.scrolled[place] == before else f"Scrolled {direction}."
 
-    # -- what was wanted -------------------------------------------------------------------
+    # -- goals -----------------------------------------------------------------------------
 
     def holds(self, condition: Mapping[str, Any]) -> bool:
-        """Whether one condition of a goal is true now."""
+        """Return whether one condition of a goal is true now."""
         kind, title = condition["is"], condition["window"]
         if kind == "front":
             return bool(self.order[-1] == title)

@@ -1,7 +1,7 @@
-"""Tasks for `gui`: a screen, what is wanted of it in words, and the conditions that say when it is done.
+"""Tasks of `gui`: a screen, an instruction, and the conditions of the goal.
 
-Level 1 is one click. Level 2 is a form: type or tick, then a button. Level 3 needs something to come into
-sight or be undone first: a list to scroll, a menu to open, a window to bring to the front, a text to replace.
+Level 1 is one click. Level 2 is a form: type or tick, then press a button. Level 3 needs a preparation: a list to
+scroll, a menu to open, a window to bring to the front, a text to replace.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ LEVELS = (1, 2, 3)
 MARGIN, GAP, LABEL_WIDTH = 14, 10, 80
 BUTTON_HEIGHT, FIELD_HEIGHT, CHECK_HEIGHT, MENU_HEIGHT = 26, 24, 22, 22
 LETTER = 8
-"""Pixels that a letter of a label has at most, on average."""
+"""Upper bound of the mean width of a letter, in pixels."""
 
 Fields = dict[str, Any]
 
 
 def word(rng: random.Random) -> str:
-    """An invented name such as Mivar."""
+    """Return an invented name such as Mivar."""
     syllables = (rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS) for _ in range(2))
     return "".join(syllables).capitalize()
 
 
 class WindowPlan:
-    """A window being filled from top to bottom; its boxes count from its own corner."""
+    """A window that is filled from top to bottom; boxes are relative to its corner."""
 
     def __init__(self, rng: random.Random, title: str, width: int = 320) -> None:
         self.rng, self.title, self.width = rng, title, width
@@ -84,7 +84,7 @@ class WindowPlan:
         self.bottom = box[3]
 
     def buttons(self, labels: Sequence[str]) -> None:
-        """One row of them, some way in from the left."""
+        """Add one row of buttons, indented from the left."""
         widths = [28 + LETTER * len(label) for label in labels]
         spare = self.width - 2 * MARGIN - sum(widths) - GAP * (len(widths) - 1)
         left, top = MARGIN + self.rng.randint(0, max(0, spare)), self.bottom + GAP
@@ -100,7 +100,7 @@ class WindowPlan:
         return self.bottom + MARGIN
 
     def at(self, left: int, top: int) -> dict[str, Any]:
-        """The window with its boxes counted from the screen's corner."""
+        """Return the window with boxes relative to the screen's corner."""
 
         def moved(box: Sequence[int]) -> list[int]:
             return [box[0] + left, box[1] + top, box[2] + left, box[3] + top]
@@ -113,7 +113,7 @@ class WindowPlan:
 
 
 def make_task(rng: random.Random, level: int) -> Fields:
-    """Fields of a task: the question in words, the screen, the conditions of its goal in the order to meet them."""
+    """Return the fields of a task: instruction, screen, and the conditions of its goal in the order to meet them."""
     question, windows, goal = rng.choice(MAKERS[level])(rng)
     return {"question": question, "level": level, "screen": {"windows": windows}, "goal": goal}
 
@@ -190,7 +190,7 @@ def _choose(rng: random.Random) -> Made:
 
 
 def _behind(rng: random.Random) -> Made:
-    """Two windows with a button of the same name; the one that is wanted is covered, its title is not."""
+    """Two windows with a button of the same name; the wanted one is covered, its title is visible."""
     titles = rng.sample(TITLES, 2)
     while True:
         plans = [WindowPlan(rng, title, 280) for title in titles]
@@ -221,7 +221,7 @@ def _replace(rng: random.Random) -> Made:
 
 
 def _form(rng: random.Random, text: str | None) -> tuple[WindowPlan, list[str], str]:
-    """Fields and two buttons. The fields hold `text`, or words of their own."""
+    """Add fields and two buttons. The fields contain `text`, or random words."""
     plan = WindowPlan(rng, rng.choice(TITLES))
     labels = rng.sample(FIELDS, rng.randint(2, 3))
     for label in labels:

@@ -1,8 +1,8 @@
 """`math`: word problems of several steps, with a calculator.
 
-A problem is a short story about a count that changes. Each level adds one operation. The expert
-works through it one calculator call a step and then answers, so every episode has several turns.
-Splits are disjoint by construction: a story's own hash says which split it belongs to.
+A problem is a short story about a count that changes. Each level adds one operation. The expert makes one calculator
+call per operation and then answers, so every episode has several turns. Splits are disjoint: a hash of the question
+decides the split.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from practicum.environment import Action, Observation, Policy, ToolCall
+from practicum.environments.splits import split_of_hash
 from practicum.environments.tool_agent import ToolEnvironment
 from practicum.errors import UserError
 from practicum.task import Task, content_hash
@@ -34,7 +35,6 @@ CHANGES = {
 }
 # fmt: on
 QUESTIONS = ("How many {item} are there now?", "How many {item} does {name} have in the end?")
-SPLIT_OF_BUCKET = ("train",) * 8 + ("val", "test")
 MAX_LEVEL = 5
 
 
@@ -68,8 +68,7 @@ class MathEnvironment(ToolEnvironment):
         while len(tasks) < count:
             fields = make_problem(rng, self.levels[len(tasks) % len(self.levels)])
             key = content_hash(fields["question"])
-            # A story belongs to the split its hash says, so no seed can leak one into another split.
-            if SPLIT_OF_BUCKET[int(key, 16) % 10] != split or key in seen:
+            if split_of_hash(key) != split or key in seen:
                 continue
             seen.add(key)
             tasks.append(Task(f"math-{split}-{seed}-{len(tasks)}", self.name, split, fields))
@@ -77,7 +76,7 @@ class MathEnvironment(ToolEnvironment):
 
     def expert(self, task: Task) -> Policy:
         if "steps" not in task.fields:
-            return _solver_for_plain(task)
+            return _file_task_expert(task)
         steps, position = list(task.fields["steps"]), 0
 
         def act(observation: Observation) -> Action:
@@ -90,7 +89,7 @@ class MathEnvironment(ToolEnvironment):
         return act
 
     def random(self, task: Task, seed: int) -> Policy:
-        """Knows the protocol and nothing else: calculates with numbers of the story, then answers."""
+        """Return a policy that calculates with random numbers of the story, then answers."""
         rng = random.Random(f"math-random/{seed}")
         numbers = re.findall(r"\d+", str(task.fields.get("question", ""))) or ["1"]
         turns = iter(range(rng.randint(1, 3)))
@@ -108,15 +107,15 @@ class MathEnvironment(ToolEnvironment):
         return act
 
 
-def _solver_for_plain(task: Task) -> Policy:
-    """A file's task has no steps to follow: check the answer with the calculator, then give it."""
+def _file_task_expert(task: Task) -> Policy:
+    """Return the expert of a task without steps: it enters the answer into the calculator, then gives it."""
     answers = re.findall(r"-?\d+(?:\.\d+)?", str(task.fields["answer"]).replace(",", "")) or ["0"]
     replies = iter((Action(calls=(ToolCall("calculator", {"expression": answers[-1]}),)),))
     return lambda observation: next(replies, Action(content=answers[-1]))
 
 
 def make_problem(rng: random.Random, level: int) -> dict[str, object]:
-    """A story with `level` operations, its steps as expressions, and its answer."""
+    """Return a story with `level` operations, its steps as expressions, and its answer."""
     name, item = rng.choice(NAMES), rng.choice(ITEMS)
     value = rng.randint(2, 99)
     text = [rng.choice(OPENINGS).format(name=name, n=value, item=item)]
@@ -131,7 +130,7 @@ def make_problem(rng: random.Random, level: int) -> dict[str, object]:
 
 
 def _operation(rng: random.Random, value: int) -> tuple[str, int]:
-    """An operation that keeps the count a whole number from 1 to 999."""
+    """Return an operation that keeps the count an integer from 1 to 999."""
     while True:
         operator = rng.choice("+-*/")
         if operator == "+" and value < 900:

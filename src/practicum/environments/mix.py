@@ -1,7 +1,7 @@
 """`mix`: several environments as one. Every task is played by the environment that it names.
 
-A mix has no world of its own. Its tasks are those of its members, unchanged, in turns that keep the shares; an episode
-is handed to the member that the task belongs to.
+The tasks of a mix are those of its members, unchanged, interleaved by their shares; an episode is delegated to the
+member that the task belongs to.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from practicum.errors import UserError, did_you_mean
 from practicum.task import Task
 
 Shaping = Callable[[Task, Action, Step], float]
-"""A user's own reward for a step: the task, what was done, and the world's answer with its own reward."""
+"""A user's reward of a step, from the task, the action, and the environment's step with its own reward."""
 
 
 class MixEnvironment(Environment):
-    """Several environments as one, in shares; each task is played by its own."""
+    """Several environments as one, in shares; each task is played by its own environment."""
 
     name = "mix"
     formats = ("hf", "react", "code", "gui")
@@ -33,29 +33,29 @@ class MixEnvironment(Environment):
         shaping: str | None = None,
         format: str = "hf",
     ) -> None:
-        """`environments`: names, or names with the options of each. `shares` are weights, 1 where none is given.
+        """Create a mix of `environments`: names, or names with the options of each. `shares` are weights, default 1.
 
-        `reward` is handed to the members that have such an option and were given none; `shaping` is a function
-        (`path/to/file.py:function`) whose number is paid instead of a step's own reward.
+        `reward` is passed to the members that have this option and do not set it; `shaping` is a function
+        (`path/to/file.py:function`) whose value replaces the reward of a step.
         """
-        given = environments if isinstance(environments, Mapping) else dict.fromkeys(environments)
-        if isinstance(environments, str) or not given:
+        members = environments if isinstance(environments, Mapping) else dict.fromkeys(environments)
+        if isinstance(environments, str) or not members:
             raise UserError("A mix needs 'environments': a list of names, or a mapping of names to their options.")
-        self.shares = dict.fromkeys(given, 1.0)
+        self.shares = dict.fromkeys(members, 1.0)
         for name, share in (shares or {}).items():
-            if name not in given:
-                raise UserError(f"mix: 'shares' names '{name}', which is not in the mix.{did_you_mean(name, given)}")
+            if name not in members:
+                raise UserError(f"mix: 'shares' names '{name}', which is not in the mix.{did_you_mean(name, members)}")
             if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < float("inf"):
                 raise UserError(f"mix: the share of '{name}' must be a number above 0, got {share}.")
             self.shares[name] = float(share)
-        self._makers = {name: _maker(name, format, options, reward) for name, options in given.items()}
+        self._makers = {name: _maker(name, format, options, reward) for name, options in members.items()}
         self._shaping: Shaping | None = None if shaping is None else registry.function(shaping)
-        self._names = {registry.environment_class(name).name or name: name for name in given}
+        self._names = {registry.environment_class(name).name or name: name for name in members}
         self._members: dict[str, Environment] = {}
         self._task: Task | None = None
 
     def member(self, name: str) -> Environment:
-        """The environment that a task names, made when it is first needed."""
+        """Return the environment of that name, created when it is first needed."""
         key = self._names.get(name, name)
         if key not in self._makers:
             raise UserError(f"The mix has no environment '{name}' (it has: {', '.join(self._makers)}).")
@@ -79,19 +79,19 @@ class MixEnvironment(Environment):
             await member.close()
 
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
-        """Tasks of all members, each as it is, in turns: any first part of the list keeps the shares."""
-        turns = in_turns(self.shares, count)
-        listed = {}
-        for name in dict.fromkeys(turns):
-            wanted = turns.count(name)
-            tasks = self.member(name).tasks(split, wanted, seed)
-            if len(tasks) < wanted:
+        """Return tasks of all members, interleaved: every prefix of the list keeps the shares."""
+        order = interleave(self.shares, count)
+        remaining = {}
+        for name in dict.fromkeys(order):
+            num_wanted = order.count(name)
+            tasks = self.member(name).tasks(split, num_wanted, seed)
+            if len(tasks) < num_wanted:
                 raise UserError(
-                    f"mix: '{name}' has {len(tasks)} '{split}' tasks and its share of {count} is {wanted}; "
+                    f"mix: '{name}' has {len(tasks)} '{split}' tasks and its share of {count} is {num_wanted}; "
                     "give it more, give it a smaller share, or ask for fewer tasks."
                 )
-            listed[name] = iter(tasks)
-        return [next(listed[name]) for name in turns]
+            remaining[name] = iter(tasks)
+        return [next(remaining[name]) for name in order]
 
     def plays(self, task: Task) -> bool:
         return self._names.get(task.environment, task.environment) in self._makers
@@ -114,7 +114,7 @@ class MixEnvironment(Environment):
         return self.member(self._task.environment)
 
     def _shaped(self, action: Action, step: Step) -> Step:
-        """The step with the user's reward. Whether the episode succeeded stays the world's own word."""
+        """Return the step with the user's reward; success remains the environment's."""
         if self._shaping is None:
             return step
         assert self._task is not None
@@ -122,22 +122,22 @@ class MixEnvironment(Environment):
         return dataclasses.replace(step, reward=float(self._shaping(self._task, action, step)), success=success)
 
 
-def in_turns(shares: Mapping[str, float], count: int) -> list[str]:
-    """`count` names, the one that is furthest behind its share next; of two alike, the first."""
-    whole = sum(shares.values())
+def interleave(shares: Mapping[str, float], count: int) -> list[str]:
+    """Return `count` names; next is always the one furthest behind its share, of equals the first."""
+    total = sum(shares.values())
     taken = dict.fromkeys(shares, 0)
-    turns = []
-    for place in range(1, count + 1):
-        name = max(shares, key=lambda name: shares[name] / whole * place - taken[name])
+    order = []
+    for position in range(1, count + 1):
+        name = max(shares, key=lambda name: shares[name] / total * position - taken[name])
         taken[name] += 1
-        turns.append(name)
-    return turns
+        order.append(name)
+    return order
 
 
 def _maker(name: str, format: str, options: Mapping[str, Any] | None, reward: str | None) -> Callable[[], Environment]:
     if options is not None and not isinstance(options, Mapping):
         raise UserError(f"mix: the options of '{name}' must be a mapping, got {options!r}.")
-    wanted = dict(options or {})
-    if reward is not None and "reward" not in wanted and registry.takes(name, "reward"):
-        wanted["reward"] = reward
-    return registry.environment_maker(name, format, wanted)[0]
+    chosen = dict(options or {})
+    if reward is not None and "reward" not in chosen and registry.takes(name, "reward"):
+        chosen["reward"] = reward
+    return registry.environment_maker(name, format, chosen)[0]

@@ -1,9 +1,8 @@
-"""`search`: questions that only reading can answer.
+"""`search`: questions that can only be answered by searching.
 
-A question asks for a fact, or for a fact about a fact (levels 1 to 3), of a small invented world. The
-agent searches that world's sentences with `google_search` and hands in what it found with `answer`.
-Each few questions have a world of their own, so nothing learned by heart helps; without searching, the
-best there is to do is to guess one name out of hundreds.
+A question asks for a fact of a small invented world, reached over one to three facts (levels 1 to 3). The agent
+searches the sentences of that world with `google_search` and answers with `answer`. Every few questions have a world of
+their own, so memorising does not help; without searching, the best policy guesses one name out of hundreds.
 """
 
 from __future__ import annotations
@@ -51,10 +50,10 @@ class SearchEnvironment(ToolEnvironment):
         results: int = NUM_RESULTS,
         brief: bool = False,
     ) -> None:
-        """`tools=["answer"]` takes searching away; `corpus` is the folder that a file's questions are asked of.
+        """Create the environment. `tools=["answer"]` removes searching; `corpus` is the folder for a file's questions.
 
-        `brief` tells of each tool in one line and of the reply format not at all: that has to come from
-        demonstrations, and who starts from nothing learns it from them sooner when the prompt is short.
+        `brief` describes each tool in one line and omits the reply format: the model learns it from demonstrations,
+        and a model trained from scratch learns it sooner with a short prompt.
         """
         super().__init__(tools, reward, format, files, system, verifier)
         self.levels, self.corpus, self.results, self.brief = tuple(levels), corpus, results, brief
@@ -67,7 +66,7 @@ class SearchEnvironment(ToolEnvironment):
         if SEARCH in self.tools and corpus is not None:
             self.tools[SEARCH] = google_search_over(index_of(corpus), results)
         elif SEARCH in self.tools and self.files:
-            configured_search()  # nothing to search is a wrong setting: say so before the first episode
+            configured_search()  # nothing to search is an error before the first episode
 
     def generate(self, split: str, count: int, seed: int) -> Sequence[Task]:
         if self.corpus is not None:
@@ -75,18 +74,18 @@ class SearchEnvironment(ToolEnvironment):
                 f"A search corpus is given but no '{split}' questions; give a JSON file for that split too."
             )
         tasks: list[Task] = []
-        number = 0
+        world_number = 0
         while len(tasks) < count:
-            name = world_name(split, seed, number)
+            name = world_name(split, seed, world_number)
             world, rng = make_world(name), random.Random(f"search-questions/{name}")
-            asked: set[object] = set()
-            while len(asked) < QUESTIONS_PER_WORLD and len(tasks) < count:
+            questions: set[object] = set()
+            while len(questions) < QUESTIONS_PER_WORLD and len(tasks) < count:
                 fields = world.question(rng, self.levels[len(tasks) % len(self.levels)])
-                if fields["question"] not in asked:
-                    asked.add(fields["question"])
+                if fields["question"] not in questions:
+                    questions.add(fields["question"])
                     fields["world"] = name
                     tasks.append(Task(f"search-{split}-{seed}-{len(tasks)}", self.name, split, fields))
-            number += 1
+            world_number += 1
         return tasks
 
     async def reset(self, task: Task, seed: int) -> Observation:
@@ -100,15 +99,15 @@ class SearchEnvironment(ToolEnvironment):
         return replace(observation, messages=(Message("system", system), observation.messages[-1]))
 
     def expert(self, task: Task) -> Policy:
-        """Looks up one fact after the other and reads each from what was found: it knows no answers.
+        """Return the policy that searches one fact after the other and reads each from the result.
 
-        Its thoughts say the fact again, name for name. Who imitates it so has much to copy from, and a small
-        model learns to copy in far fewer steps than from bare calls.
+        Its thoughts repeat the fact word for word: there is much to copy, and a small model learns to copy in far
+        fewer steps than from calls alone.
         """
         if SEARCH not in self.tools:
             return self._guesser(task, f"search-guess/{task.hash}")
         if _world_of(task) is None:
-            return self._solver_for_plain(task)
+            return self._file_task_expert(task)
         subject, hops, position = str(task.fields["subject"]), list(task.fields["hops"]), 0
 
         def act(observation: Observation) -> Action:
@@ -116,10 +115,10 @@ class SearchEnvironment(ToolEnvironment):
             thought = RELATION[hops[0]].ask.format(subject)
             if position:
                 relation = RELATION[hops[position - 1]]
-                found = relation.read(subject, observation.messages[-1].content)
-                if found is None:
+                object_name = relation.read(subject, observation.messages[-1].content)
+                if object_name is None:
                     return self._answer("unknown")
-                thought, subject = relation.sentence(subject, found), found
+                thought, subject = relation.sentence(subject, object_name), object_name
             if position == len(hops):
                 return self._answer(subject, thought)
             position += 1
@@ -128,7 +127,7 @@ class SearchEnvironment(ToolEnvironment):
         return act
 
     def random(self, task: Task, seed: int) -> Policy:
-        """Knows the protocol and nothing else: searches for names it has seen, then answers with one of them."""
+        """Return a policy that searches for names it has seen, then answers with one of them."""
         if SEARCH not in self.tools:
             return self._guesser(task, f"search-random/{seed}")
         rng = random.Random(f"search-random/{seed}")
@@ -144,18 +143,18 @@ class SearchEnvironment(ToolEnvironment):
         return act
 
     def _answer(self, text: str, thought: str = "") -> Action:
-        """The answer by the tool for it or, where that was taken away, in plain words."""
+        """Return the action that answers: a call of `answer` or, without that tool, plain text."""
         if "answer" in self.tools:
             return Action(calls=(ToolCall("answer", {"answer": text}),), thought=thought)
         return Action(content=text, thought=thought)
 
     def _guesser(self, task: Task, seed: str) -> Policy:
-        """What is left without searching: any name of the split."""
+        """Return a policy that answers with a random name of the split."""
         rng = random.Random(seed)
         return lambda observation: self._answer(rng.choice(names_of(task.split)))
 
-    def _solver_for_plain(self, task: Task) -> Policy:
-        """A file's task has no facts to follow: search for the question once, then give its answer."""
+    def _file_task_expert(self, task: Task) -> Policy:
+        """Return the expert of a task from a file: it searches for the question once, then gives the answer."""
         gold = task.fields["answer"]
         replies = iter((_search(str(task.fields["question"])),))
         return lambda observation: next(replies, self._answer(str(gold if isinstance(gold, str) else gold[0])))
@@ -166,11 +165,11 @@ def _search(query: str, thought: str = "") -> Action:
 
 
 def _signature(tool: Tool) -> str:
-    """A tool in one line, as the chat template of `tiny` writes one."""
+    """Return a tool in one line, as the chat template of `tiny` renders it."""
     return f"{tool.name}({', '.join(tool.schema['function']['parameters']['properties'])}): {tool.description}"
 
 
 def _world_of(task: Task) -> str | None:
-    """The generated world that a task is about; None for a question of a user's own."""
+    """Return the name of a task's generated world; None for a question from a file."""
     name = str(task.fields.get("world", ""))
     return name if WORLD_NAME.fullmatch(name) else None

@@ -1,4 +1,4 @@
-"""A question, some tools, a reward: the environment behind every tool agent."""
+"""The environment of tool agents: a question, tools, and a reward."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from practicum.tools.pool import Lease, StatePool
 class ToolEnvironment(Environment):
     """Tasks with a `question`; the agent calls tools until it answers, then the reward scores it.
 
-    Tasks come from JSON files (`files`: split to path) or, in a subclass, from a generator. A
-    `verifier` is a second reward whose score is recorded beside the first and never trained on.
-    States of stateful tools are taken at the first call and given back in `close`.
+    Tasks come from JSON files (`files`: split to path) or, in a subclass, from a generator. A `verifier` is a second
+    reward whose score is recorded and not trained on. States of stateful tools are leased at the first call and
+    released in `close`.
     """
 
     name = "tools"
@@ -65,7 +65,7 @@ class ToolEnvironment(Environment):
         return self.generate(split, count, seed)
 
     def generate(self, split: str, count: int, seed: int) -> Sequence[Task]:
-        """Tasks made from nothing; a subclass that can, does."""
+        """Generate tasks; a subclass with a generator overrides this."""
         raise UserError(f"Environment '{self.name}' has no '{split}' tasks; give it a JSON file for that split.")
 
     async def reset(self, task: Task, seed: int) -> Observation:
@@ -73,8 +73,8 @@ class ToolEnvironment(Environment):
         self._task, self._seed, self._calls = task, seed, []
         schemas = tuple(tool.schema for tool in self.tools.values())
         if "messages" in task.fields:
-            given = tuple(Message(m["role"], m["content"]) for m in task.fields["messages"])
-            return Observation(given, schemas)
+            messages_of_task = tuple(Message(m["role"], m["content"]) for m in task.fields["messages"])
+            return Observation(messages_of_task, schemas)
         guide = self.format.instructions(schemas)
         system = "\n".join(part for part in (self.prompt, guide) if part)
         messages = (Message("system", system),) if system else ()
@@ -84,11 +84,11 @@ class ToolEnvironment(Environment):
         if not action.calls:
             return await self._finish(action.content)
         messages: list[Message] = []
-        told: list[dict[str, Any]] = []
+        tool_infos: list[dict[str, Any]] = []
         for call in action.calls:
             result = await self._run(call)
             if result.info:
-                told.append({"name": call.name, **result.info})
+                tool_infos.append({"name": call.name, **result.info})
             if not result.failed:
                 self._calls.append(call)
             if result.finish and not result.failed:
@@ -97,7 +97,7 @@ class ToolEnvironment(Environment):
             messages.append(self.format.observe(call.name, result.text))
         else:
             step = Step(Observation(tuple(messages)))
-        return replace(step, info={**step.info, "tools": told}) if told else step
+        return replace(step, info={**step.info, "tools": tool_infos}) if tool_infos else step
 
     async def truncate(self) -> Step:
         return await self._finish(None)
@@ -114,22 +114,26 @@ class ToolEnvironment(Environment):
             )
         if tool.pool is None or tool.check(call.arguments) is not None:
             return await tool.call(call.arguments)
-        await self._take_states()
+        await self._lease_states()
         return await tool.call(call.arguments, self._leases[tool.pool])
 
     async def _finish(self, answer: str | None) -> Step:
         assert self._task is not None, "reset comes before step"
-        judges = (self.reward,) if self.verifier is None else (self.reward, self.verifier)
-        asked = {name for judge in judges for name in judge.parameters}
-        judged = [tool for tool in self.tools.values() if tool.pool is not None and tool.name in asked]
-        if judged:
-            await self._take_states()
+        rewards = (self.reward,) if self.verifier is None else (self.reward, self.verifier)
+        reward_parameters = {name for reward in rewards for name in reward.parameters}
+        scored_tools = [
+            tool for tool in self.tools.values() if tool.pool is not None and tool.name in reward_parameters
+        ]
+        if scored_tools:
+            await self._lease_states()
         async with contextlib.AsyncExitStack() as stack:
-            held = {pool: await stack.enter_async_context(self._leases[pool].use()) for pool in self._pools(judged)}
-            states = {tool.name: held[tool.pool] for tool in judged if tool.pool is not None}
-            with_states = [judge.with_states(states) for judge in judges]
+            held = {
+                pool: await stack.enter_async_context(self._leases[pool].use()) for pool in self._pools(scored_tools)
+            }
+            states = {tool.name: held[tool.pool] for tool in scored_tools if tool.pool is not None}
+            with_states = [reward.with_states(states) for reward in rewards]
             calls = tuple(self._calls)
-            scores = [await in_thread_with_slots(judge.score, self._task, answer, calls) for judge in with_states]
+            scores = [await in_thread_with_slots(reward.score, self._task, answer, calls) for reward in with_states]
         components = dict(scores[0].components)
         if self.verifier is not None:
             components["verifier"] = scores[1].reward
@@ -145,18 +149,18 @@ class ToolEnvironment(Environment):
 
     @staticmethod
     def _pools(tools: Sequence[Tool]) -> list[StatePool]:
-        """In the order in which pools are entered, so that no two episodes can wait for each other."""
+        """Return the pools of tools in the order in which they are acquired, so that no two episodes deadlock."""
         return sorted({tool.pool for tool in tools if tool.pool is not None}, key=lambda pool: pool.number)
 
-    async def _take_states(self) -> None:
-        """This episode's states, all of them at once."""
+    async def _lease_states(self) -> None:
+        """Lease all states of this episode."""
         assert self._task is not None, "reset comes before step"
-        offered = {**self._task.fields, "task": self._task, "seed": self._seed}
+        fields = {**self._task.fields, "task": self._task, "seed": self._seed}
         for pool in self._pools(list(self.tools.values())):
             if pool not in self._leases:
-                self._leases[pool] = await pool.lease(offered)
+                self._leases[pool] = await pool.lease(fields)
 
     def _release(self) -> None:
-        """Nothing is waited for here, so an episode that is cancelled while it closes gives everything back too."""
+        """Release all states without waiting, so that an episode cancelled while it closes releases them too."""
         while self._leases:
             self._leases.popitem()[1].release()

@@ -20,7 +20,7 @@ from practicum.config import train as configuration
 from practicum.config.overrides import RECIPES, read_overrides, schema_keys, show
 from practicum.config.train import TrainConfig
 from practicum.data.store import write_atomic
-from practicum.environments.mix import MixEnvironment, in_turns
+from practicum.environments.mix import MixEnvironment, interleave
 from practicum.errors import UserError, did_you_mean
 from practicum.training import build
 from practicum.training.build_supervised import (
@@ -185,7 +185,7 @@ def demonstrations(config: PipelineConfig) -> dict[str, int]:
         (config.data.affine.num_samples, config.data.affine.environments),
         (config.data.agentgym.num_episodes, config.data.agentgym.environments),
     ):
-        turns = in_turns(dict.fromkeys(names, 1.0), count) if names else []
+        turns = interleave(dict.fromkeys(names, 1.0), count) if names else []
         found |= {name: turns.count(name) for name in names}
     return found
 

@@ -1,21 +1,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum import registry
-from practicum.cli.envs import check_all
 from practicum.environment import SPLITS, Action, Step
 from practicum.environments.affine.abd import AbdEnvironment
 from practicum.environments.affine.answers import read_input
 from practicum.environments.affine.base import Unreadable
-from practicum.environments.affine.running import Job, run_jobs, same_output, with_newline
+from practicum.environments.affine.program_runner import Job, run_jobs, same_output, with_newline
 from practicum.errors import UserError
 from practicum.sandbox import base
 from practicum.task import Task
@@ -122,7 +118,7 @@ def test_expert_solves_every_level_and_template() -> None:
     replies = [AbdEnvironment().expert(task)(None).content for task in tasks]  # type: ignore[arg-type]
     jobs = [Job(t.fields["program"], with_newline(read_input(r) or "")) for t, r in zip(tasks, replies, strict=True)]
     ran = run_jobs(jobs[:75]) + run_jobs(jobs[75:])
-    assert all(r.fine and same_output(t.fields["output"], r.output) for t, r in zip(tasks, ran, strict=True))
+    assert all(r.ok and same_output(t.fields["output"], r.output) for t, r in zip(tasks, ran, strict=True))
 
 
 def test_the_answer_is_not_in_the_prompt() -> None:
@@ -143,26 +139,6 @@ def test_splits_share_no_program_and_ids_are_stable() -> None:
 
 
 IDS = ["affine-abd-6a3c421e41cf0fb4", "affine-abd-e551d32a3fafbdc4"]
-
-
-def test_another_process_plays_the_same_episode() -> None:
-    code = (
-        "import asyncio\n"
-        "from practicum.environments.affine.abd import AbdEnvironment\n"
-        "world = AbdEnvironment()\n"
-        "tasks = world.tasks('val', 5)\n"
-        "shown = [asyncio.run(world.reset(task, 7)) for task in tasks]\n"
-        "steps = []\n"
-        "for task in tasks:\n"
-        "    asyncio.run(world.reset(task, 7))\n"
-        "    steps.append(asyncio.run(world.step(world.random(task, 1)(None))))\n"
-        "print([t.id for t in tasks], shown, steps)"
-    )
-    said = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment).stdout
-        for environment in ({**os.environ, "PYTHONHASHSEED": "1"}, {**os.environ, "PYTHONHASHSEED": "2"})
-    ]
-    assert said[0] == said[1]
 
 
 @settings(max_examples=200, deadline=None)
@@ -203,10 +179,6 @@ def test_no_episode_begins_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(base, "current", refused)
     with pytest.raises(UserError, match="install bubblewrap"):
         AbdEnvironment()
-
-
-def test_envs_check_is_happy() -> None:
-    assert check_all(["affine:abd"], 5, {}) == 0
 
 
 def test_seeds_give_other_tasks() -> None:

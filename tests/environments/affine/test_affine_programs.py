@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum.environments.affine.answers import read_input, read_program, write_input, write_program
+from practicum.environments.affine.program_runner import Job, RunResult, matching_line_share, run_jobs, same_output
 from practicum.environments.affine.programs.catalogue import LEVELS, Problem, draw_problem
-from practicum.environments.affine.running import Job, Ran, lines_agreeing, run_jobs, same_output
-from practicum.environments.affine.stdin_arity import needed_lines
+from practicum.environments.affine.stdin_arity import min_input_lines
 from practicum.errors import UserError
 from practicum.sandbox import base
 
@@ -30,7 +30,7 @@ def problems(tag: str) -> list[Problem]:
     return [draw_problem(random.Random(f"{tag}/{t.__name__}"), level, t) for level, t in ALL]
 
 
-def in_batches(jobs: list[Job]) -> list[Ran]:
+def in_batches(jobs: list[Job]) -> list[RunResult]:
     return [ran for start in range(0, len(jobs), BATCH) for ran in run_jobs(jobs[start : start + BATCH])]
 
 
@@ -51,7 +51,7 @@ def test_every_template_prints_what_its_reference_says() -> None:
             expected.append(case.output)
     assert len(jobs) == 2 * len(ALL)
     for job, ran, output in zip(jobs, in_batches(jobs), expected, strict=True):
-        assert ran.fine, (job, ran)
+        assert ran.ok, (job, ran)
         assert same_output(output, ran.output), (job, ran, output)
 
 
@@ -66,7 +66,7 @@ def test_every_template_has_different_problems_and_cases() -> None:
             assert len({case.output for case in cases}) >= 2, problem  # a constant answer does not pass
             assert all(case.output.strip() for case in cases)
             assert all(case.input == case.input.strip() for case in cases)  # so that tags around it lose nothing
-            assert needed_lines(problem.program, cases[0].input.splitlines()[0]) <= len(cases[0].input.splitlines())
+            assert min_input_lines(problem.program, cases[0].input.splitlines()[0]) <= len(cases[0].input.splitlines())
             compile(problem.program, "<program>", "exec")
 
 
@@ -112,25 +112,25 @@ def test_the_runner() -> None:
     ]
     ran = run_jobs(jobs)
     assert [run.output.strip() for run in ran[:3]] == ["10", "1", "1"]
-    assert ran[3] == Ran("done", "", "")
-    assert (ran[4].fine, ran[4].output) == (True, "said\n")  # the exit status does not count
-    assert (ran[5].fine, ran[5].error) == (False, "oops\n")
-    assert (ran[6].fine, ran[6].output, ran[6].fault) == (False, "1\n", "ZeroDivisionError: division by zero")
-    assert "SyntaxError" in ran[7].fault
-    assert (ran[8].ended, ran[8].fault) == ("killed", "it was killed")
+    assert ran[3] == RunResult("done", "", "")
+    assert (ran[4].ok, ran[4].output) == (True, "said\n")  # the exit status does not count
+    assert (ran[5].ok, ran[5].error) == (False, "oops\n")
+    assert (ran[6].ok, ran[6].output, ran[6].problem) == (False, "1\n", "ZeroDivisionError: division by zero")
+    assert "SyntaxError" in ran[7].problem
+    assert (ran[8].outcome, ran[8].problem) == ("killed", "it was killed")
     assert ran[9].output == '" "\n€\n'
-    assert (ran[10].ended, ran[10].fault) == ("output", "it printed too much")
+    assert (ran[10].outcome, ran[10].problem) == ("output", "it printed too much")
     assert ran[11].output == ""
     assert ran[12].output.strip() == "a"
     assert ran[13].output.strip() == "[]"
     assert [run.output for run in ran[14:]] == ["late\n", "bye\n", "so far\n", "seen\n"]
-    assert all(run.fine for run in ran[14:])
+    assert all(run.ok for run in ran[14:])
 
 
 @pytest.mark.usefixtures("_needs_a_sandbox")
 def test_a_run_that_takes_too_long_ends_the_batch() -> None:
     slow, skipped = run_jobs([Job("while True: pass", ""), Job("print(1)", "")], cpu_seconds=1)
-    assert (slow.ended, slow.fault, skipped.ended) == ("timeout", "it took too long", "skipped")
+    assert (slow.outcome, slow.problem, skipped.outcome) == ("timeout", "it took too long", "skipped")
 
 
 @pytest.mark.usefixtures("_needs_a_sandbox")
@@ -143,7 +143,7 @@ def test_a_program_cannot_write_anothers_result() -> None:
     )
     first, second = run_jobs([Job(hostile, ""), Job("print(7)", "")])
     assert first.output == 'done ["42", ""]\n'
-    assert second == Ran("done", "7\n", "")
+    assert second == RunResult("done", "7\n", "")
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_outputs_are_compared(expected: str, given: str, same: bool) -> None:
 
 
 def test_lines_agreeing() -> None:
-    assert lines_agreeing("1\n2\n3\n4", "1\n2\n0\n4\n") == 0.75
-    assert lines_agreeing("1", "1\n2") == 0.5
+    assert matching_line_share("1\n2\n3\n4", "1\n2\n0\n4\n") == 0.75
+    assert matching_line_share("1", "1\n2") == 0.5
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_programs_in_replies(reply: str, found: str) -> None:
 def test_reading_never_raises(text: str) -> None:
     read_input(text)
     read_program(text)
-    assert needed_lines(text, text) >= 0
+    assert min_input_lines(text, text) >= 0
     if read_input(text) is not None:
         assert read_input(write_input(read_input(text) or "")) == read_input(text)
     if "`" not in text:
@@ -244,4 +244,4 @@ def test_reading_never_raises(text: str) -> None:
     ],
 )
 def test_lines_that_a_program_is_sure_to_read(program: str, first: str, lines: int) -> None:
-    assert needed_lines(program, first) == lines
+    assert min_input_lines(program, first) == lines

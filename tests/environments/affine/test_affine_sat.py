@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import random
-import subprocess
 import sys
 
 import pytest
@@ -12,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum import registry
-from practicum.cli.envs import check_all
 from practicum.environment import SPLITS, Action, Step, ToolCall
 from practicum.environments.affine import formulas
 from practicum.environments.affine.formulas import THRESHOLDS, read_answer, satisfies, solve, uniform, write_answer
@@ -212,24 +209,6 @@ def test_splits_are_disjoint_and_ids_stable() -> None:
     ]  # fmt: skip
 
 
-def test_another_process_plays_the_same_episode() -> None:
-    code = (
-        "import asyncio\n"
-        "from practicum.environments.affine.sat import SatEnvironment\n"
-        "world = SatEnvironment(unsat=0.3, ratio='threshold', k=3)\n"
-        "tasks = world.tasks('val', 5)\n"
-        "shown = [asyncio.run(world.reset(task, 7)) for task in tasks]\n"
-        "print([t.id for t in tasks], shown, [world.expert(t)(None) for t in tasks], "
-        "[world.random(t, 3)(None) for t in tasks])"
-    )
-    said = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment).stdout
-        for environment in ({**os.environ, "PYTHONHASHSEED": "1"}, {**os.environ, "PYTHONHASHSEED": "2"})
-    ]
-    assert said[0] == said[1]
-    assert "x1=" in said[0]
-
-
 def test_random_policy_rarely_satisfies_the_default() -> None:
     world = SatEnvironment(k=3)
     tasks = world.tasks("train", 100)
@@ -284,7 +263,3 @@ def test_without_the_solver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pysat.solvers", None)
     with pytest.raises(UserError, match=r"practicum\[affine\]"):
         solve([(1,)], 1)
-
-
-def test_envs_check_is_happy() -> None:
-    assert check_all(["affine:sat"], 5, {}) == 0

@@ -150,7 +150,7 @@ def test_the_bracket_grammar_and_the_papers_shorthand() -> None:
     task = made_task(2)
     plan = play(world, task, world.expert(task))
     assert plan[-1].success
-    # The founding paper's example: goto, take, goto, clean, goto at 0.2 each, and the put that completes at 1.0.
+    # The example of Affine's guide: goto, take, goto, clean, goto at 0.2 each, and the put that completes at 1.0.
     verbs = [command.split()[0] for command in pool_of(2).ask("plan", game=2, expert="walkthrough")]
     assert verbs == ["go", "take", "go", "clean", "go", "move"]
     assert sum(step.reward for step in plan) == pytest.approx(2.0)

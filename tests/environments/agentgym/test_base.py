@@ -8,10 +8,11 @@ from collections import Counter
 import pytest
 
 from practicum.environment import SPLITS, Action, Step, ToolCall
-from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, by_hash, split_by_hash
+from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, by_hash
 from practicum.environments.agentgym.grammar.bracket import Brackets
 from practicum.environments.agentgym.grammar.line import Refused
 from practicum.environments.agentgym.shaping import Shaping
+from practicum.environments.splits import split_of
 from practicum.errors import UserError
 from practicum.task import Task
 
@@ -145,9 +146,9 @@ def test_wrong_settings_are_named() -> None:
 
 
 def test_splits_by_hash_are_stable_and_eight_to_one_to_one() -> None:
-    counts = Counter(split_by_hash("lamp", number) for number in range(10_000))
+    counts = Counter(split_of(["lamp", number]) for number in range(10_000))
     assert set(counts) == set(SPLITS)
     assert 0.78 < counts["train"] / 10_000 < 0.82
-    assert [split_by_hash("textcraft", goal) for goal in ("ladder", "beacon", "lever")] == ["train", "train", "train"]
+    assert [split_of(["textcraft", goal]) for goal in ("ladder", "beacon", "lever")] == ["train", "train", "train"]
     assert by_hash([1, 2, 3, 4], 0) != by_hash([1, 2, 3, 4], 1)
     assert sorted(by_hash([1, 2, 3, 4], 5)) == [1, 2, 3, 4]

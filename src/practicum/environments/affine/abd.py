@@ -1,6 +1,6 @@
-"""`affine:abd` (abduction): given a program and what it printed, find an input for which it prints that.
+"""`affine:abd` (abduction): given a program and its output, find an input for which it prints that.
 
-The program is run in the sandbox with the input offered; any input that gives the output counts. Programs are
+The program is run in the sandbox with the answer as its input; any input that gives the output is right. Programs are
 generated, or come from a file of R2 (`satpalsr/rl-python`) or CRUXEval rows.
 """
 
@@ -13,24 +13,24 @@ from practicum.environment import Action, Observation, Policy
 from practicum.environments.affine import dataset_readers
 from practicum.environments.affine.answers import read_input, write_input
 from practicum.environments.affine.base import Unreadable, Verdict
-from practicum.environments.affine.program_tasks import ProgramEnvironment
-from practicum.environments.affine.programs.base import WORDS
-from practicum.environments.affine.programs.catalogue import Problem
-from practicum.environments.affine.running import (
+from practicum.environments.affine.program_runner import (
     Job,
-    lines_agreeing,
+    matching_line_share,
     run_jobs_async,
     same_output,
     with_newline,
 )
-from practicum.environments.affine.stdin_arity import needed_lines
+from practicum.environments.affine.program_tasks import ProgramEnvironment
+from practicum.environments.affine.programs.base import WORDS
+from practicum.environments.affine.programs.catalogue import Problem
+from practicum.environments.affine.stdin_arity import min_input_lines
 from practicum.errors import UserError
 from practicum.task import Task
 
-WRAPPED_FROM = 3
-"""The level from which half of the programs stand in a function `solve`."""
-SHOWN = 500
-"""Characters of a wrong output that the agent is shown."""
+MIN_WRAPPED_LEVEL = 3
+"""From this level on half of the programs are wrapped in a function `solve`."""
+MAX_SHOWN_CHARS = 500
+"""Number of characters of a wrong output that the agent is shown."""
 
 
 class AbdEnvironment(ProgramEnvironment):
@@ -39,11 +39,11 @@ class AbdEnvironment(ProgramEnvironment):
     name = "affine:abd"
     system = "Find an input for which the program prints the expected output. Reply <INPUT>...</INPUT>."
     read_row = staticmethod(dataset_readers.abduction)
-    once = False  # one program has many outputs
+    unique_keys = False  # one program has many outputs
 
     def fields(self, problem: Problem, rng: random.Random, level: int) -> dict[str, Any]:
         (case,) = problem.cases(rng, 1)
-        wrapped = level >= WRAPPED_FROM and rng.random() < 0.5
+        wrapped = level >= MIN_WRAPPED_LEVEL and rng.random() < 0.5
         program = problem.wrapped if wrapped else problem.program
         return {"program": program, "output": case.output, "input": case.input}
 
@@ -52,32 +52,32 @@ class AbdEnvironment(ProgramEnvironment):
         return f"{program}\n\nExpected output:\n{output}"
 
     def read(self, text: str) -> str:
-        offered = read_input(text)
-        if offered is None:
+        answer = read_input(text)
+        if answer is None:
             raise Unreadable("put the input between <INPUT> and </INPUT>.")
-        return offered
+        return answer
 
     async def judge(self, task: Task, answer: str) -> Verdict:
         program, expected = _text(task, "program"), _text(task, "output")
-        given = answer.split("\n") if answer else []
-        if len(given) < needed_lines(program, given[0] if given else ""):
+        lines = answer.split("\n") if answer else []
+        if len(lines) < min_input_lines(program, lines[0] if lines else ""):
             return Verdict(False, 0.0, "The program reads more lines than that.", {"ran": 0.0})
-        (ran,) = await run_jobs_async([Job(program, with_newline(answer))], self.cpu_seconds)
-        if not ran.fine:
-            return Verdict(False, 0.0, f"With that input the program fails: {ran.fault}", {"ran": 0.0})
-        success = same_output(expected, ran.output)
-        text = f"With that input the program prints:\n{ran.output.rstrip()[:SHOWN]}"
-        return Verdict(success, lines_agreeing(expected, ran.output), text, {"ran": 1.0})
+        (run,) = await run_jobs_async([Job(program, with_newline(answer))], self.cpu_seconds)
+        if not run.ok:
+            return Verdict(False, 0.0, f"With that input the program fails: {run.problem}", {"ran": 0.0})
+        success = same_output(expected, run.output)
+        text = f"With that input the program prints:\n{run.output.rstrip()[:MAX_SHOWN_CHARS]}"
+        return Verdict(success, matching_line_share(expected, run.output), text, {"ran": 1.0})
 
     def expert(self, task: Task) -> Policy:
-        """Knows the input that the output was made with."""
+        """Return the policy that gives the input with which the output was made."""
         if "input" not in task.fields:
             raise UserError(f"Task '{task.id}' has no 'input' for the expert to give; add that field.")
         answer = write_input(str(task.fields["input"]))
         return lambda observation: Action(content=answer)
 
     def random(self, task: Task, seed: int) -> Policy:
-        """Knows the protocol and nothing else: a line for every `input()`, with a number, a few, or a word."""
+        """Return a policy that writes a line for every `input()`: a number, a few numbers, or a word."""
         rng = random.Random(f"affine-abd-random/{task.id}/{seed}")
         program = _text(task, "program")
 

@@ -15,11 +15,11 @@ def without_thoughts(text: str) -> str:
 
 
 def read_input(text: str) -> str | None:
-    """The last <INPUT> block of a reply as it stands, without blank lines at its end; None where none is."""
-    found = INPUT.findall(without_thoughts(text))
-    if not found:
+    """Return the last <INPUT> block of a reply, without blank lines at its end; None if there is none."""
+    blocks = INPUT.findall(without_thoughts(text))
+    if not blocks:
         return None
-    lines = found[-1].replace("\r\n", "\n").removeprefix("\n").split("\n")
+    lines = blocks[-1].replace("\r\n", "\n").removeprefix("\n").split("\n")
     while lines and not lines[-1].strip():
         lines.pop()
     return "\n".join(lines)
@@ -30,11 +30,11 @@ def write_input(text: str) -> str:
 
 
 def read_program(text: str) -> str:
-    """The last ```python block of a reply, else its last block of any kind, else all of it."""
-    said = without_thoughts(text)
-    blocks = fenced_blocks(said)
+    """Return the last ```python block of a reply, else its last block of any kind, else all of it."""
+    reply = without_thoughts(text)
+    blocks = fenced_blocks(reply)
     chosen = [body for label, body in blocks if label == "python"] or [body for _, body in blocks]
-    return chosen[-1] if chosen else extract_code(said)
+    return chosen[-1] if chosen else extract_code(reply)
 
 
 def write_program(code: str) -> str:

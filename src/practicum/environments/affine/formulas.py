@@ -1,4 +1,4 @@
-"""Formulas in conjunctive normal form: made at random, written as text, checked, and given to a solver.
+"""Formulas in conjunctive normal form: random generation, text notations, checking, and solving.
 
 A clause is a tuple of literals as in DIMACS: 3 means x3, -3 means not x3. An assignment maps a variable's number
 to its value and may leave variables out.
@@ -16,14 +16,14 @@ Clause = tuple[int, ...]
 Assignment = Mapping[int, bool]
 
 THRESHOLDS = {2: 1.0, 3: 4.267, 4: 9.931, 5: 21.117, 6: 43.37, 7: 87.79}
-"""Clauses per variable at which half of all random k-SAT formulas can be satisfied, for many variables."""
+"""Clauses per variable at which half of all large random k-SAT formulas can be satisfied, by k."""
 ASSIGNMENT = re.compile(r"x(\d+)=(True|False|1|0)")
 ANSWER = re.compile(rf"{ASSIGNMENT.pattern}|\b(UNSAT)\b")
 MAX_DIGITS = 9
 
 
 def planted(rng: random.Random, variables: int, width: int, count: int) -> list[Clause]:
-    """Clauses that one hidden assignment satisfies: each has one literal forced to agree with it."""
+    """Return clauses that a hidden assignment satisfies: one literal of each is forced to agree with it."""
     hidden = [rng.random() < 0.5 for _ in range(variables + 1)]
     clauses = []
     for _ in range(count):
@@ -35,23 +35,23 @@ def planted(rng: random.Random, variables: int, width: int, count: int) -> list[
 
 
 def uniform(rng: random.Random, variables: int, width: int, count: int) -> list[Clause]:
-    """Clauses of distinct variables with random signs."""
+    """Return clauses of distinct variables with random signs."""
     return [
         tuple(v if rng.random() < 0.5 else -v for v in rng.sample(range(1, variables + 1), width)) for _ in range(count)
     ]
 
 
 def satisfies(clauses: Sequence[Clause], assignment: Assignment) -> bool:
-    return all(holds(clause, assignment) for clause in clauses)
+    return all(satisfies_clause(clause, assignment) for clause in clauses)
 
 
-def holds(clause: Clause, assignment: Assignment) -> bool:
-    """Whether a literal of the clause is true; a variable that is not assigned makes none true."""
+def satisfies_clause(clause: Clause, assignment: Assignment) -> bool:
+    """Return whether a literal of the clause is true; an unassigned variable makes none true."""
     return any(assignment.get(abs(literal)) is (literal > 0) for literal in clause)
 
 
 def solve(clauses: Sequence[Clause], variables: int) -> dict[int, bool] | None:
-    """An assignment of all variables that satisfies the clauses, by python-sat; None where there is none."""
+    """Return an assignment of all variables that satisfies the clauses, by python-sat; None if there is none."""
     try:
         from pysat.solvers import Minisat22  # only generators of certified formulas and the expert need it
     except ModuleNotFoundError:
@@ -64,18 +64,18 @@ def solve(clauses: Sequence[Clause], variables: int) -> dict[int, bool] | None:
 
 
 def read_answer(text: str) -> dict[int, bool] | None:
-    """The assignment in a text, or None for UNSAT: whichever stands last; ValueError where there is neither.
+    """Return the assignment in a text, or None for UNSAT, whichever comes last; ValueError if there is neither.
 
-    Of a variable that is assigned twice the later value counts.
+    If a variable is assigned twice, the later value counts.
     """
-    found = list(ANSWER.finditer(text))
-    if not found:
+    matches = list(ANSWER.finditer(text))
+    if not matches:
         raise ValueError("no assignment")
-    if found[-1][3]:
+    if matches[-1][3]:
         return None
     # Length first: Python refuses to read numbers of thousands of digits.
-    named = (m for m in found if not m[3] and len(m[1]) <= MAX_DIGITS)
-    return {int(m[1]): m[2] in ("True", "1") for m in named}
+    assignments = (m for m in matches if not m[3] and len(m[1]) <= MAX_DIGITS)
+    return {int(m[1]): m[2] in ("True", "1") for m in assignments}
 
 
 def write_answer(assignment: Assignment | None) -> str:

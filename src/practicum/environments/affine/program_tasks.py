@@ -1,4 +1,4 @@
-"""What `affine:abd` and `affine:ded` share: programs, from the generator or a user's files, run in the sandbox."""
+"""The common base of `affine:abd` and `affine:ded`: programs, generated or from files, run in the sandbox."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from practicum.data.convert import Row
 from practicum.environments.affine import dataset_readers
-from practicum.environments.affine.base import AffineEnvironment, Drawn
+from practicum.environments.affine.base import AffineEnvironment, TaskDraft
+from practicum.environments.affine.program_runner import CPU_SECONDS, check_cpu_seconds
 from practicum.environments.affine.programs.catalogue import LEVELS, Problem, draw_problem
-from practicum.environments.affine.running import CPU_SECONDS, check_cpu_seconds
 from practicum.sandbox import base
 from practicum.task import Task
 
 
 class ProgramEnvironment(AffineEnvironment[str]):
-    """A question about a program; a subclass says what of it is shown, and what is to be found."""
+    """A question about a program; a subclass defines what is shown and what must be found."""
 
     def __init__(
         self,
@@ -30,23 +30,23 @@ class ProgramEnvironment(AffineEnvironment[str]):
         super().__init__(format, reward, tries, levels, max(LEVELS))
         self.files = dict(files or {})
         self.cpu_seconds = check_cpu_seconds(cpu_seconds)
-        base.current()  # a machine that cannot shut programs in is known before the first episode
+        base.current()  # a machine without a sandbox is an error before the first episode
 
-    def draw(self, rng: random.Random, level: int) -> Drawn:
+    def draw(self, rng: random.Random, level: int) -> TaskDraft:
         problem = draw_problem(rng, level)
 
         def make() -> dict[str, Any]:
             return {**self.fields(problem, rng, level), "level": level, "template": problem.template}
 
-        return Drawn(problem.draft.key, make)
+        return TaskDraft(problem.draft.key, make)
 
     @staticmethod
     def read_row(row: Mapping[str, Any], number: int) -> Row:
-        """A task's fields from a row of a user's file."""
+        """Return a task's fields from a row of a file."""
         raise NotImplementedError
 
     def fields(self, problem: Problem, rng: random.Random, level: int) -> dict[str, Any]:
-        """A task's fields from a generated problem."""
+        """Return a task's fields from a generated problem."""
         raise NotImplementedError
 
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:

@@ -1,8 +1,8 @@
-"""`affine:sat`: find values of the variables that make a formula true, or say that there are none.
+"""`affine:sat`: find values of the variables that satisfy a formula, or answer that there are none.
 
-Formulas are random k-SAT: planted (a hidden assignment satisfies every clause) or certified (drawn freely and kept
-when python-sat says what is wanted). Only the clauses decide whether an answer is right; any assignment that
-satisfies them all counts, and a variable that is left out satisfies nothing.
+Formulas are random k-SAT: planted (a hidden assignment satisfies every clause) or certified (drawn uniformly until
+python-sat finds one that is satisfiable or not, as wanted). Only the clauses decide whether an answer is right; any
+assignment that satisfies them all counts, and a variable that is left out satisfies nothing.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from dataclasses import dataclass
 
 from practicum.environment import Action, Observation, Policy
 from practicum.environments.affine import formulas
-from practicum.environments.affine.base import AffineEnvironment, Drawn, Unreadable, Verdict
+from practicum.environments.affine.base import AffineEnvironment, TaskDraft, Unreadable, Verdict
 from practicum.environments.affine.formulas import NOTATIONS, THRESHOLDS, Clause
 from practicum.errors import UserError, did_you_mean
 from practicum.task import Task
 
 KINDS = ("planted", "certified")
-DRAWS = 1000
-"""Formulas drawn for one that the solver finds satisfiable (or not, as wanted)."""
-MOST_VARIABLES = 200
+MAX_DRAWS = 1000
+"""Number of formulas drawn for one that is satisfiable (or not, as wanted)."""
+MAX_VARIABLES = 200
 ASK = "Make the formula true. Reply with every variable, like x1=True, x2=False, or UNSAT if it cannot be."
 HINTS = {"symbols": "", "words": "", "numbers": " 2 is x2, -2 is not x2; each group needs one that is true."}
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Ranges to draw a formula from; a ratio of None is each width's own threshold."""
+    """Ranges of a formula's sizes; a ratio of None is the threshold of each width."""
 
     variables: tuple[int, int]
     width: tuple[int, int]
@@ -42,7 +42,7 @@ LEVELS: Mapping[int, Level] = {
     4: Level((10, 20), (3, 5), 4.2),
     5: Level((10, 20), (3, 5), None),
 }
-"""4 is the founding paper's; 5 has as many clauses as make each width hardest."""
+"""Level 4 is Affine's own; level 5 has the number of clauses at which each width is hardest."""
 
 
 class SatEnvironment(AffineEnvironment[Mapping[int, bool] | None]):
@@ -64,16 +64,16 @@ class SatEnvironment(AffineEnvironment[Mapping[int, bool] | None]):
         tries: int = 1,
     ) -> None:
         super().__init__(format, reward, tries, levels, max(LEVELS))
-        for option, value, known in (("kind", kind, KINDS), ("notation", notation, NOTATIONS)):
-            if value not in known:
-                raise UserError(f"affine:sat has no {option} '{value}'.{did_you_mean(str(value), known)}")
+        for option, value, allowed in (("kind", kind, KINDS), ("notation", notation, NOTATIONS)):
+            if value not in allowed:
+                raise UserError(f"affine:sat has no {option} '{value}'.{did_you_mean(str(value), allowed)}")
         if isinstance(unsat, bool) or not isinstance(unsat, int | float) or not 0 <= unsat <= 1:
             raise UserError(f"affine:sat needs unsat, a share from 0 to 1; got {unsat}.")
         self.kind, self.unsat, self.notation = kind, unsat, notation
         self.system = ASK + HINTS[notation]
         self.ranges = {level: _ranges(LEVELS[level], n, k, ratio) for level in self.levels}
 
-    def draw(self, rng: random.Random, level: int) -> Drawn:
+    def draw(self, rng: random.Random, level: int) -> TaskDraft:
         ranges = self.ranges[level]
         variables, width = rng.randint(*ranges.variables), rng.randint(*ranges.width)
         ratio = THRESHOLDS[width] if ranges.ratio is None else ranges.ratio
@@ -82,18 +82,18 @@ class SatEnvironment(AffineEnvironment[Mapping[int, bool] | None]):
         clauses = self._clauses(rng, variables, width, count, satisfiable)
         fields = {"clauses": clauses, "n": variables, "k": width, "satisfiable": satisfiable, "level": level}
         # The same clauses in another order are the same formula.
-        return Drawn(sorted(sorted(clause) for clause in clauses), lambda: fields)
+        return TaskDraft(sorted(sorted(clause) for clause in clauses), lambda: fields)
 
     def _clauses(self, rng: random.Random, variables: int, width: int, count: int, satisfiable: bool) -> list[Clause]:
-        # Where some formulas are UNSAT all are drawn alike, or the way of drawing would give the answer away.
+        # If some formulas are UNSAT, all are drawn in the same way, which would otherwise reveal the answer.
         if self.kind == "planted" and not self.unsat:
             return formulas.planted(rng, variables, width, count)
-        for _ in range(DRAWS):
+        for _ in range(MAX_DRAWS):
             clauses = formulas.uniform(rng, variables, width, count)
             if (formulas.solve(clauses, variables) is not None) == satisfiable:
                 return clauses
         raise UserError(
-            f"Of {DRAWS} random formulas with n={variables}, k={width} and {count} clauses none is "
+            f"Of {MAX_DRAWS} random formulas with n={variables}, k={width} and {count} clauses none is "
             f"{'satisfiable' if satisfiable else 'UNSAT'}; set ratio=threshold, or k=3."
         )
 
@@ -112,19 +112,19 @@ class SatEnvironment(AffineEnvironment[Mapping[int, bool] | None]):
             right = not _satisfiable(task, clauses)
             text = "Right, it cannot be satisfied." if right else "Wrong: it can be satisfied."
             return Verdict(right, float(right), text, {"clauses": float(len(clauses))})
-        broken = [clause for clause in clauses if not formulas.holds(clause, answer)]
-        share = 1 - len(broken) / len(clauses)
-        text = f"Not satisfied: {NOTATIONS[self.notation](broken[:1])}" if broken else "Satisfied."
-        components = {"satisfied": float(len(clauses) - len(broken)), "clauses": float(len(clauses))}
-        return Verdict(not broken, share, text, components)
+        unsatisfied = [clause for clause in clauses if not formulas.satisfies_clause(clause, answer)]
+        share = 1 - len(unsatisfied) / len(clauses)
+        text = f"Not satisfied: {NOTATIONS[self.notation](unsatisfied[:1])}" if unsatisfied else "Satisfied."
+        components = {"satisfied": float(len(clauses) - len(unsatisfied)), "clauses": float(len(clauses))}
+        return Verdict(not unsatisfied, share, text, components)
 
     def expert(self, task: Task) -> Policy:
-        """Asks python-sat."""
+        """Return the policy that gives python-sat's solution."""
         answer = formulas.write_answer(formulas.solve(clauses_of(task), int(task.fields["n"])))
         return lambda observation: Action(content=answer)
 
     def random(self, task: Task, seed: int) -> Policy:
-        """Knows the protocol and nothing else: tosses a coin for every variable."""
+        """Return a policy that gives every variable a random value."""
         rng = random.Random(f"affine-sat-random/{task.id}/{seed}")
 
         def act(observation: Observation) -> Action:
@@ -142,21 +142,21 @@ def clauses_of(task: Task) -> list[Clause]:
 
 
 def _satisfiable(task: Task, clauses: Sequence[Clause]) -> bool:
-    """Whether some assignment makes the formula true: generated tasks say so, of a user's the solver is asked."""
-    said = task.fields.get("satisfiable")
-    if isinstance(said, bool):
-        return said
+    """Return whether the formula is satisfiable: a field of generated tasks; of other tasks the solver decides."""
+    stated = task.fields.get("satisfiable")
+    if isinstance(stated, bool):
+        return stated
     return formulas.solve(clauses, max(abs(literal) for clause in clauses for literal in clause)) is not None
 
 
 def _ranges(
     level: Level, n: int | Sequence[int] | None, k: int | Sequence[int] | None, ratio: float | str | None
 ) -> Level:
-    """The level's ranges, with what the user set in their place."""
+    """Return the level's ranges, replaced by the options that are set."""
     variables, width = _range("n", n, level.variables), _range("k", k, level.width)
-    if width[0] < 1 or width[1] > variables[0] or variables[1] > MOST_VARIABLES:
+    if width[0] < 1 or width[1] > variables[0] or variables[1] > MAX_VARIABLES:
         raise UserError(
-            f"affine:sat needs 1 <= k <= n <= {MOST_VARIABLES} all through; got n {variables[0]} to {variables[1]} "
+            f"affine:sat needs 1 <= k <= n <= {MAX_VARIABLES} all through; got n {variables[0]} to {variables[1]} "
             f"and k {width[0]} to {width[1]}."
         )
     clauses = level.ratio if ratio is None else ratio
@@ -171,9 +171,9 @@ def _ranges(
 
 
 def _range(name: str, given: int | Sequence[int] | None, default: tuple[int, int]) -> tuple[int, int]:
-    ends = default if given is None else (given, given) if isinstance(given, int) else tuple(given)
-    if len(ends) != 2 or not all(isinstance(end, int) and not isinstance(end, bool) for end in ends):
+    bounds = default if given is None else (given, given) if isinstance(given, int) else tuple(given)
+    if len(bounds) != 2 or not all(isinstance(bound, int) and not isinstance(bound, bool) for bound in bounds):
         raise UserError(f"affine:sat needs {name} as a whole number or a pair such as [10, 20]; got {given}.")
-    if ends[0] > ends[1]:
+    if bounds[0] > bounds[1]:
         raise UserError(f"affine:sat needs {name} with the smaller number first; got {given}.")
-    return ends[0], ends[1]
+    return bounds[0], bounds[1]

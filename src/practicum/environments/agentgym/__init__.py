@@ -1,1 +1,1 @@
-"""AgentGym's worlds."""
+"""AgentGym's environments."""

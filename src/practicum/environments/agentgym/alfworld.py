@@ -1,8 +1,8 @@
 """`agentgym:alfworld`: household tasks in text, in ALFWorld's own engine.
 
-The engine is TextWorld's with ALFRED's domain and grammar, out of process (`alfworld_host.py`). The games are ours
-(`alfworld_games.py`: six kinds of task, as many as you like) or, where you have them, ALFWorld's own files
-(`games=FOLDER`, the folder with `train`, `valid_seen` and `valid_unseen`).
+The engine is TextWorld's with ALFRED's domain and grammar, in a worker process (`alfworld_host.py`). The games are
+generated (`alfworld_games.py`: six kinds of task, any number of games) or ALFWorld's own files (`games=FOLDER`, the
+folder with `train`, `valid_seen` and `valid_unseen`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any
 
 from practicum.environment import Action, Policy
 from practicum.environments.agentgym.alfworld_games import GENERATOR, KINDS, kind_of
-from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire, by_hash, split_by_hash
+from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire, by_hash
 from practicum.environments.agentgym.grammar.bracket import Brackets, Call
 from practicum.environments.agentgym.grammar.line import Refused
 from practicum.environments.agentgym.shaping import Shaping
+from practicum.environments.splits import split_of
 from practicum.environments.worker import WorkerPool, WorkerSession, shared_pool
 from practicum.errors import UserError
 from practicum.task import Task
@@ -28,7 +29,7 @@ HOST = "practicum.environments.agentgym.alfworld_host:AlfWorldHost"
 EXPERTS = ("walkthrough", "planner")
 FOLDERS = {"train": "train", "val": "valid_seen", "test": "valid_unseen"}
 ROUND = 6000
-"""Made games that are shuffled together; beyond them come as many again."""
+"""Number of generated games that are shuffled together; more tasks repeat the cycle."""
 LOOKS = ("look", "inventory", "examine", "help")
 USAGE = (
     "go to X | take X from Y | move X to Y | open X | close X | use X | clean X with Y | heat X with Y | "
@@ -54,11 +55,11 @@ BRACKETS = Brackets(
 )
 _plans: dict[tuple[str, int | str], tuple[str, ...]] = {}
 _plans_wanted: set[str] = set()
-"""Experts that have been asked for: later episodes bring their plans with them."""
+"""Experts that were used: later episodes return their plan when they begin."""
 
 
 class AlfWorld(AgentGymEnvironment):
-    """Household tasks in ALFWorld's own engine: games made here, six kinds, or ALFWorld's own files."""
+    """Household tasks in ALFWorld's own engine: six kinds of generated games, or ALFWorld's own files."""
 
     name = "agentgym:alfworld"
     instruction = (
@@ -67,7 +68,7 @@ class AlfWorld(AgentGymEnvironment):
     )
     usage = USAGE
     brackets = BRACKETS
-    # The paper's worked example pays two gotos; each new command that does something pays, once.
+    # Affine's worked example rewards two gotos: each new command that does something is rewarded once.
     shaping = Shaping(step=0.2, once=True)
     wire = Wire(index="game", facts=("available_actions",), in_reset=("available_actions", "task_type"),
                 in_step=("available_actions",))  # fmt: skip
@@ -102,7 +103,7 @@ class AlfWorld(AgentGymEnvironment):
         self._kind = ""
 
     async def begin(self, task: Task, seed: int) -> Reply:
-        """The world holds no chance; the seed changes nothing."""
+        """Start a game. The environment is deterministic; the seed has no effect."""
         game = self._game(task)
         if self._session is None or not self._session.alive:
             self._session = self._pool.open_session()
@@ -111,25 +112,27 @@ class AlfWorld(AgentGymEnvironment):
         begun = await self._session.call("begin", game=game, expert=wanted)
         if wanted:
             _plans[key] = tuple(begun["plan"])
-        # Of ALFWorld's own games AgentGym tells the folders that they lie in.
+        # AgentGym names ALFWorld's own games by their folders.
         own = isinstance(game, str)
         self._kind = "/".join(Path(str(game)).parts[-3:-1]) if own else str(task.fields.get("kind", ""))
-        # The first paragraph is the engine's welcome.
+        # The first paragraph is the engine's welcome text.
         return self._reply("\n".join(begun["text"].split("\n\n")[1:]), begun)
 
     async def act(self, command: str) -> Reply:
         assert self._session is not None, "begin comes before act"
-        told = await self._session.call("step", command=command)
-        won = bool(told["won"])
-        worked = told["valid"] and not command.startswith(LOOKS)
-        return self._reply(told["text"], told, float(won), command if worked else "", won)
+        response = await self._session.call("step", command=command)
+        won = bool(response["won"])
+        worked = response["valid"] and not command.startswith(LOOKS)
+        return self._reply(response["text"], response, float(won), command if worked else "", won)
 
-    def _reply(self, text: str, told: dict[str, Any], native: float = 0.0, kind: str = "", won: bool = False) -> Reply:
-        self._legal = tuple(told["legal"])
+    def _reply(
+        self, text: str, response: dict[str, Any], native: float = 0.0, kind: str = "", won: bool = False
+    ) -> Reply:
+        self._legal = tuple(response["legal"])
         shown = "" if not self.show_actions or won else f"\nAVAILABLE ACTIONS: {self._listed()}"
         return Reply(
             text + shown, native=native, kind=kind, done=won, success=won, legal=self._legal,
-            valid=told.get("valid", True),
+            valid=response.get("valid", True),
         )  # fmt: skip
 
     def _listed(self) -> str:
@@ -141,7 +144,7 @@ class AlfWorld(AgentGymEnvironment):
             self._session = None
 
     def from_brackets(self, call: Call) -> str | None:
-        """The paper leaves out numbers and places (`goto[fridge]`, `take[mug]`): the one command that fits is meant."""
+        """Translate a bracket command without numbers and places (`goto[fridge]`, `take[mug]`) if one command fits."""
         sentence = super().from_brackets(call)
         if sentence in self._legal or len(call.arguments) != 1 or call.verb not in BRACKETS.sentences:
             return sentence
@@ -152,14 +155,14 @@ class AlfWorld(AgentGymEnvironment):
             raise Refused(f"Which of these do you mean? {', '.join(map(self.write, fitting))}")
         return fitting[0] if fitting else words.strip()
 
-    def speak_plainly(self) -> None:
-        self.show_actions = False  # the client writes them beneath, from `available_actions`
+    def omit_client_text(self) -> None:
+        self.show_actions = False  # the client adds them from `available_actions`
 
     def fact(self, name: str) -> Any:
         return list(self._legal) if name == "available_actions" else self._kind
 
     def _game(self, task: Task) -> int | str:
-        """What the engine is to load: a number, or a file under the games' folder."""
+        """Return what the engine loads: a number, or a file in the games' folder."""
         file, number = task.fields.get("file"), task.fields.get("data_idx")
         if isinstance(file, str):
             if self.folder is None:
@@ -174,14 +177,14 @@ class AlfWorld(AgentGymEnvironment):
         return number
 
     def task_at(self, data_idx: int) -> Task:
-        """A made game's number; with ALFWorld's own files, their place in the order of their names, train first."""
+        """Return the task of a generated game's number, or of an index into ALFWorld's files by name, train first."""
         if self.folder is None:
             return made_task(data_idx)
         files = [(split, file) for split in FOLDERS for file in _files(self.folder, split)]
         return _file_task(*files[data_idx % len(files)], data_idx % len(files))
 
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
-        """Made games: a number's own hash says its split, and the kinds take turns. Files: the folders they lie in."""
+        """Generated games: a hash of the number decides the split, the kinds alternate. Files: their folders decide."""
         self.check_split(split)
         if self.folder is None:
             lines = [[n for n in by_hash(list(range(start, ROUND, len(KINDS))), seed) if _split_of(n) == split]
@@ -199,11 +202,11 @@ class AlfWorld(AgentGymEnvironment):
         return [_file_task(split, *numbered[n % len(numbered)]) for n in range(count)]
 
     def expert(self, task: Task) -> Policy:
-        """The way that comes with the game, or Fast Downward's plan. Once asked for, episodes bring it along."""
+        """Return the policy of the game's walkthrough or of Fast Downward's plan; later episodes start with it."""
         game = self._game(task)
         key = (self.expert_kind, game)
         _plans_wanted.add(self.expert_kind)
-        if key not in _plans:  # nobody has called `ready_expert`
+        if key not in _plans:  # `ready_expert` has not been called
             _plans[key] = tuple(self._pool.ask("plan", game=game, expert=self.expert_kind))
         plan = iter(_plans[key])
         return lambda observation: Action(content=self.write(next(plan, "look")))
@@ -216,19 +219,19 @@ class AlfWorld(AgentGymEnvironment):
             _plans[key] = tuple(await self._pool.call("plan", game=game, expert=self.expert_kind))
 
     def random(self, task: Task, seed: int) -> Policy:
-        """Any of the commands that are possible."""
+        """Return a policy that gives a random possible command."""
         generator = random.Random(seed)
         return lambda observation: Action(content=self.write(generator.choice(observation.legal or ("look",))))
 
 
 def made_task(number: int) -> Task:
-    """The one task of a number."""
+    """Return the task of a number."""
     fields = {"data_idx": number, "kind": kind_of(number), "generator": GENERATOR}
     return Task(f"alfworld-{kind_of(number)}-{number}", AlfWorld.name, _split_of(number), fields)
 
 
 def pool_of(workers: int) -> WorkerPool:
-    """The processes that all AlfWorld environments of these settings share."""
+    """Return the worker pool that all AlfWorld environments of these settings share."""
     for package in ("textworld", "alfworld", "fast_downward", "tatsu"):
         if importlib.util.find_spec(package) is None:
             raise UserError(
@@ -238,12 +241,12 @@ def pool_of(workers: int) -> WorkerPool:
 
 
 def _split_of(number: int) -> str:
-    return split_by_hash("alfworld", number % ROUND)
+    return split_of(["alfworld", number % ROUND])
 
 
 @functools.lru_cache(maxsize=16)
 def _files(folder: Path, split: str) -> tuple[str, ...]:
-    """Game files of a split that can be played, by name. Moved and sliced things are not in ALFWorld's text games."""
+    """Return the playable game files of a split by name. Games with moved or sliced objects are not playable."""
     found = sorted(path.relative_to(folder).as_posix() for path in (folder / FOLDERS[split]).rglob("game.tw-pddl"))
     return tuple(name for name in found if "movable" not in name and "Sliced" not in name)
 

@@ -1,14 +1,14 @@
-"""TextWorld's and ALFWorld's own engine, asked for the same things more cheaply. For a worker process only.
+"""TextWorld's and ALFWorld's own engine with less repeated work. For a worker process only.
 
-The world's rules run in Fast Downward's library, TextWorld's grammar derives its texts, ALFWorld names its things. The
-stock environment parses the wording of every possible command anew at every step, copies contexts deeply, and
-translates PDDL four times a game. None of that changes what comes out, so here
+The rules run in Fast Downward's library, TextWorld's grammar derives the texts, ALFWorld names the objects. The stock
+environment parses the wording of every possible command again at every step, copies contexts deeply, and translates
+PDDL four times per game. None of that changes the result, so here
 
 * texts and queries are parsed once, and contexts are copied one level deep (`quicken`);
-* a command's wording is derived once for each operator of a game, if the facts that it asks for never change;
-* a problem is translated once, and once more for the planner when a plan is asked for.
+* a command's wording is derived once for each operator of a game, if the facts that it uses never change;
+* a problem is translated once, and once more for the planner when a plan is needed.
 
-Transcripts are those of the stock package, byte for byte; tests hold them to it.
+Transcripts equal those of the stock package byte for byte; tests check that.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ QUERY = re.compile(r"([a-z_]+)\(")
 
 @functools.cache
 def stock() -> types.SimpleNamespace:
-    """The packages' modules, imported without what they do not need here."""
-    # TextWorld imports jericho (an interpreter of other games, with spaCy behind it) whether it is used or not.
+    """The packages' modules, imported without dependencies that are not needed here."""
+    # TextWorld imports jericho (an interpreter of other games that needs spaCy) whether it is used or not.
     unused = types.ModuleType("jericho")
     for name in ("UnsupportedGameWarning", "TruncatedInputActionWarning"):
         unused.__dict__[name] = type(name, (Warning,), {})
     sys.modules.setdefault("jericho", unused)
-    # alfworld makes its data folder on import, and Fast Downward's translator reads the command line.
+    # alfworld creates its data folder on import, and Fast Downward's translator reads the command line.
     os.environ.setdefault("ALFWORLD_DATA", tempfile.mkdtemp(prefix="practicum-alfworld-"))
     sys.argv = ["translate.py", "domain", "task"]
     import fast_downward
@@ -75,19 +75,19 @@ def tables() -> Tables:
 
 @functools.cache
 def alfred() -> tuple[str, str]:
-    """ALFRED's domain and grammar, as the package has them."""
+    """Return ALFRED's domain and grammar from the package."""
     with open(stock().domain_file) as domain, open(stock().grammar_file) as grammar:
         return domain.read(), grammar.read()
 
 
 @functools.cache
 def quicken() -> None:
-    """Take the repeated work out of the packages' text generation, in this process."""
+    """Cache the repeated work of the packages' text generation, in this process."""
     textgen, rules = stock().textgen, stock().rules
     parse = functools.lru_cache(maxsize=None)(textgen._parse_and_convert)
 
     def parsed(text: str, rule_name: str, trace: bool = False) -> list[Any]:
-        # Symbols are given their contexts in place, so each caller gets its own.
+        # Contexts are set on the symbols in place, so each caller gets its own symbols.
         return [copy.copy(symbol) for symbol in parse(text, rule_name=rule_name)]
 
     def copy_context(context: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _logic_without_goal(domain: str, grammar: str) -> Any:
 
 
 def logic_of(domain: str, grammar: str) -> Any:
-    """The game's logic; parsing a grammar takes long, and games differ in one sentence of it."""
+    """Return the game's logic; parsing a grammar is slow, and games differ in one sentence of it."""
     quicken()
     found = GOAL.search(grammar)
     if found is None:
@@ -129,7 +129,7 @@ def logic_of(domain: str, grammar: str) -> Any:
 
 
 class Later:
-    """A translation for the planner that is made when a plan is asked for."""
+    """A translation for the planner that is computed when a plan is needed."""
 
     def __init__(self, domain: str, problem: str) -> None:
         self.domain, self.problem = domain, problem
@@ -148,7 +148,7 @@ def _translated(domain: str, problem: str, for_planner: bool) -> tuple[Any, str]
 
 
 class Library:
-    """Fast Downward's library, a copy of its own for each episode, because it holds one world."""
+    """Fast Downward's library, a copy per episode, because its state is global."""
 
     def __init__(self) -> None:
         self.raw = stock().fast_downward.load_lib()
@@ -169,7 +169,7 @@ class Library:
 
 @functools.cache
 def _patch_translation() -> None:
-    """TextWorld asks for both translations when a state is made; give it kept ones, the planner's only on demand."""
+    """TextWorld requests both translations for each state; return cached ones, the planner's on demand only."""
     stock().translate = stock().fast_downward.pddl2sas
 
     def pddl2sas(domain: str, problem: str, verbose: bool = False, optimize: bool = False) -> tuple[Any, Any]:
@@ -182,14 +182,14 @@ def _patch_translation() -> None:
 
 @dataclass(slots=True)
 class Operator:
-    """One thing that can be done: what the engine calls it and how it is said."""
+    """One possible action: the engine's name and the wording."""
 
     id: int
     name: str
     nb_effect_atoms: int
     action: Any
     command: str | None
-    """None: the wording depends on facts that change."""
+    """None if the wording depends on facts that change."""
 
 
 class Game:
@@ -216,7 +216,7 @@ class Game:
         self._look()
 
     def step(self, command: str) -> None:
-        """Do a command; one that is not legal changes nothing."""
+        """Execute a command; one that is not legal changes nothing."""
         operator = next((operator for said, operator in self._valid if said == command), None)
         if operator is None:
             self.text = "Nothing happens."
@@ -227,18 +227,18 @@ class Game:
         self._look()
 
     def worded(self, plan: Sequence[Sequence[str]]) -> list[str]:
-        """A plan in the engine's names as commands of this game."""
+        """Translate a plan in the engine's names into commands of this game."""
         return [WORDS[verb].format(*(self._names[name.lower()] for name in names)) for verb, *names in plan]
 
     def plan(self, library: Library, data: Mapping[str, Any]) -> list[str]:
-        """Fast Downward's plan for this game from its beginning, found in what of it a plan can need."""
+        """Return Fast Downward's plan for this game from its beginning, for the problem without irrelevant objects."""
         small = Game(library, {**data, "pddl_problem": relevant(data["pddl_problem"])})
         for key, info in small._infos.items():
-            info.name = self._names[key]  # numbers count things that are left out there
+            info.name = self._names[key]  # object numbers differ because some objects are left out
         return list(small._state.replan(small._infos))
 
     def _look(self) -> None:
-        """What can be done now, and whether the goal is reached."""
+        """Update the possible actions and whether the goal is reached."""
         self.won = bool(self._library.check_goal())
         found = (stock().fast_downward.Operator * self._library.get_applicable_operators_count())()
         self._library.get_applicable_operators(found)
@@ -256,7 +256,7 @@ class Game:
         self.legal = sorted({said for said, _ in self._valid})
 
     def _learn(self, unknown: list[Any]) -> None:
-        """Make the actions of operators not met before, as TextWorld makes them."""
+        """Create the actions of operators that are new, as TextWorld does."""
         rules = stock().rules
         for each in unknown:
             name, *arguments = each.name.split()

@@ -1,8 +1,8 @@
-"""Household games that we make: a number names a game, and the game is the same on every machine.
+"""Generated household games: a number identifies a game, and the game is the same on every machine.
 
-A game is a PDDL problem for ALFRED's own domain. What fits into what, what can be heated, and how goals are put and
-worded come from the alfworld package's tables (`Tables`); which furniture stands in which room, how many of each, and
-where things lie is decided here, by dice that depend on the number alone.
+A game is a PDDL problem for ALFRED's own domain. What fits into what, what can be heated, and how goals are defined and
+worded come from the alfworld package's tables (`Tables`); the furniture of a room, its counts, and the locations of
+objects are drawn here by a generator that depends on the number alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 GENERATOR = 1
-"""Raised when a number would name another game than before; part of every task."""
+"""Increased when a number gives another game than before; part of every task."""
 KINDS = (
     "pick_and_place_simple",
     "look_at_obj_in_light",
@@ -56,7 +56,7 @@ FURNITURE: Mapping[str, Mapping[str, tuple[int, int]]] = {
         "HandTowelHolder": (0, 2),
     },
 }  # fmt: skip
-"""How many of each piece a room has, at least and at most."""
+"""Least and greatest number of each piece of furniture in a room."""
 THINGS: Mapping[str, Sequence[str]] = {
     "kitchen": (
         "Apple", "Bowl", "Bread", "ButterKnife", "Cup", "DishSponge", "Egg", "Fork", "Kettle", "Knife", "Ladle",
@@ -78,24 +78,24 @@ THINGS: Mapping[str, Sequence[str]] = {
 LIT_ROOMS = {"living room": "FloorLamp", "bedroom": "DeskLamp"}
 LAMP_STANDS = ("SideTable", "Desk", "CoffeeTable", "Dresser", "TVStand", "Shelf")
 DOMAIN_TYPES = ("KnifeType", "ButterKnifeType"), ("SinkBasinType", "MicrowaveType", "FridgeType")
-"""Types of objects and of receptacles that the domain itself names: a problem must know them."""
+"""Types of objects and receptacles that the domain itself names: a problem must declare them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """ALFRED's own knowledge, as the alfworld package has it."""
+    """ALFRED's tables, from the alfworld package."""
 
     holds: Mapping[str, frozenset[str]]
-    """Receptacle to the things that it can hold."""
+    """Receptacle to the objects that it can hold."""
     able: Mapping[str, frozenset[str]]
-    """Ability (`Heatable`, ...) to the things that have it."""
+    """Ability (`Heatable`, ...) to the objects that have it."""
     openable: frozenset[str]
     goals: Mapping[str, Mapping[str, Any]]
     """Kind of goal to its PDDL and its wordings."""
 
 
 class Dice:
-    """Chance that is a function of a number and of how often it was asked, on every version of Python."""
+    """Random numbers that depend on a number and the count of draws only, on every version of Python."""
 
     def __init__(self, seed: str) -> None:
         self._seed, self._throws = seed, 0
@@ -114,7 +114,7 @@ class Dice:
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """An object, what it is, and the receptacle that it lies in."""
+    """An object, its type, and the receptacle that contains it."""
 
     name: str
     kind: str
@@ -126,7 +126,7 @@ def kind_of(number: int) -> str:
 
 
 def make_game(number: int, tables: Tables) -> dict[str, Any]:
-    """The game of a number: its PDDL problem, its goal in words, and a shortest plan (`verb, names...` a step)."""
+    """Return the game of a number: PDDL problem, goal in words, and a shortest plan (`verb, names...` per step)."""
     kind = kind_of(number)
     dice = Dice(f"alfworld/{GENERATOR}/{number}")
     room = dice.pick(ROOMS_OF_KIND[kind])
@@ -150,7 +150,7 @@ def make_game(number: int, tables: Tables) -> dict[str, Any]:
 
 
 def _stem(piece: str) -> str:
-    # The engine's own names: a basin is a part of its sink or bathtub, and the package puts the word together again.
+    # The engine's own names: a basin is part of its sink or bathtub, and the package joins the words again.
     return piece.removesuffix("Basin")
 
 
@@ -159,9 +159,9 @@ def _tail(piece: str) -> str:
 
 
 def _goal(kind: str, room: str, pieces: set[str], tables: Tables, dice: Dice) -> tuple[str, str]:
-    """A thing and a piece of furniture that it can be put into; for a look under a lamp only the thing counts."""
+    """Draw an object and a receptacle that can hold it; for looking under a lamp only the object is used."""
     wanted = tables.able[ABILITY[kind]] if kind in ABILITY else frozenset(THINGS[room])
-    # A thing that has but one kind of place would lie there from the beginning.
+    # An object with only one possible receptacle would be there from the beginning.
     pairs = [
         (thing, piece)
         for thing in THINGS[room]
@@ -179,7 +179,7 @@ def _other_places(thing: str, piece: str, pieces: set[str], tables: Tables) -> l
 def _things(
     kind: str, room: str, furniture: Mapping[str, str], target: str, goal_place: str, tables: Tables, dice: Dice
 ) -> list[Thing]:
-    """What lies in the room: the things of the goal, none of them there already, a lamp where one is needed, others."""
+    """Draw the objects of the room: those of the goal, not yet in place, a lamp if needed, and others."""
     count: dict[str, int] = {}
 
     def place(what: str, allowed: Sequence[str]) -> list[Thing]:
@@ -210,7 +210,7 @@ def _plan(
     goal_place: str,
     openable: frozenset[str],
 ) -> list[list[str]]:
-    """The shortest of the ways to carry one thing of the kind wanted (or two) where it belongs."""  # fmt: skip
+    """Return the shortest plan that brings one (or two) objects of the wanted type to the goal."""  # fmt: skip
     sought = [thing for thing in things if thing.kind == target]
     lamp = next((thing for thing in things if thing.kind in LIT_ROOMS.values()), None)
     ends = [name for name, piece in furniture.items() if piece == goal_place] or [""]
@@ -229,7 +229,7 @@ def _carry(
     kind: str, furniture: Mapping[str, str], carried: Sequence[Thing], end: str, lamp: Thing | None,
     openable: frozenset[str],
 ) -> list[list[str]]:  # fmt: skip
-    """Fetch each thing in turn, make of it what is wanted, and bring it to its end."""
+    """Return the steps that fetch each object in turn, treat it as wanted, and bring it to the goal."""
     steps: list[list[str]] = []
     opened: set[str] = set()
 
@@ -268,7 +268,7 @@ def _stands(steps: Sequence[Sequence[str]]) -> str:
 
 
 def _problem(number: int, furniture: Mapping[str, str], things: Sequence[Thing], goal: str, tables: Tables) -> str:
-    """The PDDL problem: each piece of furniture at a place of its own, the agent in the middle of the room."""
+    """Write the PDDL problem: each piece of furniture at its own location, the agent in the middle of the room."""
     places = {name: f"loc_bar_{index:02d}" for index, name in enumerate(furniture, 1)}
     kinds = sorted({f"{thing.kind}Type" for thing in things} | set(DOMAIN_TYPES[0]))
     pieces = sorted({f"{piece}Type" for piece in furniture.values()} | set(DOMAIN_TYPES[1]))

@@ -1,4 +1,4 @@
-"""ALFWorld's engine in a worker: many episodes in one process, each with its own copy of the planner's library."""
+"""ALFWorld's engine in a worker process: many episodes, each with its own copy of the planner's library."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from practicum.environments.agentgym.alfworld_games import make_game
 
 
 class AlfWorldHost:
-    """Games by session. A game is named by a number (one that we make) or by a file (one of ALFWorld's own)."""
+    """Games by session. A game is a number (generated) or a file (ALFWorld's own)."""
 
     def __init__(self) -> None:
-        alfred()  # imports take seconds: have them over before the first call is timed
+        alfred()  # imports take seconds: import before the first call is timed
         self._by_session: dict[int, tuple[Game, Library]] = {}
         self._spare: list[Library] = []
 
@@ -25,7 +25,7 @@ class AlfWorldHost:
         return True
 
     def begin(self, session: int, game: int | str, expert: str) -> dict[str, Any]:
-        """Start a game: the first text and commands; with an `expert`, also its commands up to the goal."""
+        """Start a game; return the first text and commands, and with an `expert` its commands up to the goal."""
         self.close_session(session)
         data = load(game)
         library = self._library()
@@ -43,7 +43,7 @@ class AlfWorldHost:
         return {**_told(world), "valid": valid}
 
     def plan(self, game: int | str, expert: str) -> list[str]:
-        """An expert's commands for a game that nobody plays."""
+        """Return an expert's commands for a game without playing it."""
         library = self._library()
         try:
             data = load(game)
@@ -60,7 +60,7 @@ class AlfWorldHost:
         return self._spare.pop() if self._spare else Library()
 
     def _plan_of(self, world: Game, data: Mapping[str, Any], expert: str) -> list[str]:
-        """`walkthrough`: the way that comes with the game. `planner`: Fast Downward's."""
+        """Return the commands of `walkthrough` (part of the game) or `planner` (Fast Downward)."""
         if expert == "walkthrough" and "plan" in data:
             return world.worded(data["plan"])
         if expert == "walkthrough" and data.get("walkthrough"):
@@ -73,7 +73,7 @@ class AlfWorldHost:
 
 
 def load(game: int | str) -> dict[str, Any]:
-    """A game's PDDL, grammar and solution."""
+    """Return a game's PDDL, grammar and solution."""
     if isinstance(game, str):
         with open(game) as file:
             data: dict[str, Any] = json.load(file)
@@ -89,7 +89,7 @@ def load(game: int | str) -> dict[str, Any]:
 
 
 def respelt(command: str) -> tuple[str, ...]:
-    """ALFWorld said `put X in/on Y` in its older games and says `move X to Y` in its newer ones; either will do."""
+    """Replace `put X in/on Y` of ALFWorld's older games by `move X to Y` of its newer ones if only that is possible."""
     verb, _, rest = command.partition(" ")
     if verb == "toggle":
         return (f"use {rest}",)

@@ -1,8 +1,8 @@
-"""What of a household problem a plan can need: a planner that is given the rest too may search for minutes.
+"""Removes irrelevant objects from a household problem: with them a planner may search for minutes.
 
-A plan carries things of the goal's kinds to furniture of the goal's kinds, by way of a sink, microwave or fridge where
-the goal asks for it. Other things, and furniture that holds none of them, take no part; a plan for what is left
-is a plan for the whole, because nothing in the domain gets in the way.
+A plan carries objects of the goal's types to furniture of the goal's types, by way of a sink, microwave or fridge if
+the goal needs it. Other objects, and furniture that holds none of these, are irrelevant; a plan for the reduced problem
+is a plan for the full one, because nothing in the domain blocks an action.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ MEANS = {
     "isCool": ("FridgeType",),
     "isSliced": ("KnifeType", "ButterKnifeType"),
 }
-"""Kinds that a goal needs without naming them."""
+"""Types that a goal needs without naming them."""
 
 
 def relevant(problem: str) -> str:
-    """The problem with what its plan can need, and nothing else."""
+    """Return the problem with only the objects that a plan can need."""
     tree = _read(iter(TOKEN.findall(COMMENT.sub("", problem))))
     assert isinstance(tree, list)
     parts = {part[0]: part for part in tree if isinstance(part, list)}
@@ -33,7 +33,7 @@ def relevant(problem: str) -> str:
     kinds = {word for word in words if word.endswith("Type")} | {kind for w in words for kind in MEANS.get(w, ())}
     pairs = [tuple(fact) for fact in init if len(fact) == 3 and all(isinstance(word, str) for word in fact)]
     things = {name for what, name, kind in pairs if what == "objectType" and kind in kinds}
-    # What lies within another thing comes with it.
+    # An object inside another one is moved with it.
     things |= {outer for what, inner, outer in pairs if what == "inReceptacleObject" and inner in things}
     furniture = {name for what, name, kind in pairs if what == "receptacleType" and kind in kinds}
     furniture |= {place for what, thing, place in pairs if what == "inReceptacle" and thing in things}
@@ -79,7 +79,7 @@ def _words(tree: Tree) -> Iterator[str]:
 
 
 def _typed(words: list[Tree]) -> Iterator[tuple[Tree, Tree]]:
-    """`a b - kind` as pairs of a name and its kind."""
+    """Return `a b - kind` as pairs of a name and its type."""
     waiting: list[Tree] = []
     rest = iter(words)
     for word in rest:

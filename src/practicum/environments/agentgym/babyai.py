@@ -1,7 +1,7 @@
 """`agentgym:babyai`: walk through a grid of rooms and do what the mission says, by text commands.
 
-The worlds are Farama minigrid's, the commands and the numbering of tasks AgentGym's. A command may take many of
-the engine's steps ("go to red ball 1"). The engine holds no chance once a world is made.
+The levels are Farama minigrid's, the commands and the numbering of tasks AgentGym's. A command may take many steps of
+the engine ("go to red ball 1"). The engine is deterministic once a world is generated.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from practicum.environment import Action, Observation, Policy
+from practicum.environments import splits
 from practicum.environments.agentgym.babyai_commands import CHECK, USAGE, actions_of, legal_commands
 from practicum.environments.agentgym.babyai_expert import plan
 from practicum.environments.agentgym.babyai_levels import (
@@ -23,7 +24,7 @@ from practicum.environments.agentgym.babyai_levels import (
     make_world,
 )
 from practicum.environments.agentgym.babyai_view import View, describe, describe_shortly, look
-from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, split_by_hash
+from practicum.environments.agentgym.base import AgentGymEnvironment, Reply
 from practicum.environments.agentgym.grammar.bracket import Brackets, Call
 from practicum.environments.agentgym.shaping import Shaping
 from practicum.errors import UserError
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 OBSERVATIONS = ("full", "short")
 NUMBERED = ("go to ", "pick up ", "go through ", "toggle and go through ")
 SEED_BLOCK = 1_000_000
-"""How far apart the worlds lie that two seeds of a task list begin with."""
+"""Distance of the first world seeds of two task lists with consecutive seeds."""
 
 
 class BabyAI(AgentGymEnvironment):
@@ -61,7 +62,7 @@ class BabyAI(AgentGymEnvironment):
             "check": (CHECK,),
         }
     )
-    # The paper pays BabyAI's goal alone.
+    # Affine's guide rewards only BabyAI's goal.
     shaping = Shaping(step=0.0, completion=1.0)
 
     def __init__(
@@ -84,7 +85,7 @@ class BabyAI(AgentGymEnvironment):
         self._success = False
 
     async def begin(self, task: Task, seed: int) -> Reply:
-        """A world is its level and its own seed, both the task's; the episode's seed changes nothing."""
+        """Start a world of the task's level and seed; the episode's seed has no effect."""
         level, world_seed = task.fields.get("level"), task.fields.get("seed")
         if not isinstance(level, str) or not isinstance(world_seed, int):
             raise UserError(f"Task '{task.id}' needs a 'level' (a name) and a 'seed' (a number).")
@@ -116,7 +117,7 @@ class BabyAI(AgentGymEnvironment):
         return Reply(f"{before}{text}{listed}", kind=kind, legal=legal)
 
     def from_brackets(self, call: Call) -> str | None:
-        """Within brackets the number may be left out: the nearest is meant."""
+        """Translate a bracket command; without a number the nearest object is meant."""
         sentence = super().from_brackets(call)
         if sentence and sentence.startswith(NUMBERED) and not sentence[-1].isdigit():
             return f"{sentence} 1"
@@ -126,15 +127,15 @@ class BabyAI(AgentGymEnvironment):
         return float(self._success)
 
     def task_at(self, data_idx: int) -> Task:
-        """AgentGym's numbering: the level counts fastest, then the seed."""
+        """Return the task of AgentGym's index: the level varies fastest, then the seed."""
         if data_idx < 0:
             raise UserError(f"babyai's data_idx counts from 0; got {data_idx}.")
         return make_task(LEVELS[data_idx % len(LEVELS)], data_idx // len(LEVELS))
 
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
-        """Levels in turn, each with the next seed whose world belongs to the split; no world comes twice."""
+        """Return tasks of all levels in turn, each with the next seed whose world is in the split and new."""
         self.check_split(split)
-        # What nobody can win is not practised unless it is asked for by name.
+        # Levels that cannot be won are left out unless named.
         levels = self.levels or tuple(level for level in LEVELS if level != UNWINNABLE)
         found: list[Task] = []
         seen: set[str] = set()
@@ -151,7 +152,7 @@ class BabyAI(AgentGymEnvironment):
         raise AssertionError("counting ends only above")
 
     def expert(self, task: Task) -> Policy:
-        """Minigrid's bot, told in commands. Where the bot has no plan, it looks on."""
+        """Return the policy of minigrid's bot, as commands. Without a plan of the bot it looks around."""
         commands = plan(str(task.fields["level"]), int(task.fields["seed"])) or ()
         thinks = self.format.name == "react"
         actions = iter([Action(content=self.write(c), thought=f"I {c}." if thinks else "") for c in commands])
@@ -159,7 +160,7 @@ class BabyAI(AgentGymEnvironment):
         return lambda observation: next(actions, idle)
 
     def random(self, task: Task, seed: int) -> Policy:
-        """Does any of the things that would work."""
+        """Return a policy that gives a random command that works."""
         generator = random.Random(f"babyai-random/{task.id}/{seed}")
 
         def act(observation: Observation) -> Action:
@@ -169,7 +170,7 @@ class BabyAI(AgentGymEnvironment):
 
 
 def _level(level: str | int) -> str:
-    """A level by name, or by AgentGym's number from 1 to 40."""
+    """Return a level by name, or by AgentGym's number from 1 to 40."""
     if isinstance(level, int) and not isinstance(level, bool):
         if not 1 <= level <= len(LEVELS):
             raise UserError(f"babyai's levels are numbered from 1 to {len(LEVELS)}; got {level}.")
@@ -179,12 +180,12 @@ def _level(level: str | int) -> str:
 
 
 def split_of(world: str) -> str:
-    """The split that a world's own content decides."""
-    return split_by_hash("babyai", world)
+    """Return the split of a world."""
+    return splits.split_of(["babyai", world])
 
 
 def make_task(level: str, seed: int) -> Task:
-    """The one task of a level and a seed."""
+    """Return the task of a level and a seed."""
     fields: dict[str, object] = {"level": level, "seed": seed}
     if level in LEVELS:
         fields["data_idx"] = seed * len(LEVELS) + LEVELS.index(level)

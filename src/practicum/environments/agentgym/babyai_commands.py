@@ -1,4 +1,4 @@
-"""AgentGym's high-level commands in a BabyAI world: which of them would work now, and the engine's actions for one."""
+"""AgentGym's high-level commands in a BabyAI world: the possible ones, and the engine's actions of each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ USAGE = (
 
 
 def legal_commands(world: RoomGridLevel, view: View) -> tuple[str, ...]:
-    """The commands that would work now."""
+    """Return the commands that would work now."""
     found = ["turn left", "turn right"]
     front = world.grid.get(*front_of(world))
     if front is None or front.can_overlap():
@@ -57,7 +57,7 @@ def legal_commands(world: RoomGridLevel, view: View) -> tuple[str, ...]:
 
 
 def actions_of(command: str, world: RoomGridLevel, view: View) -> list[int]:
-    """The engine's actions for a command; `Refused` says why it cannot be done."""
+    """Return the engine's actions of a command; `Refused` says why it cannot be executed."""
     front = world.grid.get(*front_of(world))
     if command in ("turn left", "turn right"):
         return [LEFT if command.endswith("left") else RIGHT]
@@ -75,7 +75,7 @@ def actions_of(command: str, world: RoomGridLevel, view: View) -> list[int]:
         if front is not None:
             raise Refused(f"You cannot drop it here: there is a {front.type} in front of you.")
         return [DROP]
-    # AgentGym's prompt says "pick up", its server "pickup": both are meant.
+    # AgentGym's prompt says "pick up", its server "pickup": both are accepted.
     if command == "pickup" or command.startswith("pickup "):
         command = f"pick up{command.removeprefix('pickup')}"
     if command == "pick up":
@@ -89,7 +89,7 @@ def actions_of(command: str, world: RoomGridLevel, view: View) -> list[int]:
 
 
 def _towards(verb: str, name: str, world: RoomGridLevel, view: View) -> list[int]:
-    """Walk up to a thing and do there what the verb says."""
+    """Return the actions that walk up to an object and apply the verb."""
     seen = view.things.get(name)
     if seen is None:
         raise Refused(f"You see no {name[:60]}.")
@@ -98,12 +98,12 @@ def _towards(verb: str, name: str, world: RoomGridLevel, view: View) -> list[int
     way = way_to(view.floor, start, int(world.agent_dir), seen.place)
     if way is None:
         raise Refused(f"You cannot {verb} {name}: you see no way to it.")
-    # The engine looks whether the mission is done only after an action: one who is already there waits a step.
+    # The engine checks the mission only after an action: an agent that is already there waits a step.
     return way + last or [DONE]
 
 
 def _at(verb: str, seen: Seen, world: RoomGridLevel, view: View) -> list[int]:
-    """What is to be done once the agent stands before the thing."""
+    """Return the actions that apply the verb to the object in front of the agent."""
     if verb == "go to":
         return []
     if verb == "pick up":
@@ -141,6 +141,6 @@ def _can_toggle(world: RoomGridLevel, front: Any) -> bool:
 
 
 def front_of(world: RoomGridLevel) -> tuple[int, int]:
-    """The cell before the agent."""
+    """Return the cell in front of the agent."""
     dx, dy = STEPS[int(world.agent_dir)]
     return int(world.agent_pos[0]) + dx, int(world.agent_pos[1]) + dy

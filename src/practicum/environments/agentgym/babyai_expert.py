@@ -1,8 +1,8 @@
-"""The expert of BabyAI: minigrid's own bot, held within bounds, its moves gathered into AgentGym's commands.
+"""The expert of BabyAI: minigrid's own bot with a limit on its planning, its moves grouped into AgentGym's commands.
 
-The bot plans on a world of its own before the episode begins. It may plan without end (its stack of subgoals
-grows inside one call), so its stack counts what is put on it and stops it. It has no plan for two of AgentGym's
-levels; there a few moves of ours come first: what is carried is laid down, and a box that hides a key is opened.
+The bot plans on a copy of the world before the episode begins. It may plan without end (its stack of subgoals grows
+inside one call), so its stack counts the pushes and stops it. It has no plan for two of AgentGym's levels; there a few
+moves come first: a carried object is put down, and a box that hides a key is opened.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
 
 MAX_SUBGOALS = 200
-"""Deeper than any plan that was seen to end (under 40)."""
+"""More than the depth of any plan that was observed to end (under 40)."""
 MAX_PUSHES = 2000
 PRIMITIVES = ("turn left", "turn right", "move forward", "pick up", "drop", "toggle", CHECK)
 
 
 class Endless(Exception):
-    """The bot goes on planning without acting."""
+    """The bot keeps planning without acting."""
 
 
 class BoundedStack(list[Any]):
-    """The bot's stack of subgoals, which refuses to grow for ever. `pushes` counts those since the last action."""
+    """The bot's stack of subgoals with a limit of pushes; `pushes` counts those since the last action."""
 
     pushes = 0
 
@@ -43,7 +43,7 @@ class BoundedStack(list[Any]):
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One of the engine's actions, where the agent stood after it, and whether a part of the mission was done by it."""
+    """One action of the engine, the agent's position after it, and whether it completed a part of the mission."""
 
     action: int
     place: tuple[int, int, int]
@@ -52,14 +52,14 @@ class Moment:
 
 @functools.lru_cache(maxsize=4096)
 def plan(level: str, seed: int) -> tuple[str, ...] | None:
-    """The commands that solve a world; None where the bot has no plan."""
+    """Return the commands that solve a world; None if the bot has no plan."""
     moments = _bot_moments(level, seed)
     if moments is None:
         return None
     commands = _gather(level, seed, moments)
     if commands is not None and _solves(level, seed, commands):
         return commands
-    # Gathered moves may pass other cells than the bot's; its own moves are always good.
+    # Grouped moves may pass other cells than the bot's; its own moves always work.
     return tuple(PRIMITIVES[moment.action] for moment in moments)
 
 
@@ -70,7 +70,7 @@ def _bot_moments(level: str, seed: int) -> list[Moment] | None:
     moments: list[Moment] = []
 
     def do(action: int) -> tuple[bool, bool]:
-        """Whether the episode ended, and whether it was won."""
+        """Return whether the episode ended and whether it was won."""
         before = _parts_done(world.instrs)
         _, reward, terminated, truncated, _ = world.step(action)
         moments.append(Moment(action, _place(world), _parts_done(world.instrs) != before))
@@ -84,7 +84,7 @@ def _bot_moments(level: str, seed: int) -> list[Moment] | None:
         stack.pushes = 0
         try:
             action = bot.replan(action)
-        except (Endless, AssertionError):  # an assertion is the bot's way of saying that it is lost
+        except (Endless, AssertionError):  # the bot raises an assertion when it has no plan
             return None
         ended, won = do(int(action))
         if ended:
@@ -92,7 +92,7 @@ def _bot_moments(level: str, seed: int) -> list[Moment] | None:
 
 
 def _prepare(world: RoomGridLevel, do: Any) -> None:
-    """What the bot cannot do: begin with something in its hands, or look for a key in a box."""
+    """Make the moves that the bot cannot plan: put down a carried object, open a box with a key."""
     if world.carrying:
         for _ in range(4):
             if world.grid.get(*front_of(world)) is None:
@@ -114,7 +114,7 @@ def _place(world: RoomGridLevel) -> tuple[int, int, int]:
 
 
 def _parts_done(mission: Any) -> list[Any]:
-    """What the mission's verifier has ticked off so far."""
+    """Return which parts of the mission the verifier has accepted."""
     if not hasattr(mission, "instr_a"):
         return []
     ticked = [mission.a_done == "success", mission.b_done == "success"]
@@ -122,7 +122,7 @@ def _parts_done(mission: Any) -> list[Any]:
 
 
 def _gather(level: str, seed: int, moments: list[Moment]) -> tuple[str, ...] | None:
-    """The same moves in fewer commands: at each place the command that takes the agent furthest along them."""
+    """Group the moves into fewer commands: at each position the command that covers most of them."""
     world, commands, at = make_world(level, seed), list[str](), 0
     while at < len(moments):
         view = look(world)
@@ -151,9 +151,9 @@ def _gather(level: str, seed: int, moments: list[Moment]) -> tuple[str, ...] | N
 
 
 def _covers(actions: list[int], world: RoomGridLevel, moments: list[Moment], at: int) -> int:
-    """How many of the bot's next moments a command's actions stand for; 0 if it leads elsewhere.
+    """Return how many of the bot's next moves a command's actions cover; 0 if it leads elsewhere.
 
-    A command may walk another way than the bot did, but not past a moment that did a part of the mission.
+    A command may take another path than the bot, but must not skip a move that completed a part of the mission.
     """
     cut = next((n for n, action in enumerate(actions) if action > FORWARD), len(actions))
     walk, rest = actions[:cut], actions[cut:]

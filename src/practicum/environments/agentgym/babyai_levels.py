@@ -1,4 +1,4 @@
-"""Farama minigrid's BabyAI levels, made without a picture: AgentGym's list of forty, and one world by its seed."""
+"""Farama minigrid's BabyAI levels without rendering: AgentGym's list of forty, and a world by its seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from practicum.task import content_hash
 if TYPE_CHECKING:
     from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
 
-# In AgentGym's order: `data_idx` counts through it.
+# In AgentGym's order, which `data_idx` follows.
 LEVELS = (
     "GoToRedBallGrey", "GoToRedBall", "GoToRedBallNoDists", "GoToObjS6", "GoToLocalS8N7",
     "GoToObjMazeS7", "GoToImpUnlock", "GoToSeqS5R2", "GoToRedBlueBall", "GoToDoor",
@@ -25,7 +25,7 @@ LEVELS = (
     "SynthLoc", "SynthSeq", "MiniBossLevel", "BossLevel", "BossLevelNoUnlock",
 )  # fmt: skip
 UNWINNABLE = "OpenDoorsOrderN4Debug"
-"""Its missions of two doors end as lost when the first one opens: minigrid judges the same toggle by both halves."""
+"""A level whose missions of two doors are lost when the first one opens: minigrid applies one toggle to both parts."""
 
 
 def _no_picture() -> dict[str, Any]:
@@ -34,7 +34,7 @@ def _no_picture() -> dict[str, Any]:
 
 @functools.cache
 def known_levels() -> dict[str, str]:
-    """Every BabyAI level that minigrid has, by its short name; where versions differ, the newest."""
+    """Return every BabyAI level of minigrid by its short name, in its newest version."""
     try:
         import gymnasium
         import minigrid  # noqa: F401  (registers its levels)
@@ -52,22 +52,22 @@ def check_level(level: str) -> None:
 
 
 def make_world(level: str, seed: int) -> RoomGridLevel:
-    """A level's world of a seed, before its first step."""
+    """Return a level's world of a seed, before its first step."""
     import gymnasium
 
     check_level(level)
     world: RoomGridLevel = gymnasium.make(known_levels()[level], disable_env_checker=True).unwrapped
-    # The engine draws its 7x7 picture after every step, which is nine tenths of its time. The text needs
-    # what is seen once a command (`babyai_view`), so the picture is never drawn.
+    # The engine renders its 7x7 view after every step, which is nine tenths of its time. The text needs
+    # the view once per command (`babyai_view`), so it is never rendered.
     world.gen_obs = _no_picture
-    with contextlib.redirect_stdout(io.StringIO()):  # levels print each world that they reject
+    with contextlib.redirect_stdout(io.StringIO()):  # levels print the worlds that they reject
         world.reset(seed=seed)
     return world
 
 
 @functools.lru_cache(maxsize=65536)
 def fingerprint(level: str, seed: int) -> str:
-    """Names a world by its content: two seeds of a small level may give the same one."""
+    """Return a hash of a world's content: two seeds of a small level may give the same world."""
     world = make_world(level, seed)
     carried = world.carrying.encode() if world.carrying else None
     cells = [[cell.encode(), _within(cell)] if cell else 0 for cell in world.grid.grid]

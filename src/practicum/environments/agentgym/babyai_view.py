@@ -1,7 +1,7 @@
-"""What the agent of a BabyAI world sees, in words, and the ways from where it stands.
+"""The view of the agent in a BabyAI world as text, and paths from its position.
 
-The agent sees seven cells ahead and three to either side, up to walls and closed doors: minigrid's own rule,
-computed here without its picture. Places are (x, y) of the world; things are numbered by name, nearest first.
+The agent sees seven cells ahead and three to either side, up to walls and closed doors: minigrid's own rule, computed
+here without rendering. Positions are (x, y) of the world; objects are numbered by name, nearest first.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ VIEW = 7
 HALF = VIEW // 2
 LEFT, RIGHT, FORWARD, PICKUP, DROP, TOGGLE, DONE = range(7)
 STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))
-"""One cell ahead, by direction."""
+"""The offset of the cell ahead, by direction."""
 Place = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A thing in sight. `right` is negative to the left."""
+    """A visible object. `right` is negative to the left."""
 
     name: str
     place: Place
@@ -34,26 +34,26 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All that is in sight."""
+    """Everything that is visible."""
 
     things: dict[str, Seen]
     """By name and number, such as `red ball 1`, nearest first."""
     floor: frozenset[Place]
-    """Cells in sight that one can stand on; the agent's own is among them."""
+    """Visible cells that can be entered, with the agent's own."""
     barrier: tuple[str, int] | None
-    """What stands straight ahead, and how many steps away."""
+    """The obstacle straight ahead and its distance in steps."""
     carrying: str
 
 
 def look(world: RoomGridLevel) -> View:
-    """What is in sight now."""
+    """Return the current view."""
     cells, width, height = world.grid.grid, world.grid.width, world.grid.height
     x, y, direction = int(world.agent_pos[0]), int(world.agent_pos[1]), int(world.agent_dir)
     (ax, ay), (rx, ry) = STEPS[direction], STEPS[(direction + 1) % 4]
     found: list[tuple[int, str, Place, int, int, Any]] = []
     floor = [(x, y)]
     barrier: tuple[str, int] | None = None
-    # Light goes out from the agent's cell: row by row ahead, and within a row first to the right, then to the left.
+    # Visibility spreads from the agent's cell: row by row ahead, in a row first to the right, then to the left.
     lit = [False] * VIEW
     lit[HALF] = True
     for ahead in range(VIEW):
@@ -77,7 +77,7 @@ def look(world: RoomGridLevel) -> View:
                 continue
             cell, place = row[side], (x0 + rx * side, y0 + ry * side)
             if cell is None:
-                if clear[side]:  # else it lies outside the grid
+                if clear[side]:  # else it is outside the grid
                     floor.append(place)
                 continue
             if cell.can_overlap():
@@ -108,7 +108,7 @@ def _name(cell: Any) -> str:
 
 
 def describe(view: View) -> str:
-    """The view in sentences."""
+    """Return the view in sentences."""
     parts = [f"There is a {seen.name} {_where(seen)}." for seen in view.things.values()]
     seen = " ".join(parts) or "There is nothing to be seen but walls and floor."
     ahead = ""
@@ -119,7 +119,7 @@ def describe(view: View) -> str:
 
 
 def describe_shortly(view: View) -> str:
-    """The view in as few tokens as it takes."""
+    """Return the view in few tokens."""
     parts = []
     for seen in view.things.values():
         side = f" {'right' if seen.right > 0 else 'left'} {abs(seen.right)}" if seen.right else ""
@@ -143,7 +143,7 @@ def _steps(count: int) -> str:
 
 
 def within_reach(view: View, start: Place) -> set[Place]:
-    """Cells that the agent can walk to, by what it sees."""
+    """Return the visible cells that the agent can walk to."""
     reached, open_cells = {start}, [start]
     while open_cells:
         x, y = open_cells.pop()
@@ -156,13 +156,13 @@ def within_reach(view: View, start: Place) -> set[Place]:
 
 
 def beside(reached: set[Place], target: Place) -> bool:
-    """Whether one of the cells next to a target is among those reached."""
+    """Return whether a cell next to a target is among those reached."""
     x, y = target
     return any((x + dx, y + dy) in reached for dx, dy in STEPS)
 
 
 def way_to(floor: frozenset[Place], start: Place, direction: int, target: Place) -> list[int] | None:
-    """The shortest turns and moves after which the agent stands before a target and faces it."""
+    """Return the shortest turns and moves after which the agent is next to a target and faces it."""
     came: dict[tuple[Place, int], tuple[tuple[Place, int], int] | None] = {(start, direction): None}
     waiting = deque([(start, direction)])
     while waiting:

@@ -1,7 +1,7 @@
-"""What AgentGym's worlds have in common: prompt, grammars, native and shaped reward, refusals, `data_idx`.
+"""The common base of AgentGym's environments: prompt, grammars, native and shaped reward, refusals, `data_idx`.
 
-A world of its own writes `begin`, `act` and `task_at`; the rest is here. Commands come in as text, through the
-agent loop (`step`) or over HTTP (`take`, see `server.py`), and both go the same way.
+An environment implements `begin`, `act` and `task_at`; the rest is here. Commands are text, from the agent loop
+(`step`) or over HTTP (`take`, see `server.py`), and are handled in the same way.
 """
 
 from __future__ import annotations
@@ -21,64 +21,63 @@ from practicum.task import Task, content_hash
 
 REWARDS = ("native", "shaped")
 PROTOCOLS = ("system", "agentgym")
-SPLIT_OF_BUCKET = ("train",) * 8 + ("val", "test")
 AGREED = "OK. I will follow these instructions."
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a world answers to a command."""
+    """The response of an environment to a command."""
 
     text: str
     native: float = 0.0
-    """The world's own reward for this step."""
+    """The environment's own reward of this step."""
     kind: str = ""
-    """What kind of step worked, for the shaped reward; '' is a look, which earns nothing."""
+    """Kind of a successful step, for the shaped reward; '' is looking around, which has no reward."""
     done: bool = False
     success: bool = False
     cut: bool = False
-    """Whether it ended because the world's own limit of steps was reached."""
+    """Whether the episode ended because the environment's own limit of steps was reached."""
     worth: float | None = None
-    """Of a graded end, from 0 to 1; None: success is 1 and anything else 0."""
+    """Grade of the end, from 0 to 1; None: 1 for success, else 0."""
     legal: tuple[str, ...] | None = None
-    """Commands that would work now, where the world knows them."""
+    """Commands that would work now, if the environment lists them."""
     valid: bool = True
     info: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """How AgentGym's own server of a world spells its messages."""
+    """The field names of AgentGym's own server of an environment."""
 
     id: str = "id"
     index: str = "data_idx"
     text: str = "observation"
     bare: bool = False
-    """Whether `/create` answers with a bare number and `/reset` with a pair, as WebShop's does."""
+    """Whether `/create` returns a bare number and `/reset` a pair, as WebShop's server does."""
     started: bool = False
-    """Whether `/create` begins the task of its own number at once, as TextCraft's does."""
+    """Whether `/create` also starts the task of that number, as TextCraft's server does."""
     facts: tuple[str, ...] = ()
-    """What else can be asked for by GET; `ask` answers."""
+    """Further GET routes; `ask` answers them."""
     in_reset: tuple[str, ...] = ()
-    """Facts that the answer to `/reset` also holds."""
+    """Facts that the response to `/reset` also contains."""
     in_step: tuple[str, ...] = ()
-    """Facts that the answer to `/step` also holds."""
+    """Facts that the response to `/step` also contains."""
 
 
 class AgentGymEnvironment(Environment):
-    """One episode at a time of a world that is spoken to in commands."""
+    """An environment that is controlled by text commands, one episode at a time."""
 
     formats = ("react", "hf")
     instruction: ClassVar[str] = ""
-    """What the agent is told once; `{usage}` becomes the commands of the grammar in force."""
+    """The prompt; `{usage}` is replaced by the commands of the grammar in force."""
     usage: ClassVar[str] = ""
-    """AgentGym's commands, as the agent is shown them."""
+    """AgentGym's commands, as shown to the agent."""
     brackets: ClassVar[Brackets] = Brackets({})
-    """The founding paper's commands."""
+    """Affine's bracket commands."""
     shaping: ClassVar[Shaping] = Shaping()
     wire: ClassVar[Wire] = Wire()
     native_part: ClassVar[str] = "native"
-    """The reward's one part where the native reward is paid."""
+    """Name of the only reward component of the native reward."""
 
     def __init__(
         self, format: str = "react", grammar: str = "both", reward: str = "native", protocol: str = "system"
@@ -89,77 +88,77 @@ class AgentGymEnvironment(Environment):
         self.format = make_format(format)
         self.grammar, self.shaped, self.protocol = grammar, reward == "shaped", protocol
         if self.shaped:
-            # A reply that does not parse is an error too.
+            # A reply that does not parse is an error as well.
             self.invalid_reward = self.shaping.penalty
         self._begun = False
         self._ended: Reply | None = None
         self._ledger = Ledger(self.shaping)
 
-    # What a world writes.
+    # To be implemented by an environment.
 
     @abc.abstractmethod
     async def begin(self, task: Task, seed: int) -> Reply:
-        """Start the task: the first thing the agent sees, task and all (`text`, and `legal` where known)."""
+        """Start the task and return the first observation with the task in it (`text`, and `legal` if listed)."""
 
     @abc.abstractmethod
     async def act(self, command: str) -> Reply:
-        """Do one command, an AgentGym sentence of one line in lower case. `Refused` says why it cannot be done."""
+        """Execute a command, an AgentGym sentence of one line in lower case; `Refused` says why it cannot."""
 
     @abc.abstractmethod
     def task_at(self, data_idx: int) -> Task:
-        """The task that AgentGym's index names."""
+        """Return the task of AgentGym's index."""
 
     def progress(self) -> float | None:
-        """How far the episode has come, from 0 to 1, where the world can tell."""
+        """Return the progress of the episode, from 0 to 1; None if the environment cannot tell."""
         return None
 
     def from_brackets(self, call: Call) -> str | None:
-        """The sentence that a bracket command stands for; None if there is none. A world may look around first."""
+        """Translate a bracket command into a sentence; None if there is none. An environment may use its state."""
         return self.brackets.sentence(call)
 
     def fact(self, name: str) -> Any:
-        """What a client is told beyond the observation, as JSON: whatever `wire` lists."""
+        """Return a fact that `wire` lists, as JSON for a client."""
         raise NotImplementedError(f"{self.short} lists the fact '{name}' and does not tell it")
 
-    def speak_plainly(self) -> None:
-        """Leave out of observations what AgentGym's client, not its server, adds to them."""
+    def omit_client_text(self) -> None:
+        """Omit the text that AgentGym's client, not its server, adds to observations."""
         return None
 
     async def ask(self, name: str) -> Any:
-        """A fact that is asked for by name; a world whose engine must be waited for overrides this."""
+        """Return a fact by name; an environment whose engine must be awaited overrides this."""
         return self.fact(name)
 
-    # What all of them do.
+    # Common to all.
 
     @property
     def short(self) -> str:
-        """The name after the colon."""
+        """The name without `agentgym:`."""
         return self.name.partition(":")[2]
 
     @property
     def shown_usage(self) -> str:
-        """The commands as the agent is told them: AgentGym's unless only brackets count."""
+        """The commands as shown to the agent: AgentGym's unless only brackets are allowed."""
         return self.brackets.usage if self.grammar == "bracket" else self.usage
 
-    def check(self, option: str, value: object, known: tuple[str, ...]) -> None:
-        """Refuse a setting that does not exist."""
-        if value not in known:
-            raise UserError(f"{self.short} has no {option} '{value}'.{did_you_mean(str(value), known)}")
+    def check(self, option: str, value: object, allowed: tuple[str, ...]) -> None:
+        """Raise UserError if a setting has a value that does not exist."""
+        if value not in allowed:
+            raise UserError(f"{self.short} has no {option} '{value}'.{did_you_mean(str(value), allowed)}")
 
     def check_split(self, split: str) -> None:
         self.check("split", split, SPLITS)
 
     def write(self, sentence: str) -> str:
-        """A sentence in the grammar in force, for experts."""
+        """Write a sentence in the grammar in force, for experts."""
         return self.brackets.write(sentence) if self.grammar == "bracket" else sentence
 
     async def start(self, task: Task, seed: int) -> Reply:
-        """Begin an episode, with a new ledger."""
+        """Begin an episode, with a new reward ledger."""
         self._begun, self._ended, self._ledger = True, None, Ledger(self.shaping)
         return await self.begin(task, seed)
 
     async def take(self, text: str) -> Reply:
-        """Do one command, however it is written. What cannot be read or done comes back as an invalid reply."""
+        """Execute a command of either grammar; one that cannot be read or executed gives an invalid reply."""
         assert self._begun, "reset comes before step"
         if self._ended is not None:
             return replace(self._ended, text="The episode is over.", native=0.0, legal=None)
@@ -172,7 +171,7 @@ class AgentGymEnvironment(Environment):
         return reply
 
     def read(self, text: str) -> str:
-        """The command in a text as AgentGym's sentence, in whichever grammar is allowed."""
+        """Parse a command of an allowed grammar into AgentGym's sentence."""
         line = one_line(text)
         call = read_bracket(line)
         if call is None:
@@ -183,8 +182,8 @@ class AgentGymEnvironment(Environment):
             raise Refused(f"Could not execute '{line[:80]}'. Commands: {self.shown_usage}")
         return sentence
 
-    def pay(self, reply: Reply, again: bool = False) -> dict[str, float]:
-        """The parts of a reply's reward; what is said after the end (`again`) earns nothing."""
+    def reward_components(self, reply: Reply, again: bool = False) -> dict[str, float]:
+        """Return the components of a reply's reward; a command after the end (`again`) has none."""
         if not self.shaped:
             return {self.native_part: 0.0 if again else reply.native}
         if again:
@@ -198,11 +197,11 @@ class AgentGymEnvironment(Environment):
     async def reset(self, task: Task, seed: int) -> Observation:
         reply = await self.start(task, seed)
         guide = self.format.instructions(()) or "Reply with one command and nothing else."
-        told = f"{self.instruction.format(usage=self.shown_usage)}\n{guide}"
+        prompt = f"{self.instruction.format(usage=self.shown_usage)}\n{guide}"
         if self.protocol == "agentgym":
-            opening = [Message("user", told), Message("assistant", AGREED)]
+            opening = [Message("user", prompt), Message("assistant", AGREED)]
         else:
-            opening = [Message("system", told)]
+            opening = [Message("system", prompt)]
         return Observation((*opening, Message("user", reply.text)), legal=reply.legal)
 
     async def step(self, action: Action) -> Step:
@@ -211,8 +210,8 @@ class AgentGymEnvironment(Environment):
             reply = Reply("There are no tools here; reply with one command.", valid=False)
         else:
             reply = await self.take(action.content)
-        components = self.pay(reply, again)
-        # A command world speaks as the user in every format; only the wording is the format's.
+        components = self.reward_components(reply, again)
+        # Observations are user messages in every format; only the wording is the format's.
         text = reply.text if self.protocol == "agentgym" else self.format.observe(self.short, reply.text).content
         return Step(
             Observation((Message("user", text),), legal=reply.legal),
@@ -230,11 +229,6 @@ class AgentGymEnvironment(Environment):
         return Step(truncated=True, success=success, progress=self.progress())
 
 
-def split_by_hash(name: str, key: Any) -> str:
-    """The split that a task's own content decides: eight tenths train, one val, one test."""
-    return SPLIT_OF_BUCKET[int(content_hash([name, key]), 16) % 10]
-
-
 def by_hash(keys: list[Any], seed: int) -> list[Any]:
-    """Keys in an order set by the seed, the same on every version of Python."""
+    """Return the keys in an order that depends on the seed only, on every version of Python."""
     return sorted(keys, key=lambda key: content_hash([seed, key]))

@@ -1,7 +1,7 @@
-"""TextCraft's commands, read from text: AgentGym's sentences and the founding paper's brackets.
+"""Parser of TextCraft's commands: AgentGym's sentences and Affine's brackets.
 
-`verb[rest]` means `verb rest`. Within brackets the amount may be left out (a get takes one) and so may the
-ingredients of a craft (the world picks them); a sentence must say both.
+`verb[rest]` means `verb rest`. In brackets the amount may be omitted (a get takes one) and so may the ingredients of a
+craft (the environment picks them); a sentence needs both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_AMOUNT = 1000
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command as read. `ingredients` of None: the world picks them."""
+    """A parsed command. `ingredients` None: the environment picks them."""
 
     verb: str
     item: str = ""
@@ -31,7 +31,7 @@ class Command:
 
 
 def read_command(text: str, grammar: str) -> Command:
-    """The command in a text, strictly; a `Refused` says what is wrong with it."""
+    """Parse a command strictly; `Refused` says what is wrong with it."""
     plain = one_line(text)
     usage = USAGE["bracket" if grammar == "bracket" else "agentgym"]
     bracket = read_bracket(plain)
@@ -60,11 +60,11 @@ def read_command(text: str, grammar: str) -> Command:
 
 
 def _read_amount(text: str) -> tuple[int | None, str]:
-    """A leading count, if any, and the name after it."""
-    found = re.fullmatch(r"([0-9]+) (.+)", text)
-    if not found:
+    """Return a leading count, if any, and the name after it."""
+    match = re.fullmatch(r"([0-9]+) (.+)", text)
+    if not match:
         return None, text
     # Length first: Python refuses to read numbers of thousands of digits.
-    if len(found[1]) > 9 or not 1 <= int(found[1]) <= MAX_AMOUNT:
+    if len(match[1]) > 9 or not 1 <= int(match[1]) <= MAX_AMOUNT:
         raise Refused(f"An amount must be from 1 to {MAX_AMOUNT}.")
-    return int(found[1]), found[2]
+    return int(match[1]), match[2]

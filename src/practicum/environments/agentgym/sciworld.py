@@ -1,8 +1,8 @@
-"""`agentgym:sciworld`: ScienceWorld, a small world of rooms, substances, plants and circuits to do experiments in.
+"""`agentgym:sciworld`: ScienceWorld, science experiments with rooms, substances, plants and circuits.
 
-The simulator is ScienceWorld's own, in Java, out of process (`sciworld_host.py`). Its score goes from 0 to 100, and to
--100 when the task is lost for good; the native reward of a step is its change in hundredths, so an episode's total is
-its score between -1 and 1.
+The simulator is ScienceWorld's own, in Java, in a worker process (`sciworld_host.py`). Its score goes from 0 to 100,
+and to -100 if the task is lost; the native reward of a step is its change in hundredths, so an episode's total is its
+score between -1 and 1.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SIMPLIFICATIONS = (
     "easy", "teleportAction", "selfWateringFlowerPots", "openContainers", "openDoors", "noElectricalAction"
 )  # fmt: skip
 MEGABYTES = 2048
-"""What Java's heap may hold: 64 episodes take 800, and a heap that is nearly full is searched without end."""
+"""Limit of Java's heap: 64 episodes take 800, and a nearly full heap is collected without end."""
 UNKNOWN = "No known action matches that input."
 QUESTION = "Ambiguous request"
 LOOKS = ("look", "examine", "read", "inventory", "task", "wait")
-"""Commands that change nothing, or only the time: looking for ever must not pay."""
+"""Commands that change nothing, or only the time; they have no reward."""
 REFUSALS = re.compile(
     r"(is|are) (not|already) |\bcan(not|'t)\b|not sure|isn't|doesn't|unable|not possible|(does|do) not|must be|first\b",
     re.IGNORECASE,
@@ -73,7 +73,7 @@ BRACKETS = Brackets(
 )
 _gold: dict[tuple[str, str, int], tuple[str, ...]] = {}
 _gold_wanted: set[str] = set()
-"""Simplifications under which an expert has been asked for: later episodes bring the solution with them."""
+"""Simplifications for which an expert was used: later episodes return the solution when they begin."""
 
 
 class SciWorld(AgentGymEnvironment):
@@ -89,7 +89,7 @@ class SciWorld(AgentGymEnvironment):
     )
     usage = USAGE
     brackets = BRACKETS
-    # Each command that does something new pays once: opening and closing a door for ever must not.
+    # Each new command with an effect is rewarded once: opening and closing a door repeatedly is not.
     shaping = Shaping(step=0.15, once=True)
     wire = Wire(
         facts=("action_hint", "goals"),
@@ -123,7 +123,7 @@ class SciWorld(AgentGymEnvironment):
         self._told: dict[str, Any] = {}
 
     def _names(self, tasks: str | Sequence[str]) -> tuple[str, ...]:
-        """A set of tasks by its name, or tasks by theirs."""
+        """Return a set of tasks by its name, or tasks by theirs."""
         if isinstance(tasks, str) and tasks in sciworld_tasks.SETS:
             return sciworld_tasks.SETS[tasks]
         names = tuple([tasks] if isinstance(tasks, str) else tasks)
@@ -136,7 +136,7 @@ class SciWorld(AgentGymEnvironment):
         return names
 
     async def begin(self, task: Task, seed: int) -> Reply:
-        """The simulator's chance is fixed by task and variation; the seed changes nothing."""
+        """Load the task. Task and variation determine the simulation; the seed has no effect."""
         name, variation = _named(task)
         if self._session is None or not self._session.alive:
             self._session = self._pool.open_session()
@@ -155,13 +155,13 @@ class SciWorld(AgentGymEnvironment):
 
     async def act(self, command: str) -> Reply:
         assert self._session is not None, "begin comes before act"
-        told = await self._session.call("step", command=command, legal=self.legal)
-        score = int(told["score"])
+        response = await self._session.call("step", command=command, legal=self.legal)
+        score = int(response["score"])
         native, self._score = (score - self._score) / 100, score
         success = score >= 100
-        out_of_steps = told["moves"] > self.step_limit
-        done = success or score < 0 or bool(told["completed"]) or out_of_steps
-        text = told["text"]
+        out_of_steps = response["moves"] > self.step_limit
+        done = success or score < 0 or bool(response["completed"]) or out_of_steps
+        text = response["text"]
         valid = text != UNKNOWN
         worked = valid and not text.startswith(QUESTION) and not REFUSALS.search(text)
         return Reply(
@@ -171,9 +171,9 @@ class SciWorld(AgentGymEnvironment):
             done=done,
             success=success,
             worth=max(0.0, score / 100) if done else None,
-            legal=None if told["legal"] is None else tuple(told["legal"]),
+            legal=None if response["legal"] is None else tuple(response["legal"]),
             valid=valid,
-            info={"score": score, "moves": told["moves"]},
+            info={"score": score, "moves": response["moves"]},
         )
 
     async def close(self) -> None:
@@ -185,7 +185,7 @@ class SciWorld(AgentGymEnvironment):
         return max(0.0, self._score / 100)
 
     def from_brackets(self, call: Call) -> str | None:
-        """`choose[N]` answers the simulator's question which of several was meant; `wait[1]` is its `wait1`."""
+        """Translate a bracket command; `choose[N]` answers which of several was meant, `wait[1]` is `wait1`."""
         if call.verb == "choose":
             return call.rest if call.rest.isdigit() else None
         if (call.verb, call.rest) == ("wait", "1"):
@@ -199,9 +199,9 @@ class SciWorld(AgentGymEnvironment):
             return "wait[1]"
         return super().write(sentence)
 
-    def pay(self, reply: Reply, again: bool = False) -> dict[str, float]:
-        components = super().pay(reply, again)
-        # AgentGym's server tells points.
+    def reward_components(self, reply: Reply, again: bool = False) -> dict[str, float]:
+        components = super().reward_components(reply, again)
+        # AgentGym's server returns points.
         self._told["reward"] = sum(components.values()) if self.shaped else round(100 * sum(components.values()))
         return components
 
@@ -209,7 +209,7 @@ class SciWorld(AgentGymEnvironment):
         return self._score if name == "score" else self._told[name]
 
     async def ask(self, name: str) -> Any:
-        """Lists and goals come from the simulator."""
+        """Return a fact; lists and goals come from the simulator."""
         assert self._session is not None, "reset comes before questions"
         if name == "action_hint":
             return await self._session.call("hint")
@@ -219,16 +219,16 @@ class SciWorld(AgentGymEnvironment):
         return sciworld_tasks.task_at(data_idx)
 
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
-        """ScienceWorld's own splits of each task's variations; the kinds of tasks take turns."""
+        """Return tasks of ScienceWorld's own splits of variations; the kinds of tasks alternate."""
         self.check_split(split)
         return sciworld_tasks.in_turn(self.names, split, count, seed)
 
     def expert(self, task: Task) -> Policy:
-        """Follows the simulator's own solution. From the first question on, episodes bring it along when they begin."""
+        """Return the policy of the simulator's own solution; later episodes return it when they begin."""
         name, variation = _named(task)
         _gold_wanted.add(self.simplification)
         key = (self.simplification, name, variation)
-        if key not in _gold:  # nobody has called `ready_expert`
+        if key not in _gold:  # `ready_expert` has not been called
             _gold[key] = tuple(self._pool.ask("gold", task=name, variation=variation))
         plan = iter(_gold[key])
 
@@ -245,7 +245,7 @@ class SciWorld(AgentGymEnvironment):
             _gold[key] = tuple(await self._pool.call("gold", task=name, variation=variation))
 
     def random(self, task: Task, seed: int) -> Policy:
-        """Any of the commands that would work, where they are listed (`legal`); else a verb and things it reads of."""
+        """Return a policy that gives a random listed command (`legal`), else a verb and objects of the observation."""
         generator = random.Random(seed)
 
         def act(observation: Observation) -> Action:
@@ -260,7 +260,7 @@ class SciWorld(AgentGymEnvironment):
 
 
 def pool_of(simplification: str = "", workers: int = 1, megabytes: int = MEGABYTES) -> WorkerPool:
-    """The Java processes that all SciWorld environments of these settings share."""
+    """Return the worker pool that all SciWorld environments of these settings share."""
     if importlib.util.find_spec("scienceworld") is None:
         raise UserError("agentgym:sciworld needs the ScienceWorld package: pip install 'practicum[sciworld]'.")
     if shutil.which("java") is None:

@@ -1,12 +1,11 @@
-"""ScienceWorld's own engine, in a worker: one Java process in which many simulations live side by side.
+"""ScienceWorld's own engine in a worker: one Java process with many simulations.
 
-The stock package's `env.step` asks the simulator for a look, the inventory, the task and every valid action after
-each command; that is nine tenths of its time. Here a command costs the command itself, and the rest is
-asked for when it is wanted.
+The stock package's `env.step` queries the view, the inventory, the task and every valid action after each command; that
+is nine tenths of its time. Here a step executes the command only, and the rest is queried when needed.
 
-The simulator is a global thing in places (its simplifier), so calls come one at a time and all simulations of a process
-have the same simplifications. Java's identity hashes decide in what order it lists objects; `-XX:hashCode=2` makes
-them all alike, and with that an episode is the same in every process.
+Parts of the simulator are global (its simplifier), so calls are serial and all simulations of a process have the same
+simplifications. Java's identity hashes decide the order in which it lists objects; `-XX:hashCode=2` makes them
+constant, and with that an episode is the same in every process.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ JAVA_OPTIONS = (
     "-XX:+UseSerialGC", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2",
     "-Xms32m", "-XX:MinHeapFreeRatio=20", "-XX:MaxHeapFreeRatio=40", "-XX:-ShrinkHeapInSteps",
 )  # fmt: skip
-"""The last line gives memory back: by default the heap grows with garbage up to its limit and stays there."""
+"""The last line returns memory: by default the heap grows with garbage up to its limit and stays there."""
 WARM_UP = "boil"
 SPARES = 8
-"""Simulations kept for episodes to come. Each holds the world that was played in it last."""
+"""Number of idle simulations kept for later episodes. Each holds the state of its last episode."""
 SWEPT = 32
-"""Worlds loaded between two collections of garbage. A world leaves 12 MB behind, a collection takes 0.1 s."""
+"""Number of loads between two garbage collections. A load leaves 12 MB of garbage, a collection takes 0.1 s."""
 
 
 class ScienceWorldHost:
@@ -47,7 +46,7 @@ class ScienceWorldHost:
         self._by_session: dict[int, Any] = {}
         self._spare: list[Any] = []
         self._loads = 0
-        # The first load of a Java process leaves something behind that changes later solutions: have it over with.
+        # The first load of a Java process changes later solutions: do it before any task.
         self._load(self._make(), WARM_UP, 0, False)
 
     def calls(self) -> Mapping[str, Callable[..., Any]]:
@@ -58,7 +57,7 @@ class ScienceWorldHost:
         return bool(self._java.poll() is None)
 
     def begin(self, session: int, task: str, variation: int, gold: bool) -> dict[str, Any]:
-        """Load a task; its description, the first look around and, if asked for, the simulator's own solution."""
+        """Load a task; return its description, the first observation and, with `gold`, the simulator's own solution."""
         simulation = self._by_session.get(session)
         if simulation is None:
             simulation = self._by_session[session] = self._spare.pop() if self._spare else self._make()
@@ -81,11 +80,11 @@ class ScienceWorldHost:
         }
 
     def valid(self, session: int) -> list[str]:
-        """Every command that would do something, in the simulator's order. This is slow."""
+        """Return every command with an effect, in the simulator's order. This is slow."""
         return list(self._by_session[session].getValidActionObjectCombinations())
 
     def hint(self, session: int) -> dict[str, list[str]]:
-        """Action templates and objects."""
+        """Return action templates and objects."""
         simulation = self._by_session[session]
         return {
             "possible_actions": list(simulation.getPossibleActions()),
@@ -96,22 +95,22 @@ class ScienceWorldHost:
         return str(self._by_session[session].getGoalProgressStr())
 
     def close_session(self, session: int) -> None:
-        """A simulation is used again; of many that are free, most are let go."""
+        """End a session; its simulation is reused, and of many idle ones most are released."""
         simulation = self._by_session.pop(session, None)
         if simulation is not None and len(self._spare) < SPARES:
             self._spare.append(simulation)
         elif simulation is not None:
-            self._gateway.detach(simulation)  # Python's own collector would tell Java late
+            self._gateway.detach(simulation)  # Python's garbage collector would release it late
 
     def gold(self, task: str, variation: int) -> list[str]:
-        """The simulator's own solution of a task, from a simulation that nobody plays in."""
+        """Return the simulator's own solution of a task, from an idle simulation."""
         simulation = self._spare.pop() if self._spare else self._make()
         self._load(simulation, task, variation, True)
         self._spare.append(simulation)
         return list(simulation.getGoldActionSequence())
 
     def facts(self) -> dict[str, Any]:
-        """How many variations each task has, and the Java process's number."""
+        """Return the number of variations of each task, and the pid of Java."""
         simulation = self._make()
         names = list(simulation.getTaskNames())
         counts = {name: simulation.getTaskMaxVariations(name) for name in names}
@@ -124,14 +123,14 @@ class ScienceWorldHost:
             self._gateway.jvm.System.gc()
 
     def _guard(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call, with a Java process that is gone told apart from an error of the simulator."""
+        """Wrap a call so that a dead Java process raises `Broken`, unlike an error of the simulator."""
         from py4j.protocol import Py4JError, Py4JJavaError
 
         def guarded(**arguments: Any) -> Any:
             try:
                 return call(**arguments)
             except Py4JJavaError:
-                raise  # the simulator's own exception: it lives
+                raise  # an exception of the simulator: Java still runs
             except (Py4JError, ConnectionError) as error:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._java.wait(timeout=1.0)

@@ -1,6 +1,6 @@
 """ScienceWorld's tasks and variations, AgentGym's flat index over them, and the simulator's own splits.
 
-The counts are those of scienceworld 1.2.3; a test holds them to the simulator's.
+The counts are those of scienceworld 1.2.3; a test compares them with the simulator's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VARIATIONS = {
     "inclined-plane-friction-unnamed-surfaces": 162,
     "mendelian-genetics-known-plant": 120, "mendelian-genetics-unknown-plant": 480,
 }  # fmt: skip
-"""Tasks in the package's order, each with the number of its variations."""
+"""Tasks in the package's order, each with its number of variations."""
 LEFT_OUT = (
     "grow-plant",
     "grow-fruit",
@@ -34,13 +34,13 @@ LEFT_OUT = (
     "mendelian-genetics-known-plant",
     "mendelian-genetics-unknown-plant",
 )
-"""Tasks that AgentGym does not play (5-1, 5-2, 9-1 to 9-3, 10-1 and 10-2)."""
+"""Tasks that AgentGym does not use (5-1, 5-2, 9-1 to 9-3, 10-1 and 10-2)."""
 AGENTGYM = tuple(name for name in VARIATIONS if name not in LEFT_OUT)
 SETS = {"agentgym": AGENTGYM, "all": tuple(VARIATIONS)}
 
 
 def variations_of(name: str, split: str) -> range:
-    """The simulator's own split: the first two quarters, the third, and what is left."""
+    """Return the variations of the simulator's own split: the first two quarters, the third, the rest."""
     count = VARIATIONS[name]
     quarter = count // 4
     return {
@@ -55,7 +55,7 @@ def split_of(name: str, variation: int) -> str:
 
 
 def task_of(name: str, variation: int) -> Task:
-    """The one task of a name and a variation; `data_idx` where AgentGym's index has it."""
+    """Return the task of a name and a variation, with `data_idx` if AgentGym's index has it."""
     fields: dict[str, object] = {"task": name, "variation": variation}
     if name in AGENTGYM:
         fields["data_idx"] = sum(VARIATIONS[other] for other in AGENTGYM[: AGENTGYM.index(name)]) + variation
@@ -63,7 +63,7 @@ def task_of(name: str, variation: int) -> Task:
 
 
 def task_at(data_idx: int) -> Task:
-    """AgentGym's index: all variations of a task, then those of the next; counted round and round."""
+    """Return the task of AgentGym's index: all variations of a task, then those of the next, modulo their number."""
     left = data_idx % sum(VARIATIONS[name] for name in AGENTGYM)
     for name in AGENTGYM:
         if left < VARIATIONS[name]:
@@ -73,9 +73,9 @@ def task_at(data_idx: int) -> Task:
 
 
 def in_turn(names: tuple[str, ...], split: str, count: int, seed: int) -> list[Task]:
-    """One variation of each task, then another of each: a sample of any size has all kinds in it.
+    """Return one variation of each task, then another of each: a sample of any size has all kinds.
 
-    A task that has no more variations of the split begins again once all have.
+    A task without further variations of the split starts again once all have.
     """
     order = by_hash(list(names), seed)
     lines = {name: by_hash([[name, number] for number in variations_of(name, split)], seed) for name in order}

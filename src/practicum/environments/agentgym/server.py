@@ -82,7 +82,7 @@ class Sessions:
         if len(self.by_id) >= self.limit:
             await self._remove(next(iter(self.by_id)))
         environment = self.make()
-        environment.speak_plainly()
+        environment.omit_client_text()
         self.by_id[session_id] = Session(environment)
         if self.wire.bare:
             return session_id
@@ -116,7 +116,7 @@ class Sessions:
             if session.last_response is None:
                 raise RequestError("Reset the environment before its first step.")
             reply = await session.environment.take(action)
-            reward = sum(session.environment.pay(reply, again=session.done).values())
+            reward = sum(session.environment.reward_components(reply, again=session.done).values())
             session.text, session.score, session.done = reply.text, session.score + reward, reply.done
             facts = {name: session.environment.fact(name) for name in self.wire.in_step}
             values = {self.wire.text: reply.text, "reward": reward, "score": session.score, "done": reply.done, **facts}

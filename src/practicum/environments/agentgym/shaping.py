@@ -1,10 +1,10 @@
-"""The founding paper's shaped reward: a little for a step that works, much for the end, less than nothing for errors.
+"""Affine's shaped reward: small for a successful step, large for completion, negative for errors.
 
-Its worked example: five steps of AlfWorld at 0.2 and a sixth that completes the task at 1.0 total 2.0. So
-completion *replaces* the step's own reward. WebShop's search (0.1), click (0.3) and purchase (1.0) total 1.4.
+The worked example of Affine's guide: five steps of AlfWorld at 0.2 and a sixth that completes the task at 1.0 total
+2.0. So completion *replaces* the step's own reward. WebShop's search (0.1), click (0.3) and purchase (1.0) total 1.4.
 
-The paper pays a step whenever it works, which can be farmed by doing the same thing for ever. `once` is our
-guard: each kind of step pays one time an episode. It leaves both totals as they are.
+The guide rewards a step whenever it works, so that repeating the same step collects rewards without end. `once`
+prevents that: each kind of step is rewarded once per episode. Both totals stay the same.
 """
 
 from __future__ import annotations
@@ -13,45 +13,45 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 PENALTY = -0.05
-"""The paper asks for "small negative values for errors" and names no figure; this one is ours."""
+"""The guide asks for "small negative values for errors" and gives no number; this one is ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shaping:
-    """What a world pays."""
+    """Rewards of an environment."""
 
     step: float = 0.0
-    """A step that works, of a kind that `kinds` does not list."""
+    """Reward of a successful step whose kind is not in `kinds`."""
     kinds: Mapping[str, float] = field(default_factory=dict)
-    """Steps paid otherwise, by kind."""
+    """Rewards of successful steps by kind."""
     completion: float = 1.0
     penalty: float = PENALTY
     once: bool = False
-    """Whether a kind pays only the first time it comes in an episode."""
+    """Whether a kind is rewarded only once per episode."""
 
 
 class Ledger:
-    """What one episode has been paid. Parts: `step`, `completion`, `penalty`."""
+    """Shaped rewards of one episode. Components: `step`, `completion`, `penalty`."""
 
     def __init__(self, shaping: Shaping) -> None:
         self.shaping = shaping
-        self._paid: set[str] = set()
+        self._rewarded_kinds: set[str] = set()
 
     def step(self, kind: str) -> dict[str, float]:
-        """A step that worked; a kind of '' is free: looking for ever must not pay."""
-        if not kind or (self.shaping.once and kind in self._paid):
-            return _parts()
-        self._paid.add(kind)
-        return _parts(step=self.shaping.kinds.get(kind, self.shaping.step))
+        """Return the reward of a successful step; a kind of '' (looking around) has none."""
+        if not kind or (self.shaping.once and kind in self._rewarded_kinds):
+            return _components()
+        self._rewarded_kinds.add(kind)
+        return _components(step=self.shaping.kinds.get(kind, self.shaping.step))
 
     def end(self, worth: float) -> dict[str, float]:
-        """The step that ended the episode: of worth 1 if the task is done, 0 if it is lost, between where graded."""
-        return _parts(completion=self.shaping.completion * worth) if worth > 0 else self.error()
+        """Return the reward of the last step: `worth` is 1 for success, 0 for failure, between if graded."""
+        return _components(completion=self.shaping.completion * worth) if worth > 0 else self.error()
 
     def error(self) -> dict[str, float]:
-        """A command that could not be read or done."""
-        return _parts(penalty=self.shaping.penalty)
+        """Return the reward of a command that could not be read or executed."""
+        return _components(penalty=self.shaping.penalty)
 
 
-def _parts(step: float = 0.0, completion: float = 0.0, penalty: float = 0.0) -> dict[str, float]:
+def _components(step: float = 0.0, completion: float = 0.0, penalty: float = 0.0) -> dict[str, float]:
     return {"step": step, "completion": completion, "penalty": penalty}

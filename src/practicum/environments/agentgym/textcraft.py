@@ -1,8 +1,8 @@
 """`agentgym:textcraft`: craft a Minecraft item from the recipes shown, by text commands.
 
-AgentGym's rules over Minecraft's own recipes, and beside AgentGym's commands the bracket commands of the
-founding paper. The world holds no chance: all that varies between two tasks of one goal is which
-distracting recipes are shown and in what order, and the task's goal and variant decide that.
+AgentGym's rules with Minecraft's own recipes, AgentGym's commands and Affine's bracket commands. The environment is
+deterministic: two tasks of one goal differ only in the distracting recipes that are shown and in their order, and the
+task's goal and variant decide those.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from practicum.environment import Action, Observation, Policy
-from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire, by_hash, split_by_hash
+from practicum.environments import splits
+from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire, by_hash
 from practicum.environments.agentgym.commands import USAGE, Command, read_command
 from practicum.environments.agentgym.grammar.line import Refused
 from practicum.environments.agentgym.recipes import Amounts, Recipe, full_plan, lines_for, load_book, make_plan
@@ -29,11 +30,11 @@ MAX_DISTRACTORS = 10
 
 
 class TextCraft(AgentGymEnvironment):
-    """One crafting episode at a time; the recipe book is shared by all instances and never changes."""
+    """Craft Minecraft items from recipes, by text commands; the recipe book is shared by all instances."""
 
     name = "agentgym:textcraft"
     instruction = INSTRUCTION
-    # The paper's steps are gets and crafts; looking is free, or looking for ever would pay.
+    # Affine's guide rewards gets and crafts; looking has no reward, or looking repeatedly would collect it.
     shaping = Shaping(step=0.15)
     wire = Wire(started=True, facts=("commands", "goal"))
     native_part = "completion"
@@ -63,7 +64,7 @@ class TextCraft(AgentGymEnvironment):
 
     @property
     def inventory(self) -> Mapping[str, int]:
-        """What the agent holds, as a copy."""
+        """A copy of the agent's inventory."""
         return dict(self._held)
 
     @property
@@ -71,7 +72,7 @@ class TextCraft(AgentGymEnvironment):
         return USAGE["bracket" if self.grammar == "bracket" else "agentgym"]
 
     async def begin(self, task: Task, seed: int) -> Reply:
-        """Begin with empty hands. The world has no chance in it, so the seed changes nothing."""
+        """Begin with an empty inventory. The environment is deterministic; the seed has no effect."""
         goal = str(task.fields.get("goal"))
         if goal not in self.book.items:
             raise UserError(f"Task '{task.id}' has a goal that Minecraft lacks: '{goal}'; name an item in 'goal'.")
@@ -81,7 +82,7 @@ class TextCraft(AgentGymEnvironment):
         return Reply(f"Crafting commands:\n{self._listed}\n\nGoal: craft {goal}.")
 
     def read(self, text: str) -> str:
-        """As it stands: `read_command` knows both grammars and tells more about what is wrong."""
+        """Return the text unchanged: `read_command` parses both grammars and gives better reasons."""
         return text
 
     async def act(self, command: str) -> Reply:
@@ -95,7 +96,7 @@ class TextCraft(AgentGymEnvironment):
         return {"commands": self._listed, "goal": self._goal}[name]
 
     def progress(self) -> float:
-        """The share of the plan's crafts that are done."""
+        """Return the share of the plan's crafts that are done."""
         if self._finished:
             return 1.0
         total = sum(full_plan(self._goal).milestones.values()) if self._goal else 0
@@ -136,7 +137,7 @@ class TextCraft(AgentGymEnvironment):
         return f"Crafted {recipe.makes} {item}"
 
     def _pick(self, item: str) -> tuple[Recipe, Amounts]:
-        """The first recipe of the item, in the book's order, that the inventory can pay for."""
+        """Return the first recipe of the item, in the book's order, that the inventory suffices for."""
         for recipe in self.book.recipes[item]:
             paid = self.book.payment(recipe, self._held)
             if paid is not None:
@@ -144,7 +145,7 @@ class TextCraft(AgentGymEnvironment):
         raise Refused(f"Could not find enough items to craft {item}.")
 
     def _named(self, item: str, ingredients: Amounts) -> tuple[Recipe, Amounts]:
-        """The recipe that takes just the ingredients named, if they are held."""
+        """Return the recipe with exactly these ingredients, if they are held."""
         offered: dict[str, int] = {}
         for name, count in ingredients:
             self._check_item(name)
@@ -165,9 +166,9 @@ class TextCraft(AgentGymEnvironment):
             raise Refused(f"Could not find {name[:80]}: there is no such item.")
 
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
-        """A goal's own hash says its split. Each goal comes once, then each again as its next variant.
+        """Return tasks of a split, which a hash of the goal decides: each goal once, then each as its next variant.
 
-        The seed sets the order of the goals; a task's id names its content whatever the seed.
+        The seed sets the order of the goals; a task's id depends on its content only.
         """
         self.check_split(split)
         goals = [goal for goal in self.goals() if split_of(goal) == split]
@@ -179,16 +180,16 @@ class TextCraft(AgentGymEnvironment):
         return [make_task(goals[number % len(goals)], number // len(goals)) for number in range(count)]
 
     def goals(self) -> tuple[str, ...]:
-        """The goals of the depths asked for, deepest first, then by name."""
+        """Return the goals of the configured depths, deepest first, then by name."""
         return tuple(goal for goal in self.book.goals if self.min_depth <= self.book.depths[goal] <= self.max_depth)
 
     def task_at(self, data_idx: int) -> Task:
-        """The task that a benchmark's index names: goals of all splits, counted round and round."""
+        """Return the task of AgentGym's index: goals of all splits, modulo their number."""
         goals = self.goals()
         return make_task(goals[data_idx % len(goals)], data_idx // len(goals))
 
     def expert(self, task: Task) -> Policy:
-        """Works out from the recipes shown what to get and craft, gets it all, then crafts upwards."""
+        """Return the policy that plans from the recipes shown, gets all base items, then crafts upwards."""
         goal = str(task.fields["goal"])
         plan = make_plan(goal, task.fields["commands"])
         held = dict(plan.gets)
@@ -200,13 +201,13 @@ class TextCraft(AgentGymEnvironment):
                 for name, count in recipe.ingredients:
                     held[name] -= count
                 held[recipe.output] = held.get(recipe.output, 0) + recipe.makes
-        # Only `react` has a place for a thought: in `hf` the whole reply is the command.
+        # Only `react` has room for a thought: in `hf` the whole reply is the command.
         thinks = self.format.name == "react"
         actions = iter([Action(content=text, thought=why if thinks else "") for why, text in lines])
         return lambda observation: next(actions, Action(content="inventory"))
 
     def random(self, task: Task, seed: int) -> Policy:
-        """Plays recipes shown in any order: gets an ingredient, crafts, now and then looks."""
+        """Return a policy that follows random recipes: gets an ingredient, crafts, sometimes looks."""
         generator = random.Random(f"textcraft-random/{task.id}/{seed}")
         recipes = self.book.shown(task.fields["commands"])
 
@@ -226,10 +227,10 @@ class TextCraft(AgentGymEnvironment):
         return f"get[{count} {item}]" if self.grammar == "bracket" else f"get {count} {item}"
 
     def _write_craft(self, recipe: Recipe, held: Mapping[str, int]) -> str:
-        """In brackets the item alone, unless the world would then take other things than the recipe names."""
+        """Return the bracket command: the item alone, unless the environment would then use other ingredients."""
         if self.grammar != "bracket":
             return recipe.line
-        payments = (self.book.payment(known, held) for known in self.book.recipes[recipe.output])
+        payments = (self.book.payment(allowed, held) for allowed in self.book.recipes[recipe.output])
         picked = next((paid for paid in payments if paid is not None), None)
         if picked is None or dict(picked) == dict(recipe.ingredients):
             return f"craft[{recipe.output}]"
@@ -237,11 +238,11 @@ class TextCraft(AgentGymEnvironment):
 
 
 def split_of(goal: str) -> str:
-    return split_by_hash("textcraft", goal)
+    return splits.split_of(["textcraft", goal])
 
 
 def make_task(goal: str, variant: int) -> Task:
-    """The one task of a goal and a variant: the variant picks the distractors and the order of the lines."""
+    """Return the task of a goal and a variant: the variant picks the distractors and the order of the lines."""
     book = load_book()
     needed, near = lines_for(goal)
 

@@ -1,7 +1,7 @@
 """`agentgym:webshop`: find a product in a shop that fits an instruction, choose its options and buy it.
 
-WebShop's pages and reward over a catalogue that is generated here, or over WebShop's own item files where a user
-has them. Search and click are the only actions; AgentGym writes them in brackets, as the founding paper does.
+WebShop's pages and reward with a generated catalogue, or with WebShop's own item files. Search and click are the only
+actions; both AgentGym and Affine write them in brackets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from practicum.environment import Action, Observation, Policy
-from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire, by_hash, split_by_hash
+from practicum.environments import splits
+from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire, by_hash
 from practicum.environments.agentgym.grammar.bracket import Brackets, read_bracket
 from practicum.environments.agentgym.grammar.line import Refused, one_line
 from practicum.environments.agentgym.shaping import Shaping
@@ -42,7 +43,7 @@ MAX_PRODUCTS = 1_000_000
 
 
 class WebShop(AgentGymEnvironment):
-    """Search a shop for what the instruction asks, choose options, buy: 1,000 or 10,000 products."""
+    """Search a shop for a product that fits an instruction, choose options, buy: 1,000 or 10,000 products."""
 
     name = "agentgym:webshop"
     instruction = (
@@ -52,7 +53,7 @@ class WebShop(AgentGymEnvironment):
     )
     usage = "search[keywords] | click[value]"
     brackets = Brackets({"search": ("search[{}]",), "click": ("click[{}]",)})
-    # Search and click pay once each, or clicking about would pay for ever; a purchase pays what it is worth.
+    # Search and click are rewarded once each; a purchase is rewarded by its grade.
     shaping = Shaping(kinds={"search": 0.1, "click": 0.3}, completion=1.0, once=True)
     wire = Wire(
         id="env_idx",
@@ -89,11 +90,11 @@ class WebShop(AgentGymEnvironment):
 
     @property
     def goals(self) -> tuple[Goal, ...]:
-        """All that customers ask for, by session number."""
+        """The goals of all customers, by session number."""
         return generated_goals(self.products) if self.folder is None else read_shop(self.folder, self.products)[1]
 
     async def begin(self, task: Task, seed: int) -> Reply:
-        """Open the shop at its search bar. There is no chance in it, so the seed changes nothing."""
+        """Open the shop at its search bar. The environment is deterministic; the seed has no effect."""
         self._goal, self._page, self._bought = read_goal(task), Page(), None
         if self._goal.asin not in self.catalogue.by_asin:
             raise UserError(
@@ -103,7 +104,7 @@ class WebShop(AgentGymEnvironment):
         return Reply(self._text(first=True), legal=self._legal())
 
     def read(self, text: str) -> str:
-        """Brackets are this world's own grammar, so all settings of `grammar` take them and nothing else."""
+        """Parse a bracket command: the only grammar here, for all settings of `grammar`."""
         line = one_line(text)
         call = read_bracket(line)
         if call is None or call.verb not in ("search", "click") or not call.rest:
@@ -128,7 +129,7 @@ class WebShop(AgentGymEnvironment):
         return sentence
 
     def progress(self) -> float:
-        """What a purchase would be worth now, and was worth once made."""
+        """Return the reward that a purchase would have now, or had."""
         if self._bought is not None:
             return self._bought
         if self._page.product is None or self._goal is None:
@@ -160,7 +161,7 @@ class WebShop(AgentGymEnvironment):
         )
 
     def _clicked(self, value: str) -> Page:
-        """The page after a click on something that is there."""
+        """Return the page after a click on an element of this page."""
         page = self._page
         if value == BACK:
             return Page()
@@ -170,7 +171,7 @@ class WebShop(AgentGymEnvironment):
             return replace(page, product=next(product for product in page.listed if plain(product.asin) == value))
         if value == PREVIOUS:
             return replace(page, tab="") if page.tab else replace(page, product=None, chosen={})
-        # An option may be called like a button; the page lists options first.
+        # An option may have the name of a button; options come first on the page.
         for name, values in page.product.options.items():
             for offered in values:
                 if plain(offered) == value:
@@ -188,7 +189,7 @@ class WebShop(AgentGymEnvironment):
         return f"{text}\nAvailable actions: {', '.join(self._legal())}" if self.actions else text
 
     def _nothing(self, why: str) -> str:
-        """WebShop does nothing with an invalid action; the page is shown again, with the reason before it."""
+        """Return the reply to an invalid action: the same page, after the reason."""
         return f"Invalid action: {why}.\n{self._text()}"
 
     def _legal(self) -> tuple[str, ...]:
@@ -196,17 +197,17 @@ class WebShop(AgentGymEnvironment):
         return ("search[keywords]",) if self._page.has_search_bar else clicks
 
     def task_at(self, data_idx: int) -> Task:
-        """AgentGym's session number."""
+        """Return the task of AgentGym's session number."""
         goals = self.goals
         return self._task(data_idx % len(goals))
 
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
-        """A product's own number says the split of all its goals, so no product is in two of them."""
+        """Return tasks of a split, which a hash of the product decides, so that no product is in two splits."""
         self.check_split(split)
         numbers = [number for number, goal in enumerate(self.goals) if split_of(goal) == split]
         if len(numbers) < count:
             raise UserError(f"webshop has {len(numbers)} '{split}' goals, not {count}; raise 'products'.")
-        # Session numbers are already in an order without meaning; another seed gives another.
+        # Session numbers are in random order already; another seed gives another order.
         return [self._task(number) for number in (by_hash(numbers, seed) if seed else numbers)[:count]]
 
     def _task(self, number: int) -> Task:
@@ -215,7 +216,7 @@ class WebShop(AgentGymEnvironment):
         return Task(f"webshop-{self.catalogue.name}-{number}", self.name, split_of(goal), fields)
 
     def expert(self, task: Task) -> Policy:
-        """Searches with the instruction's words, opens the first result that fits it all, chooses and buys."""
+        """Return the policy that searches for the instruction, opens the first result that fits, chooses and buys."""
         goal = read_goal(task)
         thinks = self.format.name == "react"
         steps = iter([Action(content=text, thought=why if thinks else "") for why, text in self._plan(goal)])
@@ -237,7 +238,7 @@ class WebShop(AgentGymEnvironment):
                     return
 
     def random(self, task: Task, seed: int) -> Policy:
-        """Searches for the instruction's words, then clicks anything."""
+        """Return a policy that searches for words of the instruction, then clicks random elements."""
         generator = random.Random(f"webshop-random/{task.id}/{seed}")
         words = read_goal(task).instruction.split()
 
@@ -252,22 +253,22 @@ class WebShop(AgentGymEnvironment):
 
 
 def choose(product: Product, goal: Goal) -> dict[str, str]:
-    """Of a product's options those that were asked for."""
+    """Return the options of a product that the goal names."""
     wanted = {plain(value) for value in goal.options}
     found = {name: next((v for v in values if plain(v) in wanted), None) for name, values in product.options.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def split_of(goal: Goal) -> str:
-    return split_by_hash("webshop", goal.asin)
+    return splits.split_of(["webshop", goal.asin])
 
 
 def read_goal(task: Task) -> Goal:
-    """The goal that a task's fields tell."""
+    """Return the goal of a task's fields."""
     try:
-        told: dict[str, Any] = {name: task.fields[name] for name in Goal.__dataclass_fields__}
+        prompt: dict[str, Any] = {name: task.fields[name] for name in Goal.__dataclass_fields__}
     except KeyError as error:
         raise UserError(
             f"Task '{task.id}' lacks {error} of a shopping goal; make it with webshop's own tasks."
         ) from None
-    return Goal(**told)
+    return Goal(**prompt)

@@ -1,7 +1,7 @@
-"""Products of a shop: what one is, and a catalogue of any size made from lists of words.
+"""Products of a shop, and a generated catalogue of any size.
 
-The same number of products is the same catalogue on every machine, and a larger one begins with the smaller. A
-product tells some of its attributes in its title, the others only among its features, so that it must be looked at.
+The same number of products gives the same catalogue on every machine, and a larger one begins with the smaller. Some
+attributes of a product are in its title, the others only among its features, so that its page must be opened.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Products and the index that finds them. It never changes: all episodes share one."""
+    """Products and their search index. Immutable: all episodes share one."""
 
     name: str
     products: tuple[Product, ...]
@@ -53,11 +53,11 @@ class Catalogue:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_asin", MappingProxyType({product.asin: product for product in self.products}))
-        # The constants of the Lucene index that WebShop searches.
+        # The constants of WebShop's Lucene index.
         object.__setattr__(self, "index", Index(map(_document, self.products), k1=0.9, b=0.4))
 
     def search(self, keywords: str, count: int) -> list[Product]:
-        """The products that fit best, best first."""
+        """Return the best matching products, best first."""
         return [self.by_asin[hit.document.id] for hit in self.index.search(keywords, count)]
 
 
@@ -67,7 +67,7 @@ def _document(product: Product) -> Document:
 
 
 class Chance:
-    """Numbers from a name: the same on every machine and every version of Python."""
+    """Random numbers from a name: the same on every machine and every version of Python."""
 
     def __init__(self, name: str) -> None:
         self.name, self.drawn = name, 0
@@ -81,7 +81,7 @@ class Chance:
         return items[self.below(len(items))]
 
     def sample(self, items: Sequence[Item], count: int) -> list[Item]:
-        """So many of the items, in the items' own order."""
+        """Return `count` of the items, in their own order."""
         left = list(range(len(items)))
         taken = sorted(left.pop(self.below(len(left))) for _ in range(min(count, len(left))))
         return [items[place] for place in taken]
@@ -89,7 +89,7 @@ class Chance:
 
 @functools.lru_cache(maxsize=4)
 def generated(count: int) -> Catalogue:
-    """The catalogue of so many products, made once a process."""
+    """Return the catalogue of that many products, generated once per process."""
     return Catalogue(f"generated-{count}", tuple(make_product(number) for number in range(count)))
 
 
@@ -114,7 +114,7 @@ def make_product(number: int) -> Product:
         description=f"A {kind.query} by {brand} from the {series} line. {chance.choice(kind.blurbs)}",
         options=MappingProxyType(_options(kind, chance)),
         pricing=pricing,
-        # A price between two bounds: what the basket charges.
+        # Of a price range WebShop charges a price between its bounds.
         price=round(sum(pricing) / len(pricing), 2),
         rating=f"{3 + chance.below(20) / 10:.1f}",
         reviews=tuple(chance.sample(kind.reviews, chance.below(3))),
@@ -122,7 +122,7 @@ def make_product(number: int) -> Product:
 
 
 def _asin(number: int) -> str:
-    """Ten signs beginning with B, all different: the last five spell the number."""
+    """Return an id of ten characters beginning with B; the last five encode the number."""
     alphabet = "0123456789ABCDEFGHJKLMNPQRSTUVWXYZ"
     digest = hashlib.sha256(f"webshop-asin/{number}".encode()).digest()
     spelt = ""
@@ -143,6 +143,6 @@ def _options(kind: Kind, chance: Chance) -> dict[str, tuple[str, ...]]:
     for option, values in kind.options:
         pool = COLOURS if option == "color" else values
         picked = chance.sample(pool, 2 + chance.below(5))
-        if picked and chance.below(6):  # a sixth of the products come without a given choice
+        if picked and chance.below(6):  # a sixth of the products do not have this option
             chosen[option] = tuple(picked)
     return chosen

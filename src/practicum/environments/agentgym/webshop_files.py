@@ -1,8 +1,8 @@
-"""WebShop's original item files, read from a folder where a user has them.
+"""Reader of WebShop's original item files in a folder.
 
-`items_shuffle*.json` (products) and `items_ins*.json` (their attributes) are needed, `items_human_ins.json`
-(instructions written by people) and `reviews*.json` are used where they lie there too. Goals come in WebShop's
-own order, so that a session's number names the product that it names there.
+`items_shuffle*.json` (products) and `items_ins*.json` (their attributes) are required, `items_human_ins.json`
+(instructions written by people) and `reviews*.json` are optional. Goals are in WebShop's own order, so that a session's
+number gives the same product as there.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from practicum.environments.agentgym.webshop_reward import Goal
 from practicum.errors import UserError
 
 SHUFFLE_SEED = 233
-"""The one with which WebShop shuffles its goals."""
+"""The seed with which WebShop shuffles its goals."""
 
 
 @functools.lru_cache(maxsize=4)
 def read_shop(folder: str, limit: int | None) -> tuple[Catalogue, tuple[Goal, ...]]:
-    """A folder's catalogue and goals, read once a process; `limit` takes the first so many products."""
+    """Return a folder's catalogue and goals, read once per process; `limit` keeps the first products only."""
     path = Path(folder).expanduser()
     if not path.is_dir():
         raise UserError(f"The catalogue '{folder}' is not a folder; give one that holds WebShop's item files.")
@@ -97,7 +97,7 @@ def _options(offered: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]
 
 
 def _human_goals(catalogue: Catalogue, human: Mapping[str, Any]) -> Iterator[Goal]:
-    """What people wrote; an instruction without attributes is left out, as WebShop leaves it out."""
+    """Return goals written by people; an instruction without attributes is left out, as in WebShop."""
     for product in catalogue.products:
         for number, written in enumerate(human.get(product.asin, ())):
             if written["instruction_attributes"]:
@@ -109,7 +109,7 @@ def _human_goals(catalogue: Catalogue, human: Mapping[str, Any]) -> Iterator[Goa
 
 
 def _synthetic_goals(catalogue: Catalogue, details: Mapping[str, Any]) -> Iterator[Goal]:
-    """One goal for each combination of a product's options."""
+    """Return one goal for each combination of a product's options."""
     for product in catalogue.products:
         found = details.get(product.asin, {})
         if not found.get("instruction") or not found.get("instruction_attributes"):

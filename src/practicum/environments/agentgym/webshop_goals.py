@@ -1,7 +1,7 @@
-"""What customers of a shop ask for: goals made from a catalogue's products.
+"""Goals of customers, generated from a catalogue's products.
 
-A goal names a kind of product, some of its attributes, a value for each of its options and a price to stay
-under. The product it was made from fulfils it; others may too.
+A goal names a kind of product, some of its attributes, a value for each of its options and an upper price. The product
+from which it was generated fulfils it; others may too.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ PRICES = tuple(10.0 * step for step in range(1, 100))
 
 @functools.lru_cache(maxsize=4)
 def generated_goals(count: int) -> tuple[Goal, ...]:
-    """The goals of a generated catalogue, in the order that sessions are numbered in."""
+    """Return the goals of a generated catalogue, in the order of session numbers."""
     return make_goals(generated(count))
 
 
 def make_goals(catalogue: Catalogue) -> tuple[Goal, ...]:
-    """Some goals for each product, in an order of their own: neighbours ask for different things."""
+    """Return some goals for each product, in random order: neighbours are about different products."""
     goals = [make_goal(product, number) for product in catalogue.products for number in range(GOALS_A_PRODUCT)]
     distinct = {(goal.asin, goal.instruction): goal for goal in goals}
     return tuple(sorted(distinct.values(), key=lambda goal: content_hash([goal.asin, goal.instruction])))
@@ -58,6 +58,6 @@ def told_price(upper: float) -> str:
 
 
 def price_limit(price: float, chance: Chance) -> float:
-    """WebShop's rule: of the next four tens above the price two are drawn, and the higher one is the limit."""
+    """Return an upper price by WebShop's rule: the higher of two draws from the next four multiples of ten."""
     above = [limit for limit in PRICES if limit > price][:4]
     return max(chance.sample(above, 2)) if len(above) >= 2 else NO_LIMIT

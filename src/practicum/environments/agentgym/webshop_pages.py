@@ -1,4 +1,4 @@
-"""The pages of the shop as text, and what can be clicked on each."""
+"""The pages of the shop as text, and their clickable elements."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ BACK, PREVIOUS, NEXT, BUY = "back to search", "< prev", "next >", "buy now"
 TABS = ("description", "features", "reviews", "attributes")
 SEPARATOR = " [SEP] "
 WINDOW = 10
-"""Results shown on one page."""
+"""Number of results per page."""
 MAX_RESULTS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Where the customer is. No product: the results, or without results the search bar."""
+    """The current page. Without a product: the results, or without results the search bar."""
 
     results: tuple[Product, ...] | None = None
     keywords: str = ""
@@ -37,12 +37,12 @@ class Page:
 
 
 def plain(text: str) -> str:
-    """How a thing to click is compared: lower case, single spaces."""
+    """Normalise the name of a clickable element: lower case, single spaces."""
     return " ".join(text.lower().split())
 
 
 def clickables(page: Page) -> tuple[str, ...]:
-    """What can be clicked, in the order of the page."""
+    """Return the clickable elements, in the order of the page."""
     if page.results is None:
         return ()
     if page.product is None:
@@ -55,7 +55,7 @@ def clickables(page: Page) -> tuple[str, ...]:
 
 
 def show(page: Page, instruction: str) -> str:
-    """The page as WebShop's text observation: its pieces between separators."""
+    """Return the page as WebShop's text observation: its elements between separators."""
     head = ["Instruction:", instruction]
     if page.results is None:
         return SEPARATOR.join(["WebShop", *head, "Search"])
@@ -63,7 +63,7 @@ def show(page: Page, instruction: str) -> str:
 
 
 def show_shortly(page: Page) -> str:
-    """The page in few tokens; the instruction stands in the first observation and is not repeated."""
+    """Return the page in few tokens; the instruction is in the first observation and is not repeated."""
     if page.results is None:
         return "Search page."
     if page.product is None:

@@ -1,8 +1,7 @@
-"""WebShop's reward for a purchase: r_type · (attributes + options + price) matched / all that was asked for.
+"""WebShop's reward of a purchase: r_type · (attributes + options + price) matched / number of requirements.
 
-Two of its parts rest here on rules of our own. WebShop takes a title's nouns from spaCy's tagger; here every word
-of it counts that is neither a small word nor a number. And of options no more matches count than were asked for,
-so that no purchase is worth more than 1.
+Two of its parts differ. WebShop takes a title's nouns from spaCy's tagger; here every word of it counts that is neither
+a stop word nor a number. And at most as many options count as were required, so that no purchase has a reward above 1.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ EXACT_OPTIONS = ("size",)
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a customer asks for."""
+    """Requirements of a customer."""
 
     instruction: str
     asin: str
@@ -42,7 +41,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a purchase is worth, and why."""
+    """Reward of a purchase and its components."""
 
     reward: float
     type: float
@@ -52,7 +51,7 @@ class Verdict:
 
 
 def judge(product: Product, chosen: Mapping[str, str], goal: Goal) -> Verdict:
-    """The reward for buying a product with the options chosen."""
+    """Return the reward of buying a product with the chosen options."""
     kind = type_reward(product, goal)
     attributes = sum(_has_attribute(product, wanted) for wanted in goal.attributes)
     options = min(option_matches(product, chosen, goal.options), len(goal.options))
@@ -62,7 +61,7 @@ def judge(product: Product, chosen: Mapping[str, str], goal: Goal) -> Verdict:
 
 
 def type_reward(product: Product, goal: Goal) -> float:
-    """1 for the same kind of thing; .5, .1 or 0 the less alike the titles are."""
+    """Return the type factor: 1 for the same kind of product; 0.5, 0.1 or 0 the less similar the titles are."""
     wanted = title_words(goal.name)
     score = len(title_words(product.name) & wanted) / len(wanted) if wanted else 0.2
     if score == 0.0:
@@ -74,13 +73,13 @@ def type_reward(product: Product, goal: Goal) -> float:
 
 
 def title_words(title: str) -> set[str]:
-    """The words of a title that may be nouns."""
+    """Return the words of a title that may be nouns."""
     found = re.findall(r"[^\W\d_]+(?:['-][^\W\d_]+)*", title.lower())
     return {word for word in found if word not in SMALL_WORDS and len(word) > 1}
 
 
 def _common(one: str, other: str) -> int:
-    """How many steps two category paths share, in any order."""
+    """Return the number of categories that two paths share, in any order."""
     return len({step.strip() for step in one.split("›")} & {step.strip() for step in other.split("›")})
 
 
@@ -89,13 +88,13 @@ def _has_attribute(product: Product, wanted: str) -> bool:
 
 
 def _told(product: Product, words: str) -> bool:
-    """Whether the words stand in the product's title, features or description."""
+    """Return whether the words are in the product's title, features or description."""
     bullets = " ".join(product.bullets).lower()
     return words in product.name.lower() or words in bullets or words in product.description.lower()
 
 
 def option_matches(product: Product, chosen: Mapping[str, str], wanted: Sequence[str]) -> int:
-    """How many of the options chosen are among those wanted. A size must be the very one."""
+    """Return how many chosen options match the required ones. A size must be equal."""
     asked = [plain_colour(value) for value in wanted]
     found = 0
     for option, value in chosen.items():
@@ -109,12 +108,12 @@ def option_matches(product: Product, chosen: Mapping[str, str], wanted: Sequence
 
 
 def plain_colour(value: str) -> str:
-    """A colour's plain name where one is in the text: `dark green` is green."""
+    """Return the basic colour in a text: `dark green` is green."""
     return next((colour for colour in BASE_COLOURS if re.search(rf"\b{colour}\b", value)), value)
 
 
 def token_set_ratio(one: str, other: str) -> float:
-    """How alike two texts are, from 0 to 100, whatever the order of their words and how often they are said."""
+    """Return the similarity of two texts from 0 to 100, regardless of the order and repetition of words."""
     first, second = set(_tokens(one)), set(_tokens(other))
     if not first or not second:
         return 0.0
@@ -132,7 +131,7 @@ def _tokens(text: str) -> list[str]:
 
 
 def _ratio(one: str, other: str) -> float:
-    """Twice the longest common subsequence over both lengths, in percent."""
+    """Return twice the longest common subsequence over both lengths, in percent."""
     before = [0] * (len(other) + 1)
     for letter in one:
         row = [0]

@@ -1,4 +1,4 @@
-"""The words that a generated shop is made of: kinds of products with their attributes, options and prices."""
+"""Word lists of the generated shop: kinds of products with their attributes, options and prices."""
 
 from __future__ import annotations
 

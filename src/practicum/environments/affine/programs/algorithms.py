@@ -1,4 +1,4 @@
-"""Programs of level 5: nesting, commands, stretches, counting ways, dynamic programming."""
+"""Programs of level 5: nesting, commands, intervals, counting paths, dynamic programming."""
 
 from __future__ import annotations
 

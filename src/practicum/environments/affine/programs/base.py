@@ -1,7 +1,7 @@
-"""What a template of a program is: the input it reads, words for what it prints, its lines, and a reference.
+"""Templates of programs: the input that is read, the statement in words, the program's lines, and a reference.
 
-The reference is a Python function written apart from the program's lines; it says what is right. So a slip in the
-one shows against the other.
+The reference is a Python function that is independent of the program's lines and gives the expected output. So an error
+in one of them is found by the other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Values = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Shape:
-    """What a program reads: in words, as lines of code, and how inputs are drawn and written."""
+    """The input of a program: in words, as lines of code, and how inputs are drawn and written."""
 
     names: tuple[str, ...]
     words: str
@@ -37,17 +37,17 @@ class Shape:
 
 @dataclass(frozen=True)
 class Draft:
-    """What a template makes of its random choices, before inputs are drawn."""
+    """A template with its random choices made, before inputs are drawn."""
 
     shape: Shape
     text: str
-    """What is printed, in words."""
+    """The output in words."""
     lines: tuple[str, ...]
-    """The program after it has read its input."""
+    """The lines of the program after those that read the input."""
     reference: Callable[..., object]
-    """The output for the values read; a list is printed one item a line."""
+    """Returns the output for the values read; a list is printed one item per line."""
     edges: Sequence[Values] = ()
-    """Values at which something changes, to be drawn from beside the shape's own."""
+    """Values at which the result changes, drawn in addition to the shape's own."""
 
     @property
     def statement(self) -> str:
@@ -55,7 +55,7 @@ class Draft:
 
     @property
     def key(self) -> str:
-        """The statement with its names numbered: the same problem with other names has the same key."""
+        """The statement with numbered names: the same problem with other names has the same key."""
         text = self.statement
         for number, name in enumerate(self.shape.names):
             text = re.sub(rf"\b{name}\b", f"#{number}", text)
@@ -82,7 +82,7 @@ def integer(rng: random.Random, low: int = -20, high: int = 99) -> Shape:
 
 
 def integers(rng: random.Random, count: int, low: int = -20, high: int = 60) -> Shape:
-    """Several integers, one a line."""
+    """Several integers, one per line."""
     names = tuple(rng.sample(NUMBERS, count))
     listed = f"{', '.join(names[:-1])} and {names[-1]}"
     words = f"{'two' if count == 2 else 'three'} integers {listed}, one a line"
@@ -155,7 +155,7 @@ def list_and_number(rng: random.Random, low: int = 1, high: int = 9, least: int 
 
 
 def counted(rng: random.Random, low: int = -9, high: int = 40) -> Shape:
-    """A count, then that many lines with an integer each."""
+    """A count, then that many lines with one integer each."""
     name = rng.choice(LISTS)
 
     def draw(r: random.Random) -> Values:
@@ -200,12 +200,12 @@ def grid(rng: random.Random, low: int = -5, high: int = 12, square: bool = False
 
 
 def letters(rng: random.Random) -> str:
-    """One to three letters, to end or surround a text with."""
+    """Return one to three letters, to end or surround a text with."""
     return "".join(rng.choice(LETTERS) for _ in range(rng.randint(1, 3)))
 
 
 def near(*values: int) -> list[Values]:
-    """Single numbers at and beside those at which something changes."""
+    """Return single numbers at and next to those at which the result changes."""
     return [(value + step,) for value in values for step in (-1, 0, 1)]
 
 

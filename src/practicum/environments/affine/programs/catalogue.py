@@ -1,4 +1,4 @@
-"""All templates by level, and a problem made from one of them: statement, program, and inputs with their outputs."""
+"""All templates by level, and problems from them: statement, program, and inputs with their outputs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LEVELS: Mapping[int, Sequence[Template]] = {
     5: (*grids.LEVEL_5, *algorithms.LEVEL_5),
 }
 DRAWS = 40
-"""Inputs drawn to choose cases from."""
+"""Number of inputs from which cases are chosen."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One input and the output that is right for it."""
+    """One input and its expected output."""
 
     input: str
     output: str
@@ -31,7 +31,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Problem:
-    """A template with its choices made."""
+    """A template with its random choices made."""
 
     template: str
     level: int
@@ -43,11 +43,11 @@ class Problem:
 
     @property
     def wrapped(self) -> str:
-        """The same program in a function `solve`, as competitors write it; whoever runs it calls that."""
+        """The same program in a function `solve`, as in programming contests; the runner calls it."""
         return f"def solve():\n{textwrap.indent(self.program, '    ')}"
 
     def cases(self, rng: random.Random, count: int) -> list[Case]:
-        """Different inputs, of few outputs as many as there are: a constant answer shall not go far."""
+        """Return distinct inputs with outputs as varied as possible, so that a constant answer passes few."""
         values = [*self.draft.edges, *(self.draft.shape.draw(rng) for _ in range(DRAWS))]
         drawn = {self.draft.shape.write(given): given for given in values}
         rng.shuffle(order := list(drawn))

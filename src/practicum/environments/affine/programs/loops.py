@@ -1,4 +1,4 @@
-"""Programs that go through the digits of a number, its divisors, or a range: levels 3 and 4."""
+"""Programs that loop over the digits of a number, its divisors, or a range: levels 3 and 4."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs about words and lines of words: level 2 is one expression, levels 3 and 4 go through letters or words."""
+"""Programs about words and lines of words: level 2 is one expression, levels 3 and 4 loop over letters or words."""
 
 from __future__ import annotations
 

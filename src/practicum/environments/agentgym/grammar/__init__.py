@@ -1,1 +1,1 @@
-"""How commands are written: AgentGym's sentences and the founding paper's brackets."""
+"""Grammars of commands: AgentGym's sentences and Affine's brackets."""

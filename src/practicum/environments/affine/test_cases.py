@@ -1,4 +1,4 @@
-"""Hidden tests of a program to be written: standard input and output, a function's call, or tests in Python."""
+"""Hidden tests of a program: standard input and output, or a call of a function."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from practicum.environments.affine.running import Job, Ran, same_output, stdin_text, with_newline
+from practicum.environments.affine.program_runner import Job, RunResult, same_output, stdin_text, with_newline
 
 KINDS = ("stdin_stdout", "function_call")
 
 
 @dataclass(frozen=True, slots=True)
 class TestCase:
-    """What is done with the program, and the outputs that are right; those stay outside the sandbox."""
+    """The input of a program and the outputs that are right; those stay outside the sandbox."""
 
-    given: str
+    stdin: str
     expected: tuple[str, ...]
-    ending: str = ""
-    """Lines that are added to the program: the call of a function."""
+    suffix: str = ""
+    """Lines that are appended to the program: the call of a function."""
 
     def job(self, program: str) -> Job:
-        return Job(f"{program}\n{self.ending}" if self.ending else program, self.given)
+        return Job(f"{program}\n{self.suffix}" if self.suffix else program, self.stdin)
 
-    def passes(self, ran: Ran) -> bool:
-        return ran.fine and any(same_output(expected, ran.output) for expected in self.expected)
+    def passes(self, ran: RunResult) -> bool:
+        return ran.ok and any(same_output(expected, ran.output) for expected in self.expected)
 
 
 def read_verification(value: object) -> list[Mapping[str, Any]]:
-    """The list of cases in a row's `verification_info` or `test_cases`: JSON or Python text, or data as it is.
+    """Return the cases of a row's `verification_info` or `test_cases`: JSON or Python text, or data.
 
     ValueError says what is wrong with it.
     """
@@ -52,7 +52,7 @@ def read_verification(value: object) -> list[Mapping[str, Any]]:
 
 
 def read_cases(cases: Sequence[Mapping[str, Any]]) -> list[TestCase]:
-    """The cases of a known kind; ValueError where there is none, or one lacks something."""
+    """Parse the cases of a supported type; ValueError if there is none or one is malformed."""
     read = [_read_case(case) for case in cases if case.get("type", KINDS[0]) in KINDS]
     if not read:
         raise ValueError(f"no test case is of a type that can be run ({', '.join(KINDS)})")
@@ -71,14 +71,14 @@ def _read_case(case: Mapping[str, Any]) -> TestCase:
     if not isinstance(arguments, list | tuple):
         raise ValueError(f"the 'input' of a call of {name} is not a list of arguments")
     value = expected[0] if isinstance(expected, list | tuple) and len(expected) == 1 else expected
-    given = ", ".join(repr(_plain(argument)) for argument in arguments)
-    ending = f"if __name__ == '__main__':\n    print({name}({given}))\n"
-    # A row holds JSON and a program prints Python: true and True are both meant.
-    return TestCase("", tuple(dict.fromkeys((stdin_text(value), str(_plain(value))))), ending)
+    stdin = ", ".join(repr(_plain(argument)) for argument in arguments)
+    suffix = f"if __name__ == '__main__':\n    print({name}({stdin}))\n"
+    # A row holds JSON and a program prints Python: both true and True are right.
+    return TestCase("", tuple(dict.fromkeys((stdin_text(value), str(_plain(value))))), suffix)
 
 
 def _plain(value: Any) -> Any:
-    """Read-only views and tuples, which tasks are made of, as the dicts and lists they show."""
+    """Convert the read-only mappings and tuples of a task's fields to dicts and lists."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
