@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 from gpu_legs.agent import Ledger, make_engine, play
 from gpu_legs.common import Row, Size, forget_peak, make_model, make_renderer, make_requests, synchronise
 from gpu_legs.learner import make_samples
-from gpu_legs.step import make_practice
+from gpu_legs.step import make_trainer
 from practicum.engines.local.engine import LocalEngine
 from practicum.models.decoder import Decoder
 from practicum.training.learner import Learner
@@ -167,16 +167,16 @@ async def updating(size: Size) -> Row:
 
 
 async def stepping(size: Size, overlap: bool) -> Row:
-    practice, _ = make_practice(size, overlap, 1000)
+    trainer, _ = make_trainer(size, overlap, 1000)
     numbers = iter(range(1000))
 
     async def do() -> None:
-        await practice.step(next(numbers))
+        await trainer.step(next(numbers))
 
     try:
         return await examine(size, "GRPO step, overlapped" if overlap else "GRPO step", do, host=True)
     finally:
-        await practice.policy.close()
+        await trainer.policy.close()
 
 
 async def conversing(size: Size) -> Row:

@@ -84,8 +84,8 @@ def make_texts(tokenizer: Any, tokens: int, count: int) -> list[str]:
     return made
 
 
-def make_practice(size: Size, overlap: bool, steps: int) -> tuple[RLTrainer, str]:
-    """So many steps of practice on questions, and what model it is."""
+def make_trainer(size: Size, overlap: bool, steps: int) -> tuple[RLTrainer, str]:
+    """A trainer for `steps` steps on questions, and the name of its model."""
     loaded, what = load_real(size)
     limits = MicroBatchLimits() if size.tiny else MicroBatchLimits(16384)
     policy = TrainablePolicy(loaded, max_batch=size.tasks * size.chains, limits=limits, separate_engine_weights=overlap)
@@ -102,20 +102,20 @@ def make_practice(size: Size, overlap: bool, steps: int) -> tuple[RLTrainer, str
 
 def measure_practicum(size: Size, overlap: bool = False) -> Row:
     forget_peak(size)
-    practice, what = make_practice(size, overlap, WARM_UP + 2 * size.repeats + 1)
+    trainer, what = make_trainer(size, overlap, WARM_UP + 2 * size.repeats + 1)
 
     async def run() -> list[dict[str, float]]:
         found = []
         for number in range(WARM_UP + 2 * size.repeats):
             synchronise(size)
             begun = time.perf_counter()
-            metrics, _ = await practice.step(number)
+            metrics, _ = await trainer.step(number)
             synchronise(size)
             metrics["seconds"] = time.perf_counter() - begun
             if metrics["actor/tokens"] != size.tasks * size.chains * size.new:
                 raise SystemExit(f"a step trained {metrics['actor/tokens']:.0f} tokens")
             found.append(metrics)
-        await practice.policy.close()
+        await trainer.policy.close()
         return found[WARM_UP:]
 
     found = asyncio.run(run())

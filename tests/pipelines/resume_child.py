@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from practicum.config.train import resolve
 from practicum.data.episode_format import encode_episode
 from practicum.environment import Action, Step
@@ -21,6 +23,7 @@ from practicum.training import build
 from practicum.training.rl_trainer import RLTrainer
 from practicum.trajectory import Trajectory
 
+NUM_THREADS = torch.get_num_threads()
 JITTER = random.Random()  # deliberately unseeded: real tools are not on time
 
 
@@ -66,10 +69,11 @@ def train_until(
 ) -> None:
     """Continue the run in `folder` to its end, or until `end` is called at `moment`.
 
-    A moment is a kind of event and how many of them: `episode` (in a rollout), `micro_batch` (in an update), `fsync`
-    (while a checkpoint is written).
+    A moment is (`episode`, N): after the N-th episode of this process; (`update`, N): in the update of step N;
+    (`checkpoint`, N): before the N-th file of a checkpoint is on the disk.
     """
     kind, count = moment or ("", 0)
+    torch.set_num_threads(NUM_THREADS)  # a run that was cut short may leave another number
     hook = countdown(count, end)
     last: list[str] = []
 
@@ -78,11 +82,16 @@ def train_until(
         if kind == "episode":
             hook()
 
-    if kind == "fsync":
+    def on_micro_batch() -> None:
+        if kind == "update" and run.state.step + 1 == count:
+            end()
+
+    if kind == "checkpoint":
         fsync = os.fsync
 
         def counted(file: int) -> None:
-            hook()
+            if "global_step_" in os.readlink(f"/proc/self/fd/{file}"):
+                hook()
             fsync(file)
 
         os.fsync = counted
@@ -91,7 +100,7 @@ def train_until(
         config,
         on_step=lambda step, values: last.clear() if step < run.settings.steps else None,
         on_episode=on_episode,
-        on_micro_batch=hook if kind == "micro_batch" else None,
+        on_micro_batch=on_micro_batch,
         say=lambda text: None,
     )
     # An untrained model never ends a reply by itself: a letter does it here.

@@ -18,8 +18,8 @@ def test_a_run_with_a_batch_ahead_that_was_cut_short_equals_an_unbroken_one(tmp_
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     train_until(str(unbroken), overrides)
     with pytest.raises(PowerCut):
-        train_until(str(broken), overrides, ("micro_batch", 3), cut_power)
-    assert train_in_process(broken, overrides, ("episode", 50)) == -signal.SIGKILL
+        train_until(str(broken), overrides, ("update", 3), cut_power)
+    assert train_in_process(broken, overrides, ("episode", 20)) == -signal.SIGKILL
     train_until(str(broken), overrides)
     one, two = files(unbroken), files(broken)
     # The last step's episodes may have been played before the cut: their hashes are noted where they were played.

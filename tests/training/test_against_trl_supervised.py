@@ -115,7 +115,7 @@ def assert_same(found: tuple[float, Gradient], expected: tuple[float, Gradient])
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_imitation(seed: int, tokenizer: Any, tmp_path: Path) -> None:
+def test_sft_equals_trl(seed: int, tokenizer: Any, tmp_path: Path) -> None:
     """Replies of different lengths with a gap in one: every judged token weighs the same in the batch."""
     samples = [pair.chosen for pair in make_pairs(5, seed)]
     holed = samples[0].mask.copy()
@@ -133,7 +133,7 @@ def test_imitation(seed: int, tokenizer: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("ours", "their_name"), [("dpo", "sigmoid"), ("ipo", "ipo")])
-def test_preference(ours: str, their_name: str, seed: int, tokenizer: Any, tmp_path: Path) -> None:
+def test_dpo_equals_trl(ours: str, their_name: str, seed: int, tokenizer: Any, tmp_path: Path) -> None:
     pairs = make_pairs(4, seed)
     trainer = make_trainer("DPO", tmp_path, tokenizer, beta=BETA, loss_type=[their_name])
     expected = theirs(trainer, padded([p.chosen for p in pairs] + [p.rejected for p in pairs]))
@@ -161,7 +161,7 @@ def test_smoothed_labels(smoothing: float, tokenizer: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_kahneman_and_tversky(seed: int, tokenizer: Any, tmp_path: Path) -> None:
+def test_kto_equals_trl(seed: int, tokenizer: Any, tmp_path: Path) -> None:
     """TRL's z comes from replies that belong to other prompts; handed the other side's, its loss is ours for pairs."""
     pairs = make_pairs(4, seed)
     trainer = make_trainer("KTO", tmp_path, tokenizer, beta=BETA, loss_type="kto")
@@ -176,7 +176,7 @@ def test_kahneman_and_tversky(seed: int, tokenizer: Any, tmp_path: Path) -> None
     assert_same(our_preference(pairs, DPOSettings(loss="kto", beta=BETA)), (loss, gradient))
 
 
-def test_at_the_start_the_loss_is_ln_2_here_and_there(tokenizer: Any, tmp_path: Path) -> None:
+def test_at_the_start_both_losses_are_ln_2(tokenizer: Any, tmp_path: Path) -> None:
     pairs = make_pairs(4, 3)
     samples = [p.chosen for p in pairs] + [p.rejected for p in pairs]
     trainer = make_trainer("DPO", tmp_path, tokenizer, beta=BETA)

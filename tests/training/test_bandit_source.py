@@ -62,7 +62,7 @@ HALF = played(1, 0.5, call("3+2"), said("6"), answers=["5"])
 WRONG = played(2, 0.0, call("2*"), said("4"), answers=["Error: cannot read '2*'"])
 
 
-def test_the_table_by_hand() -> None:
+def test_action_values_equal_a_computation_by_hand() -> None:
     """Every clean action of the best episodes, each worth the furthest that an episode came that took it."""
     states = {state.prompt: state for state in tabulate_actions(log_of(GOOD, HALF, WRONG), 1.0)}
     first = states[7, 8, 9]
@@ -74,13 +74,13 @@ def test_the_table_by_hand() -> None:
     assert [set(state.action_values.values()) for state in best_only] == [{1.0}, {1.0}]
 
 
-def test_progress_counts_where_the_world_tells_it_and_the_best_episode_speaks_for_an_action() -> None:
+def test_an_action_has_the_largest_progress_of_its_episodes() -> None:
     far, near = (played(n, 0.0, call("2+3"), said("5"), answers=["5"], progress=p) for n, p in enumerate((0.7, 0.2)))
     states = tabulate_actions(log_of(near, far), 1.0)
     assert {value for state in states for value in state.action_values.values()} == {0.7}
 
 
-def test_an_empty_table() -> None:
+def test_an_empty_table_is_an_error() -> None:
     with pytest.raises(UserError, match="No action below 'somewhere' worked in an episode that came anywhere"):
         tabulate_actions(log_of(WRONG), 0.2)
     with pytest.raises(UserError, match="top_percent"):
@@ -133,7 +133,7 @@ def rewards(replies: Sequence[str], stop: StopReason = StopReason.END, say: Call
     return metrics, episodes, made[0]
 
 
-def test_what_a_reply_is_paid() -> None:
+def test_rewards_of_replies() -> None:
     spaced = CALL.replace(": {", ":{") % "2+3"
     replies = [CALL % "2+3", spaced, CALL % "3+2", CALL % "9*9", "5", "<tool_call>{", "broken"]
     metrics, episodes, engine = rewards(replies)
@@ -146,7 +146,7 @@ def test_what_a_reply_is_paid() -> None:
     assert metrics["rollout/dead_groups"] == 0.0
 
 
-def test_half_a_reply_is_not_an_answer() -> None:
+def test_a_reply_cut_off_by_the_token_limit_is_not_an_answer() -> None:
     _, episodes, _ = rewards(["5", CALL % "2+3"], StopReason.LENGTH)
     assert [e.reward for e in episodes] == [-1.0, 1.0]
 

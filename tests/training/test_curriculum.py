@@ -43,7 +43,7 @@ def test_a_draw_never_holds_a_task_twice() -> None:
     assert len(stream.take(9)) == 4  # the open level has no more
 
 
-def test_state_goes_on_where_it_was() -> None:
+def test_a_restored_stream_continues() -> None:
     one = TaskStream(TASKS, CurriculumSettings(threshold=0.5, window=2), draw=2)
     one.take(3)
     one.update([played(TASKS[1], True), played(TASKS[1], True)])
@@ -53,7 +53,7 @@ def test_state_goes_on_where_it_was() -> None:
     assert one.state() == two.state()
 
 
-def test_what_cannot_work_is_said() -> None:
+def test_impossible_settings_are_refused() -> None:
     with pytest.raises(UserError, match="4 training tasks of the easiest level are fewer than the 5"):
         TaskStream(TASKS, CurriculumSettings(), draw=5)
     with pytest.raises(UserError, match="has no such field"):

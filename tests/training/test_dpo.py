@@ -70,17 +70,19 @@ def test_the_gradient_is_autograds_through_hugging_face(kind: str) -> None:
 
 
 @pytest.mark.parametrize("adapter", [False, True])
-def test_pairs_are_learnt_from_a_loss_of_ln_2(adapter: bool) -> None:
+def test_pairs_are_learnt_beginning_at_a_loss_of_ln_2(adapter: bool) -> None:
     loaded = loader.load_tiny(0)
     policy = TrainablePolicy(lora.add_adapter(loaded, lora.LoRASettings(8)) if adapter else loaded)
-    heard: list[dict[str, float]] = []
+    metrics: list[dict[str, float]] = []
     settings = DPOSettings(epochs=12, batch_size=8, lr=5e-3 if adapter else 1e-3, warmup_ratio=0.0)
-    taken = asyncio.run(train_dpo(policy, make_pairs(16, 2), settings, on_step=lambda n, values: heard.append(values)))
+    taken = asyncio.run(
+        train_dpo(policy, make_pairs(16, 2), settings, on_step=lambda n, values: metrics.append(values))
+    )
     assert taken == 24
-    assert heard[0]["dpo/loss"] == pytest.approx(math.log(2), abs=1e-6)
-    assert heard[-1]["dpo/loss"] < 0.3
-    assert heard[-1]["dpo/accuracy"] == 1.0
-    assert heard[-1]["dpo/reward_margin"] > 1.0
+    assert metrics[0]["dpo/loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert metrics[-1]["dpo/loss"] < 0.3
+    assert metrics[-1]["dpo/accuracy"] == 1.0
+    assert metrics[-1]["dpo/reward_margin"] > 1.0
 
 
 def test_the_reference_is_the_adapter_it_starts_from(tmp_path: Path) -> None:
@@ -89,10 +91,10 @@ def test_the_reference_is_the_adapter_it_starts_from(tmp_path: Path) -> None:
     asyncio.run(train_dpo(first, make_pairs(8, 5), settings))
     first.save(tmp_path / "adapter")
     second = TrainablePolicy(lora.load_adapter(loader.load_tiny(0), tmp_path / "adapter"))
-    heard: list[float] = []
-    asyncio.run(train_dpo(second, pairs, settings, on_step=lambda n, values: heard.append(values["dpo/loss"])))
-    assert heard[0] == pytest.approx(math.log(2), abs=1e-6)
-    assert heard[-1] < 0.6
+    metrics: list[float] = []
+    asyncio.run(train_dpo(second, pairs, settings, on_step=lambda n, values: metrics.append(values["dpo/loss"])))
+    assert metrics[0] == pytest.approx(math.log(2), abs=1e-6)
+    assert metrics[-1] < 0.6
 
 
 def test_the_same_seed_gives_the_same_weights_and_a_later_start_the_rest() -> None:
@@ -108,7 +110,7 @@ def test_the_same_seed_gives_the_same_weights_and_a_later_start_the_rest() -> No
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_no_pairs_and_wrong_settings() -> None:
+def test_no_pairs_and_wrong_settings_are_errors() -> None:
     with pytest.raises(UserError, match="no pair to learn from"):
         asyncio.run(train_dpo(TrainablePolicy(loader.load_tiny(0)), [], DPOSettings()))
     with pytest.raises(UserError, match="beta must be above 0"):

@@ -38,7 +38,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / HEALTH_FILE).read_text().splitlines()]
 
 
-def test_a_quiet_run_has_an_empty_journal(tmp_path: Path) -> None:
+def test_a_run_without_findings_has_an_empty_health_log(tmp_path: Path) -> None:
     go(make_run(tmp_path, RunSettings(2), replace(RL, steps=2)))
     assert (tmp_path / HEALTH_FILE).read_bytes() == b""
 
@@ -97,7 +97,7 @@ def test_a_resumed_run_neither_loses_nor_repeats_a_line(tmp_path: Path) -> None:
         assert mine == other
 
 
-def test_the_first_group_of_steps_1_2_4_is_kept_whole(tmp_path: Path) -> None:
+def test_the_first_group_of_steps_1_2_and_4_is_saved(tmp_path: Path) -> None:
     go(make_run(tmp_path, RunSettings(5), replace(RL, steps=5)))
     assert sorted(path.name for path in (tmp_path / GROUPS).iterdir()) == ["step_1", "step_2", "step_4"]
     for folder in (tmp_path / GROUPS).iterdir():
@@ -115,7 +115,7 @@ def read(episode: Path) -> Any:
     return record["advantages"]
 
 
-def test_advantages_that_differ_by_token_are_kept_by_token(tmp_path: Path) -> None:
+def test_advantages_that_differ_by_token_are_saved_per_token(tmp_path: Path) -> None:
     discounted = replace(RL, steps=1, estimator="gae", credit=EstimatorSettings(gamma=0.5))
     go(make_run(tmp_path, RunSettings(1), discounted))
     played = {path: store.read_episode(path) for path in (tmp_path / GROUPS).rglob("*.jsonl")}
@@ -128,7 +128,7 @@ def test_advantages_that_differ_by_token_are_kept_by_token(tmp_path: Path) -> No
         assert found[-1] > found[0]  # the reward stands at the end, and is worth less the further away it is
 
 
-def test_advantages_go_with_their_episode(tmp_path: Path) -> None:
+def test_advantages_are_deleted_with_their_episode(tmp_path: Path) -> None:
     """Best-paid episodes that are no longer wanted leave nothing behind."""
     go(make_run(tmp_path, RunSettings(6)))
     kept = sorted((tmp_path / TOP).rglob("*.jsonl"))

@@ -129,10 +129,10 @@ def test_each_estimator_takes_a_real_step(name: str) -> None:
         policy = TrainablePolicy(loader.load_tiny(0))
         agent = Agent(max_turns=1, sampling=Sampling(max_tokens=12, stop=("e",)))
         settings = RLSettings(steps=1, tasks_per_step=2, chains=3, estimator=name)
-        practice = RLTrainer(
+        trainer = RLTrainer(
             policy, OnlineSource(policy, ByLength().tasks("train", 2), ByLength, agent, settings), settings
         )
-        metrics, episodes = await practice.step(0)
+        metrics, episodes = await trainer.step(0)
         await policy.close()
         return metrics, len(episodes)
 

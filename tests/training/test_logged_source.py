@@ -1,4 +1,4 @@
-"""Practice from a log: ratios against the log's own policy, the floor, strangers' episodes, exact resume."""
+"""Training on a log: ratios against the log's own policy, the floor, missing log-probs, exact resume."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def shifted(one: Trajectory, by: float, temperature: float = 1.0) -> Trajectory:
 # -- which groups -------------------------------------------------------------------------------
 
 
-def test_groups_are_tasks_and_those_without_a_difference_are_left_out() -> None:
+def test_episodes_are_grouped_by_task_and_groups_without_signal_left_out() -> None:
     log = log_of(
         replace(episode("a", 1.0), group="step-0/a"),
         replace(episode("a", 0.0), group="step-7/a"),  # another day, the same task
@@ -152,7 +152,7 @@ def test_only_scored_episodes_are_read(logged: list[Trajectory], tmp_path: Path)
         read_trajectory_log(tmp_path)
 
 
-def test_ids_of_another_tokenizer() -> None:
+def test_ids_of_another_tokenizer_are_refused() -> None:
     policy = TrainablePolicy(loader.load_tiny(0))
     too_large = episode("a", 1.0, Outcome.SUCCESS, turn((1, 2), (3, 10**6), True))
     named = replace(episode("a", 0.0), provenance={"tokenizer": "another", "model": "qwen"})
@@ -166,7 +166,7 @@ def test_ids_of_another_tokenizer() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_importance_weights_by_hand(logged: list[Trajectory], temperature: float) -> None:
+def test_importance_weights_equal_a_computation_by_hand(logged: list[Trajectory], temperature: float) -> None:
     """A good episode logged by a surer policy, a bad one by a less sure one: ratios e^-0.3 and up to e^0.1."""
     good, bad = shifted(logged[0], 0.3, temperature), shifted(logged[1], -0.1, temperature)
     group = [replace(good, reward=1.0), replace(bad, reward=0.0)]
@@ -200,12 +200,12 @@ def test_where_the_log_is_the_policy_the_loss_is_the_plain_policy_gradient(logge
 def test_a_group_of_one_outcome_has_no_gradient(logged: list[Trajectory]) -> None:
     """Beside another group it changes nothing but the count of tokens."""
     dead = [replace(one, reward=1.0) for one in logged[4:8]]
-    lively = [replace(one, reward=float(n % 2)) for n, one in enumerate(logged[:4])]
+    with_signal = [replace(one, reward=float(n % 2)) for n, one in enumerate(logged[:4])]
     settings = replace(PLAIN, tasks_per_step=2)
-    both, _ = train([lively, dead], settings, frozen=True)
-    alone, _ = train([lively], replace(settings, tasks_per_step=1), frozen=True)
-    share = sum(len(unweighted_samples(one)[0].mask.nonzero()[0]) for one in lively) / sum(
-        len(unweighted_samples(one)[0].mask.nonzero()[0]) for one in (*lively, *dead)
+    both, _ = train([with_signal, dead], settings, frozen=True)
+    alone, _ = train([with_signal], replace(settings, tasks_per_step=1), frozen=True)
+    share = sum(len(unweighted_samples(one)[0].mask.nonzero()[0]) for one in with_signal) / sum(
+        len(unweighted_samples(one)[0].mask.nonzero()[0]) for one in (*with_signal, *dead)
     )
     for name, value in gradient(alone).items():
         assert torch.allclose(gradient(both)[name], share * value, atol=2e-6)
@@ -229,7 +229,7 @@ def test_the_gradient_does_not_depend_on_the_split(logged: list[Trajectory]) -> 
 
 
 @pytest.mark.parametrize(("floor", "least", "most"), [(0.7, 0.5, 0.75), (0.0, 0.0, 0.4)])
-def test_failures_push_down_to_the_floor_and_no_further(
+def test_failures_are_lowered_to_the_floor_and_no_further(
     floor: float, least: float, most: float, logged: list[Trajectory]
 ) -> None:
     """Sixty updates over one group: what is no longer rewarded stays where the floor is."""
@@ -242,14 +242,14 @@ def test_failures_push_down_to_the_floor_and_no_further(
     assert float(np.median(ratios[0])) > 1.1
 
 
-# -- strangers ----------------------------------------------------------------------------------
+# -- missing log-probs ----------------------------------------------------------------------------------
 
 
-def test_episodes_without_log_probs_are_measured_from_the_start_policy(logged: list[Trajectory]) -> None:
+def test_missing_log_probs_are_those_of_the_start_policy(logged: list[Trajectory]) -> None:
     said: list[str] = []
     bare = tuple(replace(s, logprobs=None) for s in logged[0].turns[0].spans)
-    told = {**logged[0].provenance, "temperature": 0.3}  # what a scripted policy is told does not matter to it
-    expert = replace(logged[0], turns=(replace(logged[0].turns[0], spans=bare),), reward=1.0, provenance=told)
+    provenance = {**logged[0].provenance, "temperature": 0.3}  # it has no meaning for a scripted policy
+    expert = replace(logged[0], turns=(replace(logged[0].turns[0], spans=bare),), reward=1.0, provenance=provenance)
     greedy = replace(logged[1], provenance={**logged[1].provenance, "temperature": 0.0}, reward=0.0)
     nucleus = replace(logged[2], provenance={**logged[2].provenance, "top_p": 0.9}, reward=0.0)
     own = replace(logged[3], reward=0.0)
@@ -273,13 +273,13 @@ def test_episodes_without_log_probs_are_measured_from_the_start_policy(logged: l
         (replace(PLAIN, tasks_per_step=9), "fewer than the 9 of one step"),
     ],
 )
-def test_settings_that_cannot_work(settings: RLSettings, says: str, logged: list[Trajectory]) -> None:
+def test_impossible_settings_are_refused(settings: RLSettings, says: str, logged: list[Trajectory]) -> None:
     with pytest.raises(UserError, match=says):
         train(signal_groups(log_of(*logged)), settings)
 
 
 @pytest.mark.parametrize("name", GROUP_ESTIMATORS)
-def test_every_estimator_that_compares_takes_a_real_step(name: str, logged: list[Trajectory]) -> None:
+def test_every_group_estimator_updates_the_policy(name: str, logged: list[Trajectory]) -> None:
     groups = signal_groups(log_of(*logged))
     _, (found,) = train(groups, replace(PLAIN, estimator=name, tasks_per_step=3))
     assert found["actor/grad_norm"] > 0
@@ -301,7 +301,7 @@ def run_to_the_end(out: Path, overrides: list[str], die_at: int | None = None) -
 
     config = resolve([*overrides, f"trainer.default_local_dir={out}"])
     run = build.build_run(config, on_micro_batch=cut_power, say=lambda text: None)
-    # A model that nobody taught never ends a reply by itself: a letter does it here.
+    # An untrained model never ends a reply by itself: a letter does it here.
     run.trainer.source.agent = replace(run.trainer.source.agent, sampling=AGENT.sampling)
 
     async def go() -> None:
@@ -329,7 +329,7 @@ def test_a_run_cut_short_and_resumed_equals_a_whole_one(method: str, folder: Pat
         f"data.from_trajectories={log}", f"algorithm.offline.method={method}", "algorithm.offline.top_percent=0.5",
         "actor_rollout_ref.model.path=tiny", "actor_rollout_ref.actor.optim.lr=1e-3", "data.train_batch_size=2",
         "agent.num_chains=4", "agent.max_turns=1", "agent.max_tokens_per_turn=10", "data.val_batch_size=4",
-        "trainer.total_training_steps=7", "trainer.save_freq=2", "trainer.test_freq=3", "trainer.logger=[]",
+        "trainer.total_training_steps=5", "trainer.save_freq=2", "trainer.test_freq=3", "trainer.logger=[]",
         "actor_rollout_ref.actor.ppo_mini_batch_size=1", "actor_rollout_ref.actor.kl_loss_coef=0.05",
     ]  # fmt: skip
     run_to_the_end(tmp_path / "whole", overrides)
@@ -345,4 +345,4 @@ def test_a_run_cut_short_and_resumed_equals_a_whole_one(method: str, folder: Pat
     assert "val/success/mean" in metrics
     store.write_episode(log, replace(next(store.read_episodes(folder)), attempt=99, reward=1.0))
     with pytest.raises(UserError, match="are not those this run began with"):
-        run_to_the_end(tmp_path / "cut", [*overrides, "trainer.total_training_steps=9"])
+        run_to_the_end(tmp_path / "cut", [*overrides, "trainer.total_training_steps=7"])

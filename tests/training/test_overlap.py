@@ -1,4 +1,4 @@
-"""Rollout beside training: how old a batch is, that nothing else changes, and that both really run at once."""
+"""Rollouts during updates: how old a batch is, that nothing else changes, and that both run at the same time."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def make(settings: RLSettings = SETTINGS, make_environment: Callable[[], MathEnv
     return RLTrainer(policy, source, settings)
 
 
-def weights(practice: RLTrainer) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in practice.policy.loaded.model.state_dict().items()}
+def weights(trainer: RLTrainer) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in trainer.policy.loaded.model.state_dict().items()}
 
 
-async def run(practice: RLTrainer, steps: range) -> list[tuple[dict[str, float], list[Trajectory]]]:
-    return [await practice.step(number) for number in steps]
+async def run(trainer: RLTrainer, steps: range) -> list[tuple[dict[str, float], list[Trajectory]]]:
+    return [await trainer.step(number) for number in steps]
 
 
 class OneStepAhead(OnlineSource):
@@ -83,11 +83,11 @@ def plain(metrics: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not name.startswith(("timing/", "staleness/versions"))}
 
 
-async def closed(practice: RLTrainer, work: Callable[[], object]) -> object:
+async def closed(trainer: RLTrainer, work: Callable[[], object]) -> object:
     try:
         return await work()  # type: ignore[misc]
     finally:
-        await practice.policy.close()
+        await trainer.policy.close()
 
 
 CASES = {
@@ -99,7 +99,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_equals_the_same_in_one_thread(case: str) -> None:
+def test_an_overlapped_run_equals_a_sequential_one(case: str) -> None:
     one, two = make(CASES[case]), make_sequential(CASES[case])
     overlapped = asyncio.run(closed(one, lambda: run(one, range(STEPS))))
     sequential = asyncio.run(closed(two, lambda: run(two, range(STEPS))))
@@ -113,8 +113,8 @@ def test_it_equals_the_same_in_one_thread(case: str) -> None:
 
 
 def test_a_batch_is_one_version_old_from_the_second_step_on() -> None:
-    practice = make()
-    found = asyncio.run(closed(practice, lambda: run(practice, range(STEPS))))
+    trainer = make()
+    found = asyncio.run(closed(trainer, lambda: run(trainer, range(STEPS))))
     versions = [{turn.policy_version for episode in episodes for turn in episode.turns} for _, episodes in found]  # type: ignore[attr-defined]
     assert versions == [{0}, {0}, {1}, {2}]
     metrics = [metrics for metrics, _ in found]  # type: ignore[attr-defined]
@@ -165,31 +165,31 @@ def test_rollout_and_update_run_at_once() -> None:
             await self.step(Action())
             return await super().truncate()
 
-    practice = make(replace(SETTINGS, steps=2), Waiting)
-    practice.on_micro_batch = learning.set
-    asyncio.run(closed(practice, lambda: run(practice, range(1))))
+    trainer = make(replace(SETTINGS, steps=2), Waiting)
+    trainer.on_micro_batch = learning.set
+    asyncio.run(closed(trainer, lambda: run(trainer, range(1))))
     assert len(waited) == 6
     assert all(waited)
 
 
-def test_a_failed_update_takes_the_rollout_with_it() -> None:
-    practice = make()
+def test_a_failed_update_cancels_the_rollout() -> None:
+    trainer = make()
 
     def fail() -> None:
         raise FloatingPointError("the loss is nan")
 
-    practice.on_micro_batch = fail
+    trainer.on_micro_batch = fail
 
     async def go() -> None:
         with pytest.raises(FloatingPointError, match="the loss is nan"):
-            await practice.step(0)
+            await trainer.step(0)
         assert len(asyncio.all_tasks()) == 1  # nobody is left rolling out
 
-    asyncio.run(closed(practice, go))
-    assert "ahead" not in practice.state()["practice"]
+    asyncio.run(closed(trainer, go))
+    assert "ahead" not in trainer.state()["practice"]
 
 
-def test_a_batch_outlives_the_process() -> None:
+def test_the_next_batch_is_restored_from_the_state() -> None:
     """Through JSON and back, the rest of the run is the same to the bit."""
     one, two = make(), make()
 
@@ -200,8 +200,8 @@ def test_a_batch_outlives_the_process() -> None:
         moments = copy.deepcopy(one.policy.learner.optimizer.state_dict())  # or both would step the same ones
         two.policy.learner.optimizer.load_state_dict(moments)
         two.restore(state)
-        for practice in (one, two):
-            practice.policy.set_version(practice.policy.version)
+        for trainer in (one, two):
+            trainer.policy.set_version(trainer.policy.version)
         first, second = await run(one, range(2, STEPS)), await run(two, range(2, STEPS))
         assert [list(plain(metrics).items()) for metrics, _ in first] == [
             list(plain(metrics).items()) for metrics, _ in second
@@ -214,13 +214,13 @@ def test_a_batch_outlives_the_process() -> None:
     assert "ahead" not in one.state()["practice"]  # after the last step there is nothing to come
 
 
-def test_without_overlap_a_state_is_what_it_was() -> None:
-    practice = make(replace(SETTINGS, overlap=False))
-    asyncio.run(closed(practice, lambda: run(practice, range(1))))
-    assert sorted(practice.state()["practice"]) == ["clip_scale", "kl_coefficient", "lr_scale", "stream", "version"]
+def test_without_overlap_the_state_has_no_batch() -> None:
+    trainer = make(replace(SETTINGS, overlap=False))
+    asyncio.run(closed(trainer, lambda: run(trainer, range(1))))
+    assert sorted(trainer.state()["practice"]) == ["clip_scale", "kl_coefficient", "lr_scale", "stream", "version"]
 
 
-def test_overlap_needs_an_engine_of_its_own() -> None:
+def test_overlap_needs_separate_engine_weights() -> None:
     policy = TrainablePolicy(loader.load_tiny(0))
     source = OnlineSource(policy, Short().tasks("train", 2), Short, AGENT, SETTINGS)
     with pytest.raises(ValueError, match="weights of its own"):
@@ -229,7 +229,7 @@ def test_overlap_needs_an_engine_of_its_own() -> None:
         resolve(["trainer.overlap=true", "data.from_trajectories=x"])
 
 
-def test_only_what_is_trained_is_copied() -> None:
+def test_only_trained_weights_are_copied() -> None:
     adapted = lora.add_adapter(loader.load_tiny(0), lora.LoRASettings(4))
     copied = frozen_copy(adapted.model)
     for (name, theirs), mine in zip(adapted.model.named_parameters(), copied.parameters(), strict=True):

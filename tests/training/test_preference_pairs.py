@@ -117,13 +117,13 @@ def test_mined_pairs_are_learnt() -> None:
     episodes = [make([((5, 6, n), (20 + n, 2))], 1.0, task=f"t{n}") for n in range(4)]
     episodes += [make([((5, 6, n), (40 + n, 2))], 0.0, 1, task=f"t{n}") for n in range(4)]
     pairs = [mined.pair for mined in mine_pairs(episodes)]
-    heard: list[dict[str, float]] = []
+    metrics: list[dict[str, float]] = []
     settings = DPOSettings(epochs=10, batch_size=4, lr=1e-3, warmup_ratio=0.0)
     policy = TrainablePolicy(loader.load_tiny(0))
-    asyncio.run(train_dpo(policy, pairs, settings, on_step=lambda n, values: heard.append(values)))
-    assert heard[0]["dpo/loss"] == pytest.approx(math.log(2), abs=1e-6)
-    assert heard[-1]["dpo/accuracy"] == 1.0
-    assert heard[-1]["dpo/loss"] < 0.6
+    asyncio.run(train_dpo(policy, pairs, settings, on_step=lambda n, values: metrics.append(values)))
+    assert metrics[0]["dpo/loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert metrics[-1]["dpo/accuracy"] == 1.0
+    assert metrics[-1]["dpo/loss"] < 0.6
 
 
 def test_a_pair_with_a_side_longer_than_the_window_is_left_out_and_said(capsys: pytest.CaptureFixture[str]) -> None:

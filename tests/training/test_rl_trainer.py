@@ -1,4 +1,4 @@
-"""Groups, advantages painted on tokens, and what must stop a run."""
+"""Groups, advantages per token, and what must stop a run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def flat(*values: float) -> list[np.ndarray]:
     return [np.full(3, value) for value in values]
 
 
-def test_advantages_are_painted_on_sampled_tokens_only() -> None:
+def test_only_sampled_tokens_have_advantages() -> None:
     ((one, two),) = build_samples([[episode("a", 1), episode("a", 0)]], [flat(0.5, -0.5)], "token-mean", 1.0)
     samples, denominator = collate([one, two])
     assert denominator == 6.0
@@ -62,8 +62,8 @@ def test_advantages_are_painted_on_sampled_tokens_only() -> None:
 
 def test_a_restarted_prompt_is_a_sequence_of_its_own_but_one_trajectory() -> None:
     two = episode("a", 1, Outcome.SUCCESS, turn((1,), (2, 3), True), turn((9, 9), (4, 5), True))
-    (taught,) = build_samples([[two, episode("a", 0)]], [[np.ones(4), -np.ones(3)]], "seq-mean-token-mean", 1.0)
-    samples, denominator = collate(taught)
+    (weighted,) = build_samples([[two, episode("a", 0)]], [[np.ones(4), -np.ones(3)]], "seq-mean-token-mean", 1.0)
+    samples, denominator = collate(weighted)
     assert [s.ids for s in samples[:2]] == [(1, 2, 3), (9, 9, 4, 5)]
     assert denominator == 2.0
     assert samples[0].weights.max() == samples[1].weights.max() == pytest.approx(1 / 4)
@@ -72,13 +72,13 @@ def test_a_restarted_prompt_is_a_sequence_of_its_own_but_one_trajectory() -> Non
 @pytest.mark.parametrize(
     ("aggregation", "weights"), [("token-mean", [1, 1, 1]), ("seq-mean-turn-mean-token-mean", [0.25, 0.25, 0.5])]
 )
-def test_a_turn_without_a_token_of_its_own_weighs_nothing(aggregation: str, weights: list[float]) -> None:
+def test_a_turn_without_sampled_tokens_has_no_weight(aggregation: str, weights: list[float]) -> None:
     silent = turn((9,), ())
     one = episode(
         "a", 1, Outcome.SUCCESS, turn((1,), (2, 3), True), silent, turn((7,), (4,), True), turn((8,), (), True)
     )
-    (taught,) = build_samples([[one]], [[np.array([0.1, 0.2, 0.3])]], aggregation, 1.0)
-    samples = taught[0].samples
+    (weighted,) = build_samples([[one]], [[np.array([0.1, 0.2, 0.3])]], aggregation, 1.0)
+    samples = weighted[0].samples
     assert [s.ids for s in samples] == [(1, 2, 3, 9), (7, 4)]  # the last run has nothing to teach
     assert [w for s in samples for w in s.weights[s.mask].tolist()] == weights
     assert [s.advantages.tolist() for s in samples] == [[0, np.float32(0.1), np.float32(0.2), 0], [0, np.float32(0.3)]]
@@ -92,13 +92,13 @@ def test_a_reply_in_several_spans_is_one_reply() -> None:
     assert metrics["response_length/mean"] == 6.0
 
 
-def test_dead_groups_add_no_gradient_but_count() -> None:
+def test_groups_without_signal_add_to_the_denominator_only() -> None:
     group = [episode("a", 1), episode("a", 1)]
-    (taught,) = build_samples([group], [flat(0.0, 0.0)], "token-mean", 1.0)
-    samples, denominator = collate(taught)
+    (weighted,) = build_samples([group], [flat(0.0, 0.0)], "token-mean", 1.0)
+    samples, denominator = collate(weighted)
     assert samples == []
     assert denominator == 6.0
-    kept, _ = collate(taught, keep_all=True)
+    kept, _ = collate(weighted, keep_all=True)
     assert len(kept) == 2  # an entropy bonus is for their tokens too
 
 
@@ -111,7 +111,7 @@ def test_only_scored_episodes_reach_a_baseline() -> None:
     assert metrics["outcome/env_error"] == 1.0
 
 
-def test_unscored_demonstrations_are_not_imitated() -> None:
+def test_unscored_demonstrations_are_not_trained_on() -> None:
     assert len(sft_samples([episode("a", 1, Outcome.SUCCESS), episode("a", 0, Outcome.TIMEOUT)])) == 1
 
 
@@ -124,7 +124,7 @@ class Dead(MathEnvironment):
         raise ConnectionError("the simulator is gone")
 
 
-def practice(make: type[MathEnvironment], agent: Agent = AGENT, settings: RLSettings = SETTINGS) -> RLTrainer:
+def make_trainer(make: type[MathEnvironment], agent: Agent = AGENT, settings: RLSettings = SETTINGS) -> RLTrainer:
     policy = TrainablePolicy(loader.load_tiny(0))
     return RLTrainer(policy, OnlineSource(policy, make().tasks("train", 2), make, agent, settings), settings)
 
@@ -141,12 +141,12 @@ def step(run: RLTrainer) -> dict[str, float]:
 
 def test_a_dead_environment_stops_the_run_with_its_reason() -> None:
     with pytest.raises(UserError, match="4 of 4 episodes could not be scored .*the simulator is gone"):
-        step(practice(Dead))
+        step(make_trainer(Dead))
 
 
 def test_failures_within_the_budget_change_nothing() -> None:
     """All chains fail in one group, none learns anything: the weights stay as they were."""
-    run = practice(Dead, settings=replace(SETTINGS, error_budget=1.0))
+    run = make_trainer(Dead, settings=replace(SETTINGS, error_budget=1.0))
     before = {k: v.clone() for k, v in run.policy.loaded.model.state_dict().items()}
     metrics = step(run)
     assert metrics["outcome/env_error"] == 4.0
@@ -161,8 +161,8 @@ class Flat(MathEnvironment):
         return Step(reward=1.0, truncated=True)
 
 
-def test_a_step_without_an_update_measures_the_mismatch_all_the_same() -> None:
-    metrics = step(practice(Flat, settings=replace(SETTINGS, chains=8)))
+def test_a_step_without_an_update_measures_the_mismatch_too() -> None:
+    metrics = step(make_trainer(Flat, settings=replace(SETTINGS, chains=8)))
     assert metrics["rollout/dead_groups"] == 1.0
     assert "actor/grad_norm" not in metrics
     assert 0 < metrics["mismatch/logprob/max"] <= 1e-4
@@ -175,7 +175,7 @@ class Lottery(MathEnvironment):
 
 def test_an_engine_that_does_not_run_the_trained_policy_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted stale engine: it decodes other weights than the learner trains."""
-    run = practice(Lottery, settings=replace(SETTINGS, chains=8))
+    run = make_trainer(Lottery, settings=replace(SETTINGS, chains=8))
     stale = loader.load_tiny(1).model
     run.policy.engine.decoder = type(run.policy.decoder)(stale)
     with pytest.raises(UserError, match="the engine is not running the policy being trained"):
@@ -190,6 +190,6 @@ def test_an_engine_that_does_not_run_the_trained_policy_stops_the_run(monkeypatc
         (AGENT, replace(SETTINGS, tasks_per_step=9), "fewer than the 9 of one step"),
     ],
 )
-def test_settings_that_cannot_work(agent: Agent, settings: RLSettings, says: str) -> None:
+def test_impossible_settings_are_refused(agent: Agent, settings: RLSettings, says: str) -> None:
     with pytest.raises(UserError, match=says):
-        practice(MathEnvironment, agent, settings)
+        make_trainer(MathEnvironment, agent, settings)

@@ -1,4 +1,4 @@
-"""The life of a run: what is saved, what is kept, what stops it and with which sentence."""
+"""The training loop: what is saved and kept, what stops a run, and with which message."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def validations(*rates: float | None) -> Any:
     return validate
 
 
-def test_the_best_checkpoint_outlives_the_limit(tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_kept_beyond_the_limit(tmp_path: Path) -> None:
     settings = RunSettings(6, save_freq=1, save_total_limit=2, test_freq=1)
     run = make_run(tmp_path, settings, evaluate=validations(0.0, 0.3, 0.9, 0.5, 0.4, 0.3, 0.2))
     go(run)
@@ -125,7 +125,7 @@ def test_a_new_best_is_saved_at_once(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path).steps() == [1, 2, 4]
 
 
-def test_without_a_frequency_nothing_is_saved_on_the_way(tmp_path: Path) -> None:
+def test_without_a_save_frequency_there_is_no_checkpoint(tmp_path: Path) -> None:
     run = make_run(tmp_path, RunSettings(2, test_freq=1), replace(RL, steps=2), evaluate=validations(0.0, 0.3, 0.9))
     go(run)
     assert Checkpoints(tmp_path).steps() == []
@@ -153,7 +153,7 @@ def written(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_stopped_in_the_first_validation_a_run_goes_on_without_another(tmp_path: Path) -> None:
+def test_a_run_stopped_in_its_first_validation_resumes_without_another(tmp_path: Path) -> None:
     settings, rates = RunSettings(4, save_freq=4, test_freq=1, patience=2), (0.5, 0.4, 0.6, 0.6, 0.7)
     whole = make_run(tmp_path / "whole", settings, replace(RL, steps=4), evaluate=validations(*rates))
     go(whole)
@@ -187,7 +187,7 @@ def test_a_validation_without_a_score_does_not_count(metric: str, tmp_path: Path
     assert sum("no episode of the validation could be scored (first: engine_error: gone)" in text for text in said) == 3
 
 
-def test_settings_of_a_run_that_cannot_work() -> None:
+def test_impossible_run_settings_are_refused() -> None:
     with pytest.raises(UserError, match=r"best_metric=val/sucess/mean: validation gives val/success/mean, .*/max"):
         RunSettings(4, best_metric="val/sucess/mean")
     with pytest.raises(UserError, match=r"early_stopping_patience=3 counts validations .*set trainer.test_freq"):
@@ -303,7 +303,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 # -- what must stop a run ---------------------------------------------------------------------
 
 
-def test_a_planted_nan(tmp_path: Path) -> None:
+def test_nan_advantages_stop_the_run(tmp_path: Path) -> None:
     """An estimator that begins to give NaN at the third step."""
     run = make_run(tmp_path, RunSettings(6, save_freq=1))
     calls = 0
@@ -320,7 +320,7 @@ def test_a_planted_nan(tmp_path: Path) -> None:
     assert all(torch.isfinite(value).all() for value in run.policy.loaded.model.state_dict().values())
 
 
-def test_a_dead_environment(tmp_path: Path) -> None:
+def test_a_broken_environment_stops_the_run(tmp_path: Path) -> None:
     class Dying(ByLength):
         steps = 0
 
@@ -334,14 +334,14 @@ def test_a_dead_environment(tmp_path: Path) -> None:
         go(make_run(tmp_path, RunSettings(6), environment=Dying))
 
 
-def test_a_frozen_weight_update(tmp_path: Path) -> None:
+def test_updates_that_change_no_weight_stop_the_run(tmp_path: Path) -> None:
     run = make_run(tmp_path, RunSettings(6))
     run.policy.learner.optimizer.step = lambda closure=None: None
     with pytest.raises(UserError, match="3 updates in a row changed no weight"):
         go(run)
 
 
-def test_an_update_that_does_not_reach_the_engine(tmp_path: Path) -> None:
+def test_an_engine_with_old_weights_stops_the_run(tmp_path: Path) -> None:
     """The engine keeps decoding the weights of the start, while the learner moves on."""
     run = make_run(tmp_path, RunSettings(6))
     stale = loader.load_tiny(0).model

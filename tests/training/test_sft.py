@@ -15,7 +15,7 @@ def sample(length: int) -> Sample:
     return Sample(tuple(range(length)), np.arange(length) > 0, numbers, numbers, numbers)
 
 
-def test_what_is_longer_than_the_window_is_left_out_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_longer_than_the_context_are_left_out_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
     short, full, long = sample(3), sample(8), sample(9)
     assert without_too_long([short, long, full], 8) == [short, full]
     assert capsys.readouterr().out == (

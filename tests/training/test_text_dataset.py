@@ -80,7 +80,7 @@ def test_a_reply_may_be_left_out_of_training(tmp_path: Path, renderer: Renderer)
         ),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, renderer: Renderer, row: object, sentence: str) -> None:
+def test_errors_name_file_line_and_field(tmp_path: Path, renderer: Renderer, row: object, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         read_demonstration_rows(rows_file(tmp_path, row), renderer)
 

@@ -409,13 +409,11 @@ class ByLength(MathEnvironment):
 def test_grpo_over_http(policy: TrainablePolicy, small: SmallVLLM, cap: float) -> None:
     agent = Agent(max_turns=1, sampling=Sampling(max_tokens=10, temperature=0.8, stop=("e",)))
     settings = RLSettings(steps=3, tasks_per_step=2, chains=3, lr=1e-3, warmup=0, importance_cap=cap)
-    practice = RLTrainer(
-        policy, OnlineSource(policy, ByLength().tasks("train", 6), ByLength, agent, settings), settings
-    )
+    trainer = RLTrainer(policy, OnlineSource(policy, ByLength().tasks("train", 6), ByLength, agent, settings), settings)
 
     async def whole() -> list[dict[str, float]]:
         try:
-            return [(await practice.step(step))[0] for step in range(3)]
+            return [(await trainer.step(step))[0] for step in range(3)]
         finally:
             await policy.close()
 
@@ -436,13 +434,11 @@ def test_mismatch_with_an_engine_that_is_a_little_off_is_measured_and_corrected(
     engine.canary.limit = 0.2
     agent = Agent(max_turns=1, sampling=Sampling(max_tokens=10, stop=("e",)))
     settings = RLSettings(steps=1, tasks_per_step=2, chains=3, lr=1e-3, warmup=0, importance_cap=2.0)
-    practice = RLTrainer(
-        policy, OnlineSource(policy, ByLength().tasks("train", 2), ByLength, agent, settings), settings
-    )
+    trainer = RLTrainer(policy, OnlineSource(policy, ByLength().tasks("train", 2), ByLength, agent, settings), settings)
 
     async def once(limit: float) -> dict[str, float]:
-        practice.settings = replace(settings, mismatch_limit=limit)
-        return (await practice.step(0))[0]
+        trainer.settings = replace(settings, mismatch_limit=limit)
+        return (await trainer.step(0))[0]
 
     metrics = asyncio.run(once(1.0))
     assert 1e-3 < metrics["mismatch/logprob/mean"] < 0.1
