@@ -1,4 +1,4 @@
-"""What turns an environment and an engine into an agent: its reply format, limits and sampling."""
+"""The settings of an agent: reply format, sampling, and limits of turns and time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from practicum.engines.base import Sampling
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Seconds that each wait may take. Every wait in an episode has one."""
+    """Seconds that each wait of an episode may take; no wait is without a limit."""
 
     reset: float = 60.0
     generate: float = 600.0
@@ -27,7 +27,7 @@ class Agent:
     max_turns: int = 4
     sampling: Sampling = field(default_factory=Sampling)
     thoughts: str = "keep"
-    """What becomes of <think>…</think> once a reply is history: keep or strip."""
+    """Whether <think>…</think> of earlier replies stays in the prompt: keep or strip."""
     deadlines: Deadlines = field(default_factory=Deadlines)
 
     def make_format(self) -> Format:

@@ -1,6 +1,6 @@
-"""What an agent acts in: messages, actions, steps, and the environment itself.
+"""Environments, and what passes between them and an agent: messages, actions, observations, steps.
 
-An environment is one Python class. `reset` and `step` are all it must write; the rest has defaults.
+An environment is one Python class. It must define `reset` and `step`; the rest has defaults.
 One instance serves one episode at a time.
 """
 
@@ -18,7 +18,7 @@ SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool by name with its arguments."""
+    """A call of a tool by its name, with its arguments."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -26,7 +26,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message. `name` is the tool's on a tool message; `images` are PNG screenshots as data URIs."""
+    """One chat message. `name` is the tool's, on a tool message; `images` are PNG screenshots as data URIs."""
 
     role: str
     content: str
@@ -36,10 +36,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A reply, understood. `content` is its plain part: the final answer or a world's command.
+    """A parsed reply. `content` is its plain part: the final answer, or a command to the environment.
 
-    `error` says why the reply could not be understood; such an action never reaches the environment:
-    the agent loop answers it with an observation.
+    `error` says why the reply does not parse. Such an action does not reach the environment: the agent loop answers
+    it with an observation.
     """
 
     text: str = ""
@@ -51,7 +51,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What is new to the agent. `tools` are JSON schemas; `legal` lists commands where a world knows them."""
+    """What is new to the agent. `tools` are JSON schemas; `legal` lists the valid commands, where they are known."""
 
     messages: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -60,7 +60,11 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The world's answer. `success` of None means: a terminated episode succeeded iff its reward is > 0."""
+    """The environment's answer to an action.
+
+    `components` are named parts of the reward, logged beside it. With `success` None, a terminated episode succeeded if
+    its reward is above 0. `progress` is from 0 to 1. `info` must be JSON; it is recorded with the turn.
+    """
 
     observation: Observation = Observation()
     reward: float = 0.0
@@ -73,58 +77,58 @@ class Step:
 
 
 Policy = Callable[[Observation], Action]
-"""Something that acts on what it sees: an expert, a random player."""
+"""A scripted policy: an expert, a random one. A new one is made for each episode."""
 
 
 class Environment(abc.ABC):
-    """A world for one episode at a time."""
+    """An environment; one instance runs one episode at a time."""
 
     name: ClassVar[str] = ""
     formats: ClassVar[tuple[str, ...]] = ("hf", "react")
-    """Reply formats that make sense here; the first is the default."""
+    """Reply formats that the environment supports; the first is the default."""
     invalid_reward: float = 0.0
     """Reward of a turn whose reply does not parse."""
     floor: ClassVar[float] = 0.0
-    """The most a policy that does nothing useful scores on average; `envs check` holds it to that."""
+    """The highest mean score of a policy that does nothing useful; `practicum envs check` verifies it."""
     ceiling: ClassVar[float] = 1.0
-    """The share of tasks that its expert solves; `envs check` holds it to that too."""
+    """The share of tasks that the expert solves; `practicum envs check` verifies it."""
 
     @abc.abstractmethod
     async def reset(self, task: Task, seed: int) -> Observation:
-        """Begin the task and return the first observation."""
+        """Start the task and return the first observation. `seed` decides everything that is random in the episode."""
 
     @abc.abstractmethod
     async def step(self, action: Action) -> Step:
-        """Do one action."""
+        """Carry out one action."""
 
     async def truncate(self) -> Step:
-        """The agent loop cuts the episode (turns, tokens): the last word, usually a score of what was done."""
+        """Score the episode when the agent loop ends it at a limit of turns or tokens."""
         return Step(truncated=True)
 
     async def close(self) -> None:
-        """Free what the episode held."""
+        """Free the resources of the episode."""
         return None
 
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
-        """The first `count` tasks of a split: the same on every machine, splits disjoint."""
+        """Return the first `count` tasks of a split: the same on every machine, splits disjoint."""
         raise NotImplementedError(f"{type(self).__name__} has no task list of its own")
 
     def plays(self, task: Task) -> bool:
-        """Whether a task that names an environment is for this one."""
+        """Whether a task is for this environment."""
         return task.environment == self.name
 
     def expert(self, task: Task) -> Policy:
-        """A policy that solves the task."""
+        """Return a policy that solves the task."""
         raise NotImplementedError(f"{type(self).__name__} has no expert")
 
     async def ready_expert(self, task: Task) -> None:
-        """Wait for what `expert` needs from elsewhere, such as another process; comes before `expert` in a rollout."""
+        """Wait for what `expert` needs, such as another process; a rollout awaits this before it calls `expert`."""
         return None
 
     def null(self, task: Task) -> Policy:
-        """A policy that does nothing useful: it says the same empty thing for ever."""
+        """Return a policy that does nothing useful: it always gives the same empty answer."""
         return lambda observation: Action(content="nothing")
 
     def random(self, task: Task, seed: int) -> Policy:
-        """A policy that acts at random; a world that can list actions should override this."""
+        """Return a policy that acts at random; an environment that can list actions should override this."""
         return self.null(task)

@@ -1,8 +1,7 @@
-"""Errors meant for the person at the keyboard.
+"""The exceptions of the package.
 
-`UserError` carries one sentence that says what is wrong and what to do. The command line prints it
-and exits with code 2; a library caller may catch it. Anything else that escapes is a bug of ours and
-keeps its traceback.
+`UserError` has one sentence that says what is wrong and what to do. The command line prints it and exits with status 2;
+a library caller may catch it. Anything else that escapes is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -12,23 +11,24 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Wrong input or a wrong setting: one sentence, with the remedy in it."""
+    """Wrong input or a wrong setting; the message is one sentence that contains the remedy."""
 
 
 class EngineError(Exception):
-    """An engine could not answer one request; its episode ends as `engine_error`."""
+    """An engine could not answer one request; the episode ends as `engine_error`."""
 
 
 class ContextFull(EngineError):
-    """The conversation no longer fits the model's window: the agent's doing, so the episode is cut and scored."""
+    """The conversation no longer fits the model's context window. The agent caused it, so the episode is truncated and
+    scored."""
 
 
 class JudgeError(Exception):
-    """A reward could not be computed; its episode ends as `judge_error`."""
+    """A reward could not be computed; the episode ends as `judge_error`."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt name: ' Did you mean ...?' or ' Known: ...'."""
+    """Return a hint for a misspelt name: " Did you mean ...?" or " Known: ..."."""
     options = sorted(known)
     close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
     if close:

@@ -1,6 +1,6 @@
-"""Names to things. A table of import paths, read only when a name is asked for.
+"""Environments, tools and rewards by name: tables of import paths, imported when a name is looked up.
 
-Besides the names below, every place that takes a name also takes `path/to/file.py:attribute`.
+Wherever a name of these tables is taken, so is `path/to/file.py:attribute`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TOOLS = {
     "google_search": "practicum.tools.google_search:google_search",
 }
 SAME_TOOL = (("python_executor", "code_interpreter"),)
-"""Names of one tool: whichever of them an agent has, a call by any of them reaches it."""
+"""Groups of names of one tool: an agent that has it under one name can call it by the others too."""
 REWARDS = {
     "code_reward": "practicum.rewards.code_reward:code_reward",
     "math_reward": "practicum.rewards.math_reward:math_reward",
@@ -55,7 +55,7 @@ REWARDS = {
 
 
 def environment_class(name: str) -> type[Environment]:
-    """An environment's class by name."""
+    """Return the class of an environment."""
     found = _resolve("environment", name, ENVIRONMENTS)
     if not (isinstance(found, type) and issubclass(found, Environment)):
         raise UserError(f"'{name}' is not an environment; point at a subclass of practicum.environment.Environment.")
@@ -93,16 +93,16 @@ def tool(name: str) -> Tool:
 
 
 def tools(name: str) -> tuple[Tool, ...]:
-    """The tools that a name stands for: one of them, or all that an MCP server has (`mcp:COMMAND`, `mcp:URL`)."""
+    """Return the tools of a name: one, or all that an MCP server has (`mcp:COMMAND`, `mcp:URL`)."""
     if not name.startswith(("mcp:", "mcp[")):
         return (tool(name),)
-    from practicum.tools.mcp import tools_of  # only those who have MCP servers need that package
+    from practicum.tools.mcp import tools_of  # only users of MCP servers have that package
 
     return tools_of(name)
 
 
 def other_names(name: str) -> tuple[str, ...]:
-    """What else a tool of this name is called."""
+    """Return the other names of a tool."""
     return tuple(other for names in SAME_TOOL if name in names for other in names if other != name)
 
 
@@ -114,7 +114,7 @@ def reward(name: str) -> Reward:
 
 
 def function(name: str) -> Callable[..., Any]:
-    """A user's own function, `path/to/file.py:function`."""
+    """Return a user's own function, `path/to/file.py:function`."""
     found = _resolve("function", name, {})
     if not callable(found):
         raise UserError(f"'{name}' is not a function; point at a `def` of that file.")
@@ -123,7 +123,7 @@ def function(name: str) -> Callable[..., Any]:
 
 
 def takes(name: str, option: str) -> bool:
-    """Whether an environment has such an option."""
+    """Whether an environment's constructor has an option."""
     return option in inspect.signature(environment_class(name)).parameters
 
 

@@ -118,7 +118,7 @@ class RolloutSettings:
             max_turns=self.max_turns,
             template=self.template,
             url=self.url,
-            where=self.find_device(),
+            device=self.find_device(),
         )
 
 

@@ -1,4 +1,4 @@
-"""Puts an environment, an agent and a policy together from names, for every command alike."""
+"""A rollout made from names: the environment, the agent, and the engine of the policy."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from practicum.engines.local.engine import LocalEngine
 from practicum.engines.openai import OpenAIEngine
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Environment
-from practicum.models import device, loader
+from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.models.device import Device
+from practicum.models.device import resolve as resolve_device
 from practicum.registry import environment_maker
 from practicum.rollout import MakeEnvironment
 
 SCRIPTED = ("expert", "random", "null")
+"""Policies of plain Python that every environment has."""
+DEFAULT_MAX_TURNS = 10
 
 
 @dataclass(frozen=True)
 class RolloutSetup:
-    """An environment to make, the agent in it, and the engine that acts."""
+    """All that running episodes needs; `environment` is an instance for task lists, episodes make their own."""
 
     make_environment: MakeEnvironment
     environment: Environment
@@ -36,7 +39,7 @@ class RolloutSetup:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What an episode's ids belong to."""
+        """Return what the ids of an episode depend on: model, tokenizer (by hash) and chat template."""
         vocabulary = loader.tokenizer_hash(self.renderer.tokenizer)
         return {"model": self.model, "tokenizer": vocabulary, "template": self.template}
 
@@ -52,26 +55,27 @@ def make_rollout_setup(
     max_turns: int | None = None,
     template: str | None = None,
     url: str | None = None,
-    where: Device | None = None,
+    device: Device | None = None,
 ) -> RolloutSetup:
-    """`policy` is expert, random, null, a model (name, folder or id), or a model served at `url`.
+    """Return the setup of a policy in an environment.
 
-    A scripted policy's or a server's replies are tokenised for `model`. `where` a model lies: by default on a GPU
-    where there is one.
+    `policy` is expert, random, null, a model (name, folder or hub id), or the name of a model served at `url`. Replies
+    of a scripted policy or of a server are tokenised for `model`. `options` are the environment's own. The model is
+    loaded onto `device`; by default that is a GPU where there is one.
     """
-    maker, chosen = environment_maker(environment, format, options)
-    agent = Agent(format=chosen, max_turns=max_turns or 10, sampling=sampling or Sampling())
-    world = maker()
+    make_environment, format_name = environment_maker(environment, format, options)
+    agent = Agent(format=format_name, max_turns=max_turns or DEFAULT_MAX_TURNS, sampling=sampling or Sampling())
+    instance = make_environment()
     if policy in SCRIPTED or url is not None:
         renderer = Renderer(loader.load_tokenizer(model), template)
         engine: Engine
         if url is not None:
             engine = OpenAIEngine(url, policy, agent.make_format(), renderer)
         else:
-            engine = ScriptedEngine.of(policy, world, agent.make_format(), renderer)
-        return RolloutSetup(maker, world, agent, engine, renderer, model, template)
-    where = where or device.resolve()
-    loaded = loader.load(policy, where.dtype, where.device)
+            engine = ScriptedEngine.of(policy, instance, agent.make_format(), renderer)
+        return RolloutSetup(make_environment, instance, agent, engine, renderer, model, template)
+    device = device or resolve_device()
+    loaded = loader.load(policy, device.dtype, device.device)
     renderer = Renderer(loaded.tokenizer, template, loaded.end_ids)
-    engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=where.batch_size)
-    return RolloutSetup(maker, world, agent, engine, renderer, policy, template)
+    engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=device.batch_size)
+    return RolloutSetup(make_environment, instance, agent, engine, renderer, policy, template)

@@ -1,4 +1,4 @@
-"""One task: what an episode is about, frozen and named by its content."""
+"""A task: what an episode is about. It is frozen, and its hash names its content."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 
 def canonical_json(value: Any) -> str:
-    """The one JSON text of a value: sorted keys, no spaces, NaN refused."""
+    """Return the one JSON text of a value: sorted keys, no spaces; NaN and infinity raise ValueError."""
     return _canonical.encode(value)
 
 
 def plain(value: Any) -> Any:
-    """For `json`: a read-only view as the mapping it shows."""
+    """Return a read-only mapping as a dict; the `default` of a JSON encoder."""
     if isinstance(value, MappingProxyType):
         return dict(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
@@ -27,20 +27,20 @@ _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_asci
 
 
 def _frozen(value: Any) -> Any:
-    """Mappings read-only and lists as tuples, all the way down."""
+    """Return a JSON value whose mappings are read-only and whose lists are tuples, at every depth."""
     if isinstance(value, dict):
         return MappingProxyType({key: _frozen(item) for key, item in value.items()})
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def content_hash(value: Any) -> str:
-    """Sixteen hex digits that name a JSON value by its content."""
+    """Return sixteen hex digits of SHA-256 over the canonical JSON of a value."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Task:
-    """A frozen task. `fields` feed the environment, its tools and its reward by name."""
+    """A frozen task. The environment, its tools and its reward read `fields` by name."""
 
     id: str
     environment: str
@@ -48,12 +48,12 @@ class Task:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # A private copy behind a read-only view: a task handed out can never change under its hash.
+        # A copy behind a read-only view: no caller can change a task after its hash was taken.
         object.__setattr__(self, "fields", _frozen(json.loads(canonical_json(self.fields))))
 
     @cached_property
     def hash(self) -> str:
-        """Names the content, not the place: the id and the split take no part."""
+        """A hash of environment and fields; id and split are not part of it."""
         return content_hash([self.environment, self.fields])
 
     def __hash__(self) -> int:

@@ -1,6 +1,7 @@
-"""The one record: what an agent saw, sampled and was given, token by token.
+"""The record of an episode, token by token: what the agent was shown, what it sampled, what reward it got.
 
-A token knows its origin from birth. Loss masks are read off the origins; nothing searches for them.
+Every token has an origin from the moment it is rendered or sampled. Loss masks are derived from the origins; nothing
+searches for them in text.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class StopReason(StrEnum):
 
 
 class ActionSource(StrEnum):
-    """Who wrote a reply."""
+    """What produced a reply."""
 
     POLICY = "policy"
     EXPERT = "expert"
@@ -60,7 +61,7 @@ class ActionSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens of one origin. `logprobs` (sampled spans only) are the engine's own, one a token."""
+    """Consecutive tokens of one origin. `logprobs`, one per token and of sampled spans only, are the engine's."""
 
     origin: Origin
     ids: tuple[int, ...]
@@ -75,10 +76,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One exchange: the prompt's new spans, then the sampled span, then what the world said of it.
+    """One turn: the new spans of the prompt, then the sampled span, then reward, progress and info of the reply.
 
-    `restart` is true when the prompt does not continue the ids already held (the first turn, or a
-    history policy that rewrites the past): the learner then opens a new sequence.
+    `restart` is true when the prompt does not continue the ids of the turn before (the first turn, or a history from
+    which something was removed): the learner then begins a new sequence.
     """
 
     spans: tuple[Span, ...]
@@ -98,7 +99,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """The environment's seed and the sampling seed: separate, both kept."""
+    """The environment's seed and the sampling seed."""
 
     environment: int
     sampling: int
@@ -106,7 +107,7 @@ class Seeds:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """What the learner reads: one run of ids with, for each token, whether the policy sampled it."""
+    """Ids that are one input of the model, with origin, log-prob and index of the turn per token."""
 
     ids: tuple[int, ...]
     origins: tuple[Origin, ...]
@@ -120,7 +121,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A whole episode."""
+    """An episode: its task, its turns, its outcome, and where it came from (`provenance`)."""
 
     task: Task
     attempt: int
@@ -143,18 +144,18 @@ class Trajectory:
         return sum(turn.action.error is not None for turn in self.turns)
 
     def runs(self) -> list[list[Span]]:
-        """The episode's spans, cut where a turn restarts the prompt."""
-        found: list[list[Span]] = []
+        """Return the episode's spans as one list per sequence; a sequence ends where a turn restarts the prompt."""
+        sequences: list[list[Span]] = []
         for turn in self.turns:
-            if turn.restart or not found:
-                found.append([])
-            found[-1].extend(turn.spans)
-        return found
+            if turn.restart or not sequences:
+                sequences.append([])
+            sequences[-1].extend(turn.spans)
+        return sequences
 
     def sequences(self) -> tuple[Sequence, ...]:
-        """The episode as runs of ids; a run ends where a turn restarts the prompt."""
+        """Return the episode's sequences; a sequence ends where a turn restarts the prompt."""
         runs: list[tuple[list[int], list[Origin], list[float | None], list[int]]] = []
-        for number, turn in enumerate(self.turns):
+        for index, turn in enumerate(self.turns):
             if turn.restart or not runs:
                 runs.append(([], [], [], []))
             ids, origins, logprobs, turns = runs[-1]
@@ -162,5 +163,5 @@ class Trajectory:
                 ids.extend(span.ids)
                 origins.extend([span.origin] * len(span.ids))
                 logprobs.extend(span.logprobs if span.logprobs is not None else [None] * len(span.ids))
-                turns.extend([number] * len(span.ids))
+                turns.extend([index] * len(span.ids))
         return tuple(Sequence(tuple(a), tuple(b), tuple(c), tuple(d)) for a, b, c, d in runs)

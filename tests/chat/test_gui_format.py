@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from practicum.chat.formats.gui import DIRECTIONS, GUI_ACTIONS, PIXELS
+from practicum.chat.formats.gui import DIRECTIONS, GUI_ACTIONS, MAX_COORDINATE
 from practicum.chat.formats.registry import make_format
 from practicum.environment import Action, ToolCall
 from practicum.errors import UserError
@@ -199,7 +199,7 @@ def test_only_actions_that_read_back_can_be_written(action: Action) -> None:
         GUI.write(action, True)
 
 
-NUMBERS = st.integers(-PIXELS, PIXELS) | st.floats(-PIXELS, PIXELS)
+NUMBERS = st.integers(-MAX_COORDINATE, MAX_COORDINATE) | st.floats(-MAX_COORDINATE, MAX_COORDINATE)
 POINTS = st.lists(NUMBERS, min_size=2, max_size=2)
 BOXES = POINTS | st.tuples(POINTS, POINTS).map(
     lambda ends: [min(x) for x in zip(*ends, strict=True)] + [max(x) for x in zip(*ends, strict=True)]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import re
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase, TokenizersBackend
 
-from practicum.chat.renderer import MOST_FRAMES, Renderer
+from practicum.chat.renderer import MAX_CACHED_FRAMES, Renderer
 from practicum.environment import Message
 from practicum.errors import UserError
 from practicum.models import loader
@@ -71,7 +72,7 @@ def test_increments_spell_the_whole_conversation(styled: Renderer, data: st.Data
         assert held[: len(before)] == before
         conversation += [Message("assistant", reply), *new]
     spelled = styled.tokenizer.decode(held, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    expected = styled._apply(conversation, ())
+    expected = styled.render_text(conversation, ())
     if styled.template == LLAMA2_STYLE:  # the policy writes its reply without the blanks this template sets around it
         spelled, expected = (re.sub(r" (<\|im_end\|>)|(\[/INST\]) ", r"\1\2", text) for text in (spelled, expected))
     assert spelled == expected
@@ -167,21 +168,21 @@ def test_text_becomes_the_ids_and_offsets_that_hugging_face_gives(
 ) -> None:
     text = "".join(pieces)
     asked = any_tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    assert Renderer(any_tokenizer, "chatml")._encode(text) == (asked["input_ids"], asked["offset_mapping"])
+    assert Renderer(any_tokenizer, "chatml").encode(text) == (asked["input_ids"], asked["offset_mapping"])
 
 
 def test_what_others_set_on_the_tokenizer_does_not_matter(tokenizer: PreTrainedTokenizerBase) -> None:
     changed = copy.deepcopy(tokenizer)
     renderer, text = Renderer(changed), "one two three four five <|im_end|>"
-    ids, offsets = renderer._encode(text)
+    ids, offsets = renderer.encode(text)
     changed(text, truncation=True, max_length=2)
-    assert renderer._encode(text) == (ids, offsets)
+    assert renderer.encode(text) == (ids, offsets)
     changed(text, padding="max_length", max_length=40)
-    assert renderer._encode(text) == (ids, offsets)
+    assert renderer.encode(text) == (ids, offsets)
     changed(text, split_special_tokens=True)
-    assert renderer._encode(text) == (ids, offsets)
+    assert renderer.encode(text) == (ids, offsets)
     changed.split_special_tokens = True
-    assert renderer._encode(text)[0] == changed(text, add_special_tokens=False)["input_ids"] != ids
+    assert renderer.encode(text)[0] == changed(text, add_special_tokens=False)["input_ids"] != ids
 
 
 def test_a_tokenizer_that_does_more_than_its_backend_is_asked_itself(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -191,7 +192,7 @@ def test_a_tokenizer_that_does_more_than_its_backend_is_asked_itself(tokenizer: 
 
     loud = Shouting(tokenizer_object=copy.deepcopy(tokenizer.backend_tokenizer), eos_token="<|im_end|>")
     loud.chat_template = tokenizer.chat_template
-    assert Renderer(loud)._encode("hush")[0] == Renderer(tokenizer)._encode("HUSH")[0]
+    assert Renderer(loud).encode("hush")[0] == Renderer(tokenizer).encode("HUSH")[0]
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -207,17 +208,19 @@ def test_ids_become_the_text_that_hugging_face_gives(
     assert renderer.decode(ids) == asked
 
 
-def test_what_stands_around_observations_is_rendered_once(styled: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
-    filled = []
-    fill = styled._fill
-    monkeypatch.setattr(styled, "_fill", lambda rows, tools: filled.append(rows) or fill(rows, tools))
-    seen = [(Message("user", f"thing {number}"), Message("user", "x" * number)) for number in range(5)]
-    found = [styled.extend([1], messages) for messages in seen]
-    assert len(filled) == 5 + 1
-    for messages, spans in zip(seen, found, strict=True):
-        styled._kept.clear()
-        styled._frames.clear()
-        assert styled.extend([1], messages) == spans
-    for number in range(MOST_FRAMES + 5):
+def test_the_template_around_observations_is_rendered_once(styled: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_rendered = 0
+    render = styled.tokenizer.apply_chat_template
+
+    def count(*arguments: Any, **options: Any) -> Any:
+        nonlocal num_rendered
+        num_rendered += 1
+        return render(*arguments, **options)
+
+    monkeypatch.setattr(styled.tokenizer, "apply_chat_template", count)
+    observations = [(Message("user", f"thing {number}"), Message("user", "x" * number)) for number in range(5)]
+    extended = [styled.extend([1], messages) for messages in observations]
+    assert num_rendered == 5 + 1
+    for number in range(MAX_CACHED_FRAMES + 5):  # so many kinds of observations push the first one out of the cache
         styled.extend([1], [Message("user", "y")] * (number + 1))
-    assert len(styled._frames) <= MOST_FRAMES
+    assert [styled.extend([1], messages) for messages in observations] == extended

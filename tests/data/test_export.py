@@ -27,7 +27,7 @@ from practicum.data.export import (
     successful_episodes,
 )
 from practicum.data.preferences import mine_preferences
-from practicum.data.state_index import failed, histories, prompt_ids, unsteady_worlds
+from practicum.data.state_index import failed, histories, nondeterministic_environments, prompt_ids
 from practicum.environment import Action, Message
 from practicum.errors import UserError
 from practicum.models import loader
@@ -150,14 +150,14 @@ def test_other_tasks_and_unscored_episodes_make_no_pairs() -> None:
 def test_in_an_unsteady_world_only_equal_seeds_meet() -> None:
     one = make([("goal", "roll"), ("six", "stay")], 1.0, seed=1)
     two = make([("goal", "roll"), ("two", "stay")], 0.0, seed=2, attempt=1)
-    assert unsteady_worlds([one, two]) == {"shop"}
+    assert nondeterministic_environments([one, two]) == {"shop"}
     other = make([("goal", "pass")], 0.0, seed=2, attempt=2)
     assert mine_preferences([one, two, other], "same_state") == []  # seed 2: nothing was rewarded
     lucky = make([("goal", "pass")], 0.0, seed=1, attempt=3)
     (pair,) = mine_preferences([one, two, lucky], "same_state")
     assert (pair.chosen.episode.seeds.environment, pair.rejected.episode.seeds.environment) == (1, 1)
     steady = make([("goal", "roll"), ("six", "go")], 0.0, seed=2, attempt=1)
-    assert unsteady_worlds([one, steady]) == set()
+    assert nondeterministic_environments([one, steady]) == set()
     assert len(mine_preferences([one, steady, other], "same_state")) == 2
 
 

@@ -1,7 +1,7 @@
-"""Chat rendering, one turn at a time: the next prompt is the ids already held plus the ids of what is new.
+"""Chat rendering, one turn at a time: the next prompt is the ids of the conversation so far plus those of what is new.
 
-Sampled text is never tokenised again. For any Jinja chat template the text between two replies is
-found by rendering a stand-in conversation whose reply is a marker, and taking what follows it.
+Sampled text is never tokenised again. For any Jinja chat template the text between two replies is found by rendering a
+placeholder conversation whose reply is a marker, and taking what follows the marker.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from practicum.trajectory import Origin, Span
 
 REPLY = "\u2402practicum-reply\u2403"
 MARKER = "\u2402practicum-content\u2403"
-"""Texts that stand for a reply and for a message's content while a template is being taken apart."""
-MOST_KEPT, LONGEST_KEPT = 1024, 20_000
-"""Renderings that are kept, and the ids of the longest of them."""
-MOST_FRAMES = 64
-"""What templates put around contents: as many as there are kinds of observations."""
-_SEEN = (*range(33, 127), *range(161, 173), *range(174, 256))
-_UNSEEN = sorted({*range(256)} - {*_SEEN})
-LETTERS = (
-    dict.fromkeys(range(256), "\u2402") | {byte: byte for byte in _SEEN}
-    | {256 + place: byte for place, byte in enumerate(_UNSEEN)}
+"""Markers in place of a reply and of a message's content, by which the template's own text is found."""
+MAX_CACHED_RENDERINGS, MAX_CACHED_IDS = 1024, 20_000
+"""Renderings that the cache keeps, and the ids of the longest that it takes."""
+MAX_CACHED_FRAMES = 64
+"""Cached texts that the template puts around contents; there are as many as kinds of observations."""
+_VISIBLE = (*range(33, 127), *range(161, 173), *range(174, 256))
+_INVISIBLE = sorted({*range(256)} - {*_VISIBLE})
+BYTE_OF_CHARACTER = (
+    dict.fromkeys(range(256), "\u2402") | {byte: byte for byte in _VISIBLE}
+    | {256 + index: byte for index, byte in enumerate(_INVISIBLE)}
 )  # fmt: skip
-"""GPT-2's alphabet, in which byte-level tokenizers write: a character that can be seen for every byte. Those that
-cannot be seen stand for none, and become one that is no byte."""
+"""GPT-2's alphabet, in which byte-level tokenizers write: a visible character for every byte. Invisible characters
+stand for no byte; they map to a character that is not Latin-1."""
 
 Spans = tuple[Span, ...]
 _BEGIN, _END = itemgetter(0), itemgetter(1)
@@ -60,17 +60,17 @@ class Renderer:
         if not text:
             raise UserError("This model has no chat template of its own; choose one, e.g. template=chatml.")
         self.tokenizer = tokenizer
-        self._fast = tokenizer.backend_tokenizer if _usual(type(tokenizer)) else None
-        self._bytes: _Bytes | None = None
+        self._fast = tokenizer.backend_tokenizer if _uses_backend_only(type(tokenizer)) else None
+        self._token_bytes: _TokenBytes | None = None
         if self._fast is not None and type(self._fast.decoder) is ByteLevel:
-            self._bytes = _Bytes(self._fast)
+            self._token_bytes = _TokenBytes(self._fast)
         self.template: str = text
-        self._kept: OrderedDict[tuple[str, tuple[Message, ...], str], tuple[Span, ...]] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, tuple[Message, ...], str], tuple[Span, ...]] = OrderedDict()
         self._frames: dict[tuple[Message, ...], str] = {}
         self._tools_shown = False
         self._images_shown: bool | None = None
         special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-        closing = self._encode(self._after_reply([Message("user", "x")]))[0]
+        closing = self.encode(self._after_reply([Message("user", "x")]))[0]
         found = next((token for token in closing if token in special), None)
         if found is None:
             raise UserError(
@@ -78,79 +78,81 @@ class Renderer:
                 "use the model's own template, or one made for this tokenizer."
             )
         self.close_id: int = found
-        """The token that the template closes a reply with."""
+        """The token with which the template closes a reply."""
         own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self.end_ids: tuple[int, ...] = tuple(sorted({found, *own, *end_ids}))
         """Tokens that end a reply."""
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[Span, ...]:
-        """The first prompt."""
-        return self._once("start", messages, tools, lambda: self._start(messages, tools))
+        """Return the spans of the first prompt."""
+        return self._cached("start", messages, tools, lambda: self._start(messages, tools))
 
-    def _once(
-        self, what: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], do: Callable[[], Spans]
+    def _cached(
+        self, kind: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], render: Callable[[], Spans]
     ) -> Spans:
-        """The chains of a task ask for the same again and again: what was rendered lately is kept, if not huge."""
-        key = (what, tuple(messages), json.dumps(list(map(dict, tools)), default=str) if tools else "")
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key]
-        found = do()
-        if sum(len(span.ids) for span in found) <= LONGEST_KEPT:
-            self._kept[key] = found
-            if len(self._kept) > MOST_KEPT:
-                self._kept.popitem(last=False)
-        return found
+        """Return a rendering from the cache, or render it: the attempts at one task begin with the same messages."""
+        key = (kind, tuple(messages), json.dumps(list(map(dict, tools)), default=str) if tools else "")
+        if key in self._cache:
+            self._cache.move_to_end(key)
+            return self._cache[key]
+        spans = render()
+        if sum(len(span.ids) for span in spans) <= MAX_CACHED_IDS:
+            self._cache[key] = spans
+            if len(self._cache) > MAX_CACHED_RENDERINGS:
+                self._cache.popitem(last=False)
+        return spans
 
     def _start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Spans:
-        text = self._apply(messages, tools)
+        text = self.render_text(messages, tools)
         if tools and not self._tools_shown:
-            if text == self._apply(messages, ()):
+            if text == self.render_text(messages, ()):
                 raise UserError(
                     "This chat template does not show tools to the model; choose one that does, e.g. template=chatml."
                 )
             self._tools_shown = True
-        return self._spans(text, self._apply(_marked(messages), tools), messages)
+        return self._spans(text, self.render_text(_marked(messages), tools), messages)
 
-    def extend(self, held: Sequence[int], messages: Sequence[Message]) -> tuple[Span, ...]:
-        """What follows the ids held (which end in a reply): the turn's closing, new messages, the next opening."""
-        spans = self._once("extend", messages, (), lambda: self._following(messages))
-        if held and held[-1] == self.close_id:
+    def extend(self, context_ids: Sequence[int], messages: Sequence[Message]) -> tuple[Span, ...]:
+        """Return the spans that follow `context_ids`, which end in a reply: the reply's closing, the new messages, the
+        opening of the next reply."""
+        spans = self._cached("extend", messages, (), lambda: self._following(messages))
+        if context_ids and context_ids[-1] == self.close_id:
             # The policy sampled the closing token itself; the template must not add it twice.
             return _without_closing(spans, self.close_id)
         return spans
 
     def _following(self, messages: Sequence[Message]) -> Spans:
         marked = tuple(_marked(messages))
-        if marked not in self._frames:  # observations differ, what stands around them hardly ever
-            if len(self._frames) >= MOST_FRAMES:
+        if marked not in self._frames:  # observations differ, the template's text around them hardly ever
+            if len(self._frames) >= MAX_CACHED_FRAMES:
                 self._frames.clear()
             self._frames[marked] = self._after_reply(marked)
         return self._spans(self._after_reply(messages), self._frames[marked], messages)
 
     def encode_reply(self, text: str) -> tuple[int, ...]:
-        """Ids of a reply that something other than a model wrote, closed by the end token."""
-        return (*self._encode(text)[0], self.close_id)
+        """Return the ids of a reply that no model sampled, closed by the end token."""
+        return (*self.encode(text)[0], self.close_id)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a reply, without its end token."""
+        """Return the text of a reply, without its end token."""
         kept = list(ids)
         while kept and kept[-1] in self.end_ids:
             kept.pop()
-        if self._bytes is not None:  # what the others come down to, without a look at every character
-            return b"".join(map(self._bytes.__getitem__, kept)).decode(errors="replace")
-        if self._fast is not None:  # the same without a look at every id
+        if self._token_bytes is not None:  # the same result as below, without a look at every character
+            return b"".join(map(self._token_bytes.__getitem__, kept)).decode(errors="replace")
+        if self._fast is not None:  # the same result as below, without a look at every id
             return str(self._fast.decode(kept, skip_special_tokens=False))
         return str(self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _after_reply(self, messages: Sequence[Message]) -> str:
-        text = self._apply([Message("user", "x"), Message("assistant", REPLY), *messages], ())
-        _, found, tail = text.partition(REPLY)
-        if not found or REPLY in tail:
+        text = self.render_text([Message("user", "x"), Message("assistant", REPLY), *messages], ())
+        _, marker, tail = text.partition(REPLY)
+        if not marker or REPLY in tail:
             raise UserError("This chat template rewrites or drops an assistant's reply; choose another template.")
         return tail
 
-    def _apply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+    def render_text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+        """Return the text of a conversation under the template, with the opening of the next reply."""
         if self._images_shown is None and any(m.images for m in messages):
             self._images_shown = self._shows_images()
         if not self._images_shown and any(m.images for m in messages):
@@ -162,16 +164,16 @@ class Renderer:
         return self._fill(rows, tools)
 
     def _shows_images(self) -> bool:
-        """Whether a picture changes what the template writes, and a text in parts does not."""
+        """Whether an image changes what the template writes, and a list of one text part does not."""
         text = {"type": "text", "text": "x"}
         try:
-            plain, parted, pictured = (
+            plain, as_parts, with_image = (
                 self._fill([{"role": "user", "content": content}], ())
                 for content in ("x", [text], [text, {"type": "image"}])
             )
         except (TypeError, ValueError, TemplateError):
             return False
-        return plain == parted != pictured
+        return plain == as_parts != with_image
 
     def _fill(self, rows: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
         text = self.tokenizer.apply_chat_template(
@@ -183,24 +185,25 @@ class Renderer:
         )
         return str(text)
 
-    def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of a text and the characters (first, end) of each; special tokens in it are recognised."""
         fast = self._fast
         if fast is not None and fast.truncation is None and fast.padding is None:
-            # What the other comes down to, without a batch of one, for which threads are woken and the GIL is let go.
+            # The same result as below, without a batch of one, for which threads are woken and the GIL is released.
             if fast.encode_special_tokens != self.tokenizer.split_special_tokens:
                 fast.encode_special_tokens = self.tokenizer.split_special_tokens
-            found = fast.encode(text, add_special_tokens=False)
-            return found.ids, found.offsets
+            encoding = fast.encode(text, add_special_tokens=False)
+            return encoding.ids, encoding.offsets
         coded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return coded["input_ids"], coded["offset_mapping"]
 
     def _spans(self, text: str, marked: str, messages: Sequence[Message]) -> tuple[Span, ...]:
-        """The text's ids, cut where template and message contents meet.
+        """Return the ids of a text as spans, split where template and message contents meet.
 
-        `marked` is the same rendering with a marker for every content: what stands between markers is
-        the template's, so a content is found by its place and never mistaken for a word of the template.
+        `marked` is the same rendering with a marker for every content: the text between markers is the template's, so a
+        content is found by its position and never mistaken for a word of the template.
         """
-        ids, offsets = self._encode(text)
+        ids, offsets = self.encode(text)
         ranges, position = [], 0
         literals = re.split(re.escape(MARKER) + r"\d+;", marked)
         for message, literal in zip(messages, literals, strict=False):
@@ -215,7 +218,7 @@ class Renderer:
                 position = start
         spans: list[Span] = []
         reached = 0
-        for begin, end in ranges:  # a token that is partly a content's is the content's
+        for begin, end in ranges:  # a token that is partly content counts as content
             first = max(reached, bisect_right(offsets, begin, key=_END))
             last = bisect_left(offsets, end, lo=first, key=_BEGIN)
             if first == last:
@@ -229,8 +232,8 @@ class Renderer:
         return (*spans, *_span(Origin.TEMPLATE, ids[reached:]))
 
 
-class _Bytes(dict[int, bytes]):
-    """What each token of a byte-level tokenizer stands for, looked up when it is first met."""
+class _TokenBytes(dict[int, bytes]):
+    """The bytes of each token of a byte-level tokenizer, looked up at the first use."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -238,23 +241,23 @@ class _Bytes(dict[int, bytes]):
     def __missing__(self, token: int) -> bytes:
         text = self._tokenizer.id_to_token(token) or ""  # a model may have more tokens than its tokenizer
         try:
-            found = text.translate(LETTERS).encode("latin-1")
+            data = text.translate(BYTE_OF_CHARACTER).encode("latin-1")
         except UnicodeEncodeError:  # not in that alphabet
-            found = text.encode()
-        self[token] = found
-        return found
+            data = text.encode()
+        self[token] = data
+        return data
 
 
-def _usual(kind: type) -> bool:
-    """Whether a tokenizer leaves all the work to its backend, as nearly all do."""
-    ours = ("__call__", "_encode_plus", "_switch_to_input_mode", "decode", "_decode")
+def _uses_backend_only(kind: type) -> bool:
+    """Whether a tokenizer class leaves all work to its backend, as nearly all do."""
+    methods = ("__call__", "_encode_plus", "_switch_to_input_mode", "decode", "_decode")
     return issubclass(kind, TokenizersBackend) and all(
-        getattr(kind, name, None) is getattr(TokenizersBackend, name, None) for name in ours
+        getattr(kind, name, None) is getattr(TokenizersBackend, name, None) for name in methods
     )
 
 
 def _parts(message: Message) -> str | list[dict[str, str]]:
-    """A content as templates want it: a text, or parts where there are images. The pixels are none of ours."""
+    """Return a content as templates want it: a text, or a list of parts where there are images."""
     if not message.images:
         return message.content
     return [{"type": "text", "text": message.content}, *({"type": "image"} for _ in message.images)]
@@ -272,7 +275,7 @@ def _span(origin: Origin, ids: Sequence[int]) -> Spans:
 
 
 def _without_closing(spans: Sequence[Span], close_id: int) -> tuple[Span, ...]:
-    """Spans from just after the first closing token on."""
+    """Return the spans after the first closing token."""
     for number, span in enumerate(spans):
         if close_id in span.ids:
             rest = Span(span.origin, span.ids[span.ids.index(close_id) + 1 :])

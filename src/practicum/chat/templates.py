@@ -1,7 +1,7 @@
-"""Chat templates by name, in Jinja: each writes what its model was trained on, in our own words of Jinja.
+"""Chat templates by name, in Jinja: each writes the tokens that its model was trained on.
 
-`tests/test_templates.py` holds them, token for token, to the templates that the models' authors publish. An assistant's
-message is written as it stands: replies are what the policy sampled, tool calls and all.
+`tests/chat/test_templates.py` compares them, token for token, with the templates that the models' authors publish. An
+assistant's message is written unchanged: a reply is what the policy sampled, tool calls included.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ CALLS = (
     "{{- '\\n\\nTools:' }}{%- for tool in tools %}{{- '\\n' + (tool.function | tojson) }}{%- endfor %}"
     '{{- \'\\nTo call one: <tool_call>{"name": ..., "arguments": ...}</tool_call>\' }}'
 )
-"""Our own short list of tools, for templates that have none."""
+"""A short list of tools, for templates that have none of their own."""
 
 CHATML = (
     "{%- for m in messages %}"
@@ -35,11 +35,12 @@ LLAMA3 = (
     "{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"
 )
-"""Llama-3's headers, with tools listed our way."""
+"""Llama-3's headers, with the short list of tools."""
 
 
 def _im(default_system: str | None, tools: str) -> str:
-    """The `<|im_start|>` family: an optional default system message, its tools, and tool answers as the user's."""
+    """Return a template of the `<|im_start|>` family: an optional default system message, its list of tools, and tool
+    messages as the user's."""
     opening = "{%- set given = messages[0].content if messages[0].role == 'system' else none %}"
     if default_system is not None:
         opening += f"{{%- if given is none %}}{{%- set given = '{default_system}' %}}{{%- endif %}}"
@@ -66,7 +67,7 @@ def _im(default_system: str | None, tools: str) -> str:
 
 
 def _qwen_tools(gap: str) -> str:
-    """What Qwen was taught to read of tools; `gap` stands between the system message and them."""
+    """Return Qwen's list of tools; `gap` is the text between the system message and the list."""
     before = (
         "# Tools\\n\\nYou may call one or more functions to assist with the user query.\\n\\n"
         "You are provided with function signatures within <tools></tools> XML tags:\\n<tools>"

@@ -1,8 +1,7 @@
-"""Data sets as their authors publish them, made into the JSON that tasks are read from.
+"""Published data sets converted into the JSON files that tasks are read from.
 
-Each reader takes the file's text and gives rows with a `question` and what the reward needs, and, where
-the set comes with texts to read, documents for a search corpus. Everything is read and checked before
-anything is written.
+Each reader takes a file's text and returns rows with a `question` and what the reward needs, and, where the set comes
+with texts to read, documents for a search corpus. Everything is read and checked before anything is written.
 """
 
 from __future__ import annotations
@@ -30,43 +29,43 @@ class Converted:
     documents: Sequence[Document] = field(default=())
 
 
-class Bad(ValueError):
-    """A row that cannot be used: what is wrong with it, to be said together with its place."""
+class InvalidRow(ValueError):
+    """What is wrong with a row; `_naming` adds the file and the location."""
 
 
 def text_field(row: Mapping[str, Any], name: str) -> str:
-    """A field that must be a text with something in it."""
+    """Return a field that must be a non-empty text."""
     value = _field(row, name)
     if not isinstance(value, str) or not value.strip():
-        raise Bad(f"'{name}' must be a non-empty text")
+        raise InvalidRow(f"'{name}' must be a non-empty text")
     return value
 
 
 def list_field(row: Mapping[str, Any], name: str) -> list[Any]:
     value = _field(row, name)
     if not isinstance(value, list):
-        raise Bad(f"'{name}' must be a list")
+        raise InvalidRow(f"'{name}' must be a list")
     return value
 
 
 def _field(row: Any, name: str) -> Any:
     if not isinstance(row, Mapping):
-        raise Bad(f"expected an object with '{name}', found {type(row).__name__}")
+        raise InvalidRow(f"expected an object with '{name}', found {type(row).__name__}")
     if name not in row:
-        raise Bad(f"the field '{name}' is missing (it has: {', '.join(map(str, row)) or 'nothing'})")
+        raise InvalidRow(f"the field '{name}' is missing (it has: {', '.join(map(str, row)) or 'nothing'})")
     return row[name]
 
 
 def gsm8k(row: Mapping[str, Any], number: int) -> Row:
     """GSM8K: `question` and a worked `answer` whose last line is `#### 42`."""
     solution, mark, last = text_field(row, "answer").rpartition("####")
-    found = last.strip().replace(",", "").removeprefix("$")
-    if not mark or not re.fullmatch(r"-?\d+(\.\d+)?", found):
-        raise Bad("'answer' must end in '#### ' and a number")
+    answer = last.strip().replace(",", "").removeprefix("$")
+    if not mark or not re.fullmatch(r"-?\d+(\.\d+)?", answer):
+        raise InvalidRow("'answer' must end in '#### ' and a number")
     return {
         "id": f"gsm8k-{number}",
         "question": text_field(row, "question").strip(),
-        "answer": found,
+        "answer": answer,
         "solution": solution.strip(),
     }
 
@@ -88,14 +87,14 @@ def mbpp(row: Mapping[str, Any], number: int) -> Row:
     """MBPP: `text` (`prompt` in the sanitized file), `code`, and asserts in `test_list`."""
     tests = list_field(row, "test_list")
     if not tests or not all(isinstance(test, str) and test.strip() for test in tests):
-        raise Bad("'test_list' must be a list of asserts")
-    asked = text_field(row, "text" if "text" in row or "prompt" not in row else "prompt").strip()
-    # The two files name what the tests need differently: a block of code, or lines that import.
+        raise InvalidRow("'test_list' must be a list of asserts")
+    question = text_field(row, "text" if "text" in row or "prompt" not in row else "prompt").strip()
+    # The two files have different fields for what the tests need: a block of code, or import lines.
     needs = {key: row[key] for key in ("test_setup_code", "test_imports") if row.get(key)}
     return {
         "id": f"mbpp-{_field(row, 'task_id')}",
-        # The name of the function stands nowhere but in the tests, so the first one is shown.
-        "question": f"{asked} Your code should pass this test:\n\n{tests[0]}",
+        # Only the tests name the function, so the first one is shown.
+        "question": f"{question} Your code should pass this test:\n\n{tests[0]}",
         "test_cases": tests,
         **needs,
         "solution": text_field(row, "code"),
@@ -106,8 +105,8 @@ def hotpotqa(text: str, path: Path) -> Converted:
     """HotpotQA: a list of questions, each with the paragraphs (title, sentences) it was asked of."""
     rows: list[Row] = []
     documents: dict[str, Document] = {}
-    for place, row in list_or_lines(text, path):
-        with _at(path, place):
+    for location, row in list_or_lines(text, path):
+        with _naming(path, location):
             rows.append({
                 "id": text_field(row, "_id"),
                 "question": text_field(row, "question").strip(),
@@ -117,9 +116,9 @@ def hotpotqa(text: str, path: Path) -> Converted:
             for paragraph in list_field(row, "context"):
                 match paragraph:
                     case [str(title), [*sentences]] if all(isinstance(sentence, str) for sentence in sentences):
-                        _keep(documents, title, "".join(sentences))
+                        _add_document(documents, title, "".join(sentences))
                     case _:
-                        raise Bad("'context' must hold pairs of a title and its sentences")
+                        raise InvalidRow("'context' must hold pairs of a title and its sentences")
     return Converted(rows, tuple(documents.values()))
 
 
@@ -127,17 +126,17 @@ def squad(text: str, path: Path) -> Converted:
     """SQuAD 1.1 and 2.0: articles of paragraphs of questions. A question without an answer has `noanswer`."""
     rows: list[Row] = []
     documents: dict[str, Document] = {}
-    with _at(path, "the file"):
+    with _naming(path, "the file"):
         articles = list_field(parse_json(text, path), "data")
     for a, article in enumerate(articles):
-        with _at(path, f"article {a}"):
+        with _naming(path, f"article {a}"):
             title, paragraphs = text_field(article, "title"), list_field(article, "paragraphs")
         for p, paragraph in enumerate(paragraphs):
-            with _at(path, f"article {a}, paragraph {p}"):
-                _keep(documents, title.replace("_", " "), text_field(paragraph, "context"))
+            with _naming(path, f"article {a}, paragraph {p}"):
+                _add_document(documents, title.replace("_", " "), text_field(paragraph, "context"))
                 questions = list_field(paragraph, "qas")
             for q, asked in enumerate(questions):
-                with _at(path, f"article {a}, paragraph {p}, question {q}"):
+                with _naming(path, f"article {a}, paragraph {p}, question {q}"):
                     rows.append({
                         "id": text_field(asked, "id"),
                         "question": text_field(asked, "question").strip(),
@@ -151,25 +150,25 @@ def _squad_answer(asked: Mapping[str, Any]) -> str | list[str]:
         return "noanswer"
     texts = list(dict.fromkeys(text_field(answer, "text") for answer in list_field(asked, "answers")))
     if not texts:
-        raise Bad("'answers' is empty and 'is_impossible' is not set")
+        raise InvalidRow("'answers' is empty and 'is_impossible' is not set")
     return texts[0] if len(texts) == 1 else texts
 
 
-def _keep(documents: dict[str, Document], title: str, text: str) -> None:
-    """A paragraph once, however many questions were asked of it."""
+def _add_document(documents: dict[str, Document], title: str, text: str) -> None:
+    """Add a paragraph once, however many questions are about it."""
     key = f"{title}\n{text}"
     if key not in documents:
         documents[key] = Document(f"{len(documents):07d}", title, " ".join(text.split()))
 
 
 def _by_line(read: Callable[[Mapping[str, Any], int], Row]) -> Callable[[str, Path], Converted]:
-    """A reader of a file with one object a line (or one list) from a reader of one object."""
+    """Return the reader of a file with one object per line, or one list, given the reader of one object."""
 
     def convert(text: str, path: Path) -> Converted:
         rows = []
-        for number, (place, row) in enumerate(list_or_lines(text, path)):
-            with _at(path, place):
-                rows.append(read(row, number))
+        for index, (location, row) in enumerate(list_or_lines(text, path)):
+            with _naming(path, location):
+                rows.append(read(row, index))
         return Converted(rows)
 
     return convert
@@ -185,7 +184,7 @@ FORMATS: Mapping[str, Callable[[str, Path], Converted]] = {
 
 
 def convert(name: str, source: Path) -> Converted:
-    """A published file, `.gz` or not, read whole and checked; UserError names the place of what is wrong."""
+    """Return the rows of a published file, `.gz` or not; raise UserError naming the location of what is wrong."""
     if name not in FORMATS:
         raise UserError(f"Unknown data set '{name}'.{did_you_mean(name, FORMATS)}")
     converted = FORMATS[name](read_text(source), source)
@@ -200,7 +199,7 @@ def convert(name: str, source: Path) -> Converted:
 
 
 def write(converted: Converted, output: Path, corpus: Path) -> None:
-    """The task file, and the corpus as one file in a folder of its own. Nothing that exists is overwritten."""
+    """Write the task file, and the corpus as one file in a folder of its own; existing files are not overwritten."""
     documents = corpus / "documents.jsonl"
     for path in (output, *([documents] if converted.documents else [])):
         if path.exists():
@@ -210,19 +209,19 @@ def write(converted: Converted, output: Path, corpus: Path) -> None:
             json.dumps({"id": d.id, "title": d.title, "text": d.text}, ensure_ascii=False) for d in converted.documents
         )
         write_atomic(documents, "".join(f"{line}\n" for line in lines).encode())
-    # The questions come last: a task file that is there has its corpus.
+    # The task file comes last: where it exists, its corpus does too.
     write_atomic(output, (json.dumps(list(converted.rows), ensure_ascii=False, indent=1) + "\n").encode())
 
 
-class _at:
-    """Whatever is bad inside is said together with its place."""
+class _naming:
+    """A context in which an InvalidRow becomes a UserError that names the file and the location."""
 
-    def __init__(self, path: Path, place: str) -> None:
-        self.path, self.place = path, place
+    def __init__(self, path: Path, location: str) -> None:
+        self.path, self.location = path, location
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Bad):
-            raise UserError(f"'{self.path}', {self.place}: {error}.") from None
+        if isinstance(error, InvalidRow):
+            raise UserError(f"'{self.path}', {self.location}: {error}.") from None

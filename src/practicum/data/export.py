@@ -1,7 +1,7 @@
-"""Episodes as rows of text for imitation and preference, with the fields of the founding paper.
+"""Episodes as rows of text for behaviour cloning and preference training, with the fields that HALO uses.
 
-`bc.jsonl` has a row a step, `dpo.jsonl` a row a pair of replies, `sft.jsonl` a row a whole conversation. Rows are for
-those who train elsewhere; Practicum itself trains on the episodes, whose ids are never made again from text.
+`bc.jsonl` has a row per step, `dpo.jsonl` a row per pair of replies, `sft.jsonl` a row per conversation. Rows are for
+training elsewhere; Practicum itself trains on the episodes, whose ids are never made again from text.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ BC_FIELDS = ("prompt", "action", "task_id", "site_id", "step_idx", "action_sourc
 DPO_FIELDS = ("prompt", "chosen", "rejected", "task_id", "site_id", "state_key")
 STRATEGIES = ("default", "progress_ranked", "same_state")
 RANKED_SHARE = 0.2
-"""The share of a task's episodes that `progress_ranked` imitates unless told otherwise."""
+"""The share of a task's episodes that `progress_ranked` takes by default."""
 
 Row = dict[str, Any]
-Prompting = Callable[[Trajectory, int], str]
-"""The prompt of an episode's turn as text."""
+MakePrompt = Callable[[Trajectory, int], str]
+"""Returns the prompt of an episode's turn as text."""
 
 
 # -- which episodes -------------------------------------------------------------
@@ -35,7 +35,7 @@ Prompting = Callable[[Trajectory, int], str]
 def successful_episodes(
     episodes: Sequence[Trajectory], strategy: str, top_percent: float | None = None, include_failed: bool = False
 ) -> list[Trajectory]:
-    """Episodes worth imitating, in their order.
+    """Return the episodes to train on by imitation, in their order.
 
     Successful ones (every scored one with `include_failed`), of each task the best `top_percent` where that is given.
     `progress_ranked` takes the best share of all scored episodes of a task, whether they succeeded or not.
@@ -64,8 +64,8 @@ def check_strategy(strategy: str, top_percent: float | None = None) -> None:
 # -- rows ---------------------------------------------------------------------------------------
 
 
-def bc_rows(episodes: Iterable[Trajectory], prompt: Prompting) -> Iterator[Row]:
-    """A row for every step whose action worked; steps count from 1."""
+def bc_rows(episodes: Iterable[Trajectory], prompt: MakePrompt) -> Iterator[Row]:
+    """Yield a row for every step whose action worked; steps count from 1."""
     for episode in episodes:
         for number, turn in enumerate(episode.turns):
             if turn.reply.strip() and not failed(episode, number):
@@ -74,8 +74,8 @@ def bc_rows(episodes: Iterable[Trajectory], prompt: Prompting) -> Iterator[Row]:
                 yield dict(zip(BC_FIELDS, values, strict=True))
 
 
-def dpo_rows(pairs: Iterable[Preference], prompt: Prompting) -> Iterator[Row]:
-    """A row a pair; the prompt is the one that the chosen reply was given to."""
+def dpo_rows(pairs: Iterable[Preference], prompt: MakePrompt) -> Iterator[Row]:
+    """Yield a row per pair; the prompt is that of the chosen reply."""
     for pair in pairs:
         task = pair.chosen.episode.task
         values = (prompt(pair.chosen.episode, pair.chosen.number), pair.chosen.turn.reply, pair.rejected.turn.reply,
@@ -84,7 +84,7 @@ def dpo_rows(pairs: Iterable[Preference], prompt: Prompting) -> Iterator[Row]:
 
 
 def sft_rows(episodes: Iterable[Trajectory]) -> Iterator[Row]:
-    """A row an episode: its messages in order, and of each whether it is trained: the policy's are, nothing else is."""
+    """Yield a row per episode: its messages in order, each with whether it is trained on, which only replies are."""
     for episode in episodes:
         messages: list[Row] = []
         for turn in episode.turns:
@@ -94,22 +94,22 @@ def sft_rows(episodes: Iterable[Trajectory]) -> Iterator[Row]:
             ]
             messages.append({"role": "assistant", "content": turn.reply, "train": True})
         tools = episode.provenance.get("tools")
-        known = {"tools": tools} if tools else {}
-        yield {"messages": messages, **known, "task_id": episode.task.id, "site_id": site_of(episode.task)}
+        schemas = {"tools": tools} if tools else {}
+        yield {"messages": messages, **schemas, "task_id": episode.task.id, "site_id": site_of(episode.task)}
 
 
 def has_images(episode: Trajectory) -> bool:
-    """Whether the policy was shown images: a prompt of text alone is then not what it saw."""
+    """Whether the policy was shown images; a prompt of text alone is then not what it saw."""
     return any(message.images for turn in episode.turns for message in turn.messages)
 
 
 def one_conversation(episode: Trajectory) -> bool:
-    """Whether the prompts only ever grew: an episode that rewrote its history is no single conversation."""
+    """Whether each prompt continues the one before; an episode that rewrote its history is no single conversation."""
     return bool(episode.turns) and not any(turn.restart for turn in episode.turns[1:])
 
 
 def _content(message: Message) -> str | list[Row]:
-    """A text, or parts where there are images."""
+    """Return a content as text, or as a list of parts where there are images."""
     if not message.images:
         return message.content
     images = [{"type": "image_url", "image_url": {"url": image}} for image in message.images]
@@ -117,7 +117,7 @@ def _content(message: Message) -> str | list[Row]:
 
 
 def site_of(task: Task) -> str:
-    """The site a task plays on: its own field, the name within a versioned id (v2.omnizon-13), or its environment."""
+    """Return the site of a task: its own field, the name within a versioned id (v2.omnizon-13), or its environment."""
     for field in ("site_id", "site"):
         value = task.fields.get(field)
         if isinstance(value, str) and value:
@@ -130,23 +130,23 @@ def site_of(task: Task) -> str:
 
 
 def plain_prompt(episode: Trajectory, number: int) -> str:
-    """What was said before a turn's reply, each part under its role: for models with another chat template."""
-    parts = []
-    for place, turn in enumerate(episode.turns[: number + 1]):
-        parts += [f"[{message.role}]\n{message.content}" for message in turn.messages]
-        if place < number:
-            parts.append(f"[assistant]\n{turn.reply}")
-    return "\n\n".join(parts)
+    """Return the messages before a turn's reply, each under its role, for models with another chat template."""
+    sections = []
+    for index, turn in enumerate(episode.turns[: number + 1]):
+        sections += [f"[{message.role}]\n{message.content}" for message in turn.messages]
+        if index < number:
+            sections.append(f"[assistant]\n{turn.reply}")
+    return "\n\n".join(sections)
 
 
 class RenderedPrompts:
-    """The very text that the policy was shown: the prompt's ids, decoded by the tokenizer they belong to.
+    """The text that the policy was shown: the prompt's ids, decoded by the tokenizer that they belong to.
 
-    So what is trained from rows is what is served. `tokenizer` replaces the model that the episodes name.
+    What is trained from rows is then what is served. `tokenizer` replaces the model that the episodes name.
     """
 
     def __init__(self, tokenizer: str | None = None) -> None:
-        self.named = tokenizer
+        self.tokenizer_name = tokenizer
         self._decoders: dict[tuple[str, str | None], Any] = {}
 
     def __call__(self, episode: Trajectory, number: int) -> str:
@@ -156,18 +156,18 @@ class RenderedPrompts:
     def _tokenizer(self, episode: Trajectory) -> Any:
         from practicum.models import loader  # torch is slow to import: not for plain prompts
 
-        name = self.named or str(episode.provenance.get("model", ""))
+        name = self.tokenizer_name or str(episode.provenance.get("model", ""))
         vocabulary = episode.provenance.get("tokenizer")
         if (name, vocabulary) not in self._decoders:
             if not name:
                 raise UserError(
                     f"Episodes of task '{episode.task.id}' do not name their model; give --tokenizer or --prompt plain."
                 )
-            made = loader.load_tokenizer(name)
-            if vocabulary is not None and loader.tokenizer_hash(made) != vocabulary:
+            tokenizer = loader.load_tokenizer(name)
+            if vocabulary is not None and loader.tokenizer_hash(tokenizer) != vocabulary:
                 raise UserError(
                     f"Episodes of task '{episode.task.id}' hold tokens of another vocabulary than that of '{name}'; "
                     "give the right --tokenizer, or --prompt plain."
                 )
-            self._decoders[name, vocabulary] = made
+            self._decoders[name, vocabulary] = tokenizer
         return self._decoders[name, vocabulary]

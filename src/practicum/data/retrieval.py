@@ -1,7 +1,7 @@
 """Documents in a folder, and a BM25 index over them.
 
-The index is some sixty lines of numpy rather than a dependency: a package would rank ties as its sort
-happens to leave them, and here the same query must give the same observation on every machine.
+The index is about sixty lines of numpy rather than a dependency: packages leave the order of equal scores to their
+sort, and here the same query must give the same observation on every machine.
 The formula is Lucene's, which is never negative:
 idf(t) · f / (f + k1 · (1 - b + b · length / mean length)), idf(t) = ln(1 + (N - n + 0.5) / (n + 0.5)).
 """
@@ -26,7 +26,7 @@ SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text that can be found. Titles are searched too."""
+    """A document of the corpus; title and text are both indexed."""
 
     id: str
     title: str
@@ -35,69 +35,69 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A document found, and how well it fits."""
+    """A document that matches a query, and its BM25 score."""
 
     document: Document
     score: float
 
 
 def words(text: str) -> list[str]:
-    """The words that are indexed: runs of letters and digits, in lower case."""
+    """Return the terms that are indexed: runs of letters and digits, in lower case."""
     return WORD.findall(text.lower())
 
 
 class Index:
-    """BM25 over documents. It never changes once made, so any number of threads may search it."""
+    """A BM25 index. It never changes after it is built, so any number of threads may search it."""
 
     def __init__(self, documents: Iterable[Document], k1: float = 1.5, b: float = 0.75) -> None:
-        # In the order of their ids, so that a document's number breaks ties by id.
+        # Sorted by id, so that equal scores come in the order of ids.
         self.documents: tuple[Document, ...] = tuple(sorted(documents, key=lambda document: document.id))
         counts = [Counter(words(f"{document.title} {document.text}")) for document in self.documents]
         lengths = np.array([sum(count.values()) for count in counts], dtype=np.float64)
         mean = float(lengths.mean()) if lengths.any() else 1.0
         norms = k1 * (1 - b + b * lengths / mean)
-        places: defaultdict[str, list[int]] = defaultdict(list)
+        documents_with: defaultdict[str, list[int]] = defaultdict(list)
         occurrences: defaultdict[str, list[int]] = defaultdict(list)
-        for number, count in enumerate(counts):
+        for index, count in enumerate(counts):
             for word, times in count.items():
-                places[word].append(number)
+                documents_with[word].append(index)
                 occurrences[word].append(times)
         self._postings: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        for word, numbers in places.items():
-            held, frequency = np.array(numbers), np.array(occurrences[word], dtype=np.float64)
-            rarity = np.log(1 + (len(counts) - len(numbers) + 0.5) / (len(numbers) + 0.5))
-            self._postings[word] = (held, rarity * frequency / (frequency + norms[held]))
+        for word, indices in documents_with.items():
+            matching, frequency = np.array(indices), np.array(occurrences[word], dtype=np.float64)
+            idf = np.log(1 + (len(counts) - len(indices) + 0.5) / (len(indices) + 0.5))
+            self._postings[word] = (matching, idf * frequency / (frequency + norms[matching]))
 
     def search(self, query: str, count: int = 3) -> list[Hit]:
-        """The best documents that share a word with the query; equals stand in the order of their ids."""
+        """Return at most `count` documents that share a word with the query, best first, equal scores by id."""
         scores = np.zeros(len(self.documents))
         for word in sorted(set(words(query))):
             if word in self._postings:
-                held, weights = self._postings[word]
-                scores[held] += weights
-        found = np.flatnonzero(scores)
-        values = scores[found].round(9)  # a last bit that differs between machines must not part a tie
-        if len(found) > count:
-            enough = values >= np.partition(values, len(found) - count)[len(found) - count]
-            found, values = found[enough], values[enough]
+                matching, weights = self._postings[word]
+                scores[matching] += weights
+        matches = np.flatnonzero(scores)
+        values = scores[matches].round(9)  # a last bit that differs between machines must not break a tie
+        if len(matches) > count:
+            threshold = np.partition(values, len(matches) - count)[len(matches) - count]
+            matches, values = matches[values >= threshold], values[values >= threshold]
         best = np.argsort(-values, kind="stable")[:count]
-        return [Hit(self.documents[found[place]], float(values[place])) for place in best]
+        return [Hit(self.documents[matches[index]], float(values[index])) for index in best]
 
 
 def snippet(text: str, query: str, limit: int) -> str:
-    """At most `limit` characters of a text, from the sentence on in which most of the query is found."""
+    """Return at most `limit` characters of a text, from the sentence that has most words of the query."""
     text = " ".join(text.split())
     if len(text) <= limit:
         return text
     wanted = set(words(query))
-    starts = [0, *(found.end() for found in SENTENCE.finditer(text))]
+    starts = [0, *(match.end() for match in SENTENCE.finditer(text))]
 
-    def worth(span: tuple[int, int]) -> tuple[int, int]:
-        """Words of the query in the piece, then in its first sentence, lest the piece end where they begin."""
-        whole, first = text[span[0] : span[0] + limit], text[span[0] : min(span[1], span[0] + limit)]
-        return len(wanted & set(words(whole))), len(wanted & set(words(first)))
+    def value(span: tuple[int, int]) -> tuple[int, int]:
+        """Words of the query in the piece, then in its first sentence: the piece must not end where they begin."""
+        piece, first = text[span[0] : span[0] + limit], text[span[0] : min(span[1], span[0] + limit)]
+        return len(wanted & set(words(piece))), len(wanted & set(words(first)))
 
-    begin = max(zip(starts, [*starts[1:], len(text)], strict=True), key=worth)[0]
+    begin = max(zip(starts, [*starts[1:], len(text)], strict=True), key=value)[0]
     piece = text[begin : begin + limit]
     if begin + limit < len(text):
         piece = f"{piece.rsplit(' ', 1)[0]} …"
@@ -105,7 +105,7 @@ def snippet(text: str, query: str, limit: int) -> str:
 
 
 def read_corpus(folder: Path) -> list[Document]:
-    """Every `*.txt` (one document each) and `*.jsonl` (objects with `text`, `title`, `id`) below a folder."""
+    """Return the documents below a folder: `*.txt`, one each, and `*.jsonl`, objects with `text`, `title`, `id`."""
     if not folder.is_dir():
         raise UserError(f"The search corpus '{folder}' is not a folder; give one that holds *.txt or *.jsonl files.")
     documents: list[Document] = []
@@ -121,13 +121,13 @@ def read_corpus(folder: Path) -> list[Document]:
 
 
 _indexes: dict[Path, Index] = {}
-_making = threading.Lock()
+_index_lock = threading.Lock()
 
 
 def index_of(folder: str | Path) -> Index:
-    """The index of a corpus folder, made once a process: whoever else asks meanwhile waits for it."""
+    """Return the index of a corpus folder; it is built once per process, and other threads wait for it."""
     path = Path(folder).expanduser().resolve()
-    with _making:
+    with _index_lock:
         if path not in _indexes:
             _indexes[path] = Index(read_corpus(path))
         return _indexes[path]
@@ -142,7 +142,7 @@ def _documents(path: Path, name: str) -> Iterator[Document]:
 
 
 def show(hits: Sequence[Hit], query: str, limit: int) -> str:
-    """Hits as an agent sees them: one line each, the title before the text."""
+    """Return hits as an agent sees them: one line each, the title before the text."""
     lines = []
     for hit in hits:
         text = snippet(hit.document.text, query, limit)

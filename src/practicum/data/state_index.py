@@ -1,8 +1,8 @@
-"""Where episodes meet: the states that their replies were given in, and what became of each reply.
+"""The states in which replies were given, and what followed each reply.
 
-Two replies can be compared only if they were given in one state: the same task, and the same ids before the reply. A
-world is taken to be steady (the same state and reply are always answered alike) until the episodes themselves show that
-it is not; then the seed of the world is part of the state as well.
+Two replies can be compared only if they were given in one state: the same task, and the same ids before the reply. An
+environment is taken to be deterministic (the same state and reply always get the same answer) until the episodes
+themselves show that it is not; then the environment's seed is part of the state as well.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from practicum.trajectory import Outcome, Trajectory, Turn
 
 TOOL_ERROR = re.compile(r"(Observation: |Output:\n)?Error: ")
-"""How an observation begins when a tool says that a call failed, in every reply format."""
+"""How an observation begins when a tool call failed, in every reply format."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a reply was given in. `history` names the ids shown; `seed` is None in a steady world."""
+    """The state of a reply. `history` is a hash of the ids shown; `seed` is None in a deterministic environment."""
 
     task: str
     content: str
@@ -35,7 +35,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One reply: the episode it belongs to and its turn."""
+    """One reply: its episode and the index of its turn."""
 
     episode: Trajectory
     number: int
@@ -46,19 +46,19 @@ class Visit:
 
 
 def prompt_ids(episode: Trajectory, number: int) -> tuple[int, ...]:
-    """All ids that the policy was shown before the reply of a turn."""
-    first = max(place for place in range(number + 1) if place == 0 or episode.turns[place].restart)
-    held = [i for turn in episode.turns[first:number] for span in turn.spans for i in span.ids]
-    return (*held, *(i for span in episode.turns[number].spans[:-1] for i in span.ids))
+    """Return all ids that the policy was shown before the reply of a turn."""
+    first = max(index for index in range(number + 1) if index == 0 or episode.turns[index].restart)
+    earlier = [i for turn in episode.turns[first:number] for span in turn.spans for i in span.ids]
+    return (*earlier, *(i for span in episode.turns[number].spans[:-1] for i in span.ids))
 
 
 def histories(episode: Trajectory) -> Iterator[str]:
-    """For each turn a name of what was shown before its reply: ids, the vocabulary they belong to, and images."""
-    begin = hashlib.sha256(str(episode.provenance.get("tokenizer", "")).encode())
-    running = begin.copy()
+    """Yield for each turn a hash of what was shown before its reply: ids, their vocabulary, and images."""
+    empty = hashlib.sha256(str(episode.provenance.get("tokenizer", "")).encode())
+    running = empty.copy()
     for turn in episode.turns:
         if turn.restart:
-            running = begin.copy()
+            running = empty.copy()
         for span in turn.spans[:-1]:
             running.update(array("q", span.ids))
         for image in (image for message in turn.messages for image in message.images):
@@ -68,33 +68,33 @@ def histories(episode: Trajectory) -> Iterator[str]:
 
 
 def visits(episodes: Sequence[Trajectory]) -> dict[State, list[Visit]]:
-    """Every reply of the scored episodes under the state that it was given in, in the order of the episodes."""
-    unsteady = unsteady_worlds(episodes)
-    found: dict[State, list[Visit]] = {}
+    """Return the replies of the scored episodes by the state that they were given in, in the order of the episodes."""
+    nondeterministic = nondeterministic_environments(episodes)
+    by_state: dict[State, list[Visit]] = {}
     for episode in episodes:
         if episode.scored:
             task = episode.task
-            seed = episode.seeds.environment if task.environment in unsteady else None
+            seed = episode.seeds.environment if task.environment in nondeterministic else None
             for number, history in enumerate(histories(episode)):
-                found.setdefault(State(task.id, task.hash, history, seed), []).append(Visit(episode, number))
-    return found
+                by_state.setdefault(State(task.id, task.hash, history, seed), []).append(Visit(episode, number))
+    return by_state
 
 
-def unsteady_worlds(episodes: Sequence[Trajectory]) -> set[str]:
-    """Environments that answered the same reply in the same state in two ways."""
+def nondeterministic_environments(episodes: Sequence[Trajectory]) -> set[str]:
+    """Return the environments that answered the same reply in the same state in two ways."""
     answers: dict[tuple[str, str, str], object] = {}
-    unsteady: set[str] = set()
+    environments: set[str] = set()
     for episode in episodes:
         for number, history in enumerate(histories(episode)):
             answer = _answer(episode, number)
-            place = (episode.task.hash, history, episode.turns[number].reply)
-            if answer is not None and answers.setdefault(place, answer) != answer:
-                unsteady.add(episode.task.environment)
-    return unsteady
+            key = (episode.task.hash, history, episode.turns[number].reply)
+            if answer is not None and answers.setdefault(key, answer) != answer:
+                environments.add(episode.task.environment)
+    return environments
 
 
 def failed(episode: Trajectory, number: int) -> bool:
-    """Whether the action of a turn failed. That is seen in what followed it, never in what stood before it."""
+    """Whether the action of a turn failed, by what followed it and not by what preceded it."""
     turn = episode.turns[number]
     if turn.action.error is not None or turn.info.get("valid") is False:
         return True
@@ -105,13 +105,13 @@ def failed(episode: Trajectory, number: int) -> bool:
 
 
 def progress(episode: Trajectory) -> float:
-    """The furthest an episode came; its reward where the world tells no progress."""
-    told = [turn.progress for turn in episode.turns if turn.progress is not None]
-    return max(told) if told else episode.reward
+    """Return the largest progress of an episode; its reward where the environment reports no progress."""
+    values = [turn.progress for turn in episode.turns if turn.progress is not None]
+    return max(values) if values else episode.reward
 
 
 def _answer(episode: Trajectory, number: int) -> object:
-    """What the world said to a reply; None where a cut or a crash leaves that unknown."""
+    """Return the environment's answer to a reply; None where a truncation or a failure leaves it unknown."""
     turn = episode.turns[number]
     if number + 1 < len(episode.turns):
         return (episode.turns[number + 1].messages, turn.reward)

@@ -1,4 +1,4 @@
-"""The contract of an engine: ids in, ids and log-probs out."""
+"""The interface of an engine: token ids in, token ids and log-probs out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from practicum.trajectory import ActionSource, StopReason
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
+    """Sampling parameters. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -29,8 +29,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One reply wanted. `ids` is the whole prompt; the rest is for engines that do not work on ids:
-    a scripted one reads the task and the latest observation, a remote chat server the conversation.
+    """A request for one reply. `ids` is the whole prompt.
+
+    `task`, `observation`, `conversation` and `tools` are for engines that do not work on ids: a scripted one reads the
+    task and the latest observation, a chat server the conversation. Requests of one `session` are turns of one episode.
     """
 
     ids: tuple[int, ...]
@@ -41,16 +43,16 @@ class Request:
     tools: tuple[Mapping[str, Any], ...] = ()
     session: str = ""
     final: bool = False
-    """No further turn of the session can follow, so that nothing need be kept for it."""
+    """No further turn of the session follows, so the engine need not keep its KV cache."""
     adapter: str = ""
-    """The adapter to answer with, where the engine serves several; "" is the policy itself."""
+    """The LoRA adapter to answer with, where the engine serves several; "" is the policy itself."""
     on_token: Callable[[int], None] | None = None
     """Called with every token id as it is sampled, by engines that generate token by token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One reply. `logprobs` are of the sampled ids under the sampling distribution, None where unknown."""
+    """One reply. `logprobs`, one per id, are of the distribution that was sampled from; None where unknown."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
@@ -61,30 +63,32 @@ class Generation:
 
 
 class Engine(Protocol):
-    """Many requests may be under way at once. An engine that cannot answer raises `EngineError`."""
+    """Generates replies, many at once. `generate` raises `EngineError` where it cannot answer."""
 
     name: str
 
     async def generate(self, request: Request) -> Generation: ...
     def end_session(self, session: str) -> None:
-        """The session is over; whatever was kept for it may go."""
+        """Free what is kept for a session; no request of it follows."""
 
     async def close(self) -> None: ...
 
 
 class Weights(Protocol):
-    """What an engine with a copy of its own needs of the policy: its files, and its word on log-probs."""
+    """What an engine with its own copy of the weights needs of the policy: its files, and log-probs to compare."""
 
     def write(self, folder: Path) -> None:
-        """The whole model, or only its adapter, as a folder."""
+        """Write the model, or only its adapter, as a folder."""
 
     def score(self, prompt: Sequence[int], reply: Sequence[int]) -> list[float]:
-        """Log-probs of a reply's tokens after a prompt, at temperature 1, under the weights as they are now."""
+        """Return the log-probs of a reply's tokens after a prompt, at temperature 1, under the current weights."""
 
 
 class PolicyEngine(Engine, Protocol):
     """An engine whose policy is being trained."""
 
     async def update_weights(self, version: int, weights: Weights) -> None:
-        """From here on replies belong to `version`. No request may be under way. An engine that cannot prove that the
-        weights arrived raises `EngineError`."""
+        """Load weights; replies from here on are of `version`. No request may be running.
+
+        An engine that cannot show that the weights arrived raises `EngineError`.
+        """

@@ -1,4 +1,4 @@
-"""Replies that no model wrote: an expert's, a random player's, a null policy's, or a recorded episode's."""
+"""Engines without a model: replies of an expert, a random or null policy, or of recorded episodes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Ready = Callable[[Task], Awaitable[None]]
 
 
 class ScriptedEngine:
-    """Asks a policy of plain Python for each action and writes it in the agent's format.
+    """Takes each action from a scripted policy and writes it in the agent's reply format.
 
-    The ids are the tokenizer's own for that text, closed by the end token; there are no log-probs,
-    because nothing was sampled.
+    The ids are those that the tokenizer gives for that text, closed by the end token; there are no log-probs, because
+    nothing was sampled.
     """
 
     name = "scripted"
@@ -33,7 +33,7 @@ class ScriptedEngine:
         renderer: Renderer,
         ready: Ready | None = None,
     ) -> None:
-        """`ready` is waited for before a task's policy is made, so that making it need not hold up other episodes."""
+        """`ready` is awaited before a task's policy is made, so that `make_policy` need not block other episodes."""
         self.make_policy = make_policy
         self.ready = ready
         self.source = source
@@ -43,7 +43,7 @@ class ScriptedEngine:
 
     @classmethod
     def of(cls, source: str, environment: Environment, format: Format, renderer: Renderer) -> ScriptedEngine:
-        """The environment's own `expert`, `random` or `null` policy."""
+        """Return the engine of the environment's `expert`, `random` or `null` policy."""
         makers: Mapping[str, MakePolicy] = {
             "expert": lambda task, seed: environment.expert(task),
             "random": environment.random,
@@ -70,26 +70,26 @@ class ScriptedEngine:
 
 
 class ReplayEngine:
-    """Says again, id for id, what recorded episodes said; the world may answer differently."""
+    """Repeats the replies of recorded episodes id for id; the environment may answer differently."""
 
     name = "replay"
 
     def __init__(self, episodes: Mapping[str, Trajectory]) -> None:
         self.episodes = episodes
-        self._turn: dict[str, int] = {}
+        self._next_turn: dict[str, int] = {}
 
     async def generate(self, request: Request) -> Generation:
-        number = self._turn.get(request.session, 0)
+        index = self._next_turn.get(request.session, 0)
         recorded = self.episodes.get(request.task.id)
-        if recorded is None or number >= len(recorded.turns):
-            raise EngineError(f"no recorded turn {number} for task '{request.task.id}'")
-        self._turn[request.session] = number + 1
-        turn = recorded.turns[number]
+        if recorded is None or index >= len(recorded.turns):
+            raise EngineError(f"no recorded turn {index} for task '{request.task.id}'")
+        self._next_turn[request.session] = index + 1
+        turn = recorded.turns[index]
         span = next(span for span in turn.spans if span.origin is Origin.SAMPLED)
         return Generation(span.ids, span.logprobs, turn.stop_reason, turn.policy_version, ActionSource.REPLAY)
 
     def end_session(self, session: str) -> None:
-        self._turn.pop(session, None)
+        self._next_turn.pop(session, None)
 
     async def close(self) -> None:
-        self._turn.clear()
+        self._next_turn.clear()

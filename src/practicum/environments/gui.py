@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from practicum.chat.formats.gui import GUI_ACTIONS, gui_misfit
+from practicum.chat.formats.gui import GUI_ACTIONS, gui_action_error
 from practicum.chat.formats.registry import make_format
 from practicum.environment import SPLITS, Action, Environment, Message, Observation, Policy, Step, ToolCall
 from practicum.environments.gui_drawing import require_pillow, screenshot
@@ -73,7 +73,7 @@ class GuiEnvironment(Environment):
             return self._end("The episode is over.")
         text = ""
         for call in action.calls:
-            problem = gui_misfit(call.name, call.arguments)
+            problem = gui_action_error(call.name, call.arguments)
             text = self.desktop.act(call.name, call.arguments) if problem is None else problem
             if self.desktop.pressed is not None or self._reached():
                 return self._end(text)

@@ -13,8 +13,8 @@ from practicum.errors import UserError
 class CodeFormat:
     """`code`: one fenced Python block is run; `<answer>` ends, and so does a reply with neither.
 
-    Whichever opens first, a fence or `<answer>`, owns the text up to its own end. So an answer may
-    hold a fenced program, and a program may print the word `<answer>`.
+    The text from the first opening, a fence or `<answer>`, up to its end belongs to it. So an answer may contain a
+    fenced program, and a program may print the word `<answer>`.
     """
 
     name = "code"
@@ -25,35 +25,35 @@ class CodeFormat:
     closing = re.compile(r"^[ \t]*```[ \t]*$", re.M)
 
     def instructions(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        how = "Give the answer as <answer>...</answer>."
-        return f"To run Python, reply with one ```python block. {how}" if tools else how
+        ending = "Give the answer as <answer>...</answer>."
+        return f"To run Python, reply with one ```python block. {ending}" if tools else ending
 
     def parse(self, text: str, has_tools: bool) -> Action:
         blocks: list[str] = []
         answers: list[str] = []
         plain: list[str] = []
         position = 0
-        while found := self.opening.search(text, position):
-            plain.append(text[position : found.start()])
-            if found[0] == "<answer>":
-                end = text.find("</answer>", found.end())
+        while match := self.opening.search(text, position):
+            plain.append(text[position : match.start()])
+            if match[0] == "<answer>":
+                end = text.find("</answer>", match.end())
                 if end < 0:
                     return Action(text, error="The <answer> needs its </answer>.")
-                answers.append(text[found.end() : end])
+                answers.append(text[match.end() : end])
                 position = end + len("</answer>")
                 continue
-            close = self.closing.search(text, found.end())
+            close = self.closing.search(text, match.end())
             if close is None:
                 return Action(text, error="A block needs a line ``` at its end.")
-            if found[1].strip() == "python":
-                blocks.append(text[found.end() + 1 : close.start() - 1])
+            if match[1].strip() == "python":
+                blocks.append(text[match.end() + 1 : close.start() - 1])
             position = close.end()
         plain.append(text[position:])
-        wrong = self._wrong(blocks, answers, plain, has_tools)
-        if wrong is None and not (blocks or answers or [text])[0].strip():
-            wrong = f"The {'block' if blocks else 'answer' if answers else 'reply'} is empty."
-        if wrong is not None:
-            return Action(text, error=wrong)
+        error = self._error(blocks, answers, plain, has_tools)
+        if error is None and not (blocks or answers or [text])[0].strip():
+            error = f"The {'block' if blocks else 'answer' if answers else 'reply'} is empty."
+        if error is not None:
+            return Action(text, error=error)
         if answers:
             return Action(text, content=answers[0].strip(), thought=plain[0].strip())
         if blocks:
@@ -62,7 +62,7 @@ class CodeFormat:
         return Action(text, content=text.strip())
 
     @staticmethod
-    def _wrong(blocks: list[str], answers: list[str], plain: list[str], has_tools: bool) -> str | None:
+    def _error(blocks: list[str], answers: list[str], plain: list[str], has_tools: bool) -> str | None:
         if any("</answer>" in piece for piece in plain):
             return "The </answer> needs an <answer> before it."
         if any("```python" in piece for piece in plain):
@@ -76,14 +76,14 @@ class CodeFormat:
         return None
 
     def write(self, action: Action, has_tools: bool) -> str:
-        parts = [action.thought] if action.thought else []
+        lines = [action.thought] if action.thought else []
         for call in action.calls:
             if set(call.arguments) != {"code"}:
                 raise UserError(f"The reply format 'code' can only write Python to run, not a call of '{call.name}'.")
-            parts.append(f"```python\n{call.arguments['code']}\n```")
+            lines.append(f"```python\n{call.arguments['code']}\n```")
         if not action.calls:
-            parts.append(f"<answer>{action.content}</answer>" if has_tools else action.content)
-        return "\n".join(parts)
+            lines.append(f"<answer>{action.content}</answer>" if has_tools else action.content)
+        return "\n".join(lines)
 
     def observe(self, name: str, text: str) -> Message:
         return Message("user", f"Output:\n{text}")

@@ -39,19 +39,20 @@ class HermesFormat:
         return Action(text, calls=tuple(calls), thought=before.strip())
 
     def write(self, action: Action, has_tools: bool) -> str:
-        parts = [action.thought] if action.thought else []
+        lines = [action.thought] if action.thought else []
         for call in action.calls:
             body = json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
-            parts.append(f"<tool_call>{body}</tool_call>")
+            lines.append(f"<tool_call>{body}</tool_call>")
         if not action.calls:
-            parts.append(action.content)
-        return "\n".join(parts)
+            lines.append(action.content)
+        return "\n".join(lines)
 
     def observe(self, name: str, text: str) -> Message:
         return Message("tool", text, name=name)
 
 
 def _json_call(block: str) -> ToolCall | str:
+    """Return the call that a block holds, or what is wrong with it."""
     try:
         call = strict_json(block)
     except (ValueError, RecursionError) as error:

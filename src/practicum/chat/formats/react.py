@@ -14,8 +14,8 @@ from practicum.environment import Action, Message, ToolCall
 class ReactFormat:
     """`react`: Thought / Action / Input lines; `Answer:` ends.
 
-    Where there are tools, `Action:` names one and `Input:` is its JSON. In a world of commands,
-    `Action:` is the command itself.
+    Where there are tools, `Action:` names one and `Input:` is its JSON. In an environment of commands, `Action:` is the
+    command itself.
     """
 
     name = "react"
@@ -33,8 +33,7 @@ class ReactFormat:
         )
 
     def parse(self, text: str, has_tools: bool) -> Action:
-        text_read = text.split("\nObservation:")[0]
-        fields = self._fields(text_read)
+        fields = self._fields(text.split("\nObservation:")[0])
         if isinstance(fields, str):
             return Action(text, error=fields)
         thought = fields.get("thought", "")
@@ -61,6 +60,7 @@ class ReactFormat:
 
     @staticmethod
     def _fields(text: str) -> dict[str, str] | str:
+        """Return the text after each label, or what is wrong with the labels."""
         pieces = re.split(r"^(Thought|Action|Input|Answer):", text, flags=re.M)
         fields: dict[str, str] = {}
         for label, body in zip(pieces[1::2], pieces[2::2], strict=True):
@@ -84,6 +84,7 @@ class ReactFormat:
 
 
 def _arguments(name: str, text: str) -> ToolCall | str:
+    """Return the call with the arguments that a text holds, or what is wrong with them."""
     try:
         arguments = strict_json(text)
     except (ValueError, RecursionError) as error:

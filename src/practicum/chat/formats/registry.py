@@ -18,6 +18,7 @@ FORMATS: dict[str, type[HermesFormat] | type[ReactFormat] | type[CodeFormat] | t
 
 
 def make_format(name: str) -> Format:
+    """Return the reply format of a name; raise UserError for an unknown one."""
     if name not in FORMATS:
         raise UserError(f"Unknown reply format '{name}'.{did_you_mean(name, FORMATS)}")
     return FORMATS[name]()

@@ -1,4 +1,4 @@
-"""JSON read to the letter: what could only be guessed at, or could not be written again, is refused."""
+"""Strict JSON for what a model wrote: what could only be guessed at, or could not be written again, is refused."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import math
 from typing import Any
 
 MAX_DEPTH = 64
-"""Lists and objects within each other that a reply may have: what is read must be writable again."""
+"""Levels of lists and objects in a reply: what is read must be writable again."""
 
 
 class NotStrictJSON(ValueError):
-    """JSON that could be read, but not to the letter."""
+    """Text that Python's JSON reader accepts and a strict one does not."""
 
 
 def _refuse_constant(constant: str) -> None:
     raise NotStrictJSON(f"{constant} is not JSON")
 
 
-def finite_float(written: str) -> float:
-    value = float(written)
+def finite_float(text: str) -> float:
+    """Return the number of a text; one that is too large for a float raises NotStrictJSON."""
+    value = float(text)
     if not math.isfinite(value):
         raise NotStrictJSON("a number is too large")
     return value
@@ -33,7 +34,7 @@ def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def strict_json(text: str) -> Any:
-    """JSON to the letter; ValueError (or RecursionError) for what could only be guessed at or not be kept."""
+    """Return the value of a JSON text; raise ValueError (or RecursionError) where it is not strict JSON."""
     value = json.loads(
         text, parse_constant=_refuse_constant, parse_float=finite_float, object_pairs_hook=_object_without_duplicates
     )
@@ -41,8 +42,8 @@ def strict_json(text: str) -> Any:
     for _ in range(MAX_DEPTH):
         if not level:
             break
-        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list))]
-        level = [item for items in inner for item in items]
+        containers = [item for item in level if isinstance(item, (dict, list))]
+        level = [item for outer in containers for item in (outer.values() if isinstance(outer, dict) else outer)]
     if level:
         raise NotStrictJSON("it is nested too deeply")
     try:
@@ -53,6 +54,7 @@ def strict_json(text: str) -> Any:
 
 
 def error_detail(error: Exception) -> str:
+    """Return what is known about a reading error, in parentheses, or ""."""
     if isinstance(error, json.JSONDecodeError):
         return f" ({error.msg} at character {error.pos})"
     return f" ({error})" if isinstance(error, NotStrictJSON) else ""

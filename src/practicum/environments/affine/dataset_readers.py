@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.data import convert
-from practicum.data.convert import Bad, Row, text_field
+from practicum.data.convert import InvalidRow, Row, text_field
 from practicum.data.jsonl import list_or_lines, read_text
 from practicum.environments.affine.program_runner import stdin_text
 from practicum.environments.affine.test_cases import read_cases, read_verification
@@ -80,7 +80,7 @@ def deduction(row: Mapping[str, Any], number: int) -> Row:
         cases = read_verification(tests)
         read_cases(cases)
     except ValueError as error:
-        raise Bad(f"its tests cannot be used: {error}") from None
+        raise InvalidRow(f"its tests cannot be used: {error}") from None
     solution = next((row[key] for key in ("solution", "program") if isinstance(row.get(key), str)), None)
     answer = {} if solution is None else {"solution": solution}
     return {**_metadata(row), "question": question, "test_cases": cases, **answer}
@@ -119,9 +119,9 @@ def _read_rows(path: Path, read: Reader, changed: int, size: int) -> tuple[tuple
     for number, (location, row) in enumerate(_objects(path)):
         try:
             if not isinstance(row, Mapping):
-                raise Bad(f"expected an object, found {type(row).__name__}")
+                raise InvalidRow(f"expected an object, found {type(row).__name__}")
             fields = read(row, number)
-        except Bad as error:
+        except InvalidRow as error:
             raise UserError(f"'{path}', {location}: {error}.") from None
         except SkippedRow as reason_skipped:
             skipped[str(reason_skipped)] = skipped.get(str(reason_skipped), 0) + 1
