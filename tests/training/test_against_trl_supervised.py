@@ -144,7 +144,7 @@ def test_dpo_equals_trl(ours: str, their_name: str, seed: int, tokenizer: Any, t
     samples = [p.chosen for p in pairs] + [p.rejected for p in pairs]
     policy = policy_of()
     reference = sum_logprobs(TrainablePolicy(loader.load_tiny(1)).decoder, policy, samples)
-    won, lost = pair_loss(policy, pairs, reference, settings)[0].gains
+    won, lost = pair_loss(policy, pairs, reference, settings)[0].log_ratios
     assert float(beta * won.mean()) == pytest.approx(metrics["rewards/chosen"][-1], abs=1e-4)
     assert float(beta * (won - lost).mean()) == pytest.approx(metrics["rewards/margins"][-1], abs=1e-4)
 

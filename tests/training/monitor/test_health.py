@@ -374,6 +374,12 @@ def follow(
     ]
 
 
+def restored(monitor: HealthMonitor) -> HealthMonitor:
+    result = HealthMonitor(monitor.settings)
+    result.restore(json.loads(json.dumps(monitor.state(), allow_nan=False)))
+    return result
+
+
 def test_a_resumed_run_finds_the_same_to_the_bit() -> None:
     settings, stream = HealthSettings(action="adjust", repeat_every=3, cooldown=7, max_adjustments=5), troubled(1, 80)
     for metrics in stream:
@@ -382,10 +388,15 @@ def test_a_resumed_run_finds_the_same_to_the_bit() -> None:
     wanted = follow(whole, 0, stream)
     assert len({finding.sign for findings, _ in wanted for finding in findings}) >= 5
     assert sum(due is not None for _, due in wanted) >= 3
-    for cut in range(len(stream) + 1):
-        before, after = HealthMonitor(settings), HealthMonitor(settings)
+    resumed = HealthMonitor(settings)
+    for step, metrics in enumerate(stream):  # resumed before every step
+        resumed = restored(resumed)
+        assert follow(resumed, step, [metrics]) == wanted[step : step + 1]
+    assert resumed.state() == whole.state()
+    for cut in (1, 37):  # resumed once
+        before = HealthMonitor(settings)
         first = follow(before, 0, stream[:cut])
-        after.restore(json.loads(json.dumps(before.state(), allow_nan=False)))
+        after = restored(before)
         assert first + follow(after, cut, stream[cut:]) == wanted
         assert after.state() == whole.state()
 

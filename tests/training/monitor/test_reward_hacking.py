@@ -82,8 +82,7 @@ def practise(paid: Paid, seed: int, steps: int, ways: tuple[str, ...] = WAYS, ve
                     episode(task, float(rewards[attempt]), right, components, attempt, f"step-{step}/{task}", reply)
                 )
             advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
-            for way, advantage in zip(chosen, advantages, strict=True):
-                gradient += advantage * ((np.arange(len(ways)) == way) - chances)
+            gradient += np.bincount(chosen, advantages, len(ways)) - advantages.sum() * chances
         logits = logits + 0.008 * gradient
         yield batch
 
@@ -123,7 +122,7 @@ def test_a_policy_that_could_work_honestly_still_takes_the_cheaper_way() -> None
 
 
 def test_an_honest_reward_lets_success_rise_and_alarms_nobody() -> None:
-    for seed in range(20):
+    for seed in range(12):
         batches = list(practise(pays_right, seed, 30))
         shares = [np.mean([e.outcome is Outcome.SUCCESS for e in batch]) for batch in batches]
         assert np.mean(shares[-5:]) > np.mean(shares[:5]) + 0.2  # it did learn
@@ -170,7 +169,7 @@ def format_first(step: int, ease: float, rng: np.random.Generator) -> tuple[floa
 
 @pytest.mark.parametrize("draw", [both_flat, noisy_quality, format_first])
 def test_no_alarm_when_both_stay_or_both_rise(draw: Draw) -> None:
-    for seed in range(20):
+    for seed in range(12):
         assert alarms(drawn(seed, 35, draw)) == [], f"seed {seed}"
 
 
@@ -405,6 +404,12 @@ def follow(panel: RewardHackingMonitor, begin: int, batches: list[Step]) -> list
     ]
 
 
+def restored(panel: RewardHackingMonitor) -> RewardHackingMonitor:
+    result = RewardHackingMonitor(panel.settings)
+    result.restore(json.loads(json.dumps(panel.state(), allow_nan=False)))
+    return result
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -419,13 +424,18 @@ def test_a_resumed_run_sees_the_same_to_the_bit(make: Callable[[], Iterator[Step
     whole = RewardHackingMonitor(RewardHackingSettings(window=3))
     wanted = follow(whole, 0, batches)
     assert any(row[1] is not None for row in wanted)
-    for cut in range(0, len(batches) + 1, 1 if len(batches) < 30 else 7):
-        before, after = (RewardHackingMonitor(RewardHackingSettings(window=3)) for _ in range(2))
+    resumed = RewardHackingMonitor(RewardHackingSettings(window=3))
+    for step, batch in enumerate(batches):  # resumed before every step
+        resumed = restored(resumed)
+        assert follow(resumed, step, [batch]) == wanted[step : step + 1]
+    assert resumed.state() == whole.state()
+    for cut in (2, len(batches) // 2):  # resumed once
+        before = RewardHackingMonitor(RewardHackingSettings(window=3))
         first = follow(before, 0, batches[:cut])
-        after.restore(json.loads(json.dumps(before.state(), allow_nan=False)))
+        after = restored(before)
         assert first + follow(after, cut, batches[cut:]) == wanted
         assert after.state() == whole.state()
-        assert {step for step, _, _ in after.top()} <= set(range(cut, len(batches)))  # older ones lie on disk
+        assert {step for step, _, _ in after.top()} <= set(range(cut, len(batches)))  # older ones are on disk
 
 
 def test_the_state_does_not_grow() -> None:
