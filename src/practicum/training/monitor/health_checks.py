@@ -124,8 +124,10 @@ def _reward_scale(history: MetricHistory, window: int) -> float:
 def _reward_flat(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:
     """No rise, and the data would have shown one: the whole interval of the rise is below what counts as one."""
     points = history.series["reward"][-settings.reward_flat_window :]
+    if len(points) < settings.reward_flat_after or history.is_saturated(settings):
+        return None
     line = trend([step for step, _ in points], [value for _, value in points])
-    if len(points) < settings.reward_flat_after or line is None or history.is_saturated(settings):
+    if line is None:
         return None
     span = points[-1][0] - points[0][0]
     limit = settings.reward_flat * _reward_scale(history, len(points))
@@ -180,12 +182,12 @@ def _dead_groups(history: MetricHistory, settings: HealthSettings) -> HealthFind
 def _memory_growing(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:
     """Memory grows steadily: in both halves of the window too, so that one jump or a cache that fills is no leak."""
     points, limit = history.series["memory"][-settings.memory_window :], settings.memory_slope
+    if len(points) < settings.memory_window:
+        return None
     half = len(points) // 2
     lines = [trend([s for s, _ in part], [v for _, v in part]) for part in (points, points[:half], points[half:])]
     line = lines[0]
-    if line is None or len(points) < settings.memory_window:
-        return None
-    if any(one is None or one.slope <= limit or one.low <= 0 for one in lines):
+    if line is None or any(one is None or one.slope <= limit or one.low <= 0 for one in lines):
         return None
     cause, remedy = (
         "memory grows steadily, in MB per step",
