@@ -1,4 +1,4 @@
-"""A model by name: `tiny`, `smollm2`, a Hugging Face folder, a GGUF file, or a hub id."""
+"""Loading of a model by name: `tiny`, `smollm2`, a Hugging Face folder, a GGUF file, or a hub id."""
 
 from __future__ import annotations
 
@@ -54,24 +54,24 @@ def model_folder(name: str) -> str:
         return name
     if file is not None and not file.is_file():
         raise UserError(f"There is no file '{name}'; give a GGUF file, a Hugging Face folder, or OWNER/NAME.")
-    folder = cache_folder() / (f"{name}-{__version__}" if file is None else f"{file.stem}-{_content(file)}")
+    folder = cache_folder() / (f"{name}-{__version__}" if file is None else f"{file.stem}-{_content_hash(file)}")
     if not (folder / "config.json").exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Built beside and moved into place: a half-built model is never found.
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            made = Path(scratch) / "model"
+            built = Path(scratch) / "model"
             if file is None:
-                BUILDERS[name](made)
+                BUILDERS[name](built)
             else:
-                smollm2.convert(file, made)
+                smollm2.convert(file, built)
             if not (folder / "config.json").exists():
                 shutil.rmtree(folder, ignore_errors=True)
-                made.replace(folder)
+                built.replace(folder)
     return str(folder)
 
 
-def _content(file: Path) -> str:
-    """Names a file by what is in it: another under the same name is another model."""
+def _content_hash(file: Path) -> str:
+    """A name for a file by its content: another file under the same path is another model."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()[:16]
 
@@ -79,11 +79,11 @@ def _content(file: Path) -> str:
 def load(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu", quantised: Any = None) -> LoadedModel:
     """Load a model and its tokenizer; dropout off, eager weights, nothing executed from the folder."""
     tokenizer = load_tokenizer(name)
-    with _explained(name, "its weights do not fit its config.json."):
-        model, found = AutoModelForCausalLM.from_pretrained(
+    with _load_errors(name, "its weights do not fit its config.json."):
+        model, info = AutoModelForCausalLM.from_pretrained(
             _source(name), dtype=dtype, use_safetensors=True, quantization_config=quantised, output_loading_info=True
         )
-    if missing := sorted(found["missing_keys"]):  # they would be random
+    if missing := sorted(info["missing_keys"]):  # they would be random
         raise UserError(
             f"Model '{name}' cannot be loaded: its files lack {len(missing)} of the weights that its config.json asks "
             f"for ({missing[0]}, ...); copy or save them again."
@@ -93,21 +93,21 @@ def load(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu", qua
 
 
 def save(loaded: LoadedModel, folder: Path) -> None:
-    """A Hugging Face folder (or, with an adapter, a PEFT one), whole or not there."""
+    """Write a Hugging Face folder (with an adapter, a PEFT folder) that is complete or not there at all."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as scratch:
-            made = Path(scratch) / "model"
-            (loaded.adapter or loaded.model).save_pretrained(made)
-            loaded.tokenizer.save_pretrained(made)
+            written = Path(scratch) / "model"
+            (loaded.adapter or loaded.model).save_pretrained(written)
+            loaded.tokenizer.save_pretrained(written)
             shutil.rmtree(folder, ignore_errors=True)
-            made.replace(folder)
+            written.replace(folder)
     except (OSError, SafetensorError) as error:
         raise UserError(f"Cannot save the model to '{folder}' ({error}); free some space.") from error
 
 
 def quantisation(eight: bool, four: bool) -> Any:
-    """bitsandbytes' settings for weights in 8 or 4 bits; None where neither is wanted."""
+    """The bitsandbytes config for weights in 8 or 4 bits; None for neither."""
     if not eight and not four:
         return None
     if eight and four:
@@ -125,21 +125,21 @@ def quantisation(eight: bool, four: bool) -> Any:
 
 
 def load_tiny(seed: int) -> LoadedModel:
-    """The tiny model with weights drawn from a seed of the caller's."""
+    """The tiny model with weights drawn from the given seed."""
     tokenizer = load_tokenizer("tiny")
     return LoadedModel(tiny.build_model(len(tokenizer), seed).eval(), tokenizer, "tiny")
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    with _explained(name, "the files of its tokenizer are missing or damaged."):
+    with _load_errors(name, "the files of its tokenizer are missing or damaged."):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_source(name))
-    # The engine minds the window and says so; not every text that is tokenized goes through the model.
+    # The engine checks the window and reports it; not every text that is tokenized goes through the model.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Names a vocabulary by its content: ids of one mean nothing in another."""
+    """A name for a vocabulary by its content: ids of one mean nothing in another."""
     return content_hash(tokenizer.get_vocab())
 
 
@@ -163,21 +163,21 @@ def _source(name: str) -> str:
 
 
 def first_line(error: Exception, otherwise: str) -> str:
-    """The first line of what a library says; `otherwise` where that line only announces the next ones."""
+    """The first line of a library's message; `otherwise` where that line only announces the next ones."""
     line = next(iter(str(error).splitlines()), "").rstrip()
     return otherwise if not line or line.endswith(":") else line
 
 
 @contextlib.contextmanager
-def _explained(name: str, otherwise: str) -> Iterator[None]:
-    """What transformers says of a model it cannot load, as one sentence; `otherwise` where it says none."""
+def _load_errors(name: str, otherwise: str) -> Iterator[None]:
+    """Raise transformers' errors on loading a model as one-sentence errors; `otherwise` where they have no sentence."""
     transformers.utils.logging.disable_progress_bar()
     try:
         yield
     except SafetensorError as error:
         raise UserError(f"The weights of model '{name}' are damaged ({error}); copy or save them again.") from error
     except RuntimeError as error:
-        # Of weights with other shapes transformers names an option of its own, which nobody here can set.
+        # For weights of other shapes transformers suggests an option of its own, which users here cannot set.
         why = otherwise if "ignore_mismatched_sizes" in str(error) else first_line(error, otherwise)
         raise UserError(f"Model '{name}' cannot be loaded: {why}") from error
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""LoRA through PEFT: small trainable matrices beside frozen weights, in the field's own file format."""
+"""LoRA through PEFT: small trainable matrices beside frozen weights, in PEFT's file format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALL_LINEAR = "all-linear"
 
 @dataclass(frozen=True)
 class LoRASettings:
-    """What PEFT's LoraConfig wants to know. `targets`: names of projections, or all-linear."""
+    """The settings of PEFT's LoraConfig. `targets`: names of projections, or all-linear."""
 
     rank: int = 16
     alpha: float = 32.0
@@ -34,7 +34,7 @@ class LoRASettings:
 
 
 def add_adapter(loaded: LoadedModel, settings: LoRASettings, seed: int = 0) -> LoadedModel:
-    """The model with a fresh adapter; its own weights are frozen. The same seed gives the same adapter."""
+    """The model with a new adapter; its own weights are frozen. The same seed gives the same adapter."""
     import peft
     import torch
 
@@ -51,7 +51,7 @@ def add_adapter(loaded: LoadedModel, settings: LoRASettings, seed: int = 0) -> L
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            # In the precision of the weights beside it: the learner keeps float32 masters of half-precision ones.
+            # In the dtype of the base weights: the learner keeps float32 master weights of half-precision ones.
             wrapped = peft.get_peft_model(loaded.model, config, autocast_adapter_dtype=False)
         except ValueError as error:
             raise UserError(f"LoRA targets {settings.targets}: {str(error).splitlines()[0]}") from error
@@ -104,5 +104,5 @@ def merge_adapter(model: str, adapter: Path, out: Path) -> int:
 def parameter_counts(loaded: LoadedModel) -> tuple[int, int]:
     """Trainable parameters and all of them, counted one by one."""
     model: Any = loaded.adapter or loaded.model
-    everything = list(model.parameters())
-    return sum(p.numel() for p in everything if p.requires_grad), sum(p.numel() for p in everything)
+    parameters = list(model.parameters())
+    return sum(p.numel() for p in parameters if p.requires_grad), sum(p.numel() for p in parameters)

@@ -116,54 +116,57 @@ class MultiLoRA:
 
 def read_adapter(folder: str | Path, decoder: Decoder) -> Adapter:
     """Read a PEFT folder as matrices that fit the decoder."""
-    path = Path(folder)
-    try:
-        config: dict[str, Any] = json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))
-        tensors = load_file(path / "adapter_model.safetensors")
-    except FileNotFoundError as error:
-        raise UserError(
-            f"'{folder}' is not an adapter (it needs adapter_config.json and adapter_model.safetensors)."
-        ) from error
-    except (ValueError, SafetensorError) as error:
-        raise UserError(f"The adapter in '{folder}' cannot be read: {error}") from error
-    for key, plain in (("use_dora", False), ("bias", "none"), ("modules_to_save", None), ("peft_type", "LORA")):
-        if config.get(key, plain) not in (plain, [], ""):
+    config, tensors = _read_files(Path(folder))
+    for option, plain in (("use_dora", False), ("bias", "none"), ("modules_to_save", None), ("peft_type", "LORA")):
+        if config.get(option, plain) not in (plain, [], ""):
             raise UserError(
-                f"Adapter '{folder}' has {key}={config[key]}, which cannot be served beside others; "
+                f"Adapter '{folder}' has {option}={config[option]}, which cannot be served beside others; "
                 "`practicum merge` it and serve the merged model."
             )
-    found: dict[tuple[int, str], dict[str, Tensor]] = {}
+    pairs: dict[tuple[int, str], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         matched = KEY.fullmatch(name)
         if matched is None:
             raise UserError(
                 f"Adapter '{folder}' changes '{name}', which is no projection of a layer; merge it instead."
             )
-        found.setdefault((int(matched[1]), matched[2]), {})[matched[3]] = tensor
+        pairs.setdefault((int(matched[1]), matched[2]), {})[matched[3]] = tensor
+    if not pairs:
+        raise UserError(f"Adapter '{folder}' holds no matrices.")
     sizes = {
         (index, projection): (size, int(fused.weight.shape[1]))
         for index, projections, fused in _groups(decoder)
         if fused.weight is not None
         for projection, size in zip(projections, fused.sizes, strict=True)
     }
-    ranks = {pair["A"].shape[0] for pair in found.values() if "A" in pair}
-    widest = max(ranks, default=0)
+    max_rank = max((pair["A"].shape[0] for pair in pairs.values() if "A" in pair), default=0)
     parts: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
-    for place, pair in found.items():
-        index, projection = place
+    for key, pair in pairs.items():
+        index, projection = key
         shapes = {letter: tuple(matrix.shape) for letter, matrix in pair.items()}
         rank = shapes.get("A", (0,))[0]
-        if place not in sizes or shapes != {"A": (rank, sizes[place][1]), "B": (sizes[place][0], rank)}:
+        if key not in sizes or shapes != {"A": (rank, sizes[key][1]), "B": (sizes[key][0], rank)}:
             raise UserError(f"Adapter '{folder}' does not fit this model: its layer {index} {projection} has {shapes}.")
-        full = f"model.layers.{index}.{'mlp' if projection in ('gate_proj', 'up_proj', 'down_proj') else 'self_attn'}"
-        scale = _scale(config, f"{full}.{projection}", rank)
-        down = torch.zeros(widest, sizes[place][1])
-        up = torch.zeros(sizes[place][0], widest)
+        block = "mlp" if projection in ("gate_proj", "up_proj", "down_proj") else "self_attn"
+        scale = _scale(config, f"model.layers.{index}.{block}.{projection}", rank)
+        down = torch.zeros(max_rank, sizes[key][1])
+        up = torch.zeros(sizes[key][0], max_rank)
         down[:rank], up[:, :rank] = pair["A"].float(), pair["B"].float() * scale
-        parts[place] = (down, up)
-    if not parts:
-        raise UserError(f"Adapter '{folder}' holds no matrices.")
-    return Adapter(widest, parts)
+        parts[key] = (down, up)
+    return Adapter(max_rank, parts)
+
+
+def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The config and the tensors of a PEFT folder."""
+    try:
+        config: dict[str, Any] = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        return config, load_file(folder / "adapter_model.safetensors")
+    except FileNotFoundError as error:
+        raise UserError(
+            f"'{folder}' is not an adapter (it needs adapter_config.json and adapter_model.safetensors)."
+        ) from error
+    except (ValueError, SafetensorError) as error:
+        raise UserError(f"The adapter in '{folder}' cannot be read: {error}") from error
 
 
 def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:

@@ -13,7 +13,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from practicum.engines.local.attention import KEY_BUCKET, attention, block_count, causal_mask, decode_attention, edge
+from practicum.engines.local.attention import (
+    KEY_BUCKET,
+    attention,
+    block_count,
+    block_start,
+    causal_mask,
+    decode_attention,
+)
 from practicum.engines.local.kv_cache import KVCache
 from practicum.engines.local.request import RunningRequest
 from practicum.engines.local.runner import BATCH_MULTIPLE, DecodeOutput, RunnerSettings, any_adapter, any_filtered
@@ -167,7 +174,7 @@ class CpuRunner:
     ) -> tuple[Tensor, Tensor]:
         """Feed the last token of rows 0..num_rows-1 and sample the next: ids and log-probs [num_rows]."""
         decoder, kv_cache, state = self.decoder, self.kv_cache, self._state
-        num_keys = edge(len(rows_per_block))
+        num_keys = block_start(len(rows_per_block))
         spans = (num_rows, *rows_per_block[1:])
         positions = state.position[:num_rows]
         if self.settings.steps_per_decode > 1:  # rows that have stopped go on to the end, but not out of the window
