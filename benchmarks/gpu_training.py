@@ -37,14 +37,15 @@ from practicum.agent import Agent
 from practicum.cli import compare as compare_command
 from practicum.cli import eval as eval_command
 from practicum.cli import report as report_command
-from practicum.config.train import TrainConfig, resolve
+from practicum.config.resolve import resolve_train
+from practicum.config.train import TrainConfig
 from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.evaluation.panel import Panel
 from practicum.models import device, loader, lora
 from practicum.rollout import run_episodes
-from practicum.training import build
+from practicum.training import build, build_settings
 from practicum.training.sft import SFTSettings, train_sft
 from practicum.training.trainable_policy import TrainablePolicy
 
@@ -120,13 +121,13 @@ class OutOfTime(Exception):
 
 
 def agent_of(config: TrainConfig, world: build.RunComponents, temperature: float) -> Agent:
-    sampling = Sampling(temperature, max_tokens=build.reply_tokens(config))
+    sampling = Sampling(temperature, max_tokens=build_settings.max_reply_tokens(config))
     return Agent(format=world.format, max_turns=config.agent.max_turns, sampling=sampling)
 
 
 async def make_start(case: Case, config: TrainConfig, folder: Path, seed: int, clock: Clock) -> None:
     """The SFT start, with `imitation.json` beside the weights: what it took."""
-    begun, where, world = clock.gone, build.find_place(config), build.build_components(config)
+    begun, where, world = clock.gone, build_settings.find_device(config), build.build_components(config)
     loaded = loader.load(case.model, where.dtype, where.device)
     if case.lora_rank:
         loaded = lora.add_adapter(loaded, lora.LoRASettings(case.lora_rank, 2 * case.lora_rank), seed)
@@ -147,8 +148,8 @@ async def make_start(case: Case, config: TrainConfig, folder: Path, seed: int, c
         return rates[-1] >= case.target
 
     settings = SFTSettings(
-        epochs=case.epochs, batch_size=case.batch, lr=case.lr, warmup=2, schedule="constant", seed=seed,
-        check_every=case.check_every,
+        num_epochs=case.epochs, batch_size=case.batch, gradient_accumulation_steps=1, learning_rate=case.lr,
+        warmup_steps=2, scheduler_type="constant", seed=seed, check_every=case.check_every,
     )  # fmt: skip
     try:
         updates = await train_sft(policy, episodes, settings, good_enough=good_enough)
@@ -165,13 +166,13 @@ def training_config(case: Case, out: Path, name: str, seed: int, extra: list[str
     model = [f"actor_rollout_ref.model.path={start}"]
     if case.lora_rank:
         model = [f"actor_rollout_ref.model.path={case.model}", f"actor_rollout_ref.model.lora_adapter_path={start}"]
-    return resolve(
+    return resolve_train(
         [
             f"recipe={case.recipe}", *model, f"trainer.seed={seed}", f"trainer.default_local_dir={out}",
             f"trainer.project_name={name}", "trainer.experiment_name=rl", "trainer.logger=[]",
             "trainer.val_before_train=false", "trainer.test_freq=20", "trainer.save_freq=20", *case.extra, *extra,
         ]
-    )  # fmt: skip
+    ).config  # fmt: skip
 
 
 async def practise(config: TrainConfig, clock: Clock) -> Path:
@@ -206,10 +207,10 @@ async def practise(config: TrainConfig, clock: Clock) -> Path:
 
 def examine(case: Case, config: TrainConfig, policy: Path, result: Path, name: str, panel: Path | None) -> None:
     agent = config.agent
-    flags = ["--env", str(build.environment_name(config)), "--policy", str(policy), "--name", name,
-             "--max-turns", str(agent.max_turns), "--max-tokens", str(build.reply_tokens(config)),
+    flags = ["--env", str(build_settings.environment_name(config)), "--policy", str(policy), "--name", name,
+             "--max-turns", str(agent.max_turns), "--max-tokens", str(build_settings.max_reply_tokens(config)),
              "--out", str(result), "--level", "0.95", "--concurrency", "512",
-             "--device", build.find_place(config).device,
+             "--device", build_settings.find_device(config).device,
              *([] if agent.agent_type is None else ["--format", agent.agent_type]),
              *([] if agent.template is None else ["--template", agent.template]),
              *(["--base", case.model] if case.lora_rank else []),
@@ -232,7 +233,7 @@ def learn(name: str, case: Case, out: Path, seed: int, clock: Clock, extra: list
     folder = out / name
     before = folder / "sft.json"
     clock.say(f"-- {name}")
-    plain = resolve([f"recipe={case.recipe}", *case.extra, *extra])
+    plain = resolve_train([f"recipe={case.recipe}", *case.extra, *extra]).config
     if not (folder / "start" / "imitation.json").exists():
         asyncio.run(make_start(case, plain, folder / "start", seed, clock))
         free()

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.agent import Agent
-from practicum.config.train import resolve
+from practicum.config.resolve import resolve_train
 from practicum.data import store
 from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Sampling
@@ -131,8 +131,8 @@ class Ladder:
             planned = plan_attempts(tasks("train", budget.demonstrations, self.seed, 1), 1, self.seed)
             shown = await run_episodes(planned, world, agent(1.0), engine, policy.renderer)
             settings = SFTSettings(
-                epochs=1, batch_size=budget.imitation_batch, lr=1e-3, warmup=30, schedule="constant", seed=self.seed,
-                check_every=25,
+                num_epochs=1, batch_size=budget.imitation_batch, gradient_accumulation_steps=1, learning_rate=1e-3,
+                warmup_steps=30, scheduler_type="constant", seed=self.seed, check_every=25,
             )  # fmt: skip
             check = Panel(tuple(tasks("val", 100, self.seed, 0)), self.seed)
 
@@ -168,7 +168,13 @@ class Ladder:
         self.figures["pairs"] = len(pairs)
         policy = TrainablePolicy(loader.load(str(self.start)), max_batch=128)
         settings = DPOSettings(
-            epochs=budget.preference_epochs, lr=budget.preference_lr, beta=budget.preference_beta, seed=self.seed
+            num_epochs=budget.preference_epochs,
+            batch_size=16,
+            gradient_accumulation_steps=1,
+            learning_rate=budget.preference_lr,
+            weight_decay=0.0,
+            beta=budget.preference_beta,
+            seed=self.seed,
         )
         try:
             await train_dpo(policy, pairs, settings)
@@ -197,7 +203,7 @@ class Ladder:
             f"trainer.experiment_name={label}", "trainer.val_before_train=false", "trainer.test_freq=-1",
             "trainer.logger=[]", *more,
         ]  # fmt: skip
-        run = build.build_run(resolve(overrides))
+        run = build.build_run(resolve_train(overrides).config)
         try:
             await run.train()
             return {name: await examine(run.policy, name, self.panel)}

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from practicum.agent import Agent
-from practicum.config.train import resolve
+from practicum.config.resolve import resolve_train
 from practicum.engines.base import Sampling
 from practicum.environments.math import MathEnvironment
 from practicum.evaluation.compare import compare_pair
@@ -82,7 +82,7 @@ async def practise(
         f"trainer.experiment_name={label}", "trainer.val_before_train=false", "trainer.test_freq=-1",
         "trainer.logger=[]", *extra,
     ]  # fmt: skip
-    run = build.build_run(resolve(overrides))
+    run = build.build_run(resolve_train(overrides).config)
     try:
         await run.train()
         return await examine(run.policy, name, panel)

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from practicum.agent import Agent
-from practicum.config.train import TrainConfig, resolve
+from practicum.config.resolve import resolve_train
+from practicum.config.train import TrainConfig
 from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
@@ -33,7 +34,7 @@ from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult
 from practicum.models import loader
 from practicum.rollout import run_episodes
-from practicum.training import build
+from practicum.training import build, build_settings
 from practicum.training.sft import SFTSettings, train_sft
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory
@@ -62,7 +63,7 @@ def agent_of(config: TrainConfig, world: build.RunComponents, temperature: float
     return Agent(
         format=world.format,
         max_turns=config.agent.max_turns,
-        sampling=Sampling(temperature, max_tokens=build.reply_tokens(config)),
+        sampling=Sampling(temperature, max_tokens=build_settings.max_reply_tokens(config)),
     )
 
 
@@ -104,8 +105,8 @@ async def make_start(name: str, config: TrainConfig, out: Path, seed: int) -> Pa
         return result.success_rate >= plan.target
 
     settings = SFTSettings(
-        epochs=plan.epochs, batch_size=8, lr=1e-3, warmup=30, schedule="constant", seed=seed,
-        check_every=plan.check_every,
+        num_epochs=plan.epochs, batch_size=8, gradient_accumulation_steps=1, learning_rate=1e-3, warmup_steps=30,
+        scheduler_type="constant", seed=seed, check_every=plan.check_every,
     )  # fmt: skip
     try:
         steps = await train_sft(policy, shown, settings, good_enough=good_enough)
@@ -124,18 +125,18 @@ async def examined(
 
 
 async def learn(name: str, out: Path, seed: int, tasks: int, extra: list[str]) -> dict[str, Any]:
-    plain = resolve([f"recipe={name}", *extra])
+    plain = resolve_train([f"recipe={name}", *extra]).config
     world = build.build_components(plain)
     start = await make_start(name, plain, out, seed)
     shutil.rmtree(out / "runs" / "recipes" / f"{name}-{seed}", ignore_errors=True)
-    config = resolve(
+    config = resolve_train(
         [
             f"recipe={name}", f"actor_rollout_ref.model.path={start}", f"trainer.seed={seed}",
             f"trainer.default_local_dir={out / 'runs'}", "trainer.project_name=recipes",
             f"trainer.experiment_name={name}-{seed}", "trainer.val_before_train=false", "trainer.test_freq=-1",
             "trainer.logger=[]", *extra,
         ]
-    )  # fmt: skip
+    ).config  # fmt: skip
     panel = Panel(tuple(world.environment.tasks("test", tasks, 1000 * seed)), seed)
     run = build.build_run(config)
     try:

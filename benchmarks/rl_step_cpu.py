@@ -145,7 +145,7 @@ def practicum_side(case: Case, order: Order, answer: Answer) -> None:
         advantages = [a for g in range(PROMPTS) for a in grpo(rewards[g * CHAINS : (g + 1) * CHAINS])]
         samples = [sample(*row) for row in zip(asked, replies, advantages, strict=True)]
         total = float(sum(len(reply.ids) for reply in replies))  # the mean over tokens, TRL's default too
-        metrics = policy.update(samples, total, Objective(), LEARNING_RATE)
+        metrics = policy.update(samples, total, Objective(entropy_coeff=0.0, kl_loss_coef=0.0), LEARNING_RATE)
         ended = time.perf_counter()
         return {
             "seconds": ended - begun, "rollout": rolled - begun, "processor": time.process_time() - worked,

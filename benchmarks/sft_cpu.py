@@ -55,7 +55,7 @@ def make_samples(model: str, count: int) -> tuple[Any, list[Any]]:
 
 
 def practicum_run(model: str, batches: int) -> dict[str, Any]:
-    from practicum.training.objective import Objective
+    from practicum.training.objective import CROSS_ENTROPY
     from practicum.training.optimizer import OptimizerSettings
     from practicum.training.trainable_policy import TrainablePolicy
 
@@ -68,7 +68,7 @@ def practicum_run(model: str, batches: int) -> dict[str, Any]:
             begun = time.perf_counter()
         batch = samples[number * BATCH : (number + 1) * BATCH]
         count = float(sum(int(sample.mask.sum()) for sample in batch))
-        losses.append(policy.update(batch, count, Objective("ce"), LEARNING_RATE)["actor/loss"])
+        losses.append(policy.update(batch, count, CROSS_ENTROPY, LEARNING_RATE)["actor/loss"])
     return report(samples, losses, time.perf_counter() - begun)
 
 

@@ -39,14 +39,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
-EXCEPTIONS: frozenset[tuple[str, str]] = frozenset(
-    {
-        ("config.train", "training.monitor.health"),
-        ("config.train", "training.monitor.reward_hacking"),
-    }
-)
-"""Imports that are being removed. Nothing is added here."""
-
 
 def module_name(path: Path) -> str:
     """The dotted name below `practicum`; "" for `practicum/__init__.py`."""
@@ -96,10 +88,9 @@ def test_every_part_of_the_package_has_a_layer() -> None:
 
 def test_imports_go_downwards() -> None:
     upward = {pair for pair in imports() if LEVEL[part_of(pair[0])] >= LEVEL[part_of(pair[1])]}
-    lines = [f"  practicum.{module} imports practicum.{target or '__init__'}" for module, target in upward - EXCEPTIONS]
+    lines = [f"  practicum.{module} imports practicum.{target or '__init__'}" for module, target in upward]
     assert not lines, (
         "These imports go up or sideways in LAYERS of this file:\n"
         + "\n".join(sorted(lines))
         + "\nMove what both sides need into the lower part, pass it in as an argument, or move the importing code up."
     )
-    assert upward >= EXCEPTIONS, f"No longer needed, remove from EXCEPTIONS: {sorted(EXCEPTIONS - upward)}"

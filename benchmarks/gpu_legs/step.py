@@ -91,9 +91,9 @@ def make_trainer(size: Size, overlap: bool, steps: int) -> tuple[RLTrainer, str]
     policy = TrainablePolicy(loaded, max_batch=size.tasks * size.chains, limits=limits, separate_engine_weights=overlap)
     policy.renderer.end_ids = ()
     settings = RLSettings(
-        steps=steps, tasks_per_step=size.tasks, chains=size.chains, estimator="grpo", lr=LEARNING_RATE,
-        aggregation="token-mean", objective=Objective(), warmup=0, mismatch_limit=10.0,
-        overlap=overlap,
+        total_training_steps=steps, train_batch_size=size.tasks, num_chains=size.chains, adv_estimator="grpo",
+        lr=LEARNING_RATE, loss_agg_mode="token-mean", objective=Objective(entropy_coeff=0.0, kl_loss_coef=0.0),
+        lr_warmup_steps=0, mismatch_limit=10.0, overlap=overlap,
     )  # fmt: skip
     tasks = make_tasks(policy.renderer, size.prompt, size.tasks)
     agent = Agent(max_turns=1, sampling=Sampling(1.0, max_tokens=size.new))

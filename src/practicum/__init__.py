@@ -61,14 +61,17 @@ _MODULES = {
     "practicum.task": ("Task",),
     "practicum.tools.base": ("tool",),
     "practicum.training.api": ("TrainResult", "dpo", "sft", "train"),
+    "practicum.config.dpo": ("DPOConfig",),
+    "practicum.config.sft": ("SFTConfig",),
     "practicum.config.train": ("TrainConfig",),
-    "practicum.training.build_supervised": ("DPOConfig", "SFTConfig"),
     "practicum.trajectory": ("Outcome", "Trajectory"),
 }
 """Where each public name is defined."""
 
 if TYPE_CHECKING:
     from practicum.collector import CollectResult, CollectSettings, collect
+    from practicum.config.dpo import DPOConfig
+    from practicum.config.sft import SFTConfig
     from practicum.config.train import TrainConfig
     from practicum.environment import Action, Environment, Message, Observation, Step
     from practicum.errors import UserError
@@ -81,7 +84,6 @@ if TYPE_CHECKING:
     from practicum.task import Task
     from practicum.tools.base import tool
     from practicum.training.api import TrainResult, dpo, sft, train
-    from practicum.training.build_supervised import DPOConfig, SFTConfig
     from practicum.trajectory import Outcome, Trajectory
 else:
     # Under `if TYPE_CHECKING` this would make every attribute valid for a type checker.

@@ -27,6 +27,7 @@ from practicum.evaluation.stats.intervals import COMPARISON_LEVEL
 from practicum.models import loader
 from practicum.rollout import run_episodes
 from practicum.task import Task
+from practicum.training.objective import Objective
 from practicum.training.online_source import OnlineSource
 from practicum.training.rl_settings import RLSettings
 from practicum.training.rl_trainer import RLTrainer
@@ -66,9 +67,15 @@ class Plan:
 def default_plan(seed: int) -> Plan:
     """The plan of `practicum quickstart`."""
     return Plan(
-        sft=SFTSettings(epochs=1, batch_size=8, lr=1e-3, warmup=30, schedule="constant", seed=seed),
-        rl=RLSettings(steps=100, tasks_per_step=16, chains=8, lr=3e-4, warmup=5, seed=seed),
-    )
+        sft=SFTSettings(
+            num_epochs=1, batch_size=8, gradient_accumulation_steps=1, learning_rate=1e-3, warmup_steps=30,
+            scheduler_type="constant", seed=seed,
+        ),
+        rl=RLSettings(
+            total_training_steps=100, train_batch_size=16, num_chains=8, adv_estimator="grpo", lr=3e-4,
+            lr_warmup_steps=5, objective=Objective(entropy_coeff=0.0, kl_loss_coef=0.0), seed=seed,
+        ),
+    )  # fmt: skip
 
 
 class Quickstart:
@@ -181,17 +188,17 @@ class Quickstart:
     async def _train_rl(self) -> list[float]:
         """Reinforcement learning; the success rate of every step."""
         plan, agent = self.plan.rl, self.agent(self.plan.temperature)
-        tasks = self.tasks("train", plan.steps * plan.tasks_per_step, 2)
+        tasks = self.tasks("train", plan.total_training_steps * plan.train_batch_size, 2)
         source = OnlineSource(self.policy, tasks, self.make_environment, agent, plan)
         curve: list[float] = []
-        with self._stage("RL (GRPO)", plan.steps, "steps") as progress:
+        with self._stage("RL (GRPO)", plan.total_training_steps, "steps") as progress:
 
             def show(step: int, metrics: dict[str, float]) -> None:
                 curve.append(metrics["success/mean"])
                 recent = curve[-5:]
                 progress.advance(1, f"success {sum(recent) / len(recent):.1%} (last {len(recent)} steps)")
 
-            settings = RunSettings(plan.steps, val_before_train=False, save_on_stop=False)
+            settings = RunSettings(plan.total_training_steps, val_before_train=False, save_on_stop=False)
             trainer = RLTrainer(self.policy, source, plan)
             await Run(self.out / "rl", trainer, settings, say=self.say, on_step=show).train()
         return curve

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from practicum.cli.main import main
 from practicum.config.overrides import quote
-from practicum.config.train import resolve
+from practicum.config.resolve import resolve_train
 from practicum.data.store import read_episodes
 from practicum.models import loader
 from practicum.models.decoder import Decoder
@@ -139,4 +139,4 @@ def test_keys_of_a_log_without_a_log(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize("name", ["a b", "it's", "x=y", "{a},b", "a\\'b", "a\\b", "$x", "end\\"])
 def test_any_folder_can_be_named(name: str) -> None:
-    assert resolve([f"data.from_trajectories={quote(name)}"]).data.from_trajectories == name
+    assert resolve_train([f"data.from_trajectories={quote(name)}"]).config.data.from_trajectories == name

@@ -6,10 +6,11 @@ import pytest
 
 from practicum.cli.main import main
 from practicum.config.overrides import recipe_names
-from practicum.config.train import resolve
+from practicum.config.resolve import resolve_train
+from practicum.config.train import TrainConfig
 from practicum.errors import UserError
 from practicum.pipeline import stages
-from practicum.training import build
+from practicum.training import build_settings
 
 QWEN = "Qwen/Qwen2.5-3B-Instruct"
 MATH_COMMAND = [
@@ -104,8 +105,8 @@ CODE_COMMAND = [
 
 
 def test_both_spellings_of_the_agent_group() -> None:
-    one = resolve(["agent.tools=[calculator]", "agent.max_turns=3"])
-    two = resolve(["agent.init_args.tools=[calculator]", "agent.max_turns=3"])
+    one = resolve_train(["agent.tools=[calculator]", "agent.max_turns=3"]).config
+    two = resolve_train(["agent.init_args.tools=[calculator]", "agent.max_turns=3"]).config
     assert one == two
     assert one.agent.tools == ["calculator"]
 
@@ -127,7 +128,7 @@ def test_both_spellings_of_the_agent_group() -> None:
 )
 def test_wrong_keys_and_values_are_errors(override: str, says: str) -> None:
     with pytest.raises(UserError) as caught:
-        resolve([override])
+        resolve_train([override])
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -135,12 +136,12 @@ def test_wrong_keys_and_values_are_errors(override: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("actor_rollout_ref.actor.grad_clip=-1", "actor_rollout_ref.actor.grad_clip=-1.0 is below 0"),
-        ("critic.grad_clip=-1", "below 0"),
-        ("actor_rollout_ref.actor.clip_ratio_low=-1", "below 0"),
+        ("actor_rollout_ref.actor.grad_clip=-1", "actor_rollout_ref.actor.grad_clip=-1.0: it must be at least 0"),
+        ("critic.grad_clip=-1", "at least 0"),
+        ("actor_rollout_ref.actor.clip_ratio_low=-1", "at least 0"),
         ("actor_rollout_ref.actor.clip_ratio_high=nan", "clip_ratio_high=nan is not a finite number"),
-        ("actor_rollout_ref.actor.optim.lr_warmup_steps=-5", "lr_warmup_steps=-5 is below 0"),
-        ("actor_rollout_ref.actor.optim.lr=-1", "below 0"),
+        ("actor_rollout_ref.actor.optim.lr_warmup_steps=-5", "lr_warmup_steps=-5: it must be at least 0"),
+        ("actor_rollout_ref.actor.optim.lr=-1", "at least 0"),
         ("actor_rollout_ref.actor.optim.lr=nan", "not a finite number"),
         ("actor_rollout_ref.rollout.temperature=nan", "not a finite number"),
         ("health.kl_warn=inf", "not a finite number"),
@@ -150,32 +151,32 @@ def test_wrong_keys_and_values_are_errors(override: str, says: str) -> None:
 )
 def test_numbers_without_a_meaning_are_errors(override: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
-        resolve([override])
+        resolve_train([override])
 
 
 def test_numbers_that_mean_none_or_never_are_kept() -> None:
     kept = ["actor.grad_clip=0", "actor.optim.lr=0", "actor.tis_imp_ratio_cap=-1", "rollout.val_temperature=0"]
-    resolve([*(f"actor_rollout_ref.{key}" for key in kept), "trainer.save_freq=-1", "trainer.test_freq=-1",
+    resolve_train([*(f"actor_rollout_ref.{key}" for key in kept), "trainer.save_freq=-1", "trainer.test_freq=-1",
              "agent.max_tokens_per_turn=null"])  # fmt: skip
 
 
 def test_environment_options_pass_through() -> None:
-    config = resolve(["agent.environment_args.levels=[1,2]"])
+    config = resolve_train(["agent.environment_args.levels=[1,2]"]).config
     assert config.agent.environment_args == {"levels": [1, 2]}
 
 
 def test_a_recipe_is_checked_like_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "good.yaml").write_text("agent:\n  max_turns: 7\ndata:\n  train_batch_size: 4\n")
     (tmp_path / "bad.yaml").write_text("agent:\n  max_turnz: 7\n")
-    config = resolve(["recipe=good", "agent.max_turns=9"], tmp_path)
+    config = resolve_train(["recipe=good", "agent.max_turns=9"], tmp_path).config
     assert (config.agent.max_turns, config.data.train_batch_size) == (9, 4)
     with pytest.raises(UserError, match="Did you mean 'agent.max_turns'"):
-        resolve(["recipe=bad"], tmp_path)
+        resolve_train(["recipe=bad"], tmp_path)
 
 
 def test_every_shipped_recipe_resolves() -> None:
     for name in recipe_names():
-        (stages.resolve if name.startswith("affine") else resolve)([f"recipe={name}"])
+        (stages.resolve if name.startswith("affine") else resolve_train)([f"recipe={name}"])
 
 
 @pytest.mark.parametrize("command", [MATH_COMMAND, SEARCH_COMMAND, CODE_COMMAND], ids=["math", "search", "code"])
@@ -184,7 +185,7 @@ def test_the_papers_commands_resolve(command: list[str], capsys: pytest.CaptureF
     shown = capsys.readouterr().out
     assert f"model: {QWEN}" in shown
     assert "updates per step: 1 " in shown
-    config = resolve(command)
+    config = resolve_train(command).config
     assert config.trainer.logger == ["console", "wandb"]
     assert config.trainer.project_name == "AgentRL"
 
@@ -198,11 +199,22 @@ def test_a_dry_run_says_what_the_policy_is_measured_from(capsys: pytest.CaptureF
     ):
         assert main(["train", "--dry-run", "trainer.total_training_steps=2", *given]) == 0
         assert f"reference model: {says}" in capsys.readouterr().out
-    assert main(["train", "--dry-run", "trainer.total_training_steps=2", "trainer.early_stopping_patience=3"]) == 2
+    assert (
+        main(
+            [
+                "train",
+                "--dry-run",
+                "trainer.total_training_steps=2",
+                "trainer.early_stopping_patience=3",
+                "trainer.test_freq=-1",
+            ]
+        )
+        == 2
+    )
 
 
-def test_the_papers_defaults() -> None:
-    config = resolve([])
+def test_the_defaults_that_agentfly_documents() -> None:
+    config = TrainConfig()
     actor, rollout, trainer, algorithm = (
         config.actor_rollout_ref.actor,
         config.actor_rollout_ref.rollout,
@@ -228,24 +240,27 @@ def test_the_papers_defaults() -> None:
         (["trainer.nnodes=2"], "is one process"),
         (["actor_rollout_ref.actor.fsdp_config.param_offload=true"], "only a sharded"),
         (["actor_rollout_ref.ref.fsdp_config.param_offload=true"], "only a sharded"),
-        (["agent.backend=async_vllm"], "is not actor_rollout_ref.rollout.name=local"),
+        (["agent.backend=async_vllm", "actor_rollout_ref.rollout.name=local"], "is the engine vllm, not"),
+        (["agent.backend=client"], "give its address, actor_rollout_ref.rollout.vllm.url"),
+        (["agent.backend=async_vlm"], "Did you mean 'async_vllm'"),
+        (["actor_rollout_ref.rollout.name=vllm", "trainer.nnodes=2"], "the learner is one process"),
         (["actor_rollout_ref.actor.ppo_mini_batch_size=32"], "data.train_batch_size=16"),
         (["actor_rollout_ref.actor.ppo_mini_batch_size=5"], "does not divide data.train_batch_size=16"),
-        (["critic.ppo_mini_batch_size=0"], "from 1 to that"),
+        (["critic.ppo_mini_batch_size=0"], "at least 1"),
         (["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=0"], "at least 1"),
         (["agent.num_chains=0"], "agent.num_chains"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_an_error(overrides: list[str], says: str) -> None:
     with pytest.raises(UserError) as caught:
-        resolve(overrides)
+        resolve_train(overrides)
     assert says in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ([], "Set trainer.total_training_steps"),
+        (["actor_rollout_ref.model.path=smollm2"], "Set trainer.total_training_steps"),
         (["trainer.total_epochs=2"], "counts passes over data.train_files"),
         (["trainer.total_training_steps=2", "algorithm.adv_estimator=grp"], "Did you mean 'grpo'"),
         (["trainer.total_training_steps=2", "algorithm.kl_penalty=fll"], "Did you mean 'full'"),
@@ -258,7 +273,8 @@ def test_what_cannot_be_honoured_is_an_error(overrides: list[str], says: str) ->
         (["trainer.total_training_steps=2", "trainer.logger=[tensorbord]"], "Did you mean 'tensorboard'"),
         (["trainer.total_training_steps=2", "health.action=panic"], "panic"),
         (["trainer.total_training_steps=2", "trainer.critic_warmup=5", "algorithm.adv_estimator=grpo"], "has none"),
-        (["trainer.total_training_steps=2", "trainer.early_stopping_patience=3"], "set trainer.test_freq above 0"),
+        (["trainer.total_training_steps=2", "trainer.early_stopping_patience=3", "trainer.test_freq=-1"],
+         "set trainer.test_freq above 0"),
         (["trainer.total_training_steps=2", "trainer.best_metric=val/score"], "validation gives val/success/mean"),
         (["trainer.total_training_steps=2", "algorithm.kl_ctrl.kl_coef=0.5"], "without algorithm.use_kl_in_reward"),
         (["trainer.total_training_steps=2", "actor_rollout_ref.model.lora_alpha=64"], "model.lora_rank; set that too"),
@@ -278,7 +294,7 @@ def test_a_run_that_cannot_start_says_why(
 
 def test_the_mismatch_that_stops_a_run_follows_the_precision() -> None:
     def limit(*given: str) -> float:
-        return build.rl_settings(resolve(["trainer.device=cpu", *given]), 1).mismatch_limit
+        return build_settings.rl_settings(resolve_train(["trainer.device=cpu", *given]).config, 1).mismatch_limit
 
     assert limit() == 0.01
     assert limit("actor_rollout_ref.model.dtype=bfloat16") == 0.1

@@ -18,9 +18,9 @@ from practicum.models.prefix_tree import BlockAttentionPlan, PrefixTree, block_a
 from practicum.training.learner import Learner
 from practicum.training.master_adamw import MasterAdamW
 from practicum.training.micro_batches import MicroBatchLimits, Sample, micro_batches, sort_samples
-from practicum.training.objective import Objective
 from practicum.training.optimizer import OptimizerSettings
 from tests.engines.local.test_cuda_runner import build_model
+from tests.training.settings import POLICY_GRADIENT, policy_gradient
 
 INTERPRETED = bool(os.environ.get("TRITON_INTERPRET"))
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -211,7 +211,7 @@ def test_gradients_of_a_whole_model(name: str, checkpointing: bool, monkeypatch:
     from practicum.training import micro_batches as packing
 
     samples = trees(1, 2, 20)
-    objective, trained = Objective(entropy_coeff=0.01), float(sum(int(one.mask.sum()) for one in samples))
+    objective, trained = policy_gradient(entropy_coeff=0.01), float(sum(int(one.mask.sum()) for one in samples))
     plain = build_model(name)
     learner = Learner(Decoder(plain), OptimizerSettings(grad_clip=0.0), MicroBatchLimits(64), threads=1)
     known = learner.update(samples, trained, objective, 0.0)
@@ -281,7 +281,7 @@ def test_replayed_graphs_give_the_same_gradients(name: str) -> None:
         model = build_model(name).to(DEVICE, torch.bfloat16)
         learner = Learner(Decoder(model), OptimizerSettings(), MicroBatchLimits(512), threads=1)
         learner.use_cuda_graphs, learner.bucket_tokens = replay, 128
-        metrics = [learner.update(samples, trained, Objective(), 0.0) for _ in range(2)]
+        metrics = [learner.update(samples, trained, POLICY_GRADIENT, 0.0) for _ in range(2)]
         assert isinstance(learner.optimizer, MasterAdamW)
         assert metrics[0] == metrics[1]
         found.append((metrics[0], learner.optimizer.accumulated))

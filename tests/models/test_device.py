@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from practicum.config import train as configuration
+from practicum.config.resolve import resolve_train
 from practicum.errors import UserError
 from practicum.models import device, loader, lora
 from practicum.models.device import Device
 from practicum.rollout_settings import RolloutSettings
-from practicum.training import build, build_supervised
+from practicum.training import build, build_settings, build_supervised
+from practicum.training.build_summary import summarize
+from practicum.training.continuation import check_continuation
 from practicum.training.micro_batches import MicroBatchLimits
 from practicum.training.trainable_policy import TrainablePolicy
 
@@ -61,47 +63,47 @@ def test_one_sentence(name: str, dtype: str, said: str, no_gpu: None) -> None:
 
 
 def test_keys_of_train(no_gpu: None) -> None:
-    config = configuration.resolve(["trainer.total_training_steps=1"])
-    assert build.settle_place(config) == Device()
+    config = resolve_train(["trainer.total_training_steps=1"]).config
+    assert build_settings.resolve_device(config) == Device()
     assert (config.trainer.device, config.actor_rollout_ref.model.dtype) == ("cpu", "float32")
-    assert build.sequences(config, Device()) == 64
+    assert build_settings.max_num_seqs(config, Device()) == 64
     for override, said in (
         ("trainer.device=cuda", "trainer.device=cuda, but no CUDA GPU is to be seen here; set it to cpu (or auto)."),
         ("trainer.device=gpu", "trainer.device=gpu is no device."),
         ("actor_rollout_ref.model.dtype=half", "actor_rollout_ref.model.dtype=half is not a dtype of weights."),
     ):
         with pytest.raises(UserError) as raised:
-            build.find_place(configuration.resolve([override]))
+            build_settings.find_device(resolve_train([override]).config)
         assert said in str(raised.value)
 
 
 def test_on_a_gpu_a_step_is_larger(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a card")
-    config = configuration.resolve(["trainer.total_training_steps=1"])
-    where = build.find_place(config)
-    assert build.sequences(config, where) == 256
-    assert "device: cuda (a card), bfloat16" in build.derived(config)
-    assert any("pieces of at most 16384 tokens" in line for line in build.derived(config))
+    config = resolve_train(["trainer.total_training_steps=1"]).config
+    where = build_settings.find_device(config)
+    assert build_settings.max_num_seqs(config, where) == 256
+    assert "device: cuda (a card), bfloat16" in summarize(config)
+    assert any("pieces of at most 16384 tokens" in line for line in summarize(config))
     config.actor_rollout_ref.rollout.max_num_seqs = 16
-    assert build.sequences(config, where) == 16
+    assert build_settings.max_num_seqs(config, where) == 16
     config.trainer.n_gpus_per_node = 0
-    assert build.find_place(config) == Device()
+    assert build_settings.find_device(config) == Device()
     config.trainer.device = "cuda"
     with pytest.raises(UserError, match="trainer.device=cuda and trainer.n_gpus_per_node=0 do not go together"):
-        build.find_place(config)
+        build_settings.find_device(config)
 
 
 def test_keys_of_imitation(gpus: None) -> None:
     config = build_supervised.SFTConfig()
-    assert build_supervised.settle_place(config) == Device("cuda", torch.bfloat16)
+    assert build_supervised.resolve_device(config) == Device("cuda", torch.bfloat16)
     assert config.model.device == "cuda"
     config.training.bf16 = False
-    assert build_supervised.settle_place(config) == Device("cuda", torch.float32)
+    assert build_supervised.resolve_device(config) == Device("cuda", torch.float32)
     config.model.device = "cpu"
-    assert build_supervised.settle_place(config) == Device()
+    assert build_supervised.resolve_device(config) == Device()
     config.model.device = "cuuda"
     with pytest.raises(UserError, match="model.device=cuuda is no device. Did you mean 'cuda'?"):
-        build_supervised.settle_place(config)
+        build_supervised.resolve_device(config)
 
 
 def test_a_run_does_not_go_on_elsewhere(tmp_path: Path, no_gpu: None) -> None:
@@ -111,13 +113,13 @@ def test_a_run_does_not_go_on_elsewhere(tmp_path: Path, no_gpu: None) -> None:
         "trainer.total_training_steps=1",
         "trainer.val_before_train=false",
     ]
-    config = configuration.resolve([*words, "algorithm.adv_estimator=grpo", "trainer.logger=[]"])
+    config = resolve_train([*words, "algorithm.adv_estimator=grpo", "trainer.logger=[]"]).config
     run = build.build_run(config)
     (run.folder / "metrics.jsonl").write_text('{"step": 1}\n')
-    elsewhere = configuration.resolve([*words, "algorithm.adv_estimator=grpo", "trainer.logger=[]"])
+    elsewhere = resolve_train([*words, "algorithm.adv_estimator=grpo", "trainer.logger=[]"]).config
     elsewhere.trainer.device, elsewhere.actor_rollout_ref.model.dtype = "cuda", "bfloat16"
     with pytest.raises(UserError, match="holds a run with actor_rollout_ref.model.dtype=float32, not bfloat16"):
-        build.check_continuation(elsewhere, build.run_folder(elsewhere))
+        check_continuation(elsewhere, build_settings.run_folder(elsewhere))
 
 
 def test_only_a_gpu_changes_what_a_result_is(gpus: None) -> None:

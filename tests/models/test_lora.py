@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from practicum.cli.main import main
 from practicum.errors import UserError
 from practicum.models import loader, lora
-from practicum.training.objective import Objective
+from practicum.training.objective import CROSS_ENTROPY
 from practicum.training.optimizer import OptimizerSettings
 from practicum.training.trainable_policy import TrainablePolicy
 
@@ -28,7 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainablePolicy, 
     policy = TrainablePolicy(lora.add_adapter(loader.load("tiny"), lora.LoRASettings(8, 16.0)))
     policy.reset_optimizer(OptimizerSettings())
     for _ in range(4):
-        policy.update(make_samples(6, 1), 7.0, Objective("ce"), 1e-2)
+        policy.update(make_samples(6, 1), 7.0, CROSS_ENTROPY, 1e-2)
     folder = tmp_path_factory.mktemp("lora") / "adapter"
     policy.save(folder)
     return policy, folder
@@ -86,7 +86,7 @@ def test_the_same_seed_gives_the_same_adapter_and_the_global_generator_is_left_a
 def test_dora_and_rslora_pass_through(settings: lora.LoRASettings, tmp_path: Path) -> None:
     policy = TrainablePolicy(lora.add_adapter(loader.load("tiny"), settings))
     policy.reset_optimizer(OptimizerSettings())
-    policy.update(make_samples(4, 2), 7.0, Objective("ce"), 1e-2)
+    policy.update(make_samples(4, 2), 7.0, CROSS_ENTROPY, 1e-2)
     policy.save(tmp_path / "adapter")
     again = TrainablePolicy(lora.load_adapter(loader.load("tiny"), tmp_path / "adapter"))
     assert again.score([5], [9, 20, 7]) == pytest.approx(policy.score([5], [9, 20, 7]), abs=1e-5)

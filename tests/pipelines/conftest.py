@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from practicum.quickstart import Plan, Quickstart
-from practicum.training.rl_settings import RLSettings
-from practicum.training.sft import SFTSettings
+from tests.training.settings import rl_settings, sft_settings
 
 
 @pytest.fixture(scope="session")
@@ -20,8 +19,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         panel=300,
         check_tasks=60,
         sft_target=0.35,
-        sft=SFTSettings(epochs=1, batch_size=8, lr=1e-3, warmup=30, schedule="constant", check_every=25, seed=0),
-        rl=RLSettings(steps=25, tasks_per_step=12, chains=8, lr=3e-4, warmup=3, seed=0),
+        sft=sft_settings(
+            num_epochs=1,
+            batch_size=8,
+            learning_rate=1e-3,
+            warmup_steps=30,
+            scheduler_type="constant",
+            check_every=25,
+            seed=0,
+        ),
+        rl=rl_settings(total_training_steps=25, train_batch_size=12, num_chains=8, lr=3e-4, lr_warmup_steps=3, seed=0),
     )
     asyncio.run(Quickstart(out, 0, plan, say=lambda text: None).run())
     return out

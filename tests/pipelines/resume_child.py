@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from practicum.config.train import resolve
+from practicum.config.resolve import resolve_train
 from practicum.data.episode_format import encode_episode
 from practicum.environment import Action, Step
 from practicum.environments.math import MathEnvironment
@@ -95,7 +95,7 @@ def train_until(
             fsync(file)
 
         os.fsync = counted
-    config = resolve([*overrides, f"trainer.default_local_dir={folder}"])
+    config = resolve_train([*overrides, f"trainer.default_local_dir={folder}"]).config
     run = build.build_run(
         config,
         on_step=lambda step, values: last.clear() if step < run.settings.steps else None,

@@ -11,10 +11,10 @@ import yaml
 
 from practicum.cli.main import main
 from practicum.config.overrides import RECIPES
-from practicum.pipeline import stages
+from practicum.config.pipeline import AFFINE_ENVIRONMENTS, AGENTGYM_ENVIRONMENTS
 
 RECIPE = RECIPES / "affine.yaml"
-ENVIRONMENTS = [*stages.AFFINE, *stages.AGENTGYM]
+ENVIRONMENTS = [*AFFINE_ENVIRONMENTS, *AGENTGYM_ENVIRONMENTS]
 PAY = '''
 def pay(task, action, step):
     """Something for every command, and for the end, in one world; nothing in the others."""
@@ -57,7 +57,9 @@ def test_all_eight_environments_through_all_stages(tmp_path: Path, capsys: pytes
     assert step["critic/vf_loss"] > 0
     # Eight replies at most, each cut off (-0.05) or a command, then the end.
     assert 1.0 - 8 * 0.05 - 1e-9 <= step["reward/agentgym:babyai/mean"] <= 9.0
-    assert all(-0.4 - 1e-9 <= step[f"reward/{name}/mean"] <= 0 for name in stages.AGENTGYM if "babyai" not in name)
+    assert all(
+        -0.4 - 1e-9 <= step[f"reward/{name}/mean"] <= 0 for name in AGENTGYM_ENVIRONMENTS if "babyai" not in name
+    )
     assert step["rollout/episodes"] == 5
     results = json.loads((out / "logs" / "evaluation_results.json").read_text())
     for rung in results["rungs"].values():

@@ -16,9 +16,9 @@ from practicum.environment import Action, Step
 from practicum.environments.math import MathEnvironment
 from practicum.models import loader
 from practicum.training.online_source import OnlineSource
-from practicum.training.rl_settings import RLSettings
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.trainable_policy import TrainablePolicy
+from tests.training.settings import rl_settings
 
 SHORTNESS = f"{Path(__file__).with_name('rewards.py')}:shortness"
 JITTER = random.Random()  # deliberately unseeded: real tools are not on time
@@ -40,7 +40,7 @@ def run_once() -> tuple[dict[str, torch.Tensor], list[dict[str, float]], list[by
         # A fresh model never earns a reward: pay for short replies, ended by a letter, to learn from.
         make = lambda: Jittery(reward=SHORTNESS)  # noqa: E731
         agent = Agent(max_turns=2, sampling=Sampling(max_tokens=10, stop=("e",)))
-        settings = RLSettings(steps=3, tasks_per_step=4, chains=4, lr=1e-3, warmup=0)
+        settings = rl_settings(total_training_steps=3, train_batch_size=4, num_chains=4, lr=1e-3, lr_warmup_steps=0)
         trainer = RLTrainer(policy, OnlineSource(policy, make().tasks("train", 12), make, agent, settings), settings)
         metrics, episodes = [], []
         for step in range(3):

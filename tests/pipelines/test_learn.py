@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from practicum.agent import Agent
-from practicum.config.train import resolve
+from practicum.config.resolve import resolve_train
 from practicum.engines.base import Sampling
 from practicum.environments.math import MathEnvironment
 from practicum.evaluation.compare import compare_pair
@@ -21,7 +21,7 @@ from practicum.training import build
 def test_training_beats_its_start(estimator: str, steps: int, finished: Path, tmp_path: Path) -> None:
     panel = Panel(tuple(MathEnvironment(levels=(1,)).tasks("test", 300, 7)), 7)
     agent = Agent(format="hf", max_turns=3, sampling=Sampling(0.0, max_tokens=32))
-    config = resolve(
+    config = resolve_train(
         [
             "recipe=math-tiny", f"actor_rollout_ref.model.path={finished / 'sft' / 'model'}",
             f"trainer.default_local_dir={tmp_path}", f"trainer.total_training_steps={steps}", "trainer.logger=[]",
@@ -29,7 +29,7 @@ def test_training_beats_its_start(estimator: str, steps: int, finished: Path, tm
             "agent.environment_args.levels=[1]", "agent.max_turns=3", f"algorithm.adv_estimator={estimator}",
             "critic.optim.lr=1e-3",
         ]
-    )  # fmt: skip
+    ).config  # fmt: skip
     run = build.build_run(config, say=lambda text: None)
 
     async def whole() -> tuple[EvalResult, EvalResult]:

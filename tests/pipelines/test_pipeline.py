@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from practicum.cli.main import main
+from practicum.config.pipeline import AGENTGYM_ENVIRONMENTS
 from practicum.errors import UserError
 from practicum.pipeline import stages
-from practicum.training import build
+from practicum.training import build_settings
 
 RECIPE = """
 seed: 0
@@ -139,18 +140,18 @@ def test_tasks_that_are_missing_are_said_before_anything_is_played(
 
 
 def test_the_papers_configuration(capsys: pytest.CaptureFixture[str]) -> None:
-    config = stages.resolve(["recipe=affine"])
+    config = stages.resolve(["recipe=affine"]).config
     assert sum(stages.demonstrations(config).values()) == 15_000
     train = stages.rl_config(config)
     assert train.algorithm.adv_estimator == "gae"
     assert (train.algorithm.gamma, train.algorithm.lam) == (0.99, 0.95)
     assert train.algorithm.turn_rewards
-    assert build.rl_settings(train, 1).credit.bootstrap
+    assert build_settings.rl_settings(train, 1).estimation.bootstraps
     config.rl_training.gamma = 1.0  # then a cut-off episode's value has no bound
-    assert not build.rl_settings(stages.rl_config(config), 1).credit.bootstrap
+    assert not build_settings.rl_settings(stages.rl_config(config), 1).estimation.bootstraps
     assert train.actor_rollout_ref.actor.ppo_epochs == train.critic.ppo_epochs == 4
     assert train.actor_rollout_ref.model.lora_adapter_path == "runs/affine/sft/model"
-    assert set(train.agent.environment_args["environments"]) == set(stages.AGENTGYM)
+    assert set(train.agent.environment_args["environments"]) == set(AGENTGYM_ENVIRONMENTS)
     assert config.training.lora_r == 64
     assert main(["pipeline", "recipe=affine", "--dry-run"]) == 0
     assert "affine:sat 3334, affine:abd 3333, affine:ded 3333" in capsys.readouterr().out
@@ -186,7 +187,9 @@ def test_what_cannot_work_is_said_at_once(overrides: list[str], message: str) ->
 
 
 def test_another_estimator_as_the_message_says() -> None:
-    config = stages.resolve(["rl_training.overrides=['algorithm.adv_estimator=grpo']", "rl_training.num_chains=8"])
+    config = stages.resolve(
+        ["rl_training.overrides=['algorithm.adv_estimator=grpo']", "rl_training.num_chains=8"]
+    ).config
     assert stages.rl_config(config).algorithm.adv_estimator == "grpo"
 
 

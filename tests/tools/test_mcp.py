@@ -40,14 +40,13 @@ from practicum.tools import mcp_server
 from practicum.tools.base import Tool, ToolResult
 from practicum.tools.errors import ToolFailure
 from practicum.tools.mcp import Address, read_address
-from practicum.training.objective import Objective
 from practicum.training.online_source import OnlineSource
-from practicum.training.rl_settings import RLSettings
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.run import Run, RunSettings
-from practicum.training.sft import SFTSettings, train_sft
+from practicum.training.sft import train_sft
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import ActionSource, Outcome, Trajectory
+from tests.training.settings import policy_gradient, rl_settings, sft_settings
 
 SMALL = Path(__file__).parent / "mcp_small_server.py"
 
@@ -426,10 +425,21 @@ def test_a_server_from_the_registry_serves_a_tool_in_training(tmp_path: Path) ->
             shown = await run_episodes(
                 plan_attempts(world.tasks("train", 48), 1, 0), Clocks, agent, expert, policy.renderer
             )
-            await train_sft(policy, shown, SFTSettings(epochs=3, batch_size=8, lr=3e-3, warmup=3, schedule="constant"))
+            await train_sft(
+                policy,
+                shown,
+                sft_settings(num_epochs=3, batch_size=8, learning_rate=3e-3, warmup_steps=3, scheduler_type="constant"),
+            )
             # What the clock says decides the rewards: an entropy bonus makes an update of any of them.
-            objective = Objective(entropy_coeff=0.01)
-            settings = RLSettings(steps=1, tasks_per_step=4, chains=6, lr=1e-3, warmup=0, objective=objective)
+            objective = policy_gradient(entropy_coeff=0.01)
+            settings = rl_settings(
+                total_training_steps=1,
+                train_batch_size=4,
+                num_chains=6,
+                lr=1e-3,
+                lr_warmup_steps=0,
+                objective=objective,
+            )
             source = OnlineSource(policy, world.tasks("train", 4), Clocks, agent, settings)
             before = torch.cat([value.detach().flatten().clone() for value in policy.decoder.parameters()])
             practised: list[Trajectory] = []

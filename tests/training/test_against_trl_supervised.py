@@ -21,8 +21,9 @@ from practicum.models import loader
 from practicum.training.dpo import DPOSettings, Pair, dpo_update, pair_loss, sum_logprobs
 from practicum.training.micro_batches import Sample
 from practicum.training.optimizer import OptimizerSettings
-from practicum.training.sft import SFTSettings, sft_update
+from practicum.training.sft import sft_update
 from practicum.training.trainable_policy import TrainablePolicy
+from tests.training.settings import dpo_settings, sft_settings
 
 from .test_dpo import make_pairs
 
@@ -123,7 +124,7 @@ def test_sft_equals_trl(seed: int, tokenizer: Any, tmp_path: Path) -> None:
     samples[0] = Sample(samples[0].ids, holed, *(samples[0].weights,) * 3)
     policy = policy_of()
     batch = [Sample(s.ids, s.mask, s.mask.astype(np.float32), s.advantages, s.sampling_logprobs) for s in samples]
-    found = sft_update(policy, batch, [list(range(5))], 0, SFTSettings(batch_size=5, warmup=0))
+    found = sft_update(policy, batch, [list(range(5))], 0, sft_settings(batch_size=5, warmup_steps=0))
     inputs = padded(samples)
     judged = inputs.pop("completion_mask")
     inputs["labels"] = inputs["input_ids"].masked_fill(judged == 0, -100)
@@ -137,7 +138,7 @@ def test_dpo_equals_trl(ours: str, their_name: str, seed: int, tokenizer: Any, t
     pairs = make_pairs(4, seed)
     trainer = make_trainer("DPO", tmp_path, tokenizer, beta=BETA, loss_type=[their_name])
     expected = theirs(trainer, padded([p.chosen for p in pairs] + [p.rejected for p in pairs]))
-    settings = DPOSettings(loss=ours, beta=BETA)
+    settings = dpo_settings(loss=ours, beta=BETA)
     found = our_preference(pairs, settings)
     assert_same(found, expected)
     metrics, beta = trainer._metrics["train"], settings.beta
@@ -155,8 +156,8 @@ def test_smoothed_labels(smoothing: float, tokenizer: Any, tmp_path: Path) -> No
     pairs = make_pairs(1, 7)
     trainer = make_trainer("DPO", tmp_path, tokenizer, beta=BETA, loss_type=["aot"], label_smoothing=smoothing)
     expected = theirs(trainer, padded([pairs[0].chosen, pairs[0].rejected]))
-    assert_same(our_preference(pairs, DPOSettings(beta=BETA, label_smoothing=smoothing)), expected)
-    plain, _ = our_preference(pairs, DPOSettings(beta=BETA))
+    assert_same(our_preference(pairs, dpo_settings(beta=BETA, label_smoothing=smoothing)), expected)
+    plain, _ = our_preference(pairs, dpo_settings(beta=BETA))
     assert abs(plain - expected[0]) > 1e-3
 
 
@@ -173,7 +174,7 @@ def test_kto_equals_trl(seed: int, tokenizer: Any, tmp_path: Path) -> None:
         value, slope = theirs(trainer, {**padded(sides[side]), **other, "label": label})
         loss += value
         gradient = {name: gradient.get(name, 0) + part for name, part in slope.items()}
-    assert_same(our_preference(pairs, DPOSettings(loss="kto", beta=BETA)), (loss, gradient))
+    assert_same(our_preference(pairs, dpo_settings(loss="kto", beta=BETA)), (loss, gradient))
 
 
 def test_at_the_start_both_losses_are_ln_2(tokenizer: Any, tmp_path: Path) -> None:
@@ -183,6 +184,6 @@ def test_at_the_start_both_losses_are_ln_2(tokenizer: Any, tmp_path: Path) -> No
     trainer.ref_model.load_state_dict(trainer.model.state_dict())
     expected, their_gradient = theirs(trainer, padded(samples))
     policy = policy_of()
-    found = dpo_update(policy, pairs, sum_logprobs(policy.decoder, policy, samples), DPOSettings(beta=BETA), 0.0)
+    found = dpo_update(policy, pairs, sum_logprobs(policy.decoder, policy, samples), dpo_settings(beta=BETA), 0.0)
     assert expected == pytest.approx(math.log(2), abs=1e-6)
     assert_same((found["dpo/loss"], _gradient(policy.loaded.model)), (expected, their_gradient))

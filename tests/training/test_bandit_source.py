@@ -18,10 +18,10 @@ from practicum.models import loader
 from practicum.task import Task
 from practicum.training.bandit_source import BanditSource, action_key, single_action_warning, tabulate_actions
 from practicum.training.logged_source import TrajectoryLog
-from practicum.training.rl_settings import RLSettings
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
+from tests.training.settings import rl_settings
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "%s"}}</tool_call>'
 
@@ -126,7 +126,7 @@ def rewards(replies: Sequence[str], stop: StopReason = StopReason.END, say: Call
 
     policy = TrainablePolicy(loader.load_tiny(0), make_engine=engine)
     states = [state for state in tabulate_actions(log_of(GOOD, HALF), 1.0) if state.prompt == (7, 8, 9)]
-    settings = RLSettings(steps=1, tasks_per_step=1, chains=len(replies), mismatch_limit=99.0)
+    settings = rl_settings(total_training_steps=1, train_batch_size=1, num_chains=len(replies), mismatch_limit=99.0)
     agent = Agent(max_turns=2, sampling=Sampling(max_tokens=64))
     trainer = RLTrainer(policy, BanditSource(policy, states, agent, settings, say), settings)
     metrics, episodes = asyncio.run(trainer.step(0))
@@ -153,6 +153,6 @@ def test_a_reply_cut_off_by_the_token_limit_is_not_an_answer() -> None:
 
 def test_greedy_baselines_are_refused() -> None:
     states = tabulate_actions(log_of(GOOD), 1.0)
-    settings = RLSettings(estimator="remax", tasks_per_step=1)
+    settings = rl_settings(adv_estimator="remax", train_batch_size=1)
     with pytest.raises(UserError, match="remax needs whole greedy episodes"):
         BanditSource(TrainablePolicy(loader.load_tiny(0)), states, Agent(), settings)

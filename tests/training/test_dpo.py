@@ -13,10 +13,10 @@ import torch
 from practicum.algorithms.preferences import PREFERENCE_LOSSES, PairLogprobs
 from practicum.errors import UserError
 from practicum.models import loader, lora
-from practicum.training.dpo import DPOSettings, Pair, dpo_update, sum_logprobs, train_dpo
+from practicum.training.dpo import Pair, dpo_update, sum_logprobs, train_dpo
 from practicum.training.micro_batches import Sample
-from practicum.training.optimizer import OptimizerSettings
 from practicum.training.trainable_policy import TrainablePolicy
+from tests.training.settings import dpo_settings
 
 
 def sample(ids: list[int], prompt: int) -> Sample:
@@ -38,7 +38,7 @@ def make_pairs(count: int, seed: int) -> list[Pair]:
 @pytest.mark.parametrize("kind", list(PREFERENCE_LOSSES))
 def test_the_gradient_is_autograds_through_hugging_face(kind: str) -> None:
     pairs = make_pairs(4, 1)
-    settings = DPOSettings(loss=kind, beta=0.7, optimizer=OptimizerSettings(grad_clip=0.0))
+    settings = dpo_settings(loss=kind, beta=0.7, max_grad_norm=0.0)
     policy = TrainablePolicy(loader.load_tiny(0))
     policy.reset_optimizer(settings.optimizer)
     policy.learner.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
@@ -74,7 +74,7 @@ def test_pairs_are_learnt_beginning_at_a_loss_of_ln_2(adapter: bool) -> None:
     loaded = loader.load_tiny(0)
     policy = TrainablePolicy(lora.add_adapter(loaded, lora.LoRASettings(8)) if adapter else loaded)
     metrics: list[dict[str, float]] = []
-    settings = DPOSettings(epochs=12, batch_size=8, lr=5e-3 if adapter else 1e-3, warmup_ratio=0.0)
+    settings = dpo_settings(num_epochs=12, batch_size=8, learning_rate=5e-3 if adapter else 1e-3, warmup_ratio=0.0)
     taken = asyncio.run(
         train_dpo(policy, make_pairs(16, 2), settings, on_step=lambda n, values: metrics.append(values))
     )
@@ -86,7 +86,7 @@ def test_pairs_are_learnt_beginning_at_a_loss_of_ln_2(adapter: bool) -> None:
 
 
 def test_the_reference_is_the_adapter_it_starts_from(tmp_path: Path) -> None:
-    pairs, settings = make_pairs(8, 4), DPOSettings(epochs=4, batch_size=8, lr=5e-3, warmup_ratio=0.0)
+    pairs, settings = make_pairs(8, 4), dpo_settings(num_epochs=4, batch_size=8, learning_rate=5e-3, warmup_ratio=0.0)
     first = TrainablePolicy(lora.add_adapter(loader.load_tiny(0), lora.LoRASettings(8)))
     asyncio.run(train_dpo(first, make_pairs(8, 5), settings))
     first.save(tmp_path / "adapter")
@@ -99,7 +99,7 @@ def test_the_reference_is_the_adapter_it_starts_from(tmp_path: Path) -> None:
 
 def test_the_same_seed_gives_the_same_weights_and_a_later_start_the_rest() -> None:
     pairs = make_pairs(10, 3)
-    settings = DPOSettings(epochs=2, batch_size=4, lr=1e-3)
+    settings = dpo_settings(num_epochs=2, batch_size=4, learning_rate=1e-3)
 
     def run() -> dict[str, torch.Tensor]:
         policy = TrainablePolicy(loader.load_tiny(0))
@@ -112,6 +112,6 @@ def test_the_same_seed_gives_the_same_weights_and_a_later_start_the_rest() -> No
 
 def test_no_pairs_and_wrong_settings_are_errors() -> None:
     with pytest.raises(UserError, match="no pair to learn from"):
-        asyncio.run(train_dpo(TrainablePolicy(loader.load_tiny(0)), [], DPOSettings()))
-    with pytest.raises(UserError, match="beta must be above 0"):
-        DPOSettings(beta=0)
+        asyncio.run(train_dpo(TrainablePolicy(loader.load_tiny(0)), [], dpo_settings()))
+    with pytest.raises(UserError, match="training.beta=0: it must be above 0"):
+        dpo_settings(beta=0)

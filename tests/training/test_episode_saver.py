@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from practicum.algorithms import advantages
+from practicum.config.health import HealthSettings
 from practicum.data import store
 from practicum.errors import UserError
 from practicum.training.episode_saver import ADVANTAGES, GROUPS, TOP, advantages_path
 from practicum.training.estimators import EstimatorSettings, num_sampled_tokens
-from practicum.training.monitor.health import HealthSettings
 from practicum.training.monitor.health_log import HEALTH_FILE
 from practicum.training.run import Run, RunSettings
 
@@ -39,14 +39,19 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_a_run_without_findings_has_an_empty_health_log(tmp_path: Path) -> None:
-    go(make_run(tmp_path, RunSettings(2), replace(RL, steps=2)))
+    go(make_run(tmp_path, RunSettings(2), replace(RL, total_training_steps=2)))
     assert (tmp_path / HEALTH_FILE).read_bytes() == b""
 
 
 def test_findings_and_adjustments_are_written_as_they_happen(tmp_path: Path) -> None:
     health = HealthSettings(action="adjust", repeat_every=1)
     said: list[str] = []
-    go(alarming(make_run(tmp_path, RunSettings(4), replace(RL, steps=4), health=health, say=said.append), (1, 3)))
+    go(
+        alarming(
+            make_run(tmp_path, RunSettings(4), replace(RL, total_training_steps=4), health=health, say=said.append),
+            (1, 3),
+        )
+    )
     found = lines_of(tmp_path)
     assert [(line["step"], line["kind"]) for line in found] == [(2, "finding"), (2, "adjustment"), (4, "finding")]
     assert found[0] == {
@@ -60,7 +65,7 @@ def test_findings_and_adjustments_are_written_as_they_happen(tmp_path: Path) -> 
 def test_a_stop_is_written_with_its_reason(tmp_path: Path) -> None:
     health = HealthSettings(action="stop")
     with pytest.raises(UserError, match="The run stops here"):
-        go(alarming(make_run(tmp_path, RunSettings(4), replace(RL, steps=4), health=health), (2,)))
+        go(alarming(make_run(tmp_path, RunSettings(4), replace(RL, total_training_steps=4), health=health), (2,)))
     assert [(line["step"], line["kind"], line["sign"]) for line in lines_of(tmp_path)] == [
         (3, "finding", "kl_high"),
         (3, "stop", "kl_high"),
@@ -98,7 +103,7 @@ def test_a_resumed_run_neither_loses_nor_repeats_a_line(tmp_path: Path) -> None:
 
 
 def test_the_first_group_of_steps_1_2_and_4_is_saved(tmp_path: Path) -> None:
-    go(make_run(tmp_path, RunSettings(5), replace(RL, steps=5)))
+    go(make_run(tmp_path, RunSettings(5), replace(RL, total_training_steps=5)))
     assert sorted(path.name for path in (tmp_path / GROUPS).iterdir()) == ["step_1", "step_2", "step_4"]
     for folder in (tmp_path / GROUPS).iterdir():
         episodes = list(store.read_episodes(folder))
@@ -116,7 +121,7 @@ def read(episode: Path) -> Any:
 
 
 def test_advantages_that_differ_by_token_are_saved_per_token(tmp_path: Path) -> None:
-    discounted = replace(RL, steps=1, estimator="gae", credit=EstimatorSettings(gamma=0.5))
+    discounted = replace(RL, total_training_steps=1, adv_estimator="gae", estimation=EstimatorSettings(gamma=0.5))
     go(make_run(tmp_path, RunSettings(1), discounted))
     played = {path: store.read_episode(path) for path in (tmp_path / GROUPS).rglob("*.jsonl")}
     longer = {path: num_sampled_tokens(e) for path, e in played.items() if e.reward > 0 and num_sampled_tokens(e) > 1}

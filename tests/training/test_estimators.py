@@ -15,10 +15,10 @@ from practicum.environments.math import MathEnvironment
 from practicum.models import loader
 from practicum.training.estimators import ESTIMATORS, Advantages, EstimatorSettings, TokenRewards, token_rewards
 from practicum.training.online_source import OnlineSource
-from practicum.training.rl_settings import RLSettings
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Outcome, Trajectory
+from tests.training.settings import rl_settings
 
 from .test_rl_trainer import episode, turn
 
@@ -72,7 +72,7 @@ def test_the_baseline_variant_centres_each_group_first() -> None:
 @pytest.mark.parametrize("name", ["grpo", "flow_grpo"])
 def test_the_division_can_be_left_out(name: str) -> None:
     group = [TokenRewards(np.array([0.0, reward]), np.array([0, 1])) for reward in (1.0, 0.0, 0.0, 1.0)]
-    found = ESTIMATORS[name].function([group], EstimatorSettings(normalise=False)).advantages[0]
+    found = ESTIMATORS[name].function([group], EstimatorSettings(norm_adv_by_std_in_grpo=False)).advantages[0]
     assert [row.tolist() for row in found] == [[0.5] * 2, [-0.5] * 2, [-0.5] * 2, [0.5] * 2]
 
 
@@ -103,7 +103,7 @@ def test_gae_over_turns_by_hand() -> None:
 
 @pytest.mark.parametrize("name", ["gae", "turn_gae"])
 def test_only_truncated_episodes_are_bootstrapped(name: str) -> None:
-    settings = EstimatorSettings()
+    settings = EstimatorSettings(bootstrap_truncated=True)
 
     def last_return(truncated: bool, bootstrap: bool = True) -> float:
         one = TokenRewards(np.array([0.0]), np.array([0]), truncated, np.array([0.4]), 0.9)
@@ -128,7 +128,7 @@ def test_each_estimator_takes_a_real_step(name: str) -> None:
     async def run() -> tuple[dict[str, float], int]:
         policy = TrainablePolicy(loader.load_tiny(0))
         agent = Agent(max_turns=1, sampling=Sampling(max_tokens=12, stop=("e",)))
-        settings = RLSettings(steps=1, tasks_per_step=2, chains=3, estimator=name)
+        settings = rl_settings(total_training_steps=1, train_batch_size=2, num_chains=3, adv_estimator=name)
         trainer = RLTrainer(
             policy, OnlineSource(policy, ByLength().tasks("train", 2), ByLength, agent, settings), settings
         )

@@ -18,8 +18,9 @@ from practicum.errors import UserError
 from practicum.models.decoder import Decoder
 from practicum.training.learner import Learner, balanced_halves
 from practicum.training.micro_batches import MicroBatchLimits, Sample
-from practicum.training.objective import Objective
+from practicum.training.objective import CROSS_ENTROPY, Objective
 from practicum.training.optimizer import OptimizerSettings
+from tests.training.settings import POLICY_GRADIENT, policy_gradient
 
 VOCABULARY = 53
 
@@ -87,11 +88,11 @@ def expected_gradients(
         else:
             old = torch.from_numpy(sample.sampling_logprobs[1:])[on]
             advantages = torch.from_numpy(sample.advantages[1:])[on]
-            if objective.policy_loss == "gspo":  # the sequence's own ratio, differentiated as it stands
+            if objective.loss_mode == "gspo":  # the sequence's own ratio, differentiated as it stands
                 ratio = (logprobs[on] - old).mean().exp()
-                held = ratio.clamp(1 - objective.clip_low, 1 + objective.clip_high)
+                held = ratio.clamp(1 - objective.clip_ratio_low, 1 + objective.clip_ratio_high)
                 losses = torch.maximum(-advantages * ratio, -advantages * held)
-            elif objective.policy_loss == "cispo":
+            elif objective.loss_mode == "cispo":
                 losses = policy_losses.cispo(logprobs[on], old, advantages).loss
             else:
                 losses = policy_losses.ppo(logprobs[on], old, advantages).loss
@@ -102,7 +103,9 @@ def expected_gradients(
                     other = (reference(ids).logits[0, :-1] / sample.temperature).log_softmax(-1)
                 theirs = other.gather(-1, ids[0, 1:, None])[:, 0]
                 whole = (table.exp() * (table - other)).sum(-1)[on]
-                losses = losses + objective.kl_coeff * kl.penalty(logprobs[on], theirs[on], objective.kl_kind, whole)
+                losses = losses + objective.kl_loss_coef * kl.penalty(
+                    logprobs[on], theirs[on], objective.kl_loss_type, whole
+                )
         total = total + (losses * weights).sum() / 7.0
     total.backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -113,7 +116,7 @@ def distance(found: Gradients, expected: Gradients) -> float:
     return float((a - b).norm() / b.norm())
 
 
-@pytest.mark.parametrize("objective", [Objective("ce"), Objective("pg"), Objective("pg", entropy_coeff=0.05)])
+@pytest.mark.parametrize("objective", [CROSS_ENTROPY, POLICY_GRADIENT, policy_gradient(entropy_coeff=0.05)])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_gradients_equal_hugging_face(objective: Objective, temperature: float) -> None:
     samples = make_samples(9, 1, temperature)
@@ -123,7 +126,7 @@ def test_gradients_equal_hugging_face(objective: Objective, temperature: float) 
 @pytest.mark.parametrize("kind", ["mse", "low_var_kl", "full", "kl+", "full+"])
 def test_kl_to_a_reference(kind: str) -> None:
     samples = make_samples(5, 2, 0.8)
-    objective = Objective("pg", kl_coeff=0.3, kl_kind=kind)
+    objective = policy_gradient(kl_loss_coef=0.3, kl_loss_type=kind)
     reference = fresh_model()
     with torch.no_grad():
         for parameter in reference.parameters():
@@ -144,7 +147,7 @@ def test_other_surrogates_equal_hugging_face(loss: str) -> None:
         flat = np.where(sample.mask, rng.normal(), 0).astype(np.float32)
         share = (sample.mask / sample.mask.sum()).astype(np.float32)
         samples.append(replace(sample, sampling_logprobs=near, advantages=flat, weights=share))
-    objective = Objective("pg", policy_loss=loss)
+    objective = policy_gradient(loss_mode=loss)
     assert distance(gradients(samples, objective), expected_gradients(samples, objective)) < 2e-6
     pieces = gradients(samples, objective, limits=MicroBatchLimits(30, 2))
     assert distance(pieces, expected_gradients(samples, objective)) < 2e-6
@@ -154,25 +157,25 @@ def test_corrections_weigh_the_policy_gradient() -> None:
     samples = make_samples(5, 11)
     twice = [replace(s, corrections=np.full(len(s.ids), 2.0, np.float32)) for s in samples]
     heavy = [replace(s, weights=s.weights * 2) for s in samples]
-    assert distance(gradients(twice, Objective("pg")), gradients(heavy, Objective("pg"))) < 1e-6
+    assert distance(gradients(twice, POLICY_GRADIENT), gradients(heavy, POLICY_GRADIENT)) < 1e-6
 
 
 def test_ratios_are_taken_against_the_old_logprobs() -> None:
     samples = make_samples(5, 12)
     moved = [replace(s, old_logprobs=s.sampling_logprobs, sampling_logprobs=s.sampling_logprobs - 1) for s in samples]
-    one, two = gradients(samples, Objective("pg")), gradients(moved, Objective("pg"))
+    one, two = gradients(samples, POLICY_GRADIENT), gradients(moved, POLICY_GRADIENT)
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 def test_gradient_checkpointing_changes_no_gradient() -> None:
     samples = make_samples(6, 13)
-    plain = gradients(samples, Objective("pg"))
+    plain = gradients(samples, POLICY_GRADIENT)
     model = fresh_model()
     decoder = Decoder(model)
     decoder.checkpointing = True
     learner = Learner(decoder, OptimizerSettings(grad_clip=0.0))
     learner.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
-    learner.update(samples, 7.0, Objective("pg"), 0.0)
+    learner.update(samples, 7.0, POLICY_GRADIENT, 0.0)
     again = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     assert distance(again, plain) < 1e-6
 
@@ -183,7 +186,7 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
     st.integers(16, 400),
     st.none() | st.integers(1, 5),
     st.sampled_from(
-        [Objective("ce"), Objective("pg"), Objective("pg", policy_loss="gspo"), Objective("pg", kl_coeff=0.5)]
+        [CROSS_ENTROPY, POLICY_GRADIENT, policy_gradient(loss_mode="gspo"), policy_gradient(kl_loss_coef=0.5)]
     ),
 )
 def test_the_split_does_not_matter(seed: int, tokens: int, most: int | None, objective: Objective) -> None:
@@ -199,9 +202,9 @@ def test_the_split_does_not_matter(seed: int, tokens: int, most: int | None, obj
 
 def test_pieces_of_the_head_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = make_samples(6, 4)
-    whole = gradients(samples, Objective("pg", entropy_coeff=0.01))
+    whole = gradients(samples, policy_gradient(entropy_coeff=0.01))
     monkeypatch.setattr("practicum.training.forward.MAX_LOGITS", 3 * VOCABULARY)
-    assert distance(gradients(samples, Objective("pg", entropy_coeff=0.01)), whole) < 1e-6
+    assert distance(gradients(samples, policy_gradient(entropy_coeff=0.01)), whole) < 1e-6
 
 
 def test_untrained_tokens_give_no_gradient() -> None:
@@ -212,7 +215,7 @@ def test_untrained_tokens_give_no_gradient() -> None:
                np.where(s.mask, s.advantages, -77).astype(np.float32), s.sampling_logprobs)
         for s in samples
     ]  # fmt: skip
-    one, two = gradients(samples, Objective("pg")), gradients(spoiled, Objective("pg"))
+    one, two = gradients(samples, POLICY_GRADIENT), gradients(spoiled, POLICY_GRADIENT)
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
@@ -224,7 +227,7 @@ def test_what_comes_after_the_last_trained_token_is_not_computed() -> None:
         np.append(base.advantages, np.zeros(3, np.float32)), np.append(base.sampling_logprobs, np.zeros(3, np.float32)),
     )  # fmt: skip
     assert length < len(longer.ids)
-    one, two = gradients([base], Objective("ce")), gradients([longer], Objective("ce"))
+    one, two = gradients([base], CROSS_ENTROPY), gradients([longer], CROSS_ENTROPY)
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
@@ -244,13 +247,13 @@ def test_a_loss_that_is_not_finite_updates_nothing() -> None:
     model = fresh_model()
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(FloatingPointError, match="nothing was updated"):
-        Learner(Decoder(model), OptimizerSettings()).update(broken, 7.0, Objective("ce"), 1e-3)
+        Learner(Decoder(model), OptimizerSettings()).update(broken, 7.0, CROSS_ENTROPY, 1e-3)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_an_empty_batch_is_refused() -> None:
     with pytest.raises(UserError, match="no token to train on"):
-        Learner(Decoder(fresh_model()), OptimizerSettings()).update([], 0.0, Objective("ce"), 1e-3)
+        Learner(Decoder(fresh_model()), OptimizerSettings()).update([], 0.0, CROSS_ENTROPY, 1e-3)
 
 
 def test_two_threads_compute_what_one_does() -> None:
@@ -258,7 +261,7 @@ def test_two_threads_compute_what_one_does() -> None:
     for threads in (1, 2, 2):
         model = fresh_model()
         learner = Learner(Decoder(model), OptimizerSettings(grad_clip=0.0), MicroBatchLimits(30), threads=threads)
-        metrics = learner.update(samples, 40.0, Objective(), 1e-3)
+        metrics = learner.update(samples, 40.0, POLICY_GRADIENT, 1e-3)
         found.append((metrics, [p.grad for p in model.parameters()], [p.detach().clone() for p in model.parameters()]))
     (alone, gradients_alone, _), (first, gradients_first, first_weights), (again, _, again_weights) = found
     assert alone == pytest.approx(first, rel=1e-5)

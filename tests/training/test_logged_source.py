@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from practicum.agent import Agent
-from practicum.config.train import resolve
+from practicum.config.resolve import resolve_train
 from practicum.data import store
 from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Sampling
@@ -34,20 +34,19 @@ from practicum.training.logged_source import (
     with_logprobs,
 )
 from practicum.training.micro_batches import MicroBatchLimits
-from practicum.training.objective import Objective
-from practicum.training.optimizer import OptimizerSettings
 from practicum.training.rl_settings import RLSettings
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.samples import unweighted_samples
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Origin, Outcome, Trajectory
+from tests.training.settings import POLICY_GRADIENT, policy_gradient, rl_settings
 
 from .test_rl_trainer import episode, turn
 
 AGENT = Agent(max_turns=1, sampling=Sampling(max_tokens=10, stop=("e",)))
-LEASH = Objective(kl_coeff=0.1, kl_kind="mse")
-PLAIN = RLSettings(
-    steps=9, tasks_per_step=1, lr=1e-3, warmup=0, objective=LEASH, optimizer=OptimizerSettings(grad_clip=0.0)
+LEASH = policy_gradient(kl_loss_coef=0.1, kl_loss_type="mse")
+PLAIN = rl_settings(
+    total_training_steps=9, train_batch_size=1, lr=1e-3, lr_warmup_steps=0, objective=LEASH, grad_clip=0.0
 )
 
 
@@ -201,9 +200,9 @@ def test_a_group_of_one_outcome_has_no_gradient(logged: list[Trajectory]) -> Non
     """Beside another group it changes nothing but the count of tokens."""
     dead = [replace(one, reward=1.0) for one in logged[4:8]]
     with_signal = [replace(one, reward=float(n % 2)) for n, one in enumerate(logged[:4])]
-    settings = replace(PLAIN, tasks_per_step=2)
+    settings = replace(PLAIN, train_batch_size=2)
     both, _ = train([with_signal, dead], settings, frozen=True)
-    alone, _ = train([with_signal], replace(settings, tasks_per_step=1), frozen=True)
+    alone, _ = train([with_signal], replace(settings, train_batch_size=1), frozen=True)
     share = sum(len(unweighted_samples(one)[0].mask.nonzero()[0]) for one in with_signal) / sum(
         len(unweighted_samples(one)[0].mask.nonzero()[0]) for one in (*with_signal, *dead)
     )
@@ -217,7 +216,7 @@ def test_a_group_of_one_outcome_has_no_gradient(logged: list[Trajectory]) -> Non
 
 def test_the_gradient_does_not_depend_on_the_split(logged: list[Trajectory]) -> None:
     groups = signal_groups(log_of(*logged))[:3]
-    settings = replace(PLAIN, tasks_per_step=3)
+    settings = replace(PLAIN, train_batch_size=3)
     one, _ = train(groups, settings, frozen=True)
     for limits in (MicroBatchLimits(tokens=128), MicroBatchLimits(samples=1), MicroBatchLimits(tokens=100_000)):
         other, _ = train(groups, settings, frozen=True, limits=limits)
@@ -235,7 +234,7 @@ def test_failures_are_lowered_to_the_floor_and_no_further(
     """Sixty updates over one group: what is no longer rewarded stays where the floor is."""
     group = [replace(one, reward=float(n == 0)) for n, one in enumerate(logged[:4])]
     objective = replace(LEASH, clip_low=1 - floor, clip_high=0.2)
-    trainer, _ = train([group], replace(PLAIN, steps=60, lr=3e-5, objective=objective), steps=60)
+    trainer, _ = train([group], replace(PLAIN, total_training_steps=60, lr=3e-5, objective=objective), steps=60)
     start = loader.load_tiny(0).model
     ratios = [np.exp(policy_logprobs(trainer.policy.loaded.model, e) - policy_logprobs(start, e)) for e in group]
     assert least <= float(np.median(np.concatenate(ratios[1:]))) <= most
@@ -266,11 +265,11 @@ def test_missing_log_probs_are_those_of_the_start_policy(logged: list[Trajectory
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (replace(PLAIN, estimator="gae"), "comparing the episodes of one task, which gae does not"),
-        (replace(PLAIN, estimator="remax"), "which remax does not; set algorithm.adv_estimator to one of grpo"),
-        (replace(PLAIN, objective=replace(LEASH, policy_loss="cispo")), "cispo has no floor"),
-        (replace(PLAIN, objective=Objective()), "must be held near its start: set .*use_kl_loss=true"),
-        (replace(PLAIN, tasks_per_step=9), "fewer than the 9 of one step"),
+        (replace(PLAIN, adv_estimator="gae"), "comparing the episodes of one task, which gae does not"),
+        (replace(PLAIN, adv_estimator="remax"), "which remax does not; set algorithm.adv_estimator to one of grpo"),
+        (replace(PLAIN, objective=replace(LEASH, loss_mode="cispo")), "cispo has no floor"),
+        (replace(PLAIN, objective=POLICY_GRADIENT), "must be held near its start: set .*use_kl_loss=true"),
+        (replace(PLAIN, train_batch_size=9), "fewer than the 9 of one step"),
     ],
 )
 def test_impossible_settings_are_refused(settings: RLSettings, says: str, logged: list[Trajectory]) -> None:
@@ -281,7 +280,7 @@ def test_impossible_settings_are_refused(settings: RLSettings, says: str, logged
 @pytest.mark.parametrize("name", GROUP_ESTIMATORS)
 def test_every_group_estimator_updates_the_policy(name: str, logged: list[Trajectory]) -> None:
     groups = signal_groups(log_of(*logged))
-    _, (found,) = train(groups, replace(PLAIN, estimator=name, tasks_per_step=3))
+    _, (found,) = train(groups, replace(PLAIN, adv_estimator=name, train_batch_size=3))
     assert found["actor/grad_norm"] > 0
 
 
@@ -299,7 +298,7 @@ def run_to_the_end(out: Path, overrides: list[str], die_at: int | None = None) -
         if run.state.step + 1 == die_at:
             raise PowerCut
 
-    config = resolve([*overrides, f"trainer.default_local_dir={out}"])
+    config = resolve_train([*overrides, f"trainer.default_local_dir={out}"]).config
     run = build.build_run(config, on_micro_batch=cut_power, say=lambda text: None)
     # An untrained model never ends a reply by itself: a letter does it here.
     run.trainer.source.agent = replace(run.trainer.source.agent, sampling=AGENT.sampling)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from practicum.agent import Agent
-from practicum.config.train import resolve
+from practicum.config.resolve import resolve_train
 from practicum.engines.base import Sampling
 from practicum.environment import Action, Observation, Step
 from practicum.environments.math import MathEnvironment
@@ -30,10 +30,13 @@ from practicum.training.rollout_batch import RolloutBatch
 from practicum.training.rollout_source import OnEpisode
 from practicum.training.trainable_policy import TrainablePolicy, frozen_copy
 from practicum.trajectory import Trajectory
+from tests.training.settings import rl_settings
 
 STEPS = 4
 AGENT = Agent(max_turns=2, sampling=Sampling(max_tokens=10, stop=("e",)))
-SETTINGS = RLSettings(steps=STEPS, tasks_per_step=2, chains=3, lr=1e-3, warmup=0, overlap=True)
+SETTINGS = rl_settings(
+    total_training_steps=STEPS, train_batch_size=2, num_chains=3, lr=1e-3, lr_warmup_steps=0, overlap=True
+)
 
 
 class Short(MathEnvironment):
@@ -92,9 +95,9 @@ async def closed(trainer: RLTrainer, work: Callable[[], object]) -> object:
 
 CASES = {
     "grpo": SETTINGS,
-    "corrected": replace(SETTINGS, importance_cap=2.0),
-    "greedy": replace(SETTINGS, estimator="remax"),
-    "filtered": replace(SETTINGS, group_filter=GroupFilter(True, 2), epochs=2, mini_batch=1),
+    "corrected": replace(SETTINGS, tis_imp_ratio_cap=2.0),
+    "greedy": replace(SETTINGS, adv_estimator="remax"),
+    "filtered": replace(SETTINGS, filter_groups=GroupFilter(True, 2), ppo_epochs=2, ppo_mini_batch_size=1),
 }
 
 
@@ -165,7 +168,7 @@ def test_rollout_and_update_run_at_once() -> None:
             await self.step(Action())
             return await super().truncate()
 
-    trainer = make(replace(SETTINGS, steps=2), Waiting)
+    trainer = make(replace(SETTINGS, total_training_steps=2), Waiting)
     trainer.on_micro_batch = learning.set
     asyncio.run(closed(trainer, lambda: run(trainer, range(1))))
     assert len(waited) == 6
@@ -226,7 +229,7 @@ def test_overlap_needs_separate_engine_weights() -> None:
     with pytest.raises(ValueError, match="weights of its own"):
         RLTrainer(policy, source, SETTINGS)
     with pytest.raises(UserError, match="trainer.overlap does not go with --from-trajectories"):
-        resolve(["trainer.overlap=true", "data.from_trajectories=x"])
+        resolve_train(["trainer.overlap=true", "data.from_trajectories=x"])
 
 
 def test_only_trained_weights_are_copied() -> None:

@@ -17,10 +17,11 @@ from practicum.environment import Action, Message
 from practicum.errors import UserError
 from practicum.models import loader
 from practicum.task import Task
-from practicum.training.dpo import DPOSettings, train_dpo
+from practicum.training.dpo import train_dpo
 from practicum.training.preference_pairs import MinedPair, fitting_pairs, mine_pairs, pairs_from_rows
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
+from tests.training.settings import dpo_settings
 
 Ids = tuple[int, ...]
 
@@ -118,7 +119,7 @@ def test_mined_pairs_are_learnt() -> None:
     episodes += [make([((5, 6, n), (40 + n, 2))], 0.0, 1, task=f"t{n}") for n in range(4)]
     pairs = [mined.pair for mined in mine_pairs(episodes)]
     metrics: list[dict[str, float]] = []
-    settings = DPOSettings(epochs=10, batch_size=4, lr=1e-3, warmup_ratio=0.0)
+    settings = dpo_settings(num_epochs=10, batch_size=4, learning_rate=1e-3, warmup_ratio=0.0)
     policy = TrainablePolicy(loader.load_tiny(0))
     asyncio.run(train_dpo(policy, pairs, settings, on_step=lambda n, values: metrics.append(values)))
     assert metrics[0]["dpo/loss"] == pytest.approx(math.log(2), abs=1e-6)

@@ -14,7 +14,7 @@ import torch
 from practicum.algorithms import aggregation, losses
 from practicum.training.estimators import ESTIMATORS, EstimatorSettings, TokenRewards
 from practicum.training.micro_batches import Sample
-from practicum.training.objective import Objective
+from tests.training.settings import policy_gradient
 
 from .test_learner import Gradients, distance, fresh_model, gradients
 
@@ -47,7 +47,7 @@ def test_the_golden_value() -> None:
 @pytest.mark.parametrize("estimator", ["grpo", "rloo"])
 def test_the_group_mean_as_baseline(estimator: str) -> None:
     """Two chains, rewards 1 and 0: what the seed says it needs to have little variance."""
-    settings = EstimatorSettings(normalise=False)
+    settings = EstimatorSettings(norm_adv_by_std_in_grpo=False)
     (group,) = ESTIMATORS[estimator].function([[rated(1.0, 2), rated(0.0, 1)]], settings).advantages
     expected = {"grpo": ([0.5, 0.5], [-0.5]), "rloo": ([1.0, 1.0], [-1.0])}[estimator]
     assert tuple(row.tolist() for row in group) == expected
@@ -88,5 +88,5 @@ def test_the_learners_gradient_is_the_formulas(policy_loss: str) -> None:
             row_ids = torch.tensor([sample.ids])
             table = model(row_ids).logits[0, :-1].log_softmax(-1).gather(-1, row_ids[0, 1:, None])[:, 0]
             known.append(replace(sample, sampling_logprobs=np.concatenate([[0.0], table.numpy()]).astype(np.float32)))
-    found = gradients(known, Objective("pg", policy_loss=policy_loss))  # over a denominator of 7
+    found = gradients(known, policy_gradient(loss_mode=policy_loss))  # over a denominator of 7
     assert distance(found, formula(samples, rewards)) < 1e-5

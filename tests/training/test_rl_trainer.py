@@ -24,6 +24,7 @@ from practicum.training.rl_trainer import RLTrainer
 from practicum.training.samples import build_samples, collate, sft_samples
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
+from tests.training.settings import rl_settings
 
 
 def turn(prompt: tuple[int, ...], reply: tuple[int, ...], restart: bool = False) -> Turn:
@@ -116,7 +117,7 @@ def test_unscored_demonstrations_are_not_trained_on() -> None:
 
 
 AGENT = Agent(max_turns=1, sampling=Sampling(max_tokens=12, stop=("e",)))
-SETTINGS = RLSettings(steps=1, tasks_per_step=2, chains=2)
+SETTINGS = rl_settings(total_training_steps=1, train_batch_size=2, num_chains=2)
 
 
 class Dead(MathEnvironment):
@@ -162,7 +163,7 @@ class Flat(MathEnvironment):
 
 
 def test_a_step_without_an_update_measures_the_mismatch_too() -> None:
-    metrics = step(make_trainer(Flat, settings=replace(SETTINGS, chains=8)))
+    metrics = step(make_trainer(Flat, settings=replace(SETTINGS, num_chains=8)))
     assert metrics["rollout/dead_groups"] == 1.0
     assert "actor/grad_norm" not in metrics
     assert 0 < metrics["mismatch/logprob/max"] <= 1e-4
@@ -175,7 +176,7 @@ class Lottery(MathEnvironment):
 
 def test_an_engine_that_does_not_run_the_trained_policy_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted stale engine: it decodes other weights than the learner trains."""
-    run = make_trainer(Lottery, settings=replace(SETTINGS, chains=8))
+    run = make_trainer(Lottery, settings=replace(SETTINGS, num_chains=8))
     stale = loader.load_tiny(1).model
     run.policy.engine.decoder = type(run.policy.decoder)(stale)
     with pytest.raises(UserError, match="the engine is not running the policy being trained"):
@@ -187,7 +188,7 @@ def test_an_engine_that_does_not_run_the_trained_policy_stops_the_run(monkeypatc
     [
         (replace(AGENT, sampling=Sampling(top_k=5)), SETTINGS, "top_k at 0"),
         (replace(AGENT, sampling=Sampling(temperature=0.0)), SETTINGS, "temperature above 0"),
-        (AGENT, replace(SETTINGS, tasks_per_step=9), "fewer than the 9 of one step"),
+        (AGENT, replace(SETTINGS, train_batch_size=9), "fewer than the 9 of one step"),
     ],
 )
 def test_impossible_settings_are_refused(agent: Agent, settings: RLSettings, says: str) -> None:

@@ -17,7 +17,8 @@ import torch
 
 from practicum.agent import Agent
 from practicum.cli.main import main
-from practicum.config.train import resolve
+from practicum.config.health import HealthSettings, RewardHackingSettings
+from practicum.config.resolve import resolve_train
 from practicum.engines.base import Sampling
 from practicum.environment import Action, Observation, Step
 from practicum.environments.math import MathEnvironment
@@ -29,19 +30,17 @@ from practicum.task import Task
 from practicum.training.checkpoint import Checkpoints
 from practicum.training.estimators import Advantages, Estimator
 from practicum.training.group_filter import GroupFilter
-from practicum.training.monitor.health import HealthSettings
-from practicum.training.monitor.reward_hacking import RewardHackingSettings
 from practicum.training.monitor.run_monitor import RunMonitor
-from practicum.training.objective import Objective
 from practicum.training.online_source import OnlineSource
 from practicum.training.rl_settings import RLSettings
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.run import Run, RunSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Outcome
+from tests.training.settings import policy_gradient, rl_settings
 
 AGENT = Agent(max_turns=1, sampling=Sampling(max_tokens=10, stop=("e",)))
-RL = RLSettings(steps=6, tasks_per_step=3, chains=4, lr=1e-3, warmup=0)
+RL = rl_settings(total_training_steps=6, train_batch_size=3, num_chains=4, lr=1e-3, lr_warmup_steps=0)
 
 
 class ByLength(MathEnvironment):
@@ -121,24 +120,26 @@ def test_the_best_checkpoint_is_kept_beyond_the_limit(tmp_path: Path) -> None:
 
 def test_a_new_best_is_saved_at_once(tmp_path: Path) -> None:
     settings = RunSettings(4, save_freq=4, test_freq=1)
-    go(make_run(tmp_path, settings, replace(RL, steps=4), evaluate=validations(0.0, 0.1, 0.8, 0.2, 0.3)))
+    go(make_run(tmp_path, settings, replace(RL, total_training_steps=4), evaluate=validations(0.0, 0.1, 0.8, 0.2, 0.3)))
     assert Checkpoints(tmp_path).steps() == [1, 2, 4]
 
 
 def test_without_a_save_frequency_there_is_no_checkpoint(tmp_path: Path) -> None:
-    run = make_run(tmp_path, RunSettings(2, test_freq=1), replace(RL, steps=2), evaluate=validations(0.0, 0.3, 0.9))
+    run = make_run(
+        tmp_path, RunSettings(2, test_freq=1), replace(RL, total_training_steps=2), evaluate=validations(0.0, 0.3, 0.9)
+    )
     go(run)
     assert Checkpoints(tmp_path).steps() == []
 
 
 def test_the_recipe_of_the_readme_can_be_resumed() -> None:
-    trainer = resolve(["recipe=math-tiny"]).trainer
+    trainer = resolve_train(["recipe=math-tiny"]).config.trainer
     assert 0 < trainer.save_freq < (trainer.total_training_steps or 0)
 
 
 def test_early_stopping(tmp_path: Path) -> None:
     said: list[str] = []
-    settings = RunSettings(6, save_freq=10, test_freq=1, patience=2)
+    settings = RunSettings(6, save_freq=10, test_freq=1, early_stopping_patience=2)
     run = make_run(tmp_path, settings, evaluate=validations(0.0, 0.5, 0.4, 0.5, 0.6, 0.7, 0.8), say=said.append)
     go(run)
     assert run.state.step == 3
@@ -154,8 +155,8 @@ def written(folder: Path) -> list[dict[str, float]]:
 
 
 def test_a_run_stopped_in_its_first_validation_resumes_without_another(tmp_path: Path) -> None:
-    settings, rates = RunSettings(4, save_freq=4, test_freq=1, patience=2), (0.5, 0.4, 0.6, 0.6, 0.7)
-    whole = make_run(tmp_path / "whole", settings, replace(RL, steps=4), evaluate=validations(*rates))
+    settings, rates = RunSettings(4, save_freq=4, test_freq=1, early_stopping_patience=2), (0.5, 0.4, 0.6, 0.6, 0.7)
+    whole = make_run(tmp_path / "whole", settings, replace(RL, total_training_steps=4), evaluate=validations(*rates))
     go(whole)
     first = validations(*rates[:1])
 
@@ -165,8 +166,8 @@ def test_a_run_stopped_in_its_first_validation_resumes_without_another(tmp_path:
         return await first()
 
     with pytest.raises(KeyboardInterrupt):
-        go(make_run(tmp_path / "cut", settings, replace(RL, steps=4), evaluate=interrupted))
-    again = make_run(tmp_path / "cut", settings, replace(RL, steps=4), evaluate=validations(*rates[1:]))
+        go(make_run(tmp_path / "cut", settings, replace(RL, total_training_steps=4), evaluate=interrupted))
+    again = make_run(tmp_path / "cut", settings, replace(RL, total_training_steps=4), evaluate=validations(*rates[1:]))
     again.resume()
     go(again)
     assert again.state == whole.state
@@ -176,9 +177,11 @@ def test_a_run_stopped_in_its_first_validation_resumes_without_another(tmp_path:
 @pytest.mark.parametrize("metric", ["val/success/mean", "val/reward/mean"])
 def test_a_validation_without_a_score_does_not_count(metric: str, tmp_path: Path) -> None:
     said: list[str] = []
-    settings = RunSettings(4, test_freq=1, patience=2, best_metric=metric)
+    settings = RunSettings(4, test_freq=1, early_stopping_patience=2, best_metric=metric)
     rates = (None, 0.5, None, None, 0.4)
-    run = make_run(tmp_path, settings, replace(RL, steps=4), evaluate=validations(*rates), say=said.append)
+    run = make_run(
+        tmp_path, settings, replace(RL, total_training_steps=4), evaluate=validations(*rates), say=said.append
+    )
     go(run)
     assert (run.state.step, run.state.best_step, run.state.stale_validations) == (4, 1, 1)
     asked = [{name: value for name, value in line.items() if name.startswith("val/")} for line in written(tmp_path)]
@@ -191,7 +194,7 @@ def test_impossible_run_settings_are_refused() -> None:
     with pytest.raises(UserError, match=r"best_metric=val/sucess/mean: validation gives val/success/mean, .*/max"):
         RunSettings(4, best_metric="val/sucess/mean")
     with pytest.raises(UserError, match=r"early_stopping_patience=3 counts validations .*set trainer.test_freq"):
-        RunSettings(4, patience=3)
+        RunSettings(4, early_stopping_patience=3)
 
 
 # -- what a policy is measured from -----------------------------------------------------------
@@ -206,7 +209,7 @@ def adapted(folder: Path, rl: RLSettings, adapter: str | None, steps: int) -> Ru
 
 def test_the_reference_of_a_loaded_adapter_is_that_adapter(tmp_path: Path) -> None:
     """Also where the run is resumed: the start's, not the checkpoint's."""
-    rl = replace(RL, steps=4, objective=Objective(kl_coeff=0.1))
+    rl = replace(RL, total_training_steps=4, objective=policy_gradient(kl_loss_coef=0.1))
     fresh = adapted(tmp_path / "fresh", replace(rl, lr=1e-2), None, 2)
     assert fresh.policy.reference.model is fresh.policy.loaded.model  # beneath the adapter: no second copy
     go(fresh)
@@ -228,7 +231,7 @@ def test_the_reference_of_a_loaded_adapter_is_that_adapter(tmp_path: Path) -> No
 
 
 def test_resuming_is_refused_where_it_would_lose_something(tmp_path: Path) -> None:
-    go(make_run(tmp_path, RunSettings(2, save_freq=1), replace(RL, steps=2)))
+    go(make_run(tmp_path, RunSettings(2, save_freq=1), replace(RL, total_training_steps=2)))
     for settings, says in (
         (RunSettings(2, resume_mode="disable"), "holds checkpoints"),
         (RunSettings(2, resume_mode="sometimes"), "choose one of auto"),
@@ -294,8 +297,8 @@ def test_killed_before_its_first_checkpoint_the_same_run_begins_anew(
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
-    go(make_run(tmp_path, RunSettings(2, save_freq=2), replace(RL, steps=2)))
-    run = make_run(tmp_path, RunSettings(2, save_freq=2), replace(RL, estimator="gae"))
+    go(make_run(tmp_path, RunSettings(2, save_freq=2), replace(RL, total_training_steps=2)))
+    run = make_run(tmp_path, RunSettings(2, save_freq=2), replace(RL, adv_estimator="gae"))
     with pytest.raises(UserError, match="has no critic"):
         run.resume()
 
@@ -370,7 +373,11 @@ def test_health_can_stop_a_run_and_keeps_the_last_good_checkpoint(tmp_path: Path
 def test_health_can_adjust(tmp_path: Path) -> None:
     said: list[str] = []
     run = make_run(
-        tmp_path, RunSettings(3), replace(RL, steps=3), health=HealthSettings(action="adjust"), say=said.append
+        tmp_path,
+        RunSettings(3),
+        replace(RL, total_training_steps=3),
+        health=HealthSettings(action="adjust"),
+        say=said.append,
     )
     original = run.trainer.step
 
@@ -393,7 +400,7 @@ def short_answers(answer_given: str | None) -> float:
 def test_a_planted_exploit_is_flagged_before_thirty_steps(tmp_path: Path) -> None:
     """Trained on a reward that pays for shortness; the verifier that is never trained on stays where it was."""
     here = Path(__file__)
-    rl = replace(RL, steps=29, tasks_per_step=6, chains=6, lr=2e-3)
+    rl = replace(RL, total_training_steps=29, train_batch_size=6, num_chains=6, lr=2e-3)
     maker = lambda: MathEnvironment(reward=f"{here}:short_answers", verifier="math_reward")  # noqa: E731
     said: list[str] = []
     run = monitored(
@@ -445,13 +452,13 @@ def first_step(settings: RLSettings) -> dict[str, float]:
 
 
 def test_dynamic_sampling_draws_again_until_enough_groups_have_signal() -> None:
-    settings = replace(RL, tasks_per_step=4, chains=6)
+    settings = replace(RL, train_batch_size=4, num_chains=6)
     plain = first_step(settings)
     assert plain["rollout/episodes"] == 24
     assert plain["rollout/dead_groups"] == pytest.approx(0.5)
-    skipping = first_step(replace(settings, group_filter=GroupFilter(True, 1)))
+    skipping = first_step(replace(settings, filter_groups=GroupFilter(True, 1)))
     assert skipping["rollout/episodes"] == 24
-    drawing = first_step(replace(settings, group_filter=GroupFilter(True, 3)))
+    drawing = first_step(replace(settings, filter_groups=GroupFilter(True, 3)))
     assert drawing["rollout/episodes"] == 48
     assert drawing["rollout/rounds"] == 2
     assert drawing["actor/tokens"] > 1.5 * skipping["actor/tokens"]

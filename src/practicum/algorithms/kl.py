@@ -62,19 +62,19 @@ class Controller:
     Ziegler et al. 2019 (arXiv:1909.08593).
     """
 
-    kind: str = "fixed"
-    coefficient: float = 0.001
-    target: float = 0.1
-    horizon: int = 10_000
+    type: str
+    kl_coef: float
+    target_kl: float
+    horizon: int
 
     def __post_init__(self) -> None:
-        if self.kind not in CONTROLLERS:
-            raise UserError(f"Unknown algorithm.kl_ctrl.type '{self.kind}'.{did_you_mean(self.kind, CONTROLLERS)}")
-        if self.kind == "adaptive" and (self.horizon <= 0 or self.target <= 0):
+        if self.type not in CONTROLLERS:
+            raise UserError(f"Unknown algorithm.kl_ctrl.type '{self.type}'.{did_you_mean(self.type, CONTROLLERS)}")
+        if self.type == "adaptive" and (self.horizon <= 0 or self.target_kl <= 0):
             raise UserError("algorithm.kl_ctrl.horizon and target_kl must be above 0 for the adaptive controller.")
 
     def update(self, divergence: float, sequences: int) -> None:
         """Hear of a batch: its mean divergence (mean over sequences of their token means) and its size."""
-        if self.kind == "adaptive":
-            error = min(0.2, max(-0.2, divergence / self.target - 1.0))
-            self.coefficient *= 1.0 + error * sequences / self.horizon
+        if self.type == "adaptive":
+            error = min(0.2, max(-0.2, divergence / self.target_kl - 1.0))
+            self.kl_coef *= 1.0 + error * sequences / self.horizon

@@ -15,7 +15,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration and what follows")
     args = parser.parse_intermixed_args(argv)
 
-    from practicum.config import overrides
+    from practicum.config.provenance import annotated_yaml
     from practicum.errors import UserError
     from practicum.pipeline import stages
     from practicum.pipeline.runner import PipelineRunner, check_stage_name
@@ -26,9 +26,10 @@ def run(argv: list[str]) -> int:
             "recipe=affine model.path=PATH."
         )
     check_stage_name(args.until)
-    config = stages.resolve(args.overrides)
+    resolved = stages.resolve(args.overrides)
+    config = resolved.config
     if args.dry_run:
-        print(overrides.show(config), end="")
+        print(annotated_yaml(resolved), end="")
         print("# derived")
         print("\n".join(f"# {line}" for line in [f"stages: {', '.join(stages.STAGES)}", *stages.derived(config)]))
         return 0

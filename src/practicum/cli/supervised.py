@@ -32,19 +32,20 @@ def run_command(command: Command, argv: list[str], schema: Any, function: Callab
     """Read flags and overrides, call `function` with the configuration, print the result."""
     args = make_parser(command).parse_intermixed_args(argv)
 
-    from practicum.config import overrides
-    from practicum.training.api import resolve_supervised
-    from practicum.training.build_supervised import preset
+    from practicum.config.overrides import quote
+    from practicum.config.provenance import annotated_yaml
+    from practicum.config.resolve import resolve_supervised
+    from practicum.training.build_supervised import hardware_overrides
 
     values = [(key, getattr(args, flag)) for flag, (key, _) in command.flags.items()]
-    from_flags = [f"{key}={overrides.quote(value)}" for key, value in values if value is not None]
+    from_flags = [f"{key}={quote(value)}" for key, value in values if value is not None]
     from_flags += [key for switch, (key, _) in command.switches.items() if getattr(args, switch)]
-    from_hardware = preset(args.hardware) if args.hardware else []
-    config = resolve_supervised(schema, [*from_hardware, *from_flags, *args.overrides])
+    from_hardware = hardware_overrides(args.hardware) if args.hardware else []
+    resolved = resolve_supervised(schema, [*from_hardware, *from_flags, *args.overrides])
     if args.dry_run:
-        print(overrides.show(config), end="")
+        print(annotated_yaml(resolved), end="")
         return 0
-    print_result(function(config), command.loss)
+    print_result(function(resolved.config), command.loss)
     return 0
 
 

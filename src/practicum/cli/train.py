@@ -21,23 +21,24 @@ def run(argv: list[str]) -> int:
     )
     args = parser.parse_intermixed_args(normalize_flags(argv))
 
-    from practicum.config import overrides
-    from practicum.config import train as configuration
+    from practicum.config.overrides import quote
+    from practicum.config.resolve import resolve_train
 
     if args.from_trajectories is not None:
-        args.overrides.append(f"data.from_trajectories={overrides.quote(args.from_trajectories)}")
-    config = configuration.resolve(args.overrides)
+        args.overrides.append(f"data.from_trajectories={quote(args.from_trajectories)}")
+    resolved = resolve_train(args.overrides)
     if args.dry_run:
-        from practicum.training import build
+        from practicum.config.provenance import annotated_yaml
+        from practicum.training.build_summary import summarize
 
-        lines = build.derived(config)
-        print(overrides.show(config), end="")
+        lines = summarize(resolved.config)
+        print(annotated_yaml(resolved), end="")
         print("# derived")
         print("\n".join(f"# {line}" for line in lines))
         return 0
     from practicum.training.api import train
 
-    result = train(config)
+    result = train(resolved.config)
     best = f"; best validation at step {result.best_step}" if result.best_step is not None else ""
     print(f"{result.num_steps} steps{best}; metrics in {result.folder / 'metrics.jsonl'}, model in {result.model}")
     return 0

@@ -9,6 +9,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from practicum.config.actor_rollout_ref import ModelConfig
+from practicum.config.fields import default_of
 from practicum.errors import UserError
 from practicum.models.loader import LoadedModel, first_line, load, save
 
@@ -19,9 +21,9 @@ ALL_LINEAR = "all-linear"
 class LoRASettings:
     """The settings of PEFT's LoraConfig. `targets`: names of projections, or all-linear."""
 
-    rank: int = 16
-    alpha: float = 32.0
-    dropout: float = 0.0
+    rank: int
+    alpha: float = default_of(ModelConfig, "lora_alpha")
+    dropout: float = default_of(ModelConfig, "lora_dropout")
     targets: str | Sequence[str] = ALL_LINEAR
     dora: bool = False
     rslora: bool = False

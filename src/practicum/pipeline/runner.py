@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.collector import CollectSettings, collect
+from practicum.config.pipeline import PipelineConfig
 from practicum.data.store import write_atomic
 from practicum.errors import UserError, did_you_mean
 from practicum.evaluation.result import EvalResult
@@ -21,7 +22,6 @@ from practicum.evaluation.settings import EvalSettings
 from practicum.pipeline import stages
 from practicum.pipeline.log import EpochSummary, PipelineLog, evaluation_line, rollout_line
 from practicum.pipeline.stage_table import StageTable, read_stage_table
-from practicum.pipeline.stages import PipelineConfig
 from practicum.training.api import sft, train
 from practicum.utils.tables import printable, table
 

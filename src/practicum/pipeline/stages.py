@@ -9,31 +9,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from practicum import registry
-from practicum.config import train as configuration
-from practicum.config.overrides import RECIPES, read_overrides, schema_keys, show
+from practicum.config.model_defaults import with_model_defaults
+from practicum.config.overrides import RECIPES, Resolved, read_overrides, schema_keys, to_yaml
+from practicum.config.pipeline import PipelineConfig, RLTrainingConfig
+from practicum.config.resolve import check_supervised, resolve_train
+from practicum.config.sft import SFTConfig, SupervisedDataConfig
 from practicum.config.train import TrainConfig
 from practicum.data.store import write_atomic
 from practicum.environments.mix import MixEnvironment, interleave
 from practicum.errors import UserError, did_you_mean
-from practicum.training import build
-from practicum.training.build_supervised import (
-    SFTConfig,
-    SFTTraining,
-    StageData,
-    StageModel,
-    check_training,
-    sft_settings,
-)
+from practicum.training.build import training_tasks
+from practicum.training.build_settings import rl_settings, training_steps
+from practicum.training.build_supervised import sft_settings
 
-AFFINE = ["affine:sat", "affine:abd", "affine:ded"]
-AGENTGYM = [f"agentgym:{name}" for name in ("webshop", "alfworld", "babyai", "sciworld", "textcraft")]
 RUNGS = ("base", "sft", "rl")
 """What is examined, in this order."""
 STAGES = ("collect", "eval-base", "sft", "eval-sft", "train", "eval-rl")
@@ -46,106 +41,45 @@ OURS = ("agent.environment", "agent.model_name", "actor_rollout_ref.model.path",
 REWARDS = ("shaped", "native", *registry.REWARDS)
 
 
-@dataclass
-class AffineData:
-    num_samples: int = 10_000  # demonstrations in all, in equal parts
-    dataset: str | None = None  # rows for abd and ded (a file, or a folder with index.json); none: generated
-    environments: list[str] = field(default_factory=lambda: list(AFFINE))
-
-
-@dataclass
-class AgentGymData:
-    num_episodes: int = 5_000  # demonstrations in all, in equal parts
-    max_episode_length: int = 50  # turns, in all stages
-    environments: list[str] = field(default_factory=lambda: list(AGENTGYM))
-
-
-@dataclass
-class PipelineData:
-    affine: AffineData = field(default_factory=AffineData)
-    agentgym: AgentGymData = field(default_factory=AgentGymData)
-    environment_args: dict[str, Any] = field(default_factory=dict)  # options of an environment, by its name
-    val_split: float = 0.1  # share of the demonstrations that imitation is checked on
-    max_response_tokens: int = 1024  # of one reply, in all stages
-
-
-@dataclass
-class RLTraining:
-    """The paper's keys and defaults; what it does not name goes into `overrides`."""
-
-    algorithm: str = "ppo"
-    ppo_epochs: int = 4
-    num_rollouts: int = 100  # steps
-    rollout_batch_size: int = 4  # tasks a step
-    num_chains: int = 1  # attempts at each
-    clip_range: float = 0.2
-    vf_coef: float = 0.5
-    entropy_coef: float = 0.01
-    gae_lambda: float = 0.95
-    gamma: float = 0.99
-    learning_rate: float = 1.0e-5
-    value_learning_rate: float = 1.0e-4
-    max_grad_norm: float = 1.0
-    kl_penalty: float = 0.0
-    reward: str | None = "shaped"  # the paper's; native; none: as data.environment_args say
-    reward_function: str | None = None  # path/to/file.py:function instead
-    environments: list[str] | None = None  # default: all that were imitated
-    shares: dict[str, float] = field(default_factory=dict)  # of the environments; 1 where none is given
-    save_steps: int = 10
-    overrides: list[str] = field(default_factory=list)  # further keys of `practicum train`
-
-
-@dataclass
-class EvaluationSettings:
-    environments: list[str] | None = None  # default: all of data
-    num_eval_samples: int = 200  # tasks of each
-    confidence: float = 0.8
-    temperature: float = 0.0
-
-
-@dataclass
-class Tracking:
-    use_wandb: bool = False
-    wandb_project: str = "affine-training"
-
-
-@dataclass
-class PipelineConfig:
-    """Everything `practicum pipeline` reads."""
-
-    output_dir: str = "runs/affine"
-    seed: int = 42
-    model: StageModel = field(default_factory=StageModel)
-    data: PipelineData = field(default_factory=PipelineData)
-    training: SFTTraining = field(default_factory=SFTTraining)
-    rl_training: RLTraining = field(default_factory=RLTraining)
-    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
-    tracking: Tracking = field(default_factory=Tracking)
-
-
-def resolve(overrides: list[str], recipes: Path = RECIPES) -> PipelineConfig:
-    """Defaults, the recipe, the overrides; everything that can be known to be wrong is said now."""
-    config, given = read_overrides(PipelineConfig, overrides, recipes)
-    configuration.check_numbers(config)
-    if "training.seed" not in given:
+def resolve(overrides: list[str], recipes: Path = RECIPES) -> Resolved[PipelineConfig]:
+    """Defaults, the recipe, the overrides; everything that can be known to be wrong is an error now."""
+    resolved = with_model_defaults(read_overrides(PipelineConfig, overrides, recipes))
+    config = resolved.config
+    if "training.seed" not in resolved.chosen:
         config.training = replace(config.training, seed=config.seed)
-    known = environments(config)
-    if not known:
+    check_environments(config)
+    check_rl_training(config.rl_training)
+    if config.model.adapter_path:
+        raise UserError("model.adapter_path does not go with the pipeline: merge it first (`practicum merge`).")
+    check_supervised(sft_config(config))
+    sft_settings(config.training)
+    train = rl_config(config)
+    rl_settings(train, training_steps(train))
+    return resolved
+
+
+def check_environments(config: PipelineConfig) -> None:
+    """Every environment exists, and only those of the data are named."""
+    names = environments(config)
+    if not names:
         raise UserError("Say what to learn: data.affine.environments or data.agentgym.environments is empty.")
-    for key, names in (
+    for key, mentioned in (
         ("data.environment_args", config.data.environment_args),
         ("rl_training.environments", config.rl_training.environments or ()),
         ("rl_training.shares", config.rl_training.shares),
     ):
-        for name in names:
-            if name not in known:
-                raise UserError(f"{key} names '{name}', which data does not.{did_you_mean(name, known)}")
-    for name in known:
+        for name in mentioned:
+            if name not in names:
+                raise UserError(f"{key} names '{name}', which data does not.{did_you_mean(name, names)}")
+    for name in names:
         registry.environment_class(name)
-    rl = config.rl_training
+
+
+def check_rl_training(rl: RLTrainingConfig) -> None:
+    """Refuse what the RL stage does not have."""
     if rl.algorithm != "ppo":
-        raise UserError(f"rl_training.algorithm={rl.algorithm}: this pipeline practises with ppo; leave that out, and "
-                        "for another estimator say \"rl_training.overrides=['algorithm.adv_estimator=grpo']\" "
+        raise UserError(f"rl_training.algorithm={rl.algorithm}: the RL stage of this pipeline is ppo; leave that out, "
+                        "and for another estimator say \"rl_training.overrides=['algorithm.adv_estimator=grpo']\" "
                         "\"rl_training.num_chains=8\".")  # fmt: skip
     if rl.vf_coef != 0.5:
         raise UserError(
@@ -154,19 +88,6 @@ def resolve(overrides: list[str], recipes: Path = RECIPES) -> PipelineConfig:
         )
     if rl.reward is not None and rl.reward not in REWARDS and ".py:" not in rl.reward:
         raise UserError(f"Unknown rl_training.reward '{rl.reward}'.{did_you_mean(rl.reward, REWARDS)}")
-    if not 0 <= config.data.val_split < 1:
-        raise UserError(f"data.val_split={config.data.val_split:g} is a share: from 0 to below 1, such as 0.1.")
-    if not 0 < config.evaluation.confidence < 1:
-        raise UserError(
-            f"evaluation.confidence={config.evaluation.confidence:g}: a level lies between 0 and 1, such as 0.8."
-        )
-    if config.model.adapter_path:
-        raise UserError("model.adapter_path does not go with the pipeline: merge it first (`practicum merge`).")
-    check_training(sft_config(config))
-    sft_settings(config.training)
-    train = rl_config(config)
-    build.rl_settings(train, build.training_steps(train))
-    return config
 
 
 def environments(config: PipelineConfig) -> list[str]:
@@ -211,7 +132,7 @@ def place_of(name: str) -> str:
 def sft_config(config: PipelineConfig) -> SFTConfig:
     return SFTConfig(
         model=config.model,
-        data=StageData(episodes=str(folder(config, "collect")), val_share=config.data.val_split),
+        data=SupervisedDataConfig(episodes=str(folder(config, "collect")), val_share=config.data.val_split),
         training=config.training,
         output_dir=str(folder(config, "sft")),
     )
@@ -257,7 +178,9 @@ def rl_config(config: PipelineConfig) -> TrainConfig:
     for text in rl.overrides:
         if text.replace("agent.init_args.", "agent.").startswith(OURS):
             raise UserError(f"rl_training.overrides: '{text}' is what the pipeline itself says; leave it out.")
-    train = configuration.resolve([*(f"{key}={value}" for key, value in told.items()), *rl.overrides])
+    train = resolve_train(
+        [*(f"{key}={value}" for key, value in told.items()), *rl.overrides], model_defaults=False
+    ).config
     names = rl.environments if rl.environments is not None else environments(config)
     train.agent.environment, train.agent.template = "mix", config.model.template
     train.agent.environment_args = {
@@ -290,7 +213,7 @@ def check_continuation(config: PipelineConfig, begun: Callable[[str], bool]) -> 
                 raise UserError(
                     f"'{config.output_dir}' holds a pipeline with {key}={old}, not {new}; choose another output_dir."
                 )
-    write_atomic(stored, show(config).encode())
+    write_atomic(stored, to_yaml(config).encode())
 
 
 def check_tasks(config: PipelineConfig) -> None:
@@ -302,7 +225,7 @@ def check_tasks(config: PipelineConfig) -> None:
     train = rl_config(config)
     agent = train.agent
     mix = MixEnvironment(**agent.environment_args, reward=agent.reward_name, format=agent.agent_type)
-    build.training_tasks(mix, train)
+    training_tasks(mix, train)
 
 
 def derived(config: PipelineConfig) -> list[str]:

@@ -16,12 +16,13 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from scipy import special
 
+from practicum.config.health import HealthSettings
 from practicum.data.jsonl import parse_object
 from practicum.errors import UserError
 from practicum.evaluation.stats.intervals import COMPARISON_LEVEL, jeffreys
 from practicum.report.runs import CONFIG, HEALTH, TIMING
 from practicum.report.series import Series
-from practicum.training.monitor.health import HealthMonitor, HealthSettings
+from practicum.training.monitor.health import HealthMonitor
 from practicum.utils.escape import escape_invisible, is_number
 
 MAX_CURVES = 400

@@ -6,19 +6,15 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
-from omegaconf import OmegaConf
-
-from practicum.config import train as train_config
-from practicum.config.overrides import read_overrides, schema_keys
+from practicum.config.dpo import DPOConfig
+from practicum.config.resolve import resolve_supervised, resolve_train
+from practicum.config.sft import SFTConfig
 from practicum.config.train import TrainConfig
 from practicum.training import build, build_supervised
-from practicum.training.build_supervised import DPOConfig, SFTConfig
 from practicum.training.run import Run, TrainState
 from practicum.utils.progress import Progress
 
-Config = TypeVar("Config", SFTConfig, DPOConfig)
 StepCallback = Callable[[int, int, Mapping[str, float]], None]
 """Called after each update with its number, from 1, the number of updates in all, and its metrics."""
 
@@ -51,7 +47,7 @@ def train(
     that holds an unfinished run of the same configuration is continued. The model goes to `model_folder`, by default
     model/ in the run's folder. `log` gets messages, `progress` shows a line on stderr.
     """
-    return asyncio.run(_train(resolve_train(config), model_folder, progress, log, on_step))
+    return asyncio.run(_train(resolve_train(config).config, model_folder, progress, log, on_step))
 
 
 async def _train(
@@ -75,11 +71,11 @@ async def _train(
             loss = values.get("actor/loss", float("nan"))
             line.advance(1, f"loss {loss:+.4f}, distance from the log {distance:.3f}")
         if on_step is not None:
-            on_step(step, run.settings.steps, values)
+            on_step(step, run.settings.total_training_steps, values)
 
     run = build.build_run(config, report, (lambda episode: line.advance()) if online else None, say=log)
     try:
-        line.total = run.settings.steps * episodes_per_step
+        line.total = run.settings.total_training_steps * episodes_per_step
         line.done = run.state.step * episodes_per_step
         with line:
             state = await run.train()
@@ -101,7 +97,7 @@ def sft(
 
     `config` is an `SFTConfig` or overrides as `practicum sft` takes them, such as ["data.episodes=runs/collect"].
     """
-    resolved = resolve_supervised(SFTConfig, config)
+    resolved = resolve_supervised(SFTConfig, config).config
     return _supervised("sft", "actor/loss", lambda report: build_supervised.build_sft(resolved, report), progress, log,
                        on_step)  # fmt: skip
 
@@ -117,7 +113,7 @@ def dpo(
 
     `config` is a `DPOConfig` or overrides as `practicum dpo` takes them, such as ["data.episodes=runs/collect"].
     """
-    resolved = resolve_supervised(DPOConfig, config)
+    resolved = resolve_supervised(DPOConfig, config).config
     return _supervised("dpo", "dpo/loss", lambda report: build_supervised.build_dpo(resolved, report), progress, log,
                        on_step)  # fmt: skip
 
@@ -138,11 +134,11 @@ def _supervised(
         evaluated = f", eval {metrics['eval/loss']:.3f}" if "eval/loss" in metrics else ""
         line.advance(1, f"loss {values[loss]:.3f}{evaluated}")
         if on_step is not None:
-            on_step(step, run.settings.steps, values)
+            on_step(step, run.settings.total_training_steps, values)
 
     run = build_run(report)
-    log(build_supervised.describe(run.policy))
-    line.total, line.done = run.settings.steps, run.state.step
+    log(build_supervised.describe_parameters(run.policy))
+    line.total, line.done = run.settings.total_training_steps, run.state.step
 
     async def finish() -> TrainState:
         try:
@@ -153,32 +149,3 @@ def _supervised(
 
     state = asyncio.run(finish())
     return TrainResult(run.folder, run.folder / "model", state.step, state.best_step, state.best_value, metrics)
-
-
-def resolve_train(config: TrainConfig | Iterable[str]) -> TrainConfig:
-    """The configuration in force, checked; wrong keys and values are errors."""
-    if not isinstance(config, TrainConfig):
-        return train_config.resolve(list(config))
-    changed = changed_keys(config) | {"algorithm.adv_estimator"}  # a typed configuration is used as it is
-    train_config.check_numbers(config)
-    train_config.check_backend(config, changed)
-    train_config.check_batches(config)
-    train_config.check_offline(config, changed)
-    return config
-
-
-def resolve_supervised(schema: type[Config], config: Config | Iterable[str]) -> Config:
-    """The configuration in force, checked; wrong keys and values are errors."""
-    if isinstance(config, Iterable):
-        resolved, changed = read_overrides(schema, list(config))
-    else:
-        resolved, changed = config, changed_keys(config)
-    build_supervised.check_given(resolved, changed)
-    return resolved
-
-
-def changed_keys(config: Any) -> set[str]:
-    """Keys whose value is not the default of the schema."""
-    now, default = OmegaConf.structured(config), OmegaConf.structured(type(config))
-    keys = schema_keys(type(config))
-    return {key for key in keys if OmegaConf.select(now, key) != OmegaConf.select(default, key)}

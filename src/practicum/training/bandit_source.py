@@ -113,15 +113,15 @@ class BanditSource:
         settings: RLSettings,
         say: Callable[[str], None] = print,
     ) -> None:
-        self.estimator = ESTIMATORS[settings.estimator]
+        self.estimator = ESTIMATORS[settings.adv_estimator]
         if self.estimator.needs_greedy_rollout:
             raise UserError(
-                f"The bandit compares replies to one prompt; {settings.estimator} needs whole greedy episodes: "
+                f"The bandit compares replies to one prompt; {settings.adv_estimator} needs whole greedy episodes: "
                 "set algorithm.adv_estimator=grpo."
             )
         self.policy, self.agent, self.settings = policy, agent, settings
         self.states = {state.task.id: state for state in states}
-        self.stream = TaskStream([state.task for state in states], settings.curriculum, settings.tasks_per_step)
+        self.stream = TaskStream([state.task for state in states], settings.curriculum, settings.train_batch_size)
         self.fingerprint = content_hash([[s.task.id, list(s.prompt), dict(s.action_values)] for s in states])
         self.format = agent.make_format()
         warning = single_action_warning(states)
@@ -139,12 +139,12 @@ class BanditSource:
         """One episode per reply; the replies to one prompt are a group."""
         begun, settings, label = time.perf_counter(), self.settings, f"step-{step}/"
         await self.policy.refresh()
-        tasks = self.stream.take(settings.tasks_per_step)
+        tasks = self.stream.take(settings.train_batch_size)
         async with asyncio.TaskGroup() as task_group:
             pending = [
                 task_group.create_task(self._sample_reply(self.states[task.id], attempt, label))
                 for task in tasks
-                for attempt in range(settings.chains)
+                for attempt in range(settings.num_chains)
             ]
         episodes = [one.result() for one in pending]
         for episode in episodes:

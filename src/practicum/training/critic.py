@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from practicum.algorithms import losses
+from practicum.config.actor_rollout_ref import CriticConfig, CriticOptimConfig
+from practicum.config.fields import default_of
 from practicum.models.decoder import Decoder
 from practicum.training import forward
 from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sample, micro_batches
@@ -25,12 +27,20 @@ from practicum.utils.arrays import FloatArray
 
 @dataclass(frozen=True)
 class CriticSettings:
-    """How the critic is trained. `clip`: how far a value may move in the updates of one step (0: no bound)."""
+    """How the critic is trained. `cliprange_value`: how far a value may move in one step's updates (0: no limit);
+    `ppo_mini_batch_size` counts tasks (None: all of a step)."""
 
-    lr: float = 1e-3
-    clip: float = 0.5
-    epochs: int = 1
-    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    lr: float = default_of(CriticOptimConfig, "lr")
+    weight_decay: float = default_of(CriticOptimConfig, "weight_decay")
+    grad_clip: float = default_of(CriticConfig, "grad_clip")
+    cliprange_value: float = default_of(CriticConfig, "cliprange_value")
+    ppo_epochs: int = default_of(CriticConfig, "ppo_epochs")
+    ppo_mini_batch_size: int | None = default_of(CriticConfig, "ppo_mini_batch_size")
+
+    @property
+    def optimizer(self) -> OptimizerSettings:
+        """The critic's optimizer."""
+        return OptimizerSettings(self.lr, self.weight_decay, grad_clip=self.grad_clip)
 
 
 class ValueHead(nn.Module):
@@ -116,7 +126,7 @@ class Critic:
             target, old_values = forward.gather(micro, returns), forward.gather(micro, old)
             has_target = target.isfinite()
             value_losses, was_clipped = losses.value_loss(
-                self.head(hidden)[has_target], old_values[has_target], target[has_target], self.settings.clip
+                self.head(hidden)[has_target], old_values[has_target], target[has_target], self.settings.cliprange_value
             )
             micro_loss = value_losses.sum() / num_targets
             torch.autograd.backward(micro_loss)

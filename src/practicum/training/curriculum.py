@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from practicum.config.fields import default_of
+from practicum.config.train import CurriculumConfig
 from practicum.errors import UserError
 from practicum.task import Task
 from practicum.trajectory import Outcome, Trajectory
@@ -19,9 +21,9 @@ class CurriculumSettings:
     The next level is opened once `threshold` of the last `window` episodes of the hardest open level succeeded.
     """
 
-    field: str = "level"
-    threshold: float = 0.7
-    window: int = 64
+    field: str = default_of(CurriculumConfig, "field")
+    threshold: float = default_of(CurriculumConfig, "threshold")
+    window: int = default_of(CurriculumConfig, "window")
 
 
 class TaskStream:

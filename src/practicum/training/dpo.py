@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from practicum.algorithms.preferences import PairLogprobs, PairLoss, preference_loss
+from practicum.config.dpo import DPOTrainingConfig
+from practicum.config.fields import check_fields, default_of
 from practicum.errors import UserError
 from practicum.models.decoder import Decoder
 from practicum.training import forward
 from practicum.training.lr_schedule import learning_rate
 from practicum.training.micro_batches import Sample
-from practicum.training.objective import Objective
+from practicum.training.objective import CROSS_ENTROPY
 from practicum.training.optimizer import OptimizerSettings
 from practicum.training.run import Run, RunSettings
 from practicum.training.supervised import SupervisedTrainer, fingerprint_samples
@@ -31,25 +33,38 @@ from practicum.training.trainable_policy import TrainablePolicy
 
 @dataclass(frozen=True)
 class DPOSettings:
-    """Settings of preference optimisation. `batch_size` counts pairs per update."""
+    """How to train on preference pairs, under the names of the configuration's keys.
 
-    epochs: int = 2
-    batch_size: int = 16
-    lr: float = 5e-5
-    beta: float = 0.1
-    loss: str = "dpo"
-    label_smoothing: float = 0.0
-    warmup_ratio: float = 0.1
-    schedule: str = "cosine"
-    min_lr_ratio: float = 0.1
-    seed: int = 0
-    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    One update is over `batch_size * gradient_accumulation_steps` pairs.
+    """
+
+    num_epochs: int = default_of(DPOTrainingConfig, "num_epochs")
+    batch_size: int = default_of(DPOTrainingConfig, "batch_size")
+    gradient_accumulation_steps: int = default_of(DPOTrainingConfig, "gradient_accumulation_steps")
+    learning_rate: float = default_of(DPOTrainingConfig, "learning_rate")
+    warmup_ratio: float = default_of(DPOTrainingConfig, "warmup_ratio")
+    weight_decay: float = default_of(DPOTrainingConfig, "weight_decay")
+    max_grad_norm: float = default_of(DPOTrainingConfig, "max_grad_norm")
+    scheduler_type: str = default_of(DPOTrainingConfig, "scheduler_type")
+    min_lr_ratio: float = default_of(DPOTrainingConfig, "min_lr_ratio")
+    beta: float = default_of(DPOTrainingConfig, "beta")
+    loss: str = default_of(DPOTrainingConfig, "loss")
+    label_smoothing: float = default_of(DPOTrainingConfig, "label_smoothing")
+    seed: int = default_of(DPOTrainingConfig, "seed")
 
     def __post_init__(self) -> None:
+        check_fields(self, "training.")
         preference_loss(self.loss)
-        learning_rate(0, 1, self.lr, self.schedule)
-        if self.beta <= 0 or not 0 <= self.label_smoothing < 0.5:
-            raise UserError("beta must be above 0, and label_smoothing from 0 to below 0.5.")
+        learning_rate(0, 1, self.learning_rate, self.scheduler_type)
+
+    @property
+    def update_size(self) -> int:
+        """Pairs of one update."""
+        return self.batch_size * self.gradient_accumulation_steps
+
+    @property
+    def optimizer(self) -> OptimizerSettings:
+        return OptimizerSettings(self.learning_rate, self.weight_decay, grad_clip=self.max_grad_norm)
 
 
 @dataclass(frozen=True)
@@ -92,7 +107,7 @@ def dpo_update(
         replace(sample, weights=np.where(sample.mask, -float(slope), 0.0).astype(np.float32))
         for sample, slope in zip(samples, slopes, strict=True)
     ]
-    metrics = policy.update(weighted, float(len(pairs)), Objective("ce"), lr)
+    metrics = policy.update(weighted, float(len(pairs)), CROSS_ENTROPY, lr)
     chosen_rewards, rejected_rewards = (settings.beta * gain for gain in batch.log_ratios)
     return {
         "dpo/loss": float(loss.loss.mean()),
@@ -120,10 +135,10 @@ class DPOTrainer(SupervisedTrainer):
         samples = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
         self.reference = sum_logprobs(policy.decoder, policy, samples)
         self.batches: list[list[int]] = []
-        for epoch in range(settings.epochs):
+        for epoch in range(settings.num_epochs):
             order = list(range(len(pairs)))
             random.Random(f"dpo/{settings.seed}/{epoch}").shuffle(order)
-            size = settings.batch_size
+            size = settings.update_size
             self.batches += [order[start : start + size] for start in range(0, len(order), size)]
         fingerprint = fingerprint_samples(side for pair in pairs for side in (pair.chosen, pair.rejected))
         super().__init__(policy, len(self.batches), fingerprint)
@@ -132,7 +147,7 @@ class DPOTrainer(SupervisedTrainer):
         indices, settings, total = self.batches[step], self.settings, len(self.batches)
         reference = self.reference[torch.tensor(indices + [len(self.pairs) + index for index in indices])]
         warmup = round(settings.warmup_ratio * total)
-        lr = learning_rate(step, total, settings.lr, settings.schedule, warmup, settings.min_lr_ratio)
+        lr = learning_rate(step, total, settings.learning_rate, settings.scheduler_type, warmup, settings.min_lr_ratio)
         return dpo_update(self.policy, [self.pairs[index] for index in indices], reference, settings, lr)
 
 
@@ -145,5 +160,5 @@ async def train_dpo(
 ) -> int:
     """Train on pairs and return the number of updates; metrics are written below `folder`."""
     trainer = DPOTrainer(policy, pairs, settings)
-    plan = RunSettings(trainer.num_steps, val_before_train=False, patience=None, save_on_stop=False)
+    plan = RunSettings(trainer.num_steps, val_before_train=False, early_stopping_patience=None, save_on_stop=False)
     return (await Run(folder, trainer, plan, on_step=on_step).train()).step

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from practicum.algorithms import advantages
+from practicum.config.fields import default_of
+from practicum.config.train import AlgorithmConfig
 from practicum.trajectory import Origin, Trajectory
 from practicum.utils.arrays import FloatArray, IntArray
 
@@ -21,16 +23,22 @@ from practicum.utils.arrays import FloatArray, IntArray
 class EstimatorSettings:
     """What estimators read besides the rewards.
 
-    `turn_rewards` puts every turn's own reward on that turn's last token; otherwise the whole reward
-    is on the trajectory's last one. `bootstrap`: whether the critic's value continues a truncated episode.
+    `turn_rewards` puts every turn's own reward at that turn's last token; otherwise the whole reward is at the
+    trajectory's last one. `bootstrap_truncated`: whether the critic's value stands for the rest of a truncated episode.
     """
 
-    gamma: float = 1.0
-    lam: float = 1.0
-    normalise: bool = True
-    turn_rewards: bool = False
-    row_weighted: bool = False
-    bootstrap: bool = True
+    gamma: float = default_of(AlgorithmConfig, "gamma")
+    lam: float = default_of(AlgorithmConfig, "lam")
+    norm_adv_by_std_in_grpo: bool = default_of(AlgorithmConfig, "norm_adv_by_std_in_grpo")
+    turn_rewards: bool = default_of(AlgorithmConfig, "turn_rewards")
+    row_weighted: bool = default_of(AlgorithmConfig, "row_weighted")
+    bootstrap_truncated: bool | None = default_of(AlgorithmConfig, "bootstrap_truncated")
+
+    @property
+    def bootstraps(self) -> bool:
+        """By default only where rewards are discounted: undiscounted, a truncated episode would be worth what the
+        critic expects of it, step after step."""
+        return self.gamma < 1 if self.bootstrap_truncated is None else self.bootstrap_truncated
 
 
 @dataclass(frozen=True)
@@ -130,13 +138,15 @@ def _totals(group: Sequence[TokenRewards]) -> list[float]:
 
 
 def _grpo(groups: Groups, settings: EstimatorSettings) -> Advantages:
-    return _same_for_all_tokens(groups, [advantages.grpo(_totals(group), settings.normalise) for group in groups])
+    return _same_for_all_tokens(
+        groups, [advantages.grpo(_totals(group), settings.norm_adv_by_std_in_grpo) for group in groups]
+    )
 
 
 def _flow_grpo(groups: Groups, settings: EstimatorSettings) -> Advantages:
     counts = [[one.num_turns for one in group] for group in groups]
     scalars = [
-        advantages.flow_grpo(_totals(group), num_turns, settings.row_weighted, settings.normalise)
+        advantages.flow_grpo(_totals(group), num_turns, settings.row_weighted, settings.norm_adv_by_std_in_grpo)
         for group, num_turns in zip(groups, counts, strict=True)
     ]
     return _same_for_all_tokens(groups, scalars)
@@ -203,7 +213,7 @@ def _values(one: TokenRewards) -> FloatArray:
 
 def _bootstrap_value(one: TokenRewards, settings: EstimatorSettings) -> float:
     """The value of the state after the last token: the critic's where the episode was truncated, else 0."""
-    return one.last_value if one.truncated and settings.bootstrap else 0.0
+    return one.last_value if one.truncated and settings.bootstraps else 0.0
 
 
 ESTIMATORS: dict[str, Estimator] = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from practicum.config.fields import default_of
+from practicum.config.train import FilterGroupsConfig
 from practicum.trajectory import Trajectory
 
 TrajectoryGroups = list[list[Trajectory]]
@@ -15,10 +17,11 @@ MIN_REWARD_DIFFERENCE = 1e-9
 
 @dataclass(frozen=True)
 class GroupFilter:
-    """With `enable`, a step trains only on groups with signal, and draws up to `rounds` batches of tasks to fill up."""
+    """With `enable`, a step trains only on groups with signal, and draws up to
+    `max_num_gen_batches` batches of tasks to fill up."""
 
-    enable: bool = False
-    rounds: int = 1
+    enable: bool = default_of(FilterGroupsConfig, "enable")
+    max_num_gen_batches: int = default_of(FilterGroupsConfig, "max_num_gen_batches")
 
 
 def group_scored(episodes: Sequence[Trajectory], min_size: int = 2) -> TrajectoryGroups:

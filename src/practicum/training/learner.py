@@ -88,7 +88,7 @@ class Learner:
 
         `tick` is called after each micro-batch. Raises before the step if the loss is not finite.
         """
-        if objective.kl_coeff and reference is None:
+        if objective.kl_loss_coef and reference is None:
             raise ValueError("a KL term needs a reference")
         if denominator <= 0:
             raise UserError("The batch has no token to train on.")
@@ -207,7 +207,7 @@ def _backward(
     hidden = forward.hidden_states(decoder, micro, graphs)
     with torch.no_grad():
         reference_hidden = forward.hidden_states(batch.reference, micro) if batch.reference is not None else None
-    full_kl = batch.reference is not None and batch.objective.kl_kind.startswith("full")
+    full_kl = batch.reference is not None and batch.objective.kl_loss_type.startswith("full")
     if forward.fused_head(decoder) and not full_kl:
         _backward_fused(decoder, micro, batch, stats, hidden, reference_hidden)
     else:
@@ -231,8 +231,8 @@ def _backward_fused(
         with torch.no_grad():
             reference_logprobs = forward.fused_logprobs(reference, reference_hidden, micro)[0]
             figures["kl"] = kl.penalty(logprobs, reference_logprobs, "low_var_kl")
-        if objective.kl_coeff:
-            divergence = kl.penalty(logprobs, reference_logprobs, objective.kl_kind)
+        if objective.kl_loss_coef:
+            divergence = kl.penalty(logprobs, reference_logprobs, objective.kl_loss_type)
             token_losses = _add_kl_term(objective, token_losses, divergence, figures)
     loss = (token_losses * micro.weights).sum() / batch.denominator
     torch.autograd.backward(loss)
@@ -262,8 +262,8 @@ def _backward_in_chunks(
             with torch.no_grad():
                 reference_logits = reference.logits(reference_hidden[chunk])
                 figures["kl"] = forward.divergence(logits, reference_logits, micro, chunk, "low_var_kl")
-            if objective.kl_coeff:
-                divergence = forward.divergence(logits, reference_logits, micro, chunk, objective.kl_kind)
+            if objective.kl_loss_coef:
+                divergence = forward.divergence(logits, reference_logits, micro, chunk, objective.kl_loss_type)
                 token_losses = _add_kl_term(objective, token_losses, divergence, figures)
         loss = (token_losses * micro.weights[chunk]).sum() / batch.denominator
         torch.autograd.backward(loss)
@@ -274,7 +274,7 @@ def _backward_in_chunks(
 
 def _add_kl_term(objective: Objective, token_losses: Tensor, divergence: Tensor, figures: dict[str, Tensor]) -> Tensor:
     figures["kl_loss"] = divergence.detach()
-    return token_losses + objective.kl_coeff * divergence
+    return token_losses + objective.kl_loss_coef * divergence
 
 
 def weight_sharing_copy(decoder: Decoder) -> Decoder:

@@ -105,7 +105,7 @@ def signal_groups(log: TrajectoryLog, seed: int = 0) -> TrajectoryGroups:
 
 
 class LoggedSource:
-    """Gives the groups of a log, `tasks_per_step` of them per step, round and round."""
+    """Gives the groups of a log, `train_batch_size` of them per step, round and round."""
 
     from_engine = False
     metric_names: Mapping[str, str] = METRIC_NAMES
@@ -123,7 +123,7 @@ class LoggedSource:
         self.policy, self.agent, self.settings = policy, agent, settings
         self.fingerprint = fingerprint(groups)
         tasks = [group[0].task for group in groups]
-        self.stream = TaskStream(tasks, settings.curriculum, settings.tasks_per_step)
+        self.stream = TaskStream(tasks, settings.curriculum, settings.train_batch_size)
         self.groups = dict(zip(tasks, self._fill_logprobs(groups, say), strict=True))
         self.temperatures = {group[0].task: [self._temperature(episode) for episode in group] for group in groups}
 
@@ -137,7 +137,7 @@ class LoggedSource:
     async def collect(self, step: int, on_episode: OnEpisode | None = None) -> RolloutBatch:
         """The next groups of the log. No episode was played, so `on_episode` is not called."""
         begun = time.perf_counter()
-        tasks = self.stream.take(self.settings.tasks_per_step)
+        tasks = self.stream.take(self.settings.train_batch_size)
         groups = [self.groups[task] for task in tasks]
         episodes = [episode for group in groups for episode in group]
         metrics = {
@@ -185,14 +185,14 @@ class LoggedSource:
 
 def _check_settings(settings: RLSettings) -> None:
     """Refuse settings under which a log cannot be learnt from."""
-    if settings.estimator not in GROUP_ESTIMATORS:
+    if settings.adv_estimator not in GROUP_ESTIMATORS:
         raise UserError(
-            f"A log is learnt from by comparing the episodes of one task, which {settings.estimator} does not; "
+            f"A log is learnt from by comparing the episodes of one task, which {settings.adv_estimator} does not; "
             f"set algorithm.adv_estimator to one of {', '.join(GROUP_ESTIMATORS)}."
         )
-    if settings.objective.policy_loss == "cispo":
+    if settings.objective.loss_mode == "cispo":
         raise UserError("cispo has no floor, and a log needs one; set policy_loss.loss_mode to vanilla or gspo.")
-    if settings.objective.kl_coeff <= 0:
+    if settings.objective.kl_loss_coef <= 0:
         raise UserError(
             "A policy that plays no episodes must be held near its start: set "
             "actor_rollout_ref.actor.use_kl_loss=true and kl_loss_coef above 0 (0.1, say)."

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from practicum.algorithms import kl, losses
+from practicum.config.actor_rollout_ref import ActorConfig, PolicyLossConfig
+from practicum.config.fields import default_of
 from practicum.errors import UserError, did_you_mean
 from practicum.training.micro_batches import MicroBatch
 
@@ -17,31 +19,31 @@ from practicum.training.micro_batches import MicroBatch
 class Objective:
     """What is minimised: cross-entropy (`ce`) or the policy gradient (`pg`), plus entropy and reference-KL terms.
 
-    `pg` reads the advantages and the old log-probs of the samples; `ce` ignores both. `policy_loss` names the
-    surrogate: the clipped one (vanilla), GSPO's or CISPO's.
+    `pg` reads the advantages and the old log-probs of the samples; `ce` ignores both. `loss_mode` names the surrogate:
+    the clipped one (vanilla), GSPO's or CISPO's. A coefficient of 0 leaves its term out.
     """
 
     kind: str = "pg"
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float = 3.0
-    entropy_coeff: float = 0.0
-    kl_coeff: float = 0.0
-    kl_kind: str = "low_var_kl"
-    policy_loss: str = "vanilla"
+    clip_ratio_low: float = default_of(ActorConfig, "clip_ratio_low")
+    clip_ratio_high: float = default_of(ActorConfig, "clip_ratio_high")
+    clip_ratio_c: float = default_of(ActorConfig, "clip_ratio_c")
+    entropy_coeff: float = default_of(ActorConfig, "entropy_coeff")
+    kl_loss_coef: float = default_of(ActorConfig, "kl_loss_coef")
+    kl_loss_type: str = default_of(ActorConfig, "kl_loss_type")
+    loss_mode: str = default_of(PolicyLossConfig, "loss_mode")
 
     def __post_init__(self) -> None:
         if self.kind not in ("pg", "ce"):
             raise ValueError(f"no objective '{self.kind}'")
-        if self.policy_loss not in losses.POLICY_LOSSES:
-            hint = did_you_mean(self.policy_loss, losses.POLICY_LOSSES)
-            raise UserError(f"Unknown actor_rollout_ref.actor.policy_loss.loss_mode '{self.policy_loss}'.{hint}")
-        kl.check(self.kl_kind)
+        if self.loss_mode not in losses.POLICY_LOSSES:
+            hint = did_you_mean(self.loss_mode, losses.POLICY_LOSSES)
+            raise UserError(f"Unknown actor_rollout_ref.actor.policy_loss.loss_mode '{self.loss_mode}'.{hint}")
+        kl.check(self.kl_loss_type)
 
     @property
     def uses_sequence_ratio(self) -> bool:
         """Whether the surrogate needs the log-probs of a whole sequence before the loss of any of its tokens."""
-        return self.kind == "pg" and self.policy_loss == "gspo"
+        return self.kind == "pg" and self.loss_mode == "gspo"
 
     def sequence_log_ratios(self, logprobs: Tensor, micro: MicroBatch) -> Tensor | None:
         """Return the log-ratio of each prediction's sequence [P], or None if the surrogate does not use it."""
@@ -79,10 +81,14 @@ class Objective:
         self, logprobs: Tensor, old: Tensor, advantages: Tensor, log_ratios: Tensor | None
     ) -> losses.PolicyLoss:
         if log_ratios is not None:
-            return losses.gspo(logprobs, log_ratios, advantages, self.clip_low, self.clip_high)
-        if self.policy_loss == "cispo":
-            return losses.cispo(logprobs, old, advantages, self.clip_high)
-        return losses.ppo(logprobs, old, advantages, self.clip_low, self.clip_high, self.dual_clip)
+            return losses.gspo(logprobs, log_ratios, advantages, self.clip_ratio_low, self.clip_ratio_high)
+        if self.loss_mode == "cispo":
+            return losses.cispo(logprobs, old, advantages, self.clip_ratio_high)
+        return losses.ppo(logprobs, old, advantages, self.clip_ratio_low, self.clip_ratio_high, self.clip_ratio_c)
+
+
+CROSS_ENTROPY = Objective("ce", entropy_coeff=0.0, kl_loss_coef=0.0)
+"""Supervised fine-tuning: the mean negative log-prob of the trained tokens."""
 
 
 class LossStats:

@@ -24,7 +24,7 @@ from practicum.trajectory import Trajectory
 
 
 class OnlineSource:
-    """Rolls out the policy on a stream of tasks, `settings.chains` attempts at each of a step's tasks."""
+    """Rolls out the policy on a stream of tasks, `settings.num_chains` attempts at each of a step's tasks."""
 
     from_engine = True
     metric_names: Mapping[str, str] = {}
@@ -44,8 +44,8 @@ class OnlineSource:
         self.agent = agent
         self.settings = settings
         self.watcher = watcher
-        self.estimator = ESTIMATORS[settings.estimator]
-        self.stream = TaskStream(tasks, settings.curriculum, settings.tasks_per_step)
+        self.estimator = ESTIMATORS[settings.adv_estimator]
+        self.stream = TaskStream(tasks, settings.curriculum, settings.train_batch_size)
 
     def state(self) -> dict[str, Any]:
         return {"stream": self.stream.state()}
@@ -60,10 +60,10 @@ class OnlineSource:
         accepted: TrajectoryGroups = []
         greedy_rewards: dict[str, float] = {}
         num_groups = num_with_signal = 0
-        for round_index in range(settings.group_filter.rounds if settings.group_filter.enable else 1):
+        for round_index in range(settings.filter_groups.max_num_gen_batches if settings.filter_groups.enable else 1):
             label = f"step-{step}/" if round_index == 0 else f"step-{step}+{round_index}/"
-            tasks = self.stream.take(settings.tasks_per_step)
-            played = await self._roll_out(tasks, settings.chains, label, self.agent, on_episode, self.watcher)
+            tasks = self.stream.take(settings.train_batch_size)
+            played = await self._roll_out(tasks, settings.num_chains, label, self.agent, on_episode, self.watcher)
             episodes += played
             check_error_budget(step, played, settings.error_budget)
             self.stream.update(played)
@@ -74,17 +74,17 @@ class OnlineSource:
             with_signal = [group for group in groups if has_signal(group, greedy_rewards)]
             num_groups += len(groups)
             num_with_signal += len(with_signal)
-            accepted += with_signal if settings.group_filter.enable else groups
-            if len(accepted) >= settings.tasks_per_step:
+            accepted += with_signal if settings.filter_groups.enable else groups
+            if len(accepted) >= settings.train_batch_size:
                 break
         metrics = rollout_metrics(episodes)
         metrics["rollout/dead_groups"] = 1.0 - num_with_signal / num_groups if num_groups else 1.0
-        if settings.group_filter.enable:
+        if settings.filter_groups.enable:
             metrics["rollout/rounds"] = float(round_index + 1)
         return RolloutBatch(
             step,
             episodes,
-            accepted[: settings.tasks_per_step],
+            accepted[: settings.train_batch_size],
             greedy_rewards,
             metrics,
             self.stream.metrics(),

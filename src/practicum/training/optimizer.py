@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from practicum.config.actor_rollout_ref import ActorConfig, OptimConfig
+from practicum.config.fields import default_of
 from practicum.training.master_adamw import MasterAdamW
 
 
@@ -15,10 +17,10 @@ from practicum.training.master_adamw import MasterAdamW
 class OptimizerSettings:
     """AdamW, and the largest norm of its gradient (`grad_clip`; 0: no bound)."""
 
-    lr: float = 1e-4
-    weight_decay: float = 0.0
+    lr: float = default_of(OptimConfig, "lr")
+    weight_decay: float = default_of(OptimConfig, "weight_decay")
     betas: tuple[float, float] = (0.9, 0.95)
-    grad_clip: float = 1.0
+    grad_clip: float = default_of(ActorConfig, "grad_clip")
 
 
 def make_optimizer(parameters: Sequence[torch.nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer:

@@ -41,7 +41,7 @@ OnAdvantages = Callable[[TrajectoryGroups, list[list[FloatArray]]], None]
 
 
 class RLTrainer(Trainer):
-    """Trains a policy on the trajectories of a source, with the advantages of `settings.estimator`."""
+    """Trains a policy on the trajectories of a source, with the advantages of `settings.adv_estimator`."""
 
     stops_by_exception = False  # the engine and the tools have threads of their own, which an exception would wait for
 
@@ -72,8 +72,8 @@ class RLTrainer(Trainer):
         self.settings = settings
         self.evaluate = evaluate
         self.on_episode, self.on_micro_batch = on_episode, on_micro_batch
-        self.estimator = ESTIMATORS[settings.estimator]
-        self.kl_control = replace(settings.kl_control)
+        self.estimator = ESTIMATORS[settings.adv_estimator]
+        self.kl_control = replace(settings.kl_ctrl)
         self.lr_scale = self.clip_scale = 1.0
         """Factors on the learning rate and the clip range, set by the health monitor."""
         self.on_advantages: OnAdvantages = lambda groups, advantages: None
@@ -99,7 +99,7 @@ class RLTrainer(Trainer):
         return {
             "practice": {
                 **self.source.state(),
-                "kl_coefficient": self.kl_control.coefficient,
+                "kl_coefficient": self.kl_control.kl_coef,
                 "lr_scale": self.lr_scale,
                 "clip_scale": self.clip_scale,
                 "version": self.policy.version,
@@ -110,7 +110,7 @@ class RLTrainer(Trainer):
     def restore(self, state: dict[str, Any]) -> None:
         own = state["practice"]
         self.source.restore(own)
-        self.kl_control.coefficient = float(own["kl_coefficient"])
+        self.kl_control.kl_coef = float(own["kl_coefficient"])
         self.lr_scale, self.clip_scale = float(own["lr_scale"]), float(own["clip_scale"])
         self.policy.set_version(int(own["version"]))
         self.policy.learner.version = int(own["version"])
@@ -154,7 +154,7 @@ class RLTrainer(Trainer):
         await self.policy.refresh()
         turns = [turn for episode in batch.episodes for turn in episode.turns]
         ages = [float(self.policy.version - turn.policy_version) for turn in turns]
-        if step + 1 < self.settings.steps:
+        if step + 1 < self.settings.total_training_steps:
             rollout = asyncio.create_task(self.source.collect(step + 1, self.on_episode))
         try:
             metrics = await asyncio.to_thread(self._train_beside_rollout, step, batch)
@@ -179,7 +179,7 @@ class RLTrainer(Trainer):
         rewards, reward_metrics = self._token_rewards(groups, batch.greedy_rewards)
         metrics |= reward_metrics
         rewards, critic_samples = self._add_values(groups, rewards)
-        advantages = self.estimator.function(rewards, self.settings.credit)
+        advantages = self.estimator.function(rewards, self.settings.estimation)
         self.on_advantages(groups, advantages.advantages)
         metrics |= _advantage_metrics(rewards, advantages)
         estimated = time.perf_counter()
@@ -205,13 +205,13 @@ class RLTrainer(Trainer):
         self, groups: TrajectoryGroups, greedy_rewards: dict[str, float]
     ) -> tuple[list[list[TokenRewards]], dict[str, float]]:
         """Rewards per token, less the KL penalty where it is part of the reward; and the metrics of the penalty."""
-        rewards = [[token_rewards(episode, self.settings.credit) for episode in group] for group in groups]
+        rewards = [[token_rewards(episode, self.settings.estimation) for episode in group] for group in groups]
         if greedy_rewards:
             rewards = [
                 [replace(item, greedy_reward=greedy_rewards[group[0].group]) for item in items]
                 for group, items in zip(groups, rewards, strict=True)
             ]
-        if not self.settings.kl_in_reward or not groups:
+        if not self.settings.use_kl_in_reward or not groups:
             return rewards, {}
         assert self.policy.reference is not None
         samples, owners = self._samples(groups)
@@ -224,7 +224,7 @@ class RLTrainer(Trainer):
         )
         per_episode = _join(per_sample, owners, sum(map(len, groups)))
         divergences = iter(per_episode)
-        coefficient = self.kl_control.coefficient
+        coefficient = self.kl_control.kl_coef
         penalised = [
             [replace(item, rewards=item.rewards - coefficient * next(divergences)) for item in items]
             for items in rewards
@@ -277,10 +277,12 @@ class RLTrainer(Trainer):
                     groups[-1].append(replace(sample, returns=returns))
                     start += len(sample.values)
         settings = self.settings
-        lr = learning_rate(step, settings.steps, settings.critic.lr, settings.schedule, 0, settings.min_lr_ratio)
+        lr = learning_rate(
+            step, settings.total_training_steps, settings.critic.lr, settings.warmup_style, 0, settings.min_lr_ratio
+        )
         updates: list[dict[str, float]] = []
-        for epoch in range(settings.critic.epochs):
-            for indices in self._mini_batches(step, epoch, len(groups), settings.critic_mini_batch, "critic"):
+        for epoch in range(settings.critic.ppo_epochs):
+            for indices in self._mini_batches(step, epoch, len(groups), settings.critic.ppo_mini_batch_size, "critic"):
                 batch = [item for index in indices for item in groups[index]]
                 updates.append(self.critic.update(batch, lr, self.on_micro_batch))
         return _mean_of([metrics for metrics in updates if metrics])
@@ -310,18 +312,23 @@ class RLTrainer(Trainer):
         settings = self.settings
         objective = replace(
             settings.objective,
-            clip_low=settings.objective.clip_low * self.clip_scale,
-            clip_high=settings.objective.clip_high * self.clip_scale,
+            clip_ratio_low=settings.objective.clip_ratio_low * self.clip_scale,
+            clip_ratio_high=settings.objective.clip_ratio_high * self.clip_scale,
         )
-        keep_all = bool(objective.entropy_coeff or objective.kl_coeff)
+        keep_all = bool(objective.entropy_coeff or objective.kl_loss_coef)
         scheduled = learning_rate(
-            step, settings.steps, settings.lr, settings.schedule, settings.warmup, settings.min_lr_ratio
+            step,
+            settings.total_training_steps,
+            settings.lr,
+            settings.warmup_style,
+            settings.lr_warmup_steps,
+            settings.min_lr_ratio,
         )
-        if settings.importance_cap > 0:
+        if settings.tis_imp_ratio_cap > 0:
             weighted = self._with_importance_weights(weighted)
         updates: list[dict[str, float]] = []
-        for epoch in range(settings.epochs):
-            for indices in self._mini_batches(step, epoch, len(weighted), settings.mini_batch, "actor"):
+        for epoch in range(settings.ppo_epochs):
+            for indices in self._mini_batches(step, epoch, len(weighted), settings.ppo_mini_batch_size, "actor"):
                 samples, denominator = collate((one for index in indices for one in weighted[index]), keep_all)
                 if samples:
                     lr = scheduled * self.lr_scale
@@ -341,7 +348,7 @@ class RLTrainer(Trainer):
             same, old = next(logprobs)
             assert same is sample
             engine = torch.from_numpy(sample.sampling_logprobs[sample.mask])
-            weight = losses.truncated_importance(old, engine, self.settings.importance_cap)
+            weight = losses.truncated_importance(old, engine, self.settings.tis_imp_ratio_cap)
             return replace(
                 sample, old_logprobs=scatter(sample, old.numpy()), corrections=scatter(sample, weight.numpy())
             )

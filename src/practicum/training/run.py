@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from practicum.config.fields import default_of
+from practicum.config.train import TrainerConfig
 from practicum.data.checkpoint_folder import CHECKPOINT_NAME
 from practicum.errors import UserError
 from practicum.training import checkpoint
@@ -40,29 +42,30 @@ LOSS_METRICS = ("eval/loss",)
 class RunSettings:
     """When to validate, save and stop.
 
-    Frequencies count steps; -1 means never. A `patience` of 0 means no early stopping; None is the same, for runs
-    whose checkpoints do not count validations. With `keep_best` the weights of the best validation are loaded at the
-    end, and the model is written to `model/`.
+    Frequencies count steps; -1 means never. An `early_stopping_patience` of 0 means no early stopping; None is the
+    same, for runs whose checkpoints do not count validations. With `keep_best` the weights of the best validation are
+    loaded at the end, and the model is written to `model/`.
     """
 
-    steps: int
-    save_freq: int = -1
-    save_total_limit: int | None = None
-    test_freq: int = -1
-    val_before_train: bool = True
-    best_metric: str = "val/success/mean"
-    patience: int | None = 0
-    resume_mode: str = "auto"
-    resume_from_path: str | None = None
+    total_training_steps: int
+    save_freq: int = default_of(TrainerConfig, "save_freq")
+    save_total_limit: int | None = default_of(TrainerConfig, "save_total_limit")
+    test_freq: int = default_of(TrainerConfig, "test_freq")
+    val_before_train: bool = default_of(TrainerConfig, "val_before_train")
+    best_metric: str = default_of(TrainerConfig, "best_metric")
+    early_stopping_patience: int | None = default_of(TrainerConfig, "early_stopping_patience")
+    resume_mode: str = default_of(TrainerConfig, "resume_mode")
+    resume_from_path: str | None = default_of(TrainerConfig, "resume_from_path")
     keep_best: bool = False
     save_on_stop: bool = True
 
     def __post_init__(self) -> None:
         if self.best_metric not in PANEL_METRICS + LOSS_METRICS:
             raise UserError(f"trainer.best_metric={self.best_metric}: validation gives {', '.join(PANEL_METRICS)}.")
-        if self.patience and self.test_freq <= 0:
+        patience = self.early_stopping_patience
+        if patience and self.test_freq <= 0:
             raise UserError(
-                f"trainer.early_stopping_patience={self.patience} counts validations on the way, and there are none: "
+                f"trainer.early_stopping_patience={patience} counts validations on the way, and there are none: "
                 "set trainer.test_freq above 0."
             )
 
@@ -164,7 +167,7 @@ class Run:
         if self.checkpoints is None:
             return
         own = vars(self.state)
-        if self.settings.patience is None:
+        if self.settings.early_stopping_patience is None:
             own = {name: own[name] for name in ("step", "best_value", "best_step")}
         state = {**self.trainer.state(), **(self.monitor.state() if self.monitor is not None else {}), "standing": own}
         self.checkpoints.save(self.state.step, self.policy, self.trainer.critic, state, best=self.state.best_step)
@@ -178,7 +181,7 @@ class Run:
     async def train(self) -> TrainState:
         """Train from the current step to the end."""
         state, settings = self.state, self.settings
-        if state.step >= settings.steps or state.finished is not None:
+        if state.step >= settings.total_training_steps or state.finished is not None:
             self.say(f"Nothing to do: this run has {state.step} steps ({state.finished or 'all it was asked for'}).")
         else:
             with self._log() as log, self._signals.installed():
@@ -186,7 +189,11 @@ class Run:
                     validated = await self._validate(0)
                     if validated:
                         log.write(0, validated)
-                while state.step < settings.steps and state.finished is None and not self._signals.requested:
+                while (
+                    state.step < settings.total_training_steps
+                    and state.finished is None
+                    and not self._signals.requested
+                ):
                     await self._step(state.step, log)
                 if self._signals.requested and state.finished is None:
                     if settings.save_on_stop:
@@ -198,7 +205,7 @@ class Run:
 
     async def _step(self, step: int, log: RunLog) -> None:
         settings, state, done = self.settings, self.state, step + 1
-        last = done == settings.steps
+        last = done == settings.total_training_steps
         self.policy.set_version(self.policy.version)  # every step begins with empty caches, resumed or not
         try:
             metrics, episodes = await self.trainer.step(step)
@@ -242,7 +249,7 @@ class Run:
 
     async def _check_finished(self, step: int) -> None:
         state = self.state
-        if self.settings.patience and state.stale_validations >= self.settings.patience:
+        if self.settings.early_stopping_patience and state.stale_validations >= self.settings.early_stopping_patience:
             state.finished = f"stopped early: {state.stale_validations} validations without a new best"
             self.say(f"Step {step}: {state.finished}; the best was step {state.best_step}.")
         elif self.stop_early is not None:

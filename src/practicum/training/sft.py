@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from practicum.config.fields import at_least, check_fields, default_of
+from practicum.config.sft import SFTTrainingConfig
 from practicum.errors import UserError
 from practicum.training.lr_schedule import learning_rate
 from practicum.training.micro_batches import Sample
-from practicum.training.objective import Objective
+from practicum.training.objective import CROSS_ENTROPY
 from practicum.training.optimizer import OptimizerSettings
 from practicum.training.run import Run, RunSettings
 from practicum.training.samples import sft_samples
@@ -23,22 +25,36 @@ from practicum.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class SFTSettings:
-    """Settings of SFT. `batch_size` counts samples per update; `check_every` is in updates, for `train_sft`."""
+    """How to train on demonstrations, under the names of the configuration's keys.
 
-    epochs: int = 1
-    batch_size: int = 8
-    lr: float = 2e-3
-    warmup: int = 50
-    schedule: str = "cosine"
-    min_lr_ratio: float = 0.1
-    check_every: int = 50
-    seed: int = 0
-    optimizer: OptimizerSettings = field(default_factory=lambda: OptimizerSettings(weight_decay=0.01))
+    One update is over `batch_size * gradient_accumulation_steps` sequences. Every `check_every` updates, `train_sft`
+    asks its caller whether the policy is good enough.
+    """
+
+    num_epochs: int = default_of(SFTTrainingConfig, "num_epochs")
+    batch_size: int = default_of(SFTTrainingConfig, "batch_size")
+    gradient_accumulation_steps: int = default_of(SFTTrainingConfig, "gradient_accumulation_steps")
+    learning_rate: float = default_of(SFTTrainingConfig, "learning_rate")
+    warmup_steps: int = default_of(SFTTrainingConfig, "warmup_steps")
+    weight_decay: float = default_of(SFTTrainingConfig, "weight_decay")
+    max_grad_norm: float = default_of(SFTTrainingConfig, "max_grad_norm")
+    scheduler_type: str = default_of(SFTTrainingConfig, "scheduler_type")
+    min_lr_ratio: float = default_of(SFTTrainingConfig, "min_lr_ratio")
+    check_every: int = at_least(1, 50)
+    seed: int = default_of(SFTTrainingConfig, "seed")
 
     def __post_init__(self) -> None:
-        learning_rate(0, 1, self.lr, self.schedule)  # a misspelt schedule is an error now, not later
-        if self.epochs < 1 or self.batch_size < 1:
-            raise UserError("Epochs and batch sizes must be at least 1.")
+        check_fields(self, "training.")
+        learning_rate(0, 1, self.learning_rate, self.scheduler_type)  # a misspelt schedule is an error now, not later
+
+    @property
+    def update_size(self) -> int:
+        """Sequences of one update."""
+        return self.batch_size * self.gradient_accumulation_steps
+
+    @property
+    def optimizer(self) -> OptimizerSettings:
+        return OptimizerSettings(self.learning_rate, self.weight_decay, grad_clip=self.max_grad_norm)
 
 
 class SFTTrainer(SupervisedTrainer):
@@ -83,17 +99,19 @@ def report_too_long(kind: str, num_too_long: int, count: int, context: int) -> N
 
 def planned_steps(num_samples: int, settings: SFTSettings) -> int:
     """The number of updates over all epochs."""
-    return settings.epochs * -(-num_samples // settings.batch_size)
+    return settings.num_epochs * -(-num_samples // settings.update_size)
 
 
 def plan_batches(num_samples: int, settings: SFTSettings) -> list[list[int]]:
     """For every update of a run the indices of its samples."""
     rng = random.Random(f"sft/{settings.seed}")
     batches = []
-    for _ in range(settings.epochs):
+    for _ in range(settings.num_epochs):
         order = list(range(num_samples))
         rng.shuffle(order)
-        batches += [order[start : start + settings.batch_size] for start in range(0, num_samples, settings.batch_size)]
+        batches += [
+            order[start : start + settings.update_size] for start in range(0, num_samples, settings.update_size)
+        ]
     return batches
 
 
@@ -107,8 +125,15 @@ def sft_update(
     """Do update number `step` of a planned run; returns its metrics."""
     batch = [samples[index] for index in batches[step]]
     num_tokens = float(sum(int(sample.mask.sum()) for sample in batch))
-    lr = learning_rate(step, len(batches), settings.lr, settings.schedule, settings.warmup, settings.min_lr_ratio)
-    return policy.update(batch, num_tokens, Objective("ce"), lr)
+    lr = learning_rate(
+        step,
+        len(batches),
+        settings.learning_rate,
+        settings.scheduler_type,
+        settings.warmup_steps,
+        settings.min_lr_ratio,
+    )
+    return policy.update(batch, num_tokens, CROSS_ENTROPY, lr)
 
 
 def evaluation_loss(policy: TrainablePolicy, samples: Sequence[Sample]) -> dict[str, float]:
@@ -141,5 +166,5 @@ async def train_sft(
         return "good enough"
 
     trainer = SFTTrainer(policy, samples, settings)
-    plan = RunSettings(trainer.num_steps, val_before_train=False, patience=None, save_on_stop=False)
+    plan = RunSettings(trainer.num_steps, val_before_train=False, early_stopping_patience=None, save_on_stop=False)
     return (await Run(folder, trainer, plan, on_step=on_step, stop_early=stop_early).train()).step

@@ -41,9 +41,7 @@ class SupervisedTrainer(Trainer):
         self.policy.learner.version = int(state["step"])
 
 
-def supervised_run_settings(
-    steps: int, save_steps: int = 0, eval_steps: int = 0, save_total_limit: int | None = None
-) -> RunSettings:
+def supervised_run_settings(steps: int, save_steps: int, eval_steps: int, save_total_limit: int | None) -> RunSettings:
     """A run that ends with the weights of the smallest evaluation loss.
 
     With `eval_steps` of 0 or less it is evaluated at the end only; with `save_steps` of 0 or less only the best
@@ -56,7 +54,7 @@ def supervised_run_settings(
         test_freq=eval_steps if eval_steps > 0 else steps,
         val_before_train=False,
         best_metric="eval/loss",
-        patience=None,
+        early_stopping_patience=None,
         keep_best=True,
     )
 

@@ -18,7 +18,7 @@ import torch
 
 from practicum.agent import Agent
 from practicum.chat.renderer import Renderer
-from practicum.config.train import resolve
+from practicum.config.resolve import resolve_train
 from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
@@ -34,11 +34,11 @@ from practicum.models import loader, lora
 from practicum.models.decoder import Decoder
 from practicum.training import build
 from practicum.training.online_source import OnlineSource
-from practicum.training.rl_settings import RLSettings
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Outcome, StopReason
 from tests.engines.vllm.small_vllm import SmallVLLM
+from tests.training.settings import rl_settings
 
 PROMPT = tuple(range(10, 40))
 TASK = MathEnvironment().tasks("train", 1)[0]
@@ -355,11 +355,11 @@ GROUP = "actor_rollout_ref.rollout"
 
 def test_the_configuration_reaches_the_engine(tmp_path: Path, renderer: Renderer) -> None:
     given = ["port=8123", "dtype=bfloat16", "max_model_len=512", "extra_args=[--enforce-eager]", "start_timeout=9"]
-    config = resolve([
+    config = resolve_train([
         f"{GROUP}.name=vllm", f"{GROUP}.max_num_seqs=5", f"{GROUP}.tensor_model_parallel_size=2",
         f"{GROUP}.gpu_memory_utilization=0.25", f"{GROUP}.vllm.canary_limit=0.02",
         f"{GROUP}.vllm.python={sys.executable}", *(f"{GROUP}.vllm.{key}" for key in given),
-    ])  # fmt: skip
+    ]).config  # fmt: skip
     build.check_machine(replace(config, trainer=replace(config.trainer, n_gpus_per_node=0)))
     maker = build.engine_maker(config, tmp_path)
     assert maker is not None
@@ -371,7 +371,7 @@ def test_the_configuration_reaches_the_engine(tmp_path: Path, renderer: Renderer
     )
     assert (engine.settings.folder, engine.canary.limit, engine.settings.max_num_seqs) == (place, 0.02, 5)
     assert engine.settings.base == loader.model_folder("tiny")
-    found = build.engine_maker(resolve([f"{GROUP}.name=vllm", f"{GROUP}.vllm.url=http://a:1"]), tmp_path)
+    found = build.engine_maker(resolve_train([f"{GROUP}.name=vllm", f"{GROUP}.vllm.url=http://a:1"]).config, tmp_path)
     assert found is not None
     adopted = found(renderer)
     assert isinstance(adopted, VLLMEngine)
@@ -392,7 +392,7 @@ def test_the_configuration_reaches_the_engine(tmp_path: Path, renderer: Renderer
 )  # fmt: skip
 def test_settings_that_vllm_cannot_follow_are_errors(overrides: list[str], says: str) -> None:
     with pytest.raises(UserError, match=says):
-        build.check_machine(resolve([*overrides, "trainer.n_gpus_per_node=0"]))
+        build.check_machine(resolve_train([*overrides, "trainer.n_gpus_per_node=0"]).config)
 
 
 # -- training ---------------------------------------------------------------------------------
@@ -408,7 +408,9 @@ class ByLength(MathEnvironment):
 @pytest.mark.parametrize("cap", [0.0, 2.0])
 def test_grpo_over_http(policy: TrainablePolicy, small: SmallVLLM, cap: float) -> None:
     agent = Agent(max_turns=1, sampling=Sampling(max_tokens=10, temperature=0.8, stop=("e",)))
-    settings = RLSettings(steps=3, tasks_per_step=2, chains=3, lr=1e-3, warmup=0, importance_cap=cap)
+    settings = rl_settings(
+        total_training_steps=3, train_batch_size=2, num_chains=3, lr=1e-3, lr_warmup_steps=0, tis_imp_ratio_cap=cap
+    )
     trainer = RLTrainer(policy, OnlineSource(policy, ByLength().tasks("train", 6), ByLength, agent, settings), settings)
 
     async def whole() -> list[dict[str, float]]:
@@ -433,7 +435,9 @@ def test_mismatch_with_an_engine_that_is_a_little_off_is_measured_and_corrected(
     engine = engine_of(policy)
     engine.canary.limit = 0.2
     agent = Agent(max_turns=1, sampling=Sampling(max_tokens=10, stop=("e",)))
-    settings = RLSettings(steps=1, tasks_per_step=2, chains=3, lr=1e-3, warmup=0, importance_cap=2.0)
+    settings = rl_settings(
+        total_training_steps=1, train_batch_size=2, num_chains=3, lr=1e-3, lr_warmup_steps=0, tis_imp_ratio_cap=2.0
+    )
     trainer = RLTrainer(policy, OnlineSource(policy, ByLength().tasks("train", 2), ByLength, agent, settings), settings)
 
     async def once(limit: float) -> dict[str, float]:

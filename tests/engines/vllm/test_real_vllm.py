@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from practicum.config.train import resolve
+from practicum.config.resolve import resolve_train
 from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
@@ -92,7 +92,7 @@ def endings_model(folder: Path) -> Path:
 
 
 def make_bench(folder: Path, *overrides: str) -> Bench:
-    config = resolve([
+    config = resolve_train([
         f"actor_rollout_ref.model.path={endings_model(folder / 'model')}",
         "actor_rollout_ref.rollout.name=vllm",
         f"actor_rollout_ref.rollout.vllm.python={PYTHON}",
@@ -115,7 +115,7 @@ def make_bench(folder: Path, *overrides: str) -> Bench:
         "trainer.n_gpus_per_node=0",
         f"trainer.default_local_dir={folder}",
         *overrides,
-    ])  # fmt: skip
+    ]).config  # fmt: skip
     begun = time.monotonic()
     bench = Bench(build.build_run(config, say=lambda text: None), asyncio.Runner(), 0.0)
     bench.update_weights()

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from practicum.config.health import HealthSettings
 from practicum.errors import UserError
-from practicum.training.monitor.health import Adjustment, HealthMonitor, HealthSettings
+from practicum.training.monitor.health import Adjustment, HealthMonitor
 from practicum.training.monitor.health_checks import ACT, WARN, HealthFinding, checked_values, repetition
 
 Metrics = dict[str, float]
@@ -439,7 +440,7 @@ def troubled_once(step: int) -> Metrics:
         ({"action": "pray"}, "Known: adjust, stop, warn."),
         ({"smooth": 0}, "at least 1"),
         ({"reward_flat_after": 70}, "at most health.reward_flat_window"),
-        ({"memory_window": 2}, "at least 6 steps"),
+        ({"memory_window": 2}, "at least 6"),
     ],
 )
 def test_wrong_settings_are_an_error_in_the_configuration(override: dict[str, object], says: str) -> None:

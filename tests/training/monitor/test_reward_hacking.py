@@ -13,11 +13,12 @@ import pytest
 from omegaconf import OmegaConf
 from scipy import stats
 
+from practicum.config.health import RewardHackingSettings
 from practicum.environment import Action
 from practicum.errors import UserError
 from practicum.task import Task
 from practicum.training.monitor.health_checks import ACT, WARN, HealthFinding
-from practicum.training.monitor.reward_hacking import EpisodeRank, RewardHackingMonitor, RewardHackingSettings
+from practicum.training.monitor.reward_hacking import EpisodeRank, RewardHackingMonitor
 from practicum.training.monitor.reward_stats import ScoreStats, compare_windows, score_rise, step_stats
 from practicum.trajectory import ActionSource, Outcome, Seeds, StopReason, Trajectory, Turn
 

@@ -23,6 +23,8 @@ import numpy as np
 from safetensors import SafetensorError
 
 from practicum.chat.renderer import Renderer
+from practicum.config.actor_rollout_ref import VLLMConfig
+from practicum.config.fields import default_of
 from practicum.engines.base import Generation, Request, Sampling, Weights
 from practicum.engines.canary import PROMPTS, REPLY_TOKENS, Canary, CanaryReport, Probe, ProbeLogprobs
 from practicum.engines.local.stop_strings import STOP_WINDOW
@@ -53,7 +55,7 @@ class VLLMSettings:
     server: ServerSettings | None = None
     url: str | None = None
     max_num_seqs: int = 64
-    canary_limit: float = 0.1
+    canary_limit: float = default_of(VLLMConfig, "canary_limit")
     timeout: float = 600.0
 
 

@@ -22,6 +22,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from practicum.config.actor_rollout_ref import RolloutConfig, VLLMConfig
+from practicum.config.fields import default_of
 from practicum.engines.vllm import guard as guard_program
 from practicum.errors import EngineError, UserError
 
@@ -50,15 +52,15 @@ class ServerSettings:
     """
 
     folder: Path
-    python: str | None = None
-    port: int = 0
-    dtype: str = "float32"
-    max_model_len: int | None = None
+    python: str | None = default_of(VLLMConfig, "python")
+    port: int = default_of(VLLMConfig, "port")
+    dtype: str = default_of(VLLMConfig, "dtype")
+    max_model_len: int | None = default_of(VLLMConfig, "max_model_len")
     max_num_seqs: int = 64
-    tensor_parallel: int = 1
-    memory_share: float = 0.5
+    tensor_model_parallel_size: int = default_of(RolloutConfig, "tensor_model_parallel_size")
+    gpu_memory_utilization: float = default_of(RolloutConfig, "gpu_memory_utilization")
     extra_args: tuple[str, ...] = ()
-    start_timeout: float = 600.0
+    start_timeout: float = default_of(VLLMConfig, "start_timeout")
     crash_window: float = 900.0
 
 
@@ -210,8 +212,8 @@ class VLLMServer:
             "--dtype": settings.dtype,
             "--max-model-len": settings.max_model_len,
             "--max-num-seqs": settings.max_num_seqs,
-            "--tensor-parallel-size": settings.tensor_parallel,
-            "--gpu-memory-utilization": settings.memory_share,
+            "--tensor-parallel-size": settings.tensor_model_parallel_size,
+            "--gpu-memory-utilization": settings.gpu_memory_utilization,
             "--logprobs-mode": "processed_logprobs",
             "--generation-config": "vllm",
         }

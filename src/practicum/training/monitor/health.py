@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from practicum.errors import UserError, did_you_mean
+from practicum.config.health import HealthSettings
 from practicum.training.monitor.health_checks import (
     ACT,
     HEALTH_CHECKS,
@@ -19,55 +19,6 @@ from practicum.training.monitor.health_checks import (
     MetricHistory,
     checked_values,
 )
-
-ACTIONS = ("warn", "adjust", "stop")
-
-
-@dataclass
-class HealthSettings:
-    """What counts as a bad sign, and what happens then. `_warn` is worth saying; `_act` is worth acting on."""
-
-    action: str = "warn"  # warn: say it; adjust: also lower the learning rate or the clip range; stop: end the run
-    repeat_every: int = 10  # steps before a sign that persists is said again
-    cooldown: int = 20  # steps before the same remedy is applied again
-    max_adjustments: int = 3  # remedies applied over the whole run
-    smooth: int = 5  # steps that noisy metrics are averaged over
-    saturated: float = 0.9  # share of successes from which a flat reward or a low entropy is no bad sign
-    reward_flat: float = 0.2  # smallest rise that counts, in standard deviations of the episodes' rewards
-    reward_flat_window: int = 60  # steps looked back on, at most
-    reward_flat_after: int = 30  # steps before the reward is judged
-    reward_swing: float = 1.0  # size of a swing, in standard deviations of the episodes' rewards
-    reward_swing_window: int = 30  # steps looked back on
-    reward_swings_warn: int = 3  # times the reward may turn back by that much
-    reward_swings_act: int = 5
-    kl_warn: float = 0.1  # KL to the reference, or of one update where there is no reference
-    kl_act: float = 0.5
-    entropy_share: float = 0.1  # share of the first steps' entropy below which there is a warning
-    entropy_floor: float = 0.002  # nats a token below which sampling no longer explores
-    clip_fraction_warn: float = 0.3  # share of tokens at the clip
-    clip_fraction_act: float = 0.6
-    dead_groups_warn: float = 0.9  # share of groups without any difference to learn from
-    dead_groups_act: float = 0.99
-    repetition_warn: float = 0.3  # share of 4-grams in a reply that were there before
-    repetition_act: float = 0.6
-    length_clipped_warn: float = 0.3  # share of replies cut by the token limit
-    length_clipped_act: float = 0.6
-    mismatch_warn: float = 0.02  # mean |engine - learner| log-prob a token
-    mismatch_act: float = 0.1
-    errors_warn: float = 0.1  # share of episodes that could not be scored
-    errors_act: float = 0.5
-    memory_slope: float = 5.0  # MB a step
-    memory_window: int = 30  # steps looked back on
-
-    def __post_init__(self) -> None:
-        if self.action not in ACTIONS:
-            raise UserError(f"health.action={self.action} is unknown.{did_you_mean(self.action, ACTIONS)}")
-        if min(self.repeat_every, self.cooldown, self.smooth) < 1 or self.max_adjustments < 0:
-            raise UserError("health.repeat_every, cooldown and smooth must be at least 1, max_adjustments at least 0.")
-        if self.reward_flat_after < 3 or self.reward_flat_window < self.reward_flat_after:
-            raise UserError("health.reward_flat_after must be at least 3 and at most health.reward_flat_window.")
-        if min(self.reward_swing_window, self.memory_window) < 6:
-            raise UserError("health.reward_swing_window and health.memory_window must be at least 6 steps.")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from practicum.evaluation.stats.trend import reversals, trend
 from practicum.trajectory import Outcome
 
 if TYPE_CHECKING:
-    from practicum.training.monitor.health import HealthSettings
+    from practicum.config.health import HealthSettings
 
 WARN, ACT = "warn", "act"
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from practicum.errors import UserError, did_you_mean
+from practicum.config.health import RewardHackingSettings
 from practicum.training.monitor.health_checks import ACT, WARN, HealthFinding
 from practicum.training.monitor.reward_stats import (
     VERIFIER,
@@ -25,28 +25,10 @@ from practicum.training.monitor.reward_stats import (
 )
 from practicum.trajectory import Outcome, Trajectory
 
-ACTIONS = ("warn", "stop")
 SUCCESS_CEILING = 0.95
 """Success rate from which it can hardly rise, so that a reward that goes on rising proves nothing."""
 CLEAR_Z_SCORE = 3.0
 """Standard errors from which a difference is clear. It is tested again after every step, so two would not do."""
-
-
-@dataclass
-class RewardHackingSettings:
-    """When reward and verifier count as parted."""
-
-    enable: bool = True
-    window: int = 5  # steps averaged, at the start and now
-    alarm: float = 0.2  # gap between the rises (each in [-1, 1]) that is an alarm
-    action: str = "warn"  # warn: say it; stop: end the run
-    keep_top: int = 5  # best-paid episodes kept to be read by a person
-
-    def __post_init__(self) -> None:
-        if self.action not in ACTIONS:
-            raise UserError(f"hacking.action={self.action} is unknown.{did_you_mean(self.action, ACTIONS)}")
-        if self.window < 1 or self.keep_top < 0:
-            raise UserError("hacking.window must be at least 1 and hacking.keep_top at least 0.")
 
 
 @dataclass(frozen=True, slots=True)

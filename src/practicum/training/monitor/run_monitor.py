@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from practicum.config.health import HealthSettings, RewardHackingSettings
 from practicum.training.episode_saver import EpisodeSaver
-from practicum.training.monitor.health import HealthMonitor, HealthSettings
+from practicum.training.monitor.health import HealthMonitor
 from practicum.training.monitor.health_checks import HealthFinding
 from practicum.training.monitor.health_log import HEALTH_FILE, HealthLog
-from practicum.training.monitor.reward_hacking import RewardHackingMonitor, RewardHackingSettings
+from practicum.training.monitor.reward_hacking import RewardHackingMonitor
 from practicum.trajectory import Trajectory
 from practicum.utils.memory import resident_megabytes
 
@@ -33,7 +34,7 @@ class RunMonitor:
         self.hacking_settings = hacking or RewardHackingSettings()
         self.health = HealthMonitor(health or HealthSettings())
         self.hacking = RewardHackingMonitor(self.hacking_settings)
-        self.saver = EpisodeSaver(folder, trainer.settings.estimator)
+        self.saver = EpisodeSaver(folder, trainer.settings.adv_estimator)
         trainer.on_advantages = self.saver.set_advantages
         self._log: HealthLog | None = None
         self._findings: list[HealthFinding] = []

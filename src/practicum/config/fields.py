@@ -1,0 +1,110 @@
+"""Fields of configuration schemas: the bounds of a number stand on its field, and its default stands nowhere else.
+
+A schema field is declared with `at_least(1, 8)`, `between(0, 1, 0.5)`, ... ; a settings class of the library takes
+default and bounds of the schema's field with `default_of(Schema, "name")`. Bounds are kept in the field's metadata, so
+that a schema is still an ordinary dataclass, which OmegaConf reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from practicum.errors import UserError
+
+T = TypeVar("T")
+KEY = "bounds"
+"""Name of the bounds in a field's metadata."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The range of a number. An end that is not included belongs to no value of the field."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    includes_low: bool = True
+    includes_high: bool = True
+
+    def allows(self, value: float) -> bool:
+        above = value >= self.low if self.includes_low else value > self.low
+        below = value <= self.high if self.includes_high else value < self.high
+        return above and below
+
+    def __str__(self) -> str:
+        """In words: 'at least 1', 'above 0', 'from 0 to 1', 'above 0 and below 1', 'any number'."""
+        low = "" if self.low == -math.inf else f"{'at least' if self.includes_low else 'above'} {self.low:g}"
+        high = "" if self.high == math.inf else f"{'at most' if self.includes_high else 'below'} {self.high:g}"
+        return " and ".join(part for part in (low, high) if part) or "any number"
+
+
+UNBOUNDED = Bounds()
+
+
+def at_least(low: float, default: T) -> T:
+    """A number that is `low` or more."""
+    return _bounded(default, Bounds(low))
+
+
+def above(low: float, default: T) -> T:
+    """A number greater than `low`."""
+    return _bounded(default, Bounds(low, includes_low=False))
+
+
+def between(low: float, high: float, default: T, *, includes_low: bool = True, includes_high: bool = True) -> T:
+    """A number from `low` to `high`."""
+    return _bounded(default, Bounds(low, high, includes_low, includes_high))
+
+
+def unbounded(default: T) -> T:
+    """A number of which every finite value has a meaning, such as a seed."""
+    return _bounded(default, UNBOUNDED)
+
+
+def _bounded(default: T, bounds: Bounds) -> T:
+    return dataclasses.field(default=default, metadata={KEY: bounds})
+
+
+def default_of(schema: type, name: str) -> Any:
+    """A field with the default and the bounds of a schema's field: settings of the library have no default of their
+    own for anything that has a configuration key."""
+    source = {field.name: field for field in dataclasses.fields(schema)}[name]
+    return dataclasses.field(default=source.default, metadata=source.metadata)
+
+
+def bounds_of(field: dataclasses.Field[Any]) -> Bounds | None:
+    bounds: Bounds | None = field.metadata.get(KEY)
+    return bounds
+
+
+def walk(settings: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
+    """Every field below a schema (class or instance) that is not itself a group: its dotted key, the field, its value
+    (of a class: its default)."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name) if not isinstance(settings, type) else _default(field)
+        key = f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(value):
+            yield from walk(value, f"{key}.")
+        else:
+            yield key, field, value
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def check_fields(settings: Any, prefix: str = "") -> None:
+    """Require that every number below `settings` is finite and within the bounds of its field."""
+    for key, field, value in walk(settings, prefix):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if not math.isfinite(value):
+            raise UserError(f"{key}={value} is not a finite number; choose one.")
+        bounds = bounds_of(field)
+        if bounds is not None and not bounds.allows(value):
+            raise UserError(f"{key}={value}: it must be {bounds}.")

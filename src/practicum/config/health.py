@@ -1,0 +1,107 @@
+"""Schemas of the groups `health` and `hacking`: the bad signs that a run is watched for, and what happens then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from practicum.config.fields import at_least, between, check_fields
+from practicum.errors import UserError, did_you_mean
+
+HEALTH_ACTIONS = ("warn", "adjust", "stop")
+HACKING_ACTIONS = ("warn", "stop")
+
+
+@dataclass
+class HealthSettings:
+    """Thresholds of the health monitor. A finding at `_warn` is reported; one at `_act` is acted on."""
+
+    action: str = "warn"
+    """`warn`: report; `adjust`: also lower the learning rate or the clip range; `stop`: end the run."""
+    repeat_every: int = at_least(1, 10)
+    """Steps before a finding that persists is reported again."""
+    cooldown: int = at_least(1, 20)
+    """Steps before the same remedy is applied again."""
+    max_adjustments: int = at_least(0, 3)
+    """Remedies applied over the whole run, at most."""
+    smooth: int = at_least(1, 5)
+    """Steps that noisy metrics are averaged over."""
+    saturated: float = at_least(0, 0.9)
+    """Success rate from which a flat reward or a low entropy is no bad sign."""
+    reward_flat: float = at_least(0, 0.2)
+    """Smallest rise of the reward that counts, in standard deviations of the episodes' rewards."""
+    reward_flat_window: int = at_least(3, 60)
+    """Steps that the rise is measured over, at most."""
+    reward_flat_after: int = at_least(3, 30)
+    """Steps before the reward is judged."""
+    reward_swing: float = at_least(0, 1.0)
+    """Size of a swing of the reward, in standard deviations of the episodes' rewards."""
+    reward_swing_window: int = at_least(6, 30)
+    """Steps that swings are counted over."""
+    reward_swings_warn: int = at_least(0, 3)
+    """Swings in the window that are reported."""
+    reward_swings_act: int = at_least(0, 5)
+    """Swings in the window that are acted on."""
+    kl_warn: float = at_least(0, 0.1)
+    """KL to the reference policy (or of one update, where there is no reference) that is reported."""
+    kl_act: float = at_least(0, 0.5)
+    """KL that is acted on."""
+    entropy_share: float = at_least(0, 0.1)
+    """Share of the first steps' entropy below which there is a warning."""
+    entropy_floor: float = at_least(0, 0.002)
+    """Entropy in nats per token below which sampling no longer explores."""
+    clip_fraction_warn: float = at_least(0, 0.3)
+    """Share of tokens at the clip range that is reported."""
+    clip_fraction_act: float = at_least(0, 0.6)
+    """Share of tokens at the clip range that is acted on."""
+    dead_groups_warn: float = at_least(0, 0.9)
+    """Share of groups whose rewards do not differ that is reported."""
+    dead_groups_act: float = at_least(0, 0.99)
+    """Share of groups whose rewards do not differ that is acted on."""
+    repetition_warn: float = at_least(0, 0.3)
+    """Share of repeated 4-grams in a reply that is reported."""
+    repetition_act: float = at_least(0, 0.6)
+    """Share of repeated 4-grams in a reply that is acted on."""
+    length_clipped_warn: float = at_least(0, 0.3)
+    """Share of replies cut by the token limit that is reported."""
+    length_clipped_act: float = at_least(0, 0.6)
+    """Share of replies cut by the token limit that is acted on."""
+    mismatch_warn: float = at_least(0, 0.02)
+    """Mean |engine - learner| log-prob per token that is reported."""
+    mismatch_act: float = at_least(0, 0.1)
+    """Mean |engine - learner| log-prob per token that is acted on."""
+    errors_warn: float = at_least(0, 0.1)
+    """Share of episodes without a score that is reported."""
+    errors_act: float = at_least(0, 0.5)
+    """Share of episodes without a score that is acted on."""
+    memory_slope: float = at_least(0, 5.0)
+    """Growth of resident memory in MB per step that is reported."""
+    memory_window: int = at_least(6, 30)
+    """Steps that the growth is measured over."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "health.")
+        if self.action not in HEALTH_ACTIONS:
+            raise UserError(f"health.action={self.action} is unknown.{did_you_mean(self.action, HEALTH_ACTIONS)}")
+        if self.reward_flat_window < self.reward_flat_after:
+            raise UserError("health.reward_flat_after must be at most health.reward_flat_window.")
+
+
+@dataclass
+class RewardHackingSettings:
+    """When the training reward and the verifier count as parted."""
+
+    enable: bool = True
+    """Whether the reward is compared with a verifier that nothing is trained on."""
+    window: int = at_least(1, 5)
+    """Steps averaged at the start and now."""
+    alarm: float = between(-2, 2, 0.2)
+    """Gap between the rise of the reward and that of the verifier (each in [-1, 1]) that raises an alarm."""
+    action: str = "warn"
+    """`warn`: report; `stop`: end the run."""
+    keep_top: int = at_least(0, 5)
+    """Best-paid episodes kept for a person to read."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "hacking.")
+        if self.action not in HACKING_ACTIONS:
+            raise UserError(f"hacking.action={self.action} is unknown.{did_you_mean(self.action, HACKING_ACTIONS)}")

@@ -1,0 +1,205 @@
+"""From overrides to a checked configuration: `practicum train`, `practicum sft` and `practicum dpo`.
+
+Values come from the schema's defaults, the model's defaults, the recipe and the command line, in this order. A key that
+could not be honoured is an error where somebody chose it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from pathlib import Path
+from typing import TypeVar
+
+from omegaconf import OmegaConf
+
+from practicum.config.aliases import ENGINE_OF_BACKEND
+from practicum.config.dpo import DPOConfig
+from practicum.config.fields import check_fields
+from practicum.config.model_defaults import with_model_defaults
+from practicum.config.overrides import ARGUMENT, RECIPES, Resolved, read_overrides, schema_keys
+from practicum.config.sft import SFTConfig
+from practicum.config.train import TrainConfig
+from practicum.errors import UserError, did_you_mean
+
+ENGINES = ("local", "vllm")
+SHARDED_ONLY = (
+    "actor_rollout_ref.actor.fsdp_config.param_offload",
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
+    "actor_rollout_ref.ref.fsdp_config.param_offload",
+)
+"""Keys of a sharded learner."""
+SERVER_ONLY = (
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "actor_rollout_ref.rollout.gpu_memory_utilization",
+)
+"""Keys of an engine that is a server; the local engine cannot honour them."""
+VLLM = "actor_rollout_ref.rollout.vllm."
+STARTED_SERVER_ONLY = (
+    *SERVER_ONLY,
+    *(VLLM + key for key in ("python", "port", "dtype", "max_model_len", "extra_args", "start_timeout")),
+)
+"""Keys of a server that we start; a server that runs already has values of its own."""
+OFFLINE_ONLY = ("algorithm.offline.method", "algorithm.offline.top_percent")
+NOT_OFFLINE = {
+    "algorithm.filter_groups.enable": "groups without a difference are left out of a log anyway",
+    "data.curriculum.enable": "it follows the successes of the policy, which a log does not hold",
+    "agent.stream": "no episode is played that could be shown",
+    "trainer.overlap": "there is no rollout that could go beside the updates",
+}
+NOT_OFFLINE_GRPO = {
+    "algorithm.use_kl_in_reward": "logged rewards are compared as they are; use actor_rollout_ref.actor.use_kl_loss",
+    "actor_rollout_ref.actor.tis_imp_ratio_cap": "ratios are taken against the log's own log-probs",
+}
+"""Keys without a meaning where a log is trained on, and why."""
+NOT_DPO = {
+    "training.warmup_steps": "it warms up over a share of all updates, training.warmup_ratio",
+    "training.eval_steps": "all pairs are trained on, so there is nothing to evaluate on",
+    "data.val_share": "all pairs are trained on",
+    "data.include_failed": "failed episodes are what the better ones are compared with",
+}
+NOT_DPO_ROWS = {
+    "data.pairing": "rows are pairs already",
+    "data.include_held_out": "rows do not say which split they are of",
+}
+"""Keys without a meaning for `practicum dpo`, or for its rows, and why."""
+Supervised = TypeVar("Supervised", SFTConfig, DPOConfig)
+
+
+def resolve_train(
+    config: TrainConfig | Iterable[str], recipes: Path = RECIPES, *, model_defaults: bool = True
+) -> Resolved[TrainConfig]:
+    """The configuration of `practicum train`, checked key by key; a TrainConfig is used as it is."""
+    if isinstance(config, TrainConfig):
+        check_fields(config)
+        resolved = Resolved(config, dict.fromkeys([*changed_keys(config), "algorithm.adv_estimator"], ARGUMENT))
+    else:
+        resolved = read_overrides(TrainConfig, list(config), recipes)
+        resolved = with_model_defaults(resolved) if model_defaults else resolved
+    choose_engine(resolved.config, resolved.chosen)
+    check_engine(resolved.config, resolved.chosen)
+    check_batches(resolved.config)
+    check_offline(resolved.config, resolved.chosen)
+    return resolved
+
+
+def resolve_supervised(
+    schema: type[Supervised], config: Supervised | Iterable[str], recipes: Path = RECIPES
+) -> Resolved[Supervised]:
+    """The configuration of `practicum sft` or `practicum dpo`, checked key by key; a typed one is used as it is."""
+    if isinstance(config, Iterable):
+        resolved = with_model_defaults(read_overrides(schema, list(config), recipes))
+    else:
+        check_fields(config)
+        resolved = Resolved(config, dict.fromkeys(changed_keys(config), ARGUMENT))
+    if isinstance(resolved.config, DPOConfig):
+        unread = NOT_DPO | (NOT_DPO_ROWS if resolved.config.data.dataset_path is not None else {})
+        for key, why in unread.items():
+            if key in resolved.chosen:
+                raise UserError(f"{key} means nothing to `practicum dpo`: {why}; leave it out.")
+    check_supervised(resolved.config)
+    return resolved
+
+
+def changed_keys(config: TrainConfig | SFTConfig | DPOConfig) -> list[str]:
+    """Keys whose value is not the default of the schema."""
+    tree, defaults = OmegaConf.structured(config), OmegaConf.structured(type(config))
+    keys = schema_keys(type(config))
+    return [key for key in keys if OmegaConf.select(tree, key) != OmegaConf.select(defaults, key)]
+
+
+def check_supervised(config: SFTConfig | DPOConfig) -> None:
+    """Refuse what cannot be trained, before anything is loaded."""
+    if config.training.fp16:
+        raise UserError("training.fp16=true needs loss scaling, which is not built; use training.bf16=true.")
+    if config.model.adapter_path and not config.training.use_lora:
+        raise UserError(
+            "model.adapter_path goes on with an adapter, and training.use_lora=false (--full) trains all weights: "
+            "leave one of them out, or merge the adapter first (`practicum merge`)."
+        )
+
+
+def choose_engine(config: TrainConfig, chosen: Set[str]) -> None:
+    """Set the engine that agent.backend stands for, where actor_rollout_ref.rollout.name does not say another."""
+    backend, rollout = config.agent.backend, config.actor_rollout_ref.rollout
+    if backend not in ENGINE_OF_BACKEND:
+        raise UserError(f"Unknown agent.backend '{backend}'.{did_you_mean(backend, ENGINE_OF_BACKEND)}")
+    engine = ENGINE_OF_BACKEND[backend]
+    if engine is None or engine == rollout.name:
+        return
+    if "actor_rollout_ref.rollout.name" in chosen:
+        raise UserError(
+            f"agent.backend={backend} is the engine {engine}, not actor_rollout_ref.rollout.name={rollout.name}; "
+            "leave one of them out."
+        )
+    rollout.name = engine
+
+
+def check_engine(config: TrainConfig, chosen: Set[str]) -> None:
+    """Refuse what the chosen engine cannot honour, where somebody asked for it."""
+    engine, trainer = config.actor_rollout_ref.rollout.name, config.trainer
+    if engine == "local":
+        _check_local(config, chosen)
+    if config.agent.backend == "client" and not config.actor_rollout_ref.rollout.vllm.url:
+        raise UserError(f"agent.backend=client is a server that runs: give its address, {VLLM}url=http://HOST:PORT.")
+    if engine == "vllm" and config.actor_rollout_ref.rollout.vllm.url:
+        for key in STARTED_SERVER_ONLY:
+            if key in chosen:
+                raise UserError(f"{key} is for a server that is started here; leave it out, or leave out {VLLM}url.")
+    if engine == "vllm" and trainer.nnodes > 1:
+        raise UserError(
+            f"trainer.nnodes={trainer.nnodes}: the learner is one process; only the vLLM server may be large."
+        )
+    tree = OmegaConf.structured(config)
+    for key in SHARDED_ONLY:
+        if OmegaConf.select(tree, key):
+            raise UserError(f"{key}=true: only a sharded (FSDP) learner can offload; this one is not, set it to false.")
+
+
+def _check_local(config: TrainConfig, chosen: Set[str]) -> None:
+    trainer = config.trainer
+    for key in sorted(chosen):
+        if key in SERVER_ONLY or key.startswith(VLLM):
+            raise UserError(f"{key} means nothing to actor_rollout_ref.rollout.name=local; leave it out.")
+    if "trainer.n_gpus_per_node" in chosen and trainer.n_gpus_per_node > 1:
+        raise UserError(
+            f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}: actor_rollout_ref.rollout.name=local works on one "
+            "device; set it to 1 (or 0)."
+        )
+    if trainer.nnodes > 1:
+        raise UserError(f"trainer.nnodes={trainer.nnodes}: actor_rollout_ref.rollout.name=local is one process.")
+
+
+def check_batches(config: TrainConfig) -> None:
+    """Check the mini-batch sizes against the number of tasks per step."""
+    num_tasks = config.data.train_batch_size
+    for name, size in (
+        ("actor_rollout_ref.actor.ppo_mini_batch_size", config.actor_rollout_ref.actor.ppo_mini_batch_size),
+        ("critic.ppo_mini_batch_size", config.critic.ppo_mini_batch_size),
+    ):
+        if size is None:
+            continue
+        if size > num_tasks:
+            raise UserError(
+                f"{name}={size} counts tasks of one step, of which there are data.train_batch_size={num_tasks}; "
+                "choose a number from 1 to that."
+            )
+        if num_tasks % size:
+            raise UserError(
+                f"{name}={size} does not divide data.train_batch_size={num_tasks}: the last update of a step would be "
+                f"over {num_tasks % size} tasks and weigh as much as the others; choose a divisor."
+            )
+
+
+def check_offline(config: TrainConfig, chosen: Set[str]) -> None:
+    """Refuse what training on a log cannot honour; its estimator is grpo where nobody chose another."""
+    if config.data.from_trajectories is None:
+        for key in OFFLINE_ONLY:
+            if key in chosen:
+                raise UserError(f"{key} is for learning from a log; name one with --from-trajectories.")
+        return
+    if "algorithm.adv_estimator" not in chosen:
+        config.algorithm.adv_estimator = "grpo"
+    method, tree = config.algorithm.offline.method, OmegaConf.structured(config)
+    for key, why in (NOT_OFFLINE | (NOT_OFFLINE_GRPO if method == "grpo" else {})).items():
+        if OmegaConf.select(tree, key):
+            raise UserError(f"{key} does not go with --from-trajectories: {why}.")

@@ -1,0 +1,230 @@
+"""What a resolved TrainConfig means for one machine: device, lengths and the settings of trainer and run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from practicum.algorithms import kl
+from practicum.config.train import TrainConfig
+from practicum.errors import UserError
+from practicum.models import device
+from practicum.models.device import Device
+from practicum.training.critic import CriticSettings
+from practicum.training.curriculum import CurriculumSettings
+from practicum.training.estimators import EstimatorSettings
+from practicum.training.group_filter import GroupFilter
+from practicum.training.micro_batches import MicroBatchLimits
+from practicum.training.objective import Objective
+from practicum.training.rl_settings import MISMATCH_LIMIT, MISMATCH_LIMIT_BFLOAT16, RLSettings
+from practicum.training.run import RunSettings
+
+MODEL, CONTROL = "actor_rollout_ref.model.", "algorithm.kl_ctrl."
+REQUIRED_KEY = {
+    **{MODEL + key: MODEL + "lora_rank" for key in ("lora_alpha", "lora_dropout", "target_modules")},
+    **{CONTROL + key: "algorithm.use_kl_in_reward" for key in ("type", "kl_coef", "target_kl", "horizon")},
+}
+"""Keys that do nothing unless another is set, and that other."""
+
+
+def model_name(config: TrainConfig) -> str:
+    """The model: `actor_rollout_ref.model.path` and `agent.model_name_or_path` are two names of one key."""
+    path, name = config.actor_rollout_ref.model.path, config.agent.model_name_or_path
+    if path and name and path != name:
+        raise UserError(
+            f"actor_rollout_ref.model.path={path} and agent.model_name_or_path={name} name two models; give one."
+        )
+    return path or name or "tiny"
+
+
+def environment_name(config: TrainConfig) -> str:
+    """The environment that is named, or the one that a file's tasks, this agent and these tools belong to."""
+    agent = config.agent
+    if agent.environment is not None:
+        return agent.environment
+    if not config.data.train_files:
+        return "math"
+    if agent.agent_type == "code":
+        return "code"
+    return "search" if "google_search" in (agent.tools or ()) else "tools"
+
+
+def max_reply_tokens(config: TrainConfig) -> int:
+    """Tokens of one reply, at most."""
+    return config.agent.max_tokens_per_turn or config.actor_rollout_ref.rollout.response_length
+
+
+def max_turns(config: TrainConfig) -> int:
+    """Turns of an episode, at most."""
+    return config.agent.max_turns if config.agent.use_agent else 1
+
+
+def run_folder(config: TrainConfig) -> Path:
+    trainer = config.trainer
+    return Path(trainer.default_local_dir) / trainer.project_name / trainer.experiment_name
+
+
+def validates(config: TrainConfig) -> bool:
+    """Whether the run validates at all."""
+    return config.trainer.val_before_train or config.trainer.test_freq > 0
+
+
+def find_device(config: TrainConfig) -> Device:
+    """The device and precision of the policy. No GPUs per node means the CPU."""
+    trainer = config.trainer
+    without_gpu = trainer.n_gpus_per_node == 0
+    if without_gpu and trainer.device not in ("auto", "cpu"):
+        raise UserError(f"trainer.device={trainer.device} and trainer.n_gpus_per_node=0 do not go together; choose.")
+    name = "cpu" if without_gpu else trainer.device
+    return device.resolve(name, config.actor_rollout_ref.model.dtype, "trainer.device", f"{MODEL}dtype")
+
+
+def resolve_device(config: TrainConfig) -> Device:
+    """Find the device and write it into the configuration: a run resumed on another one would not be the same run."""
+    found = find_device(config)
+    config.trainer.device, config.actor_rollout_ref.model.dtype = found.device, found.dtype_name
+    return found
+
+
+def max_num_seqs(config: TrainConfig, on: Device) -> int:
+    """Replies decoded at once."""
+    chosen = config.actor_rollout_ref.rollout.max_num_seqs
+    return on.batch_size if chosen is None else chosen
+
+
+def max_micro_batch_tokens(config: TrainConfig, on: Device) -> int:
+    """Tokens of one forward pass, at most. On a CPU smaller passes are as fast, and need less memory."""
+    limit = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
+    return limit if on.on_gpu else min(limit, MicroBatchLimits.tokens)
+
+
+def mismatch_limit(config: TrainConfig) -> float:
+    """The mean |engine - learner| log-prob that stops the run."""
+    limit, rollout = config.algorithm.mismatch_limit, config.actor_rollout_ref.rollout
+    if limit is not None:
+        return limit
+    engine_dtype = rollout.vllm.dtype if rollout.name == "vllm" else "float32"
+    return MISMATCH_LIMIT_BFLOAT16 if "bfloat16" in (engine_dtype, find_device(config).dtype_name) else MISMATCH_LIMIT
+
+
+def training_steps(config: TrainConfig, num_tasks: int | None = None) -> int:
+    """The number of steps: as given, or from epochs over the `num_tasks` tasks of a file."""
+    trainer = config.trainer
+    if trainer.total_training_steps is not None:
+        return trainer.total_training_steps
+    if trainer.total_epochs is None:
+        raise UserError("How long? Set trainer.total_training_steps (or trainer.total_epochs with data.train_files).")
+    if not (config.data.train_files or config.data.from_trajectories) or num_tasks is None:
+        raise UserError("trainer.total_epochs counts passes over data.train_files; set trainer.total_training_steps.")
+    return max(1, trainer.total_epochs * (num_tasks // config.data.train_batch_size))
+
+
+def rl_settings(config: TrainConfig, steps: int) -> RLSettings:
+    """The trainer's settings; a key that would do nothing is an error."""
+    algorithm, actor, curriculum = config.algorithm, config.actor_rollout_ref.actor, config.data.curriculum
+    settings = RLSettings(
+        total_training_steps=steps,
+        train_batch_size=config.data.train_batch_size,
+        num_chains=config.agent.num_chains,
+        adv_estimator=algorithm.adv_estimator,
+        estimation=estimator_settings(config),
+        loss_agg_mode=actor.loss_agg_mode,
+        lr=actor.optim.lr,
+        lr_warmup_steps=actor.optim.lr_warmup_steps,
+        warmup_style=actor.optim.warmup_style,
+        min_lr_ratio=actor.optim.min_lr_ratio,
+        weight_decay=actor.optim.weight_decay,
+        grad_clip=actor.grad_clip,
+        objective=objective(config),
+        ppo_epochs=actor.ppo_epochs,
+        ppo_mini_batch_size=actor.ppo_mini_batch_size,
+        tis_imp_ratio_cap=actor.tis_imp_ratio_cap,
+        use_kl_in_reward=algorithm.use_kl_in_reward,
+        kl_penalty=algorithm.kl_penalty,
+        kl_ctrl=kl.Controller(
+            algorithm.kl_ctrl.type, algorithm.kl_ctrl.kl_coef, algorithm.kl_ctrl.target_kl, algorithm.kl_ctrl.horizon
+        ),
+        critic=critic_settings(config),
+        critic_warmup=config.trainer.critic_warmup,
+        filter_groups=GroupFilter(algorithm.filter_groups.enable, algorithm.filter_groups.max_num_gen_batches),
+        curriculum=CurriculumSettings(curriculum.field, curriculum.threshold, curriculum.window)
+        if curriculum.enable
+        else None,
+        error_budget=algorithm.error_budget,
+        mismatch_limit=mismatch_limit(config),
+        overlap=config.trainer.overlap,
+        seed=config.trainer.seed,
+    )
+    check_effective(config)
+    return settings
+
+
+def estimator_settings(config: TrainConfig) -> EstimatorSettings:
+    algorithm = config.algorithm
+    return EstimatorSettings(
+        gamma=algorithm.gamma,
+        lam=algorithm.lam,
+        norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
+        turn_rewards=algorithm.turn_rewards,
+        row_weighted=algorithm.row_weighted,
+        bootstrap_truncated=algorithm.bootstrap_truncated,
+    )
+
+
+def objective(config: TrainConfig) -> Objective:
+    """The policy gradient, with the KL to the reference where `use_kl_loss` asks for it."""
+    actor = config.actor_rollout_ref.actor
+    return Objective(
+        "pg",
+        clip_ratio_low=actor.clip_ratio_low,
+        clip_ratio_high=actor.clip_ratio_high,
+        clip_ratio_c=actor.clip_ratio_c,
+        entropy_coeff=actor.entropy_coeff,
+        kl_loss_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
+        kl_loss_type=actor.kl_loss_type,
+        loss_mode=actor.policy_loss.loss_mode,
+    )
+
+
+def critic_settings(config: TrainConfig) -> CriticSettings:
+    critic = config.critic
+    return CriticSettings(
+        lr=critic.optim.lr,
+        weight_decay=critic.optim.weight_decay,
+        grad_clip=critic.grad_clip,
+        cliprange_value=critic.cliprange_value,
+        ppo_epochs=critic.ppo_epochs,
+        ppo_mini_batch_size=critic.ppo_mini_batch_size,
+    )
+
+
+def check_effective(config: TrainConfig) -> None:
+    """Refuse a key that has another value than its default and does nothing here."""
+    model, tree = config.actor_rollout_ref.model, OmegaConf.structured(config)
+    defaults = OmegaConf.structured(TrainConfig)
+    if model.lora_adapter_path and model.lora_rank:
+        raise UserError(
+            f"{MODEL}lora_adapter_path brings an adapter with a rank of its own; leave out {MODEL}lora_rank, "
+            "or the path for a new adapter."
+        )
+    for key, required in REQUIRED_KEY.items():
+        value = OmegaConf.select(tree, key)
+        if value != OmegaConf.select(defaults, key) and not OmegaConf.select(tree, required):
+            raise UserError(f"{key}={value} does nothing without {required}; set that too, or leave it out.")
+
+
+def run_settings(config: TrainConfig, steps: int) -> RunSettings:
+    """When the run validates, saves and stops."""
+    trainer = config.trainer
+    return RunSettings(
+        total_training_steps=steps,
+        save_freq=trainer.save_freq,
+        save_total_limit=trainer.save_total_limit,
+        test_freq=trainer.test_freq,
+        val_before_train=trainer.val_before_train,
+        best_metric=trainer.best_metric,
+        early_stopping_patience=trainer.early_stopping_patience,
+        resume_mode=trainer.resume_mode,
+        resume_from_path=trainer.resume_from_path,
+    )
