@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from practicum.cli.main import main
 from practicum.data import store
 from practicum.utils.escape import INVISIBLE
-from tests.report.report_world import HOSTILE_TEXTS, an_episode, write_damaged, write_hostile
+from tests.report.report_files import HOSTILE_TEXTS, an_episode, write_damaged, write_hostile
 
 
 def harmless(text: str) -> None:

@@ -17,7 +17,7 @@ REFRESH_SECONDS = 1.0
 SEARCH_SECONDS = 5.0
 """Seconds between two searches for new runs."""
 READ_SECONDS = 0.15
-"""Seconds of view episodes before the runs are looked at again."""
+"""Seconds of reading the episodes of one run before the next one."""
 
 MAX_SENT_STEPS = 40
 """New steps that are sent one by one; with more of them a page loads the run again."""

@@ -18,7 +18,7 @@ from practicum.report.run_view import RunView
 from practicum.report.runs import Run
 from practicum.report.tokens import Tokenizers
 from practicum.training.episode_saver import EpisodeSaver, advantages_path
-from tests.report.report_world import an_episode
+from tests.report.report_files import an_episode
 
 REWARDS = (1.0, 0.0, 0.0, 1.0)
 

@@ -26,7 +26,7 @@ from practicum.report.runs import Run, find_runs, runs_below
 from practicum.report.tokens import Tokenizers, tokenizer_file
 from practicum.trajectory import Outcome
 from practicum.utils.escape import encode, escape_invisible
-from tests.report.report_world import an_episode, write_damaged, write_hostile, write_run, write_training
+from tests.report.report_files import an_episode, write_damaged, write_hostile, write_run, write_training
 
 
 def index_of(folder: Path) -> Index:

@@ -17,7 +17,7 @@ from practicum.cli.main import main
 from practicum.report import page
 from practicum.report.document import document
 from practicum.report.runs import find_runs
-from tests.report.report_world import (
+from tests.report.report_files import (
     HOSTILE_TEXTS,
     data_of,
     write_damaged,

@@ -16,7 +16,7 @@ from practicum.training.monitor.health import Adjustment, HealthMonitor
 from practicum.training.monitor.health_checks import HealthFinding
 from practicum.training.monitor.health_log import HealthLog
 from practicum.training.monitor.metrics import MetricsFile
-from tests.report.report_world import step_values, write_training
+from tests.report.report_files import step_values, write_training
 
 
 def test_a_series_keeps_every_point_until_it_is_long() -> None:
