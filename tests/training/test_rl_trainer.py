@@ -11,10 +11,12 @@ import torch
 
 from practicum.agent import Agent
 from practicum.engines.base import Sampling
+from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Action, Observation, Step
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.models import loader
+from practicum.models.decoder import Decoder
 from practicum.task import Task
 from practicum.training.group_filter import group_scored
 from practicum.training.monitor.rollout_metrics import rollout_metrics
@@ -174,13 +176,13 @@ class Lottery(MathEnvironment):
         return Step(reward=float(len(action.content) % 3), terminated=True)
 
 
-def test_an_engine_that_does_not_run_the_trained_policy_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted stale engine: it decodes other weights than the learner trains."""
-    run = make_trainer(Lottery, settings=replace(SETTINGS, num_chains=8))
-    stale = loader.load_tiny(1).model
-    run.policy.engine.decoder = type(run.policy.decoder)(stale)
+def test_an_engine_that_does_not_run_the_trained_policy_stops_the_run() -> None:
+    """An engine that decodes other weights than the learner trains."""
+    settings, stale = replace(SETTINGS, num_chains=8), Decoder(loader.load_tiny(1).model)
+    policy = TrainablePolicy(loader.load_tiny(0), make_engine=lambda renderer: LocalEngine(stale, renderer))
+    source = OnlineSource(policy, Lottery().tasks("train", 2), Lottery, AGENT, settings)
     with pytest.raises(UserError, match="the engine is not running the policy being trained"):
-        step(run)
+        step(RLTrainer(policy, source, settings))
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,13 @@ from practicum.cli.main import main
 from practicum.config.health import HealthSettings, RewardHackingSettings
 from practicum.config.resolve import resolve_train
 from practicum.engines.base import Sampling
+from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Action, Observation, Step
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.evaluation.result import AttemptResult, EvalResult
 from practicum.models import loader, lora
+from practicum.models.decoder import Decoder
 from practicum.rewards.base import reward
 from practicum.task import Task
 from practicum.training.checkpoint import Checkpoints
@@ -346,9 +348,9 @@ def test_updates_that_change_no_weight_stop_the_run(tmp_path: Path) -> None:
 
 def test_an_engine_with_old_weights_stops_the_run(tmp_path: Path) -> None:
     """The engine keeps decoding the weights of the start, while the learner moves on."""
-    run = make_run(tmp_path, RunSettings(6))
-    stale = loader.load_tiny(0).model
-    run.policy.engine.decoder = type(run.policy.decoder)(stale)
+    stale = Decoder(loader.load_tiny(0).model)
+    policy = TrainablePolicy(loader.load_tiny(0), make_engine=lambda renderer: LocalEngine(stale, renderer))
+    run = monitored(tmp_path, policy, ByLength().tasks("train", 18), ByLength, RunSettings(6), RL)
     with pytest.raises(UserError, match="the engine is not running the policy being trained"):
         go(run)
 
