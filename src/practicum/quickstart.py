@@ -38,8 +38,6 @@ from practicum.trajectory import Trajectory
 from practicum.utils.progress import Progress, duration
 
 COLOURS = {"sft": "#b26a00", "rl": "#1a7f37"}
-PLAN_KEYS = {"eval_temperature": "examine_temperature", "group_filter": "admission"}
-"""Names of settings in plan.json and summary.json where they are not the fields' own."""
 STAGE_KEYS = {
     "SFT": "imitate (SFT)",
     "RL (GRPO)": "practise (GRPO)",
@@ -120,17 +118,11 @@ class Quickstart:
         A folder with a finished run or another plan is refused; an unfinished run of the same plan begins anew.
         """
         path = self.out / "plan.json"
-        data = (json.dumps({"seed": self.seed, **self._plan_record()}, indent=1) + "\n").encode()
+        data = (json.dumps({"seed": self.seed, **asdict(self.plan)}, indent=1) + "\n").encode()
         has_other_plan = path.is_file() and path.read_bytes() != data
         if has_other_plan or (self.out / "summary.json").is_file():
             raise UserError(f"'{self.out}' already holds a quickstart; choose another --out, or remove that folder.")
         store.write_atomic(path, data)
-
-    def _plan_record(self) -> dict[str, Any]:
-        def record(items: list[tuple[str, Any]]) -> dict[str, Any]:
-            return {PLAN_KEYS.get(name, name): value for name, value in items}
-
-        return asdict(self.plan, dict_factory=record)
 
     async def sft_only(self) -> None:
         """Demonstrations and SFT only: a start for other experiments, in `sft/model`."""
@@ -244,7 +236,7 @@ class Quickstart:
             "panel": self.panel.hash,
             "seed": self.seed,
             "sft_steps": self.sft_steps,
-            "plan": self._plan_record(),
+            "plan": asdict(self.plan),
             "curve": curve,
         }
         store.write_atomic(self.out / "curve.html", self._page(results, gain, curve).encode())
