@@ -47,7 +47,7 @@ TRAININGS = 5
 def episode(number: int, rng: random.Random) -> Trajectory:
     """About 20 kB: six turns of 80 sampled tokens with their log-probs."""
     task = Task(f"bench-{number // ATTEMPTS}", "math", "train", {"question": f"number {number // ATTEMPTS}?"})
-    turns = tuple(_turn(place, rng.randrange(20)) for place in range(6))
+    turns = tuple(_turn(index, rng.randrange(20)) for index in range(6))
     good = rng.random() < 0.5
     return Trajectory(
         task=task,
@@ -63,21 +63,21 @@ def episode(number: int, rng: random.Random) -> Trajectory:
 
 
 @functools.cache
-def _turn(place: int, seed: int) -> Turn:
-    rng = random.Random(1000 * place + seed)
+def _turn(index: int, seed: int) -> Turn:
+    rng = random.Random(1000 * index + seed)
     ids = [tuple(rng.randrange(300, 700) for _ in range(count)) for count in (10, 50, 80)]
     logprobs = tuple(-rng.expovariate(2.0) for _ in ids[2])
     reply = " ".join(str(i) for i in ids[2])
     return Turn(
         spans=(Span(Origin.TEMPLATE, ids[0]), Span(Origin.OBSERVATION, ids[1]), Span(Origin.SAMPLED, ids[2], logprobs)),
-        restart=place == 0,
+        restart=index == 0,
         messages=(Message("user", " ".join(str(i) for i in ids[1])),),
         reply=reply,
         action=Action(text=reply, content=reply),
         source=ActionSource.POLICY,
         policy_version=0,
         stop_reason=StopReason.END,
-        seed=place,
+        seed=index,
     )
 
 

@@ -1,1 +1,1 @@
-"""Examination: panels, statistics, pictures."""
+"""Evaluation: panels, results, comparisons, statistics, plots."""

@@ -1,1 +1,1 @@
-"""Runs for people to look at: reading them, what a page shows of them, and the page in one file."""
+"""Pages about runs: reading runs, what a page shows of them, and the page in one file."""
