@@ -1,11 +1,12 @@
-"""Is every rung of the apprenticeship higher than the one below? `math` with `tiny`, three seeds, one fixed budget.
+"""Does every training stage improve on the one before? `math` with `tiny`, three seeds, one fixed budget.
 
     python benchmarks/ladder.py [--seeds 3,4,5] [--out runs/ladder]
 
 For each seed a model of its own: base (untrained) → BC (imitation of an expert until half of validation is solved) →
 DPO on pairs mined from the BC agent's own rollouts, and offline GRPO on the same rollouts → online GRPO from BC. Every
-policy plays the same held-out tasks, greedy; neighbours are compared by an exact McNemar test, over each seed's tasks
-and over all seeds' together. The budgets below were chosen on seeds 10 and 11 and are the same for every seed.
+policy is evaluated on the same held-out tasks, greedy; neighbours are compared by an exact McNemar test, over the tasks
+of each seed and over those of all seeds together. The budgets below were chosen on seeds 10 and 11 and are the same for
+every seed.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ LEVELS = (1, 2)
 HELD_OUT = 300
 ACTOR = "actor_rollout_ref.actor"
 STEPS = (("base", "BC"), ("BC", "DPO"), ("BC", "offline GRPO"), ("DPO", "online GRPO"), ("offline GRPO", "online GRPO"))
-"""Lower and higher rung of each comparison."""
+"""Earlier and later stage of each comparison."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What every seed gets. Imitation ends once `imitation_target` of 100 validation tasks are solved: the tiny model
+    """The budget of every seed. SFT ends once `imitation_target` of 100 validation tasks are solved: the tiny model
     goes from 4 % to 80 % within a few hundred demonstrations, at a moment that depends on the seed."""
 
     demonstrations: int = 6000
@@ -78,7 +79,7 @@ class Budget:
 BUDGET = Budget()
 
 
-def world() -> MathEnvironment:
+def make_environment() -> MathEnvironment:
     return MathEnvironment(levels=LEVELS)
 
 
@@ -87,16 +88,16 @@ def agent(temperature: float) -> Agent:
 
 
 def tasks(split: str, count: int, seed: int, stream: int) -> list[Task]:
-    return list(world().tasks(split, count, 1000 * seed + stream))
+    return list(make_environment().tasks(split, count, 1000 * seed + stream))
 
 
-async def examine(policy: TrainablePolicy, name: str, panel: Panel) -> EvalResult:
-    result, _ = await policy.evaluate(name, panel, world, agent(0.0))
+async def evaluate(policy: TrainablePolicy, name: str, panel: Panel) -> EvalResult:
+    result, _ = await policy.evaluate(name, panel, make_environment, agent(0.0))
     return result
 
 
-class Ladder:
-    """One seed's rungs, in a folder of their own."""
+class StageComparison:
+    """The stages of one seed, in a folder of their own."""
 
     def __init__(self, folder: Path, seed: int, budget: Budget = BUDGET) -> None:
         self.folder, self.seed, self.budget = folder, seed, budget
@@ -113,23 +114,23 @@ class Ladder:
     def log(self) -> Path:
         return self.folder / "rollouts"
 
-    async def climb(self) -> dict[str, EvalResult]:
+    async def run(self) -> dict[str, EvalResult]:
         results: dict[str, EvalResult] = {}
-        for rung in (self.imitation, self.rollouts, self.preference, self.offline, self.online):
-            begun, worked = time.monotonic(), time.process_time()
-            results |= await rung()
-            self.minutes[rung.__name__] = (time.monotonic() - begun) / 60
-            self.cpu_minutes[rung.__name__] = (time.process_time() - worked) / 60
+        for stage in (self.imitation, self.rollouts, self.preference, self.offline, self.online):
+            started, cpu_started = time.monotonic(), time.process_time()
+            results |= await stage()
+            self.minutes[stage.__name__] = (time.monotonic() - started) / 60
+            self.cpu_minutes[stage.__name__] = (time.process_time() - cpu_started) / 60
         return results
 
     async def imitation(self) -> dict[str, EvalResult]:
-        """The untrained model, and what demonstrations make of it."""
+        """The untrained model, and the model trained on demonstrations (BC)."""
         policy, budget = TrainablePolicy(loader.load_tiny(self.seed), max_batch=128), self.budget
         try:
-            base = await examine(policy, "base", self.panel)
-            engine = ScriptedEngine.of("expert", world(), agent(1.0).make_format(), policy.renderer)
+            base = await evaluate(policy, "base", self.panel)
+            engine = ScriptedEngine.of("expert", make_environment(), agent(1.0).make_format(), policy.renderer)
             planned = plan_attempts(tasks("train", budget.demonstrations, self.seed, 1), 1, self.seed)
-            shown = await run_episodes(planned, world, agent(1.0), engine, policy.renderer)
+            shown = await run_episodes(planned, make_environment, agent(1.0), engine, policy.renderer)
             settings = SFTSettings(
                 num_epochs=1, batch_size=budget.imitation_batch, gradient_accumulation_steps=1, learning_rate=1e-3,
                 warmup_steps=30, scheduler_type="constant", seed=self.seed, check_every=25,
@@ -137,12 +138,12 @@ class Ladder:
             check = Panel(tuple(tasks("val", 100, self.seed, 0)), self.seed)
 
             async def good_enough() -> bool:
-                return (await examine(policy, "val", check)).success_rate >= budget.imitation_target
+                return (await evaluate(policy, "val", check)).success_rate >= budget.imitation_target
 
             steps = await train_sft(policy, shown, settings, good_enough=good_enough)
             self.figures["demonstrations"] = min(steps * budget.imitation_batch, budget.demonstrations)
             policy.save(self.start)
-            return {"base": base, "BC": await examine(policy, "BC", self.panel)}
+            return {"base": base, "BC": await evaluate(policy, "BC", self.panel)}
         finally:
             await policy.close()
 
@@ -152,7 +153,7 @@ class Ladder:
         policy, budget = TrainablePolicy(loader.load(str(self.start)), max_batch=128), self.budget
         try:
             planned = plan_attempts(tasks("train", budget.logged_tasks, self.seed, 2), budget.logged_chains, self.seed)
-            episodes = await policy.roll_out(planned, world, agent(1.0))
+            episodes = await policy.roll_out(planned, make_environment, agent(1.0))
         finally:
             await policy.close()
         for episode in episodes:
@@ -178,7 +179,7 @@ class Ladder:
         )
         try:
             await train_dpo(policy, pairs, settings)
-            return {"DPO": await examine(policy, "DPO", self.panel)}
+            return {"DPO": await evaluate(policy, "DPO", self.panel)}
         finally:
             await policy.close()
 
@@ -206,7 +207,7 @@ class Ladder:
         run = build.build_run(resolve_train(overrides).config)
         try:
             await run.train()
-            return {name: await examine(run.policy, name, self.panel)}
+            return {name: await evaluate(run.policy, name, self.panel)}
         finally:
             await run.policy.close()
 
@@ -248,7 +249,7 @@ def table(found: Mapping[int, Mapping[str, EvalResult]]) -> Iterator[str]:
     yield "| policy | " + " | ".join(f"seed {seed} [95 %]" for seed in found) + " |"
     yield "|---|" + "---|" * len(found)
     for name in next(iter(found.values())):
-        results = [rungs[name] for rungs in found.values()]
+        results = [stages[name] for stages in found.values()]
         pairs = ((r.success_rate, r.interval(COMPARISON_LEVEL)) for r in results)
         cells = (f"{rate:.1%} [{interval.low:.1%}, {interval.high:.1%}]" for rate, interval in pairs)
         yield f"| {name} | " + " | ".join(cells) + " |"
@@ -256,8 +257,8 @@ def table(found: Mapping[int, Mapping[str, EvalResult]]) -> Iterator[str]:
     yield "| step | seed | lower | higher | difference, points [95 %] | p | verdict |"
     yield "|---|---|---|---|---|---|---|"
     for a, b in STEPS:
-        for seed, rungs in found.items():
-            yield row(f"{a} → {b}", str(seed), rungs[a], rungs[b])
+        for seed, stages in found.items():
+            yield row(f"{a} → {b}", str(seed), stages[a], stages[b])
         yield row(f"**{a} → {b}**", "all", *(pooled({seed: found[seed][name] for seed in found}) for name in (a, b)))
 
 
@@ -270,15 +271,15 @@ async def main() -> None:
     found: dict[int, dict[str, EvalResult]] = {}
     record: dict[str, Any] = {"budget": asdict(BUDGET), "held_out": HELD_OUT, "seeds": {}, "pooled": {}}
     for seed in map(int, args.seeds.split(",")):
-        ladder = Ladder(args.out / f"seed-{seed}", seed)
-        found[seed] = await ladder.climb()
+        comparison = StageComparison(args.out / f"seed-{seed}", seed)
+        found[seed] = await comparison.run()
         record["seeds"][seed] = {
-            "panel": ladder.panel.hash,
+            "panel": comparison.panel.hash,
             "policies": {name: result.summary() for name, result in found[seed].items()},
             "comparisons": {f"{a} → {b}": comparison_record(found[seed][a], found[seed][b]) for a, b in STEPS},
-            "minutes": ladder.minutes,
-            "cpu_minutes": ladder.cpu_minutes,
-            **ladder.figures,
+            "minutes": comparison.minutes,
+            "cpu_minutes": comparison.cpu_minutes,
+            **comparison.figures,
         }
         record["pooled"] = {
             f"{a} → {b}": comparison_record(*(pooled({s: found[s][name] for s in found}) for name in (a, b)))
@@ -286,12 +287,12 @@ async def main() -> None:
         }
         store.write_atomic(args.results, (json.dumps(record, indent=1) + "\n").encode())
         scores = ", ".join(f"{name} {result.success_rate:.1%}" for name, result in found[seed].items())
-        spent, worked = sum(ladder.minutes.values()), sum(ladder.cpu_minutes.values())
-        print(f"seed {seed}: {scores}; {spent:.1f} minutes, {worked:.1f} of processor time", flush=True)
+        spent, cpu_spent = sum(comparison.minutes.values()), sum(comparison.cpu_minutes.values())
+        print(f"seed {seed}: {scores}; {spent:.1f} minutes, {cpu_spent:.1f} of processor time", flush=True)
     print()
     print("\n".join(table(found)))
-    spent, worked = (sum(sum(r[k].values()) for r in record["seeds"].values()) for k in ("minutes", "cpu_minutes"))
-    print(f"\n{spent:.1f} minutes in all, {worked:.1f} of processor time; figures in {args.results}")
+    spent, cpu_spent = (sum(sum(r[k].values()) for r in record["seeds"].values()) for k in ("minutes", "cpu_minutes"))
+    print(f"\n{spent:.1f} minutes in all, {cpu_spent:.1f} of processor time; figures in {args.results}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Does each way of practising learn? Every estimator from one SFT start on `math` with `tiny`, on held-out tasks.
+"""Does each RL algorithm learn? Every estimator from one SFT model on `math` with `tiny`, on held-out tasks.
 
     python benchmarks/learn.py [--only grpo,gae] [--steps 40] [--seed 0] [--out runs/learn]
 
-One start is made (imitation until 40 % of validation tasks are solved), then every entry trains from it with
-`practicum train`'s own parts and is compared with it on the same 400 test tasks, greedy, by an exact McNemar test.
+One SFT model is trained (until 40 % of validation tasks are solved), then every entry trains from it as
+`practicum train` does and is compared with it on the same 400 test tasks, greedy, by an exact McNemar test.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ ENTRIES = {
 }  # fmt: skip
 
 
-async def make_start(out: Path, seed: int) -> Path:
-    """An SFT model, made once."""
+async def make_sft_model(out: Path, seed: int) -> Path:
+    """Return the folder of the SFT model, which is trained once."""
     folder = out / f"start-{seed}"
     if not (folder / "sft" / "model").exists():
         quick = Quickstart(folder, seed, default_plan(seed))
@@ -64,13 +64,13 @@ async def make_start(out: Path, seed: int) -> Path:
     return folder / "sft" / "model"
 
 
-async def examine(policy: TrainablePolicy, name: str, panel: Panel) -> EvalResult:
+async def evaluate(policy: TrainablePolicy, name: str, panel: Panel) -> EvalResult:
     agent = Agent(format="hf", max_turns=max(LEVELS) + 2, sampling=Sampling(0.0, max_tokens=32))
     result, _ = await policy.evaluate(name, panel, lambda: MathEnvironment(levels=LEVELS), agent)
     return result
 
 
-async def practise(
+async def train_entry(
     name: str, extra: list[str], start: Path, out: Path, steps: int, seed: int, panel: Panel
 ) -> EvalResult:
     folder = out / "runs"
@@ -85,7 +85,7 @@ async def practise(
     run = build.build_run(resolve_train(overrides).config)
     try:
         await run.train()
-        return await examine(run.policy, name, panel)
+        return await evaluate(run.policy, name, panel)
     finally:
         await run.policy.close()
 
@@ -98,20 +98,20 @@ async def main() -> None:
     parser.add_argument("--tasks", type=int, default=400)
     parser.add_argument("--out", type=Path, default=Path("runs/learn"))
     args = parser.parse_args()
-    wanted = args.only.split(",") if args.only else list(ENTRIES)
-    start = await make_start(args.out, args.seed)
+    names = args.only.split(",") if args.only else list(ENTRIES)
+    start = await make_sft_model(args.out, args.seed)
     panel = Panel(tuple(MathEnvironment(levels=LEVELS).tasks("test", args.tasks, 1000 * args.seed)), args.seed)
     policy = TrainablePolicy(loader.load(str(start)), max_batch=128)
-    before = await examine(policy, "sft", panel)
+    before = await evaluate(policy, "sft", panel)
     await policy.close()
     results = Path(__file__).parent / "results" / "learn.json"
     rows = json.loads(results.read_text())["rows"] if results.exists() and args.only else {}
     print(f"start: {before.success_rate:.1%} of {len(before.scored)}\n")
     print("| entry | held-out success | against the start, points [95 %] | p | minutes |\n|---|---|---|---|---|")
-    for name in wanted:
-        begun = time.monotonic()
-        after = await practise(name, ENTRIES[name], start, args.out, args.steps, args.seed, panel)
-        minutes = (time.monotonic() - begun) / 60
+    for name in names:
+        started = time.monotonic()
+        after = await train_entry(name, ENTRIES[name], start, args.out, args.steps, args.seed, panel)
+        minutes = (time.monotonic() - started) / 60
         gain = compare_pair(before, after).success
         rows[name] = {
             "success": after.success_rate, "difference": gain.difference, "low": gain.interval.low,

@@ -1,11 +1,11 @@
-"""Does each `tiny` recipe improve held-out reward over its SFT start?
+"""Does each `tiny` recipe improve held-out reward over its SFT model?
 
     python benchmarks/learn_recipes.py [--only search-tiny] [--seed 0] [--out runs/learn]
 
-For each recipe: demonstrations of the expert, imitation until a stated share of validation tasks is solved, practice by
-the recipe itself, and the same 300 test tasks before and after, greedy, compared pairwise. The search agent is also
-examined without its search tool. Minutes are of the clock; the processor's own are kept beside them, since a busy
-machine makes the clock's mean little.
+For each recipe: demonstrations of the expert, SFT until a given share of validation tasks is solved, RL by the recipe
+itself, and the same 300 test tasks before and after, greedy, compared pairwise. The search agent is also evaluated
+without its search tool. Minutes are wall-clock time; processor time is recorded beside them, since on a busy machine
+wall-clock time says little.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from practicum.utils.memory import cpu_seconds
 
 
 @dataclass(frozen=True)
-class Start:
-    """How the SFT start is made: imitation ends at `target` of so many validation tasks."""
+class SFTPlan:
+    """How the SFT model is trained: until `target` of `checked` validation tasks are solved."""
 
     demonstrations: int
     epochs: int = 1
@@ -52,30 +52,30 @@ class Start:
     check_every: int = 50
 
 
-STARTS = {
-    "math-tiny": Start(6000),
-    "search-tiny": Start(6000),
-    "code-tiny": Start(1000, epochs=8, checked=50),  # every demonstration takes two sandboxes to make
+SFT_PLANS = {
+    "math-tiny": SFTPlan(6000),
+    "search-tiny": SFTPlan(6000),
+    "code-tiny": SFTPlan(1000, epochs=8, checked=50),  # every demonstration needs two sandboxes
 }
 
 
-def agent_of(config: TrainConfig, world: build.RunComponents, temperature: float) -> Agent:
+def agent_of(config: TrainConfig, components: build.RunComponents, temperature: float) -> Agent:
     return Agent(
-        format=world.format,
+        format=components.format,
         max_turns=config.agent.max_turns,
         sampling=Sampling(temperature, max_tokens=build_settings.max_reply_tokens(config)),
     )
 
 
 @dataclass(frozen=True)
-class Watch:
-    """Minutes by the clock and of the processor, children's included, since it was made."""
+class Stopwatch:
+    """Wall-clock and processor minutes, child processes included, since `start`."""
 
     clock: float
     processor: float
 
     @classmethod
-    def start(cls) -> Watch:
+    def start(cls) -> Stopwatch:
         return cls(time.monotonic(), cpu_seconds())
 
     def read(self) -> dict[str, float]:
@@ -85,22 +85,22 @@ class Watch:
         }
 
 
-async def make_start(name: str, config: TrainConfig, out: Path, seed: int) -> Path:
-    """The SFT start, made once, with `imitation.json` beside the weights: what it took."""
+async def make_sft_model(name: str, config: TrainConfig, out: Path, seed: int) -> Path:
+    """Return the folder of the SFT model, trained once, with its cost in `imitation.json` beside the weights."""
     folder = out / f"start-{name}-{seed}"
     if (folder / "imitation.json").exists():
         return folder
-    watch = Watch.start()
-    plan, world = STARTS[name], build.build_components(config)
+    stopwatch = Stopwatch.start()
+    plan, components = SFT_PLANS[name], build.build_components(config)
     policy = TrainablePolicy(loader.load_tiny(seed), max_batch=128)
-    agent = agent_of(config, world, 1.0)
-    engine = ScriptedEngine.of("expert", world.environment, agent.make_format(), policy.renderer)
-    planned = plan_attempts(world.environment.tasks("train", plan.demonstrations, 1000 * seed + 1), 1, seed)
-    shown = await run_episodes(planned, world.make_environment, agent, engine, policy.renderer)
-    panel = Panel(tuple(world.environment.tasks("val", plan.checked, 1000 * seed)), seed)
+    agent = agent_of(config, components, 1.0)
+    engine = ScriptedEngine.of("expert", components.environment, agent.make_format(), policy.renderer)
+    planned = plan_attempts(components.environment.tasks("train", plan.demonstrations, 1000 * seed + 1), 1, seed)
+    episodes = await run_episodes(planned, components.make_environment, agent, engine, policy.renderer)
+    panel = Panel(tuple(components.environment.tasks("val", plan.checked, 1000 * seed)), seed)
 
     async def good_enough() -> bool:
-        result, _ = await policy.evaluate("val", panel, world.make_environment, agent_of(config, world, 0.0))
+        result, _ = await policy.evaluate("val", panel, components.make_environment, agent_of(config, components, 0.0))
         print(f"  {name}: validation {result.success_rate:.0%}", flush=True)
         return result.success_rate >= plan.target
 
@@ -109,25 +109,25 @@ async def make_start(name: str, config: TrainConfig, out: Path, seed: int) -> Pa
         scheduler_type="constant", seed=seed, check_every=plan.check_every,
     )  # fmt: skip
     try:
-        steps = await train_sft(policy, shown, settings, good_enough=good_enough)
+        steps = await train_sft(policy, episodes, settings, good_enough=good_enough)
         policy.save(folder)
-        took = {"steps": steps, "demonstrations": len(shown), **watch.read()}
-        (folder / "imitation.json").write_text(json.dumps(took) + "\n")
+        figures = {"steps": steps, "demonstrations": len(episodes), **stopwatch.read()}
+        (folder / "imitation.json").write_text(json.dumps(figures) + "\n")
     finally:
         await policy.close()
     return folder
 
 
-async def examined(
-    policy: TrainablePolicy, label: str, panel: Panel, config: TrainConfig, world: build.RunComponents
+async def evaluate(
+    policy: TrainablePolicy, label: str, panel: Panel, config: TrainConfig, components: build.RunComponents
 ) -> tuple[EvalResult, list[Trajectory]]:
-    return await policy.evaluate(label, panel, world.make_environment, agent_of(config, world, 0.0))
+    return await policy.evaluate(label, panel, components.make_environment, agent_of(config, components, 0.0))
 
 
-async def learn(name: str, out: Path, seed: int, tasks: int, extra: list[str]) -> dict[str, Any]:
+async def train_recipe(name: str, out: Path, seed: int, tasks: int, extra: list[str]) -> dict[str, Any]:
     plain = resolve_train([f"recipe={name}", *extra]).config
-    world = build.build_components(plain)
-    start = await make_start(name, plain, out, seed)
+    components = build.build_components(plain)
+    start = await make_sft_model(name, plain, out, seed)
     shutil.rmtree(out / "runs" / "recipes" / f"{name}-{seed}", ignore_errors=True)
     config = resolve_train(
         [
@@ -137,14 +137,14 @@ async def learn(name: str, out: Path, seed: int, tasks: int, extra: list[str]) -
             "trainer.logger=[]", *extra,
         ]
     ).config  # fmt: skip
-    panel = Panel(tuple(world.environment.tasks("test", tasks, 1000 * seed)), seed)
+    panel = Panel(tuple(components.environment.tasks("test", tasks, 1000 * seed)), seed)
     run = build.build_run(config)
     try:
-        before, _ = await examined(run.policy, "sft", panel, config, world)
-        watch = Watch.start()
+        before, _ = await evaluate(run.policy, "sft", panel, config, components)
+        stopwatch = Stopwatch.start()
         await run.train()
-        practice = {"steps": run.state.step, **watch.read()}
-        after, episodes = await examined(run.policy, name, panel, config, world)
+        practice = {"steps": run.state.step, **stopwatch.read()}
+        after, episodes = await evaluate(run.policy, name, panel, config, components)
         comparison = compare_pair(before, after)
         gain = comparison.success
         interval = next(delta.interval for delta in comparison.deltas if delta.name == SCORE)
@@ -157,8 +157,8 @@ async def learn(name: str, out: Path, seed: int, tasks: int, extra: list[str]) -
         }  # fmt: skip
         if name == "search-tiny":
             searches = [sum(c.name == "google_search" for t in e.turns for c in t.action.calls) for e in episodes]
-            blind = build.build_components(replace_tools(config, ["answer"]))
-            ablated, _ = await examined(run.policy, "no search", panel, config, blind)
+            without_search = build.build_components(replace_tools(config, ["answer"]))
+            ablated, _ = await evaluate(run.policy, "no search", panel, config, without_search)
             row |= {
                 "searches": sum(searches) / len(searches), "never_searched": searches.count(0),
                 "no_search": ablated.summary(), "p_no_search": compare_pair(ablated, after).success.p_value,
@@ -182,8 +182,8 @@ async def main() -> None:
     args = parser.parse_args()
     results = Path(__file__).parent / "results" / "learn_recipes.json"
     rows = json.loads(results.read_text()) if results.exists() and args.only else {}
-    for name in args.only.split(",") if args.only else STARTS:
-        row = await learn(name, args.out, args.seed, args.tasks, args.extra)
+    for name in args.only.split(",") if args.only else SFT_PLANS:
+        row = await train_recipe(name, args.out, args.seed, args.tasks, args.extra)
         rows[name] = row | {"seed": args.seed}
         print(
             f"{name}: {row['sft']['success_rate']:.1%} (reward {row['sft']['mean_reward']:.3f}) → "

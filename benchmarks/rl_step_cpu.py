@@ -4,16 +4,16 @@ A step is 8 prompts × 8 chains × 32 sampled tokens: rollout, advantages, loss 
 
     python benchmarks/rl_step_cpu.py [--model tiny|smollm2|all] [--repeats 3] [--search] [--out FILE.json]
 
-Each side is a process of its own with the same imports, the same environment and every thread; the two take
-turns, so that what else the machine does meets both. Each warms up with a short step (4 tokens a chain), and two
-whole ones where they are cheap. Beside the time by the clock stands the processor time of all threads: it is the
-steadier of the two on a busy machine, but does not show how well two cores are used.
-TRL gets fp32, no logging, its fused AdamW, and no look at old or reference log-probs (`beta=0`,
-`num_iterations=1`). On `tiny` it is measured twice. As it comes: micro-batches of 8 and gradient checkpointing, its
-defaults. Tuned: no checkpointing, and how it cuts the 64 completions into micro-batches, and with how many threads,
-is its fastest of those tried. On `smollm2` it is tuned: tried with `--search`, else the fastest known.
-Practicum runs as `Apprentice` sets it up, nothing tuned to the case.
-No chain may end early: end tokens end nothing in Practicum, and TRL suppresses them (`min_new_tokens`).
+Each side is a process of its own with the same imports, the same environment variables and all threads; the two
+alternate, so that other load on the machine affects both. Each warms up with a short step (4 tokens per chain), and two
+full ones where they are cheap. Beside the wall-clock time there is the processor time of all threads: it varies less
+on a busy machine, but does not show how well two cores are used.
+TRL runs in fp32, without logging, with its fused AdamW, and without old or reference log-probs (`beta=0`,
+`num_iterations=1`). On `tiny` it is measured twice. "As it comes": with its defaults, micro-batches of 8 and gradient
+checkpointing. Tuned: no checkpointing, and the fastest of the micro-batch sizes and thread counts tried.
+On `smollm2` it is tuned: tried with `--search`, else the fastest known.
+Practicum runs as `TrainablePolicy` sets it up, nothing tuned to the case.
+No chain may end early: Practicum ignores end tokens, and TRL suppresses them (`min_new_tokens`).
 Memory is the peak resident set of each process (VmHWM), and its growth over what it was after the imports.
 """
 
@@ -42,11 +42,11 @@ PROMPTS, CHAINS, TOKENS, WARM_UP_TOKENS = 8, 8, 32, 4
 LEARNING_RATE = 1e-6
 CORES = os.cpu_count() or 1
 SPLITS = (64, 16, 8)
-"""Completions in one micro-batch of TRL; the rest of the 64 follows by gradient accumulation."""
+"""Completions in one micro-batch of TRL; gradients are accumulated over all 64."""
 FASTEST_KNOWN = {40: 8, 200: 8}
 """TRL's fastest split on SmolLM2 by prompt length, from `--search`; two threads were always faster than one."""
-AS_IT_COMES = 0
-"""In the place of a split: TRL's own default, and gradient checkpointing as it is by default."""
+TRL_DEFAULTS = 0
+"""Instead of a micro-batch size: TRL's default size and gradient checkpointing."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class Case:
 CASES = (Case("tiny", 40), Case("smollm2", 40), Case("smollm2", 200))
 
 
-# -- what both sides are given ---------------------------------------------------------------------
+# -- inputs of both sides ---------------------------------------------------------------------------
 
 
 def make_prompts(tokenizer: Any, length: int) -> list[str]:
-    """Texts of exactly `length` tokens that read back as the same ids: arithmetic stories, cut to size."""
+    """Texts of exactly `length` tokens that are tokenised to the same ids again: arithmetic stories, cut to length."""
     from practicum.environments.math import make_problem
 
     rng = random.Random(length)
@@ -87,7 +87,7 @@ def make_rewards(step: int) -> list[float]:
 
 
 def resident_bytes(field: str) -> int:
-    """VmRSS (now) or VmHWM (the most there ever was) of this process."""
+    """VmRSS (current) or VmHWM (peak) of this process."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
@@ -96,13 +96,13 @@ def resident_bytes(field: str) -> int:
 
 # -- the two sides, each in its own process --------------------------------------------------------
 
-Answer = Callable[[dict[str, float]], None]
-Order = Callable[[], dict[str, int] | None]
-"""The next step wanted ({"step", "tokens", "threads"}), or None when there is no more to do."""
+SendResult = Callable[[dict[str, float]], None]
+ReceiveStep = Callable[[], dict[str, int] | None]
+"""Returns the next step to run ({"step", "tokens", "threads"}), or None when there is none."""
 
 
-def practicum_side(case: Case, order: Order, answer: Answer) -> None:
-    """Engine and learner of one apprentice, as `practicum train` uses them."""
+def practicum_side(case: Case, receive_step: ReceiveStep, send_result: SendResult) -> None:
+    """Engine and learner of a TrainablePolicy, as `practicum train` uses them."""
     import numpy as np
 
     from practicum.algorithms.advantages import grpo
@@ -123,46 +123,46 @@ def practicum_side(case: Case, order: Order, answer: Answer) -> None:
     prompts = [tuple(loaded.tokenizer(text)["input_ids"]) for text in texts]
 
     def sample(ids: tuple[int, ...], reply: Generation, advantage: float) -> Sample:
-        whole = (*ids, *reply.ids)
-        mask = np.arange(len(whole)) >= len(ids)
-        logprobs = np.zeros(len(whole), dtype=np.float32)
+        all_ids = (*ids, *reply.ids)
+        mask = np.arange(len(all_ids)) >= len(ids)
+        logprobs = np.zeros(len(all_ids), dtype=np.float32)
         logprobs[mask] = reply.logprobs
-        paint = mask.astype(np.float32)
-        return Sample(whole, mask, paint, paint * np.float32(advantage), logprobs)
+        ones = mask.astype(np.float32)
+        return Sample(all_ids, mask, ones, ones * np.float32(advantage), logprobs)
 
     async def one_step(step: int, tokens: int) -> dict[str, float]:
-        begun, worked = time.perf_counter(), time.process_time()
-        asked = [ids for ids in prompts for _ in range(CHAINS)]
+        started, cpu_started = time.perf_counter(), time.process_time()
+        prompt_ids = [ids for ids in prompts for _ in range(CHAINS)]
         task = Task("b", "bench", "train")
         requests = [
             Request(ids, Sampling(max_tokens=tokens, seed=1000 * step + n), task, Observation(), ())
-            for n, ids in enumerate(asked)
+            for n, ids in enumerate(prompt_ids)
         ]
-        await policy.engine.update_weights(policy.version, policy)  # what the last step cached is of older weights
+        await policy.engine.update_weights(policy.version, policy)  # drops what the last step cached with older weights
         replies = await asyncio.gather(*(policy.engine.generate(request) for request in requests))
-        rolled = time.perf_counter()
+        rollout_ended = time.perf_counter()
         rewards = make_rewards(step)
         advantages = [a for g in range(PROMPTS) for a in grpo(rewards[g * CHAINS : (g + 1) * CHAINS])]
-        samples = [sample(*row) for row in zip(asked, replies, advantages, strict=True)]
+        samples = [sample(*row) for row in zip(prompt_ids, replies, advantages, strict=True)]
         total = float(sum(len(reply.ids) for reply in replies))  # the mean over tokens, TRL's default too
         metrics = policy.update(samples, total, Objective(entropy_coeff=0.0, kl_loss_coef=0.0), LEARNING_RATE)
         ended = time.perf_counter()
         return {
-            "seconds": ended - begun, "rollout": rolled - begun, "processor": time.process_time() - worked,
-            "trained": metrics["actor/tokens"],
+            "seconds": ended - started, "rollout": rollout_ended - started,
+            "processor": time.process_time() - cpu_started, "trained": metrics["actor/tokens"],
         }  # fmt: skip
 
     async def serve() -> None:
-        answer({})
-        while (wanted := await asyncio.to_thread(order)) is not None:
-            answer(await one_step(wanted["step"], wanted["tokens"]))
+        send_result({})
+        while (request := await asyncio.to_thread(receive_step)) is not None:
+            send_result(await one_step(request["step"], request["tokens"]))
         await policy.close()
 
     asyncio.run(serve())
 
 
-def trl_side(case: Case, split: int, order: Order, answer: Answer) -> None:
-    """`GRPOTrainer.train()`, held up before each step until it is wanted."""
+def trl_side(case: Case, split: int, receive_step: ReceiveStep, send_result: SendResult) -> None:
+    """`GRPOTrainer.train()`, which waits before each step until it is requested."""
     import torch
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -172,31 +172,40 @@ def trl_side(case: Case, split: int, order: Order, answer: Answer) -> None:
 
     loaded = loader.load(case.model)
     texts = make_prompts(loaded.tokenizer, case.prompt_tokens)
-    now: dict[str, Any] = {}
-    cut = {} if split == AS_IT_COMES else {"per_device_train_batch_size": split, "gradient_checkpointing": False}
-    parts = PROMPTS * CHAINS // (split or GRPOConfig.per_device_train_batch_size)
+    current: dict[str, Any] = {}
+    micro_batch_options = (
+        {} if split == TRL_DEFAULTS else {"per_device_train_batch_size": split, "gradient_checkpointing": False}
+    )
+    accumulation_steps = PROMPTS * CHAINS // (split or GRPOConfig.per_device_train_batch_size)
 
-    class Enough(Exception):
+    class NoMoreSteps(Exception):
         pass
 
-    class Turns(TrainerCallback):  # type: ignore[misc]
+    class StepCallback(TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            wanted = order()
-            if wanted is None:
-                raise Enough
-            torch.set_num_threads(wanted["threads"])
+            request = receive_step()
+            if request is None:
+                raise NoMoreSteps
+            torch.set_num_threads(request["threads"])
             config = trainer.generation_config
-            config.max_new_tokens = config.min_new_tokens = wanted["tokens"]
-            trainer.generation_kwargs |= {"max_new_tokens": wanted["tokens"], "min_new_tokens": wanted["tokens"]}
-            now.update(step=wanted["step"], begun=time.perf_counter(), worked=time.process_time())
+            config.max_new_tokens = config.min_new_tokens = request["tokens"]
+            trainer.generation_kwargs |= {"max_new_tokens": request["tokens"], "min_new_tokens": request["tokens"]}
+            current.update(step=request["step"], started=time.perf_counter(), cpu_started=time.process_time())
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            seconds, processor = time.perf_counter() - now["begun"], time.process_time() - now["worked"]
-            answer({"seconds": seconds, "rollout": now["rollout"], "processor": processor, "trained": now["trained"]})
+            seconds, processor = time.perf_counter() - current["started"], time.process_time() - current["cpu_started"]
+            send_result(
+                {
+                    "seconds": seconds,
+                    "rollout": current["rollout"],
+                    "processor": processor,
+                    "trained": current["trained"],
+                }
+            )
 
     def reward(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
-        now["trained"] = float(sum(len(ids) for ids in completion_ids))
-        return make_rewards(now["step"])
+        current["trained"] = float(sum(len(ids) for ids in completion_ids))
+        return make_rewards(current["step"])
 
     with tempfile.TemporaryDirectory() as scratch:
         trainer: Any = GRPOTrainer(
@@ -204,9 +213,9 @@ def trl_side(case: Case, split: int, order: Order, answer: Answer) -> None:
             reward_funcs=reward,
             train_dataset=Dataset.from_dict({"prompt": texts * 100}),
             processing_class=loaded.tokenizer,
-            callbacks=[Turns()],
+            callbacks=[StepCallback()],
             args=GRPOConfig(
-                output_dir=scratch, gradient_accumulation_steps=parts, **cut,
+                output_dir=scratch, gradient_accumulation_steps=accumulation_steps, **micro_batch_options,
                 num_generations=CHAINS, max_completion_length=TOKENS, temperature=1.0, top_p=1.0, top_k=0,
                 beta=0.0, num_iterations=1, generation_kwargs={"min_new_tokens": TOKENS}, shuffle_dataset=False,
                 learning_rate=LEARNING_RATE, lr_scheduler_type="constant", optim="adamw_torch_fused",
@@ -218,22 +227,22 @@ def trl_side(case: Case, split: int, order: Order, answer: Answer) -> None:
         generate = trainer._generate_single_turn
 
         def timed(*args: Any, **keywords: Any) -> Any:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             try:
                 return generate(*args, **keywords)
             finally:
-                now["rollout"] = time.perf_counter() - begun
+                current["rollout"] = time.perf_counter() - started
 
         trainer._generate_single_turn = timed
-        answer({})
+        send_result({})
         try:
             trainer.train()
-        except Enough:
+        except NoMoreSteps:
             return
 
 
 def serve(side: str, case: Case, split: int) -> None:
-    """Be one side: orders come as lines on stdin, answers go out on what was stdout."""
+    """Run one side: requests are lines on stdin, results are written to the original stdout."""
     import datasets  # noqa: F401
     import torch
     import transformers
@@ -245,26 +254,26 @@ def serve(side: str, case: Case, split: int) -> None:
     torch.manual_seed(0)
     imported = resident_bytes("VmRSS")
     channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints is not an answer
+    os.dup2(2, 1)  # what a library prints is not a result
 
-    def order() -> dict[str, int] | None:
+    def receive_step() -> dict[str, int] | None:
         line = sys.stdin.readline()
         return json.loads(line) if line.strip() else None
 
-    def answer(found: dict[str, float]) -> None:
-        print(json.dumps({**found, "imported": imported, "peak": resident_bytes("VmHWM")}), file=channel, flush=True)
+    def send_result(result: dict[str, float]) -> None:
+        print(json.dumps({**result, "imported": imported, "peak": resident_bytes("VmHWM")}), file=channel, flush=True)
 
     if side == "trl":
-        trl_side(case, split, order, answer)
+        trl_side(case, split, receive_step, send_result)
     else:
-        practicum_side(case, order, answer)
+        practicum_side(case, receive_step, send_result)
 
 
-# -- the one that asks -----------------------------------------------------------------------------
+# -- the benchmark ---------------------------------------------------------------------------------
 
 
-class Side:
-    """A process that does a step when told to, and nothing in between."""
+class PeerProcess:
+    """A process that runs a step on request and is idle in between."""
 
     def __init__(self, name: str, case: Case, split: int = 0) -> None:
         command = [sys.executable, __file__, "--side", name, "--split", str(split), "--case", json.dumps(asdict(case))]
@@ -282,8 +291,8 @@ class Side:
         if not line:
             self.log.seek(0)
             raise SystemExit(f"a side of the benchmark failed:\n{self.log.read()}")
-        found: dict[str, float] = json.loads(line)
-        return found
+        result: dict[str, float] = json.loads(line)
+        return result
 
     def step(self, tokens: int = TOKENS, threads: int = CORES) -> dict[str, float]:
         channel: IO[str] | None = self.process.stdin
@@ -308,10 +317,10 @@ class Side:
 
 
 def search(case: Case, repeats: int) -> tuple[int, int, dict[str, float]]:
-    """TRL's fastest split and thread count, with the median seconds of each that was tried."""
+    """TRL's fastest micro-batch size and thread count, and the median seconds of each that was tried."""
     tried: dict[tuple[int, int], float] = {}
     for split in SPLITS:
-        side = Side("trl", case, split)
+        side = PeerProcess("trl", case, split)
         side.warm_up(case.model == "tiny")
         for threads in (1, CORES) if case.model == "tiny" else (CORES,):
             tried[split, threads] = statistics.median(
@@ -322,28 +331,28 @@ def search(case: Case, repeats: int) -> tuple[int, int, dict[str, float]]:
     return split, threads, {f"{s} × {64 // s}, {t} threads": seconds for (s, t), seconds in tried.items()}
 
 
-def run_case(case: Case, repeats: int, searching: bool) -> dict[str, Any]:
-    """Both sides in turns; medians, their ratio, and each side's memory."""
+def run_case(case: Case, repeats: int, search_splits: bool) -> dict[str, Any]:
+    """Alternate the sides; return medians, their ratio, and the memory of each side."""
     split, threads, tried = FASTEST_KNOWN[case.prompt_tokens], CORES, dict[str, float]()
-    if searching or case.model == "tiny":
+    if search_splits or case.model == "tiny":
         split, threads, tried = search(case, repeats)
-    sides = {"practicum": Side("practicum", case), "trl": Side("trl", case, split)}
+    sides = {"practicum": PeerProcess("practicum", case), "trl": PeerProcess("trl", case, split)}
     counts = {"practicum": CORES, "trl": threads}
     if case.model == "tiny":
-        sides["trl as it comes"], counts["trl as it comes"] = Side("trl", case, AS_IT_COMES), CORES
+        sides["trl as it comes"], counts["trl as it comes"] = PeerProcess("trl", case, TRL_DEFAULTS), CORES
     for side in sides.values():
         side.warm_up(case.model == "tiny")
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+    result: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     load: list[float] = []
     for repeat in range(repeats):
-        for name in sorted(sides, reverse=bool(repeat % 2)):  # each goes first as often as the other
+        for name in sorted(sides, reverse=bool(repeat % 2)):  # each is first as often as the other
             load.append(os.getloadavg()[0])
-            found[name].append(sides[name].step(threads=counts[name]))
+            result[name].append(sides[name].step(threads=counts[name]))
     for side in sides.values():
         side.close()
 
     def median(name: str, key: str) -> float:
-        return statistics.median(row[key] for row in found[name])
+        return statistics.median(row[key] for row in result[name])
 
     peaks = {name: side.last["peak"] / 2**20 for name, side in sides.items()}
     return {
@@ -360,7 +369,7 @@ def run_case(case: Case, repeats: int, searching: bool) -> dict[str, Any]:
         "TRL threads": threads,
         "TRL tried, seconds": tried,
         "load average": load,
-        "every step": found,
+        "every step": result,
     }
 
 
@@ -374,10 +383,10 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         for peer, ratio in result["ratios"].items():
             both = [f"{result['seconds'][n]:.2f} ({result['rollout seconds'][n]:.2f})" for n in ("practicum", peer)]
             peaks = " / ".join(f"{result['peak MiB'][name]:.0f}" for name in ("practicum", peer))
-            worked = result["processor seconds"][peer] / result["processor seconds"]["practicum"]
-            manner = "as it comes" if peer.endswith("comes") else "tuned"
+            cpu_started = result["processor seconds"][peer] / result["processor seconds"]["practicum"]
+            variant = "as it comes" if peer.endswith("comes") else "tuned"
             lines.append(
-                f"| {result['case']} | {both[0]} | {manner}: {both[1]} | {ratio:.2f} | {worked:.2f} | {peaks} |"
+                f"| {result['case']} | {both[0]} | {variant}: {both[1]} | {ratio:.2f} | {cpu_started:.2f} | {peaks} |"
             )
     return "\n".join(lines)
 

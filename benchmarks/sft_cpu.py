@@ -4,10 +4,10 @@
 
 The conversations are the expert's on `math`, levels 1 to 5: many turns, many lengths; only what the expert wrote is
 trained. Each side is a process of its own, trains over the same batches of 8 in the same order with AdamW at the same
-learning rate, in fp32 and with every thread, and the two take turns by whole runs. The first two batches are not timed.
-TRL is measured as it comes (gradient checkpointing) and tuned (without); it pads, for packing without flash attention
-would let conversations see one another. Tokens are those of the conversations, padding left out. The loss of every step
-is compared: the two must walk down the same curve.
+learning rate, in fp32 and with all threads, and the sides alternate run by run. The first two batches are not timed.
+TRL is measured "as it comes" (its defaults: gradient checkpointing) and tuned (without); it pads, since packing without
+flash attention would let conversations attend to one another. Tokens are those of the conversations without padding.
+The losses of every step are compared: both sides must follow the same curve.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SIDES = ("practicum", "trl", "trl as it comes")
 
 
 def make_samples(model: str, count: int) -> tuple[Any, list[Any]]:
-    """The model, and the expert's conversations as the learner takes them."""
+    """The model, and the expert's conversations as samples for the learner."""
     from practicum.agent import Agent
     from practicum.chat.renderer import Renderer
     from practicum.data.attempts import plan_attempts
@@ -50,8 +50,8 @@ def make_samples(model: str, count: int) -> tuple[Any, list[Any]]:
     environment = MathEnvironment(levels=LEVELS)
     engine = ScriptedEngine.of("expert", environment, agent.make_format(), renderer)
     planned = plan_attempts(environment.tasks("train", count, 1), 1, 0)
-    shown = asyncio.run(run_episodes(planned, lambda: MathEnvironment(levels=LEVELS), agent, engine, renderer))
-    return loaded, sft_samples(shown)
+    episodes = asyncio.run(run_episodes(planned, lambda: MathEnvironment(levels=LEVELS), agent, engine, renderer))
+    return loaded, sft_samples(episodes)
 
 
 def practicum_run(model: str, batches: int) -> dict[str, Any]:
@@ -62,14 +62,14 @@ def practicum_run(model: str, batches: int) -> dict[str, Any]:
     loaded, samples = make_samples(model, batches * BATCH)
     policy = TrainablePolicy(loaded)
     policy.reset_optimizer(OptimizerSettings(lr=LEARNING_RATE, betas=(0.9, 0.999)))
-    losses, begun = [], 0.0
-    for number in range(batches):
-        if number == UNTIMED:
-            begun = time.perf_counter()
-        batch = samples[number * BATCH : (number + 1) * BATCH]
+    losses, started = [], 0.0
+    for index in range(batches):
+        if index == UNTIMED:
+            started = time.perf_counter()
+        batch = samples[index * BATCH : (index + 1) * BATCH]
         count = float(sum(int(sample.mask.sum()) for sample in batch))
         losses.append(policy.update(batch, count, CROSS_ENTROPY, LEARNING_RATE)["actor/loss"])
-    return report(samples, losses, time.perf_counter() - begun)
+    return report(samples, losses, time.perf_counter() - started)
 
 
 def trl_run(model: str, batches: int, tuned: bool) -> dict[str, Any]:
@@ -84,11 +84,11 @@ def trl_run(model: str, batches: int, tuned: bool) -> dict[str, Any]:
         {"input_ids": list(s.ids), "labels": [i if m else -100 for i, m in zip(s.ids, s.mask, strict=True)]}
         for s in samples
     ]
-    marks: dict[int, float] = {}
+    step_ends: dict[int, float] = {}
 
     class Clock(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
-            marks[state.global_step] = time.perf_counter()
+            step_ends[state.global_step] = time.perf_counter()
 
     class InOrder(SFTTrainer):  # type: ignore[misc]
         def _get_train_sampler(self, *_: Any, **__: Any) -> Any:
@@ -113,7 +113,7 @@ def trl_run(model: str, batches: int, tuned: bool) -> dict[str, Any]:
         )  # fmt: skip
         trainer.train()
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    return report(samples, losses, marks[batches] - marks[UNTIMED])
+    return report(samples, losses, step_ends[batches] - step_ends[UNTIMED])
 
 
 def report(samples: list[Any], losses: list[float], seconds: float) -> dict[str, Any]:
@@ -142,11 +142,11 @@ def one_run(side: str, model: str, batches: int) -> dict[str, Any]:
             "--out",
             str(out),
         ]
-        ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
-        if ran.returncode:
-            raise SystemExit(f"a side of the benchmark failed:\n{ran.stderr}")
-        found: dict[str, Any] = json.loads(out.read_text())
-        return found
+        process = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+        if process.returncode:
+            raise SystemExit(f"a side of the benchmark failed:\n{process.stderr}")
+        result: dict[str, Any] = json.loads(out.read_text())
+        return result
 
 
 def main() -> None:
@@ -159,31 +159,32 @@ def main() -> None:
     args = parser.parse_args()
     if args.side:
         if args.side == "practicum":
-            found = practicum_run(args.model, args.batches)
+            result = practicum_run(args.model, args.batches)
         else:
-            found = trl_run(args.model, args.batches, tuned=args.side == "trl")
-        args.out.write_text(json.dumps(found))
+            result = trl_run(args.model, args.batches, tuned=args.side == "trl")
+        args.out.write_text(json.dumps(result))
         return
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
-    for number in range(args.rounds):
-        for side in SIDES if number % 2 == 0 else reversed(SIDES):
+    for index in range(args.rounds):
+        for side in SIDES if index % 2 == 0 else reversed(SIDES):
             runs[side].append(one_run(side, args.model, args.batches))
-    rates = {side: statistics.median(run["tokens per second"] for run in found) for side, found in runs.items()}
+    rates = {side: statistics.median(run["tokens per second"] for run in result) for side, result in runs.items()}
     ours, theirs = runs["practicum"][0], runs["trl"][0]
-    apart = max(abs(a - b) for a, b in zip(ours["losses"], theirs["losses"], strict=True))
+    largest_difference = max(abs(a - b) for a, b in zip(ours["losses"], theirs["losses"], strict=True))
     print(f"{args.model}: {args.batches} batches of {BATCH}, {ours['tokens']} tokens ({ours['padded tokens']} padded)")
     print("| | tokens/s, median | ratio | peak memory, MiB |\n|---|---|---|---|")
-    for side, found in runs.items():
-        print(f"| {side} | {rates[side]:.0f} | {rates['practicum'] / rates[side]:.2f} | {found[0]['peak MiB']:.0f} |")
-    print(f"loss {ours['losses'][0]:.3f} → {ours['losses'][-1]:.3f}; largest difference of a step: {apart:.1e}")
+    for side, result in runs.items():
+        print(f"| {side} | {rates[side]:.0f} | {rates['practicum'] / rates[side]:.2f} | {result[0]['peak MiB']:.0f} |")
+    first, last = ours["losses"][0], ours["losses"][-1]
+    print(f"loss {first:.3f} → {last:.3f}; largest difference of a step: {largest_difference:.1e}")
     if args.out:
         import torch
         import trl
 
         versions = {"torch": torch.__version__, "trl": trl.__version__, "date": time.strftime("%Y-%m-%d")}
-        row = {"versions": versions, "rates": rates, "largest loss difference": apart, "runs": runs}
-        kept = json.loads(args.out.read_text()) if args.out.exists() else {}
-        args.out.write_text(json.dumps(kept | {args.model: row}, indent=1) + "\n")
+        row = {"versions": versions, "rates": rates, "largest loss difference": largest_difference, "runs": runs}
+        existing = json.loads(args.out.read_text()) if args.out.exists() else {}
+        args.out.write_text(json.dumps(existing | {args.model: row}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
