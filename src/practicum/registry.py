@@ -56,10 +56,10 @@ REWARDS = {
 
 def environment_class(name: str) -> type[Environment]:
     """Return the class of an environment."""
-    found = _resolve("environment", name, ENVIRONMENTS)
-    if not (isinstance(found, type) and issubclass(found, Environment)):
+    resolved = _resolve("environment", name, ENVIRONMENTS)
+    if not (isinstance(resolved, type) and issubclass(resolved, Environment)):
         raise UserError(f"'{name}' is not an environment; point at a subclass of practicum.environment.Environment.")
-    return found
+    return resolved
 
 
 def environment_maker(
@@ -86,10 +86,10 @@ def environment_maker(
 
 
 def tool(name: str) -> Tool:
-    found = _resolve("tool", name, TOOLS)
-    if not isinstance(found, Tool):
+    resolved = _resolve("tool", name, TOOLS)
+    if not isinstance(resolved, Tool):
         raise UserError(f"'{name}' is not a tool; decorate the function with @tool.")
-    return found
+    return resolved
 
 
 def tools(name: str) -> tuple[Tool, ...]:
@@ -107,19 +107,19 @@ def other_names(name: str) -> tuple[str, ...]:
 
 
 def reward(name: str) -> Reward:
-    found = _resolve("reward", name, REWARDS)
-    if not isinstance(found, Reward):
+    resolved = _resolve("reward", name, REWARDS)
+    if not isinstance(resolved, Reward):
         raise UserError(f"'{name}' is not a reward; decorate the function with @reward.")
-    return found
+    return resolved
 
 
 def function(name: str) -> Callable[..., Any]:
     """Return a user's own function, `path/to/file.py:function`."""
-    found = _resolve("function", name, {})
-    if not callable(found):
+    resolved = _resolve("function", name, {})
+    if not callable(resolved):
         raise UserError(f"'{name}' is not a function; point at a `def` of that file.")
-    made: Callable[..., Any] = found
-    return made
+    result: Callable[..., Any] = resolved
+    return result
 
 
 def takes(name: str, option: str) -> bool:

@@ -71,16 +71,16 @@ class Renderer:
         self._images_shown: bool | None = None
         special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
         closing = self.encode(self._after_reply([Message("user", "x")]))[0]
-        found = next((token for token in closing if token in special), None)
-        if found is None:
+        close_id = next((token for token in closing if token in special), None)
+        if close_id is None:
             raise UserError(
                 "This chat template closes a reply with text that the model's tokenizer has no special token for; "
                 "use the model's own template, or one made for this tokenizer."
             )
-        self.close_id: int = found
+        self.close_id: int = close_id
         """The token with which the template closes a reply."""
         own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-        self.end_ids: tuple[int, ...] = tuple(sorted({found, *own, *end_ids}))
+        self.end_ids: tuple[int, ...] = tuple(sorted({close_id, *own, *end_ids}))
         """Tokens that end a reply."""
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[Span, ...]:
