@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from practicum.cli.main import main
-from practicum.config.pipeline import AGENTGYM_ENVIRONMENTS
+from practicum.config.pipeline import AGENTGYM_ENVIRONMENTS, PipelineConfig
 from practicum.errors import UserError
 from practicum.pipeline import stages
 from practicum.training import build_settings
@@ -165,8 +165,8 @@ def test_the_papers_configuration(capsys: pytest.CaptureFixture[str]) -> None:
         (["data.affine.environments=[]", "data.agentgym.environments=[]"], "Say what to learn"),
         (["data.affine.environments=['affine:set']"], "Unknown environment 'affine:set'"),
         (["rl_training.environments=['code']"], "'code', which data does not"),
-        (["rl_training.overrides=['agent.environment=math']"], "what the pipeline itself says"),
-        (["rl_training.overrides=['agent.init_args.environment=math']"], "what the pipeline itself says"),
+        (["rl_training.overrides=['agent.environment=math']"], "set by the pipeline itself"),
+        (["rl_training.overrides=['agent.init_args.environment=math']"], "set by the pipeline itself"),
         (["rl_training.overrides=['algorithm.adv_estimator=grppo']"], "Did you mean 'grpo'"),
         (["rl_training.overrides=['algorithm.adv_estimator=grpo']"], "num_chains must be at least 2"),
         (["rl_training.overrides=['actor_rollout_ref.actor.kl_loss_type=k']"], "Unknown KL kind 'k'"),
@@ -175,8 +175,8 @@ def test_the_papers_configuration(capsys: pytest.CaptureFixture[str]) -> None:
         (["training.scheduler_type=cosin"], "Did you mean 'cosine'"),
         (["training.fp16=true"], "use training.bf16=true"),
         (["training.num_epochs=0"], "at least 1"),
-        (["data.val_split=10"], "val_split=10 is a share"),
-        (["evaluation.confidence=95"], "confidence=95: a level lies between 0 and 1"),
+        (["data.val_split=10"], "data.val_split=10.0: it must be"),
+        (["evaluation.confidence=95"], "evaluation.confidence=95.0: it must be above 0 and below 1"),
         (["rl_training.overrides=['algorithm.gama=1']"], "Did you mean 'algorithm.gamma'"),
         (["data.affine.num_sample=3"], "Did you mean 'data.affine.num_samples'"),
     ],
@@ -203,8 +203,8 @@ def test_a_reward_that_an_environment_lacks_is_said_before_anything_is_played(
 
 
 def test_what_is_examined_may_change_until_the_first_examination(tmp_path: Path) -> None:
-    def asked(level: float) -> stages.PipelineConfig:
-        return stages.resolve([f"output_dir={tmp_path}", f"evaluation.confidence={level}"])
+    def asked(level: float) -> PipelineConfig:
+        return stages.resolve([f"output_dir={tmp_path}", f"evaluation.confidence={level}"]).config
 
     stages.check_continuation(asked(0.9), lambda stage: False)
     stages.check_continuation(asked(0.8), lambda stage: stage == "collect")

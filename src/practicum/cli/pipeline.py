@@ -12,7 +12,9 @@ def run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="practicum pipeline", description=__doc__)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--until", metavar="STAGE", help="stop after this stage (they are listed by --dry-run)")
-    parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration and what follows")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the configuration and the numbers derived from it"
+    )
     args = parser.parse_intermixed_args(argv)
 
     from practicum.config.provenance import annotated_yaml
@@ -22,7 +24,7 @@ def run(argv: list[str]) -> int:
 
     if not args.overrides and not args.dry_run:
         raise UserError(
-            "Say what to run: recipe=affine-tiny is small; the paper's whole pipeline (15,000 demonstrations) is "
+            "Say what to run: recipe=affine-tiny is small; Affine's whole pipeline (15,000 demonstrations) is "
             "recipe=affine model.path=PATH."
         )
     check_stage_name(args.until)
@@ -31,7 +33,7 @@ def run(argv: list[str]) -> int:
     if args.dry_run:
         print(annotated_yaml(resolved), end="")
         print("# derived")
-        print("\n".join(f"# {line}" for line in [f"stages: {', '.join(stages.STAGES)}", *stages.derived(config)]))
+        print("\n".join(f"# {line}" for line in [f"stages: {', '.join(stages.STAGES)}", *stages.summarize(config)]))
         return 0
     result = PipelineRunner(config, log=lambda text: print(text, flush=True)).run(args.until)
     if result is not None:

@@ -64,7 +64,7 @@ class PipelineRunner:
             "collect": self.collect,
             "sft": self.sft,
             "train": self.train,
-            **{f"eval-{name}": self._evaluation(name) for name in stages.RUNGS},
+            **{f"eval-{name}": self._evaluation(name) for name in stages.MODELS},
         }
 
     def run(self, until: str | None = None) -> PipelineResult | None:
@@ -101,7 +101,7 @@ class PipelineRunner:
                 seed=config.seed + 1,  # another seed than RL has: its tasks are new ones, as far as there are others
                 out=config.output_dir,
                 experiment="collect",
-                run_id=stages.place_of(name),
+                run_id=stages.file_name(name),
                 **self._shared_settings(name),
             )
             result = collect(settings, progress=self.progress, log=lambda text: self.stage_log.append("collect", text))
@@ -135,7 +135,7 @@ class PipelineRunner:
 
         train(
             stages.rl_config(self.config),
-            model_folder=stages.policy(self.config, "rl"),
+            model_folder=stages.model_path(self.config, "rl"),
             progress=self.progress,
             log=self.log,
             on_step=report,
@@ -151,16 +151,16 @@ class PipelineRunner:
         def write_table(runner: EvalRunner, result: EvalResult) -> None:
             self.stage_log.append(stage, describe(runner, result))
 
-        for name in stages.examined(config):
+        for name in stages.evaluated_environments(config):
             settings = EvalSettings(
-                policy=stages.policy(config, model),
+                policy=stages.model_path(config, model),
                 base=config.model.path if model != "base" and config.training.use_lora else None,
                 name=model,
                 num_tasks=config.evaluation.num_eval_samples,
                 seed=config.seed,
                 temperature=config.evaluation.temperature,
                 level=config.evaluation.confidence,
-                out=stages.folder(config, "eval", model, f"{stages.place_of(name)}.json"),
+                out=stages.folder(config, "eval", model, f"{stages.file_name(name)}.json"),
                 **self._shared_settings(name),
             )
             (result,) = evaluate_all([settings], progress=self.progress, on_result=write_table)
@@ -172,7 +172,7 @@ class PipelineRunner:
     def finish(self) -> PipelineResult:
         """The results of all stages, written to logs/evaluation_results.json."""
         config = self.config
-        folders = [stages.folder(config, "eval", name) for name in stages.RUNGS]
+        folders = [stages.folder(config, "eval", name) for name in stages.MODELS]
         stage_table = read_stage_table(folders, config.evaluation.confidence)
         path = stages.folder(config, "logs", "evaluation_results.json")
         record = {"format": "practicum pipeline 1", **stage_table.record(), "stages": self.stage_log.record()}
@@ -184,7 +184,7 @@ class PipelineRunner:
         config = self.config
         return {
             "environment": environment,
-            "environment_options": json.loads(json.dumps(stages.options(config, environment))),
+            "environment_options": json.loads(json.dumps(stages.environment_options(config, environment))),
             "format": "hf",
             "tokenizer": config.model.path,
             "template": config.model.template,

@@ -1,8 +1,6 @@
-"""Founding paper 003's pipeline: its configuration, and what each stage makes of it.
+"""The stages of Affine's pipeline, and the configuration that each of them gets.
 
-collect → examine base → imitate → examine → practise → examine. The keys are the paper's. A stage is one of the other
-commands' own: collections, `stages.build_sft`, `experiment.build_run` and `practicum eval`; here stands only what they
-are told.
+collect → evaluate base → SFT → evaluate → RL → evaluate. The keys are Affine's. `runner.py` runs the stages.
 """
 
 from __future__ import annotations
@@ -29,20 +27,20 @@ from practicum.training.build import training_tasks
 from practicum.training.build_settings import rl_settings, training_steps
 from practicum.training.build_supervised import sft_settings
 
-RUNGS = ("base", "sft", "rl")
-"""What is examined, in this order."""
+MODELS = ("base", "sft", "rl")
+"""The models that are evaluated, in this order."""
 STAGES = ("collect", "eval-base", "sft", "eval-sft", "train", "eval-rl")
 """In the order in which they run."""
-OF_STAGE = {"evaluation.": "eval-base", "training.": "sft", "rl_training.": "train"}
-"""Beginnings of keys, and the first stage that reads them."""
-OURS = ("agent.environment", "agent.model_name", "actor_rollout_ref.model.path", "trainer.default_local_dir",
+FIRST_READER = {"evaluation.": "eval-base", "training.": "sft", "rl_training.": "train"}
+"""Prefixes of keys, and the first stage that reads them."""
+RESERVED_KEYS = ("agent.environment", "agent.model_name", "actor_rollout_ref.model.path", "trainer.default_local_dir",
         "trainer.project_name", "trainer.experiment_name", "data.train_files", "data.from_trajectories")  # fmt: skip
-"""Beginnings of keys of `practicum train` that are no matter of taste here."""
+"""Prefixes of keys of `practicum train` that the pipeline sets itself."""
 REWARDS = ("shaped", "native", *registry.REWARDS)
 
 
 def resolve(overrides: list[str], recipes: Path = RECIPES) -> Resolved[PipelineConfig]:
-    """Defaults, the recipe, the overrides; everything that can be known to be wrong is an error now."""
+    """Defaults, the recipe, the overrides. Every stage is checked: whatever is known to be wrong is an error now."""
     resolved = with_model_defaults(read_overrides(PipelineConfig, overrides, recipes))
     config = resolved.config
     if "training.seed" not in resolved.chosen:
@@ -95,38 +93,38 @@ def environments(config: PipelineConfig) -> list[str]:
     return list(dict.fromkeys([*config.data.affine.environments, *config.data.agentgym.environments]))
 
 
-def examined(config: PipelineConfig) -> list[str]:
+def evaluated_environments(config: PipelineConfig) -> list[str]:
     return environments(config) if config.evaluation.environments is None else list(config.evaluation.environments)
 
 
 def demonstrations(config: PipelineConfig) -> dict[str, int]:
-    """How many episodes of each environment are shown: each group's number in equal parts."""
-    found: dict[str, int] = {}
+    """Number of demonstrations per environment: the number of each group in equal parts."""
+    counts: dict[str, int] = {}
     for count, names in (
         (config.data.affine.num_samples, config.data.affine.environments),
         (config.data.agentgym.num_episodes, config.data.agentgym.environments),
     ):
         turns = interleave(dict.fromkeys(names, 1.0), count) if names else []
-        found |= {name: turns.count(name) for name in names}
-    return found
+        counts |= {name: turns.count(name) for name in names}
+    return counts
 
 
-def options(config: PipelineConfig, name: str) -> dict[str, Any]:
+def environment_options(config: PipelineConfig, name: str) -> dict[str, Any]:
     """The options of one environment."""
-    given = dict(config.data.environment_args.get(name) or {})
+    options = dict(config.data.environment_args.get(name) or {})
     dataset = config.data.affine.dataset
-    if dataset is not None and "files" not in given and registry.takes(name, "files"):
-        given["files"] = dict.fromkeys(("train", "val", "test"), dataset)
-    return given
+    if dataset is not None and "files" not in options and registry.takes(name, "files"):
+        options["files"] = dict.fromkeys(("train", "val", "test"), dataset)
+    return options
 
 
 def folder(config: PipelineConfig, *parts: str) -> Path:
     return Path(config.output_dir, *parts)
 
 
-def place_of(name: str) -> str:
-    """An environment's name as a file's."""
-    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)
+def file_name(environment: str) -> str:
+    """An environment's name as a file name: `affine:sat` is affine-sat."""
+    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in environment)
 
 
 def sft_config(config: PipelineConfig) -> SFTConfig:
@@ -138,22 +136,22 @@ def sft_config(config: PipelineConfig) -> SFTConfig:
     )
 
 
-def policy(config: PipelineConfig, rung: str) -> str:
-    """Where a rung's model is."""
-    return config.model.path if rung == "base" else str(folder(config, rung, "model"))
+def model_path(config: PipelineConfig, model: str) -> str:
+    """The path of base, sft or rl."""
+    return config.model.path if model == "base" else str(folder(config, model, "model"))
 
 
 def rl_config(config: PipelineConfig) -> TrainConfig:
-    """What `practicum train` is told. Keys of `rl_training.overrides` come last and win."""
+    """The configuration of the RL stage. Keys of `rl_training.overrides` are applied last."""
     rl, out = config.rl_training, folder(config)
-    told = {
+    values = {
         "agent.num_chains": rl.num_chains,
         "agent.max_turns": config.data.agentgym.max_episode_length,
         "agent.reward_name": "null" if rl.reward is None else rl.reward,
         "algorithm.adv_estimator": "gae",
         "algorithm.gamma": rl.gamma,
         "algorithm.lam": rl.gae_lambda,
-        "algorithm.turn_rewards": "true",  # a step's reward is that step's, not the episode's last word's
+        "algorithm.turn_rewards": "true",  # credited at its own step, not at the end of the episode
         "data.train_batch_size": rl.rollout_batch_size,
         "actor_rollout_ref.actor.ppo_epochs": rl.ppo_epochs,
         "actor_rollout_ref.actor.clip_ratio_low": rl.clip_range,
@@ -176,40 +174,40 @@ def rl_config(config: PipelineConfig) -> TrainConfig:
         "trainer.logger": "[wandb]" if config.tracking.use_wandb else "[]",
     }
     for text in rl.overrides:
-        if text.replace("agent.init_args.", "agent.").startswith(OURS):
-            raise UserError(f"rl_training.overrides: '{text}' is what the pipeline itself says; leave it out.")
+        if text.replace("agent.init_args.", "agent.").startswith(RESERVED_KEYS):
+            raise UserError(f"rl_training.overrides: '{text}' is set by the pipeline itself; leave it out.")
     train = resolve_train(
-        [*(f"{key}={value}" for key, value in told.items()), *rl.overrides], model_defaults=False
+        [*(f"{key}={value}" for key, value in values.items()), *rl.overrides], model_defaults=False
     ).config
     names = rl.environments if rl.environments is not None else environments(config)
     train.agent.environment, train.agent.template = "mix", config.model.template
     train.agent.environment_args = {
-        "environments": {name: options(config, name) for name in names},
+        "environments": {name: environment_options(config, name) for name in names},
         **({"shares": dict(rl.shares)} if rl.shares else {}),
         **({"shaping": rl.reward_function} if rl.reward_function else {}),
     }
     model = train.actor_rollout_ref.model
-    model.path = config.model.path if config.training.use_lora else policy(config, "sft")
-    model.lora_adapter_path = policy(config, "sft") if config.training.use_lora else None
-    # W&B's project is a folder of a run; without it the run lies beside the other stages.
+    model.path = config.model.path if config.training.use_lora else model_path(config, "sft")
+    model.lora_adapter_path = model_path(config, "sft") if config.training.use_lora else None
+    # The W&B project is a folder of the run; without W&B the run is beside the other stages.
     root, project = (out, config.tracking.wandb_project) if config.tracking.use_wandb else (out.parent, out.name)
     train.trainer.default_local_dir, train.trainer.project_name = str(root), project
     train.trainer.experiment_name = "rl"
     return train
 
 
-def check_continuation(config: PipelineConfig, begun: Callable[[str], bool]) -> None:
-    """A folder that holds another pipeline is not to be written into; a new one is marked as this one's.
+def check_continuation(config: PipelineConfig, started: Callable[[str], bool]) -> None:
+    """Refuse a folder that holds another pipeline; write pipeline.yaml.
 
-    What no stage has read yet may still change: until the first that reads it has `begun`.
+    Keys may change until the first stage that reads them has `started`.
     """
     stored = folder(config, "pipeline.yaml")
-    free = tuple(keys for keys, stage in OF_STAGE.items() if not begun(stage))
+    may_change = tuple(keys for keys, stage in FIRST_READER.items() if not started(stage))
     if stored.is_file():
         before, now = OmegaConf.load(stored), OmegaConf.structured(config)
         for key in schema_keys(PipelineConfig):
             old, new = OmegaConf.select(before, key), OmegaConf.select(now, key)
-            if old != new and not key.startswith(free):
+            if old != new and not key.startswith(may_change):
                 raise UserError(
                     f"'{config.output_dir}' holds a pipeline with {key}={old}, not {new}; choose another output_dir."
                 )
@@ -217,26 +215,29 @@ def check_continuation(config: PipelineConfig, begun: Callable[[str], bool]) -> 
 
 
 def check_tasks(config: PipelineConfig) -> None:
-    """Whether every environment has the tasks that the stages will ask of it: now, and not hours later."""
+    """Every environment must have the tasks that the stages will need: an error now instead of hours later."""
     wanted = [(name, "train", count, config.seed + 1) for name, count in demonstrations(config).items()]
-    wanted += [(name, "test", config.evaluation.num_eval_samples, config.seed) for name in examined(config)]
+    wanted += [
+        (name, "test", config.evaluation.num_eval_samples, config.seed) for name in evaluated_environments(config)
+    ]
     for name, split, count, seed in wanted:
-        registry.environment_class(name)(**options(config, name)).tasks(split, count, seed)
+        registry.environment_class(name)(**environment_options(config, name)).tasks(split, count, seed)
     train = rl_config(config)
     agent = train.agent
     mix = MixEnvironment(**agent.environment_args, reward=agent.reward_name, format=agent.agent_type)
     training_tasks(mix, train)
 
 
-def derived(config: PipelineConfig) -> list[str]:
-    """The numbers that follow from the settings."""
-    shown, rl = demonstrations(config), config.rl_training
-    updates = math.ceil(sum(shown.values()) * (1 - config.data.val_split)) * config.training.num_epochs
+def summarize(config: PipelineConfig) -> list[str]:
+    """Numbers derived from the configuration, for --dry-run."""
+    counts, rl = demonstrations(config), config.rl_training
+    updates = math.ceil(sum(counts.values()) * (1 - config.data.val_split)) * config.training.num_epochs
     batch = config.training.batch_size * config.training.gradient_accumulation_steps
     return [
-        "demonstrations: " + ", ".join(f"{name} {count}" for name, count in shown.items()),
-        f"imitation: about {math.ceil(updates / batch)} updates of {batch} episodes",
-        f"practice: {rl.num_rollouts} steps of {rl.rollout_batch_size} tasks × {rl.num_chains} attempts, "
+        "demonstrations: " + ", ".join(f"{name} {count}" for name, count in counts.items()),
+        f"SFT: about {math.ceil(updates / batch)} updates of {batch} episodes",
+        f"RL: {rl.num_rollouts} steps of {rl.rollout_batch_size} tasks × {rl.num_chains} attempts, "
         f"{rl.ppo_epochs} passes over each",
-        f"examination: {len(examined(config))} environments × {config.evaluation.num_eval_samples} tasks, three times",
+        f"evaluation: {len(evaluated_environments(config))} environments × {config.evaluation.num_eval_samples} tasks, "
+        "three times",
     ]
