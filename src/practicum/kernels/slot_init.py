@@ -33,11 +33,11 @@ class SlotParams:
 
 @triton.jit
 def _init_slots(
-    params, last_ids, positions, temperatures, top_k, top_p, steps, noise, longest, noise_width,
+    packed_params, last_ids, positions, temperatures, top_k, top_p, steps, noise, longest, noise_width,
     fields: tl.constexpr, block: tl.constexpr, gamma: tl.constexpr, mix_1: tl.constexpr, mix_2: tl.constexpr,
 ) -> None:  # fmt: skip
     row, part = tl.program_id(0), tl.program_id(1)
-    source = params + row * fields
+    source = packed_params + row * fields
     slot = tl.load(source)
     if part == 0:
         tl.store(last_ids + slot, tl.load(source + 1))
