@@ -1,4 +1,4 @@
-"""Golden values of specs A.4 to A.7, by hand."""
+"""Golden values of the advantage estimators, worked out by hand."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_gae_golden() -> None:
 
 
 def test_gae_across_an_observation() -> None:
-    """specs A.3: m = [1,0,0,1]; the observation's tokens are not in the list, so their values play no part."""
+    """With the mask [1,0,0,1] the observation's tokens are not in the list, so their values play no part."""
     found, _ = gae(np.array([0, 1.0]), np.array([0.2, 0.4]), 0.5, 1.0)
     assert found.tolist() == pytest.approx([0.3, 0.6])
 

@@ -54,7 +54,7 @@ def learn(critic: Critic, steps: int = 150) -> tuple[float, float]:
     return losses[0], losses[-1]
 
 
-def test_a_head_learns_and_leaves_the_policy_alone() -> None:
+def test_a_head_learns_without_a_gradient_to_the_policy() -> None:
     model = fresh_model()
     before = copy.deepcopy(model.state_dict())
     first, last = learn(Critic(Decoder(model), CriticSettings()))

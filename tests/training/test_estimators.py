@@ -76,11 +76,11 @@ def test_the_division_can_be_left_out(name: str) -> None:
     assert [row.tolist() for row in found] == [[0.5] * 2, [-0.5] * 2, [-0.5] * 2, [0.5] * 2]
 
 
-def test_the_reward_stands_at_the_last_sampled_token() -> None:
+def test_the_reward_is_on_the_last_sampled_token() -> None:
     assert token_rewards(groups()[0][0], EstimatorSettings()).rewards.tolist() == [0, 0, 0, 0, 1]
 
 
-def test_turn_rewards_stand_at_their_own_turns_last_token() -> None:
+def test_turn_rewards_are_on_the_last_token_of_their_turn() -> None:
     first, second = turn((1,), (2, 3), True), turn((9,), (4, 5, 6))
     paid = episode("a", 3.0, Outcome.SUCCESS, replace(first, reward=1.0), replace(second, reward=2.0))
     found = token_rewards(paid, EstimatorSettings(turn_rewards=True))
@@ -107,7 +107,7 @@ def test_only_truncated_episodes_are_bootstrapped(name: str) -> None:
 
     def last_return(truncated: bool, bootstrap: bool = True) -> float:
         one = TokenRewards(np.array([0.0]), np.array([0]), truncated, np.array([0.4]), 0.9)
-        found = ESTIMATORS[name].function([[one]], replace(settings, bootstrap=bootstrap)).returns
+        found = ESTIMATORS[name].function([[one]], replace(settings, bootstrap_truncated=bootstrap)).returns
         assert found is not None
         return float(found[0][0][0])
 

@@ -1,4 +1,4 @@
-"""Packing: shared beginnings, the causal alignment of specs A.2, and what each token may see."""
+"""Packing: shared beginnings, the causal alignment, and what each token attends to."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_logprob_j_belongs_to_token_j_plus_one() -> None:
     assert micro.sampling_logprobs.tolist() == [-2.0, -3.0]
 
 
-def test_a_common_beginning_is_laid_down_once() -> None:
+def test_a_shared_prefix_is_stored_once() -> None:
     (micro,) = micro_batches(
         [sample([1, 2, 3, 4], [0, 0, 1, 1]), sample([1, 2, 5, 6], [0, 0, 1, 1])], MicroBatchLimits(64)
     )
@@ -64,7 +64,7 @@ def sample_lists(draw: st.DrawFn) -> list[Sample]:
 @given(
     st.lists(st.lists(st.sampled_from([0, 1, 255, 256, 65_535, 65_536, 151_642]), min_size=2, max_size=5), max_size=9)
 )
-def test_sequences_lie_in_the_order_of_their_ids(many: list[list[int]]) -> None:
+def test_samples_are_sorted_by_their_ids(many: list[list[int]]) -> None:
     batch = sort_samples([sample(ids, [0] * (len(ids) - 1) + [1]) for ids in many])
     assert batch.sample_indices == [
         number for _, number in sorted((ids[:-1], number) for number, ids in enumerate(many))
@@ -147,7 +147,7 @@ def test_a_token_is_seen_by_those_before_its_end(samples: list[Sample]) -> None:
             assert seen == {key for key in own if key <= place}
 
 
-def test_blocks_look_at_those_that_hold_an_ancestor() -> None:
+def test_blocks_attend_to_blocks_that_hold_an_ancestor() -> None:
     begin, first, second = np.arange(70), np.arange(100, 230), np.arange(300, 400)
     plan = block_attention_plan(build_tree([np.append(begin, first), np.append(begin, second)], [0, 70]))
     assert plan.subtree_ends.tolist() == [300] * 70 + [200] * 130 + [300] * 100
@@ -162,7 +162,7 @@ def test_blocks_look_at_those_that_hold_an_ancestor() -> None:
     assert lists == [[0, 1, 2, 3, 4], [1, 2, 3, 4], [2, 3], [3, 4], [4]]
 
 
-def test_padding_stands_alone() -> None:
+def test_padding_attends_to_itself_only() -> None:
     samples = [sample([1, 2, 3, 4], [0, 0, 1, 1]), sample([1, 2, 5, 6], [0, 0, 1, 1])]
     (micro,) = micro_batches(samples, MicroBatchLimits(64), bucket=8)
     assert micro.ids.tolist() == [1, 2, 3, 5, 0, 0, 0, 0]

@@ -1,4 +1,4 @@
-"""Specs A.17, founding paper 001: REINFORCE, loss = -reward · Σ log p(action tokens); its baseline is the group mean.
+"""The rubric manager's REINFORCE: loss = -reward · Σ log p(action tokens); its baseline is the group mean.
 
 Here it is an estimator over groups of one (no baseline: the advantage is the reward), summed over an episode's tokens.
 """

@@ -74,7 +74,7 @@ class Controller:
             raise UserError("algorithm.kl_ctrl.horizon and target_kl must be above 0 for the adaptive controller.")
 
     def update(self, divergence: float, sequences: int) -> None:
-        """Hear of a batch: its mean divergence (mean over sequences of their token means) and its size."""
+        """Adapt the coefficient to a batch: its mean KL (mean over sequences of their token means) and its size."""
         if self.type == "adaptive":
             error = min(0.2, max(-0.2, divergence / self.target_kl - 1.0))
             self.kl_coef *= 1.0 + error * sequences / self.horizon

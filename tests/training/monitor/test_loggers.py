@@ -64,7 +64,7 @@ def test_a_console_line() -> None:
     assert console_line(0, {"val/success/mean": 0.4567}) == "step     0  val 45.7%"
 
 
-def test_console_lines_stand_under_each_other() -> None:
+def test_console_lines_have_columns_of_fixed_width() -> None:
     changed = {name: -value * 1.2345e-3 for name, value in VALUES.items()} | {"val/success/mean": 1.0}
     first, second = console_line(1, VALUES), console_line(10_000, changed)
     for label in ("reward", "±", "min", "max", "loss", "value loss", "KL", "entropy", "lr"):
@@ -237,7 +237,7 @@ def test_wandb_offline_keeps_the_metrics_and_says_nothing(tmp_path: Path, capfd:
 
 @pytest.mark.usefixtures("no_account")
 @pytest.mark.parametrize("wanted", ["", "true"])
-def test_wandb_does_not_call_home_unless_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+def test_wandb_reports_no_errors_unless_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
     from wandb import env
 
     if wanted:

@@ -9,13 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from practicum.config.health import HealthSettings
 from practicum.evaluation.stats.trend import reversals, trend
 from practicum.trajectory import Outcome
-
-if TYPE_CHECKING:
-    from practicum.config.health import HealthSettings
 
 WARN, ACT = "warn", "act"
 
@@ -198,7 +195,7 @@ def _memory_growing(history: MetricHistory, settings: HealthSettings) -> HealthF
 
 Advice = tuple[str, str]
 """A cause and a remedy."""
-Check = Callable[[MetricHistory, "HealthSettings"], HealthFinding | None]
+Check = Callable[[MetricHistory, HealthSettings], HealthFinding | None]
 
 
 @dataclass(frozen=True)
