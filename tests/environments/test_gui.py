@@ -25,7 +25,7 @@ from practicum.environment import Action, Message, Step, ToolCall
 from practicum.environments import gui_tasks
 from practicum.environments.gui import GuiEnvironment
 from practicum.environments.gui_drawing import screenshot, text_width
-from practicum.environments.gui_screens import HEIGHT, LONGEST_TEXT, WIDTH, Desktop, Widget
+from practicum.environments.gui_screens import HEIGHT, MAX_TEXT_CHARS, WIDTH, Desktop, Widget
 from practicum.environments.gui_tasks import MAKERS, make_task
 from practicum.errors import UserError
 from practicum.rollout import run_episodes
@@ -131,7 +131,7 @@ def test_focus_and_typing(desktop: Desktop) -> None:
     desktop.act("type", {"text": "!"})
     assert desktop.texts["Front", "City"] == "Rome!"
     assert desktop.act("type", {"text": "two\nlines"}) == "A field takes one line of plain text."
-    assert desktop.act("type", {"text": "x" * LONGEST_TEXT}) == f"A field takes at most {LONGEST_TEXT} characters."
+    assert desktop.act("type", {"text": "x" * MAX_TEXT_CHARS}) == f"A field takes at most {MAX_TEXT_CHARS} characters."
     assert desktop.texts["Front", "City"] == "Rome!"
     click(desktop, 20, 190)
     assert desktop.focus is None
@@ -296,7 +296,7 @@ def test_every_screen_is_in_order(seed: int, level: int) -> None:
             assert text_width(widget.label) + (24 if widget.kind == "checkbox" else 8) <= widget.box[2] - widget.box[0]
     assert not any(desktop.holds(condition) for condition in fields["goal"])
     for menu in [w for w in desktop.visible() if w.kind == "menu"]:
-        desktop.open = menu.place
+        desktop.open = menu.key
         assert all(item.box[3] <= HEIGHT and item.box[2] <= WIDTH for item in desktop.visible() if item.kind == "item")
 
 
@@ -446,7 +446,7 @@ def test_what_lies_behind_is_not_drawn(desktop: Desktop) -> None:
 def test_a_long_text_stays_in_its_field(desktop: Desktop) -> None:
     click(desktop, 300, 170)
     before = picture(screenshot(desktop))
-    desktop.act("type", {"text": "W" * LONGEST_TEXT})
+    desktop.act("type", {"text": "W" * MAX_TEXT_CHARS})
     after = picture(screenshot(desktop))
     for x in (196, 199, 480, 484, 499):
         assert before.getpixel((x, 172)) == after.getpixel((x, 172))

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-CASES = 5
+NUM_CASES = 5
 FUNCTIONS = ("f", "g", "h", "run", "calc", "solve", "make", "work")
 NUMBERS = ("x", "n", "k", "a")
 TEXTS = ("s", "t", "word")
@@ -202,7 +202,7 @@ def digits(rng: random.Random) -> Draft:
     inputs = [(0,), *((rng.randint(10**size, 10 ** (size + 1)),) for size in (0, 1, 1, 2, 3, 4))]
     return Draft(
         f"the sum of the digits of {x} plus {b}", (x,), (f"return sum(map(int, str({x}))) + {b}",),
-        lambda v: sum(v // 10**place % 10 for place in range(9)) + b, inputs,
+        lambda v: sum(v // 10**power % 10 for power in range(9)) + b, inputs,
     )  # fmt: skip
 
 
@@ -270,20 +270,20 @@ def make_problem(rng: random.Random, level: int) -> dict[str, object]:
     name = rng.choice(FUNCTIONS)
     while True:
         draft = template(rng)
-        inputs = list({repr(given): given for given in draft.inputs}.values())
-        if len(inputs) <= CASES:
+        inputs = list({repr(arguments): arguments for arguments in draft.inputs}.values())
+        if len(inputs) <= NUM_CASES:
             continue
-        values = {repr(draft.reference(*given)) for given in inputs}
-        *chosen, example = rng.sample(inputs, CASES + 1)
-        expected = [draft.reference(*given) for given in chosen]
+        values = {repr(draft.reference(*arguments)) for arguments in inputs}
+        *chosen, example = rng.sample(inputs, NUM_CASES + 1)
+        expected = [draft.reference(*arguments) for arguments in chosen]
         if len({repr(value) for value in expected}) >= min(3, len(values)) > 1:  # else a constant would pass many tests
             break
     head = f"{name}({', '.join(draft.arguments)})"
     return {
         "question": f"Write {head} that returns {draft.text}.",
         "test_cases": [
-            {"call": f"{name}({', '.join(map(repr, given))})", "expected": value}
-            for given, value in zip(chosen, expected, strict=True)
+            {"call": f"{name}({', '.join(map(repr, arguments))})", "expected": value}
+            for arguments, value in zip(chosen, expected, strict=True)
         ],
         "solution": "\n    ".join((f"def {head}:", *draft.lines)),
         "example": f"{name}({', '.join(map(repr, example))})",

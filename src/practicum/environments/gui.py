@@ -43,8 +43,8 @@ class GuiEnvironment(Environment):
     def __init__(self, format: str = "gui", observe: str = "text", levels: Sequence[int] = (1, 2, 3)) -> None:
         if observe not in OBSERVE_MODES:
             raise UserError(f"gui has no observe '{observe}'.{did_you_mean(str(observe), OBSERVE_MODES)}")
-        listed = isinstance(levels, (list, tuple)) and len(levels) > 0
-        if not listed or not all(isinstance(n, int) and not isinstance(n, bool) and n in LEVELS for n in levels):
+        is_list = isinstance(levels, (list, tuple)) and len(levels) > 0
+        if not is_list or not all(isinstance(n, int) and not isinstance(n, bool) and n in LEVELS for n in levels):
             raise UserError(f"gui levels must be a list of whole numbers from 1 to {max(LEVELS)}, got {levels}.")
         if observe != "text":
             require_pillow()
@@ -65,8 +65,8 @@ class GuiEnvironment(Environment):
         self._desktop, self._goal, self._is_over = Desktop(task.fields["screen"]), task.fields["goal"], False
         tools = tuple(_schema(name) for name in GUI_ACTIONS if name != "finished")
         system = f"Do what is asked on the screen.\n{self.format.instructions(tools)}"
-        shown = self._show(str(task.fields["question"]))
-        return Observation((Message("system", system), shown), tools)
+        screen = self._show(str(task.fields["question"]))
+        return Observation((Message("system", system), screen), tools)
 
     async def step(self, action: Action) -> Step:
         if not action.calls or self._is_over:
@@ -147,9 +147,9 @@ class GuiEnvironment(Environment):
         rng = random.Random(f"gui-random/{seed}")
 
         def act(observation: Observation) -> Action:
-            shown = BOX.findall(observation.messages[-1].content if observation.messages else "")
+            boxes = BOX.findall(observation.messages[-1].content if observation.messages else "")
             point = [rng.randrange(WIDTH), rng.randrange(HEIGHT)]
-            box = [int(number) for number in rng.choice(shown)] if shown else point
+            box = [int(number) for number in rng.choice(boxes)] if boxes else point
             verb = rng.choice(("click",) * 6 + ("type", "scroll", "press", "wait"))
             choices: dict[str, dict[str, Any]] = {
                 "click": {"box": box},
@@ -168,14 +168,14 @@ def next_call(desktop: Desktop, condition: Mapping[str, Any]) -> tuple[str, Tool
     kind, title = condition["is"], condition["window"]
     if kind == "fields":
         label, text = next((k, t) for k, t in condition["texts"].items() if desktop.texts[title, k] != t)
-        held = desktop.texts[title, label]
-        if desktop.focus == (title, label) and (desktop.marked or not held):
+        current = desktop.texts[title, label]
+        if desktop.focus == (title, label) and (desktop.marked or not current):
             return f"Type '{text}'.", ToolCall("type", {"text": text})
-        return _click(desktop, "field", title, label, "double_click" if held else "click")
+        return _click(desktop, "field", title, label, "double_click" if current else "click")
     if kind == "shown":
         widget = _visible_widget(desktop, "list", title, condition["list"])
-        rows = desktop.widget(widget.place)["rows"]
-        down = rows.index(condition["label"]) > desktop.scrolled[widget.place]
+        rows = desktop.widget(widget.key)["rows"]
+        down = rows.index(condition["label"]) > desktop.scrolled[widget.key]
         direction = "down" if down else "up"
         return f"Scroll {direction} {widget.line}", ToolCall(
             "scroll", {"direction": direction, "box": list(widget.box)}
@@ -185,8 +185,8 @@ def next_call(desktop: Desktop, condition: Mapping[str, Any]) -> tuple[str, Tool
         return _click(desktop, "checkbox", title, min(ticked ^ set(condition["labels"])))
     if kind == "front":
         return _click(desktop, "window", title, title)
-    wanted = {"selected": "row", "open": "menu"}.get(kind)
-    return _click(desktop, wanted or ("button" if desktop.open is None else "item"), title, condition["label"])
+    widget_kind = {"selected": "row", "open": "menu"}.get(kind)
+    return _click(desktop, widget_kind or ("button" if desktop.open is None else "item"), title, condition["label"])
 
 
 def _visible_widget(desktop: Desktop, kind: str, title: str, label: str) -> Widget:

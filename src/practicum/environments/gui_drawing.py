@@ -84,13 +84,13 @@ def _field(draw: ImageDraw, widget: Widget, desktop: Desktop) -> None:
     left, top, right, bottom = widget.box
     _write(draw, (desktop.windows[widget.window]["box"][0], top, left, bottom), widget.label, anchor="rm")
     draw.rectangle(_inside(widget.box), fill=WHITE, outline=BLUE if widget.on else EDGE, width=2 if widget.on else 1)
-    shown = widget.value
-    while text_width(shown) > right - left - 20:
-        shown = shown[1:]  # the end of a long text stays visible
-    edge = left + 8 + round(text_width(shown))
-    if widget.on and desktop.marked and shown:
+    text = widget.value
+    while text_width(text) > right - left - 20:
+        text = text[1:]  # the end of a long text stays visible
+    edge = left + 8 + round(text_width(text))
+    if widget.on and desktop.marked and text:
         draw.rectangle((left + 7, top + 4, edge, bottom - 5), fill=PALE)
-    _write(draw, widget.box, shown)
+    _write(draw, widget.box, text)
     if widget.on:
         draw.line((edge + 1, top + 5, edge + 1, bottom - 6), fill=INK)
 
@@ -108,7 +108,7 @@ def _list(draw: ImageDraw, widget: Widget, desktop: Desktop) -> None:
     left, top, right, bottom = _inside(widget.box)
     _write(draw, (left, top - CAPTION, right, top), widget.label, pad=0)
     draw.rectangle((left, top, right, bottom), fill=WHITE, outline=EDGE)
-    rows, first = len(desktop.widget(widget.place)["rows"]), desktop.scrolled[widget.place]
+    rows, first = len(desktop.widget(widget.key)["rows"]), desktop.scrolled[widget.key]
     bar = right - SCROLL_BAR + 1
     draw.rectangle((bar, top, right, bottom), fill=GREY, outline=EDGE)
     height = bottom - top

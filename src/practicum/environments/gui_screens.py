@@ -14,15 +14,15 @@ from typing import Any
 WIDTH, HEIGHT = 640, 480
 TITLE_HEIGHT, ROW_HEIGHT, ITEM_HEIGHT, ITEM_WIDTH = 24, 22, 24, 130
 ROWS_SHOWN = 5
-PAGE = ROWS_SHOWN - 1
+ROWS_PER_SCROLL = ROWS_SHOWN - 1
 """Number of rows that one scroll moves: one row stays visible."""
 SCROLL_BAR, CAPTION = 12, 20
 """Pixels of the scroll bar at a list's right and of the caption above it."""
-LONGEST_TEXT = 60
-NOTHING = "Nothing is there."
+MAX_TEXT_CHARS = 60
+NOTHING_THERE = "Nothing is there."
 
 Box = tuple[int, int, int, int]
-Place = tuple[str, str]
+WidgetKey = tuple[str, str]
 """A window's title and a label in it."""
 
 
@@ -42,7 +42,7 @@ class Widget:
     on: bool = False
 
     @property
-    def place(self) -> Place:
+    def key(self) -> WidgetKey:
         return self.window, self.label
 
     @property
@@ -77,59 +77,59 @@ class Desktop:
         self.windows: dict[str, Mapping[str, Any]] = {window["title"]: window for window in screen["windows"]}
         self.order = list(self.windows)
         """Titles from back to front."""
-        self.texts: dict[Place, str] = {}
-        self.ticked: set[Place] = set()
-        self.scrolled: dict[Place, int] = {}
+        self.texts: dict[WidgetKey, str] = {}
+        self.ticked: set[WidgetKey] = set()
+        self.scrolled: dict[WidgetKey, int] = {}
         """Index of the first row that a list shows."""
-        self.selected: dict[Place, str] = {}
-        self.open: Place | None = None
-        self.focus: Place | None = None
+        self.selected: dict[WidgetKey, str] = {}
+        self.open: WidgetKey | None = None
+        self.focus: WidgetKey | None = None
         self.marked = False
         """Whether the whole text of the focused field is selected: typing then replaces it."""
-        self.pressed: Place | None = None
+        self.pressed: WidgetKey | None = None
         """The button or menu item that was pressed; the episode is then over."""
         for title, window in self.windows.items():
             for widget in window["widgets"]:
-                place = title, widget["label"]
+                key = title, widget["label"]
                 if widget["kind"] == "field":
-                    self.texts[place] = widget["text"]
+                    self.texts[key] = widget["text"]
                 elif widget["kind"] == "checkbox" and widget["on"]:
-                    self.ticked.add(place)
+                    self.ticked.add(key)
                 elif widget["kind"] == "list":
-                    self.scrolled[place] = 0
+                    self.scrolled[key] = 0
 
     # -- state -----------------------------------------------------------------------------
 
     def layers(self) -> list[Widget]:
         """Yield all widgets in the order of painting, back to front. A `body` is a window's own area."""
-        found: list[Widget] = []
+        widgets: list[Widget] = []
         for title in self.order:
             window = self.windows[title]
             left, top, right, bottom = window["box"]
             front = title == self.order[-1]
-            found.append(Widget("body", title, title, (left, top, right, bottom)))
-            found.append(Widget("window", title, title, (left, top, right, top + TITLE_HEIGHT), on=front))
+            widgets.append(Widget("body", title, title, (left, top, right, bottom)))
+            widgets.append(Widget("window", title, title, (left, top, right, top + TITLE_HEIGHT), on=front))
             for widget in window["widgets"]:
-                found.extend(self._widgets(title, widget))
+                widgets.extend(self._widgets(title, widget))
         if self.open is not None:
-            found.extend(self._items(*self.open))
-        return found
+            widgets.extend(self._items(*self.open))
+        return widgets
 
     def _widgets(self, title: str, widget: Mapping[str, Any]) -> Iterator[Widget]:
-        kind, label, place = widget["kind"], widget["label"], (title, widget["label"])
+        kind, label, key = widget["kind"], widget["label"], (title, widget["label"])
         left, top, right, bottom = widget["box"]
         box = left, top, right, bottom
         if kind == "list":
-            rows, first = widget["rows"], self.scrolled[place]
-            shown = rows[first : first + ROWS_SHOWN]
-            yield Widget(kind, label, title, box, f"rows {first + 1}-{first + len(shown)} of {len(rows)}")
-            for number, row in enumerate(shown):
+            rows, first = widget["rows"], self.scrolled[key]
+            visible_rows = rows[first : first + ROWS_SHOWN]
+            yield Widget(kind, label, title, box, f"rows {first + 1}-{first + len(visible_rows)} of {len(rows)}")
+            for number, row in enumerate(visible_rows):
                 edge = top + number * ROW_HEIGHT
                 line = left, edge, right - SCROLL_BAR, edge + ROW_HEIGHT
-                yield Widget("row", row, title, line, label, self.selected.get(place) == row)
+                yield Widget("row", row, title, line, label, self.selected.get(key) == row)
             return
-        on = place in self.ticked or place == self.focus or place == self.open
-        yield Widget(kind, label, title, box, self.texts.get(place, ""), on)
+        on = key in self.ticked or key == self.focus or key == self.open
+        yield Widget(kind, label, title, box, self.texts.get(key, ""), on)
 
     def _items(self, title: str, menu: str) -> Iterator[Widget]:
         widget = self.widget((title, menu))
@@ -138,10 +138,10 @@ class Desktop:
             edge = top + number * ITEM_HEIGHT
             yield Widget("item", item, title, (left, edge, left + ITEM_WIDTH, edge + ITEM_HEIGHT))
 
-    def widget(self, place: Place) -> Mapping[str, Any]:
+    def widget(self, key: WidgetKey) -> Mapping[str, Any]:
         """Return a widget's record in the task."""
-        found: Mapping[str, Any] = next(w for w in self.windows[place[0]]["widgets"] if w["label"] == place[1])
-        return found
+        widgets: Mapping[str, Any] = next(w for w in self.windows[key[0]]["widgets"] if w["label"] == key[1])
+        return widgets
 
     def hit(self, x: float, y: float) -> Widget | None:
         """Return the topmost widget at a point."""
@@ -159,7 +159,7 @@ class Desktop:
         x, y = centre(widget.box)
         top = next(other for other in reversed(layers) if _holds(other.box, x, y))
         # The centre of a list is one of its own rows.
-        own_row = widget.kind == "list" and top.kind == "row" and (top.window, top.value) == widget.place
+        own_row = widget.kind == "list" and top.kind == "row" and (top.window, top.value) == widget.key
         return top == widget or own_row
 
     def describe(self) -> str:
@@ -186,7 +186,7 @@ class Desktop:
         if self.open is not None and (widget is None or widget.kind not in ("menu", "item")):
             self.open = None  # a click outside closes the menu and has its own effect too
         if widget is None:
-            return NOTHING
+            return NOTHING_THERE
         if widget.window != self.order[-1]:
             self.order.remove(widget.window)
             self.order.append(widget.window)
@@ -194,22 +194,22 @@ class Desktop:
             if widget.kind in ("window", "body"):
                 return f"Window '{widget.window}' is in front."
         if widget.kind in ("button", "item"):
-            self.pressed = widget.place
+            self.pressed = widget.key
             return f"Used {widget.kind} '{widget.label}'."
         if widget.kind == "field":
-            self.focus, self.marked = widget.place, twice
+            self.focus, self.marked = widget.key, twice
             return f"Field '{widget.label}' has the focus{', its text is marked' if twice else ''}."
         if widget.kind == "checkbox":
-            self.ticked ^= set() if twice else {widget.place}
-            return f"Checkbox '{widget.label}' is {'on' if widget.place in self.ticked else 'off'}."
+            self.ticked ^= set() if twice else {widget.key}
+            return f"Checkbox '{widget.label}' is {'on' if widget.key in self.ticked else 'off'}."
         if widget.kind == "menu":
             # A double click opens it and closes it again.
-            self.open = None if twice or self.open == widget.place else widget.place
+            self.open = None if twice or self.open == widget.key else widget.key
             return f"Menu '{widget.label}' is {'closed' if self.open is None else 'open'}."
         if widget.kind == "row":
             self.selected[widget.window, widget.value] = widget.label
             return f"Row '{widget.label}' is selected."
-        return NOTHING
+        return NOTHING_THERE
 
     def _type(self, text: str) -> str:
         if self.focus is None:
@@ -217,8 +217,8 @@ class Desktop:
         if not text.isprintable():
             return "A field takes one line of plain text."
         changed = text if self.marked else self.texts[self.focus] + text
-        if len(changed) > LONGEST_TEXT:
-            return f"A field takes at most {LONGEST_TEXT} characters."
+        if len(changed) > MAX_TEXT_CHARS:
+            return f"A field takes at most {MAX_TEXT_CHARS} characters."
         self.texts[self.focus], self.marked = changed, False
         return f"Typed into field '{self.focus[1]}'."
 
@@ -250,11 +250,11 @@ class Desktop:
             return "Nothing there scrolls."
         if direction in ("left", "right"):
             return "It does not scroll that way."
-        place = widgets[0].place
-        last = max(0, len(self.widget(place)["rows"]) - ROWS_SHOWN)
-        before = self.scrolled[place]
-        self.scrolled[place] = min(last, max(0, before + (PAGE if direction == "down" else -PAGE)))
-        return "The list is at its end." if self.scrolled[place] == before else f"Scrolled {direction}."
+        key = widgets[0].key
+        last = max(0, len(self.widget(key)["rows"]) - ROWS_SHOWN)
+        before = self.scrolled[key]
+        self.scrolled[key] = min(last, max(0, before + (ROWS_PER_SCROLL if direction == "down" else -ROWS_PER_SCROLL)))
+        return "The list is at its end." if self.scrolled[key] == before else f"Scrolled {direction}."
 
     # -- goals -----------------------------------------------------------------------------
 

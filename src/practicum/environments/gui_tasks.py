@@ -36,7 +36,7 @@ CODAS = ("", "", "n", "r", "l", "s", "k")
 LEVELS = (1, 2, 3)
 MARGIN, GAP, LABEL_WIDTH = 14, 10, 80
 BUTTON_HEIGHT, FIELD_HEIGHT, CHECK_HEIGHT, MENU_HEIGHT = 26, 24, 22, 22
-LETTER = 8
+LETTER_PIXELS = 8
 """Upper bound of the mean width of a letter, in pixels."""
 
 Fields = dict[str, Any]
@@ -59,7 +59,7 @@ class WindowPlan:
     def menus(self, labels: Sequence[str]) -> None:
         left = 0
         for label in labels:
-            right = left + 20 + LETTER * len(label)
+            right = left + 20 + LETTER_PIXELS * len(label)
             box = [left, self.bottom, right, self.bottom + MENU_HEIGHT]
             self.widgets.append({"kind": "menu", "label": label, "box": box, "items": list(MENUS[label])})
             left = right
@@ -73,7 +73,7 @@ class WindowPlan:
 
     def checkbox(self, label: str, on: bool = False) -> None:
         top = self.bottom + GAP
-        box = [MARGIN, top, MARGIN + 30 + LETTER * len(label), top + CHECK_HEIGHT]
+        box = [MARGIN, top, MARGIN + 30 + LETTER_PIXELS * len(label), top + CHECK_HEIGHT]
         self.widgets.append({"kind": "checkbox", "label": label, "box": box, "on": on})
         self.bottom = top + CHECK_HEIGHT
 
@@ -85,7 +85,7 @@ class WindowPlan:
 
     def buttons(self, labels: Sequence[str]) -> None:
         """Add one row of buttons, indented from the left."""
-        widths = [28 + LETTER * len(label) for label in labels]
+        widths = [28 + LETTER_PIXELS * len(label) for label in labels]
         spare = self.width - 2 * MARGIN - sum(widths) - GAP * (len(widths) - 1)
         left, top = MARGIN + self.rng.randint(0, max(0, spare)), self.bottom + GAP
         for label, width in zip(labels, widths, strict=True):
@@ -128,8 +128,8 @@ def _button(rng: random.Random) -> Made:
         plan.field(rng.choice(FIELDS))
     for first in range(0, len(labels), 2):
         plan.buttons(labels[first : first + 2])
-    wanted = rng.choice(labels)
-    return f"Click the button '{wanted}'.", [plan.anywhere()], [_pressed(plan, wanted)]
+    target = rng.choice(labels)
+    return f"Click the button '{target}'.", [plan.anywhere()], [_pressed(plan, target)]
 
 
 def _tick(rng: random.Random) -> Made:
@@ -138,16 +138,16 @@ def _tick(rng: random.Random) -> Made:
     for label in labels:
         plan.checkbox(label)
     plan.buttons([rng.choice(FINAL)])
-    wanted = rng.choice(labels)
-    return f"Tick '{wanted}'.", [plan.anywhere()], [_ticked(plan, wanted)]
+    target = rng.choice(labels)
+    return f"Tick '{target}'.", [plan.anywhere()], [_ticked(plan, target)]
 
 
 def _fill(rng: random.Random) -> Made:
     plan, labels, final = _form(rng, "")
-    wanted, text = rng.choice(labels), rng.choice(NAMES) if rng.random() < 0.3 else word(rng)
-    texts = {label: text if label == wanted else "" for label in labels}
+    target, text = rng.choice(labels), rng.choice(NAMES) if rng.random() < 0.3 else word(rng)
+    texts = {label: text if label == target else "" for label in labels}
     goal = [{"is": "fields", "window": plan.title, "texts": texts}, _pressed(plan, final)]
-    return f"Type '{text}' into the field '{wanted}' and click '{final}'.", [plan.anywhere()], goal
+    return f"Type '{text}' into the field '{target}' and click '{final}'.", [plan.anywhere()], goal
 
 
 def _agree(rng: random.Random) -> Made:
@@ -155,9 +155,9 @@ def _agree(rng: random.Random) -> Made:
     labels = rng.sample(CHECKS, rng.randint(2, 4))
     for label in labels:
         plan.checkbox(label)
-    wanted, final = rng.choice(labels), rng.choice(FINAL)
+    target, final = rng.choice(labels), rng.choice(FINAL)
     plan.buttons(rng.sample((final, rng.choice(OTHER)), 2))
-    return f"Tick '{wanted}' and click '{final}'.", [plan.anywhere()], [_ticked(plan, wanted), _pressed(plan, final)]
+    return f"Tick '{target}' and click '{final}'.", [plan.anywhere()], [_ticked(plan, target), _pressed(plan, final)]
 
 
 def _find(rng: random.Random) -> Made:
@@ -165,15 +165,15 @@ def _find(rng: random.Random) -> Made:
     names: list[str] = []
     count = rng.randint(10, 17)
     while len(names) < count:
-        made = word(rng)
-        if made not in names:
-            names.append(made)
+        name = word(rng)
+        if name not in names:
+            names.append(name)
     label = rng.choice(LISTS)
     plan.list(label, names)
     plan.buttons([rng.choice(OTHER)])
-    wanted = names[rng.randint(ROWS_SHOWN, count - 1)]
-    goal = [{"is": kind, "window": plan.title, "list": label, "label": wanted} for kind in ("shown", "selected")]
-    return f"Find '{wanted}' in the list and click it.", [plan.anywhere()], goal
+    target = names[rng.randint(ROWS_SHOWN, count - 1)]
+    goal = [{"is": kind, "window": plan.title, "list": label, "label": target} for kind in ("shown", "selected")]
+    return f"Find '{target}' in the list and click it.", [plan.anywhere()], goal
 
 
 def _choose(rng: random.Random) -> Made:
@@ -184,9 +184,9 @@ def _choose(rng: random.Random) -> Made:
         plan.field(label)
     plan.buttons(rng.sample(BUTTONS, 2))
     menu = rng.choice(menus)
-    wanted = rng.choice(MENUS[menu])
-    goal = [{"is": "open", "window": plan.title, "label": menu}, _pressed(plan, wanted)]
-    return f"Choose '{wanted}' in the menu '{menu}'.", [plan.anywhere()], goal
+    target = rng.choice(MENUS[menu])
+    goal = [{"is": "open", "window": plan.title, "label": menu}, _pressed(plan, target)]
+    return f"Choose '{target}' in the menu '{menu}'.", [plan.anywhere()], goal
 
 
 def _behind(rng: random.Random) -> Made:
@@ -194,30 +194,30 @@ def _behind(rng: random.Random) -> Made:
     titles = rng.sample(TITLES, 2)
     while True:
         plans = [WindowPlan(rng, title, 280) for title in titles]
-        wanted = rng.choice(BUTTONS)
+        target = rng.choice(BUTTONS)
         for plan in plans:
             for label in rng.sample(FIELDS, 2):
                 plan.field(label)
-            others = [label for label in BUTTONS if label != wanted]
-            plan.buttons(rng.sample((wanted, rng.choice(others)), 2))
+            others = [label for label in BUTTONS if label != target]
+            plan.buttons(rng.sample((target, rng.choice(others)), 2))
         back, front = plans
         left, top = rng.randint(60, WIDTH - 400), rng.randint(4, HEIGHT - 280)
         windows = [back.at(left, top), front.at(left + rng.randint(-50, 50), top + rng.randint(40, 80))]
-        seen = [widget.place for widget in Desktop({"windows": windows}).visible()]
-        if (back.title, back.title) in seen and (back.title, wanted) not in seen:
+        seen = [widget.key for widget in Desktop({"windows": windows}).visible()]
+        if (back.title, back.title) in seen and (back.title, target) not in seen:
             break
-    goal = [{"is": "front", "window": back.title}, _pressed(back, wanted)]
-    return f"Click '{wanted}' in the window '{back.title}'.", windows, goal
+    goal = [{"is": "front", "window": back.title}, _pressed(back, target)]
+    return f"Click '{target}' in the window '{back.title}'.", windows, goal
 
 
 def _replace(rng: random.Random) -> Made:
     plan, labels, final = _form(rng, None)
     before = {widget["label"]: widget["text"] for widget in plan.widgets if widget["kind"] == "field"}
-    wanted, text = rng.choice(labels), word(rng)
-    while text == before[wanted]:
+    target, text = rng.choice(labels), word(rng)
+    while text == before[target]:
         text = word(rng)
-    goal = [{"is": "fields", "window": plan.title, "texts": {**before, wanted: text}}, _pressed(plan, final)]
-    return f"Replace the text of '{wanted}' with '{text}' and click '{final}'.", [plan.anywhere()], goal
+    goal = [{"is": "fields", "window": plan.title, "texts": {**before, target: text}}, _pressed(plan, final)]
+    return f"Replace the text of '{target}' with '{text}' and click '{final}'.", [plan.anywhere()], goal
 
 
 def _form(rng: random.Random, text: str | None) -> tuple[WindowPlan, list[str], str]:

@@ -97,8 +97,10 @@ class MathEnvironment(ToolEnvironment):
 
         def act(observation: Observation) -> Action:
             nonlocal last
-            found = re.findall(r"-?\d+(?:\.\d+)?", observation.messages[-1].content if observation.messages else "")
-            last = found[-1] if found else last
+            numbers_shown = re.findall(
+                r"-?\d+(?:\.\d+)?", observation.messages[-1].content if observation.messages else ""
+            )
+            last = numbers_shown[-1] if numbers_shown else last
             if next(turns, None) is None:
                 return Action(content=last)
             expression = f"{rng.choice(numbers)}{rng.choice('+-*/')}{rng.choice(numbers)}"

@@ -44,7 +44,7 @@ class ToolEnvironment(Environment):
             raise UserError(f"Environment '{self.name}' needs a reward (agent.reward_name, or --reward).")
         self.tools: dict[str, Tool] = {}
         for tool in (
-            found for name in (self.default_tools if tools is None else tools) for found in registry.tools(name)
+            tool for name in (self.default_tools if tools is None else tools) for tool in registry.tools(name)
         ):
             if tool.name in self.tools:
                 raise UserError(f"Two of the tools are named '{tool.name}'; leave one out.")
@@ -127,10 +127,10 @@ class ToolEnvironment(Environment):
         if scored_tools:
             await self._lease_states()
         async with contextlib.AsyncExitStack() as stack:
-            held = {
+            state_of_pool = {
                 pool: await stack.enter_async_context(self._leases[pool].use()) for pool in self._pools(scored_tools)
             }
-            states = {tool.name: held[tool.pool] for tool in scored_tools if tool.pool is not None}
+            states = {tool.name: state_of_pool[tool.pool] for tool in scored_tools if tool.pool is not None}
             with_states = [reward.with_states(states) for reward in rewards]
             calls = tuple(self._calls)
             scores = [await in_thread_with_slots(reward.score, self._task, answer, calls) for reward in with_states]

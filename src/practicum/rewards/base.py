@@ -43,8 +43,8 @@ class Reward:
 
     def with_states(self, states: Mapping[str, Any]) -> Reward:
         """Return this reward for one episode, with the tool states that its parameters name."""
-        wanted = {name: states[name] for name in self.parameters if name in states}
-        return replace(self, function=functools.partial(self.function, **wanted)) if wanted else self
+        named_states = {name: states[name] for name in self.parameters if name in states}
+        return replace(self, function=functools.partial(self.function, **named_states)) if named_states else self
 
     def score(self, task: Task, answer_given: str | None, calls: Sequence[ToolCall]) -> Score:
         """Score an episode; JudgeError if the function raises or needs a field that the task does not have."""

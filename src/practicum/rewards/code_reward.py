@@ -61,8 +61,8 @@ def read_cases(test_cases: object, entry_point: str | None = None) -> list[Case]
 def _read_case(case: object, number: int, entry_point: str | None) -> Case:
     if isinstance(case, Mapping):
         if set(case) == {"input", "output"} and all(isinstance(text, str) for text in case.values()):
-            wanted = lines(case["output"])
-            return Case({"input": case["input"]}, lambda output: lines(output) == wanted)
+            expected_lines = lines(case["output"])
+            return Case({"input": case["input"]}, lambda output: lines(output) == expected_lines)
         if set(case) == {"call", "expected"} and isinstance(case["call"], str):
             return Case({"call": case["call"]}, _judge_value(lambda value: same(value, case["expected"])))
     if isinstance(case, str):
@@ -97,11 +97,11 @@ def _split_assert(test: ast.expr) -> Case | None:
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         left, right, operator = test.left, test.comparators[0], test.ops[0]
         if isinstance(operator, ast.Eq | ast.Is):
-            for expression, wanted in ((left, right), (right, left)):
-                if isinstance(operator, ast.Is) and not isinstance(wanted, ast.Constant):
+            for expression, expected_side in ((left, right), (right, left)):
+                if isinstance(operator, ast.Is) and not isinstance(expected_side, ast.Constant):
                     continue
                 try:
-                    expected = ast.literal_eval(wanted)
+                    expected = ast.literal_eval(expected_side)
                 except ValueError:
                     continue
                 if _is_plain_call(expression, truth=isinstance(expected, bool)):
@@ -125,8 +125,13 @@ def _is_plain_call(expression: ast.expr, *, truth: bool) -> bool:
     if not isinstance(expression, ast.Call):
         return False
     if isinstance(expression.func, ast.Attribute):  # Solution().f(2)
-        made = expression.func.value
-        if not (isinstance(made, ast.Call) and _is_constructor_call(made) and not made.args and not made.keywords):
+        receiver = expression.func.value
+        if not (
+            isinstance(receiver, ast.Call)
+            and _is_constructor_call(receiver)
+            and not receiver.args
+            and not receiver.keywords
+        ):
             return False
     elif not isinstance(expression.func, ast.Name) or (truth and expression.func.id in dir(builtins)):
         return False
@@ -140,8 +145,8 @@ def _is_plain_call(expression: ast.expr, *, truth: bool) -> bool:
 
 
 def _is_conversion_call(call: ast.Call) -> bool:
-    named = isinstance(call.func, ast.Name) and call.func.id in dir(builtins)
-    return named and len(call.args) == 1 and not call.keywords and isinstance(call.args[0], ast.Call)
+    by_name = isinstance(call.func, ast.Name) and call.func.id in dir(builtins)
+    return by_name and len(call.args) == 1 and not call.keywords and isinstance(call.args[0], ast.Call)
 
 
 def _is_constructor_call(call: ast.Call) -> bool:
@@ -156,7 +161,7 @@ def _judge_value(right: Callable[[object], bool]) -> Callable[[str], bool]:
     def judge(output: str) -> bool:
         try:
             return right(values.loads(output))
-        except (ValueError, RecursionError, OverflowError):  # nothing was said, no value, or one too large
+        except (ValueError, RecursionError, OverflowError):  # no output, not a value, or one that is too large
             return False
 
     return judge
@@ -167,28 +172,30 @@ def lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-def same(given: object, expected: object) -> bool:
+def same(actual: object, expected: object) -> bool:
     """Return whether two values are equal as JSON: lists equal tuples, keys are strings, floats to nine digits."""
-    if isinstance(expected, float) and isinstance(given, int | float):
-        return math.isclose(given, expected, rel_tol=1e-9, abs_tol=1e-12) or (given != given and expected != expected)
-    if isinstance(expected, int) and isinstance(given, float):
-        return math.isclose(given, expected, rel_tol=1e-9, abs_tol=1e-12)
+    if isinstance(expected, float) and isinstance(actual, int | float):
+        return math.isclose(actual, expected, rel_tol=1e-9, abs_tol=1e-12) or (
+            actual != actual and expected != expected
+        )
+    if isinstance(expected, int) and isinstance(actual, float):
+        return math.isclose(actual, expected, rel_tol=1e-9, abs_tol=1e-12)
     if isinstance(expected, list | tuple):
-        if not isinstance(given, list | tuple) or len(given) != len(expected):
+        if not isinstance(actual, list | tuple) or len(actual) != len(expected):
             return False
-        return all(same(one, other) for one, other in zip(given, expected, strict=True))
+        return all(same(one, other) for one, other in zip(actual, expected, strict=True))
     if isinstance(expected, Mapping):
-        if not isinstance(given, Mapping) or len(given) != len(expected):
+        if not isinstance(actual, Mapping) or len(actual) != len(expected):
             return False
-        named = {str(key): value for key, value in given.items()}
-        return all(str(key) in named and same(named[str(key)], value) for key, value in expected.items())
-    return bool(given == expected)
+        by_name = {str(key): value for key, value in actual.items()}
+        return all(str(key) in by_name and same(by_name[str(key)], value) for key, value in expected.items())
+    return bool(actual == expected)
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
     """Return the fenced blocks of a text with their labels; `py` and `python3` become `python`."""
-    found = [(label.strip().lower(), body) for label, body in FENCE.findall(text.replace("\r\n", "\n"))]
-    return [("python" if label in PYTHON else label, textwrap.dedent(body).strip("\n")) for label, body in found]
+    labelled = [(label.strip().lower(), body) for label, body in FENCE.findall(text.replace("\r\n", "\n"))]
+    return [("python" if label in PYTHON else label, textwrap.dedent(body).strip("\n")) for label, body in labelled]
 
 
 def extract_code(answer: str, names: Collection[str] = ()) -> str:
@@ -200,8 +207,8 @@ def extract_code(answer: str, names: Collection[str] = ()) -> str:
     if not blocks:
         return textwrap.dedent(answer.replace("\r\n", "\n")).strip("\n")
     labels = {label for label, _ in blocks}
-    wanted = next((label for label in ("python", "") if label in labels), None)
-    bodies = [body for label, body in reversed(blocks) if wanted in (label, None)]
+    chosen_label = next((label for label in ("python", "") if label in labels), None)
+    bodies = [body for label, body in reversed(blocks) if chosen_label in (label, None)]
     return max(bodies, key=lambda body: sum(_defines(body, name) for name in names))
 
 

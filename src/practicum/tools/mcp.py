@@ -93,9 +93,11 @@ def _make_tools(address: Address) -> tuple[Tool, ...]:
             _servers[address.target] = Server(address.target)
         server = _servers[address.target].start()
     names = [offer.name for offer in server.offers]
-    for wanted in address.chosen:
-        if wanted not in names:
-            raise UserError(f"The MCP server '{address.target}' has no tool '{wanted}'.{did_you_mean(wanted, names)}")
+    for tool_name in address.chosen:
+        if tool_name not in names:
+            raise UserError(
+                f"The MCP server '{address.target}' has no tool '{tool_name}'.{did_you_mean(tool_name, names)}"
+            )
     chosen = [offer for offer in server.offers if not address.chosen or offer.name in address.chosen]
     if not chosen:
         raise UserError(f"The MCP server '{address.target}' offers no tools.")

@@ -18,7 +18,7 @@ from practicum import registry
 from practicum.data.attempts import plan_attempts
 from practicum.environment import SPLITS, Action, Policy, Step
 from practicum.environments.agentgym.alfworld import AlfWorld, made_task, pool_of
-from practicum.environments.agentgym.alfworld_games import KINDS, Dice, kind_of
+from practicum.environments.agentgym.alfworld_games import KINDS, SeededRandom, kind_of
 from practicum.environments.agentgym.alfworld_planning import relevant
 from practicum.environments.worker import close_pools
 from practicum.errors import UserError
@@ -234,7 +234,7 @@ def test_splits_are_disjoint_and_ids_stable() -> None:
 
 
 def test_the_dice_are_the_same_everywhere() -> None:
-    dice = Dice("alfworld/1/7")
+    dice = SeededRandom("alfworld/1/7")
     assert [dice.below(100) for _ in range(6)] == [94, 0, 13, 43, 44, 8]
 
 

@@ -128,13 +128,13 @@ def test_every_legal_command_works_and_no_other_does() -> None:
                 else:
                     with pytest.raises(Refused):
                         actions_of(command, world, view)
-            ended: Any = False
+            done: Any = False
             for action in actions_of(generator.choice(legal[:-1]), world, view):
                 _, _, terminated, truncated, _ = world.step(action)
-                ended = terminated or truncated
-                if ended:
+                done = terminated or truncated
+                if done:
                     break
-            if ended:
+            if done:
                 break
 
 
@@ -200,13 +200,13 @@ def test_the_expert_solves_agentgyms_levels(grammar: str) -> None:
 
 def test_gathered_commands_are_fewer_than_the_bots_moves_and_solve_as_well() -> None:
     for level in ("GoToLocalS8N7", "GoToSeqS5R2", "KeyCorridorS6R3"):
-        moments = babyai_expert._bot_moments(level, 0)
+        moves = babyai_expert._bot_moments(level, 0)
         commands = babyai_expert.plan(level, 0)
-        assert moments is not None
+        assert moves is not None
         assert commands is not None
-        assert len(commands) < 0.75 * len(moments)
+        assert len(commands) < 0.75 * len(moves)
         assert babyai_expert._solves(level, 0, commands)
-        assert babyai_expert._solves(level, 0, tuple(babyai_expert.PRIMITIVES[m.action] for m in moments))
+        assert babyai_expert._solves(level, 0, tuple(babyai_expert.PRIMITIVES[m.action] for m in moves))
 
 
 def test_a_bot_that_plans_without_end_is_stopped() -> None:
@@ -235,9 +235,9 @@ def test_null_scores_the_floor_and_random_does_what_works() -> None:
     world = BabyAI(levels=["GoToRedBall", "PickupLoc"])
     tasks = world.tasks("train", 20)
     assert sum(step.reward for task in tasks for step in play(world, task, world.null(task), 5)) == world.floor
-    ended = [play(world, task, world.random(task, 1), 30) for task in tasks]
-    assert all(step.info["valid"] for done in ended for step in done)
-    assert play(world, tasks[0], world.random(tasks[0], 1), 30) == ended[0]
+    done = [play(world, task, world.random(task, 1), 30) for task in tasks]
+    assert all(step.info["valid"] for done in done for step in done)
+    assert play(world, tasks[0], world.random(tasks[0], 1), 30) == done[0]
 
 
 @pytest.mark.parametrize("format", ["react", "hf"])

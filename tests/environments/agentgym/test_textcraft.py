@@ -330,11 +330,11 @@ def test_depths_select_and_variants_differ_in_lines_only() -> None:
     assert first.fields["commands"] != second.fields["commands"]
     needed, near = (set(lines) for lines in lines_for("lectern"))
     for task in (first, second):
-        shown = set(task.fields["commands"])
-        assert needed <= shown
-        assert shown - needed <= near
-        assert len(shown - needed) == 10
-        assert len(shown) == len(task.fields["commands"])
+        recipes_of = set(task.fields["commands"])
+        assert needed <= recipes_of
+        assert recipes_of - needed <= near
+        assert len(recipes_of - needed) == 10
+        assert len(recipes_of) == len(task.fields["commands"])
     assert first.id == "textcraft-lectern-0"
     assert TextCraft().task_at(0).fields["data_idx"] == 0
     assert TextCraft().task_at(419 + 5).id == TextCraft().task_at(5).id[:-1] + "1"

@@ -17,7 +17,7 @@ from practicum import registry
 from practicum.chat.formats.registry import make_format
 from practicum.environment import SPLITS, Action, Policy, Step
 from practicum.environments.agentgym.webshop import WebShop, read_goal, split_of
-from practicum.environments.agentgym.webshop_catalogue import Chance, Product, generated, make_product
+from practicum.environments.agentgym.webshop_catalogue import Product, SeededRandom, generated, make_product
 from practicum.environments.agentgym.webshop_files import read_shop
 from practicum.environments.agentgym.webshop_reward import Goal, judge, plain_colour, token_set_ratio, type_reward
 from practicum.errors import UserError
@@ -258,7 +258,7 @@ def test_the_shop_has_not_changed_and_grows_from_its_beginning() -> None:
     tasks = [world.task_at(number) for number in range(200)]
     assert content_hash([[task.id, task.split, task.hash] for task in tasks]) == "4245c950e25dbe8d"
     assert [make_product(number) for number in range(30)] == list(generated(1000).products[:30])
-    assert Chance("x").sample("abcdef", 3) == Chance("x").sample("abcdef", 3)
+    assert SeededRandom("x").sample("abcdef", 3) == SeededRandom("x").sample("abcdef", 3)
 
 
 def test_splits_are_disjoint_by_product() -> None:

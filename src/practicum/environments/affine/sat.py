@@ -170,10 +170,10 @@ def _ranges(
     return Level(variables, width, None if clauses is None else float(clauses))
 
 
-def _range(name: str, given: int | Sequence[int] | None, default: tuple[int, int]) -> tuple[int, int]:
-    bounds = default if given is None else (given, given) if isinstance(given, int) else tuple(given)
+def _range(name: str, value: int | Sequence[int] | None, default: tuple[int, int]) -> tuple[int, int]:
+    bounds = default if value is None else (value, value) if isinstance(value, int) else tuple(value)
     if len(bounds) != 2 or not all(isinstance(bound, int) and not isinstance(bound, bool) for bound in bounds):
-        raise UserError(f"affine:sat needs {name} as a whole number or a pair such as [10, 20]; got {given}.")
+        raise UserError(f"affine:sat needs {name} as a whole number or a pair such as [10, 20]; got {value}.")
     if bounds[0] > bounds[1]:
-        raise UserError(f"affine:sat needs {name} with the smaller number first; got {given}.")
+        raise UserError(f"affine:sat needs {name} with the smaller number first; got {value}.")
     return bounds[0], bounds[1]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.environment import Action, Policy
-from practicum.environments.agentgym.alfworld_games import GENERATOR, KINDS, kind_of
+from practicum.environments.agentgym.alfworld_games import GENERATOR_VERSION, KINDS, kind_of
 from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire, by_hash
 from practicum.environments.agentgym.grammar.bracket import Brackets, Call
 from practicum.environments.agentgym.grammar.line import Refused
@@ -28,9 +28,9 @@ from practicum.task import Task
 HOST = "practicum.environments.agentgym.alfworld_host:AlfWorldHost"
 EXPERTS = ("walkthrough", "planner")
 FOLDERS = {"train": "train", "val": "valid_seen", "test": "valid_unseen"}
-ROUND = 6000
+NUM_SHUFFLED_GAMES = 6000
 """Number of generated games that are shuffled together; more tasks repeat the cycle."""
-LOOKS = ("look", "inventory", "examine", "help")
+LOOK_COMMANDS = ("look", "inventory", "examine", "help")
 USAGE = (
     "go to X | take X from Y | move X to Y | open X | close X | use X | clean X with Y | heat X with Y | "
     "cool X with Y | slice X with Y | examine X | look | inventory | help"
@@ -54,7 +54,7 @@ BRACKETS = Brackets(
     }
 )
 _plans: dict[tuple[str, int | str], tuple[str, ...]] = {}
-_plans_wanted: set[str] = set()
+_experts_used: set[str] = set()
 """Experts that were used: later episodes return their plan when they begin."""
 
 
@@ -108,34 +108,34 @@ class AlfWorld(AgentGymEnvironment):
         if self._session is None or not self._session.alive:
             self._session = self._pool.open_session()
         key = (self.expert_kind, game)
-        wanted = self.expert_kind if self.expert_kind in _plans_wanted and key not in _plans else ""
-        begun = await self._session.call("begin", game=game, expert=wanted)
-        if wanted:
-            _plans[key] = tuple(begun["plan"])
+        expert_to_plan = self.expert_kind if self.expert_kind in _experts_used and key not in _plans else ""
+        response = await self._session.call("begin", game=game, expert=expert_to_plan)
+        if expert_to_plan:
+            _plans[key] = tuple(response["plan"])
         # AgentGym names ALFWorld's own games by their folders.
         own = isinstance(game, str)
         self._kind = "/".join(Path(str(game)).parts[-3:-1]) if own else str(task.fields.get("kind", ""))
         # The first paragraph is the engine's welcome text.
-        return self._reply("\n".join(begun["text"].split("\n\n")[1:]), begun)
+        return self._reply("\n".join(response["text"].split("\n\n")[1:]), response)
 
     async def act(self, command: str) -> Reply:
         assert self._session is not None, "begin comes before act"
         response = await self._session.call("step", command=command)
         won = bool(response["won"])
-        worked = response["valid"] and not command.startswith(LOOKS)
+        worked = response["valid"] and not command.startswith(LOOK_COMMANDS)
         return self._reply(response["text"], response, float(won), command if worked else "", won)
 
     def _reply(
         self, text: str, response: dict[str, Any], native: float = 0.0, kind: str = "", won: bool = False
     ) -> Reply:
         self._legal = tuple(response["legal"])
-        shown = "" if not self.show_actions or won else f"\nAVAILABLE ACTIONS: {self._listed()}"
+        actions_text = "" if not self.show_actions or won else f"\nAVAILABLE ACTIONS: {self._actions_text()}"
         return Reply(
-            text + shown, native=native, kind=kind, done=won, success=won, legal=self._legal,
+            text + actions_text, native=native, kind=kind, done=won, success=won, legal=self._legal,
             valid=response.get("valid", True),
         )  # fmt: skip
 
-    def _listed(self) -> str:
+    def _actions_text(self) -> str:
         return ",".join(map(self.write, self._legal))
 
     async def close(self) -> None:
@@ -170,9 +170,9 @@ class AlfWorld(AgentGymEnvironment):
                     f"Task '{task.id}' is one of ALFWorld's own games; say where they are with games=FOLDER."
                 )
             return str(self.folder / file)
-        if not isinstance(number, int) or task.fields.get("generator") != GENERATOR:
+        if not isinstance(number, int) or task.fields.get("generator") != GENERATOR_VERSION:
             raise UserError(
-                f"Task '{task.id}' needs a 'data_idx' and the 'generator' {GENERATOR}; make the tasks anew."
+                f"Task '{task.id}' needs a 'data_idx' and the 'generator' {GENERATOR_VERSION}; make the tasks anew."
             )
         return number
 
@@ -187,15 +187,16 @@ class AlfWorld(AgentGymEnvironment):
         """Generated games: a hash of the number decides the split, the kinds alternate. Files: their folders decide."""
         self.check_split(split)
         if self.folder is None:
-            lines = [[n for n in by_hash(list(range(start, ROUND, len(KINDS))), seed) if _split_of(n) == split]
-                     for start, kind in enumerate(KINDS) if kind in self.kinds]  # fmt: skip
-            order = [line[place] for place in range(min(map(len, lines))) for line in lines]
-            return [made_task(order[n % len(order)] + ROUND * (n // len(order))) for n in range(count)]
+            starts = [start for start, kind in enumerate(KINDS) if kind in self.kinds]
+            numbers = [by_hash(list(range(start, NUM_SHUFFLED_GAMES, len(KINDS))), seed) for start in starts]
+            lines = [[number for number in of_kind if _split_of(number) == split] for of_kind in numbers]
+            order = [line[index] for index in range(min(map(len, lines))) for line in lines]
+            return [made_task(order[n % len(order)] + NUM_SHUFFLED_GAMES * (n // len(order))) for n in range(count)]
         files = _files(self.folder, split)
         if not files:
             raise UserError(f"There are no games in '{self.folder / FOLDERS[split]}'.")
         first = sum(len(_files(self.folder, other)) for other in list(FOLDERS)[: list(FOLDERS).index(split)])
-        numbered = [pair for pair in by_hash([[file, first + place] for place, file in enumerate(files)], seed)
+        numbered = [pair for pair in by_hash([[file, first + index] for index, file in enumerate(files)], seed)
                     if self.kinds == KINDS or _file_kind(pair[0]) in self.kinds]  # fmt: skip
         if not numbered:
             raise UserError(f"There are no games of {', '.join(self.kinds)} in '{self.folder / FOLDERS[split]}'.")
@@ -205,7 +206,7 @@ class AlfWorld(AgentGymEnvironment):
         """Return the policy of the game's walkthrough or of Fast Downward's plan; later episodes start with it."""
         game = self._game(task)
         key = (self.expert_kind, game)
-        _plans_wanted.add(self.expert_kind)
+        _experts_used.add(self.expert_kind)
         if key not in _plans:  # `ready_expert` has not been called
             _plans[key] = tuple(self._pool.ask("plan", game=game, expert=self.expert_kind))
         plan = iter(_plans[key])
@@ -214,7 +215,7 @@ class AlfWorld(AgentGymEnvironment):
     async def ready_expert(self, task: Task) -> None:
         game = self._game(task)
         key = (self.expert_kind, game)
-        _plans_wanted.add(self.expert_kind)
+        _experts_used.add(self.expert_kind)
         if key not in _plans:
             _plans[key] = tuple(await self._pool.call("plan", game=game, expert=self.expert_kind))
 
@@ -226,7 +227,7 @@ class AlfWorld(AgentGymEnvironment):
 
 def made_task(number: int) -> Task:
     """Return the task of a number."""
-    fields = {"data_idx": number, "kind": kind_of(number), "generator": GENERATOR}
+    fields = {"data_idx": number, "kind": kind_of(number), "generator": GENERATOR_VERSION}
     return Task(f"alfworld-{kind_of(number)}-{number}", AlfWorld.name, _split_of(number), fields)
 
 
@@ -241,14 +242,14 @@ def pool_of(workers: int) -> WorkerPool:
 
 
 def _split_of(number: int) -> str:
-    return split_of(["alfworld", number % ROUND])
+    return split_of(["alfworld", number % NUM_SHUFFLED_GAMES])
 
 
 @functools.lru_cache(maxsize=16)
 def _files(folder: Path, split: str) -> tuple[str, ...]:
     """Return the playable game files of a split by name. Games with moved or sliced objects are not playable."""
-    found = sorted(path.relative_to(folder).as_posix() for path in (folder / FOLDERS[split]).rglob("game.tw-pddl"))
-    return tuple(name for name in found if "movable" not in name and "Sliced" not in name)
+    paths = sorted(path.relative_to(folder).as_posix() for path in (folder / FOLDERS[split]).rglob("game.tw-pddl"))
+    return tuple(name for name in paths if "movable" not in name and "Sliced" not in name)
 
 
 def _file_kind(file: str) -> str:

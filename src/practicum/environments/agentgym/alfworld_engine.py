@@ -66,7 +66,7 @@ def stock() -> types.SimpleNamespace:
 def tables() -> Tables:
     constants = stock().constants
     return Tables(
-        holds={piece: frozenset(held) for piece, held in constants.VAL_RECEPTACLE_OBJECTS.items()},
+        holds={piece: frozenset(objects) for piece, objects in constants.VAL_RECEPTACLE_OBJECTS.items()},
         able={ability: frozenset(able) for ability, able in constants.VAL_ACTION_OBJECTS.items()},
         openable=frozenset(constants.OPENABLE_CLASS_LIST),
         goals=stock().goals,
@@ -113,16 +113,16 @@ def _logic_without_goal(domain: str, grammar: str) -> Any:
 def logic_of(domain: str, grammar: str) -> Any:
     """Return the game's logic; parsing a grammar is slow, and games differ in one sentence of it."""
     quicken()
-    found = GOAL.search(grammar)
-    if found is None:
+    match = GOAL.search(grammar)
+    if match is None:
         return _logic_without_goal(domain, grammar)
-    general = grammar[: found.start(2)] + PLACEHOLDER + grammar[found.end(2) :]
+    general = grammar[: match.start(2)] + PLACEHOLDER + grammar[match.end(2) :]
     logic = copy.copy(_logic_without_goal(domain, general))
     logic.grammar = copy.copy(logic.grammar)
     logic.grammar._rules = dict(logic.grammar._rules)
     (rule,) = logic.grammar._rules["task"]
     rule = copy.copy(rule)
-    sentence = json.loads(f'"{found[1]}{found[2]}{"." if found[3].startswith(".") else ""}"')
+    sentence = json.loads(f'"{match[1]}{match[2]}{"." if match[3].startswith(".") else ""}"')
     rule.rhs = stock().textgen._parse_and_convert(sentence, rule_name="symbols")
     logic.grammar._rules["task"] = [rule]
     return logic
@@ -137,7 +137,7 @@ class Later:
     def encode(self, encoding: str) -> Later:
         return self
 
-    def made(self) -> bytes:
+    def translate(self) -> bytes:
         return _translated(self.domain, self.problem, True)[1].encode()
 
 
@@ -162,7 +162,7 @@ class Library:
 
     def replan(self, verbose: bool) -> bool:
         if self._later is not None:
-            self.raw.load_sas_replan(self._later.made())
+            self.raw.load_sas_replan(self._later.translate())
             self._later = None
         return bool(self.raw.replan(verbose))
 
@@ -217,7 +217,7 @@ class Game:
 
     def step(self, command: str) -> None:
         """Execute a command; one that is not legal changes nothing."""
-        operator = next((operator for said, operator in self._valid if said == command), None)
+        operator = next((operator for command_text, operator in self._valid if command_text == command), None)
         if operator is None:
             self.text = "Nothing happens."
             return
@@ -240,20 +240,20 @@ class Game:
     def _look(self) -> None:
         """Update the possible actions and whether the goal is reached."""
         self.won = bool(self._library.check_goal())
-        found = (stock().fast_downward.Operator * self._library.get_applicable_operators_count())()
-        self._library.get_applicable_operators(found)
-        unknown = [operator for operator in found if operator.id not in self._operators]
+        operators = (stock().fast_downward.Operator * self._library.get_applicable_operators_count())()
+        self._library.get_applicable_operators(operators)
+        unknown = [operator for operator in operators if operator.id not in self._operators]
         if unknown:
             self._learn(unknown)
         self._valid, seen = [], set()
-        for each in found:
+        for each in operators:
             operator = self._operators[each.id]
             if operator.name in seen:
                 continue
             seen.add(operator.name)
-            said = operator.command if operator.command is not None else self._word(operator.action)
-            self._valid.append((said, operator))
-        self.legal = sorted({said for said, _ in self._valid})
+            command_text = operator.command if operator.command is not None else self._word(operator.action)
+            self._valid.append((command_text, operator))
+        self.legal = sorted({command_text for command_text, _ in self._valid})
 
     def _learn(self, unknown: list[Any]) -> None:
         """Create the actions of operators that are new, as TextWorld does."""
@@ -271,17 +271,17 @@ class Game:
             }
             action.command_template = self._logic.actions[name].template
             action.feedback_rule = self._logic.actions[name].feedback_rule
-            asked = set(QUERY.findall(action.command_template.partition("|")[2]))
-            fixed = not {predicate.removeprefix("not_") for predicate in asked} & self._changing
+            predicates = set(QUERY.findall(action.command_template.partition("|")[2]))
+            fixed = not {predicate.removeprefix("not_") for predicate in predicates} & self._changing
             command = self._word(action) if fixed and "#" not in action.command_template else None
             self._operators[each.id] = Operator(each.id, each.name, each.nb_effect_atoms, action, command)
 
     def _word(self, action: Any) -> str:
         template = action.command_template
         action.command_template = self._derive(template, action.mapping)
-        said = str(action.format_command(self._names))
+        command_text = str(action.format_command(self._names))
         action.command_template = template
-        return said
+        return command_text
 
     def _derive(self, rule: str, mapping: Mapping[Any, Any]) -> str:
         context = {

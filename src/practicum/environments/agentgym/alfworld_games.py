@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-GENERATOR = 1
+GENERATOR_VERSION = 1
 """Increased when a number gives another game than before; part of every task."""
 KINDS = (
     "pick_and_place_simple",
@@ -94,7 +94,7 @@ class Tables:
     """Kind of goal to its PDDL and its wordings."""
 
 
-class Dice:
+class SeededRandom:
     """Random numbers that depend on a number and the count of draws only, on every version of Python."""
 
     def __init__(self, seed: str) -> None:
@@ -118,7 +118,7 @@ class Thing:
 
     name: str
     kind: str
-    place: str
+    receptacle: str
 
 
 def kind_of(number: int) -> str:
@@ -128,24 +128,24 @@ def kind_of(number: int) -> str:
 def make_game(number: int, tables: Tables) -> dict[str, Any]:
     """Return the game of a number: PDDL problem, goal in words, and a shortest plan (`verb, names...` per step)."""
     kind = kind_of(number)
-    dice = Dice(f"alfworld/{GENERATOR}/{number}")
-    room = dice.pick(ROOMS_OF_KIND[kind])
-    counts = {piece: dice.between(*limits) for piece, limits in FURNITURE[room].items()}
+    rng = SeededRandom(f"alfworld/{GENERATOR_VERSION}/{number}")
+    room = rng.pick(ROOMS_OF_KIND[kind])
+    counts = {piece: rng.between(*limits) for piece, limits in FURNITURE[room].items()}
     furniture = {
         f"{_stem(piece)}_bar_{number:02d}{_tail(piece)}": piece
         for piece, count in counts.items()
         for number in range(1, count + 1)
     }
-    target, goal_place = _goal(kind, room, set(furniture.values()), tables, dice)
-    things = _things(kind, room, furniture, target, goal_place, tables, dice)
+    target, goal_receptacle = _goal(kind, room, set(furniture.values()), tables, rng)
+    things = _things(kind, room, furniture, target, goal_receptacle, tables, rng)
     lamp = next((thing.kind for thing in things if thing.kind in LIT_ROOMS.values()), "")
-    words = {"obj": target, "recep": goal_place, "toggle": lamp, "mrecep": ""}
+    words = {"obj": target, "recep": goal_receptacle, "toggle": lamp, "mrecep": ""}
     goal = tables.goals[kind]["pddl"].replace("#", "-").format(**words)
-    wording = dice.pick(tables.goals[kind]["templates"])
+    wording = rng.pick(tables.goals[kind]["templates"])
     return {
         "pddl_problem": _problem(number, furniture, things, goal, tables),
         "goal": wording.format(**{name: word.lower() for name, word in words.items()}),
-        "plan": _plan(kind, furniture, things, target, goal_place, tables.openable),
+        "plan": _plan(kind, furniture, things, target, goal_receptacle, tables.openable),
     }
 
 
@@ -158,48 +158,56 @@ def _tail(piece: str) -> str:
     return f"_bar_{piece}" if piece.endswith("Basin") else ""
 
 
-def _goal(kind: str, room: str, pieces: set[str], tables: Tables, dice: Dice) -> tuple[str, str]:
+def _goal(kind: str, room: str, pieces: set[str], tables: Tables, rng: SeededRandom) -> tuple[str, str]:
     """Draw an object and a receptacle that can hold it; for looking under a lamp only the object is used."""
-    wanted = tables.able[ABILITY[kind]] if kind in ABILITY else frozenset(THINGS[room])
+    candidates = tables.able[ABILITY[kind]] if kind in ABILITY else frozenset(THINGS[room])
     # An object with only one possible receptacle would be there from the beginning.
     pairs = [
         (thing, piece)
         for thing in THINGS[room]
         for piece in sorted(pieces)
-        if thing in wanted and thing in tables.holds.get(piece, ()) and _other_places(thing, piece, pieces, tables)
+        if thing in candidates
+        and thing in tables.holds.get(piece, ())
+        and _other_receptacles(thing, piece, pieces, tables)
     ]
-    thing, piece = dice.pick(pairs)
+    thing, piece = rng.pick(pairs)
     return (thing, "") if kind == "look_at_obj_in_light" else (thing, piece)
 
 
-def _other_places(thing: str, piece: str, pieces: set[str], tables: Tables) -> list[str]:
+def _other_receptacles(thing: str, piece: str, pieces: set[str], tables: Tables) -> list[str]:
     return sorted(other for other in pieces if other != piece and thing in tables.holds.get(other, ()))
 
 
 def _things(
-    kind: str, room: str, furniture: Mapping[str, str], target: str, goal_place: str, tables: Tables, dice: Dice
+    kind: str,
+    room: str,
+    furniture: Mapping[str, str],
+    target: str,
+    goal_receptacle: str,
+    tables: Tables,
+    rng: SeededRandom,
 ) -> list[Thing]:
     """Draw the objects of the room: those of the goal, not yet in place, a lamp if needed, and others."""
     count: dict[str, int] = {}
 
-    def place(what: str, allowed: Sequence[str]) -> list[Thing]:
-        places = [name for name, piece in furniture.items() if piece in allowed]
-        if not places:
+    def receptacle(what: str, allowed: Sequence[str]) -> list[Thing]:
+        receptacles = [name for name, piece in furniture.items() if piece in allowed]
+        if not receptacles:
             return []
         count[what] = count.get(what, 0) + 1
-        return [Thing(f"{what}_bar_{count[what]:02d}", what, dice.pick(places))]
+        return [Thing(f"{what}_bar_{count[what]:02d}", what, rng.pick(receptacles))]
 
     pieces = set(furniture.values())
-    elsewhere = _other_places(target, goal_place, pieces, tables)
+    elsewhere = _other_receptacles(target, goal_receptacle, pieces, tables)
     least = 2 if kind == "pick_two_obj_and_place" else 1
-    found = [thing for _ in range(dice.between(least, least + 1)) for thing in place(target, elsewhere)]
-    if room in LIT_ROOMS and (kind == "look_at_obj_in_light" or dice.below(2)):
-        found += place(LIT_ROOMS[room], [piece for piece in LAMP_STANDS if piece in pieces])
+    objects_ = [thing for _ in range(rng.between(least, least + 1)) for thing in receptacle(target, elsewhere)]
+    if room in LIT_ROOMS and (kind == "look_at_obj_in_light" or rng.below(2)):
+        objects_ += receptacle(LIT_ROOMS[room], [piece for piece in LAMP_STANDS if piece in pieces])
     for what in THINGS[room]:
         if what != target:
             allowed = [piece for piece in sorted(pieces) if what in tables.holds.get(piece, ())]
-            found += [thing for _ in range(dice.between(0, 2)) for thing in place(what, allowed)]
-    return found
+            objects_ += [thing for _ in range(rng.between(0, 2)) for thing in receptacle(what, allowed)]
+    return objects_
 
 
 def _plan(
@@ -207,13 +215,13 @@ def _plan(
     furniture: Mapping[str, str],
     things: Sequence[Thing],
     target: str,
-    goal_place: str,
+    goal_receptacle: str,
     openable: frozenset[str],
 ) -> list[list[str]]:
     """Return the shortest plan that brings one (or two) objects of the wanted type to the goal."""  # fmt: skip
     sought = [thing for thing in things if thing.kind == target]
     lamp = next((thing for thing in things if thing.kind in LIT_ROOMS.values()), None)
-    ends = [name for name, piece in furniture.items() if piece == goal_place] or [""]
+    ends = [name for name, piece in furniture.items() if piece == goal_receptacle] or [""]
     plans = []
     for thing in sought:
         others = [other for other in sought if other != thing] if kind == "pick_two_obj_and_place" else [None]
@@ -233,12 +241,12 @@ def _carry(
     steps: list[list[str]] = []
     opened: set[str] = set()
 
-    def go(place: str, within: bool) -> None:
-        if not any(step[0] == "goto" for step in steps) or _stands(steps) != place:
-            steps.append(["goto", place])
-        if within and furniture[place] in openable and place not in opened:
-            steps.append(["open", place])
-            opened.add(place)
+    def go(receptacle: str, within: bool) -> None:
+        if not any(step[0] == "goto" for step in steps) or _stands(steps) != receptacle:
+            steps.append(["goto", receptacle])
+        if within and furniture[receptacle] in openable and receptacle not in opened:
+            steps.append(["open", receptacle])
+            opened.add(receptacle)
 
     tool = {
         "pick_clean_then_place_in_recep": ("clean", "SinkBasin"),
@@ -246,16 +254,16 @@ def _carry(
         "pick_cool_then_place_in_recep": ("cool", "Fridge"),
     }.get(kind)
     for thing in carried:
-        go(thing.place, within=True)
-        steps.append(["take", thing.name, thing.place])
+        go(thing.receptacle, within=True)
+        steps.append(["take", thing.name, thing.receptacle])
         if tool is not None:
             verb, piece = tool
-            place = next(name for name, what in furniture.items() if what == piece)
-            go(place, within=False)
-            steps.append([verb, thing.name, place])
+            receptacle = next(name for name, what in furniture.items() if what == piece)
+            go(receptacle, within=False)
+            steps.append([verb, thing.name, receptacle])
         if kind == "look_at_obj_in_light":
             assert lamp is not None, "a room for looking has a lamp"
-            go(lamp.place, within=False)
+            go(lamp.receptacle, within=False)
             steps.append(["use", lamp.name])
         else:
             go(end, within=True)
@@ -269,12 +277,12 @@ def _stands(steps: Sequence[Sequence[str]]) -> str:
 
 def _problem(number: int, furniture: Mapping[str, str], things: Sequence[Thing], goal: str, tables: Tables) -> str:
     """Write the PDDL problem: each piece of furniture at its own location, the agent in the middle of the room."""
-    places = {name: f"loc_bar_{index:02d}" for index, name in enumerate(furniture, 1)}
+    receptacles = {name: f"loc_bar_{index:02d}" for index, name in enumerate(furniture, 1)}
     kinds = sorted({f"{thing.kind}Type" for thing in things} | set(DOMAIN_TYPES[0]))
     pieces = sorted({f"{piece}Type" for piece in furniture.values()} | set(DOMAIN_TYPES[1]))
     objects = [
         "agent1 - agent",
-        *(f"{name} - location" for name in ("loc_bar_00", *places.values())),
+        *(f"{name} - location" for name in ("loc_bar_00", *receptacles.values())),
         *(f"{thing.name} - object" for thing in things),
         *(f"{name} - receptacle" for name in furniture),
         *(f"{kind} - otype" for kind in kinds),
@@ -282,16 +290,16 @@ def _problem(number: int, furniture: Mapping[str, str], things: Sequence[Thing],
     ]
     facts = ["(= (total-cost) 0)", "(atLocation agent1 loc_bar_00)"]
     for name, piece in furniture.items():
-        facts += [f"(receptacleType {name} {piece}Type)", f"(receptacleAtLocation {name} {places[name]})"]
+        facts += [f"(receptacleType {name} {piece}Type)", f"(receptacleAtLocation {name} {receptacles[name]})"]
         facts += [f"(openable {name})"] if piece in tables.openable else []
     for piece in sorted(set(furniture.values())):
-        held = sorted({thing.kind for thing in things} & tables.holds.get(piece, frozenset()))
-        facts += [f"(canContain {piece}Type {kind}Type)" for kind in held]
+        contained_kinds = sorted({thing.kind for thing in things} & tables.holds.get(piece, frozenset()))
+        facts += [f"(canContain {piece}Type {kind}Type)" for kind in contained_kinds]
     for thing in things:
         facts += [
             f"(objectType {thing.name} {thing.kind}Type)",
-            f"(inReceptacle {thing.name} {thing.place})",
-            f"(objectAtLocation {thing.name} {places[thing.place]})",
+            f"(inReceptacle {thing.name} {thing.receptacle})",
+            f"(objectAtLocation {thing.name} {receptacles[thing.receptacle]})",
             *(
                 f"({ability.lower()} {thing.name})"
                 for ability in ("Cleanable", "Heatable", "Coolable", "Toggleable", "Sliceable")
@@ -299,8 +307,8 @@ def _problem(number: int, furniture: Mapping[str, str], things: Sequence[Thing],
             ),
         ]
         facts += [] if thing.kind in tables.able["Toggleable"] else [f"(pickupable {thing.name})"]
-    listed, begun = "\n  ".join(objects), "\n  ".join(facts)
+    objects_text, facts_text = "\n  ".join(objects), "\n  ".join(facts)
     return (
         f"(define (problem game_{number})\n (:domain alfred)\n"
-        f" (:objects\n  {listed}\n )\n (:init\n  {begun}\n )\n{goal}"
+        f" (:objects\n  {objects_text}\n )\n (:init\n  {facts_text}\n )\n{goal}"
     )

@@ -35,10 +35,10 @@ class AlfWorldHost:
 
     def step(self, session: int, command: str) -> dict[str, Any]:
         world = self._by_session[session][0]
-        known = world.legal
-        if command not in known:
-            command = next((other for other in respelt(command) if other in known), command)
-        valid = command in known
+        legal = world.legal
+        if command not in legal:
+            command = next((other for other in alternative_spellings(command) if other in legal), command)
+        valid = command in legal
         world.step(command)
         return {**_told(world), "valid": valid}
 
@@ -52,9 +52,9 @@ class AlfWorldHost:
             self._spare.append(library)
 
     def close_session(self, session: int) -> None:
-        held = self._by_session.pop(session, None)
-        if held is not None:
-            self._spare.append(held[1])
+        episode = self._by_session.pop(session, None)
+        if episode is not None:
+            self._spare.append(episode[1])
 
     def _library(self) -> Library:
         return self._spare.pop() if self._spare else Library()
@@ -79,24 +79,24 @@ def load(game: int | str) -> dict[str, Any]:
             data: dict[str, Any] = json.load(file)
         return data
     domain, grammar = alfred()
-    made = make_game(game, tables())
+    game_data = make_game(game, tables())
     return {
         "pddl_domain": domain,
-        "grammar": grammar.replace(PLACEHOLDER, made["goal"]),
-        "pddl_problem": made["pddl_problem"],
-        "plan": made["plan"],
+        "grammar": grammar.replace(PLACEHOLDER, game_data["goal"]),
+        "pddl_problem": game_data["pddl_problem"],
+        "plan": game_data["plan"],
     }
 
 
-def respelt(command: str) -> tuple[str, ...]:
+def alternative_spellings(command: str) -> tuple[str, ...]:
     """Replace `put X in/on Y` of ALFWorld's older games by `move X to Y` of its newer ones if only that is possible."""
     verb, _, rest = command.partition(" ")
     if verb == "toggle":
         return (f"use {rest}",)
     for old in (" in/on ", " in ", " on ", " to "):
-        thing, found, place = rest.partition(old)
-        if verb in ("put", "move") and found:
-            return f"move {thing} to {place}", f"put {thing} in/on {place}"
+        thing, separator, receptacle = rest.partition(old)
+        if verb in ("put", "move") and separator:
+            return f"move {thing} to {receptacle}", f"put {thing} in/on {receptacle}"
     return ()
 
 

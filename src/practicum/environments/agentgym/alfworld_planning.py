@@ -36,21 +36,21 @@ def relevant(problem: str) -> str:
     # An object inside another one is moved with it.
     things |= {outer for what, inner, outer in pairs if what == "inReceptacleObject" and inner in things}
     furniture = {name for what, name, kind in pairs if what == "receptacleType" and kind in kinds}
-    furniture |= {place for what, thing, place in pairs if what == "inReceptacle" and thing in things}
-    places = {place for what, name, place in pairs if what == "receptacleAtLocation" and name in furniture}
-    places |= {place for what, _, place in pairs if what == "atLocation"}
+    furniture |= {location for what, thing, location in pairs if what == "inReceptacle" and thing in things}
+    locations = {location for what, name, location in pairs if what == "receptacleAtLocation" and name in furniture}
+    locations |= {location for what, _, location in pairs if what == "atLocation"}
     named = [(str(kind), str(name)) for name, kind in _typed(parts[":objects"][1:])]
-    kept = {"object": things, "receptacle": furniture, "location": places}
-    gone = {name for kind, name in named if kind in kept and name not in kept[kind]}
+    relevant = {"object": things, "receptacle": furniture, "location": locations}
+    irrelevant = {name for kind, name in named if kind in relevant and name not in relevant[kind]}
     holders = {kind for what, name, kind in pairs if what == "receptacleType" and name in furniture}
     facts = [
         fact
         for fact in init
-        if not gone.intersection(_words(fact))
+        if not irrelevant.intersection(_words(fact))
         and not (fact[0] == "canContain" and not (fact[1] in holders and fact[2] in kinds))
     ]
     parts[":init"][1:] = facts
-    parts[":objects"][1:] = [word for kind, name in named if name not in gone for word in (name, "-", kind)]
+    parts[":objects"][1:] = [word for kind, name in named if name not in irrelevant for word in (name, "-", kind)]
     return _write(tree)
 
 
@@ -58,12 +58,12 @@ def _read(tokens: Iterator[str]) -> Tree:
     token = next(tokens)
     if token != "(":
         return token
-    held: list[Tree] = []
+    items: list[Tree] = []
     while True:
         part = _read(tokens)
         if part == ")":
-            return held
-        held.append(part)
+            return items
+        items.append(part)
 
 
 def _write(tree: Tree) -> str:

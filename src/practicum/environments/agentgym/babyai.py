@@ -97,8 +97,8 @@ class BabyAI(AgentGymEnvironment):
         assert self._world is not None
         assert self._view is not None
         if command == CHECK:
-            listed = ", ".join(legal_commands(self._world, self._view))
-            return Reply(f"You can: {listed}", legal=None)
+            commands = ", ".join(legal_commands(self._world, self._view))
+            return Reply(f"You can: {commands}", legal=None)
         for action in actions_of(command, self._world, self._view):
             _, reward, terminated, truncated, _ = self._world.step(action)
             if terminated or truncated:
@@ -113,8 +113,8 @@ class BabyAI(AgentGymEnvironment):
         self._view = look(self._world)
         legal = legal_commands(self._world, self._view)
         text = describe(self._view) if self.observation == "full" else describe_shortly(self._view)
-        listed = f"\nAvailable actions: [{', '.join(map(self.write, legal))}]" if self.actions else ""
-        return Reply(f"{before}{text}{listed}", kind=kind, legal=legal)
+        commands = f"\nAvailable actions: [{', '.join(map(self.write, legal))}]" if self.actions else ""
+        return Reply(f"{before}{text}{commands}", kind=kind, legal=legal)
 
     def from_brackets(self, call: Call) -> str | None:
         """Translate a bracket command; without a number the nearest object is meant."""
@@ -137,18 +137,18 @@ class BabyAI(AgentGymEnvironment):
         self.check_split(split)
         # Levels that cannot be won are left out unless named.
         levels = self.levels or tuple(level for level in LEVELS if level != UNWINNABLE)
-        found: list[Task] = []
+        tasks: list[Task] = []
         seen: set[str] = set()
         for number in itertools.count():
-            if len(found) >= count:
-                return found
+            if len(tasks) >= count:
+                return tasks
             level, world_seed = levels[number % len(levels)], seed * SEED_BLOCK + number // len(levels)
             world = fingerprint(level, world_seed)
             if split_of(world) == split and world not in seen:
                 seen.add(world)
-                found.append(make_task(level, world_seed))
+                tasks.append(make_task(level, world_seed))
             if number > 1000 * (count + len(levels)):
-                raise UserError(f"babyai's levels {', '.join(levels)} have only {len(found)} '{split}' worlds.")
+                raise UserError(f"babyai's levels {', '.join(levels)} have only {len(tasks)} '{split}' worlds.")
         raise AssertionError("counting ends only above")
 
     def expert(self, task: Task) -> Policy:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from practicum.environments.agentgym.babyai_view import (
+    DIRECTION_OFFSETS,
     DONE,
     DROP,
     FORWARD,
     LEFT,
     PICKUP,
     RIGHT,
-    STEPS,
     TOGGLE,
     Seen,
     View,
     beside,
-    way_to,
+    path_to,
     within_reach,
 )
 from practicum.environments.agentgym.grammar.line import Refused
@@ -33,27 +33,27 @@ USAGE = (
 
 def legal_commands(world: RoomGridLevel, view: View) -> tuple[str, ...]:
     """Return the commands that would work now."""
-    found = ["turn left", "turn right"]
+    commands = ["turn left", "turn right"]
     front = world.grid.get(*front_of(world))
     if front is None or front.can_overlap():
-        found.append("move forward")
+        commands.append("move forward")
     reached = within_reach(view, (int(world.agent_pos[0]), int(world.agent_pos[1])))
     for name, seen in view.things.items():
-        if not beside(reached, seen.place):
+        if not beside(reached, seen.position):
             continue
-        found.append(f"go to {name}")
+        commands.append(f"go to {name}")
         if seen.thing.type == "door":
             if seen.thing.is_open:
-                found.append(f"go through {name}")
+                commands.append(f"go through {name}")
             elif not seen.thing.is_locked or _has_key(world, seen.thing):
-                found.append(f"toggle and go through {name}")
+                commands.append(f"toggle and go through {name}")
         elif not view.carrying and seen.thing.can_pickup():
-            found.append(f"pick up {name}")
+            commands.append(f"pick up {name}")
     if _can_toggle(world, front):
-        found.append("toggle")
+        commands.append("toggle")
     if world.carrying and front is None:
-        found.append("drop")
-    return (*found, CHECK)
+        commands.append("drop")
+    return (*commands, CHECK)
 
 
 def actions_of(command: str, world: RoomGridLevel, view: View) -> list[int]:
@@ -95,11 +95,11 @@ def _towards(verb: str, name: str, world: RoomGridLevel, view: View) -> list[int
         raise Refused(f"You see no {name[:60]}.")
     last = _at(verb, seen, world, view)
     start = (int(world.agent_pos[0]), int(world.agent_pos[1]))
-    way = way_to(view.floor, start, int(world.agent_dir), seen.place)
-    if way is None:
+    path = path_to(view.floor, start, int(world.agent_dir), seen.position)
+    if path is None:
         raise Refused(f"You cannot {verb} {name}: you see no way to it.")
     # The engine checks the mission only after an action: an agent that is already there waits a step.
-    return way + last or [DONE]
+    return path + last or [DONE]
 
 
 def _at(verb: str, seen: Seen, world: RoomGridLevel, view: View) -> list[int]:
@@ -142,5 +142,5 @@ def _can_toggle(world: RoomGridLevel, front: Any) -> bool:
 
 def front_of(world: RoomGridLevel) -> tuple[int, int]:
     """Return the cell in front of the agent."""
-    dx, dy = STEPS[int(world.agent_dir)]
+    dx, dy = DIRECTION_OFFSETS[int(world.agent_dir)]
     return int(world.agent_pos[0]) + dx, int(world.agent_pos[1]) + dy

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from practicum.environments.agentgym.babyai_commands import CHECK, actions_of, front_of, legal_commands
 from practicum.environments.agentgym.babyai_levels import make_world
-from practicum.environments.agentgym.babyai_view import DONE, DROP, FORWARD, LEFT, PICKUP, STEPS, TOGGLE, look, way_to
+from practicum.environments.agentgym.babyai_view import (
+    DIRECTION_OFFSETS,
+    DONE,
+    DROP,
+    FORWARD,
+    LEFT,
+    PICKUP,
+    TOGGLE,
+    look,
+    path_to,
+)
 from practicum.environments.agentgym.grammar.line import Refused
 
 if TYPE_CHECKING:
@@ -42,38 +52,38 @@ class BoundedStack(list[Any]):
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Move:
     """One action of the engine, the agent's position after it, and whether it completed a part of the mission."""
 
     action: int
-    place: tuple[int, int, int]
+    position: tuple[int, int, int]
     milestone: bool
 
 
 @functools.lru_cache(maxsize=4096)
 def plan(level: str, seed: int) -> tuple[str, ...] | None:
     """Return the commands that solve a world; None if the bot has no plan."""
-    moments = _bot_moments(level, seed)
-    if moments is None:
+    moves = _bot_moments(level, seed)
+    if moves is None:
         return None
-    commands = _gather(level, seed, moments)
+    commands = _gather(level, seed, moves)
     if commands is not None and _solves(level, seed, commands):
         return commands
     # Grouped moves may pass other cells than the bot's; its own moves always work.
-    return tuple(PRIMITIVES[moment.action] for moment in moments)
+    return tuple(PRIMITIVES[move.action] for move in moves)
 
 
-def _bot_moments(level: str, seed: int) -> list[Moment] | None:
+def _bot_moments(level: str, seed: int) -> list[Move] | None:
     from minigrid.utils.baby_ai_bot import BabyAIBot
 
     world = make_world(level, seed)
-    moments: list[Moment] = []
+    moves: list[Move] = []
 
     def do(action: int) -> tuple[bool, bool]:
         """Return whether the episode ended and whether it was won."""
         before = _parts_done(world.instrs)
         _, reward, terminated, truncated, _ = world.step(action)
-        moments.append(Moment(action, _place(world), _parts_done(world.instrs) != before))
+        moves.append(Move(action, _place(world), _parts_done(world.instrs) != before))
         return bool(terminated or truncated), float(reward) > 0
 
     _prepare(world, do)
@@ -86,9 +96,9 @@ def _bot_moments(level: str, seed: int) -> list[Moment] | None:
             action = bot.replan(action)
         except (Endless, AssertionError):  # the bot raises an assertion when it has no plan
             return None
-        ended, won = do(int(action))
-        if ended:
-            return moments if won else None
+        done, won = do(int(action))
+        if done:
+            return moves if won else None
 
 
 def _prepare(world: RoomGridLevel, do: Any) -> None:
@@ -103,9 +113,9 @@ def _prepare(world: RoomGridLevel, do: Any) -> None:
     hidden = [n for n, cell in enumerate(world.grid.grid) if cell and getattr(cell, "contains", None)]
     for number in hidden:
         free = frozenset((n % width, n // width) for n, cell in enumerate(world.grid.grid) if cell is None)
-        way = way_to(free, (int(world.agent_pos[0]), int(world.agent_pos[1])), int(world.agent_dir),
+        path = path_to(free, (int(world.agent_pos[0]), int(world.agent_pos[1])), int(world.agent_dir),
                      (number % width, number // width))  # fmt: skip
-        for action in [*way, TOGGLE] if way is not None else []:
+        for action in [*path, TOGGLE] if path is not None else []:
             do(action)
 
 
@@ -121,19 +131,19 @@ def _parts_done(mission: Any) -> list[Any]:
     return [ticked, _parts_done(mission.instr_a), _parts_done(mission.instr_b)]
 
 
-def _gather(level: str, seed: int, moments: list[Moment]) -> tuple[str, ...] | None:
+def _gather(level: str, seed: int, moves: list[Move]) -> tuple[str, ...] | None:
     """Group the moves into fewer commands: at each position the command that covers most of them."""
     world, commands, at = make_world(level, seed), list[str](), 0
-    while at < len(moments):
+    while at < len(moves):
         view = look(world)
-        best, covered = PRIMITIVES[moments[at].action], int(moments[at].action != DONE)
-        if moments[at].action == PICKUP:
+        best, covered = PRIMITIVES[moves[at].action], int(moves[at].action != DONE)
+        if moves[at].action == PICKUP:
             front = front_of(world)
-            best = next((f"pick up {name}" for name, seen in view.things.items() if seen.place == front), best)
+            best = next((f"pick up {name}" for name, seen in view.things.items() if seen.position == front), best)
         for command in legal_commands(world, view):
             if " to " not in command and " up " not in command and " through " not in command:
                 continue
-            length = _covers(actions_of(command, world, view), world, moments, at)
+            length = _covers(actions_of(command, world, view), world, moves, at)
             if length > covered:
                 best, covered = command, length
         try:
@@ -150,7 +160,7 @@ def _gather(level: str, seed: int, moments: list[Moment]) -> tuple[str, ...] | N
     return tuple(commands)
 
 
-def _covers(actions: list[int], world: RoomGridLevel, moments: list[Moment], at: int) -> int:
+def _covers(actions: list[int], world: RoomGridLevel, moves: list[Move], at: int) -> int:
     """Return how many of the bot's next moves a command's actions cover; 0 if it leads elsewhere.
 
     A command may take another path than the bot, but must not skip a move that completed a part of the mission.
@@ -158,24 +168,20 @@ def _covers(actions: list[int], world: RoomGridLevel, moments: list[Moment], at:
     cut = next((n for n, action in enumerate(actions) if action > FORWARD), len(actions))
     walk, rest = actions[:cut], actions[cut:]
     end, here, best = _walked(_place(world), walk), _place(world), 0
-    for number in range(at, len(moments) + 1):
-        if here == end and [moment.action for moment in moments[number : number + len(rest)]] == rest:
+    for number in range(at, len(moves) + 1):
+        if here == end and [move.action for move in moves[number : number + len(rest)]] == rest:
             best = number - at + len(rest)
-        if (
-            number == len(moments)
-            or moments[number].action > FORWARD
-            or (number > at and moments[number - 1].milestone)
-        ):
+        if number == len(moves) or moves[number].action > FORWARD or (number > at and moves[number - 1].milestone):
             break
-        here = moments[number].place
+        here = moves[number].position
     return best
 
 
-def _walked(place: tuple[int, int, int], walk: list[int]) -> tuple[int, int, int]:
-    x, y, direction = place
+def _walked(position: tuple[int, int, int], walk: list[int]) -> tuple[int, int, int]:
+    x, y, direction = position
     for action in walk:
         if action == FORWARD:
-            dx, dy = STEPS[direction]
+            dx, dy = DIRECTION_OFFSETS[direction]
             x, y = x + dx, y + dy
         else:
             direction = (direction + (1 if action else -1)) % 4

@@ -40,10 +40,10 @@ def known_levels() -> dict[str, str]:
         import minigrid  # noqa: F401  (registers its levels)
     except ImportError:
         raise UserError("BabyAI needs minigrid; run: pip install 'practicum[babyai]'") from None
-    found: dict[str, str] = {}
+    levels: dict[str, str] = {}
     for identifier in sorted(name for name in gymnasium.registry if name.startswith("BabyAI-")):
-        found[identifier.removeprefix("BabyAI-").rpartition("-v")[0]] = identifier
-    return found
+        levels[identifier.removeprefix("BabyAI-").rpartition("-v")[0]] = identifier
+    return levels
 
 
 def check_level(level: str) -> None:
@@ -71,10 +71,10 @@ def fingerprint(level: str, seed: int) -> str:
     world = make_world(level, seed)
     carried = world.carrying.encode() if world.carrying else None
     cells = [[cell.encode(), _within(cell)] if cell else 0 for cell in world.grid.grid]
-    place = [int(world.agent_pos[0]), int(world.agent_pos[1]), int(world.agent_dir)]
-    return content_hash([level, world.mission, place, carried, cells])
+    position = [int(world.agent_pos[0]), int(world.agent_pos[1]), int(world.agent_dir)]
+    return content_hash([level, world.mission, position, carried, cells])
 
 
 def _within(cell: Any) -> Any:
-    held = getattr(cell, "contains", None)
-    return held.encode() if held else None
+    contained = getattr(cell, "contains", None)
+    return contained.encode() if contained else None

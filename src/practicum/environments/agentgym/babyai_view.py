@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
 
-VIEW = 7
-HALF = VIEW // 2
+VIEW_CELLS = 7
+HALF_VIEW_CELLS = VIEW_CELLS // 2
 LEFT, RIGHT, FORWARD, PICKUP, DROP, TOGGLE, DONE = range(7)
-STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))
+DIRECTION_OFFSETS = ((1, 0), (0, 1), (-1, 0), (0, -1))
 """The offset of the cell ahead, by direction."""
-Place = tuple[int, int]
+Position = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Seen:
     """A visible object. `right` is negative to the left."""
 
     name: str
-    place: Place
+    position: Position
     ahead: int
     right: int
     thing: Any
@@ -38,7 +38,7 @@ class View:
 
     things: dict[str, Seen]
     """By name and number, such as `red ball 1`, nearest first."""
-    floor: frozenset[Place]
+    floor: frozenset[Position]
     """Visible cells that can be entered, with the agent's own."""
     barrier: tuple[str, int] | None
     """The obstacle straight ahead and its distance in steps."""
@@ -49,51 +49,53 @@ def look(world: RoomGridLevel) -> View:
     """Return the current view."""
     cells, width, height = world.grid.grid, world.grid.width, world.grid.height
     x, y, direction = int(world.agent_pos[0]), int(world.agent_pos[1]), int(world.agent_dir)
-    (ax, ay), (rx, ry) = STEPS[direction], STEPS[(direction + 1) % 4]
-    found: list[tuple[int, str, Place, int, int, Any]] = []
+    (ax, ay), (rx, ry) = DIRECTION_OFFSETS[direction], DIRECTION_OFFSETS[(direction + 1) % 4]
+    visible: list[tuple[int, str, Position, int, int, Any]] = []
     floor = [(x, y)]
     barrier: tuple[str, int] | None = None
     # Visibility spreads from the agent's cell: row by row ahead, in a row first to the right, then to the left.
-    lit = [False] * VIEW
-    lit[HALF] = True
-    for ahead in range(VIEW):
-        row: list[Any] = [None] * VIEW
-        clear = [False] * VIEW
-        x0, y0 = x + ax * ahead - rx * HALF, y + ay * ahead - ry * HALF
-        for side in range(VIEW):
+    lit = [False] * VIEW_CELLS
+    lit[HALF_VIEW_CELLS] = True
+    for ahead in range(VIEW_CELLS):
+        row: list[Any] = [None] * VIEW_CELLS
+        clear = [False] * VIEW_CELLS
+        x0, y0 = x + ax * ahead - rx * HALF_VIEW_CELLS, y + ay * ahead - ry * HALF_VIEW_CELLS
+        for side in range(VIEW_CELLS):
             cx, cy = x0 + rx * side, y0 + ry * side
             if 0 <= cx < width and 0 <= cy < height:
                 cell = row[side] = cells[cy * width + cx]
                 clear[side] = cell is None or cell.see_behind()
-        beyond = [False] * VIEW
-        for side in range(VIEW - 1):
+        beyond = [False] * VIEW_CELLS
+        for side in range(VIEW_CELLS - 1):
             if lit[side] and clear[side]:
                 lit[side + 1] = beyond[side + 1] = beyond[side] = True
-        for side in range(VIEW - 1, 0, -1):
+        for side in range(VIEW_CELLS - 1, 0, -1):
             if lit[side] and clear[side]:
                 lit[side - 1] = beyond[side - 1] = beyond[side] = True
-        for side in range(VIEW):
-            if not lit[side] or (ahead == 0 and side == HALF):
+        for side in range(VIEW_CELLS):
+            if not lit[side] or (ahead == 0 and side == HALF_VIEW_CELLS):
                 continue
-            cell, place = row[side], (x0 + rx * side, y0 + ry * side)
+            cell, position = row[side], (x0 + rx * side, y0 + ry * side)
             if cell is None:
                 if clear[side]:  # else it is outside the grid
-                    floor.append(place)
+                    floor.append(position)
                 continue
             if cell.can_overlap():
-                floor.append(place)
-            elif side == HALF and barrier is None:
+                floor.append(position)
+            elif side == HALF_VIEW_CELLS and barrier is None:
                 barrier = (_name(cell), ahead)
             if cell.type != "wall":
-                found.append((ahead + abs(side - HALF), _name(cell), place, ahead, side - HALF, cell))
+                visible.append(
+                    (ahead + abs(side - HALF_VIEW_CELLS), _name(cell), position, ahead, side - HALF_VIEW_CELLS, cell)
+                )
         lit = beyond
-    found.sort(key=lambda seen: seen[0])
+    visible.sort(key=lambda seen: seen[0])
     counts: dict[str, int] = {}
     things: dict[str, Seen] = {}
-    for _, name, place, ahead, right, cell in found:
+    for _, name, position, ahead, right, cell in visible:
         counts[name] = counts.get(name, 0) + 1
         numbered = f"{name} {counts[name]}"
-        things[numbered] = Seen(numbered, place, ahead, right, cell)
+        things[numbered] = Seen(numbered, position, ahead, right, cell)
     carried = world.carrying
     return View(things, frozenset(floor), barrier, f"{carried.color} {carried.type}" if carried else "")
 
@@ -142,41 +144,41 @@ def _steps(count: int) -> str:
     return "1 step" if count == 1 else f"{count} steps"
 
 
-def within_reach(view: View, start: Place) -> set[Place]:
+def within_reach(view: View, start: Position) -> set[Position]:
     """Return the visible cells that the agent can walk to."""
     reached, open_cells = {start}, [start]
     while open_cells:
         x, y = open_cells.pop()
-        for dx, dy in STEPS:
-            place = (x + dx, y + dy)
-            if place in view.floor and place not in reached:
-                reached.add(place)
-                open_cells.append(place)
+        for dx, dy in DIRECTION_OFFSETS:
+            position = (x + dx, y + dy)
+            if position in view.floor and position not in reached:
+                reached.add(position)
+                open_cells.append(position)
     return reached
 
 
-def beside(reached: set[Place], target: Place) -> bool:
+def beside(reached: set[Position], target: Position) -> bool:
     """Return whether a cell next to a target is among those reached."""
     x, y = target
-    return any((x + dx, y + dy) in reached for dx, dy in STEPS)
+    return any((x + dx, y + dy) in reached for dx, dy in DIRECTION_OFFSETS)
 
 
-def way_to(floor: frozenset[Place], start: Place, direction: int, target: Place) -> list[int] | None:
+def path_to(floor: frozenset[Position], start: Position, direction: int, target: Position) -> list[int] | None:
     """Return the shortest turns and moves after which the agent is next to a target and faces it."""
-    came: dict[tuple[Place, int], tuple[tuple[Place, int], int] | None] = {(start, direction): None}
+    came: dict[tuple[Position, int], tuple[tuple[Position, int], int] | None] = {(start, direction): None}
     waiting = deque([(start, direction)])
     while waiting:
         state = (x, y), facing = waiting.popleft()
-        dx, dy = STEPS[facing]
+        dx, dy = DIRECTION_OFFSETS[facing]
         front = (x + dx, y + dy)
         if front == target:
-            way: list[int] = []
+            path: list[int] = []
             step = came[state]
             while step is not None:
-                way.append(step[1])
+                path.append(step[1])
                 step = came[step[0]]
-            return way[::-1]
-        following: list[tuple[tuple[Place, int], int]] = [
+            return path[::-1]
+        following: list[tuple[tuple[Position, int], int]] = [
             (((x, y), (facing - 1) % 4), LEFT),
             (((x, y), (facing + 1) % 4), RIGHT),
         ]

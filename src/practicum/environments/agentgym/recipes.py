@@ -34,8 +34,8 @@ class Recipe:
     @property
     def line(self) -> str:
         """The recipe as AgentGym prints it, which is also its command."""
-        listed = ", ".join(f"{count} {name}" for name, count in self.ingredients)
-        return f"craft {self.makes} {self.output} using {listed}"
+        ingredients_text = ", ".join(f"{count} {name}" for name, count in self.ingredients)
+        return f"craft {self.makes} {self.output} using {ingredients_text}"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class RecipeBook:
     by_line: Mapping[str, Recipe]
     """Every recipe by its printed line."""
 
-    def shown(self, lines: Iterable[str]) -> tuple[Recipe, ...]:
+    def recipes_of(self, lines: Iterable[str]) -> tuple[Recipe, ...]:
         """Return the recipes of a task's lines, in their order."""
         lines = tuple(lines)
         strange = next((line for line in lines if line not in self.by_line), None)
@@ -68,11 +68,11 @@ class RecipeBook:
         members = self.tags.get(name, (name,))
         return tuple(recipe for member in members for recipe in self.recipes.get(member, ()))
 
-    def match(self, output: str, offered: Mapping[str, int]) -> Recipe | None:
+    def match(self, output: str, ingredients: Mapping[str, int]) -> Recipe | None:
         """Return the recipe of `output` with exactly these ingredients."""
-        return next((r for r in self.recipes.get(output, ()) if self._settles(r, offered)), None)
+        return next((r for r in self.recipes.get(output, ()) if self._uses_exactly(r, ingredients)), None)
 
-    def payment(self, recipe: Recipe, held: Mapping[str, int]) -> Amounts | None:
+    def items_used(self, recipe: Recipe, held: Mapping[str, int]) -> Amounts | None:
         """Return the held items that one craft uses; None if they do not suffice.
 
         Of a tag the first member, by name, that is held in sufficient number is used.
@@ -86,8 +86,8 @@ class RecipeBook:
             paid.append((item, count))
         return tuple(paid)
 
-    def _settles(self, recipe: Recipe, offered: Mapping[str, int]) -> bool:
-        left = dict(offered)
+    def _uses_exactly(self, recipe: Recipe, ingredients: Mapping[str, int]) -> bool:
+        left = dict(ingredients)
         for name, count in self._exact_first(recipe):
             item = next((m for m in self.tags.get(name, (name,)) if left.get(m) == count), None)
             if item is None:
@@ -143,12 +143,12 @@ def make_book(details: Iterable[Mapping[str, Any]]) -> RecipeBook:
     depths = _depths(recipes, tags)
     goals = tuple(sorted(recipes, key=lambda name: (-depths[name], name)))
     return RecipeBook(
-        MappingProxyType({name: tuple(found) for name, found in recipes.items()}),
+        MappingProxyType({name: tuple(item) for name, item in recipes.items()}),
         MappingProxyType(tags),
         frozenset(items),
         MappingProxyType(depths),
         goals,
-        MappingProxyType({recipe.line: recipe for found in recipes.values() for recipe in found}),
+        MappingProxyType({recipe.line: recipe for item in recipes.values() for recipe in item}),
     )
 
 
@@ -159,11 +159,11 @@ def _words(identifier: str) -> str:
 def _ingredients(detail: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, str], int]]:
     """Return each ingredient with its count; of a list of alternatives the first is used, as upstream does."""
     if "key" in detail:
-        pairs = [(found, "".join(detail["pattern"]).count(letter)) for letter, found in detail["key"].items()]
+        pairs = [(item, "".join(detail["pattern"]).count(letter)) for letter, item in detail["key"].items()]
     else:
-        pairs = [(found, 1) for found in detail["ingredients"]]
-    for found, count in pairs:
-        yield (found[0] if isinstance(found, list) else found), count
+        pairs = [(item, 1) for item in detail["ingredients"]]
+    for item, count in pairs:
+        yield (item[0] if isinstance(item, list) else item), count
 
 
 def _without_circles(candidates: Iterable[Recipe], tags: Mapping[str, tuple[str, ...]]) -> dict[str, list[Recipe]]:
@@ -187,8 +187,8 @@ def _depths(recipes: Mapping[str, Sequence[Recipe]], tags: Mapping[str, tuple[st
     def depth(name: str) -> int:
         if name in tags:
             return min(depth(member) for member in tags[name])
-        ways = [max(depth(below) + 1 for below, _ in recipe.ingredients) for recipe in recipes.get(name, ())]
-        return min(ways, default=0)
+        options = [max(depth(below) + 1 for below, _ in recipe.ingredients) for recipe in recipes.get(name, ())]
+        return min(options, default=0)
 
     return {name: depth(name) for name in recipes}
 
@@ -231,17 +231,17 @@ def full_plan(goal: str) -> Plan:
 def make_plan(goal: str, lines: Iterable[str]) -> Plan:
     """Return a plan that uses only the recipes shown, with exact counts and few actions."""
     book = load_book()
-    shown = book.shown(lines)
+    recipes_of = book.recipes_of(lines)
 
     @functools.cache
     def best(name: str) -> tuple[float, str, Recipe | None]:
         """Return the approximate number of actions, the item used for a tag, and the recipe if one is needed."""
         if name in book.tags:
-            return min((best(member) for member in book.tags[name]), key=lambda found: found[:2])
+            return min((best(member) for member in book.tags[name]), key=lambda item: item[:2])
         if name not in book.recipes:
             return 1.0, name, None
-        ways = [(1 + sum(part(*pair) for pair in r.ingredients), r.line) for r in shown if r.output == name]
-        effort, line = min(ways, default=(math.inf, ""))
+        options = [(1 + sum(part(*pair) for pair in r.ingredients), r.line) for r in recipes_of if r.output == name]
+        effort, line = min(options, default=(math.inf, ""))
         return effort, name, book.by_line.get(line)
 
     def part(name: str, count: int) -> float:

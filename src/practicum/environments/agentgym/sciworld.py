@@ -31,7 +31,7 @@ MEGABYTES = 2048
 """Limit of Java's heap: 64 episodes take 800, and a nearly full heap is collected without end."""
 UNKNOWN = "No known action matches that input."
 QUESTION = "Ambiguous request"
-LOOKS = ("look", "examine", "read", "inventory", "task", "wait")
+LOOK_COMMANDS = ("look", "examine", "read", "inventory", "task", "wait")
 """Commands that change nothing, or only the time; they have no reward."""
 REFUSALS = re.compile(
     r"(is|are) (not|already) |\bcan(not|'t)\b|not sure|isn't|doesn't|unable|not possible|(does|do) not|must be|first\b",
@@ -142,16 +142,16 @@ class SciWorld(AgentGymEnvironment):
             self._session = self._pool.open_session()
         key = (self.simplification, name, variation)
         gold = self.simplification in _gold_wanted and key not in _gold
-        begun = await self._session.call("begin", task=name, variation=variation, gold=gold)
+        response = await self._session.call("begin", task=name, variation=variation, gold=gold)
         if gold:
-            _gold[key] = tuple(begun["gold"])
+            _gold[key] = tuple(response["gold"])
         self._score = 0
         self._told = {
-            "task_name": name, "var_num": variation, "task_description": begun["task"],
-            "observation": begun["text"], "deleted": False, "reward": 0,
+            "task_name": name, "var_num": variation, "task_description": response["task"],
+            "observation": response["text"], "deleted": False, "reward": 0,
         }  # fmt: skip
         legal = tuple(await self._session.call("valid")) if self.legal else None
-        return Reply(f"{begun['task']}\n{begun['text']}", legal=legal)
+        return Reply(f"{response['task']}\n{response['text']}", legal=legal)
 
     async def act(self, command: str) -> Reply:
         assert self._session is not None, "begin comes before act"
@@ -167,7 +167,7 @@ class SciWorld(AgentGymEnvironment):
         return Reply(
             text,
             native=native,
-            kind=command if worked and not command.startswith(LOOKS) else "",
+            kind=command if worked and not command.startswith(LOOK_COMMANDS) else "",
             done=done,
             success=success,
             worth=max(0.0, score / 100) if done else None,

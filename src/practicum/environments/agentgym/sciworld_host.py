@@ -22,10 +22,10 @@ JAVA_OPTIONS = (
     "-Xms32m", "-XX:MinHeapFreeRatio=20", "-XX:MaxHeapFreeRatio=40", "-XX:-ShrinkHeapInSteps",
 )  # fmt: skip
 """The last line returns memory: by default the heap grows with garbage up to its limit and stays there."""
-WARM_UP = "boil"
-SPARES = 8
+WARM_UP_TASK = "boil"
+MAX_SPARE_SIMULATIONS = 8
 """Number of idle simulations kept for later episodes. Each holds the state of its last episode."""
-SWEPT = 32
+LOADS_PER_COLLECTION = 32
 """Number of loads between two garbage collections. A load leaves 12 MB of garbage, a collection takes 0.1 s."""
 
 
@@ -47,7 +47,7 @@ class ScienceWorldHost:
         self._spare: list[Any] = []
         self._loads = 0
         # The first load of a Java process changes later solutions: do it before any task.
-        self._load(self._make(), WARM_UP, 0, False)
+        self._load(self._make(), WARM_UP_TASK, 0, False)
 
     def calls(self) -> Mapping[str, Callable[..., Any]]:
         every = (self.begin, self.step, self.valid, self.hint, self.goals, self.close_session, self.gold, self.facts)
@@ -97,7 +97,7 @@ class ScienceWorldHost:
     def close_session(self, session: int) -> None:
         """End a session; its simulation is reused, and of many idle ones most are released."""
         simulation = self._by_session.pop(session, None)
-        if simulation is not None and len(self._spare) < SPARES:
+        if simulation is not None and len(self._spare) < MAX_SPARE_SIMULATIONS:
             self._spare.append(simulation)
         elif simulation is not None:
             self._gateway.detach(simulation)  # Python's garbage collector would release it late
@@ -119,7 +119,7 @@ class ScienceWorldHost:
     def _load(self, simulation: Any, task: str, variation: int, gold: bool) -> None:
         simulation.load(task, variation, self.simplifications, gold)
         self._loads += 1
-        if self._loads % SWEPT == 0:
+        if self._loads % LOADS_PER_COLLECTION == 0:
             self._gateway.jvm.System.gc()
 
     def _guard(self, call: Callable[..., Any]) -> Callable[..., Any]:

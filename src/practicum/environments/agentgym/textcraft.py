@@ -49,10 +49,10 @@ class TextCraft(AgentGymEnvironment):
         protocol: str = "system",
     ) -> None:
         super().__init__(format, grammar, reward, protocol)
-        whole = all(isinstance(depth, int) and not isinstance(depth, bool) for depth in (min_depth, max_depth))
+        are_ints = all(isinstance(depth, int) and not isinstance(depth, bool) for depth in (min_depth, max_depth))
         self.min_depth, self.max_depth = min_depth, max_depth
         self.book = load_book()
-        if not whole or min_depth < 1 or not self.goals():
+        if not are_ints or min_depth < 1 or not self.goals():
             raise UserError(
                 f"textcraft needs 1 <= min_depth <= max_depth and min_depth <= 4; got {min_depth}..{max_depth}."
             )
@@ -104,8 +104,8 @@ class TextCraft(AgentGymEnvironment):
 
     def _do(self, command: Command) -> str:
         if command.verb == "inventory":
-            listed = " ".join(f"[{name}] ({count})" for name, count in self._held.items())
-            return f"Inventory: {listed or 'You are not carrying anything.'}"
+            items_text = " ".join(f"[{name}] ({count})" for name, count in self._held.items())
+            return f"Inventory: {items_text or 'You are not carrying anything.'}"
         self._check_item(command.item)
         return self._get(command) if command.verb == "get" else self._craft(command)
 
@@ -139,25 +139,25 @@ class TextCraft(AgentGymEnvironment):
     def _pick(self, item: str) -> tuple[Recipe, Amounts]:
         """Return the first recipe of the item, in the book's order, that the inventory suffices for."""
         for recipe in self.book.recipes[item]:
-            paid = self.book.payment(recipe, self._held)
+            paid = self.book.items_used(recipe, self._held)
             if paid is not None:
                 return recipe, paid
         raise Refused(f"Could not find enough items to craft {item}.")
 
     def _named(self, item: str, ingredients: Amounts) -> tuple[Recipe, Amounts]:
         """Return the recipe with exactly these ingredients, if they are held."""
-        offered: dict[str, int] = {}
+        totals: dict[str, int] = {}
         for name, count in ingredients:
             self._check_item(name)
-            offered[name] = offered.get(name, 0) + count
-        recipe = self.book.match(item, offered)
+            totals[name] = totals.get(name, 0) + count
+        recipe = self.book.match(item, totals)
         if recipe is None:
             raise Refused(f"Could not find a valid recipe for {item} with those ingredients and amounts.")
-        for name, count in offered.items():
+        for name, count in totals.items():
             if self._held.get(name, 0) < count:
                 held = self._held.get(name, 0)
                 raise Refused(f"Could not find enough items to craft {item}: it takes {count} {name}, you hold {held}.")
-        return recipe, tuple(offered.items())
+        return recipe, tuple(totals.items())
 
     def _check_item(self, name: str) -> None:
         if name in self.book.tags:
@@ -209,7 +209,7 @@ class TextCraft(AgentGymEnvironment):
     def random(self, task: Task, seed: int) -> Policy:
         """Return a policy that follows random recipes: gets an ingredient, crafts, sometimes looks."""
         generator = random.Random(f"textcraft-random/{task.id}/{seed}")
-        recipes = self.book.shown(task.fields["commands"])
+        recipes = self.book.recipes_of(task.fields["commands"])
 
         def act(observation: Observation) -> Action:
             recipe = generator.choice(recipes)
@@ -230,7 +230,7 @@ class TextCraft(AgentGymEnvironment):
         """Return the bracket command: the item alone, unless the environment would then use other ingredients."""
         if self.grammar != "bracket":
             return recipe.line
-        payments = (self.book.payment(allowed, held) for allowed in self.book.recipes[recipe.output])
+        payments = (self.book.items_used(allowed, held) for allowed in self.book.recipes[recipe.output])
         picked = next((paid for paid in payments if paid is not None), None)
         if picked is None or dict(picked) == dict(recipe.ingredients):
             return f"craft[{recipe.output}]"
@@ -246,10 +246,12 @@ def make_task(goal: str, variant: int) -> Task:
     book = load_book()
     needed, near = lines_for(goal)
 
-    def place(line: str) -> str:
+    def hash_of_line(line: str) -> str:
         return content_hash([goal, variant, line])
 
-    lines = sorted((*needed, *sorted(near, key=place)[:MAX_DISTRACTORS]), key=lambda line: place("order " + line))
+    lines = sorted(
+        (*needed, *sorted(near, key=hash_of_line)[:MAX_DISTRACTORS]), key=lambda line: hash_of_line("order " + line)
+    )
     fields: dict[str, Any] = {
         "goal": goal,
         "commands": lines,

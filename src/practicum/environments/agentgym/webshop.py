@@ -26,8 +26,8 @@ from practicum.environments.agentgym.webshop_pages import (
     MAX_RESULTS,
     NEXT,
     PREVIOUS,
+    RESULTS_PER_PAGE,
     TABS,
-    WINDOW,
     Page,
     clickables,
     plain,
@@ -168,14 +168,16 @@ class WebShop(AgentGymEnvironment):
         if page.product is None:
             if value in (NEXT, PREVIOUS):
                 return replace(page, number=page.number + (1 if value == NEXT else -1))
-            return replace(page, product=next(product for product in page.listed if plain(product.asin) == value))
+            return replace(
+                page, product=next(product for product in page.visible_results if plain(product.asin) == value)
+            )
         if value == PREVIOUS:
             return replace(page, tab="") if page.tab else replace(page, product=None, chosen={})
         # An option may have the name of a button; options come first on the page.
         for name, values in page.product.options.items():
-            for offered in values:
-                if plain(offered) == value:
-                    return replace(page, chosen={**page.chosen, name: offered})
+            for option in values:
+                if plain(option) == value:
+                    return replace(page, chosen={**page.chosen, name: option})
         assert value in TABS
         return replace(page, tab=value)
 
@@ -225,11 +227,11 @@ class WebShop(AgentGymEnvironment):
     def _plan(self, goal: Goal) -> Iterator[tuple[str, str]]:
         for keywords in (" ".join((*goal.attributes, goal.query, *goal.options)), goal.name):
             keywords = plain(keywords.replace("[", " ").replace("]", " "))
-            for place, product in enumerate(self.catalogue.search(keywords, MAX_RESULTS)):
+            for rank, product in enumerate(self.catalogue.search(keywords, MAX_RESULTS)):
                 chosen = choose(product, goal)
                 if judge(product, chosen, goal).reward >= 1.0:
                     yield "I search for what is asked.", f"search[{keywords}]"
-                    for _ in range(place // WINDOW):
+                    for _ in range(rank // RESULTS_PER_PAGE):
                         yield "None of these fits; I turn the page.", f"click[{NEXT}]"
                     yield "This one may fit.", f"click[{plain(product.asin)}]"
                     for name, value in chosen.items():
@@ -254,9 +256,11 @@ class WebShop(AgentGymEnvironment):
 
 def choose(product: Product, goal: Goal) -> dict[str, str]:
     """Return the options of a product that the goal names."""
-    wanted = {plain(value) for value in goal.options}
-    found = {name: next((v for v in values if plain(v) in wanted), None) for name, values in product.options.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    required = {plain(value) for value in goal.options}
+    chosen_options = {
+        name: next((v for v in values if plain(v) in required), None) for name, values in product.options.items()
+    }
+    return {name: value for name, value in chosen_options.items() if value is not None}
 
 
 def split_of(goal: Goal) -> str:

@@ -66,7 +66,7 @@ def _document(product: Product) -> Document:
     return Document(product.asin, product.name, " ".join((product.description, *product.bullets, chosen)))
 
 
-class Chance:
+class SeededRandom:
     """Random numbers from a name: the same on every machine and every version of Python."""
 
     def __init__(self, name: str) -> None:
@@ -84,7 +84,7 @@ class Chance:
         """Return `count` of the items, in their own order."""
         left = list(range(len(items)))
         taken = sorted(left.pop(self.below(len(left))) for _ in range(min(count, len(left))))
-        return [items[place] for place in taken]
+        return [items[index] for index in taken]
 
 
 @functools.lru_cache(maxsize=4)
@@ -94,14 +94,14 @@ def generated(count: int) -> Catalogue:
 
 
 def make_product(number: int) -> Product:
-    chance = Chance(f"webshop-product/{number}")
+    rng = SeededRandom(f"webshop-product/{number}")
     kind = KINDS[number % len(KINDS)]
-    attributes = chance.sample(kind.attributes, 3 + chance.below(3))
-    shown = attributes[: 1 + chance.below(2)]
-    brand, series = chance.choice(BRANDS), f"{chance.choice(SERIES)} {chance.below(90) + 10}"
-    name = f"{brand} {series} {chance.choice(kind.titles)}, {', '.join(word.title() for word in shown)}"
-    low = round(kind.low + (kind.high - kind.low) * chance.below(1000) / 1000, 2)
-    ranged = chance.below(5) == 0
+    attributes = rng.sample(kind.attributes, 3 + rng.below(3))
+    title_attributes = attributes[: 1 + rng.below(2)]
+    brand, series = rng.choice(BRANDS), f"{rng.choice(SERIES)} {rng.below(90) + 10}"
+    name = f"{brand} {series} {rng.choice(kind.titles)}, {', '.join(word.title() for word in title_attributes)}"
+    low = round(kind.low + (kind.high - kind.low) * rng.below(1000) / 1000, 2)
+    ranged = rng.below(5) == 0
     pricing = (low, round(low * 1.4, 2)) if ranged else (low,)
     return Product(
         asin=_asin(number),
@@ -110,14 +110,14 @@ def make_product(number: int) -> Product:
         query=kind.query,
         product_category=kind.path,
         attributes=tuple(attributes),
-        bullets=_bullets(kind, attributes, chance),
-        description=f"A {kind.query} by {brand} from the {series} line. {chance.choice(kind.blurbs)}",
-        options=MappingProxyType(_options(kind, chance)),
+        bullets=_bullets(kind, attributes, rng),
+        description=f"A {kind.query} by {brand} from the {series} line. {rng.choice(kind.blurbs)}",
+        options=MappingProxyType(_options(kind, rng)),
         pricing=pricing,
         # Of a price range WebShop charges a price between its bounds.
         price=round(sum(pricing) / len(pricing), 2),
-        rating=f"{3 + chance.below(20) / 10:.1f}",
-        reviews=tuple(chance.sample(kind.reviews, chance.below(3))),
+        rating=f"{3 + rng.below(20) / 10:.1f}",
+        reviews=tuple(rng.sample(kind.reviews, rng.below(3))),
     )
 
 
@@ -127,22 +127,22 @@ def _asin(number: int) -> str:
     digest = hashlib.sha256(f"webshop-asin/{number}".encode()).digest()
     spelt = ""
     for _ in range(5):
-        number, place = divmod(number, len(alphabet))
-        spelt = alphabet[place] + spelt
+        number, index = divmod(number, len(alphabet))
+        spelt = alphabet[index] + spelt
     return "B" + "".join(alphabet[byte % len(alphabet)] for byte in digest[:4]) + spelt
 
 
-def _bullets(kind: Kind, attributes: Sequence[str], chance: Chance) -> tuple[str, ...]:
+def _bullets(kind: Kind, attributes: Sequence[str], rng: SeededRandom) -> tuple[str, ...]:
     shapes = ("{} for every day", "made to be {}", "{}, as tested by our customers", "you will like that it is {}")
-    said = [chance.choice(shapes).format(attribute) for attribute in attributes]
-    return (*said, chance.choice(kind.blurbs))
+    sentences = [rng.choice(shapes).format(attribute) for attribute in attributes]
+    return (*sentences, rng.choice(kind.blurbs))
 
 
-def _options(kind: Kind, chance: Chance) -> dict[str, tuple[str, ...]]:
+def _options(kind: Kind, rng: SeededRandom) -> dict[str, tuple[str, ...]]:
     chosen: dict[str, tuple[str, ...]] = {}
     for option, values in kind.options:
         pool = COLOURS if option == "color" else values
-        picked = chance.sample(pool, 2 + chance.below(5))
-        if picked and chance.below(6):  # a sixth of the products do not have this option
+        picked = rng.sample(pool, 2 + rng.below(5))
+        if picked and rng.below(6):  # a sixth of the products do not have this option
             chosen[option] = tuple(picked)
     return chosen

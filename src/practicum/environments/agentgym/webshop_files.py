@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from practicum.environments.agentgym.webshop_catalogue import Catalogue, Chance, Product
+from practicum.environments.agentgym.webshop_catalogue import Catalogue, Product, SeededRandom
 from practicum.environments.agentgym.webshop_goals import price_limit, told_options, told_price
 from practicum.environments.agentgym.webshop_reward import Goal
 from practicum.errors import UserError
@@ -55,17 +55,17 @@ def read_shop(folder: str, limit: int | None) -> tuple[Catalogue, tuple[Goal, ..
 
 
 def _read(folder: Path, pattern: str, kind: type, needed: bool) -> Any:
-    found = sorted(folder.glob(pattern))
-    if not found:
+    paths = sorted(folder.glob(pattern))
+    if not paths:
         if needed:
             raise UserError(f"The catalogue '{folder}' lacks a file {pattern}; put WebShop's item files into it.")
         return kind()
     try:
-        content = json.loads(found[0].read_text(encoding="utf-8"))
+        content = json.loads(paths[0].read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"'{found[0]}' is not JSON: {error}.") from None
+        raise UserError(f"'{paths[0]}' is not JSON: {error}.") from None
     if not isinstance(content, kind):
-        raise UserError(f"'{found[0]}' must hold a JSON {'list' if kind is list else 'object'}.")
+        raise UserError(f"'{paths[0]}' must hold a JSON {'list' if kind is list else 'object'}.")
     return content
 
 
@@ -90,8 +90,8 @@ def _product(row: Mapping[str, Any], details: Mapping[str, Any], reviewed: Mappi
     )
 
 
-def _options(offered: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for name, contents in offered.items():
+def _options(options_record: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for name, contents in options_record.items():
         if contents:
             yield name.lower(), tuple(one["value"].strip().replace("/", " | ").lower() for one in contents)
 
@@ -101,24 +101,24 @@ def _human_goals(catalogue: Catalogue, human: Mapping[str, Any]) -> Iterator[Goa
     for product in catalogue.products:
         for number, written in enumerate(human.get(product.asin, ())):
             if written["instruction_attributes"]:
-                upper = price_limit(product.price, Chance(f"webshop-human/{product.asin}/{number}"))
+                upper = price_limit(product.price, SeededRandom(f"webshop-human/{product.asin}/{number}"))
                 text = written["instruction"].strip(".") + told_price(upper)
                 options = written["instruction_options"]
-                wanted = options.values() if isinstance(options, dict) else options
-                yield _goal(product, text, written["instruction_attributes"], tuple(wanted), upper)
+                values = options.values() if isinstance(options, dict) else options
+                yield _goal(product, text, written["instruction_attributes"], tuple(values), upper)
 
 
 def _synthetic_goals(catalogue: Catalogue, details: Mapping[str, Any]) -> Iterator[Goal]:
     """Return one goal for each combination of a product's options."""
     for product in catalogue.products:
-        found = details.get(product.asin, {})
-        if not found.get("instruction") or not found.get("instruction_attributes"):
+        paths = details.get(product.asin, {})
+        if not paths.get("instruction") or not paths.get("instruction_attributes"):
             continue
-        upper = price_limit(product.price, Chance(f"webshop-synthetic/{product.asin}"))
+        upper = price_limit(product.price, SeededRandom(f"webshop-synthetic/{product.asin}"))
         names = sorted(product.options)
         for values in itertools.product(*(product.options[name] for name in names)):
-            text = f"{found['instruction']}{told_options(dict(zip(names, values, strict=True)))}{told_price(upper)}"
-            yield _goal(product, text, found["instruction_attributes"], values, upper)
+            text = f"{paths['instruction']}{told_options(dict(zip(names, values, strict=True)))}{told_price(upper)}"
+            yield _goal(product, text, paths["instruction_attributes"], values, upper)
 
 
 def _goal(product: Product, text: str, attributes: list[str], options: tuple[str, ...], upper: float) -> Goal:

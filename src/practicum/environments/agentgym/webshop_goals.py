@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 
-from practicum.environments.agentgym.webshop_catalogue import Catalogue, Chance, Product, generated
+from practicum.environments.agentgym.webshop_catalogue import Catalogue, Product, SeededRandom, generated
 from practicum.environments.agentgym.webshop_reward import Goal
 from practicum.task import content_hash
 
-GOALS_A_PRODUCT = 3
+GOALS_PER_PRODUCT = 3
 NO_LIMIT = 1_000_000.0
 PRICES = tuple(10.0 * step for step in range(1, 100))
 
@@ -25,19 +25,19 @@ def generated_goals(count: int) -> tuple[Goal, ...]:
 
 def make_goals(catalogue: Catalogue) -> tuple[Goal, ...]:
     """Return some goals for each product, in random order: neighbours are about different products."""
-    goals = [make_goal(product, number) for product in catalogue.products for number in range(GOALS_A_PRODUCT)]
+    goals = [make_goal(product, number) for product in catalogue.products for number in range(GOALS_PER_PRODUCT)]
     distinct = {(goal.asin, goal.instruction): goal for goal in goals}
     return tuple(sorted(distinct.values(), key=lambda goal: content_hash([goal.asin, goal.instruction])))
 
 
 def make_goal(product: Product, number: int) -> Goal:
-    chance = Chance(f"webshop-goal/{product.asin}/{number}")
-    attributes = tuple(chance.sample(product.attributes, 1 + chance.below(len(product.attributes))))
-    options = {name: chance.choice(values) for name, values in sorted(product.options.items())}
-    upper = price_limit(product.price, chance)
-    asked = f"Find me {', '.join(attributes)} {product.query}"
+    rng = SeededRandom(f"webshop-goal/{product.asin}/{number}")
+    attributes = tuple(rng.sample(product.attributes, 1 + rng.below(len(product.attributes))))
+    options = {name: rng.choice(values) for name, values in sorted(product.options.items())}
+    upper = price_limit(product.price, rng)
+    request = f"Find me {', '.join(attributes)} {product.query}"
     return Goal(
-        instruction=f"{asked}{told_options(options)}{told_price(upper)}",
+        instruction=f"{request}{told_options(options)}{told_price(upper)}",
         asin=product.asin,
         name=product.name,
         query=product.query,
@@ -49,15 +49,15 @@ def make_goal(product: Product, number: int) -> Goal:
 
 
 def told_options(options: dict[str, str]) -> str:
-    listed = ", and ".join(f"{name}: {value}" for name, value in options.items())
-    return f" with {listed}" if listed else ""
+    options_text = ", and ".join(f"{name}: {value}" for name, value in options.items())
+    return f" with {options_text}" if options_text else ""
 
 
 def told_price(upper: float) -> str:
     return f", and price lower than {upper:.2f} dollars" if upper < NO_LIMIT else ""
 
 
-def price_limit(price: float, chance: Chance) -> float:
+def price_limit(price: float, rng: SeededRandom) -> float:
     """Return an upper price by WebShop's rule: the higher of two draws from the next four multiples of ten."""
     above = [limit for limit in PRICES if limit > price][:4]
-    return max(chance.sample(above, 2)) if len(above) >= 2 else NO_LIMIT
+    return max(rng.sample(above, 2)) if len(above) >= 2 else NO_LIMIT

@@ -10,7 +10,7 @@ from practicum.environments.agentgym.webshop_catalogue import Product
 BACK, PREVIOUS, NEXT, BUY = "back to search", "< prev", "next >", "buy now"
 TABS = ("description", "features", "reviews", "attributes")
 SEPARATOR = " [SEP] "
-WINDOW = 10
+RESULTS_PER_PAGE = 10
 """Number of results per page."""
 MAX_RESULTS = 50
 
@@ -31,9 +31,9 @@ class Page:
         return self.results is None
 
     @property
-    def listed(self) -> tuple[Product, ...]:
+    def visible_results(self) -> tuple[Product, ...]:
         """The results of this page."""
-        return (self.results or ())[(self.number - 1) * WINDOW : self.number * WINDOW]
+        return (self.results or ())[(self.number - 1) * RESULTS_PER_PAGE : self.number * RESULTS_PER_PAGE]
 
 
 def plain(text: str) -> str:
@@ -46,8 +46,8 @@ def clickables(page: Page) -> tuple[str, ...]:
     if page.results is None:
         return ()
     if page.product is None:
-        turns = [PREVIOUS] * (page.number > 1) + [NEXT] * (page.number * WINDOW < len(page.results))
-        return (BACK, *turns, *(plain(product.asin) for product in page.listed))
+        turns = [PREVIOUS] * (page.number > 1) + [NEXT] * (page.number * RESULTS_PER_PAGE < len(page.results))
+        return (BACK, *turns, *(plain(product.asin) for product in page.visible_results))
     if page.tab:
         return (BACK, PREVIOUS)
     options = tuple(plain(value) for values in page.product.options.values() for value in values)
@@ -67,26 +67,28 @@ def show_shortly(page: Page) -> str:
     if page.results is None:
         return "Search page."
     if page.product is None:
-        lines = [f"{product.asin}: {product.name} {product.price_tag}" for product in page.listed]
+        lines = [f"{product.asin}: {product.name} {product.price_tag}" for product in page.visible_results]
         return "\n".join([f"Results, page {page.number} of {_pages(page)}:", *lines])
     if page.tab:
         return "\n".join(_tab(page.product, page.tab))
     lines = [f"{page.product.asin}: {page.product.name} {page.product.price_tag}"]
     for name, values in page.product.options.items():
-        shown = [f"({value})" if page.chosen.get(name) == value else value for value in values]
-        lines.append(f"{name}: {', '.join(shown)}")
+        values_text = [f"({value})" if page.chosen.get(name) == value else value for value in values]
+        lines.append(f"{name}: {', '.join(values_text)}")
     return "\n".join(lines)
 
 
 def _pages(page: Page) -> int:
-    return max(1, -(-len(page.results or ()) // WINDOW))
+    return max(1, -(-len(page.results or ()) // RESULTS_PER_PAGE))
 
 
 def _body(page: Page) -> list[str]:
     if page.product is None:
         turns = ["< Prev"] * (PREVIOUS in clickables(page)) + ["Next >"] * (NEXT in clickables(page))
-        listed = [piece for product in page.listed for piece in (product.asin, product.name, product.price_tag)]
-        return [f"Page {page.number} (Total results: {len(page.results or ())})", *turns, *listed]
+        visible_results = [
+            piece for product in page.visible_results for piece in (product.asin, product.name, product.price_tag)
+        ]
+        return [f"Page {page.number} (Total results: {len(page.results or ())})", *turns, *visible_results]
     if page.tab:
         return ["< Prev", *_tab(page.product, page.tab)]
     options: list[str] = []

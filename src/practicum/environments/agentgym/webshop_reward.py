@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from practicum.environments.agentgym.webshop_catalogue import Product
 
-SMALL_WORDS = frozenset((
+STOP_WORDS = frozenset((
     "a", "an", "and", "as", "at", "by", "for", "from", "in", "into", "is", "it", "its", "of", "on", "or", "our",
     "out", "over", "that", "the", "this", "to", "up", "with", "you", "your",
 ))  # fmt: skip
@@ -21,7 +21,7 @@ BASE_COLOURS = (
     "grey", "ivory", "khaki", "lavender", "maroon", "mint", "navy", "olive", "orange", "peach", "pink", "plum",
     "purple", "red", "rose", "silver", "tan", "taupe", "teal", "turquoise", "violet", "white", "wine", "yellow",
 )  # fmt: skip
-SAME_ENOUGH = 85.0
+MIN_SIMILARITY = 85.0
 EXACT_OPTIONS = ("size",)
 
 
@@ -53,7 +53,7 @@ class Verdict:
 def judge(product: Product, chosen: Mapping[str, str], goal: Goal) -> Verdict:
     """Return the reward of buying a product with the chosen options."""
     kind = type_reward(product, goal)
-    attributes = sum(_has_attribute(product, wanted) for wanted in goal.attributes)
+    attributes = sum(_has_attribute(product, required) for required in goal.attributes)
     options = min(option_matches(product, chosen, goal.options), len(goal.options))
     price = product.price <= goal.price_upper
     reward = kind * (attributes + options + price) / (len(goal.attributes) + len(goal.options) + 1)
@@ -62,8 +62,8 @@ def judge(product: Product, chosen: Mapping[str, str], goal: Goal) -> Verdict:
 
 def type_reward(product: Product, goal: Goal) -> float:
     """Return the type factor: 1 for the same kind of product; 0.5, 0.1 or 0 the less similar the titles are."""
-    wanted = title_words(goal.name)
-    score = len(title_words(product.name) & wanted) / len(wanted) if wanted else 0.2
+    required = title_words(goal.name)
+    score = len(title_words(product.name) & required) / len(required) if required else 0.2
     if score == 0.0:
         return 0.0
     if score < 0.1:
@@ -74,8 +74,8 @@ def type_reward(product: Product, goal: Goal) -> float:
 
 def title_words(title: str) -> set[str]:
     """Return the words of a title that may be nouns."""
-    found = re.findall(r"[^\W\d_]+(?:['-][^\W\d_]+)*", title.lower())
-    return {word for word in found if word not in SMALL_WORDS and len(word) > 1}
+    words = re.findall(r"[^\W\d_]+(?:['-][^\W\d_]+)*", title.lower())
+    return {word for word in words if word not in STOP_WORDS and len(word) > 1}
 
 
 def _common(one: str, other: str) -> int:
@@ -83,28 +83,29 @@ def _common(one: str, other: str) -> int:
     return len({step.strip() for step in one.split("›")} & {step.strip() for step in other.split("›")})
 
 
-def _has_attribute(product: Product, wanted: str) -> bool:
-    return any(token_set_ratio(has, wanted) > SAME_ENOUGH for has in product.attributes) or _told(product, wanted)
+def _has_attribute(product: Product, required: str) -> bool:
+    similar = any(token_set_ratio(attribute, required) > MIN_SIMILARITY for attribute in product.attributes)
+    return similar or _is_mentioned(product, required)
 
 
-def _told(product: Product, words: str) -> bool:
+def _is_mentioned(product: Product, words: str) -> bool:
     """Return whether the words are in the product's title, features or description."""
     bullets = " ".join(product.bullets).lower()
     return words in product.name.lower() or words in bullets or words in product.description.lower()
 
 
-def option_matches(product: Product, chosen: Mapping[str, str], wanted: Sequence[str]) -> int:
+def option_matches(product: Product, chosen: Mapping[str, str], required: Sequence[str]) -> int:
     """Return how many chosen options match the required ones. A size must be equal."""
-    asked = [plain_colour(value) for value in wanted]
-    found = 0
+    required_values = [plain_colour(value) for value in required]
+    num_matches = 0
     for option, value in chosen.items():
         picked = plain_colour(value)
         if option.lower() in EXACT_OPTIONS:
-            matched = picked in asked
+            matched = picked in required_values
         else:
-            matched = any(token_set_ratio(value, picked) > SAME_ENOUGH for value in asked)
-        found += matched or _told(product, picked)
-    return found
+            matched = any(token_set_ratio(value, picked) > MIN_SIMILARITY for value in required_values)
+        num_matches += matched or _is_mentioned(product, picked)
+    return num_matches
 
 
 def plain_colour(value: str) -> str:
@@ -135,7 +136,7 @@ def _ratio(one: str, other: str) -> float:
     before = [0] * (len(other) + 1)
     for letter in one:
         row = [0]
-        for place, against in enumerate(other):
-            row.append(before[place] + 1 if letter == against else max(before[place + 1], row[place]))
+        for index, against in enumerate(other):
+            row.append(before[index] + 1 if letter == against else max(before[index + 1], row[index]))
         before = row
     return 200.0 * before[-1] / (len(one) + len(other))

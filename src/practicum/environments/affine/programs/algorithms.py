@@ -74,11 +74,11 @@ def account(rng: random.Random) -> Draft:
     (xs,) = shape.names
 
     def run(v: list[str]) -> list[int]:
-        held = [first]
+        balances = [first]
         for line in v:
             change = int(line.split()[1]) if line.startswith("in ") else -int(line.split()[1]) - fee
-            held.append(held[-1] + change if held[-1] + change >= 0 else held[-1])
-        return held[1:]
+            balances.append(balances[-1] + change if balances[-1] + change >= 0 else balances[-1])
+        return balances[1:]
 
     return Draft(
         shape, f"what an account that begins with {first} holds after each line: 'in N' adds N, 'out N' takes N and a "
@@ -95,11 +95,11 @@ def robot(rng: random.Random) -> Draft:
     (s,) = shape.names
 
     def walk(v: str) -> str:
-        place, heading = complex(a, b), 1j
+        position, heading = complex(a, b), 1j
         for c in v:
             heading *= {"L": 1j, "R": -1j, "F": 1}[c]
-            place += heading if c == "F" else 0
-        return f"{round(place.real)} {round(place.imag)}"
+            position += heading if c == "F" else 0
+        return f"{round(position.real)} {round(position.imag)}"
 
     return Draft(
         shape, f"where a robot ends, x and y with a space between, that begins at x {a}, y {b} looking along y and "
@@ -131,8 +131,8 @@ def rising_length(rng: random.Random) -> Draft:
         ("best = []", f"for i, new in enumerate({xs}):",
          f"    best.append(1 + max([best[j] for j in range(i) if {xs}[j] < new], default=0))",
          f"print(max(best) * {a} + {b})"),
-        lambda v: max(size for size in range(1, len(v) + 1) for kept in itertools.combinations(v, size)
-                      if all(p < q for p, q in itertools.pairwise(kept))) * a + b,
+        lambda v: max(size for size in range(1, len(v) + 1) for chosen in itertools.combinations(v, size)
+                      if all(p < q for p, q in itertools.pairwise(chosen))) * a + b,
         [([1, 2, 3, 4, 5],), ([9, 5, 4, 1],), ([1, 9, 2, 8, 3],), ([7, 7, 7, 7],)],
     )  # fmt: skip
 
@@ -236,7 +236,7 @@ def spans_merged(rng: random.Random) -> Draft:
 
     def covered(v: list[str]) -> int:
         ends = [tuple(map(int, line.split())) for line in v]
-        return len({place for low, high in ends for place in range(low, high)}) * a + b
+        return len({position for low, high in ends for position in range(low, high)}) * a + b
 
     return Draft(
         shape, f"how much of the number line the spans cover together, times {a}, plus {b}",

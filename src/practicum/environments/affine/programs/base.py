@@ -84,8 +84,8 @@ def integer(rng: random.Random, low: int = -20, high: int = 99) -> Shape:
 def integers(rng: random.Random, count: int, low: int = -20, high: int = 60) -> Shape:
     """Several integers, one per line."""
     names = tuple(rng.sample(NUMBERS, count))
-    listed = f"{', '.join(names[:-1])} and {names[-1]}"
-    words = f"{'two' if count == 2 else 'three'} integers {listed}, one a line"
+    names_text = f"{', '.join(names[:-1])} and {names[-1]}"
+    words = f"{'two' if count == 2 else 'three'} integers {names_text}, one a line"
     reading = tuple(f"{name} = int(input())" for name in names)
     return Shape(names, words, reading, lambda r: tuple(r.randint(low, high) for _ in names), _lines)
 

@@ -17,7 +17,7 @@ LEVELS: Mapping[int, Sequence[Template]] = {
     4: (*loops.LEVEL_4, *texts.LEVEL_4, *lists.LEVEL_4),
     5: (*grids.LEVEL_5, *algorithms.LEVEL_5),
 }
-DRAWS = 40
+NUM_DRAWS = 40
 """Number of inputs from which cases are chosen."""
 
 
@@ -48,17 +48,17 @@ class Problem:
 
     def cases(self, rng: random.Random, count: int) -> list[Case]:
         """Return distinct inputs with outputs as varied as possible, so that a constant answer passes few."""
-        values = [*self.draft.edges, *(self.draft.shape.draw(rng) for _ in range(DRAWS))]
-        drawn = {self.draft.shape.write(given): given for given in values}
+        values = [*self.draft.edges, *(self.draft.shape.draw(rng) for _ in range(NUM_DRAWS))]
+        drawn = {self.draft.shape.write(values_read): values_read for values_read in values}
         rng.shuffle(order := list(drawn))
-        found = [Case(text, output_text(self.draft.reference(*drawn[text]))) for text in order]
-        found = [case for case in found if case.output.strip()]
+        cases = [Case(text, output_text(self.draft.reference(*drawn[text]))) for text in order]
+        cases = [case for case in cases if case.output.strip()]
         new: dict[str, Case] = {}
-        for case in found:
+        for case in cases:
             new.setdefault(case.output, case)
         firsts = list(new.values())
-        rest = [case for case in found if new[case.output] is not case]
-        return [*firsts, *rest][:count]
+        remaining = [case for case in cases if new[case.output] is not case]
+        return [*firsts, *remaining][:count]
 
 
 def draw_problem(rng: random.Random, level: int, template: Template | None = None) -> Problem:

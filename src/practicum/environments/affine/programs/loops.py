@@ -15,7 +15,7 @@ def digit_sum(rng: random.Random) -> Draft:
     (n,) = shape.names
     return Draft(
         shape, f"the sum of the digits of {n}, plus {b}", (f"print(sum(map(int, str({n}))) + {b})",),
-        lambda v: sum(v // 10**place % 10 for place in range(9)) + b,
+        lambda v: sum(v // 10**power % 10 for power in range(9)) + b,
     )  # fmt: skip
 
 

@@ -33,8 +33,8 @@ class Call:
 
 def read_bracket(line: str) -> Call | None:
     """Parse a line as a bracket command; None if it is not one."""
-    found = BRACKET.fullmatch(line)
-    return Call(found[1], found[2]) if found else None
+    match = BRACKET.fullmatch(line)
+    return Call(match[1], match[2]) if match else None
 
 
 class Brackets:
@@ -67,16 +67,16 @@ class Brackets:
     def write(self, sentence: str) -> str:
         """Write a sentence as a bracket command; one without a verb is unchanged."""
         for pattern, verb in self._patterns:
-            found = pattern.fullmatch(sentence)
-            if found:
-                return f"{verb}[{', '.join(found.groups())}]"
+            match = pattern.fullmatch(sentence)
+            if match:
+                return f"{verb}[{', '.join(match.groups())}]"
         return sentence
 
     @property
     def usage(self) -> str:
         """The verbs as shown to the agent."""
-        shown = []
+        usages = []
         for verb, templates in self.sentences.items():
             most = max(template.count("{}") for template in templates)
-            shown.append(f"{verb}[{', '.join('XYZ'[:most])}]")
-        return " | ".join(shown)
+            usages.append(f"{verb}[{', '.join('XYZ'[:most])}]")
+        return " | ".join(usages)
