@@ -157,11 +157,11 @@ def test_envs_and_their_check(capsys: pytest.CaptureFixture[str]) -> None:
         (["envs", "serve", "agentgym:textcraft", "--port", "99999"], "--port 99999: a port lies between 0 and 65535"),
         (["envs", "serve", "agentgym:textcraft", "--port", "-1"], "--port -1: a port lies between"),
         (["sft", "--episodes", ".", "--lr", "nan"], "training.learning_rate=nan is not a finite number"),
-        (["sft", "--episodes", ".", "--lr", "-1", "--dry-run"], "training.learning_rate=-1.0 is below 0"),
-        (["sft", "--episodes", ".", "--warmup", "-3"], "training.warmup_steps=-3 is below 0"),
-        (["dpo", "--episodes", ".", "training.max_grad_norm=-1"], "training.max_grad_norm=-1.0 is below 0"),
+        (["sft", "--episodes", ".", "--lr", "-1", "--dry-run"], "training.learning_rate=-1.0: it must be at least 0"),
+        (["sft", "--episodes", ".", "--warmup", "-3"], "training.warmup_steps=-3: it must be at least 0"),
+        (["dpo", "--episodes", ".", "training.max_grad_norm=-1"], "training.max_grad_norm=-1.0: it must be at least 0"),
         (["pipeline"], "recipe=affine-tiny"),
-        (["pipeline", "training.max_grad_norm=-1", "--dry-run"], "training.max_grad_norm=-1.0 is below 0"),
+        (["pipeline", "training.max_grad_norm=-1", "--dry-run"], "training.max_grad_norm=-1.0: it must be at least 0"),
         (["pipeline", "evaluation.temperature=nan", "--dry-run"], "evaluation.temperature=nan is not a finite number"),
         (["collect", "--env", "math", "--data", "none.json"], "There is no file 'none.json'"),
         (["eval", "--env", "math", "--policy", "tiny", "--template", "chatm"], "Unknown chat template 'chatm'"),
@@ -178,7 +178,7 @@ def test_envs_and_their_check(capsys: pytest.CaptureFixture[str]) -> None:
             ["train", STEPS, "agent.environment=math", "data.train_files=none.json"],
             "There is no file 'none.json'",
         ),
-        (["train", STEPS, "actor_rollout_ref.rollout.max_num_seqs=0"], "room for at least one request"),
+        (["train", STEPS, "actor_rollout_ref.rollout.max_num_seqs=0"], "max_num_seqs=0: it must be at least 1"),
         (["train", "data.train_batch_size=0"], "must be at least 1"),
         (["train", STEPS, "actor_rollout_ref.actor.optim.warmup_style=cosin"], "Did you mean 'cosine'"),
         (["train", STEPS, "actor_rollout_ref.actor.loss_agg_mode=token-men"], "Did you mean 'token-mean'"),
@@ -260,23 +260,12 @@ def test_help_is_quick_and_complete(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ctrl_c_stops_cleanly_and_keeps_what_is_finished(tmp_path: Path) -> None:
-    command = [
-        "collect",
-        "--env",
-        "math",
-        "--policy",
-        "tiny",
-        "--tasks",
-        "400",
-        "--max-tokens",
-        "60",
-        "--concurrency",
-        "8",
-    ]
+    command = ["collect", "--env", "math", "--policy", "tiny", "--tasks", "4000", "--max-tokens", "8", "--max-turns",
+               "2", "--concurrency", "4"]  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-m", "practicum.cli", *command, "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while len(episodes(tmp_path)) < 3 and time.monotonic() < deadline:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
@@ -285,6 +274,6 @@ def test_ctrl_c_stops_cleanly_and_keeps_what_is_finished(tmp_path: Path) -> None
     assert "practicum: stopped; finished episodes" in errors
     assert "Traceback" not in errors
     kept = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert 3 <= len(kept) < 400
+    assert 3 <= len(kept) < 4000
     for path in kept:
         assert read_episode(path).scored
