@@ -40,7 +40,7 @@ SMALL = ["training.bf16=false", "training.warmup_steps=2", "--lr", "1e-2"]
 
 
 def test_the_papers_defaults() -> None:
-    config, _ = read_overrides(build_supervised.SFTConfig, [])
+    config = read_overrides(build_supervised.SFTConfig, []).config
     training = config.training
     assert (training.lora_r, training.lora_alpha, training.lora_dropout) == (64, 128.0, 0.05)
     assert (training.num_epochs, training.batch_size, training.gradient_accumulation_steps) == (3, 2, 8)
@@ -52,7 +52,7 @@ def test_the_papers_defaults() -> None:
         False,
     )
     assert (training.gradient_checkpointing, training.save_steps, training.save_total_limit) == (True, 1000, 3)
-    other, _ = read_overrides(build_supervised.DPOConfig, [])
+    other = read_overrides(build_supervised.DPOConfig, []).config
     assert (other.training.beta, other.training.learning_rate, other.training.num_epochs) == (0.1, 5e-5, 2)
 
 

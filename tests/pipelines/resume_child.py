@@ -98,7 +98,7 @@ def train_until(
     config = resolve_train([*overrides, f"trainer.default_local_dir={folder}"]).config
     run = build.build_run(
         config,
-        on_step=lambda step, values: last.clear() if step < run.settings.steps else None,
+        on_step=lambda step, values: last.clear() if step < run.settings.total_training_steps else None,
         on_episode=on_episode,
         on_micro_batch=on_micro_batch,
         say=lambda text: None,

@@ -107,7 +107,7 @@ def test_the_first_group_of_steps_1_2_and_4_is_saved(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / GROUPS).iterdir()) == ["step_1", "step_2", "step_4"]
     for folder in (tmp_path / GROUPS).iterdir():
         episodes = list(store.read_episodes(folder))
-        assert len(episodes) == RL.chains
+        assert len(episodes) == RL.num_chains
         assert len({episode.group for episode in episodes}) == 1
         stored = [read(path) for path in sorted(folder.glob("*.jsonl"))]
         wanted = advantages.grpo([episode.reward for episode in episodes])

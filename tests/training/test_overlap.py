@@ -156,7 +156,7 @@ def test_rollout_and_update_run_at_once() -> None:
     class Waiting(Short):
         async def reset(self, task: Task, seed: int) -> Observation:
             begun.append(task.id)
-            self.second = len(begun) > SETTINGS.tasks_per_step * SETTINGS.chains
+            self.second = len(begun) > SETTINGS.train_batch_size * SETTINGS.num_chains
             return await super().reset(task, seed)
 
         async def step(self, action: Action) -> Step:

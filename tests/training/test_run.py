@@ -59,7 +59,7 @@ def make_run(
     environment: type[MathEnvironment] = ByLength,
     **more: Any,
 ) -> Run:
-    tasks = environment().tasks("train", rl.tasks_per_step * rl.steps)
+    tasks = environment().tasks("train", rl.train_batch_size * rl.total_training_steps)
     return monitored(folder, TrainablePolicy(loader.load_tiny(0)), tasks, environment, settings, rl, **more)
 
 
