@@ -1,12 +1,12 @@
 """One GPU: engine, learner, whole GRPO step against TRL, agents with tools, memory, a real training.
 
     python benchmarks/gpu.py [--only engine,context,learner,step,agent,memory,profile,train] [--out FILE.json]
-    python benchmarks/gpu.py --needs     what a machine without a package registry wants beside the checkout
+    python benchmarks/gpu.py --needs     what a machine without a package registry needs beside the checkout
     python benchmarks/gpu.py --tiny      every leg on CPU with a tiny model: it works, but its figures mean nothing
 
-A model of SmolLM2-135M's shape, bf16, prompts of 200 tokens, 128 new ones, log-probs included; engine, context,
-learner and memory use random weights (their values change no time), step and agent SmolLM2's own where they are at
-hand. Medians over repeats after a warm-up. `profile` says which kernels and functions the time goes to, `train` is
+A model of SmolLM2-135M's shape, bf16, prompts of 200 tokens, 128 new ones, with log-probs; engine, context, learner and
+memory use random weights (their values do not change the time), step and agent SmolLM2's own where they are available.
+Medians over repeats after a warm-up. `profile` measures which kernels and functions take the time, `train` is
 `benchmarks/gpu_training.py` with its defaults; these two are not among the default legs.
 """
 
@@ -30,12 +30,12 @@ needs.prepare()
 
 LEGS = ("engine", "context", "learner", "step", "agent", "memory", "profile", "train")
 DEFAULT = LEGS[:-2]
-SLOW = 240
-"""Seconds after which a leg says where all its threads are: one that hangs on a card is not easily looked into."""
+STACK_DUMP_SECONDS = 240
+"""Seconds after which a leg prints the stacks of its threads: one that hangs on a GPU is hard to inspect."""
 
 
 def leg_function(name: str) -> Callable[[Any], list[dict[str, Any]]]:
-    """A leg is imported when it is wanted: the others may need packages that are not there."""
+    """Import a leg when it is needed: the others may need packages that are not installed."""
     if name == "train":
         from gpu_training import leg
     elif name == "context":
@@ -100,7 +100,7 @@ def main() -> None:
     for name in chosen:
         print(f"-- {name}", flush=True)
         begun = time.perf_counter()
-        faulthandler.dump_traceback_later(SLOW, repeat=True)
+        faulthandler.dump_traceback_later(STACK_DUMP_SECONDS, repeat=True)
         try:
             found[name] = leg_function(name)(size)
         except (Exception, SystemExit) as error:  # the others are still wanted: time on the card is dear

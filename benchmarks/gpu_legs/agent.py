@@ -31,7 +31,7 @@ from practicum.task import Task
 
 @dataclass
 class Ledger:
-    """What the tools answered, by task and turn, and how long they took."""
+    """The tools' results, by task and turn, and how long they took."""
 
     answers: dict[tuple[str, int], Step] = field(default_factory=dict)
     seconds: float = 0.0
@@ -39,7 +39,7 @@ class Ledger:
 
 
 class Watched(MathEnvironment):
-    """Word problems whose tool is `tool`; `replay` answers from a ledger instead."""
+    """Word problems with the tool `tool`; `replay` returns recorded results instead."""
 
     def __init__(self, tool: str, ledger: Ledger, replay: bool) -> None:
         super().__init__(tools=[tool])
@@ -77,7 +77,7 @@ class Watched(MathEnvironment):
 
 
 class Following:
-    """Decodes like the policy, says what the expert says."""
+    """An engine that decodes like the policy and returns the expert's reply."""
 
     name = "following"
 
@@ -101,7 +101,7 @@ class Following:
 
 
 def make_engine(size: Size) -> tuple[LocalEngine, Renderer, str]:
-    """An engine whose replies end at their limit, and what model it is."""
+    """An engine whose replies end at their token limit, and the name of its model."""
     loaded, what = load_real(size)
     renderer = Renderer(loaded.tokenizer, "chatml" if what != "tiny" else None, ())
     renderer.end_ids = ()

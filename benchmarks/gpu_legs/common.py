@@ -1,4 +1,4 @@
-"""What the legs share: a size to measure at, a model of it, requests, and the clock of a device."""
+"""Shared by the legs: a size to measure at, a model of it, requests, and device timing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SMALL = {
 
 @dataclass(frozen=True)
 class Size:
-    """How large everything is. `tiny` only shows that a leg works: its figures mean nothing."""
+    """The sizes of a measurement. `tiny` only shows that a leg works: its figures mean nothing."""
 
     device: str = "cuda"
     dtype: torch.dtype = torch.bfloat16
@@ -41,10 +41,10 @@ class Size:
     new: int = 128
     batches: tuple[int, ...] = (64, 256, 1024)
     contexts: tuple[int, ...] = (1024, 2048, 4096, 8000)
-    """Lengths of prompts, to see what a longer context costs a decode step."""
+    """Prompt lengths, to measure what a longer context costs a decode step."""
     repeats: int = 3
     tasks: int = 32
-    """Prompts of a GRPO step; each has 8 chains."""
+    """Prompts of a GRPO step; each has 8 samples."""
     chains: int = 8
     episodes: int = 256
     learnt_tokens: int = 16384
@@ -60,14 +60,14 @@ TINY = Size(
 
 
 def make_model(size: Size, dtype: torch.dtype | None = None) -> LlamaForCausalLM:
-    """Random weights: their values change no time."""
+    """A model with random weights: their values do not change the time."""
     torch.manual_seed(0)
     with torch.device(size.device):
         return LlamaForCausalLM(LlamaConfig(**size.shape)).to(dtype or size.dtype).eval()
 
 
 def make_wide_model(shape: dict[str, Any], size: Size) -> PreTrainedModel:
-    """Random weights of any shape, never in float32: a large one would not fit twice."""
+    """A model of any shape with random weights, never in float32: a large one would not fit twice."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(size.dtype)
     try:
@@ -78,7 +78,7 @@ def make_wide_model(shape: dict[str, Any], size: Size) -> PreTrainedModel:
 
 
 def load_real(size: Size) -> tuple[LoadedModel, str]:
-    """SmolLM2 itself where its weights are at hand, else its shape, and which of the two it is."""
+    """SmolLM2 where its weights are available, else a random model of its shape; and which of the two it is."""
     if size.tiny:
         return loader.load("tiny"), "tiny"
     try:
@@ -89,7 +89,7 @@ def load_real(size: Size) -> tuple[LoadedModel, str]:
 
 
 def make_renderer() -> Renderer:
-    """Of the tiny tokenizer; nothing ends a reply."""
+    """A renderer of the tiny tokenizer without end ids."""
     renderer = Renderer(loader.load_tokenizer("tiny"))
     renderer.end_ids = ()
     return renderer
@@ -98,7 +98,7 @@ def make_renderer() -> Renderer:
 def make_requests(
     size: Size, count: int, chains: int, seed: int, mixed: bool, prompt: int = 0, new: int = 0
 ) -> list[Request]:
-    """`chains` requests a prompt; `mixed`: prompts and replies of 0.1 to 1.9 times the length, the same on average."""
+    """`chains` samples per prompt; `mixed`: prompts and replies of 0.1 to 1.9 times the length, the same on average."""
     rng = random.Random(seed)
     length, new, most = prompt or size.prompt, new or size.new, size.shape["vocab_size"] - 100
     made: list[Request] = []
@@ -117,16 +117,16 @@ def synchronise(size: Size) -> None:
 
 
 def forget_peak(size: Size) -> None:
-    """Begin a measurement: free what nobody holds, count the peak anew, give peers PyTorch's own settings."""
+    """Begin a measurement: free unused memory, reset the peak, restore PyTorch's default matmul settings for peers."""
     gc.collect()
     if size.device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        device.set_batch_invariant_matmul(False)  # as PyTorch comes; our own engine and learner set it for themselves
+        device.set_batch_invariant_matmul(False)  # PyTorch's default; engine and learner set it for themselves
 
 
 def peak_bytes(size: Size) -> int:
-    """The most that tensors took on the device; 0 on CPU, where nobody counts."""
+    """The peak bytes of tensors on the device; 0 on CPU, where they are not counted."""
     return torch.cuda.max_memory_allocated() if size.device == "cuda" else 0
 
 

@@ -1,4 +1,4 @@
-"""Engine: tokens a second by batch, and what a longer context costs a decode step."""
+"""Engine: tokens per second by batch size, and the cost of a longer context per decode step."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def leg(size: Size) -> list[Row]:
 
 
 def bandwidth() -> float:
-    """Bytes a second that a large copy moves on this card, read and written."""
+    """Bytes per second that a large copy moves on this GPU, read and written."""
     source = torch.empty(1 << 30, dtype=torch.float32, device="cuda").normal_()
     target = torch.empty_like(source)
     return 2 * source.nbytes / timed(lambda: target.copy_(source), 10)

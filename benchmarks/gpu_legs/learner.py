@@ -1,4 +1,4 @@
-"""Learner: tokens a second of an update, beside transformers' own forward and backward."""
+"""Learner: tokens per second of an update, beside transformers' own forward and backward."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def make_samples(size: Size, chains: int, mixed: bool) -> list[Any]:
 
 
 def flops(size: Size, parameters: int, tokens: int, computed: int) -> float:
-    """Of forward and backward: 6 a weight and token, and attention's 12 · layers · hidden a token and token seen."""
+    """FLOPs of forward and backward: 6 per weight and token, and 12 · layers · hidden per pair of attending tokens."""
     attention = 12 * size.shape["num_hidden_layers"] * size.shape["hidden_size"] * tokens * computed / 2
     return 6.0 * parameters * tokens + attention
 
 
 def measure(size: Size, chains: int, mixed: bool) -> Row:
-    """Bfloat16 weights with float32 masters; the last of equal samples share their prompts."""
+    """Updates with bfloat16 weights and float32 master weights; in the last case samples share their prompts."""
     forget_peak(size)
     decoder = Decoder(make_model(size))
     learner = Learner(decoder, OptimizerSettings(), MicroBatchLimits(16384))

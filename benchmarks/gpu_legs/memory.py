@@ -1,4 +1,4 @@
-"""Memory: what an update of a 3 or 7 B model with LoRA should take, by calculation, beside what it takes."""
+"""Memory: the calculated and the measured peak of an update of a 3 or 7 B model with LoRA."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ QWEN_3B = {
 }  # fmt: skip
 RANK, SEQUENCE = 16, 2048
 LOGIT_CELLS = 1 << 27
-"""At most about so many logits are computed at once (see practicum/kernels/head.py)."""
+"""Logits computed at once, about (see practicum/kernels/lm_head.py)."""
 
 
 def calculated(shape: dict[str, Any], size: Size, tokens: int) -> dict[str, float]:
-    """Bytes by what they are for, with checkpointing: a layer's input is kept, its inside is computed again."""
+    """Bytes by purpose, with checkpointing: a layer's input is saved, its inside is computed again."""
     layers, hidden, inner = shape["num_hidden_layers"], shape["hidden_size"], shape["intermediate_size"]
     head = hidden // shape["num_attention_heads"]
     keys = shape["num_key_value_heads"] * head

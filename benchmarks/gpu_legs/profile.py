@@ -38,7 +38,7 @@ Do = Callable[[], Coroutine[Any, Any, None]]
 
 
 def busy_seconds(spans: list[tuple[float, float]]) -> float:
-    """The time that intervals cover together."""
+    """The total time that intervals cover."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))
@@ -47,7 +47,7 @@ def busy_seconds(spans: list[tuple[float, float]]) -> float:
 
 
 async def on_gpu(size: Size, do: Do) -> Row:
-    """Kernels of one round; nothing where there is no GPU, or no leave to look into it."""
+    """Kernels of one round; empty without a GPU or without the permission to profile it."""
     if size.device != "cuda":
         return {}
     with profile(activities=[ProfilerActivity.CUDA]) as record:
@@ -85,7 +85,7 @@ def idle(ran: list[Any]) -> list[Row]:
 
 
 class Looker(threading.Thread):
-    """Counts, by thread, which function is being run."""
+    """Counts, by thread, which function is running."""
 
     def __init__(self) -> None:
         super().__init__(name="looker", daemon=True)
@@ -104,7 +104,7 @@ class Looker(threading.Thread):
 
 
 async def on_host(do: Do, rounds: int) -> Row:
-    """Milliseconds a round that each thread spent in a line of its own, waiting included."""
+    """Milliseconds per round that each thread spent per source line, waiting included."""
     looker = Looker()
     looker.start()
     begun = time.perf_counter()
@@ -138,7 +138,7 @@ async def examine(size: Size, what: str, do: Do, host: bool = False) -> Row:
 
 
 async def decoding(size: Size, batch: int, mixed: bool = False) -> Row:
-    """A whole batch of prompts and a quarter of the usual reply; `mixed`: three batches, rows come and go."""
+    """A batch of prompts with a quarter of the usual reply length; `mixed`: three batches of mixed lengths."""
     engine = LocalEngine(Decoder(make_model(size)), make_renderer(), max_batch=batch)
     steps = max(4, size.new // 4)
     versions, count, chains = iter(range(1, 1000)), 3 * batch if mixed else batch, size.chains if mixed else 1

@@ -1,4 +1,4 @@
-"""One whole GRPO step, Practicum's against TRL's: rollout, credit, update, on one device in one run.
+"""One GRPO step, Practicum's against TRL's: rollout, advantages, update, on one device in one run.
 
 Practicum's is `Practice.step` itself: episodes of an environment, typed outcomes, mismatch check and all. TRL's is
 `GRPOTrainer` with what is fastest for it: bf16, fused AdamW, no look at old or reference log-probs (`beta=0`,
@@ -35,13 +35,13 @@ from practicum.training.trainable_policy import TrainablePolicy
 
 LEARNING_RATE = 1e-6
 WARM_UP = 3
-"""Steps in which graphs are captured: which sizes a step meets depends on how its episodes come in."""
+"""Warm-up steps, in which graphs are captured: which sizes a step needs depends on the order of its episodes."""
 SPLITS = (256, 64)
 """Completions in one micro-batch of TRL; the rest follows by gradient accumulation."""
 
 
 class Questions(Environment):
-    """One question, one reply, a reward that is the reply's checksum: the policy is timed, not judged."""
+    """One question, one reply, and the reply's checksum as reward: only the time matters."""
 
     name = "bench"
 
@@ -209,7 +209,7 @@ def leg(size: Size) -> list[Row]:
 
 
 def measure_peer(size: Size) -> list[Row]:
-    """TRL in each of the splits; nothing where it is not installed."""
+    """TRL in each of the splits; empty where it is not installed."""
     try:
         import trl  # noqa: F401
     except ImportError as error:

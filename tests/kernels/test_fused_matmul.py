@@ -1,4 +1,4 @@
-"""Products that go on to what follows them: not a bit differs from a product and a kernel of its own."""
+"""Fused matrix products: not a bit differs from a matrix product and a second kernel."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 pytestmark = pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs a CUDA GPU")
 DTYPES = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16]
 HALF = torch.float16 if INTERPRETED else torch.bfloat16
-"""The interpreter cannot reckon in bfloat16."""
+"""The interpreter does not support bfloat16."""
 
 
 def near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
@@ -108,7 +108,7 @@ def trees(seed: int, groups: int, longest: int) -> list[Sample]:
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "size"), [(6, 2, 32), (4, 4, 16)] if INTERPRETED else [(9, 3, 64), (8, 2, 128)]
 )
-def test_attention_over_a_forest(dtype: torch.dtype, heads: int, kv_heads: int, size: int) -> None:
+def test_attention_over_a_prefix_tree(dtype: torch.dtype, heads: int, kv_heads: int, size: int) -> None:
     from practicum.kernels.tree_attention import TreeAttention
 
     torch.manual_seed(0)
@@ -123,10 +123,10 @@ def test_attention_over_a_forest(dtype: torch.dtype, heads: int, kv_heads: int, 
 
     def plain(joined: Tensor) -> tuple[Tensor]:
         parts = joined.view(len(joined), -1, size)
-        turning = parts[:, : heads + kv_heads]
-        turned = turning * cos[positions][:, None].double()
-        turned = turned + turning.roll(size // 2, -1) * sin[positions][:, None].double()
-        q, k, v = turned[:, :heads], turned[:, heads:], parts[:, -kv_heads:]
+        unrotated = parts[:, : heads + kv_heads]
+        rotated = unrotated * cos[positions][:, None].double()
+        rotated = rotated + unrotated.roll(size // 2, -1) * sin[positions][:, None].double()
+        q, k, v = rotated[:, :heads], rotated[:, heads:], parts[:, -kv_heads:]
         k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
         mixed = F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in (q, k, v)), attn_mask=seen)
         return (mixed[0].transpose(0, 1).flatten(1),)
@@ -138,10 +138,10 @@ def test_attention_over_a_forest(dtype: torch.dtype, heads: int, kv_heads: int, 
 
 
 @pytest.mark.parametrize("programs", [1, 1000])
-def test_decoding_prompts_and_the_learner_look_at_keys_in_one_order(
+def test_decode_prefill_and_training_attend_in_one_order_of_keys(
     programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the bit, over several segments, wherever a run begins and however long rows are shared out."""
+    """To the bit, over several segments, wherever a segment begins and however long rows are split."""
     from practicum.kernels import decode_attention, prefill_attention, tree_attention
     from practicum.kernels.fused_layers import rope_
 
@@ -173,10 +173,10 @@ def test_decoding_prompts_and_the_learner_look_at_keys_in_one_order(
     for row, path in enumerate(paths):
         parts = joined[path].view(len(path), -1, size)[:, heads:].unflatten(1, (2, kv_heads))
         kv[:, row, :, : len(path)] = parts.permute(1, 2, 0, 3)
-    homes = torch.arange(len(paths), device=DEVICE)
+    slots = torch.arange(len(paths), device=DEVICE)
     tips = torch.stack([path[-1] for path in paths])
     query = joined[tips, : heads * size].view(len(tips), heads, size)
-    same(decode_attention.attend(query, kv, homes, positions[tips]), tips)
+    same(decode_attention.attend(query, kv, slots, positions[tips]), tips)
     numbers, *sizes = prefill_attention.pack([(row, path.tolist(), 0) for row, path in enumerate(paths)])
     where = prefill_attention.unpack(numbers.to(DEVICE), *sizes)
     same(prefill_attention.attend(joined[torch.cat(paths)], kv, where, heads), torch.cat(paths))

@@ -56,7 +56,7 @@ def test_auto_with_a_gpu(gpus: None) -> None:
         ("cpu", "float16", "--dtype=float16 is not a dtype of weights."),
     ],
 )
-def test_one_sentence(name: str, dtype: str, said: str, no_gpu: None) -> None:
+def test_errors_are_one_sentence(name: str, dtype: str, said: str, no_gpu: None) -> None:
     with pytest.raises(UserError) as raised:
         device.resolve(name, dtype)
     assert said in str(raised.value)
@@ -106,7 +106,7 @@ def test_keys_of_imitation(gpus: None) -> None:
         build_supervised.resolve_device(config)
 
 
-def test_a_run_does_not_go_on_elsewhere(tmp_path: Path, no_gpu: None) -> None:
+def test_a_run_is_not_continued_on_another_device(tmp_path: Path, no_gpu: None) -> None:
     """`auto` is written down as what it was."""
     words = [
         f"trainer.default_local_dir={tmp_path}",

@@ -46,7 +46,7 @@ def test_any_text_survives_the_tokenizer() -> None:
     assert len(tokenizer("4711")["input_ids"]) == 4  # digits stand alone
 
 
-def test_seeds_give_other_weights_and_leave_the_global_state_alone() -> None:
+def test_other_seeds_give_other_weights_and_keep_the_global_random_state() -> None:
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
@@ -72,7 +72,7 @@ def test_broken_folder(tmp_path: Path) -> None:
         loader.load(str(tmp_path))
 
 
-def test_damaged_models_get_a_sentence(tmp_path: Path) -> None:
+def test_damaged_models_give_a_one_sentence_error(tmp_path: Path) -> None:
     """Weights cut short, of another shape or too few, no tokenizer: never a traceback, nor half a sentence."""
     cut, other, few, mute = (tmp_path / name for name in ("cut", "other", "few", "mute"))
     for folder in (cut, other, few, mute):

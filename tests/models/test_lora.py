@@ -34,7 +34,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainablePolicy, 
     return policy, folder
 
 
-def test_the_adapter_learns_and_the_weights_beneath_do_not(trained: tuple[TrainablePolicy, Path]) -> None:
+def test_training_changes_the_adapter_and_not_the_base_weights(trained: tuple[TrainablePolicy, Path]) -> None:
     policy, _ = trained
     fresh = loader.load("tiny").model.state_dict()
     for name, value in policy.loaded.model.state_dict().items():
@@ -71,7 +71,7 @@ def test_true_counts() -> None:
     assert everything == trainable + sum(p.numel() for n, p in loaded.model.named_parameters() if "lora_" not in n)
 
 
-def test_the_same_seed_gives_the_same_adapter_and_the_global_generator_is_left_alone() -> None:
+def test_the_same_seed_gives_the_same_adapter_and_keeps_the_global_random_state() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -92,7 +92,7 @@ def test_dora_and_rslora_pass_through(settings: lora.LoRASettings, tmp_path: Pat
     assert again.score([5], [9, 20, 7]) == pytest.approx(policy.score([5], [9, 20, 7]), abs=1e-5)
 
 
-def test_merged_weights_say_the_same(trained: tuple[TrainablePolicy, Path], tmp_path: Path) -> None:
+def test_merged_weights_give_the_same_logprobs(trained: tuple[TrainablePolicy, Path], tmp_path: Path) -> None:
     policy, folder = trained
     assert main(["merge", "--model", "tiny", "--adapter", str(folder), "--out", str(tmp_path / "full")]) == 0
     merged = TrainablePolicy(loader.load(str(tmp_path / "full")))
@@ -109,7 +109,7 @@ def test_what_is_no_adapter(tmp_path: Path) -> None:
         lora.add_adapter(loader.load("tiny"), lora.LoRASettings(4, targets=("nothing",)))
 
 
-def test_a_damaged_adapter_gets_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_adapter_gives_a_one_sentence_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "adapter"
     loader.save(lora.add_adapter(loader.load("tiny"), lora.LoRASettings(4)), folder)
     config = json.loads((folder / "adapter_config.json").read_text())

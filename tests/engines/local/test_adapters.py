@@ -1,4 +1,4 @@
-"""Several adapters over one base: each row's numbers are PEFT's for its own adapter, whoever shares the batch."""
+"""Several adapters over one base: each request's log-probs are PEFT's for its own adapter, in any batch."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def peft_logprobs(folder: Path | None, prompt: tuple[int, ...], reply: Generatio
     return rows.gather(-1, torch.tensor(reply.ids)[:, None])[:, 0]
 
 
-def test_every_row_is_its_own_adapters(renderer: Renderer, folders: dict[str, Path]) -> None:
+def test_every_request_is_answered_by_its_own_adapter(renderer: Renderer, folders: dict[str, Path]) -> None:
     names = ["", *folders]
 
     async def work(engine: LocalEngine) -> None:
@@ -113,7 +113,7 @@ def test_every_row_is_its_own_adapters(renderer: Renderer, folders: dict[str, Pa
     use(renderer, work)
 
 
-def test_who_shares_the_batch_changes_no_bit(renderer: Renderer, folders: dict[str, Path]) -> None:
+def test_other_requests_in_the_batch_change_no_bit(renderer: Renderer, folders: dict[str, Path]) -> None:
     async def work(engine: LocalEngine) -> None:
         for name, folder in folders.items():
             await engine.load_adapter(name, folder)
@@ -126,7 +126,7 @@ def test_who_shares_the_batch_changes_no_bit(renderer: Renderer, folders: dict[s
     use(renderer, work)
 
 
-def test_an_adapter_may_come_while_others_answer(renderer: Renderer, folders: dict[str, Path]) -> None:
+def test_an_adapter_can_be_loaded_while_requests_run(renderer: Renderer, folders: dict[str, Path]) -> None:
     async def work(engine: LocalEngine) -> None:
         await engine.load_adapter("wide", folders["wide"])
         wanted = request([5, 6, 7, 8], "wide", 1, 200)
@@ -149,7 +149,7 @@ def test_an_adapter_may_come_while_others_answer(renderer: Renderer, folders: di
     use(renderer, work)
 
 
-def test_replaced_under_its_name_an_adapter_leaves_nothing_cached(renderer: Renderer, folders: dict[str, Path]) -> None:
+def test_replacing_an_adapter_empties_its_prefix_cache(renderer: Renderer, folders: dict[str, Path]) -> None:
     async def work(engine: LocalEngine) -> None:
         view = engine.with_adapter("a")
         prompt = list(range(20, 80))
@@ -172,7 +172,7 @@ def test_replaced_under_its_name_an_adapter_leaves_nothing_cached(renderer: Rend
         ({"peft_type": "IA3"}, "peft_type=IA3"),
     ],
 )
-def test_what_cannot_be_served_beside_others_is_refused(
+def test_adapters_that_cannot_be_served_beside_others_are_refused(
     renderer: Renderer, folders: dict[str, Path], tmp_path: Path, change: dict[str, object], sentence: str
 ) -> None:
     config = json.loads((folders["narrow"] / "adapter_config.json").read_text())
@@ -186,7 +186,7 @@ def test_what_cannot_be_served_beside_others_is_refused(
     use(renderer, work)
 
 
-def test_files_that_are_no_adapter_of_this_model(renderer: Renderer, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_other_folders_are_refused(renderer: Renderer, folders: dict[str, Path], tmp_path: Path) -> None:
     async def work(engine: LocalEngine) -> None:
         with pytest.raises(UserError, match="not an adapter"):
             await engine.load_adapter("a", tmp_path)

@@ -1,4 +1,4 @@
-"""Decoding on a GPU: each kernel against plain PyTorch, the engine against the learner's forward."""
+"""`CudaRunner` on a GPU: each kernel against plain PyTorch, the engine against the learner's forward pass."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_attention_over_rows_of_every_length(
 
 
 @pytest.mark.parametrize(("inner", "outer"), [(576, 960), (576, 576), (576, 3072), (1536, 576), (576, 49152)])
-def test_a_row_of_a_product_is_the_same_in_any_company(inner: int, outer: int) -> None:
+def test_a_row_of_a_matrix_product_does_not_depend_on_the_number_of_rows(inner: int, outer: int) -> None:
     from practicum.kernels.lm_head import float32_matmul
 
     device.set_batch_invariant_matmul()
@@ -194,7 +194,7 @@ def test_logprobs_are_the_models_own(name: str, dtype: torch.dtype, limit: float
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 def test_engine_and_learner_agree_to_the_last_bits(name: str, renderer: Renderer) -> None:
-    """In bfloat16: whatever a row's company, its prompt's part in the cache, and how the learner packs it."""
+    """In bfloat16: whatever shares a request's batch, how much of its prompt is cached, however the learner packs it."""
     decoder = Decoder(build_model(name).to("cuda", torch.bfloat16))
     asked = [one for one in requests(90) if one.sampling.temperature]
     replies = generate(LocalEngine(decoder, renderer, max_batch=32), asked)
@@ -220,26 +220,26 @@ def test_the_same_seed_gives_the_same_tokens(renderer: Renderer) -> None:
     assert [(reply.ids, reply.logprobs) for reply in first] == [(reply.ids, reply.logprobs) for reply in second]
 
 
-def test_rows_that_look_at_keys_together_say_the_same(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joint_reads_of_a_shared_prefix_change_no_reply(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
     from practicum.engines.local.cuda_runner import CudaRunner
 
     asked = [replace(one, ids=(*range(100, 180), *one.ids)) for one in requests(90)]
     asked += [replace(one, sampling=replace(one.sampling, top_k=5), session="") for one in asked[:6]]
     found = []
-    for pays, leads in ((1 << 60, 1 << 60), (1 << 60, 0), (0, 0)):
-        monkeypatch.setattr("practicum.engines.local.shared_prefix.MIN_JOINT_READ_BYTES", pays)
-        monkeypatch.setattr("practicum.engines.local.shared_prefix.MIN_SHARED_BYTES", leads)
+    for joint_bytes, shared_bytes in ((1 << 60, 1 << 60), (1 << 60, 0), (0, 0)):
+        monkeypatch.setattr("practicum.engines.local.shared_prefix.MIN_JOINT_READ_BYTES", joint_bytes)
+        monkeypatch.setattr("practicum.engines.local.shared_prefix.MIN_SHARED_BYTES", shared_bytes)
         engine = LocalEngine(Decoder(build_model("llama").to("cuda", torch.bfloat16)), renderer, max_batch=48)
         found.append(generate(engine, asked))
         assert isinstance(engine.runner, CudaRunner)
-        assert any(joint for *_, joint in engine.runner.captured) == (pays == 0)
+        assert any(joint for *_, joint in engine.runner.captured) == (joint_bytes == 0)
     alone, *others = ([(reply.ids, reply.logprobs) for reply in replies] for replies in found)
     assert others == [alone, alone]
 
 
 @pytest.mark.parametrize("sessions", [12, 40])
-def test_turns_that_go_on_where_the_last_one_ended(sessions: int, renderer: Renderer) -> None:
-    """With a home for every session, and with too few of them: what an engine says that keeps nothing."""
+def test_turns_that_continue_in_the_slot_of_the_last_one(sessions: int, renderer: Renderer) -> None:
+    """With a slot for every session, and with too few: the replies are those of an engine that caches nothing."""
     model = build_model("llama").to("cuda", torch.bfloat16)
 
     async def converse(engine: LocalEngine, number: int) -> list[Generation]:

@@ -105,7 +105,7 @@ def test_a_reply_does_not_depend_on_its_neighbours(model: LlamaForCausalLM, rend
         assert (alone.ids, alone.logprobs) == (together[index].ids, together[index].logprobs)
 
 
-def test_rows_of_very_different_length(model: LlamaForCausalLM, renderer: Renderer) -> None:
+def test_requests_of_very_different_length(model: LlamaForCausalLM, renderer: Renderer) -> None:
     """Contexts over five blocks of keys, so that rows are sorted, overtake one another and leave gaps."""
     wanted = mixed(24, seed=4, longest=620)
     together = generate(LocalEngine(Decoder(model), renderer, max_batch=16), *wanted)
@@ -135,7 +135,7 @@ def test_several_steps_per_decode_change_nothing(model: LlamaForCausalLM, render
     assert [(g.ids, g.logprobs, g.stop_reason) for g in one] == [(g.ids, g.logprobs, g.stop_reason) for g in four]
 
 
-def test_chains_of_one_prompt_share_its_keys(engine: LocalEngine) -> None:
+def test_samples_of_one_prompt_share_its_keys(engine: LocalEngine) -> None:
     prompt = list(range(100, 190))
     replies = generate(engine, *(request(prompt, f"c{k}", seed=k, max_tokens=3) for k in range(8)))
     assert sorted(reply.prompt_cached for reply in replies) == [0] + [len(prompt) - 1] * 7
@@ -159,7 +159,7 @@ def test_the_next_turn_starts_where_the_last_one_ended(model: LlamaForCausalLM, 
     assert kept.logprobs == pytest.approx(fresh.logprobs, abs=1e-4)
 
 
-def test_a_new_policy_version_forgets_every_key(model: LlamaForCausalLM, renderer: Renderer) -> None:
+def test_a_new_policy_version_empties_the_prefix_cache(model: LlamaForCausalLM, renderer: Renderer) -> None:
     async def run() -> tuple[Generation, Generation]:
         engine = LocalEngine(Decoder(model), renderer)
         first = await engine.generate(request(range(30, 90), "s", max_tokens=4))
@@ -203,7 +203,7 @@ def test_a_prompt_beyond_the_window_is_an_engine_error(engine: LocalEngine) -> N
         generate(engine, request([5] * 2048))
 
 
-def test_a_cancelled_request_frees_its_place(model: LlamaForCausalLM, renderer: Renderer) -> None:
+def test_a_cancelled_request_frees_its_slot(model: LlamaForCausalLM, renderer: Renderer) -> None:
     async def run() -> int:
         engine = LocalEngine(Decoder(model), renderer, max_batch=8)
         renderer_ends, renderer.end_ids = renderer.end_ids, ()
@@ -287,32 +287,32 @@ def test_weights_may_not_change_under_a_request(model: LlamaForCausalLM, rendere
     asyncio.run(run())
 
 
-def test_sessions_that_are_over_are_let_go_of_even_across_a_close(engine: LocalEngine) -> None:
+def test_ended_sessions_are_dropped_even_across_a_close(engine: LocalEngine) -> None:
     prompts = {f"s{number}": [number + 5] * 40 for number in range(8)}
 
-    async def spoken() -> None:
+    async def run_all() -> None:
         await asyncio.gather(*(engine.generate(request(ids, name, max_tokens=2)) for name, ids in prompts.items()))
 
-    async def let_go() -> None:
+    async def dropped() -> None:
         while engine.prefixes.num_sessions:
             await asyncio.sleep(0.001)
 
     async def run() -> None:
-        await spoken()
+        await run_all()
         assert engine.prefixes.num_sessions == 8
         for name in prompts:
             engine.end_session(name)
-        await asyncio.wait_for(let_go(), 10)
-        await spoken()
+        await asyncio.wait_for(dropped(), 10)
+        await run_all()
         for name in prompts:
             engine.end_session(name)
         await engine.close()
         assert not engine.prefixes.num_sessions
-        await spoken()
+        await run_all()
         engine.end_session("s3")
         for name in prompts:
             engine.end_session(name)
-        await asyncio.wait_for(let_go(), 10)
+        await asyncio.wait_for(dropped(), 10)
         await engine.close()
 
     asyncio.run(run())

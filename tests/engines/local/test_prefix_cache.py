@@ -14,7 +14,7 @@ def kv(length: int) -> torch.Tensor:
 STEM = tuple(range(2 * BLOCK_TOKENS))
 
 
-def test_the_longest_beginning_wins_and_may_end_inside_a_block() -> None:
+def test_the_longest_prefix_is_matched_and_may_end_inside_a_block() -> None:
     store = PrefixCache(1 << 20)
     store.put(STEM, kv(len(STEM)))
     longer = (*STEM, *range(500, 500 + BLOCK_TOKENS + 5))
@@ -25,7 +25,7 @@ def test_the_longest_beginning_wins_and_may_end_inside_a_block() -> None:
     assert store.match((1, 2, 3))[1] == 0
 
 
-def test_a_forgotten_session_does_not_take_the_shared_prompt_with_it() -> None:
+def test_ending_a_session_keeps_the_prompt_it_shared() -> None:
     store = PrefixCache(1 << 20)
     store.put(STEM, kv(len(STEM)))
     store.put((*STEM, *range(900, 900 + BLOCK_TOKENS)), kv(3 * BLOCK_TOKENS), "s")
@@ -52,8 +52,8 @@ def test_the_budget_holds_and_the_oldest_goes_first() -> None:
     assert [store.match(run)[1] for run in runs] == [len(STEM), 0, len(STEM)]
 
 
-def test_an_episode_continues_on_its_own_keys() -> None:
-    """Another chain that shares all whole blocks and finished later must not be preferred."""
+def test_a_session_prefers_its_own_prefix() -> None:
+    """Another session that shares all complete blocks and ended later must not be preferred."""
     store = PrefixCache(1 << 20)
     mine, other = (*STEM, 7, 8, 9), (*STEM, 7, 8, 4)
     store.put(mine, kv(len(mine)), "mine")
@@ -63,7 +63,7 @@ def test_an_episode_continues_on_its_own_keys() -> None:
     assert (entry.session, length) == ("mine", len(mine))
 
 
-def test_a_new_version_empties_the_store() -> None:
+def test_a_new_version_empties_the_cache() -> None:
     store = PrefixCache(1 << 20)
     store.put(STEM, kv(len(STEM)))
     store.set_version(1)
@@ -96,5 +96,5 @@ def test_a_resident_prefix_costs_no_bytes_until_it_is_moved_out() -> None:
 
 
 @given(st.lists(st.integers(0, 3), max_size=200), st.integers(0, 200), st.sampled_from(["", "a"]))
-def test_hashes_go_on_from_those_that_are_known(ids: list[int], known: int, adapter: str) -> None:
+def test_hashes_continue_from_known_ones(ids: list[int], known: int, adapter: str) -> None:
     assert block_hashes(ids, adapter, block_hashes(ids[:known], adapter)) == block_hashes(ids, adapter)

@@ -1,4 +1,4 @@
-"""Stop strings: what is skipped is what could not have ended there."""
+"""Stop strings: tokens are skipped only where no stop string can end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXTS = ("Observation:", "Action: f\n", "é", "日本", "a b", "</tool_call>", "
     st.lists(st.sampled_from(TEXTS) | st.text(min_size=1, max_size=4), min_size=1, max_size=3),
     st.lists(st.integers(0, 767), max_size=8),
 )
-def test_a_reply_stops_where_one_that_is_read_after_every_token_does(
+def test_a_reply_stops_where_decoding_after_every_token_would_stop_it(
     pieces: list[str], stops: list[str], odd: list[int]
 ) -> None:
     ids = [*TOKENIZER("".join(pieces), add_special_tokens=False)["input_ids"], *odd]

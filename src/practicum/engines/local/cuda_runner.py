@@ -326,7 +326,7 @@ class CudaRunner:
         """A graph of `work`, captured after `warm_up`: its kernels must have been built before.
 
         `torch.cuda.graph` would give all cached memory back to the system first. A batch size may be new at any time,
-        and whoever allocates next would wait for the system to hand the memory out again.
+        and the next allocation would wait for the system to hand the memory out again.
         """
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
