@@ -194,7 +194,7 @@ def test_logprobs_are_the_models_own(name: str, dtype: torch.dtype, limit: float
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 def test_engine_and_learner_agree_to_the_last_bits(name: str, renderer: Renderer) -> None:
-    """In bfloat16: whatever shares a request's batch, how much of its prompt is cached, however the learner packs it."""
+    """In bfloat16, in any batch, with any part of the prompt cached, and however the learner packs it."""
     decoder = Decoder(build_model(name).to("cuda", torch.bfloat16))
     asked = [one for one in requests(90) if one.sampling.temperature]
     replies = generate(LocalEngine(decoder, renderer, max_batch=32), asked)
