@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from practicum.cli.main import main
-from practicum.config.overrides import read_overrides
+from practicum.config.dpo import DPOConfig
+from practicum.config.sft import SFTConfig
 from practicum.training import build_supervised
 from practicum.training.checkpoint import Checkpoints
 
@@ -36,12 +37,12 @@ def attempts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-SMALL = ["training.bf16=false", "training.warmup_steps=2", "--lr", "1e-2"]
+SMALL = ["training.bf16=false", "training.warmup_steps=2", "--lr", "1e-2", "--batch_size", "2",
+         "--gradient_accumulation_steps", "8"]  # fmt: skip
 
 
-def test_the_papers_defaults() -> None:
-    config = read_overrides(build_supervised.SFTConfig, []).config
-    training = config.training
+def test_the_defaults_that_affine_and_halo_document() -> None:
+    training = SFTConfig().training
     assert (training.lora_r, training.lora_alpha, training.lora_dropout) == (64, 128.0, 0.05)
     assert (training.num_epochs, training.batch_size, training.gradient_accumulation_steps) == (3, 2, 8)
     assert (training.learning_rate, training.warmup_steps, training.weight_decay) == (2e-5, 100, 0.01)
@@ -52,7 +53,7 @@ def test_the_papers_defaults() -> None:
         False,
     )
     assert (training.gradient_checkpointing, training.save_steps, training.save_total_limit) == (True, 1000, 3)
-    other = read_overrides(build_supervised.DPOConfig, []).config
+    other = DPOConfig()
     assert (other.training.beta, other.training.learning_rate, other.training.num_epochs) == (0.1, 5e-5, 2)
 
 
@@ -106,7 +107,8 @@ def test_a_stage_cut_short_and_resumed_equals_a_whole_one(
 
 def test_preferences_from_episodes(attempts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--episodes", str(attempts), "--out", str(tmp_path / "dpo"), "training.bf16=false", "--lr", "5e-3",
-                 "--epochs", "6", "training.gradient_accumulation_steps=4", "training.lora_dropout=0"]  # fmt: skip
+                 "--epochs", "6", "--batch_size", "2", "--gradient_accumulation_steps", "4",
+                 "training.lora_dropout=0"]  # fmt: skip
     assert main(["dpo", *arguments]) == 0, capsys.readouterr().err
     lines = [json.loads(line) for line in (tmp_path / "dpo" / "metrics.jsonl").read_text().splitlines()]
     assert lines[0]["dpo/loss"] == pytest.approx(0.693147, abs=1e-5)

@@ -83,7 +83,7 @@ def test_on_a_gpu_a_step_is_larger(gpus: None, monkeypatch: pytest.MonkeyPatch) 
     where = build_settings.find_device(config)
     assert build_settings.max_num_seqs(config, where) == 256
     assert "device: cuda (a card), bfloat16" in summarize(config)
-    assert any("pieces of at most 16384 tokens" in line for line in summarize(config))
+    assert any("at most 16384 tokens" in line for line in summarize(config))
     config.actor_rollout_ref.rollout.max_num_seqs = 16
     assert build_settings.max_num_seqs(config, where) == 16
     config.trainer.n_gpus_per_node = 0

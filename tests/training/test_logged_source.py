@@ -169,7 +169,7 @@ def test_importance_weights_equal_a_computation_by_hand(logged: list[Trajectory]
     """A good episode logged by a surer policy, a bad one by a less sure one: ratios e^-0.3 and up to e^0.1."""
     good, bad = shifted(logged[0], 0.3, temperature), shifted(logged[1], -0.1, temperature)
     group = [replace(good, reward=1.0), replace(bad, reward=0.0)]
-    settings = replace(PLAIN, objective=replace(LEASH, clip_low=0.05, clip_high=0.05))
+    settings = replace(PLAIN, objective=replace(LEASH, clip_ratio_low=0.05, clip_ratio_high=0.05))
     _, (found,) = train([group], settings)
     losses, distances = [], []
     for one, advantage in zip(group, (math.sqrt(0.5), -math.sqrt(0.5)), strict=True):
@@ -233,7 +233,7 @@ def test_failures_are_lowered_to_the_floor_and_no_further(
 ) -> None:
     """Sixty updates over one group: what is no longer rewarded stays where the floor is."""
     group = [replace(one, reward=float(n == 0)) for n, one in enumerate(logged[:4])]
-    objective = replace(LEASH, clip_low=1 - floor, clip_high=0.2)
+    objective = replace(LEASH, clip_ratio_low=1 - floor, clip_ratio_high=0.2)
     trainer, _ = train([group], replace(PLAIN, total_training_steps=60, lr=3e-5, objective=objective), steps=60)
     start = loader.load_tiny(0).model
     ratios = [np.exp(policy_logprobs(trainer.policy.loaded.model, e) - policy_logprobs(start, e)) for e in group]

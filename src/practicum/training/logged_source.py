@@ -3,10 +3,10 @@
 Nothing is rolled out. The scored episodes of one task are a group, their logged rewards are compared as any estimator
 compares those of online attempts, and the ratio of every token is π/μ, where μ is the policy that, by the log, sampled
 it. μ stays the same for the whole run, so the clip bounds not one update but the run: a token of a good episode is
-raised until it is 1 + clip_high times as likely as when it was logged, one of a bad episode is lowered to 1 - clip_low
-of that and no further. This is the floor: failures do lower probabilities, which SFT cannot do, but the policy cannot
-leave the region that the log has evidence for. The clip only removes the gradient; what momentum and other episodes
-move beyond it, the KL term to the start policy brings back, so both are required.
+raised until it is 1 + clip_ratio_high times as likely as when it was logged, one of a bad episode is lowered to
+1 - clip_ratio_low of that and no further. This is the floor: failures do lower probabilities, which SFT cannot do, but
+the policy cannot leave the region that the log has evidence for. The clip only removes the gradient; what momentum and
+other episodes move beyond it, the KL term to the start policy brings back, so both are required.
 """
 
 from __future__ import annotations
