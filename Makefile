@@ -68,9 +68,9 @@ learn: $(STAMP)
 ladder: $(STAMP)
 	$(BIN)/python benchmarks/ladder.py
 
-# Founding paper 003's pipeline with the tiny model on CPU: all eight environments, about an hour on two idle cores; run it
+# The Affine pipeline with the tiny model on CPU: all eight environments, about an hour on two idle cores; run it
 # again to go on. `affine-tiny` has three of them, in under ten minutes.
-# The paper's own, on one GPU of 40 GB: practicum pipeline recipe=affine model.path=PATH
+# Affine's own configuration, on one GPU of 40 GB: practicum pipeline recipe=affine model.path=PATH
 affine: $(STAMP)
 	$(BIN)/practicum pipeline recipe=affine-cpu
 

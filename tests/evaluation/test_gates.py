@@ -1,4 +1,4 @@
-"""Paper 000's bands, with the one it left open."""
+"""HTDAG's gate bands, with the one that its guide leaves open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paper 002's labels and files."""
+"""HALO's labels and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The founding paper's three commands, with the tiny model, two steps and small batches."""
+"""The three commands of AgentFly's guide, with the tiny model, two steps and small batches."""
 
 from __future__ import annotations
 

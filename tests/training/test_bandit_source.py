@@ -1,4 +1,4 @@
-"""The founding paper's offline bandit: the table, what a reply is paid, and the warning that is due."""
+"""HALO's offline bandit: the table, what a reply is paid, and the warning that is due."""
 
 from __future__ import annotations
 
