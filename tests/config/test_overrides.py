@@ -114,6 +114,14 @@ def test_a_recipe_is_a_whole_experiment() -> None:
     assert resolved.config.critic.optim.lr == TrainConfig().critic.optim.lr
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [["trainer.val_before_train=false"], ["data.train_files=tasks.json"], ["data.from_trajectories=runs/collect"]],
+)
+def test_tiny_does_not_validate_where_validation_is_off_or_has_no_tasks(overrides: list[str]) -> None:
+    assert resolve_train(["trainer.device=cpu", *overrides]).config.trainer.test_freq == -1
+
+
 def test_epochs_take_the_place_of_the_models_number_of_steps() -> None:
     assert resolve_train([CPU, "trainer.total_epochs=2"]).config.trainer.total_training_steps is None
 

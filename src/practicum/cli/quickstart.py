@@ -15,7 +15,7 @@ def run(argv: list[str]) -> int:
         "--out", type=Path, default=None, help="folder for everything it writes (default: runs/quickstart-SEED)"
     )
     args = parser.parse_args(argv)
-    print("Practicum quickstart: demonstrations → SFT → GRPO → examination", flush=True)
+    print("Practicum quickstart: demonstrations → SFT → GRPO → evaluation", flush=True)
 
     from practicum.utils.progress import Progress
 

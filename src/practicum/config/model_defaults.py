@@ -61,7 +61,15 @@ def with_model_defaults(resolved: Resolved[Schema]) -> Resolved[Schema]:
     values = dict(TINY[type(config)])
     if "trainer.total_epochs" in resolved.sources:
         del values["trainer.total_training_steps"]
+    if isinstance(config, TrainConfig) and not _can_validate(config):
+        del values["trainer.test_freq"], values["data.val_batch_size"]
     return resolved.with_defaults(values)
+
+
+def _can_validate(config: TrainConfig) -> bool:
+    """Whether validation is wanted, and there are tasks for it that training does not use."""
+    own_files = bool(config.data.train_files) and not config.data.val_files
+    return config.trainer.val_before_train and not own_files and config.data.from_trajectories is None
 
 
 def _is_tiny(config: Any) -> bool:

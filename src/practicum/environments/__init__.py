@@ -1,1 +1,1 @@
-"""Worlds to practise in."""
+"""Environments."""

@@ -25,10 +25,15 @@ NEXT_STEPS: Mapping[Gate, tuple[str, ...]] = {
     Gate.PROMISING: ("evaluate on more tasks", "train longer, or with another seed, and compare again"),
     Gate.MARGINAL: (
         "refine the reward from the failures",
-        "imitate expert episodes first",
+        "run SFT on expert episodes first",
         "train on ten times the episodes",
     ),
-    Gate.KEEP: ("keep using the baseline", "improve prompts", "imitate expert episodes", "write down what was learned"),
+    Gate.KEEP: (
+        "keep using the baseline",
+        "improve prompts",
+        "run SFT on expert episodes",
+        "write down what was learned",
+    ),
     Gate.UNPROVEN: ("keep using the baseline until a difference is shown", "evaluate on more tasks"),
 }
 THRESHOLDS = ((0.15, Gate.DEPLOY), (0.10, Gate.PROMISING), (0.05, Gate.MARGINAL))

@@ -207,7 +207,7 @@ class Run:
         report = self.output["report"].decode().splitlines()
         texts = {name: bytes(self.output[name]).decode("utf-8", "replace") for name in ("stdout", "stderr")}
         if self.ready_at is None:
-            detail = texts["stderr"].strip().splitlines()[-1:] or [f"nothing heard within {START_SECONDS:g} s"]
+            detail = texts["stderr"].strip().splitlines()[-1:] or [f"no output within {START_SECONDS:g} s"]
             raise SandboxError(f"the sandbox did not start: {detail[0][:300]}")
         status, reason = read_exit_line(report[1] if len(report) > 1 else "")
         if self.verdict is not None:

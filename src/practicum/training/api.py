@@ -98,8 +98,8 @@ def sft(
     `config` is an `SFTConfig` or overrides as `practicum sft` takes them, such as ["data.episodes=runs/collect"].
     """
     resolved = resolve_supervised(SFTConfig, config).config
-    return _supervised("sft", "actor/loss", lambda report: build_supervised.build_sft(resolved, report), progress, log,
-                       on_step)  # fmt: skip
+    build_run = lambda report: build_supervised.build_sft(resolved, report, log)  # noqa: E731
+    return _supervised("sft", "actor/loss", build_run, progress, log, on_step)
 
 
 def dpo(
@@ -114,8 +114,8 @@ def dpo(
     `config` is a `DPOConfig` or overrides as `practicum dpo` takes them, such as ["data.episodes=runs/collect"].
     """
     resolved = resolve_supervised(DPOConfig, config).config
-    return _supervised("dpo", "dpo/loss", lambda report: build_supervised.build_dpo(resolved, report), progress, log,
-                       on_step)  # fmt: skip
+    build_run = lambda report: build_supervised.build_dpo(resolved, report, log)  # noqa: E731
+    return _supervised("dpo", "dpo/loss", build_run, progress, log, on_step)
 
 
 def _supervised(

@@ -123,7 +123,10 @@ def build_run(
     settings, running = rl_settings(config, steps), run_settings(config, steps)
     agent = build_agent(config, components, config.actor_rollout_ref.rollout.temperature)
     if config.data.train_files and not config.data.val_files and validates(config):
-        raise UserError("Validation needs data.val_files beside data.train_files (or trainer.val_before_train=false).")
+        raise UserError(
+            "Validation needs data.val_files beside data.train_files "
+            "(or trainer.val_before_train=false and trainer.test_freq=-1)."
+        )
     policy = build_policy(config, folder, on, logged.log.template if logged is not None else None)
     if config.agent.stream and config.agent.num_chains != 1:
         raise UserError("agent.stream shows one chain as it happens: set agent.num_chains=1.")

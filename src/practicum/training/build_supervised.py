@@ -153,7 +153,7 @@ def dpo_settings(training: DPOTrainingConfig) -> dpo.DPOSettings:
     )
 
 
-def build_sft(config: SFTConfig, on_step: OnStep | None = None) -> Run:
+def build_sft(config: SFTConfig, on_step: OnStep | None = None, say: Callable[[str], None] = print) -> Run:
     """A supervised fine-tuning run over episodes or rows, resumed where there is a checkpoint."""
     training, data = config.training, config.data
     resolve_device(config)
@@ -181,10 +181,10 @@ def build_sft(config: SFTConfig, on_step: OnStep | None = None) -> Run:
         split = split_by_task(episodes, lambda episode: episode.task.id, data.val_share, training.seed)
         samples, held_out = (sft_samples(side) for side in split)
     samples, held_out = (sft.without_too_long(side, policy.decoder.shape.context) for side in (samples, held_out))
-    return _build_run(config, sft.SFTTrainer(policy, samples, settings, held_out), on_step)
+    return _build_run(config, sft.SFTTrainer(policy, samples, settings, held_out), on_step, say)
 
 
-def build_dpo(config: DPOConfig, on_step: OnStep | None = None) -> Run:
+def build_dpo(config: DPOConfig, on_step: OnStep | None = None, say: Callable[[str], None] = print) -> Run:
     """A preference run over mined pairs or rows of pairs, resumed where there is a checkpoint."""
     resolve_device(config)
     check_supervised_continuation(config, Path(config.output_dir))
@@ -201,15 +201,17 @@ def build_dpo(config: DPOConfig, on_step: OnStep | None = None) -> Run:
         check_tokens(policy, episodes, config.model.path)
         pairs = [mined.pair for mined in mine_pairs(episodes, config.data.pairing)]
     pairs = fitting_pairs(pairs, policy.decoder.shape.context)
-    return _build_run(config, dpo.DPOTrainer(policy, pairs, dpo_settings(config.training)), on_step)
+    return _build_run(config, dpo.DPOTrainer(policy, pairs, dpo_settings(config.training)), on_step, say)
 
 
-def _build_run(config: SFTConfig | DPOConfig, trainer: SupervisedTrainer, on_step: OnStep | None) -> Run:
+def _build_run(
+    config: SFTConfig | DPOConfig, trainer: SupervisedTrainer, on_step: OnStep | None, say: Callable[[str], None]
+) -> Run:
     training, folder = config.training, Path(config.output_dir)
     settings = supervised_run_settings(
         trainer.num_steps, training.save_steps, training.eval_steps, training.save_total_limit
     )
-    run = Run(folder, trainer, settings, on_step=on_step)
+    run = Run(folder, trainer, settings, on_step=on_step, say=say)
     run.resume()
     write_atomic(folder / "config.yaml", overrides.to_yaml(config).encode())
     return run
