@@ -8,10 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from practicum.agent import Agent
 from practicum.cli.main import main
+from practicum.config.resolve import resolve_train
 from practicum.data.store import read_episodes
+from practicum.engines.base import Sampling
+from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
+from practicum.evaluation.compare import compare_pair
+from practicum.evaluation.panel import Panel
+from practicum.evaluation.result import EvalResult
 from practicum.quickstart import Quickstart, default_plan
+from practicum.training import build
 
 
 def test_rl_is_better_than_sft_and_sft_than_nothing(finished: Path) -> None:
@@ -81,3 +89,33 @@ def test_stopped_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     for _ in range(2):
         assert main(["quickstart", "--out", str(tmp_path / "out")]) == 130
         assert "practicum: stopped; the same command begins again." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("estimator", "steps"), [("gae", 25), ("rloo", 50)])
+def test_other_estimators_improve_the_sft_model(estimator: str, steps: int, finished: Path, tmp_path: Path) -> None:
+    panel = Panel(tuple(MathEnvironment(levels=(1,)).tasks("test", 300, 7)), 7)
+    agent = Agent(format="hf", max_turns=3, sampling=Sampling(0.0, max_tokens=32))
+    config = resolve_train(
+        [
+            "recipe=math-tiny", f"actor_rollout_ref.model.path={finished / 'sft' / 'model'}",
+            f"trainer.default_local_dir={tmp_path}", f"trainer.total_training_steps={steps}", "trainer.logger=[]",
+            "trainer.val_before_train=false", "trainer.test_freq=-1", "data.train_batch_size=12",
+            "agent.environment_args.levels=[1]", "agent.max_turns=3", f"algorithm.adv_estimator={estimator}",
+            "critic.optim.lr=1e-3",
+        ]
+    ).config  # fmt: skip
+    run = build.build_run(config, say=lambda text: None)
+
+    async def whole() -> tuple[EvalResult, EvalResult]:
+        make = lambda: MathEnvironment(levels=(1,))  # noqa: E731
+        try:
+            before, _ = await run.policy.evaluate("sft", panel, make, agent)
+            await run.train()
+            after, _ = await run.policy.evaluate(estimator, panel, make, agent)
+        finally:
+            await run.policy.close()
+        return before, after
+
+    gain = compare_pair(*asyncio.run(whole()))
+    assert gain.conclusion == "better", gain
+    assert gain.success.difference > 0.05
