@@ -71,7 +71,7 @@ def resolve_train(
     """The configuration of `practicum train`, checked key by key; a TrainConfig is used as it is."""
     if isinstance(config, TrainConfig):
         check_fields(config)
-        resolved = Resolved(config, dict.fromkeys(changed_keys(config), ARGUMENT))
+        resolved = Resolved(config, dict.fromkeys([*changed_keys(config), "algorithm.adv_estimator"], ARGUMENT))
     else:
         resolved = read_overrides(TrainConfig, list(config), recipes)
         resolved = with_model_defaults(resolved) if model_defaults else resolved
