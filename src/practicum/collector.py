@@ -16,8 +16,9 @@ from practicum.data import store
 from practicum.data.attempts import Attempt
 from practicum.data.collection import Collection, Row, plan
 from practicum.data.tasks import find_tasks, registry_hash
+from practicum.engines.server_check import check_server
 from practicum.errors import UserError
-from practicum.rollout import run_episodes
+from practicum.rollout import stream_episodes
 from practicum.rollout_settings import RolloutSettings, policy_identity
 from practicum.rollout_setup import SCRIPTED
 from practicum.trajectory import Outcome, Trajectory
@@ -25,6 +26,10 @@ from practicum.utils.progress import Progress
 from practicum.utils.tables import printable
 
 MAX_ERROR_CHARACTERS = 300
+NUM_RETRIES = 1
+"""Times that an episode is run again if it ends unscored: one whose worker process was killed gets a new worker."""
+MAX_UNSCORED_SHARE = 0.1
+"""Share of unscored episodes above which a collection counts as failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +74,17 @@ class CollectResult:
     def rewards(self) -> list[float]:
         """Rewards of the scored episodes."""
         return [row["reward"] for row in self.rows.values() if Outcome(row["outcome"]).scored]
+
+    @property
+    def unscored_warning(self) -> str | None:
+        """A sentence if too many episodes are unscored, which says what to do; None otherwise."""
+        num_unscored = len(self.rows) - len(self.rewards)
+        if num_unscored <= MAX_UNSCORED_SHARE * len(self.rows):
+            return None
+        return (
+            f"{num_unscored} of {len(self.rows)} episodes are unscored, more than {MAX_UNSCORED_SHARE:.0%}: remove the "
+            "cause and run the same command again, which runs only these."
+        )
 
     @cached_property
     def episodes(self) -> list[Trajectory]:
@@ -148,6 +164,8 @@ async def run_collection(settings: CollectSettings, collection: Collection, prog
     rows = collection.finished()
     missing = [attempt for attempt in collection.planned if collection.path(attempt) not in rows]
     if missing:
+        if settings.url is not None:
+            check_server(settings.url, settings.policy)
         setup = settings.make_setup()
         counts = Counter(row["outcome"] for row in rows.values())
         try:
@@ -159,13 +177,14 @@ async def run_collection(settings: CollectSettings, collection: Collection, prog
                     counts[episode.outcome.value] += 1
                     line.advance(1, format_counts(counts))
 
-                await run_episodes(
+                await stream_episodes(
                     missing,
                     setup.make_environment,
                     setup.agent,
                     setup.engine,
                     setup.renderer,
                     concurrency=settings.concurrency,
+                    retries=NUM_RETRIES,
                     provenance={**setup.provenance, "policy": settings.policy, "collect": collection.hash},
                     on_done=save,
                     watcher=ConsoleEpisodeWatcher(setup.renderer) if settings.watch else None,

@@ -10,7 +10,7 @@ import asyncio
 import gc
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -337,13 +337,10 @@ async def run_episodes(
 
     async def run_one(attempt: Attempt) -> Trajectory:
         async with semaphore:
-            for retries_left in range(retries, -1, -1):
-                own_watcher = watcher if attempt is planned[0] else None
-                result = await run_episode(attempt, make_environment, agent, engine, renderer, provenance, own_watcher)
-                if result.scored or result.outcome is Outcome.CANCELLED or retries_left == 0:
-                    break
-            if result.outcome is Outcome.CANCELLED:
-                raise asyncio.CancelledError  # an episode that was stopped half-way is not a result to keep
+            result = await run_with_retries(
+                attempt, make_environment, agent, engine, renderer, retries, provenance,
+                watcher if attempt is planned[0] else None,
+            )  # fmt: skip
             if on_done is not None:
                 on_done(result)
             return result
@@ -351,3 +348,56 @@ async def run_episodes(
     async with asyncio.TaskGroup() as group:
         running = [group.create_task(run_one(attempt)) for attempt in planned]
     return [task.result() for task in running]
+
+
+async def stream_episodes(
+    planned: Sequence[Attempt],
+    make_environment: MakeEnvironment,
+    agent: Agent,
+    engine: Engine,
+    renderer: Renderer,
+    *,
+    on_done: Callable[[Trajectory], None],
+    concurrency: int = 64,
+    retries: int = 0,
+    provenance: Mapping[str, Any] | None = None,
+    watcher: EpisodeWatcher | None = None,
+) -> None:
+    """Run many episodes as `run_episodes` does, but keep none: `on_done` gets each one as it ends, in any order."""
+    if len(planned) >= FREEZE_GC_MIN_EPISODES:
+        freeze_gc(engine)
+    waiting = iter(planned)
+
+    async def run_next() -> None:
+        for attempt in waiting:
+            own_watcher = watcher if attempt is planned[0] else None
+            on_done(
+                await run_with_retries(
+                    attempt, make_environment, agent, engine, renderer, retries, provenance, own_watcher
+                )
+            )
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(concurrency, len(planned))):
+            group.create_task(run_next())
+
+
+async def run_with_retries(
+    attempt: Attempt,
+    make_environment: MakeEnvironment,
+    agent: Agent,
+    engine: Engine,
+    renderer: Renderer,
+    retries: int,
+    provenance: Mapping[str, Any] | None,
+    watcher: EpisodeWatcher | None,
+) -> Trajectory:
+    """Run one episode, again while it ends unscored and retries are left. One that is stopped half-way is not a result
+    to keep: it raises CancelledError."""
+    for retries_left in range(retries, -1, -1):
+        result = await run_episode(attempt, make_environment, agent, engine, renderer, provenance, watcher)
+        if result.scored or result.outcome is Outcome.CANCELLED or retries_left == 0:
+            break
+    if result.outcome is Outcome.CANCELLED:
+        raise asyncio.CancelledError
+    return result

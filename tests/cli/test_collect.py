@@ -61,7 +61,7 @@ def files(folder: Path) -> dict[str, tuple[bytes, int]]:
 def test_seeds_count_up_and_crashed_episodes_do_not_stop_the_run(shop: str, tmp_path: Path) -> None:
     arguments = ["collect", "--env", shop, "--tasks", "4", "--rollouts_per_task", "2", "--task_seed", "123",
                  "--seed", "42", "--temperature", "0.7", "--out", str(tmp_path), "--run_id", "r"]  # fmt: skip
-    assert main(arguments) == 0
+    assert main(arguments) == 1  # half of them are unscored
     folder = tmp_path / "collect" / "r"
     found = rows(folder)
     assert [(row["task_id"], row["attempt_idx"], row["task_seed"]) for row in found] == [
@@ -127,7 +127,8 @@ def test_what_differs_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_episodes_that_crashed_are_tried_again(shop: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["collect", "--env", shop, "--tasks", "2", "--out", str(tmp_path), "--run-id", "r"]
-    assert main(arguments) == 0
+    assert main(arguments) == 1
+    assert "1 of 2 episodes are unscored" in capsys.readouterr().err
     before = files(tmp_path / "collect" / "r")
     (tmp_path / "shop.py").write_text(SHOP.replace('startswith("v2.down")', 'startswith("v2.gone")'))
     mended = ["collect", "--env", f"{tmp_path}/../{tmp_path.name}/shop.py:Shop", *arguments[3:]]

@@ -18,7 +18,7 @@ from practicum.agent import Agent
 from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
 from practicum.data.attempts import plan_attempts
-from practicum.engines import openai
+from practicum.engines import chat_client
 from practicum.engines.base import Sampling
 from practicum.engines.openai import OpenAIEngine, api_messages
 from practicum.environment import Message
@@ -82,7 +82,8 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     loaded = loader.load_tiny(0)
     Server.model, Server.tokenizer, Server.script, Server.seen = loaded.model, loaded.tokenizer, [], []
     Server.keys = []
-    monkeypatch.setattr(openai, "RETRY_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(chat_client, "FAULT_WAIT_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(chat_client, "RATE_LIMIT_WAIT_SECONDS", (0.01,))
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/v1"
@@ -150,11 +151,13 @@ def test_a_model_s_broken_arguments_are_an_observation(url: str, renderer: Rende
     assert "not valid JSON" in episode.turns[1].messages[0].content
 
 
-def test_no_server_at_all(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai, "RETRY_SECONDS", (0.01,))
-    (episode,) = play("http://127.0.0.1:9", renderer)
-    assert episode.outcome is Outcome.ENGINE_ERROR
-    assert "did not answer" in (episode.error or "")
+def test_a_server_that_is_gone_stops_the_run_with_one_sentence(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_client, "CONNECT_WAIT_SECONDS", (0.01,))
+    with pytest.raises(ExceptionGroup) as raised:
+        play("http://127.0.0.1:9", renderer)
+    assert raised.group_contains(UserError, match="No server answers at .*; start it and run the same command again")
 
 
 def test_its_episodes_are_refused_for_policy_gradients(url: str, renderer: Renderer) -> None:

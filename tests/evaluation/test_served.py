@@ -15,7 +15,7 @@ import pytest
 from practicum.chat.renderer import Renderer
 from practicum.cli.main import main
 from practicum.data import store
-from practicum.engines import openai
+from practicum.engines import chat_client
 from practicum.engines.base import Request as Wanted
 from practicum.engines.base import Sampling
 from practicum.engines.local.engine import LocalEngine
@@ -91,7 +91,7 @@ class Served:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    monkeypatch.setattr(openai, "RETRY_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(chat_client, "FAULT_WAIT_SECONDS", (0.01, 0.01))
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with Served() as found:
         yield found

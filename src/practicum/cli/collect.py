@@ -37,7 +37,10 @@ def run(argv: list[str]) -> int:
 
     result = collect(settings_from(args))
     print(result.describe())
-    return 0 if result.rewards else 1
+    if result.unscored_warning is not None:
+        print(f"practicum: {result.unscored_warning}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def make_parser() -> argparse.ArgumentParser:

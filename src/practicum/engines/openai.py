@@ -6,37 +6,21 @@ no log-probs: episodes are good for collecting and evaluation, and are refused f
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import ssl
-import urllib.parse
-import urllib.request
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from practicum.chat.formats.base import Format
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request
+from practicum.engines.chat_client import ChatClient
 from practicum.environment import Action, Message, ToolCall
 from practicum.errors import EngineError
 from practicum.trajectory import ActionSource, StopReason
 
-if TYPE_CHECKING:
-    import httpx
-
-RETRY_SECONDS = (0.5, 2.0)
-"""Waits before the second and the third try."""
-RETRY_STATUS = (408, 429, 500, 502, 503, 504)
-ERROR_BODY_BYTES = 300
-"""Bytes of an error's body that its message quotes."""
-
 
 class OpenAIEngine:
-    """Chat completions over HTTP. The API key, if one is needed, comes from OPENAI_API_KEY.
-
-    Redirects are not followed: the key is for the server that was named.
-    """
+    """Chat completions over HTTP; see `ChatClient` for faults, rate limits and the API key."""
 
     name = "openai"
 
@@ -46,12 +30,10 @@ class OpenAIEngine:
         self.model = model
         self.format = format
         self.renderer = renderer
-        self.timeout = timeout
-        self._client: httpx.AsyncClient | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.client = ChatClient(self.url, timeout)
 
     async def generate(self, request: Request) -> Generation:
-        answer = await self._post(self.body(request))
+        answer = await self.client.post(self.body(request))
         try:
             choice = answer["choices"][0]
             text = self._text(choice["message"])
@@ -84,79 +66,22 @@ class OpenAIEngine:
 
     def _text(self, message: Mapping[str, Any]) -> str:
         """Return the reply as the format writes it; arguments that are not JSON stay as they are, for it to refuse."""
-        content = str(message.get("content") or "")
+        content = _without_surrogates(str(message.get("content") or ""))
         calls = []
         for call in message.get("tool_calls") or ():
             name, arguments = call["function"]["name"], call["function"]["arguments"]
             value = _arguments(arguments)
             if value is None:
-                return f'{content}<tool_call>{{"name": {json.dumps(name)}, "arguments": {arguments}}}</tool_call>'
+                text = f'{content}<tool_call>{{"name": {json.dumps(name)}, "arguments": {arguments}}}</tool_call>'
+                return _without_surrogates(text)
             calls.append(ToolCall(name, value))
         return self.format.write(Action(calls=tuple(calls), thought=content.strip()), True) if calls else content
-
-    async def _post(self, body: Mapping[str, Any]) -> Any:
-        """Return the answer's JSON; try again after a fault that may pass, then raise EngineError."""
-        import httpx  # slow to import: only for those who use a server
-
-        data = json.dumps(body).encode()
-        for wait in (*RETRY_SECONDS, None):
-            try:
-                response = await self._http_client().post(self.url, content=data, headers=_headers())
-                if response.is_success:
-                    return response.json()
-                detail = response.content[:ERROR_BODY_BYTES].decode("utf-8", "replace")
-                error = EngineError(f"{self.url} answered {response.status_code}: {detail}")
-                if response.status_code not in RETRY_STATUS:
-                    raise error
-            except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as fault:
-                error = EngineError(f"{self.url} did not answer: {fault or type(fault).__name__}")
-            if wait is None:
-                raise error
-            await asyncio.sleep(wait)
-        raise AssertionError("the last try returns or raises")
-
-    def _http_client(self) -> httpx.AsyncClient:
-        """Return the client of the running event loop: connections belong to the loop that opened them.
-
-        Proxies and certificates are those that Python's own HTTP takes from the environment; httpx by itself also reads
-        ALL_PROXY, and fails on a SOCKS proxy there.
-        """
-        import httpx
-
-        loop = asyncio.get_running_loop()
-        if self._client is None or self._loop is not loop:
-            self._loop = loop
-            self._client = httpx.AsyncClient(
-                timeout=self.timeout,
-                limits=httpx.Limits(max_connections=None),  # the rollout decides how many requests run at once
-                proxy=_proxy(self.url),
-                verify=ssl.create_default_context(),
-                trust_env=False,
-                follow_redirects=False,
-            )
-        return self._client
 
     def end_session(self, session: str) -> None:
         return None
 
     async def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None and self._loop is asyncio.get_running_loop():
-            await client.aclose()
-
-
-def _headers() -> dict[str, str]:
-    key = os.environ.get("OPENAI_API_KEY")
-    return {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-
-
-def _proxy(url: str) -> str | None:
-    """Return the proxy that the environment names for a URL (http_proxy, https_proxy, no_proxy)."""
-    address = urllib.parse.urlsplit(url)
-    if urllib.request.proxy_bypass(address.hostname or ""):
-        return None
-    proxy = urllib.request.getproxies().get(address.scheme)
-    return proxy if proxy is None or "://" in proxy else f"http://{proxy}"
+        await self.client.close()
 
 
 def api_messages(conversation: tuple[Message, ...], format: Format, has_tools: bool) -> list[dict[str, Any]]:
@@ -191,6 +116,11 @@ def _arguments(text: Any) -> dict[str, Any] | None:
     """Return the arguments of a call, or None where they are not a JSON object: no call is guessed."""
     try:
         value = json.loads(text) if isinstance(text, str) else text
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _without_surrogates(text: str) -> str:
+    """Return the text with lone surrogates replaced: they have no UTF-8 form, and no tokenizer takes them."""
+    return text.encode("utf-8", "replace").decode()

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from practicum.data.collection import Collection
+from practicum.engines.server_check import check_server
 from practicum.evaluation import policy_ref
 from practicum.evaluation.attempt_log import AttemptLog
 from practicum.evaluation.panel import Panel
 from practicum.evaluation.policy_ref import PolicyRef
 from practicum.evaluation.result import EvalResult
-from practicum.evaluation.server_check import check_server
 from practicum.evaluation.settings import EvalSettings
 from practicum.models import loader
-from practicum.rollout import run_episodes
+from practicum.rollout import stream_episodes
 from practicum.rollout_settings import policy_identity
 from practicum.trajectory import Trajectory
 from practicum.utils.progress import Progress
@@ -75,7 +75,7 @@ class EvalRunner:
                     self.log.record(episode)
                     line.advance()
 
-                await run_episodes(
+                await stream_episodes(
                     missing,
                     self.log.timed(setup.make_environment),
                     setup.agent,
