@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from practicum.sandbox.limits import Limits, Reason
+from practicum.sandbox.limits import MIB, Limits, Reason
 from tests.sandbox.sandbox_world import LIMITS, QUICK, Attack, attempts, ended, nothing_gained, ours
 
 EXHAUSTIONS = [
@@ -76,6 +76,44 @@ EXHAUSTIONS = [
             "kernel(@mq_open@, b'hoard', 0o102, 0o600, None)",
         ),
         nothing_gained,
+    ),
+    Attack(
+        "take kernel memory that no limit of a process counts",
+        attempts(
+            "socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)",
+            "socket.socketpair()[0].sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, b'\\1\\0\\0\\0')])",
+            "__import__('fcntl').fcntl(os.pipe()[1], 1031, 1 << 20)", "kernel(@inotify_init1@, 0)",
+            "kernel(@vmsplice@, 1, None, 0, 0)", "kernel(@timer_create@, 1, None, ctypes.byref(ctypes.c_int()))",
+            "kernel(@landlock_create_ruleset@, None, 0, 1)", "kernel(@io_setup@, 1, ctypes.byref(ctypes.c_long()))",
+        ),
+        nothing_gained,
+    ),
+    Attack(
+        "fill the buffers of as many sockets and pipes as it may have",
+        """
+        import os, socket
+        print("tried", flush=True)
+        kept, written = [], 0
+        for make in (socket.socketpair, os.pipe):
+            try:
+                while True:
+                    one, other = make()
+                    ends = [end if isinstance(end, int) else end.detach() for end in (one, other)]
+                    kept += ends
+                    for end in ends[make is os.pipe:]:
+                        os.set_blocking(end, False)
+                        try:
+                            while True:
+                                written += os.write(end, b"x" * 4096)
+                        except BlockingIOError:
+                            pass
+            except OSError:
+                for end in kept[-4:]:
+                    os.close(end)
+                del kept[-4:]
+        print("written", written)
+        """,
+        lambda result, world: 0 < int(result.stdout.split()[-1]) <= 16 * MIB,
     ),
     Attack(
         "write ten gigabytes to standard output",

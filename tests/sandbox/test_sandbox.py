@@ -427,8 +427,8 @@ def test_nothing_outlives_a_host_that_is_killed(sandbox: Sandbox) -> None:
 
 
 def test_two_programs_share_a_line_and_nothing_else(sandbox: Sandbox) -> None:
-    server = "import os\nline = os.read(0, 100)\nos.write(0, line.upper())\nimport time; time.sleep(60)"
-    client = "import os\nos.write(0, b'hello')\nprint(os.read(0, 100))\nprint(os.listdir('/proc'))"
+    server = "import os\nline = os.read(0, 100)\nos.write(3, line.upper())\nimport time; time.sleep(60)"
+    client = "import os\nos.write(3, b'hello')\nprint(os.read(0, 100))\nprint(os.listdir('/proc'))"
     begun = time.monotonic()
     served, answered = sandbox.run_connected(server, client)
     assert served is None
@@ -437,6 +437,21 @@ def test_two_programs_share_a_line_and_nothing_else(sandbox: Sandbox) -> None:
     assert not ours()
     _, alone = sandbox.run_connected("1/0", "import os\nprint(os.read(0, 100))", Limits(wall=3))
     assert alone.stdout == "b''\n"
+
+
+def test_what_connects_two_programs_is_no_socket_of_the_host(sandbox: Sandbox) -> None:
+    """A socket would belong to the host's network namespace: it lists the host's interfaces, and its buffers grow."""
+    kinds = "import os, stat\nprint([stat.S_ISFIFO(os.fstat(n).st_mode) for n in (0, 3)])"
+    _, answered = sandbox.run_connected("import time\ntime.sleep(60)", kinds)
+    assert answered.stdout == "[True, True]\n"
+    others = "import os\nprint([n for n in range(4, 64) if os.path.exists(f'/proc/self/fd/{n}')])"
+    _, answered = sandbox.run_connected("import time\ntime.sleep(60)", others)
+    assert answered.stdout == "[]\n"
+
+
+def test_asyncio_works(sandbox: Sandbox) -> None:
+    code = "import asyncio\nasync def main():\n    await asyncio.sleep(0)\n    print('ran')\nasyncio.run(main())"
+    assert sandbox.run_sync(code).stdout == "ran\n"
 
 
 def test_memory_is_counted_beside_the_interpreter(sandbox: Sandbox) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import marshal
 import os
 import shutil
-import socket
 import sys
 import tempfile
 import threading
@@ -20,7 +19,7 @@ from dataclasses import asdict, dataclass
 from practicum.errors import UserError
 from practicum.sandbox.levels import Launcher, Level, init_code
 from practicum.sandbox.limits import Limits, Result, SandboxError
-from practicum.sandbox.process import KILL_SECONDS, Stop, Stopped, execute
+from practicum.sandbox.process import KILL_SECONDS, Channel, Stop, Stopped, connect, execute
 from practicum.sandbox.runtime import find_runtime
 from practicum.sandbox.seccomp import filter_program
 from practicum.sandbox.slots import pause_deadline_while_queued, slot, with_queue_callback
@@ -94,28 +93,29 @@ class Sandbox:
         return self._run(code, stdin, limits, show_last, Stop())
 
     def run_connected(self, server: str, client: str, limits: Limits | None = None) -> tuple[Result | None, Result]:
-        """Run two programs in two sandboxes connected by a socket, which is file descriptor 0 of each.
+        """Run two programs in two sandboxes connected by pipes: each reads from file descriptor 0 and writes to 3.
 
         Both stop when the client ends; a server that still runs then is killed and its result is None.
         """
         stop = Stop()
         server_results: list[Result | BaseException] = []
-        client_socket, server_socket = socket.socketpair()
+        client_channel, server_channel = connect()
 
         def serve() -> None:
             try:
-                with server_socket:
-                    server_results.append(self._execute(server, server_socket.fileno(), limits, False, stop))
+                server_results.append(self._execute(server, server_channel, limits, False, stop))
             except Exception as error:
                 server_results.append(error)
+            finally:
+                server_channel.close()
 
         with slot(self._slots):
             thread = threading.Thread(target=serve, name="practicum-sandbox", daemon=True)
             thread.start()
             try:
-                with client_socket:
-                    client_result = self._execute(client, client_socket.fileno(), limits, False, Stop())
+                client_result = self._execute(client, client_channel, limits, False, Stop())
             finally:
+                client_channel.close()
                 stop.request()
                 thread.join()
         server_result = server_results[0]
@@ -129,10 +129,11 @@ class Sandbox:
         with slot(self._slots):
             return self._execute(code, stdin.encode("utf-8", "replace"), limits, show_last, stop)
 
-    def _execute(self, code: str, feed: bytes | int, limits: Limits | None, show_last: bool, stop: Stop) -> Result:
+    def _execute(self, code: str, feed: bytes | Channel, limits: Limits | None, show_last: bool, stop: Stop) -> Result:
         limits = limits or Limits()
         text = code.encode("utf-8", "replace").decode()  # a lone surrogate cannot be encoded
         job = {**asdict(limits), **self.launcher.job(), "filter": self.filter, "code": text, "show_last": show_last}
+        job["channel"] = feed.writer if isinstance(feed, Channel) else None
         folder = "/" if self.launcher.isolated else tempfile.mkdtemp(prefix="practicum-sandbox-")
         try:
             return execute(

@@ -34,6 +34,9 @@ SET_DUMPABLE, SET_SECCOMP, SET_NO_NEW_PRIVILEGES, AMBIENT, AMBIENT_CLEAR = 4, 22
 FILTER = 2
 HOST_CHECK_SECONDS = 0.5
 """Seconds between two checks of process 1 that the host process still exists."""
+MAX_PENDING_SIGNALS = 128
+CHANNEL_OUT = 3
+"""Descriptor to write on, of a program that is connected to another one; it reads from descriptor 0."""
 CAPABILITY_VERSION = 0x20080522
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -124,6 +127,7 @@ def set_limits(job: dict[str, Any]) -> None:
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: MAX_PENDING_SIGNALS,
         resource.RLIMIT_STACK: 8 * 1024 * 1024,
         resource.RLIMIT_NOFILE: job["open_files"],
         resource.RLIMIT_FSIZE: job["disk"],
@@ -208,7 +212,13 @@ def main(source: BinaryIO) -> None:
     report_out = int(sys.argv[2])
     with source:
         job: dict[str, Any] = marshal.load(source)
-    os.closerange(3, report_out)
+    first_free = 3
+    if job["channel"] is not None:
+        while report_out <= CHANNEL_OUT:
+            report_out = os.dup(report_out)
+        os.dup2(job["channel"], CHANNEL_OUT, inheritable=False)
+        first_free = CHANNEL_OUT + 1
+    os.closerange(first_free, report_out)
     os.closerange(report_out + 1, 1 << 16)
     os.environ.clear()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # signals that process 1 does not handle have no effect on it

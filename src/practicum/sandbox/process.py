@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from practicum.sandbox.init import MEMORY_EXIT_STATUS
 from practicum.sandbox.limits import Limits, Reason, Result, SandboxError
@@ -19,6 +20,24 @@ START_SECONDS = 30.0
 """Seconds that a sandbox may take to get ready; a program's own time begins after that."""
 KILL_SECONDS = 5.0
 READ_BYTES = 65536
+
+
+class Channel(NamedTuple):
+    """Two ends of pipes: the program reads from one as descriptor 0 and writes to the other as `init.CHANNEL_OUT`."""
+
+    reader: int
+    writer: int
+
+    def close(self) -> None:
+        os.close(self.reader)
+        os.close(self.writer)
+
+
+def connect() -> tuple[Channel, Channel]:
+    """Return the two sides of a connection. Pipes and not a socket, which would belong to the host's network."""
+    first_reader, first_writer = os.pipe()
+    second_reader, second_writer = os.pipe()
+    return Channel(first_reader, second_writer), Channel(second_reader, first_writer)
 
 
 class Stopped(Exception):
@@ -63,7 +82,7 @@ class Run:
     The thread must stay because the kernel kills a sandbox when the *thread* that started it ends.
     """
 
-    def __init__(self, command: Sequence[str], job: bytes, feed: bytes | int, limits: Limits, folder: str) -> None:
+    def __init__(self, command: Sequence[str], job: bytes, feed: bytes | Channel, limits: Limits, folder: str) -> None:
         self.limits = limits
         self.verdict: Reason | None = None
         self.output = {"stdout": bytearray(), "stderr": bytearray(), "report": bytearray()}
@@ -73,7 +92,7 @@ class Run:
         self.ready_at: float | None = None
         self.process = self._start(command, job, feed, folder)
 
-    def _start(self, command: Sequence[str], job: bytes, feed: bytes | int, folder: str) -> subprocess.Popen[bytes]:
+    def _start(self, command: Sequence[str], job: bytes, feed: bytes | Channel, folder: str) -> subprocess.Popen[bytes]:
         child_ends: list[int] = []
         process: subprocess.Popen[bytes] | None = None
 
@@ -93,10 +112,10 @@ class Run:
             descriptors = (input_pipe(job), output_pipe("report"))
             process = subprocess.Popen(
                 [*command, *map(str, descriptors), f"sandbox-of-{os.getpid()}"],  # a process list shows the owner
-                stdin=input_pipe(feed) if isinstance(feed, bytes) else feed,
+                stdin=input_pipe(feed) if isinstance(feed, bytes) else feed.reader,
                 stdout=output_pipe("stdout"),
                 stderr=output_pipe("stderr"),
-                pass_fds=descriptors,
+                pass_fds=(*descriptors, feed.writer) if isinstance(feed, Channel) else descriptors,
                 cwd=folder,
                 env={"PYTHONHASHSEED": "0"},  # the order of a set is then the same in every run
                 start_new_session=True,
@@ -221,7 +240,7 @@ class Run:
 
 
 def execute(
-    command: Sequence[str], job: bytes, feed: bytes | int, limits: Limits, stop: Stop, folder: str, isolated: bool
+    command: Sequence[str], job: bytes, feed: bytes | Channel, limits: Limits, stop: Stop, folder: str, isolated: bool
 ) -> Result:
     """Run a program to its end. No process of it remains when this returns or raises."""
     stop_descriptor = stop.begin()

@@ -2,8 +2,10 @@
 
 Namespaces already leave these calls nothing to reach. The filter is a second barrier: it keeps the parts of the kernel
 in which most escapes were found out of reach (sockets of every family, new namespaces, mounts, tracing, keys, BPF,
-io_uring). A denied call fails with EPERM. The filter is classic BPF, built here and passed to
-`prctl(PR_SET_SECCOMP)` inside the sandbox.
+io_uring), and the calls that take kernel memory which no limit of a process counts: larger buffers of sockets and
+pipes, messages that carry descriptors, inotify queues, timers, Landlock rules. A pair of connected sockets may be made,
+since asyncio needs one; its buffers keep their default size. A denied call fails with EPERM. The filter is classic BPF,
+built here and passed to `prctl(PR_SET_SECCOMP)` inside the sandbox.
 """
 
 from __future__ import annotations
@@ -20,13 +22,16 @@ X32 = 0x40000000
 """Call numbers from here on belong to x86-64's x32 table, which a filter of the first table would not match."""
 TERMINAL_INPUT = (0x5412, 0x541C)
 """ioctl TIOCSTI and TIOCLINUX: type into the terminal of whoever started us."""
+SET_PIPE_SIZE = 1031
+"""fcntl F_SETPIPE_SZ: up to 1 MiB per pipe instead of 64 KiB."""
 NEW_NAMESPACES = 0x7E020000
 """clone flags CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
 
 # fmt: off
 COMMON = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
           "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_getfd": 438, "process_madvise": 440,
-          "mount_setattr": 442, "memfd_secret": 447}
+          "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
+          "landlock_restrict_self": 446, "memfd_secret": 447}
 MACHINES: Mapping[str, tuple[int, Mapping[str, int]]] = {
     "x86_64": (0xC000003E, {
         "socket": 41, "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "mount": 165,
@@ -37,8 +42,9 @@ MACHINES: Mapping[str, tuple[int, Mapping[str, int]]] = {
         "reboot": 169, "swapon": 167, "swapoff": 168, "acct": 163, "quotactl": 179, "syslog": 103, "personality": 135,
         "settimeofday": 164, "clock_settime": 227, "clock_adjtime": 305, "adjtimex": 159, "sethostname": 170,
         "setdomainname": 171, "iopl": 172, "ioperm": 173, "fanotify_init": 300,
-        "lookup_dcookie": 212, "vhangup": 153, "modify_ldt": 154,
-        "clone": 56, "clone3": 435, "ioctl": 16}),
+        "lookup_dcookie": 212, "vhangup": 153, "modify_ldt": 154, "setsockopt": 54, "sendmsg": 46, "sendmmsg": 307,
+        "inotify_init": 253, "inotify_init1": 294, "timer_create": 222, "vmsplice": 278, "io_setup": 206,
+        "clone": 56, "clone3": 435, "ioctl": 16, "fcntl": 72}),
     "aarch64": (0xC00000B7, {
         "socket": 198, "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "mount": 40,
         "umount2": 39, "pivot_root": 41, "chroot": 51, "unshare": 97, "setns": 268, "name_to_handle_at": 264,
@@ -48,11 +54,14 @@ MACHINES: Mapping[str, tuple[int, Mapping[str, int]]] = {
         "delete_module": 106, "reboot": 142, "swapon": 224, "swapoff": 225, "acct": 89, "quotactl": 60, "syslog": 116,
         "personality": 92, "settimeofday": 170, "clock_settime": 112, "clock_adjtime": 266, "adjtimex": 171,
         "sethostname": 161, "setdomainname": 162, "fanotify_init": 262, "lookup_dcookie": 18,
-        "vhangup": 58,
-        "clone": 220, "clone3": 435, "ioctl": 29}),
+        "vhangup": 58, "setsockopt": 208, "sendmsg": 211, "sendmmsg": 269, "inotify_init1": 26, "timer_create": 107,
+        "vmsplice": 75, "io_setup": 0,
+        "clone": 220, "clone3": 435, "ioctl": 29, "fcntl": 25}),
 }
 # fmt: on
-CONDITIONAL = ("clone", "clone3", "ioctl")
+DENIED_COMMANDS: Mapping[str, tuple[int, ...]] = {"ioctl": TERMINAL_INPUT, "fcntl": (SET_PIPE_SIZE,)}
+"""Calls of which only some commands (their second argument) are denied."""
+CONDITIONAL = ("clone", "clone3", *DENIED_COMMANDS)
 
 
 def filter_program(machine: str | None = None) -> bytes:
@@ -81,11 +90,15 @@ def filter_program(machine: str | None = None) -> bytes:
         _instruction(JUMP_SET, NEW_NAMESPACES, 0, 1),
         _instruction(RETURN, refuse),
         _instruction(RETURN, ALLOW),
-        _instruction(JUMP_EQUAL, numbers["ioctl"], 0, 1 + 2 * len(TERMINAL_INPUT)),
-        _instruction(LOAD, ARGUMENTS_AT + 8),
     ]
-    for request in TERMINAL_INPUT:
-        code += [_instruction(JUMP_EQUAL, request, 0, 1), _instruction(RETURN, refuse)]
+    for name, commands in DENIED_COMMANDS.items():
+        code += [
+            _instruction(JUMP_EQUAL, numbers[name], 0, 2 + 2 * len(commands)),
+            _instruction(LOAD, ARGUMENTS_AT + 8),
+        ]
+        for command in commands:
+            code += [_instruction(JUMP_EQUAL, command, 0, 1), _instruction(RETURN, refuse)]
+        code.append(_instruction(RETURN, ALLOW))
     return b"".join([*code, _instruction(RETURN, ALLOW)])
 
 

@@ -109,8 +109,8 @@ def try_cases(code: str, setup: str, cases: list[dict[str, str]], seconds: float
 
 
 def serve(code: str) -> None:
-    """Answer calls that arrive on file descriptor 0 until it closes; arguments and values are data."""
-    line_in, line_out = os.fdopen(os.dup(0), "r", encoding="utf-8"), os.fdopen(os.dup(0), "w", encoding="utf-8")
+    """Read calls from file descriptor 0 until it closes and answer on descriptor 3; arguments and values are data."""
+    line_in, line_out = os.fdopen(os.dup(0), "r", encoding="utf-8"), os.fdopen(os.dup(3), "w", encoding="utf-8")
     devnull = os.open("/dev/null", os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(devnull, descriptor)

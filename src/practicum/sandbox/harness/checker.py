@@ -59,7 +59,7 @@ def check_candidate(setup: str, test: str, token: str, entry_point: "str | None"
 
     The tests find the entry point under `__candidate__`, so that it may have the name of a builtin.
     """
-    line_in, line_out = os.fdopen(os.dup(0), "r", encoding="utf-8"), os.fdopen(os.dup(0), "w", encoding="utf-8")
+    line_in, line_out = os.fdopen(os.dup(0), "r", encoding="utf-8"), os.fdopen(os.dup(3), "w", encoding="utf-8")
     namespace: dict[str, object] = {"__name__": "checker"}
     try:
         kind, names = loads(line_in.readline())
