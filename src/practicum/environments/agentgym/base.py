@@ -106,7 +106,12 @@ class AgentGymEnvironment(Environment):
 
     @abc.abstractmethod
     def task_at(self, data_idx: int) -> Task:
-        """Return the task of AgentGym's index."""
+        """Return the task of AgentGym's index; UserError if there is none (`check_index`)."""
+
+    @property
+    def num_indices(self) -> int | None:
+        """Number of tasks that `task_at` has; None if they do not end."""
+        return None
 
     def progress(self) -> float | None:
         """Return the progress of the episode, from 0 to 1; None if the environment cannot tell."""
@@ -144,6 +149,13 @@ class AgentGymEnvironment(Environment):
         """Raise UserError if a setting has a value that does not exist."""
         if value not in allowed:
             raise UserError(f"{self.short} has no {option} '{value}'.{did_you_mean(str(value), allowed)}")
+
+    def check_index(self, data_idx: int) -> None:
+        """Raise UserError if there is no task of this index."""
+        count = self.num_indices
+        if data_idx < 0 or (count is not None and data_idx >= count):
+            numbered = "from 0" if count is None else f"from 0 to {count - 1}"
+            raise UserError(f"{self.short}'s tasks are numbered {numbered}; there is no task {data_idx}.")
 
     def check_split(self, split: str) -> None:
         self.check("split", split, SPLITS)

@@ -88,15 +88,16 @@ class Sessions:
             return session_id
         if not self.wire.started:
             return {self.wire.id: session_id}
-        response: dict[str, Any] = await self.reset({self.wire.id: session_id, self.wire.index: session_id})
+        response: dict[str, Any] = await self.reset({self.wire.id: session_id})
         return response
 
     async def reset(self, body: Mapping[str, Any]) -> Any:
         session_id = self._session_id(body)
         session = self._session(session_id)
         index = body.get(self.wire.index)
-        if index is None:
-            index = session_id
+        if index is None:  # the server's own choice, so it is one of the tasks
+            count = session.environment.num_indices
+            index = session_id if count is None else session_id % count
         if isinstance(index, bool) or not isinstance(index, int):
             raise RequestError(f"{self.wire.index} must be a whole number.")
         async with session.lock:

@@ -7,7 +7,7 @@ actions; both AgentGym and Affine write them in brackets.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -34,12 +34,14 @@ from practicum.environments.agentgym.webshop_pages import (
     show,
     show_shortly,
 )
-from practicum.environments.agentgym.webshop_reward import Goal, judge
+from practicum.environments.agentgym.webshop_reward import Goal, Nouns, Verdict, judge, spacy_nouns, title_words
 from practicum.errors import UserError
 from practicum.task import Task
 
 OBSERVATIONS = ("full", "short")
 MAX_PRODUCTS = 1_000_000
+WORDS = "words"
+"""The value of `nouns` that needs no tagger."""
 
 
 class WebShop(AgentGymEnvironment):
@@ -73,9 +75,11 @@ class WebShop(AgentGymEnvironment):
         observation: str = "full",
         actions: bool = False,
         protocol: str = "system",
+        nouns: str = WORDS,
     ) -> None:
         super().__init__(format, grammar, reward, protocol)
         self.check("observation", observation, OBSERVATIONS)
+        self._nouns: Nouns = title_words if nouns == WORDS else spacy_nouns(nouns)
         if isinstance(products, bool) or not isinstance(products, int) or not 1 <= products <= MAX_PRODUCTS:
             raise UserError(f"webshop needs a number of products from 1 to {MAX_PRODUCTS}; got {products}.")
         self.products, self.folder = products, catalogue
@@ -134,7 +138,10 @@ class WebShop(AgentGymEnvironment):
             return self._bought
         if self._page.product is None or self._goal is None:
             return 0.0
-        return judge(self._page.product, self._page.chosen, self._goal).reward
+        return self._judge(self._page.product, self._page.chosen, self._goal).reward
+
+    def _judge(self, product: Product, chosen: Mapping[str, str], goal: Goal) -> Verdict:
+        return judge(product, chosen, goal, self._nouns)
 
     def fact(self, name: str) -> Any:
         assert self._goal is not None
@@ -147,7 +154,7 @@ class WebShop(AgentGymEnvironment):
     def _buy(self) -> Reply:
         assert self._page.product is not None
         assert self._goal is not None
-        verdict = judge(self._page.product, self._page.chosen, self._goal)
+        verdict = self._judge(self._page.product, self._page.chosen, self._goal)
         self._bought = verdict.reward
         text = f"Thank you for shopping with us! [SEP] Your score (min 0.0, max 1.0): {verdict.reward:.3f}"
         return Reply(
@@ -198,10 +205,14 @@ class WebShop(AgentGymEnvironment):
         clicks = tuple(f"click[{value}]" for value in clickables(self._page))
         return ("search[keywords]",) if self._page.has_search_bar else clicks
 
+    @property
+    def num_indices(self) -> int:
+        return len(self.goals)
+
     def task_at(self, data_idx: int) -> Task:
         """Return the task of AgentGym's session number."""
-        goals = self.goals
-        return self._task(data_idx % len(goals))
+        self.check_index(data_idx)
+        return self._task(data_idx)
 
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
         """Return tasks of a split, which a hash of the product decides, so that no product is in two splits."""
@@ -215,6 +226,8 @@ class WebShop(AgentGymEnvironment):
     def _task(self, number: int) -> Task:
         goal = self.goals[number]
         fields = {"data_idx": number, "catalogue": self.catalogue.name, **asdict(goal)}
+        if not goal.option_names:
+            del fields["option_names"]
         return Task(f"webshop-{self.catalogue.name}-{number}", self.name, split_of(goal), fields)
 
     def expert(self, task: Task) -> Policy:
@@ -229,7 +242,7 @@ class WebShop(AgentGymEnvironment):
             keywords = plain(keywords.replace("[", " ").replace("]", " "))
             for rank, product in enumerate(self.catalogue.search(keywords, MAX_RESULTS)):
                 chosen = choose(product, goal)
-                if judge(product, chosen, goal).reward >= 1.0:
+                if self._judge(product, chosen, goal).reward >= 1.0:
                     yield "I search for what is asked.", f"search[{keywords}]"
                     for _ in range(rank // RESULTS_PER_PAGE):
                         yield "None of these fits; I turn the page.", f"click[{NEXT}]"
@@ -270,9 +283,13 @@ def split_of(goal: Goal) -> str:
 def read_goal(task: Task) -> Goal:
     """Return the goal of a task's fields."""
     try:
-        prompt: dict[str, Any] = {name: task.fields[name] for name in Goal.__dataclass_fields__}
+        values: dict[str, Any] = {
+            name: task.fields[name]
+            for name in Goal.__dataclass_fields__
+            if name != "option_names" or name in task.fields
+        }
     except KeyError as error:
         raise UserError(
             f"Task '{task.id}' lacks {error} of a shopping goal; make it with webshop's own tasks."
         ) from None
-    return Goal(**prompt)
+    return Goal(**values)

@@ -104,8 +104,9 @@ def _human_goals(catalogue: Catalogue, human: Mapping[str, Any]) -> Iterator[Goa
                 upper = price_limit(product.price, SeededRandom(f"webshop-human/{product.asin}/{number}"))
                 text = written["instruction"].strip(".") + told_price(upper)
                 options = written["instruction_options"]
-                values = options.values() if isinstance(options, dict) else options
-                yield _goal(product, text, written["instruction_attributes"], tuple(values), upper)
+                names, values = ((), options) if isinstance(options, list) else (options.keys(), options.values())
+                attributes = written["instruction_attributes"]
+                yield _goal(product, text, attributes, tuple(values), upper, tuple(names))
 
 
 def _synthetic_goals(catalogue: Catalogue, details: Mapping[str, Any]) -> Iterator[Goal]:
@@ -118,10 +119,17 @@ def _synthetic_goals(catalogue: Catalogue, details: Mapping[str, Any]) -> Iterat
         names = sorted(product.options)
         for values in itertools.product(*(product.options[name] for name in names)):
             text = f"{paths['instruction']}{told_options(dict(zip(names, values, strict=True)))}{told_price(upper)}"
-            yield _goal(product, text, paths["instruction_attributes"], values, upper)
+            yield _goal(product, text, paths["instruction_attributes"], values, upper, tuple(names))
 
 
-def _goal(product: Product, text: str, attributes: list[str], options: tuple[str, ...], upper: float) -> Goal:
+def _goal(
+    product: Product,
+    text: str,
+    attributes: list[str],
+    options: tuple[str, ...],
+    upper: float,
+    option_names: tuple[str, ...] = (),
+) -> Goal:
     return Goal(
         text,
         product.asin,
@@ -131,4 +139,5 @@ def _goal(product: Product, text: str, attributes: list[str], options: tuple[str
         tuple(attributes),
         tuple(options),
         upper,
+        option_names,
     )
