@@ -7,13 +7,18 @@ One instance serves one episode at a time.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from practicum.task import Task
+from practicum.utils.threads import in_thread
 
 SPLITS = ("train", "val", "test")
+AWAITED_METHODS = ("reset", "step", "truncate", "close", "ready_expert")
+"""Methods that the agent loop awaits. Written as a plain `def`, they are run in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,31 +62,55 @@ class Observation:
     tools: tuple[Mapping[str, Any], ...] = ()
     legal: tuple[str, ...] | None = None
 
+    def __post_init__(self) -> None:
+        strange = next((message for message in self.messages if not isinstance(message, Message)), None)
+        if strange is not None:
+            raise TypeError(f"an Observation's messages must be Message objects, not {type(strange).__name__}")
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The environment's answer to an action.
-
-    `components` are named parts of the reward, logged beside it. With `success` None, a terminated episode succeeded if
-    its reward is above 0. `progress` is from 0 to 1. `info` must be JSON; it is recorded with the turn.
-    """
+    """The environment's answer to an action."""
 
     observation: Observation = Observation()
+    """What the agent sees next; after the last step it is recorded and not shown."""
     reward: float = 0.0
+    """Reward of this step; an episode's reward is the sum over its steps."""
     components: Mapping[str, float] = field(default_factory=dict)
+    """Named parts of the reward, logged beside it; they are not added to it."""
     terminated: bool = False
+    """Whether the task is over, solved or not."""
     truncated: bool = False
+    """Whether the environment's own limit ended the episode."""
     success: bool | None = None
+    """Whether the task was solved; None: solved if the reward of the terminating step is above 0."""
     progress: float | None = None
+    """Share of the task that is done, from 0 to 1; None if it cannot be told."""
     info: Mapping[str, Any] = field(default_factory=dict)
+    """JSON that is recorded with the turn and never shown to the agent."""
 
 
 Policy = Callable[[Observation], Action]
 """A scripted policy: an expert, a random one. A new one is made for each episode."""
 
 
+def in_thread_if_plain(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """Return a coroutine function that runs a plain function in a thread, so that it does not stop other episodes."""
+
+    @functools.wraps(function)
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        value = await in_thread(function, *args, **kwargs)
+        return await value if inspect.isawaitable(value) else value
+
+    return awaited
+
+
 class Environment(abc.ABC):
-    """An environment; one instance runs one episode at a time."""
+    """An environment; one instance runs one episode at a time.
+
+    `reset`, `step`, `truncate`, `close` and `ready_expert` are awaited. Write them as `async def` where they await
+    something or are quick; a plain `def` is run in a thread.
+    """
 
     name: ClassVar[str] = ""
     formats: ClassVar[tuple[str, ...]] = ("hf", "react")
@@ -92,6 +121,16 @@ class Environment(abc.ABC):
     """The highest mean score of a policy that does nothing useful; `practicum envs check` verifies it."""
     ceiling: ClassVar[float] = 1.0
     """The share of tasks that the expert solves; `practicum envs check` verifies it."""
+    has_one_answer: ClassVar[bool] = True
+    """Whether any other last reply than the expert's is wrong. `practicum envs check` plays wrong replies, and one that
+    is accepted is a fault if this holds."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in AWAITED_METHODS:
+            function = cls.__dict__.get(name)
+            if inspect.isfunction(function) and not inspect.iscoroutinefunction(function):
+                setattr(cls, name, in_thread_if_plain(function))
 
     @abc.abstractmethod
     async def reset(self, task: Task, seed: int) -> Observation:

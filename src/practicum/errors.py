@@ -7,7 +7,13 @@ a library caller may catch it. Anything else that escapes is a bug and keeps its
 from __future__ import annotations
 
 import difflib
+import os
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
+
+MAX_TRACEBACK_CHARACTERS = 8000
 
 
 class UserError(Exception):
@@ -34,3 +40,31 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if close:
         return f" Did you mean '{close[0]}'?"
     return f" Known: {', '.join(options)}." if options else ""
+
+
+def describe_exception(error: BaseException) -> str:
+    """Return an exception in one line with the place that raised it: `KeyError: 'x' (mine.py:14 in step)`."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    place = place_of(error)
+    return f"{text} ({place})" if place else text
+
+
+def place_of(error: BaseException) -> str:
+    """Return file, line and function that raised an exception or its cause: the innermost frame of a user's own file,
+    else the innermost frame."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return ""
+    libraries = (str(Path(__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+    own = [frame for frame in frames if not frame.filename.startswith(("<", *(path + os.sep for path in libraries)))]
+    frame = (own or frames)[-1]
+    in_this_folder = frame.filename.startswith(os.getcwd() + os.sep)
+    file = os.path.relpath(frame.filename) if in_this_folder else frame.filename
+    return f"{file}:{frame.lineno} in {frame.name}"
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback of an exception as Python prints it, with its causes; of a very long one the end."""
+    return "".join(traceback.format_exception(error))[-MAX_TRACEBACK_CHARACTERS:]

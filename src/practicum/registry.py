@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.environment import Environment
-from practicum.errors import UserError, did_you_mean
+from practicum.errors import UserError, describe_exception, did_you_mean
 from practicum.rewards.base import Reward
 from practicum.tools.base import Tool
 
@@ -59,6 +59,11 @@ def environment_class(name: str) -> type[Environment]:
     resolved = _resolve("environment", name, ENVIRONMENTS)
     if not (isinstance(resolved, type) and issubclass(resolved, Environment)):
         raise UserError(f"'{name}' is not an environment; point at a subclass of practicum.environment.Environment.")
+    missing = sorted(resolved.__abstractmethods__)
+    if missing:
+        signatures = {"reset": "reset(self, task, seed)", "step": "step(self, action)"}
+        needed = " and ".join(f"`def {signatures.get(method, method)}`" for method in missing)
+        raise UserError(f"Environment '{name}' lacks {' and '.join(missing)}; define {needed}.")
     return resolved
 
 
@@ -124,7 +129,12 @@ def function(name: str) -> Callable[..., Any]:
 
 def takes(name: str, option: str) -> bool:
     """Whether an environment's constructor has an option."""
-    return option in inspect.signature(environment_class(name)).parameters
+    return option in options(name)
+
+
+def options(name: str) -> Mapping[str, inspect.Parameter]:
+    """Return the options of an environment: the parameters of its constructor."""
+    return inspect.signature(environment_class(name)).parameters
 
 
 def _resolve(kind: str, name: str, table: dict[str, str]) -> Any:
@@ -150,11 +160,14 @@ def _from_file(kind: str, name: str) -> Any:
             raise UserError(f"'{file}' cannot be loaded as Python.")
         module = importlib.util.module_from_spec(spec)
         sys.modules[module_name] = module
+        if str(path.parent) not in sys.path:
+            # Last, so that a neighbour of the file can be imported and hides no installed package.
+            sys.path.append(str(path.parent))
         try:
             spec.loader.exec_module(module)
         except Exception as error:
             del sys.modules[module_name]
-            raise UserError(f"'{file}' fails on import: {type(error).__name__}: {error}.") from error
+            raise UserError(f"'{file}' fails on import: {describe_exception(error)}.") from error
     if not hasattr(module, attribute):
         raise UserError(
             f"'{file}' has no '{attribute}'.{did_you_mean(attribute, [n for n in vars(module) if n[0] != '_'])}"

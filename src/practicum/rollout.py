@@ -21,7 +21,15 @@ from practicum.chat.renderer import Renderer
 from practicum.data.attempts import Attempt, derive_seed
 from practicum.engines.base import Engine, Generation, Request
 from practicum.environment import Action, Environment, Message, Observation, Step
-from practicum.errors import ContextFull, EngineError, JudgeError, UserError
+from practicum.errors import (
+    ContextFull,
+    EngineError,
+    JudgeError,
+    UserError,
+    describe_exception,
+    place_of,
+    traceback_of,
+)
 from practicum.task import canonical_json
 from practicum.trajectory import Origin, Outcome, Span, StopReason, Trajectory, Turn
 from practicum.utils.deadline import Deadline, with_timer
@@ -64,6 +72,8 @@ class Episode:
         self.tools: tuple[Mapping[str, Any], ...] = ()
         self.closing: tuple[Message, ...] = ()
         self.phase = "reset"
+        self.traceback: str | None = None
+        """Traceback of the exception that ended the episode."""
         self._environment: Environment | None = None
 
     @property
@@ -87,11 +97,14 @@ class Episode:
         except EngineError as error:
             return Outcome.ENGINE_ERROR, str(error)
         except JudgeError as error:
-            return Outcome.JUDGE_ERROR, str(error)
+            self.traceback = traceback_of(error) if error.__cause__ is not None else None
+            place = place_of(error) if error.__cause__ is not None else ""
+            return Outcome.JUDGE_ERROR, f"{error} ({place})" if place else str(error)
         except UserError:
             raise  # a wrong setting is wrong for every episode: stop with its message
         except Exception as error:  # whatever an environment raises ends its own episode only
-            return Outcome.ENV_ERROR, f"{self.phase}: {type(error).__name__}: {error}"
+            self.traceback = traceback_of(error)
+            return Outcome.ENV_ERROR, f"{self.phase}: {describe_exception(error)}"
         finally:
             self.engine.end_session(self.session)
 
@@ -102,6 +115,7 @@ class Episode:
         observation = await Deadline(deadlines.reset, "environment reset").of(
             self.environment.reset(task, seeds.environment)
         )
+        check_returned("reset", observation, Observation)
         self.tools = observation.tools
         for index in range(self.agent.max_turns):
             spans, restart = self._next_prompt(observation)
@@ -127,6 +141,7 @@ class Episode:
                 step = Step(self._error_observation(action.error), reward=self.environment.invalid_reward)
             else:
                 step = await Deadline(deadlines.step, "environment step").of(self.environment.step(action))
+                check_returned("step", step, Step)
             last = final or generation.stop_reason is StopReason.CONTEXT
             self._add_to_last_turn(step)
             if last and not step.terminated and not step.truncated:
@@ -250,6 +265,13 @@ class Episode:
             self.watcher.on_step(step)
 
 
+def check_returned(method: str, value: object, expected: type) -> None:
+    """Raise TypeError if a method of an environment returned something else than it must."""
+    if not isinstance(value, expected):
+        article = "an" if expected.__name__[0] in "AEIOU" else "a"
+        raise TypeError(f"`{method}` returned a {type(value).__name__}; it must return {article} {expected.__name__}")
+
+
 async def run_episode(
     attempt: Attempt,
     make_environment: MakeEnvironment,
@@ -287,6 +309,7 @@ async def run_episode(
         seeds=attempt.seeds,
         closing=episode.closing,
         error=error or error_on_close,
+        traceback=episode.traceback,
         provenance={"engine": engine.name, "format": agent.format, "max_turns": agent.max_turns,
                     "temperature": agent.sampling.temperature, "top_k": agent.sampling.top_k,
                     "top_p": agent.sampling.top_p, "max_tokens": agent.sampling.max_tokens,

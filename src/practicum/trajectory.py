@@ -134,6 +134,8 @@ class Trajectory:
     closing: tuple[Message, ...] = ()
     error: str | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    traceback: str | None = None
+    """Traceback of the exception of an environment or reward that ended the episode."""
 
     @property
     def scored(self) -> bool:

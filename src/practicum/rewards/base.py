@@ -13,7 +13,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, overload
 
 from practicum.environment import ToolCall
 from practicum.errors import JudgeError, UserError
@@ -71,10 +71,19 @@ class Reward:
         return Score(total, components, success)
 
 
-def reward(name: str | None = None) -> Callable[[Callable[..., float | Mapping[str, float]]], Reward]:
-    """Make a reward of a function."""
+Function = Callable[..., float | Mapping[str, float]]
 
-    def decorate(function: Callable[..., float | Mapping[str, float]]) -> Reward:
+
+@overload
+def reward(name: Function) -> Reward: ...
+@overload
+def reward(name: str | None = None) -> Callable[[Function], Reward]: ...
+def reward(name: Function | str | None = None) -> Reward | Callable[[Function], Reward]:
+    """Make a reward of a function: `@reward`, `@reward()` or `@reward("name")`."""
+    if callable(name):
+        return reward()(name)
+
+    def decorate(function: Function) -> Reward:
         if inspect.iscoroutinefunction(function):
             raise UserError(f"The reward '{name or function.__name__}' is an `async def`; write it as a plain `def`.")
         return Reward(name or function.__name__, function)

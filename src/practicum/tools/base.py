@@ -11,7 +11,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 from practicum.errors import UserError, did_you_mean
 from practicum.tools.errors import ToolFailure
@@ -128,6 +128,9 @@ class Tool:
         return text if len(text) <= self.max_length else text[: self.max_length] + " …(cut)"
 
 
+@overload
+def tool(name: Callable[..., Any]) -> Tool: ...
+@overload
 def tool(
     name: str | None = None,
     *,
@@ -136,13 +139,24 @@ def tool(
     timeout: float = 30.0,
     stateful: Callable[[], Any] | None = None,
     pool_size: int | None = None,
-) -> Callable[[Callable[..., Any]], Tool]:
-    """Make a tool of a function. `finish=True`: a successful call ends the episode.
+) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(
+    name: Callable[..., Any] | str | None = None,
+    *,
+    finish: bool = False,
+    max_length: int = 2048,
+    timeout: float = 30.0,
+    stateful: Callable[[], Any] | None = None,
+    pool_size: int | None = None,
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """Make a tool of a function: `@tool` or `@tool(...)`. `finish=True`: a successful call ends the episode.
 
     `stateful` is a class (or a function that returns an object): each episode has such an object of its own, out of at
     most `pool_size`, and the function gets it as its first parameter. Tools with the same class share the episode's
     object.
     """
+    if callable(name):
+        return tool()(name)
     if pool_size is not None and stateful is None:
         raise TypeError("pool_size is for stateful tools; say stateful=... too")
     pool = None if stateful is None else pool_for(stateful, pool_size)

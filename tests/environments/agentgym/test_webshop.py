@@ -101,7 +101,7 @@ def plan(world: WebShop, task: Task) -> list[str]:
         (SHIRT, RIGHT, replace(WANTED, attributes=("cotton",)), 1.0),  # told among the features
         (SHIRT, RIGHT, replace(WANTED, attributes=("waterproof",)), 3 / 4),
         (SHIRT, {}, replace(WANTED, options=()), 1.0),
-        (SHIRT, {"color": "slim fit", "size": "shirt"}, replace(WANTED, options=("red",)), 3 / 4),  # only words of the title
+        (SHIRT, {"color": "slim fit", "size": "shirt"}, replace(WANTED, options=("red",)), 3 / 4),  # words of the title
     ],
 )
 def test_the_reward_by_hand(product: Product, chosen: dict[str, str], goal: Goal, reward: float) -> None:

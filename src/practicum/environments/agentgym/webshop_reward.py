@@ -1,7 +1,7 @@
 """WebShop's reward of a purchase: r_type · (attributes + options + price) matched / number of requirements.
 
-These are the rules of `web_agent_site/engine/goal.py` and `normalize.py` of princeton-nlp/WebShop, which AgentGym's copy
-shares. One part cannot be the same without a download: WebShop takes a title's nouns from spaCy's tagger. With
+These are the rules of `web_agent_site/engine/goal.py` and `normalize.py` of princeton-nlp/WebShop, and of AgentGym's
+copy of them. One part cannot be the same without a download: WebShop takes a title's nouns from spaCy's tagger. With
 `nouns=PIPELINE`, an installed spaCy pipeline, that is done here too; by default `title_words` stands in for it. Nouns
 decide `r_type` only, and a purchase of the goal's own product has 1 with either.
 """
@@ -9,6 +9,7 @@ decide `r_type` only, and a purchase of the goal's own product has 1 with either
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +18,11 @@ from practicum.environments.agentgym.webshop_catalogue import Product
 from practicum.errors import UserError
 
 FUNCTION_WORDS = frozenset((
-    "a", "about", "above", "after", "all", "an", "and", "any", "are", "as", "at", "be", "below", "between", "both", "by",
-    "can", "each", "every", "for", "from", "has", "have", "he", "her", "his", "if", "in", "into", "is", "it", "its",
-    "more", "most", "my", "no", "not", "of", "off", "on", "or", "our", "out", "over", "per", "she", "so", "some", "than",
-    "that", "the", "their", "them", "these", "they", "this", "those", "through", "to", "under", "up", "very", "was",
-    "we", "were", "when", "which", "while", "with", "without", "you", "your",
+    "a", "about", "above", "after", "all", "an", "and", "any", "are", "as", "at", "be", "below", "between", "both",
+    "by", "can", "each", "every", "for", "from", "has", "have", "he", "her", "his", "if", "in", "into", "is", "it",
+    "its", "more", "most", "my", "no", "not", "of", "off", "on", "or", "our", "out", "over", "per", "she", "so", "some",
+    "than", "that", "the", "their", "them", "these", "they", "this", "those", "through", "to", "under", "up", "very",
+    "was", "we", "were", "when", "which", "while", "with", "without", "you", "your",
 ))  # fmt: skip
 """Determiners, pronouns, prepositions, conjunctions, auxiliaries: words that no tagger calls nouns."""
 COLOURS = (
@@ -132,7 +133,7 @@ def _is_participle(word: str) -> bool:
 def spacy_nouns(pipeline: str) -> Nouns:
     """Return the nouns of an installed spaCy pipeline, such as `en_core_web_sm`: WebShop's own way."""
     try:
-        import spacy
+        spacy = importlib.import_module("spacy")
     except ImportError:
         raise UserError(
             f"nouns='{pipeline}' needs spaCy: pip install spacy, then python -m spacy download {pipeline}."

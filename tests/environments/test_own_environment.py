@@ -1,0 +1,187 @@
+"""Environments, tools and rewards of a user's own files."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from practicum import registry
+from practicum.data.attempts import plan_attempts
+from practicum.environment import Action, Environment, Message, Observation, Step
+from practicum.errors import UserError
+from practicum.rollout import run_episodes
+from practicum.rollout_setup import make_rollout_setup
+from practicum.task import Task
+from practicum.trajectory import Outcome, Trajectory
+
+HEAD = """
+from practicum.environment import Action, Environment, Message, Observation, Step
+from practicum.task import Task
+
+
+class Mine(Environment):
+    formats = ("hf",)
+
+    def tasks(self, split, count, seed=0):
+        return [Task(f"{split}-{n}", "mine", split, {"answer": str(n)}) for n in range(count)]
+
+    def expert(self, task):
+        return lambda observation: Action(content=task.fields["answer"])
+"""
+RESET = """
+    async def reset(self, task, seed):
+        self.answer = task.fields["answer"]
+        return Observation((Message("user", "Count."),))
+"""
+STEP = """
+    async def step(self, action):
+        return Step(reward=float(action.content == self.answer), terminated=True)
+"""
+
+
+def play(path: Path, count: int = 2) -> list[Trajectory]:
+    setup = make_rollout_setup(f"{path}:Mine", "expert")
+    planned = plan_attempts(setup.environment.tasks("train", count), 1, 0)
+    return asyncio.run(run_episodes(planned, setup.make_environment, setup.agent, setup.engine, setup.renderer))
+
+
+def write(folder: Path, *parts: str) -> Path:
+    path = folder / "mine.py"
+    path.write_text("".join(parts))
+    return path
+
+
+def test_an_exception_is_recorded_with_file_line_and_traceback(tmp_path: Path) -> None:
+    step = "\n    async def step(self, action):\n        return Step(reward={}['nothing'])\n"
+    path = write(tmp_path, HEAD, RESET, step)
+    line = path.read_text().splitlines().index("        return Step(reward={}['nothing'])") + 1
+    episode = play(path, 1)[0]
+    assert episode.outcome is Outcome.ENV_ERROR
+    assert episode.error == f"step: KeyError: 'nothing' ({path}:{line} in step)"
+    assert episode.traceback is not None
+    assert "Traceback (most recent call last)" in episode.traceback
+    assert "reward={}['nothing']" in episode.traceback
+
+
+def test_the_place_is_the_users_line_even_when_a_library_raises(tmp_path: Path) -> None:
+    step = "\n    async def step(self, action):\n        import json\n        return json.loads('{')\n"
+    error = play(write(tmp_path, HEAD, RESET, step), 1)[0].error
+    assert error is not None
+    assert "mine.py:" in error
+    assert error.endswith("in step)")
+
+
+def test_a_failing_reward_names_its_line(tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text(
+        "from practicum.rewards.base import reward\n\n@reward\ndef broken(answer_given):\n    return 1 / 0\n"
+    )
+    setup = make_rollout_setup("math", "expert", options={"reward": f"{tmp_path}/judge.py:broken"})
+    planned = plan_attempts(setup.environment.tasks("train", 1), 1, 0)
+    episode = asyncio.run(run_episodes(planned, setup.make_environment, setup.agent, setup.engine, setup.renderer))[0]
+    assert episode.outcome is Outcome.JUDGE_ERROR
+    assert episode.error is not None
+    assert "judge.py:5 in broken" in episode.error
+    assert episode.traceback is not None
+    assert "ZeroDivisionError" in episode.traceback
+
+
+def test_a_file_may_import_its_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "neighbour_of_mine.py").write_text("WORD = '7'\n")
+    step = "\n    async def step(self, action):\n        from neighbour_of_mine import WORD as again\n"
+    step += "        return Step(reward=float(WORD == again), terminated=True)\n"
+    path = write(tmp_path, "from neighbour_of_mine import WORD\n", HEAD, RESET, step)
+    assert [episode.outcome for episode in play(path)] == [Outcome.SUCCESS] * 2
+
+
+def test_plain_functions_run_in_a_thread_and_do_not_stop_other_episodes(tmp_path: Path) -> None:
+    plain = (
+        (RESET + STEP)
+        .replace("async def", "def")
+        .replace("        return Step", "        time.sleep(0.2)\n        return Step")
+    )
+    path = write(tmp_path, "import time\n", HEAD, plain)
+    begun = time.perf_counter()
+    assert [episode.outcome for episode in play(path, 16)] == [Outcome.SUCCESS] * 16
+    assert time.perf_counter() - begun < 16 * 0.2 - 0.2  # one after the other they take 3.2 s
+
+
+def test_plain_functions_may_be_overridden_and_may_return_something_to_await() -> None:
+    threads = []
+
+    class Base(Environment):
+        def reset(self, task: Task, seed: int) -> Any:
+            threads.append(threading.current_thread())
+            return Observation((Message("user", "Go."),))
+
+        def step(self, action: Action) -> Any:
+            return self.later()
+
+        async def later(self) -> Step:
+            threads.append(threading.current_thread())
+            return Step(terminated=True)
+
+    class Derived(Base):
+        async def reset(self, task: Task, seed: int) -> Observation:
+            first: Observation = await super().reset(task, seed)
+            return first
+
+    async def run() -> Step:
+        environment = Derived()
+        await environment.reset(Task("t", "mine", "train"), 0)
+        await environment.close()
+        return await environment.step(Action())
+
+    assert asyncio.run(run()).terminated
+    assert threads[0] is not threading.main_thread()
+    assert threads[1] is threading.main_thread()
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (STEP, "lacks reset; define `def reset(self, task, seed)`"),
+        (RESET, "lacks step; define `def step(self, action)`"),
+        ("", "lacks reset and step; define"),
+    ],
+)
+def test_a_class_without_its_methods_gets_a_sentence(tmp_path: Path, body: str, said: str) -> None:
+    with pytest.raises(UserError, match=said.replace("(", r"\(").replace(")", r"\)")):
+        registry.environment_class(f"{write(tmp_path, HEAD, body)}:Mine")
+
+
+@pytest.mark.parametrize(
+    ("reset", "step", "said"),
+    [
+        ("Observation((Message('user', 'Count.'),))", "(1.0, True)", "`step` returned a tuple; it must return a Step"),
+        ("'Count.'", "Step()", "`reset` returned a str; it must return an Observation"),
+        ("Observation(('Count.',))", "Step()", "messages must be Message objects, not str"),
+    ],
+)
+def test_a_wrong_value_is_named(tmp_path: Path, reset: str, step: str, said: str) -> None:
+    body = f"""
+    async def reset(self, task, seed):
+        return {reset}
+
+    async def step(self, action):
+        return {step}
+"""
+    error = play(write(tmp_path, HEAD, body), 1)[0].error
+    assert error is not None
+    assert said in error
+
+
+def test_decorators_work_without_parentheses(tmp_path: Path) -> None:
+    (tmp_path / "both.py").write_text(
+        "from practicum.rewards.base import reward\nfrom practicum.tools.base import tool\n\n"
+        "@tool\ndef shout(text: str) -> str:\n    '''Shout.'''\n    return text.upper()\n\n"
+        "@reward\ndef loud(answer_given):\n    return float(answer_given.isupper())\n"
+    )
+    shout = registry.tool(f"{tmp_path}/both.py:shout")
+    assert (shout.name, shout.description) == ("shout", "Shout.")
+    assert asyncio.run(shout.call({"text": "ha"})).text == "HA"
+    assert registry.reward(f"{tmp_path}/both.py:loud").score(Task("t", "mine", "train"), "HA", ()).reward == 1.0
