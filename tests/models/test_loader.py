@@ -96,6 +96,32 @@ def test_damaged_models_give_a_one_sentence_error(tmp_path: Path) -> None:
         loader.load(str(mute))
 
 
+@pytest.mark.parametrize("part", ["model", "tokenizer"])
+def test_code_of_a_model_folder_is_never_run(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where someone answers yes to the question that transformers asks."""
+    folder = tmp_path / "m"
+    loader.save(loader.load_tiny(0), folder)
+    ran = tmp_path / "ran"
+    (folder / "own.py").write_text(f"open({str(ran)!r}, 'w').close()\nclass Own: pass\n")
+    if part == "model":
+        config = {"model_type": "own", "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}}
+        (folder / "config.json").write_text(json.dumps(config))
+    else:
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        config |= {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("builtins.input", lambda *arguments: "y")
+    with pytest.raises(UserError, match="never run"):
+        loader.load(str(folder))
+    assert not ran.exists()
+
+
+def test_a_cache_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRACTICUM_CACHE", "/proc/cache")
+    with pytest.raises(UserError, match="cannot be written to the cache '/proc/cache' .*PRACTICUM_CACHE"):
+        loader.model_folder("tiny")
+
+
 def test_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its content: the same file again costs nothing, another one under its name is another model."""
     monkeypatch.setenv("PRACTICUM_CACHE", str(tmp_path / "cache"))

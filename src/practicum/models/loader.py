@@ -56,18 +56,28 @@ def model_folder(name: str) -> str:
         raise UserError(f"There is no file '{name}'; give a GGUF file, a Hugging Face folder, or OWNER/NAME.")
     folder = cache_folder() / (f"{name}-{__version__}" if file is None else f"{file.stem}-{_content_hash(file)}")
     if not (folder / "config.json").exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # Built beside and moved into place: a half-built model is never found.
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            built = Path(scratch) / "model"
-            if file is None:
-                BUILDERS[name](built)
-            else:
-                smollm2.convert(file, built)
-            if not (folder / "config.json").exists():
-                shutil.rmtree(folder, ignore_errors=True)
-                built.replace(folder)
+        try:
+            _build(name, file, folder)
+        except OSError as error:
+            raise UserError(
+                f"Model '{name}' cannot be written to the cache '{folder.parent}' ({error.strerror or error}); "
+                "name a folder that can be written to in PRACTICUM_CACHE."
+            ) from error
     return str(folder)
+
+
+def _build(name: str, file: Path | None, folder: Path) -> None:
+    """Build a model beside `folder` and move it into place: a half-built model is never found."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        built = Path(scratch) / "model"
+        if file is None:
+            BUILDERS[name](built)
+        else:
+            smollm2.convert(file, built)
+        if not (folder / "config.json").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            built.replace(folder)
 
 
 def _content_hash(file: Path) -> str:
@@ -81,7 +91,12 @@ def load(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu", qua
     tokenizer = load_tokenizer(name)
     with _load_errors(name, "its weights do not fit its config.json."):
         model, info = AutoModelForCausalLM.from_pretrained(
-            _source(name), dtype=dtype, use_safetensors=True, quantization_config=quantised, output_loading_info=True
+            _source(name),
+            dtype=dtype,
+            use_safetensors=True,
+            quantization_config=quantised,
+            output_loading_info=True,
+            trust_remote_code=False,  # unset, transformers asks on the terminal whether to run the folder's code
         )
     if missing := sorted(info["missing_keys"]):  # they would be random
         raise UserError(
@@ -132,7 +147,7 @@ def load_tiny(seed: int) -> LoadedModel:
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     with _load_errors(name, "the files of its tokenizer are missing or damaged."):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_source(name))
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_source(name), trust_remote_code=False)
     # The engine checks the window and reports it; not every text that is tokenized goes through the model.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
@@ -181,6 +196,11 @@ def _load_errors(name: str, otherwise: str) -> Iterator[None]:
         why = otherwise if "ignore_mismatched_sizes" in str(error) else first_line(error, otherwise)
         raise UserError(f"Model '{name}' cannot be loaded: {why}") from error
     except (OSError, ValueError) as error:
+        if "trust_remote_code" in str(error):
+            raise UserError(
+                f"Model '{name}' needs Python code that comes with its files, and such code is never run; use a model "
+                "whose architecture the installed transformers has."
+            ) from None
         if _is_path(model_folder(name)):
             raise UserError(f"Model folder '{name}' cannot be loaded: {first_line(error, otherwise)}") from error
         raise UserError(f"Model '{name}' is no folder here, and no hub answered for that id.") from error

@@ -46,11 +46,11 @@ def convert(file: Path, folder: Path) -> None:
     if importlib.util.find_spec("gguf") is None:
         raise UserError(f"Reading '{file}' needs gguf: pip install gguf accelerate.")
     parent, name = str(file.parent), file.name
-    loaded = AutoModelForCausalLM.from_pretrained(parent, gguf_file=name, dtype=torch.float32)
-    config = AutoConfig.from_pretrained(parent, gguf_file=name)
+    loaded = AutoModelForCausalLM.from_pretrained(parent, gguf_file=name, dtype=torch.float32, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(parent, gguf_file=name, trust_remote_code=False)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     model = type(loaded)(config)
     model.load_state_dict(loaded.state_dict())
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(parent, gguf_file=name).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(parent, gguf_file=name, trust_remote_code=False).save_pretrained(folder)

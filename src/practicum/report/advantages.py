@@ -10,6 +10,7 @@ from typing import Any
 
 from practicum.training.episode_saver import ADVANTAGES, advantages_path
 from practicum.utils.escape import escape_invisible, is_number
+from practicum.utils.regular_files import read_regular
 
 MAX_FILE_BYTES = 32 << 20
 
@@ -33,13 +34,9 @@ class EpisodeAdvantages:
 def read_advantages(episode: Path) -> EpisodeAdvantages | None:
     """Read the file beside an episode; None where there is none. Raises where it is damaged."""
     path = advantages_path(episode)
-    try:
-        size = path.stat().st_size
-    except OSError:
+    if not path.is_symlink() and not path.exists():
         return None
-    if size > MAX_FILE_BYTES:
-        raise ValueError(f"the file has {size >> 20} MiB")
-    record = json.loads(path.read_bytes())
+    record = json.loads(read_regular(path, MAX_FILE_BYTES))
     if not isinstance(record, dict) or record.get("format") != ADVANTAGES:
         raise ValueError(f"no advantages (no 'format': '{ADVANTAGES}')")
     recorded = record["advantages"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -24,11 +25,14 @@ from practicum.report.runs import CONFIG, HEALTH, TIMING
 from practicum.report.series import Series
 from practicum.training.monitor.health import HealthMonitor
 from practicum.utils.escape import escape_invisible, is_number
+from practicum.utils.regular_files import is_regular, open_regular
 
 MAX_CURVES = 400
 MAX_EVENTS = 500
 MAX_LINE_BYTES = 4 << 20
 MAX_CONFIG_BYTES = 64 << 10
+MAX_FILE_BYTES = 4 << 30
+"""Bytes of a metrics or health file; a larger one is not read."""
 
 Point = tuple[float, float | None, float | None]
 
@@ -45,8 +49,8 @@ class FileTail:
     def changed(self) -> bool:
         """Whether the file no longer begins with what was read."""
         try:
-            state = self.path.stat()
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
+                state = os.fstat(file.fileno())
                 head = file.read(len(self.head))
         except OSError:
             return self.identity is not None
@@ -55,8 +59,10 @@ class FileTail:
 
     def lines(self) -> Iterator[bytes]:
         try:
-            with self.path.open("rb") as file:
-                state = self.path.stat()
+            with open_regular(self.path) as file:
+                state = os.fstat(file.fileno())
+                if state.st_size > MAX_FILE_BYTES:
+                    return
                 self.identity = (state.st_dev, state.st_ino)
                 if not self.head:
                     self.head = file.read(64)
@@ -81,7 +87,7 @@ class Curves:
     def reset(self) -> None:
         self.tail, self.timing = FileTail(self.path), FileTail(self.path.with_name(TIMING))
         self.health_log = FileTail(self.path.with_name(HEALTH))
-        self.has_health_log = self.health_log.path.is_file()
+        self.has_health_log = is_regular(self.health_log.path)
         settings = health_settings(self.path.with_name(CONFIG))
         self.health, self.memory_health = HealthMonitor(settings), HealthMonitor(settings)
         self.series: dict[str, Series] = {}
@@ -91,7 +97,7 @@ class Curves:
 
     def advance(self) -> tuple[bool, list[dict[str, Any]]]:
         """Whether everything was read again from the start, and for every new step its points and events."""
-        log_appeared = not self.has_health_log and self.health_log.path.is_file()
+        log_appeared = not self.has_health_log and is_regular(self.health_log.path)
         restarted = self.tail.changed() or self.health_log.changed() or log_appeared
         if restarted:
             self.reset()
@@ -233,7 +239,8 @@ def _t_quantile(count: float) -> float:
 def config_text(folder: Path) -> str | None:
     """The text of the run's configuration file."""
     try:
-        data = (folder / CONFIG).read_bytes()[: MAX_CONFIG_BYTES + 1]
+        with open_regular(folder / CONFIG) as file:
+            data = file.read(MAX_CONFIG_BYTES + 1)
     except OSError:
         return None
     return escape_invisible(data[:MAX_CONFIG_BYTES].decode("utf-8", "replace")) + (
@@ -263,10 +270,19 @@ def health_settings(path: Path) -> HealthSettings:
         return HealthSettings()
 
 
+class PlainLoader(yaml.SafeLoader):  # type: ignore[misc]
+    """YAML without aliases: a few lines of them, merged into each other, stand for billions of values."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            raise yaml.YAMLError("aliases are not read")
+        return super().compose_node(parent, index)
+
+
 def _config(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            config = yaml.safe_load(file.read(MAX_CONFIG_BYTES))
+        with open_regular(path) as file:
+            config = yaml.load(file.read(MAX_CONFIG_BYTES), PlainLoader)
     except (OSError, yaml.YAMLError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}

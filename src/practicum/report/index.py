@@ -217,7 +217,7 @@ def list_folder(folder: Path, before: FolderListing | None) -> FolderListing | N
                         subfolders.append(folder / entry.name)
                 elif EPISODE_MARK in entry.name and entry.name.endswith(".jsonl") and entry.name[0] != ".":
                     names.append(entry.name)
-                metrics = metrics or entry.name == METRICS
+                metrics = metrics or (entry.name == METRICS and entry.is_file(follow_symlinks=False))
         return FolderListing(changed, frozenset(names), tuple(sorted(subfolders)), metrics)
     except OSError:
         return None
@@ -244,11 +244,14 @@ def read_row(path: Path, name: str, number: int, advantages: EpisodeAdvantages |
     )
 
 
-def read_episode(path: Path) -> tuple[Trajectory, int]:
+def read_episode(path: Path, *, follow_links: bool = False) -> tuple[Trajectory, int]:
     """An episode with the types of its fields checked, and the size of its file in bytes.
 
-    Unlike an episode to train on it may hold NaN and infinities, which the page shows.
+    Unlike an episode to train on it may hold NaN and infinities, which the page shows. A link is followed only where
+    the user named it: one inside a run's folder may lead to a file that the folder's author cannot read.
     """
+    if not follow_links and path.is_symlink():
+        raise ValueError("it is a link, and links are not followed")
     size = path.stat().st_size
     episode = store.read_episode(path, max_bytes=MAX_EPISODE_BYTES)
     if not isinstance(episode.task.id, str) or type(episode.attempt) is not int:
@@ -291,4 +294,5 @@ def error_text(error: BaseException) -> str:
 
 def _natural_key(name: str) -> list[tuple[int, int, str]]:
     """A sort key that orders numbers in names by value: attempt 10 after attempt 9."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d{1,18})", name)]
+    parts = re.split(r"([0-9]{1,18})", name)  # text and number in turn
+    return [(0, int(part), "") if index % 2 else (1, 0, part) for index, part in enumerate(parts)]

@@ -19,6 +19,7 @@ from practicum.report.runs import Run
 from practicum.report.tokens import Tokenizers
 from practicum.utils.escape import escape_invisible
 
+MAX_RESULT_BYTES = 512 << 20
 MAX_LISTED_FILES = 200
 """Unreadable files that are listed by name; further ones are only counted."""
 
@@ -39,6 +40,8 @@ class RunView:
         self._parts_cache: tuple[tuple[int, int], list[RunPart]] | None = None
         if run.result is not None:
             try:
+                if run.result.stat().st_size > MAX_RESULT_BYTES:
+                    raise ValueError(f"the result has more than {MAX_RESULT_BYTES >> 20} MiB")
                 self.result = read_result(run.result)
             except (UserError, *READ_ERRORS) as error:
                 self.error = error_text(error)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from practicum.data.store import EPISODE_MARK
 from practicum.errors import UserError
+from practicum.utils.regular_files import is_regular
 
 METRICS, TIMING, HEALTH, CONFIG = "metrics.jsonl", "timing.jsonl", "health.jsonl", "config.yaml"
 RUN_FILES = frozenset({METRICS, CONFIG, "plan.json", "summary.json", "collect.json", "panel.json"})
@@ -78,7 +79,7 @@ def _walk(top: Path) -> list[Run]:
 
 def _run_in(folder: Path) -> Run | None:
     result = folder.with_suffix(".json") if folder.suffix == ".run" else None
-    if result is not None and result.is_file():
+    if result is not None and is_regular(result):
         return Run(folder.stem, folder, result)
     try:
         with os.scandir(folder) as entries:

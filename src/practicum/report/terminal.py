@@ -21,7 +21,7 @@ MAX_SPAN_CHARACTERS = 60_000
 def show_episode(path: Path, model: str | None = None, coloured: bool = False, logprobs: bool = False) -> str:
     """The episode of a file. `model` names the tokenizer to decode with; None: the one that the episode names."""
     try:
-        episode, _ = read_episode(path)
+        episode, _ = read_episode(path, follow_links=True)
     except FileNotFoundError:
         raise UserError(f"There is no episode at '{path}'.") from None
     except READ_ERRORS as error:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from practicum.report.curves import Curves
+from practicum.report.index import error_text
 from practicum.report.run_view import RunView
 from practicum.report.runs import METRICS, runs_below
 
@@ -59,11 +61,12 @@ class FolderWatcher:
             self._searched = now
             self._find()
         for view in list(self.views.values()):
-            before = (view.index.generation, len(view.index.pending))
-            for curves, restarted, steps in view.refresh():
-                self._publish_steps(view.run.key, curves, restarted, steps)
-            if (view.index.generation, len(view.index.pending)) != before:
-                self._publish_counts(view)
+            with self._contained(view):
+                before = (view.index.generation, len(view.index.pending))
+                for curves, restarted, steps in view.refresh():
+                    self._publish_steps(view.run.key, curves, restarted, steps)
+                if (view.index.generation, len(view.index.pending)) != before:
+                    self._publish_counts(view)
 
     def _publish_steps(self, key: str, curves: Curves, restarted: bool, steps: list[dict[str, Any]]) -> None:
         """Publish every new step with its row in the file; of many steps only that the run has to be loaded again."""
@@ -83,14 +86,23 @@ class FolderWatcher:
             if not view.index.pending:
                 continue
             until = time.monotonic() + READ_SECONDS
-            while time.monotonic() < until and not self._stop.is_set():
-                with view.lock:
-                    if not view.index.advance():
-                        break
-                time.sleep(0)
+            with self._contained(view):
+                while time.monotonic() < until and not self._stop.is_set():
+                    with view.lock:
+                        if not view.index.advance():
+                            break
+                    time.sleep(0)
             self._publish_counts(view)
             busy = busy or bool(view.index.pending)
         return busy
+
+    @contextlib.contextmanager
+    def _contained(self, view: RunView) -> Iterator[None]:
+        """Show an error of one run on that run: the page goes on for all others."""
+        try:
+            yield
+        except Exception as error:  # whatever a file makes a reader raise
+            view.error = error_text(error)
 
     def _busy(self) -> bool:
         return any(view.index.pending for view in self.views.values())
