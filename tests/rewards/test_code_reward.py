@@ -5,7 +5,8 @@ import pytest
 from practicum import registry
 from practicum.errors import JudgeError, UserError
 from practicum.rewards.base import Score
-from practicum.rewards.code_reward import complete, extract_code, lines, read_cases, same
+from practicum.rewards.code_answer import complete, extract_code
+from practicum.rewards.code_tests import lines, read_cases, same
 from practicum.sandbox import base
 from practicum.sandbox.base import Sandbox
 from practicum.sandbox.harness import values
@@ -315,7 +316,7 @@ def test_where_the_code_is() -> None:
     assert extract_code(several, ["f"]) == "def f():\n    2"
     assert extract_code(several, ["g"]) == "f()"
     assert extract_code("  ```py\n  x = 1\n  ```") == "x = 1"
-    assert extract_code("```python\nx = 1") == "```python\nx = 1"
+    assert extract_code("```python\nx = 1") == "x = 1"
     assert complete("x", "", "f") == "x"
 
 

@@ -16,7 +16,8 @@ from practicum.environments.code_problems import TEMPLATES, make_problem
 from practicum.environments.splits import split_of_hash
 from practicum.environments.tool_agent import ToolEnvironment
 from practicum.errors import UserError
-from practicum.rewards.code_reward import read_cases
+from practicum.rewards.code_reward import CPU_SECONDS, check_cpu_seconds
+from practicum.rewards.code_tests import read_cases
 from practicum.sandbox import base
 from practicum.task import Task, content_hash
 
@@ -46,8 +47,11 @@ class CodeEnvironment(ToolEnvironment):
         verifier: str | None = None,
         levels: Sequence[int] = (1, 2),
         sandbox_level: str | None = None,
+        cpu_seconds: int = CPU_SECONDS,
     ) -> None:
+        """Create the environment. `cpu_seconds` is the processor time that a program may take per test."""
         super().__init__(tools, reward, format, files, system, verifier)
+        self.reward = self.reward.with_arguments({"cpu_seconds": check_cpu_seconds(cpu_seconds)})
         self.levels = tuple(levels)
         if not self.levels or not all(level in TEMPLATES for level in self.levels):
             raise UserError(f"code levels must be whole numbers from 1 to {max(TEMPLATES)}, got {list(levels)}.")

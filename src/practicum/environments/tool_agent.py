@@ -131,7 +131,7 @@ class ToolEnvironment(Environment):
                 pool: await stack.enter_async_context(self._leases[pool].use()) for pool in self._pools(scored_tools)
             }
             states = {tool.name: state_of_pool[tool.pool] for tool in scored_tools if tool.pool is not None}
-            with_states = [reward.with_states(states) for reward in rewards]
+            with_states = [reward.with_arguments(states) for reward in rewards]
             calls = tuple(self._calls)
             scores = [await in_thread_with_slots(reward.score, self._task, answer, calls) for reward in with_states]
         components = dict(scores[0].components)

@@ -41,10 +41,10 @@ class Reward:
         """The function's parameters by name."""
         return dict(inspect.signature(self.function).parameters)
 
-    def with_states(self, states: Mapping[str, Any]) -> Reward:
-        """Return this reward for one episode, with the tool states that its parameters name."""
-        named_states = {name: states[name] for name in self.parameters if name in states}
-        return replace(self, function=functools.partial(self.function, **named_states)) if named_states else self
+    def with_arguments(self, arguments: Mapping[str, Any]) -> Reward:
+        """Return this reward with values for those of its parameters that are named: tool states, settings."""
+        named = {name: arguments[name] for name in self.parameters if name in arguments}
+        return replace(self, function=functools.partial(self.function, **named)) if named else self
 
     def score(self, task: Task, answer_given: str | None, calls: Sequence[ToolCall]) -> Score:
         """Score an episode; JudgeError if the function raises or needs a field that the task does not have."""

@@ -1,241 +1,80 @@
 """The reward of a program: the share of its tests that it passes. It runs in a sandbox and is judged outside.
 
-A test case is one of
-* `{"input": text, "output": text}`: the program is run with that standard input;
-* `{"call": "f(1, 2)", "expected": value}`: the expression's value after the program has run;
-* a text of Python with asserts, as in MBPP;
-* a text that defines `check(candidate)`, as in HumanEval; the task then has an `entry_point`.
-
-The expected values never enter the candidate's sandbox. An assert of the form `CALL == LITERAL` is split: the call
-runs inside, the literal stays here. Other tests run in a second sandbox, where the candidate's functions are stand-ins
-that only exchange data.
+`code_tests.py` says which forms a test may have. Tests that cannot be split into a call and a literal run in a second
+sandbox, where the candidate's functions are stand-ins that only exchange data. A test that cannot run, whatever the
+candidate is, is a judge error and never a zero; a program that takes too long has failed.
 """
 
 from __future__ import annotations
 
-import ast
-import builtins
+import functools
 import json
-import math
-import re
 import secrets
-import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from practicum.errors import JudgeError
+from practicum.errors import JudgeError, UserError
 from practicum.rewards.base import reward
+from practicum.rewards.code_answer import complete, extract_code, helpers
+from practicum.rewards.code_tests import Case, called_names, class_names, imported_modules, imports_for, read_cases
 from practicum.sandbox import base
-from practicum.sandbox.harness import program_text, values
-from practicum.sandbox.limits import KIB, MIB, Limits, Reason
+from practicum.sandbox.harness import program_text
+from practicum.sandbox.limits import KIB, MIB, Limits, Reason, Result
 
-CASE_CPU_SECONDS = 2
-CASE_SECONDS = 8.0
-"""Wall seconds per case; more than the CPU time, because on a busy machine a program waits for a processor."""
+CPU_SECONDS = 5
+"""Seconds of CPU time per test; the environment's option `cpu_seconds` and a task's field of that name change it."""
 CASE_OUTPUT_BYTES = 64 * KIB
-MAX_TOTAL_SECONDS = 60.0
-FENCE = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```[ \t]*$", re.S | re.M)
-PYTHON = ("python", "py", "python3")
+JUDGE_SECONDS = 60.0
+"""Seconds that the programs of one answer may run in all; less than the default deadline of a step."""
+MAX_TIMEOUTS = 2
+"""Number of tests that may time out before the remaining ones are skipped."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """One test: the input of the candidate's sandbox, and the judgement of its output outside."""
-
-    inside: Mapping[str, str] | None
-    """`input` or `call`; None for a test that needs a sandbox of its own."""
-    judge: Callable[[str], bool] | None = None
-    """Returns whether the output is right."""
-    test: str = ""
+def check_cpu_seconds(seconds: object) -> int:
+    """Return a limit of processor time; UserError if it is not a whole number from 1 to 60."""
+    if not isinstance(seconds, int) or isinstance(seconds, bool) or not 1 <= seconds <= 60:
+        raise UserError(f"cpu_seconds must be a whole number from 1 to 60, got {seconds}.")
+    return seconds
 
 
-def read_cases(test_cases: object, entry_point: str | None = None) -> list[Case]:
-    """Parse the test cases of a task; ValueError says which one is malformed."""
-    if isinstance(test_cases, str):
-        test_cases = [test_cases]
-    if not isinstance(test_cases, Sequence) or not test_cases:
-        raise ValueError("'test_cases' must be a list with at least one test")
-    return [_read_case(case, number, entry_point) for number, case in enumerate(test_cases)]
+@dataclass
+class Run:
+    """One answer's program, what its tests need, and the time that its runs have taken so far."""
 
+    code: str
+    setup: str
+    """Imports and definitions of the task that run before each test."""
+    entry_point: str | None
+    prompt: str
+    cpu_seconds: int
+    judge_seconds: float
+    seconds: float = field(default=0.0, init=False)
+    num_timeouts: int = field(default=0, init=False)
 
-def _read_case(case: object, number: int, entry_point: str | None) -> Case:
-    if isinstance(case, Mapping):
-        if set(case) == {"input", "output"} and all(isinstance(text, str) for text in case.values()):
-            expected_lines = lines(case["output"])
-            return Case({"input": case["input"]}, lambda output: lines(output) == expected_lines)
-        if set(case) == {"call", "expected"} and isinstance(case["call"], str):
-            return Case({"call": case["call"]}, _judge_value(lambda value: same(value, case["expected"])))
-    if isinstance(case, str):
-        try:
-            return _read_test(case, entry_point)
-        except SyntaxError as error:
-            raise ValueError(f"test case {number} is not Python: {error.msg}") from None
-    raise ValueError(
-        f"test case {number} must be {{input, output}}, {{call, expected}}, or a text of Python with asserts"
-    )
+    @property
+    def case_seconds(self) -> float:
+        """Wall seconds per test; more than the CPU time, because on a busy machine a program waits for a processor."""
+        return min(3.0 * self.cpu_seconds + 2, max(self.judge_seconds - self.seconds, 0.1))
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether the program has used up its time, so that further tests count as failed without a run."""
+        return self.num_timeouts >= MAX_TIMEOUTS or self.seconds >= self.judge_seconds
 
-def _read_test(text: str, entry_point: str | None) -> Case:
-    tree = ast.parse(textwrap.dedent(text))
-    if any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body):
-        if not entry_point:
-            raise ValueError("a test that defines check(candidate) needs the task's 'entry_point'")
-        return Case(None, test=f"{ast.unparse(tree)}\ncheck(__candidate__)\n")
-    if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
-        raise ValueError("a test written as Python needs an assert")
-    if entry_point in dir(builtins):  # the builtin of that name must not stand in for a missing candidate
-        return Case(None, test=f"{entry_point} = __candidate__\n{ast.unparse(tree)}")
-    if len(tree.body) == 1 and isinstance(tree.body[0], ast.Assert):
-        split = _split_assert(tree.body[0].test)
-        if split is not None:
-            return split
-    return Case(None, test=ast.unparse(tree))
-
-
-def _split_assert(test: ast.expr) -> Case | None:
-    """Split an assert of a call and a literal: the call runs inside, the literal stays here. None if it is another."""
-    if isinstance(test, ast.Compare) and len(test.ops) == 1:
-        left, right, operator = test.left, test.comparators[0], test.ops[0]
-        if isinstance(operator, ast.Eq | ast.Is):
-            for expression, expected_side in ((left, right), (right, left)):
-                if isinstance(operator, ast.Is) and not isinstance(expected_side, ast.Constant):
-                    continue
-                try:
-                    expected = ast.literal_eval(expected_side)
-                except ValueError:
-                    continue
-                if _is_plain_call(expression, truth=isinstance(expected, bool)):
-                    return Case({"call": ast.unparse(expression)}, _judge_value(_equals(expected)))
-        return None
-    expected_truth = not (isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not))
-    expression = test if expected_truth else test.operand  # type: ignore[attr-defined]
-    if _is_plain_call(expression, truth=True):
-        return Case({"call": ast.unparse(expression)}, _judge_value(lambda value: bool(value) == expected_truth))
-    return None
-
-
-def _is_plain_call(expression: ast.expr, *, truth: bool) -> bool:
-    """Return whether an expression only calls a function of the candidate, so that its value is judged here.
-
-    In anything more, isclose(f(2), 1.4) say, part of the judging would run in the sandbox. Unless a truth value is
-    expected, the value may be converted, len(f(2)) or list(f(2)), and arguments may be constructed, f(Node(2)).
-    """
-    while not truth and isinstance(expression, ast.Call) and _is_conversion_call(expression):
-        expression = expression.args[0]
-    if not isinstance(expression, ast.Call):
-        return False
-    if isinstance(expression.func, ast.Attribute):  # Solution().f(2)
-        receiver = expression.func.value
-        if not (
-            isinstance(receiver, ast.Call)
-            and _is_constructor_call(receiver)
-            and not receiver.args
-            and not receiver.keywords
-        ):
-            return False
-    elif not isinstance(expression.func, ast.Name) or (truth and expression.func.id in dir(builtins)):
-        return False
-    within = [
-        node
-        for part in (*expression.args, *expression.keywords)
-        for node in ast.walk(part)
-        if isinstance(node, ast.Call)
-    ]
-    return not within if truth else all(_is_constructor_call(call) for call in within)
-
-
-def _is_conversion_call(call: ast.Call) -> bool:
-    by_name = isinstance(call.func, ast.Name) and call.func.id in dir(builtins)
-    return by_name and len(call.args) == 1 and not call.keywords and isinstance(call.args[0], ast.Call)
-
-
-def _is_constructor_call(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Name) and call.func.id[0].isupper()
-
-
-def _equals(expected: object) -> Callable[[object], bool]:
-    return lambda value: bool(value == expected)
-
-
-def _judge_value(right: Callable[[object], bool]) -> Callable[[str], bool]:
-    def judge(output: str) -> bool:
-        try:
-            return right(values.loads(output))
-        except (ValueError, RecursionError, OverflowError):  # no output, not a value, or one that is too large
-            return False
-
-    return judge
-
-
-def lines(text: str) -> list[str]:
-    """Split a text into lines for comparison: trailing blanks and trailing empty lines do not count."""
-    return [line.rstrip() for line in text.rstrip().splitlines()]
-
-
-def same(actual: object, expected: object) -> bool:
-    """Return whether two values are equal as JSON: lists equal tuples, keys are strings, floats to nine digits."""
-    if isinstance(expected, float) and isinstance(actual, int | float):
-        return math.isclose(actual, expected, rel_tol=1e-9, abs_tol=1e-12) or (
-            actual != actual and expected != expected
+    def limits(self, num_cases: int) -> Limits:
+        seconds_left = max(self.judge_seconds - self.seconds, 0.1)
+        return Limits(
+            wall=min(self.case_seconds * num_cases + 2, seconds_left),
+            cpu=self.cpu_seconds,
+            memory=256 * MIB,
+            output=4 * KIB + num_cases * 8 * CASE_OUTPUT_BYTES,  # a byte may take six characters in JSON
+            processes=8,
         )
-    if isinstance(expected, int) and isinstance(actual, float):
-        return math.isclose(actual, expected, rel_tol=1e-9, abs_tol=1e-12)
-    if isinstance(expected, list | tuple):
-        if not isinstance(actual, list | tuple) or len(actual) != len(expected):
-            return False
-        return all(same(one, other) for one, other in zip(actual, expected, strict=True))
-    if isinstance(expected, Mapping):
-        if not isinstance(actual, Mapping) or len(actual) != len(expected):
-            return False
-        by_name = {str(key): value for key, value in actual.items()}
-        return all(str(key) in by_name and same(by_name[str(key)], value) for key, value in expected.items())
-    return bool(actual == expected)
 
-
-def fenced_blocks(text: str) -> list[tuple[str, str]]:
-    """Return the fenced blocks of a text with their labels; `py` and `python3` become `python`."""
-    labelled = [(label.strip().lower(), body) for label, body in FENCE.findall(text.replace("\r\n", "\n"))]
-    return [("python" if label in PYTHON else label, textwrap.dedent(body).strip("\n")) for label, body in labelled]
-
-
-def extract_code(answer: str, names: Collection[str] = ()) -> str:
-    """Return the Python block of an answer that defines most of the names; of equals the last one.
-
-    Without a Python block, blocks without a label are considered, then all; without a block, the whole answer.
-    """
-    blocks = fenced_blocks(answer)
-    if not blocks:
-        return textwrap.dedent(answer.replace("\r\n", "\n")).strip("\n")
-    labels = {label for label, _ in blocks}
-    chosen_label = next((label for label in ("python", "") if label in labels), None)
-    bodies = [body for label, body in reversed(blocks) if chosen_label in (label, None)]
-    return max(bodies, key=lambda body: sum(_defines(body, name) for name in names))
-
-
-def _defines(code: str, name: str) -> bool:
-    name = re.escape(name)
-    return re.search(rf"^(?:(?:async )?def|class) {name}\b|^{name} *=[^=]", code, re.M) is not None
-
-
-def _called_names(cases: Sequence[Case]) -> set[str]:
-    """Return the names of the functions that the tests call; builtins only if there are no others."""
-    names = set()
-    for case in cases:
-        try:
-            tree = ast.parse((case.inside or {}).get("call", case.test))
-        except (SyntaxError, ValueError):
-            continue
-        names |= {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
-    return names - set(dir(builtins)) or names
-
-
-def complete(code: str, prompt: str, entry_point: str | None) -> str:
-    """Complete an answer with HumanEval's prompt (imports, helpers, signature); the answer may be the body alone."""
-    if not prompt or not entry_point:
-        return code
-    if re.search(rf"^def {re.escape(entry_point)}\b", code, re.M):
-        return f"{prompt}\n{code}"
-    return f"{prompt}\n{textwrap.indent(code, '    ')}"
+    def count(self, result: Result, timed_out: bool) -> None:
+        self.seconds += result.seconds
+        self.num_timeouts += timed_out
 
 
 @reward()
@@ -246,20 +85,28 @@ def code_reward(
     prompt: str = "",
     test_setup_code: str = "",
     test_imports: Sequence[str] = (),
+    cpu_seconds: int = CPU_SECONDS,
+    judge_seconds: float = JUDGE_SECONDS,
 ) -> Mapping[str, float]:
-    """Return the share of test cases that the answer's program passes; solved if it passes all."""
+    """Return the share of test cases that the answer's program passes; solved if it passes all.
+
+    A test may take `cpu_seconds` of processor time, all tests together `judge_seconds`.
+    """
     try:
         cases = read_cases(test_cases, entry_point)
     except ValueError as error:
         raise JudgeError(str(error)) from None
-    names = {entry_point} if entry_point else _called_names(cases)
+    setup = "\n".join([*test_imports, test_setup_code])
+    check_modules((setup, *(case.test for case in cases)))
+    names = {entry_point} if entry_point else called_names(cases)
     code = "" if answer_given is None else complete(extract_code(answer_given, names), prompt, entry_point)
     passed, compiled = 0, False
     if code.strip():
-        setup = "\n".join([*test_imports, test_setup_code])
-        compiled, passed = _run_cases(code, setup, [case for case in cases if case.inside is not None])
-        if compiled:
-            passed += sum(_run_test_program(code, setup, case, entry_point) for case in cases if case.inside is None)
+        run = Run(code, setup, entry_point, prompt, cpu_seconds, min(judge_seconds, JUDGE_SECONDS))
+        compiled, passed = _run_cases(run, [case for case in cases if case.inside is not None])
+        for case in cases:
+            if compiled and case.inside is None and not run.exhausted:
+                passed += _run_test_program(run, case)
     return {
         "reward": passed / len(cases),
         "success": float(passed == len(cases)),
@@ -269,23 +116,38 @@ def code_reward(
     }
 
 
-def _limits(cases: int) -> Limits:
-    wall = min(CASE_SECONDS * max(cases, 1) + 2, MAX_TOTAL_SECONDS)
-    output = 4 * KIB + max(cases, 1) * 8 * CASE_OUTPUT_BYTES  # a byte may take six characters in JSON
-    return Limits(wall=wall, cpu=CASE_CPU_SECONDS, memory=256 * MIB, output=output, processes=8)
+def check_modules(tests: Sequence[str]) -> None:
+    """Raise JudgeError if tests import a module that the sandbox does not have: they cannot run there.
+
+    This is found without the candidate, which could otherwise make an import fail to remain unscored.
+    """
+    for name in sorted(imported_modules(tests) - sys.stdlib_module_names):
+        if not _has_module(name):
+            raise JudgeError(f"the tests import '{name}', which the sandbox does not have; leave such tasks out")
 
 
-def _run_cases(code: str, setup: str, cases: Sequence[Case]) -> tuple[bool, int]:
+@functools.cache
+def _has_module(name: str) -> bool:
+    result = base.current().run_sync(f"import importlib.util\nprint(importlib.util.find_spec({name!r}) is not None)")
+    return result.stdout.strip() == "True"
+
+
+def _run_cases(run: Run, cases: Sequence[Case]) -> tuple[bool, int]:
     """Return whether the program compiles and how many of the cases that are judged here it passes."""
-    expression = [dict(case.inside or {}) for case in cases]
-    call = f"try_cases({code!r}, {setup!r}, {expression!r}, {CASE_SECONDS!r}, {CASE_OUTPUT_BYTES!r})"
-    result = base.current().run_sync(f"{program_text('candidate')}\n{call}\n", limits=_limits(len(cases)))
+    expressions = [dict(case.inside or {}) for case in cases]
+    setup = f"{imports_for([case.get('call', '') for case in expressions], run.entry_point)}\n{run.setup}"
+    arguments = (run.code, setup, expressions, run.case_seconds, CASE_OUTPUT_BYTES, MAX_TIMEOUTS)
+    program = f"{program_text('candidate')}\ntry_cases{arguments!r}\n"
+    result = base.current().run_sync(program, limits=run.limits(max(len(cases), 1)))
     first, *rest = result.stdout.splitlines() or [""]
-    passed = 0
+    passed = num_timeouts = 0
     for case, line in zip(cases, rest, strict=False):  # fewer lines than cases: the remaining cases did not run
         outcome, _, output = line.partition(" ")
         assert case.judge is not None
         passed += outcome == "done" and case.judge(_text(output))
+        num_timeouts += outcome == "timeout"
+    run.count(result, False)
+    run.num_timeouts += max(num_timeouts, int(result.reason is Reason.TIMEOUT))
     return first == "compiled", passed
 
 
@@ -296,12 +158,16 @@ def _text(output: str) -> str:
         return ""
 
 
-def _run_test_program(code: str, setup: str, case: Case, entry_point: str | None) -> bool:
+def _run_test_program(run: Run, case: Case) -> bool:
     """Return whether the candidate in one sandbox passes a test that runs in another."""
     token = secrets.token_hex(16)
-    server = f"{program_text('candidate')}\nserve({code!r})\n"
-    client = f"{program_text('checker')}\ncheck_candidate({setup!r}, {case.test!r}, {token!r}, {entry_point!r})\n"
-    _, result = base.current().run_connected(server, client, _limits(1))
+    # What belongs to the problem comes from the problem: the candidate's names are replaced by these.
+    setup = "\n".join((helpers(run.prompt, run.entry_point), imports_for([case.test], run.entry_point), run.setup))
+    arguments = (setup, case.test, token, run.entry_point, class_names(case.test, run.prompt))
+    server = f"{program_text('candidate')}\nserve({run.code!r})\n"
+    client = f"{program_text('checker')}\ncheck_candidate{arguments!r}\n"
+    _, result = base.current().run_connected(server, client, run.limits(1))
+    run.count(result, result.reason is Reason.TIMEOUT)
     verdict = next((line.split(" ", 2)[1:] for line in result.stdout.splitlines() if line.startswith(f"{token} ")), [])
     if verdict[:1] == ["unusable"]:
         raise JudgeError(f"this test cannot be judged: {' '.join(verdict[1:])}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from practicum.rewards.code_reward import extract_code, fenced_blocks
+from practicum.rewards.code_answer import extract_code, fenced_blocks
 
 THOUGHT = re.compile(r"<(think|thinking)>.*?</\1>", re.S)
 INPUT = re.compile(r"<INPUT>((?:(?!<INPUT>).)*?)</INPUT>", re.S | re.I)

@@ -19,7 +19,7 @@ from practicum.environments.affine.program_tasks import ProgramEnvironment
 from practicum.environments.affine.programs.catalogue import Problem
 from practicum.environments.affine.test_cases import read_cases
 from practicum.errors import JudgeError, UserError
-from practicum.rewards.code_reward import code_reward
+from practicum.rewards.code_reward import CPU_SECONDS, code_reward
 from practicum.sandbox.slots import in_thread_with_slots
 from practicum.task import Task
 
@@ -59,7 +59,8 @@ class DedEnvironment(ProgramEnvironment):
     async def judge(self, task: Task, answer: str) -> Verdict:
         cases = task.fields["test_cases"]
         if all(isinstance(case, str) for case in cases):  # tests in Python, as in HumanEval and MBPP
-            score = await in_thread_with_slots(code_reward.score, task, answer, ())
+            judge = code_reward.with_arguments({"cpu_seconds": max(self.cpu_seconds, CPU_SECONDS)})
+            score = await in_thread_with_slots(judge.score, task, answer, ())
             return _verdict(round(score.components["passed"]), round(score.components["cases"]), 0)
         try:
             tests = read_cases(cases)

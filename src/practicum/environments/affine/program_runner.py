@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from practicum.errors import UserError
 from practicum.sandbox import base
 from practicum.sandbox.limits import KIB, MIB, Limits
 from practicum.sandbox.slots import in_thread_with_slots
@@ -55,12 +54,6 @@ class RunResult:
 @functools.cache
 def _runner_program() -> str:
     return Path(__file__).with_name("runner_program.py").read_text(encoding="utf-8")
-
-
-def check_cpu_seconds(seconds: object) -> int:
-    if not isinstance(seconds, int) or isinstance(seconds, bool) or not 1 <= seconds <= 60:
-        raise UserError(f"cpu_seconds must be a whole number from 1 to 60, got {seconds}.")
-    return seconds
 
 
 def run_jobs(jobs: Sequence[Job], cpu_seconds: int = CPU_SECONDS, max_timeouts: int = 1) -> list[RunResult]:

@@ -9,8 +9,9 @@ from typing import Any
 from practicum.data.convert import Row
 from practicum.environments.affine import dataset_readers
 from practicum.environments.affine.base import AffineEnvironment, TaskDraft
-from practicum.environments.affine.program_runner import CPU_SECONDS, check_cpu_seconds
+from practicum.environments.affine.program_runner import CPU_SECONDS
 from practicum.environments.affine.programs.catalogue import LEVELS, Problem, draw_problem
+from practicum.rewards.code_reward import check_cpu_seconds
 from practicum.sandbox import base
 from practicum.task import Task
 

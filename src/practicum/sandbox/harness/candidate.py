@@ -17,10 +17,7 @@ if TYPE_CHECKING:
     from _json import encode_basestring_ascii as quoted
     from typing import Any
 
-    from practicum.sandbox.harness.values import NotData, dumps, loads
-
-MAX_TIMEOUTS = 2
-"""Number of cases that may time out before the remaining cases are skipped."""
+    from practicum.sandbox.harness.values import dumps, loads
 
 
 def load(code: str, name: str) -> "dict[str, Any]":
@@ -47,7 +44,9 @@ def run_case(code: str, setup: str, case: dict[str, str], out: int) -> None:
     os.dup2(devnull, 1)
     namespace = load(code, "candidate")
     exec(compile(setup, "<setup>", "exec", dont_inherit=True), namespace)
-    value = dumps(eval(compile(case["call"], "<call>", "eval", dont_inherit=True), namespace))
+    result = eval(compile(case["call"], "<call>", "eval", dont_inherit=True), namespace)
+    # The truth of an object is the candidate's to decide, as it could have returned True or False.
+    value = dumps(bool(result)) if case.get("wanted") == "truth" else dumps(result)
     with open(out, "w", encoding="utf-8") as answer:
         answer.write(value)
 
@@ -95,40 +94,73 @@ def run_case_in_child(code: str, setup: str, case: dict[str, str], seconds: floa
     return outcome, bytes(output[:limit])
 
 
-def try_cases(code: str, setup: str, cases: list[dict[str, str]], seconds: float, limit: int) -> None:
-    """Print `compiled` once it compiles, then one line per case: how it ended, and its output as a JSON string."""
+def try_cases(
+    code: str, setup: str, cases: list[dict[str, str]], seconds: float, limit: int, max_timeouts: int
+) -> None:
+    """Print `compiled` once it compiles, then one line per case: how it ended, and its output as a JSON string.
+
+    After `max_timeouts` timeouts the remaining cases are skipped.
+    """
     compile(code, "<candidate>", "exec", dont_inherit=True)
     print("compiled", flush=True)
     num_timeouts = 0
     for case in cases:
-        if num_timeouts >= MAX_TIMEOUTS:
+        if num_timeouts >= max_timeouts:
             return
         outcome, output = run_case_in_child(code, setup, case, seconds, limit)
         num_timeouts += outcome == "timeout"
         print(outcome, quoted(output.decode("utf-8", "replace")), flush=True)
 
 
+def describe_names(namespace: "dict[str, Any]") -> "list[list[object]]":
+    """Return name, kind (`function`, `class`, `exception`) and names of the base classes of all that can be called."""
+    names: list[list[object]] = []
+    for name, value in namespace.items():
+        if isinstance(value, type):
+            kind = "exception" if issubclass(value, Exception) else "class"
+            names.append([name, kind, [base.__name__ for base in value.__mro__]])
+        elif callable(value):
+            names.append([name, "function", []])
+    return names
+
+
 def serve(code: str) -> None:
-    """Read calls from file descriptor 0 until it closes and answer on descriptor 3; arguments and values are data."""
+    """Read calls from file descriptor 0 until it closes and answer them on descriptor 3.
+
+    Arguments and values are data; an object that is not stays here and is passed as a reference. A request has a kind
+    (`name`: a function of the candidate, `object`: an earlier value, `op`: a function of `operator` or `builtins`), the
+    key of what is called, and the arguments. The answer has the value and, if the call has changed them, the arguments.
+    """
+    import operator
+
+    builtins: Any = sys.modules["builtins"]
     line_in, line_out = os.fdopen(os.dup(0), "r", encoding="utf-8"), os.fdopen(os.dup(3), "w", encoding="utf-8")
     devnull = os.open("/dev/null", os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(devnull, descriptor)
+    objects: dict[int, object] = {}
+
+    def refer(value: object) -> str:
+        objects[id(value)] = value
+        return f'{{"object": [{id(value)}, {quoted(str(type(value).__name__))}]}}'
+
+    def resolve(kind: str, key: "Any") -> object:
+        return namespace[key] if kind == "name" else objects[key]
 
     def send(*message: object) -> None:
-        line_out.write(dumps(list(message)) + "\n")
+        line_out.write(dumps(list(message), refer) + "\n")
         line_out.flush()
 
     namespace = load(code, "candidate")
-    send("names", [name for name, value in namespace.items() if callable(value)])
+    send("names", describe_names(namespace))
     for line in line_in:
-        name, arguments, keywords = loads(line)
+        kind, key, arguments, keywords = loads(line, resolve)
+        before = dumps([arguments, keywords], refer)
         try:
-            value = namespace[name](*arguments, **keywords)
+            function: Any = resolve(kind, key) if kind != "op" else getattr(operator, key, getattr(builtins, key, None))
+            value = function(*arguments, **keywords)
         except Exception as error:
-            send("raised", type(error).__name__, str(error)[:200])
+            send("raised", [base.__name__ for base in type(error).__mro__], str(error)[:200])
             continue
-        try:
-            send("value", value)
-        except NotData as error:
-            send("opaque", str(error))
+        after = dumps([arguments, keywords], refer)
+        send("value", value, None if after == before else [arguments, keywords])
