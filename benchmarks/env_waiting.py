@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 from practicum.agent import Agent
 from practicum.chat.renderer import Renderer
-from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Action, Observation, Policy, Step
@@ -26,7 +25,7 @@ from practicum.models.decoder import Decoder
 from practicum.registry import environment_maker
 from practicum.rollout import run_episodes
 from practicum.task import Task
-from practicum.trajectory import ActionSource, StopReason
+from practicum.trajectory import ActionSource, StopReason, plan_attempts
 
 ALLOWED = 0.3
 """The share of a batch's time that the model may wait."""

@@ -39,7 +39,6 @@ from practicum.cli import eval as eval_command
 from practicum.cli import report as report_command
 from practicum.config.resolve import resolve_train
 from practicum.config.train import TrainConfig
-from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.evaluation.panel import Panel
@@ -48,6 +47,7 @@ from practicum.rollout import run_episodes
 from practicum.training import build, build_settings
 from practicum.training.sft import SFTSettings, train_sft
 from practicum.training.trainable_policy import TrainablePolicy
+from practicum.trajectory import plan_attempts
 
 RESULTS = Path(__file__).parent / "results" / "gpu_training.json"
 EXAMINING = 45.0

@@ -28,7 +28,6 @@ from typing import Any
 from practicum.agent import Agent
 from practicum.config.resolve import resolve_train
 from practicum.data import store
-from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environments.math import MathEnvironment
@@ -44,7 +43,7 @@ from practicum.training.dpo import DPOSettings, train_dpo
 from practicum.training.preference_pairs import mine_pairs
 from practicum.training.sft import SFTSettings, train_sft
 from practicum.training.trainable_policy import TrainablePolicy
-from practicum.trajectory import Trajectory
+from practicum.trajectory import Trajectory, plan_attempts
 
 SEEDS = (3, 4, 5)
 LEVELS = (1, 2)

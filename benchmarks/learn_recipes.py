@@ -26,18 +26,18 @@ from typing import Any
 from practicum.agent import Agent
 from practicum.config.resolve import resolve_train
 from practicum.config.train import TrainConfig
-from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.evaluation.compare import SCORE, compare_pair
 from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult
 from practicum.models import loader
+from practicum.registry import make_format
 from practicum.rollout import run_episodes
 from practicum.training import build, build_settings
 from practicum.training.sft import SFTSettings, train_sft
 from practicum.training.trainable_policy import TrainablePolicy
-from practicum.trajectory import Trajectory
+from practicum.trajectory import Trajectory, plan_attempts
 from practicum.utils.memory import cpu_seconds
 
 
@@ -94,7 +94,7 @@ async def make_sft_model(name: str, config: TrainConfig, out: Path, seed: int) -
     plan, components = SFT_PLANS[name], build.build_components(config)
     policy = TrainablePolicy(loader.load_tiny(seed), max_batch=128)
     agent = agent_of(config, components, 1.0)
-    engine = ScriptedEngine.of("expert", components.environment, agent.make_format(), policy.renderer)
+    engine = ScriptedEngine.of("expert", components.environment, make_format(agent.format), policy.renderer)
     planned = plan_attempts(components.environment.tasks("train", plan.demonstrations, 1000 * seed + 1), 1, seed)
     episodes = await run_episodes(planned, components.make_environment, agent, engine, policy.renderer)
     panel = Panel(tuple(components.environment.tasks("val", plan.checked, 1000 * seed)), seed)

@@ -25,7 +25,7 @@ import psutil
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from practicum.data import store
-from practicum.data.episode_format import encode_episode
+from practicum.data.store import encode_episode
 from practicum.environment import Action, Message
 from practicum.task import Task
 from practicum.training.monitor.metrics import MetricsFile

@@ -36,19 +36,20 @@ def make_samples(model: str, count: int) -> tuple[Any, list[Any]]:
     """The model, and the expert's conversations as samples for the learner."""
     from practicum.agent import Agent
     from practicum.chat.renderer import Renderer
-    from practicum.data.attempts import plan_attempts
     from practicum.engines.base import Sampling
     from practicum.engines.scripted import ScriptedEngine
     from practicum.environments.math import MathEnvironment
     from practicum.models import loader
+    from practicum.registry import make_format
     from practicum.rollout import run_episodes
-    from practicum.training.samples import sft_samples
+    from practicum.training.micro_batches import sft_samples
+    from practicum.trajectory import plan_attempts
 
     loaded = loader.load(model)
     renderer = Renderer(loaded.tokenizer, None, loaded.end_ids)
     agent = Agent(format="hf", max_turns=12, sampling=Sampling(1.0, max_tokens=64))
     environment = MathEnvironment(levels=LEVELS)
-    engine = ScriptedEngine.of("expert", environment, agent.make_format(), renderer)
+    engine = ScriptedEngine.of("expert", environment, make_format(agent.format), renderer)
     planned = plan_attempts(environment.tasks("train", count, 1), 1, 0)
     episodes = asyncio.run(run_episodes(planned, lambda: MathEnvironment(levels=LEVELS), agent, engine, renderer))
     return loaded, sft_samples(episodes)

@@ -10,9 +10,7 @@ from dataclasses import replace
 import pytest
 
 from practicum.agent import Agent, Deadlines
-from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
-from practicum.data.attempts import Attempt, plan_attempts
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
 from practicum.engines.scripted import ReplayEngine, ScriptedEngine
@@ -21,9 +19,10 @@ from practicum.environments.math import MathEnvironment
 from practicum.errors import EngineError, JudgeError, UserError
 from practicum.models import loader
 from practicum.models.decoder import Decoder
+from practicum.registry import make_format
 from practicum.rollout import run_episode, run_episodes
 from practicum.task import Task
-from practicum.trajectory import ActionSource, Origin, Outcome, StopReason, Trajectory
+from practicum.trajectory import ActionSource, Attempt, Origin, Outcome, StopReason, Trajectory, plan_attempts
 
 
 class Says:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from gpu_legs.common import Row, Size, load_real, synchronise
 from practicum.agent import Agent
 from practicum.chat.renderer import Renderer
-from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
 from practicum.engines.scripted import ScriptedEngine
@@ -24,9 +23,11 @@ from practicum.environment import Action, Environment, Observation, Policy, Step
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.models.decoder import Decoder
+from practicum.registry import make_format
 from practicum.rollout import run_episodes
 from practicum.sandbox import base as sandbox
 from practicum.task import Task
+from practicum.trajectory import plan_attempts
 
 
 @dataclass
@@ -115,7 +116,7 @@ async def play(size: Size, engine: LocalEngine, renderer: Renderer, tool: str, r
     world = make()
     agent = Agent(max_turns=6, sampling=Sampling(1.0, max_tokens=64))
     tasks: Sequence[Task] = world.tasks("train", size.episodes)
-    following = Following(engine, ScriptedEngine.of("expert", world, agent.make_format(), renderer))
+    following = Following(engine, ScriptedEngine.of("expert", world, make_format(agent.format), renderer))
     engine.weights_changed(engine.stats.generated + 1)
     synchronise(size)
     begun = time.perf_counter()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from practicum.chat.formats.base import Format
-from practicum.chat.formats.registry import make_format
 from practicum.engines.base import Sampling
 
 
@@ -29,6 +27,3 @@ class Agent:
     thoughts: str = "keep"
     """Whether <think>…</think> of earlier replies stays in the prompt: keep or strip."""
     deadlines: Deadlines = field(default_factory=Deadlines)
-
-    def make_format(self) -> Format:
-        return make_format(self.format)

@@ -13,7 +13,6 @@ from typing import Any
 
 from practicum.chat.console import ConsoleEpisodeWatcher
 from practicum.data import store
-from practicum.data.attempts import Attempt
 from practicum.data.collection import Collection, Row, plan
 from practicum.data.tasks import find_tasks, registry_hash
 from practicum.engines.server_check import check_server
@@ -21,9 +20,9 @@ from practicum.errors import UserError
 from practicum.rollout import stream_episodes
 from practicum.rollout_settings import RolloutSettings, policy_identity
 from practicum.rollout_setup import SCRIPTED
-from practicum.trajectory import Outcome, Trajectory
+from practicum.trajectory import Attempt, Outcome, Trajectory
+from practicum.utils.escape import printable
 from practicum.utils.progress import Progress
-from practicum.utils.tables import printable
 
 MAX_ERROR_CHARACTERS = 300
 NUM_RETRIES = 1

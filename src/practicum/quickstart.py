@@ -14,7 +14,6 @@ from typing import Any
 
 from practicum.agent import Agent
 from practicum.data import store
-from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environments.math import MathEnvironment
@@ -25,16 +24,17 @@ from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult, result_from_episodes
 from practicum.evaluation.stats.intervals import COMPARISON_LEVEL
 from practicum.models import loader
+from practicum.registry import make_format
 from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.training.objective import Objective
-from practicum.training.online_source import OnlineSource
 from practicum.training.rl_settings import RLSettings
 from practicum.training.rl_trainer import RLTrainer
+from practicum.training.rollout_source import OnlineSource
 from practicum.training.run import Run, RunSettings
 from practicum.training.sft import SFTSettings, planned_steps, train_sft
 from practicum.training.trainable_policy import TrainablePolicy
-from practicum.trajectory import Trajectory
+from practicum.trajectory import Trajectory, plan_attempts
 from practicum.utils.progress import Progress, duration
 
 COLOURS = {"sft": "#b26a00", "rl": "#1a7f37"}
@@ -148,7 +148,7 @@ class Quickstart:
     async def _collect_demonstrations(self) -> list[Trajectory]:
         tasks = self.tasks("train", self.plan.demonstrations, 1)
         agent = self.agent(1.0)
-        engine = ScriptedEngine.of("expert", self.make_environment(), agent.make_format(), self.policy.renderer)
+        engine = ScriptedEngine.of("expert", self.make_environment(), make_format(agent.format), self.policy.renderer)
         with self._stage("demonstrations", len(tasks), "episodes") as progress:
             return await run_episodes(
                 plan_attempts(tasks, 1, self.seed), self.make_environment, agent, engine, self.policy.renderer,
@@ -197,7 +197,7 @@ class Quickstart:
 
     async def _evaluate_scripted(self, source: str) -> EvalResult:
         agent = self.agent(1.0)
-        engine = ScriptedEngine.of(source, self.make_environment(), agent.make_format(), self.policy.renderer)
+        engine = ScriptedEngine.of(source, self.make_environment(), make_format(agent.format), self.policy.renderer)
         episodes = await run_episodes(self.panel.attempts(), self.make_environment, agent, engine, self.policy.renderer)
         return result_from_episodes(source, self.panel, episodes)
 

@@ -1,4 +1,4 @@
-"""Environments, tools and rewards by name: tables of import paths, imported when a name is looked up.
+"""Environments, tools, rewards and reply formats by name: tables of import paths, imported when a name is looked up.
 
 Wherever a name of these tables is taken, so is `path/to/file.py:attribute`.
 """
@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from practicum.chat.formats.base import Format
 from practicum.environment import Environment
 from practicum.errors import UserError, describe_exception, did_you_mean
 from practicum.rewards.base import Reward
@@ -35,6 +36,13 @@ ENVIRONMENTS = {
     "agentgym:alfworld": "practicum.environments.agentgym.alfworld:AlfWorld",
     "agentgym:textcraft": "practicum.environments.agentgym.textcraft:TextCraft",
 }
+FORMATS = {
+    "hf": "practicum.chat.formats.hermes:HermesFormat",
+    "react": "practicum.chat.formats.react:ReactFormat",
+    "code": "practicum.chat.formats.code:CodeFormat",
+    "gui": "practicum.chat.formats.gui:GuiFormat",
+}
+"""The reply formats by the names that `agent.agent_type` and `--format` take."""
 TOOLS = {
     "calculator": "practicum.tools.calculator:calculator",
     "answer": "practicum.tools.answer:answer",
@@ -173,3 +181,12 @@ def _from_file(kind: str, name: str) -> Any:
             f"'{file}' has no '{attribute}'.{did_you_mean(attribute, [n for n in vars(module) if n[0] != '_'])}"
         )
     return getattr(module, attribute)
+
+
+def make_format(name: str) -> Format:
+    """Return the reply format of a name; raise UserError for an unknown one."""
+    if name not in FORMATS:
+        raise UserError(f"Unknown reply format '{name}'.{did_you_mean(name, FORMATS)}")
+    module, _, attribute = FORMATS[name].partition(":")
+    made: Format = getattr(importlib.import_module(module), attribute)()
+    return made

@@ -15,10 +15,15 @@ from dataclasses import replace
 from typing import Any
 
 from practicum.agent import Agent
-from practicum.chat import reasoning
 from practicum.chat.console import EpisodeWatcher
-from practicum.chat.renderer import Renderer
-from practicum.data.attempts import Attempt, derive_seed
+from practicum.chat.renderer import (
+    REASONING_CLOSE,
+    REASONING_OPEN,
+    Renderer,
+    check_thoughts,
+    split_reasoning,
+    strip_reasoning,
+)
 from practicum.engines.base import Engine, Generation, Request
 from practicum.environment import Action, Environment, Message, Observation, Step
 from practicum.errors import (
@@ -30,8 +35,9 @@ from practicum.errors import (
     place_of,
     traceback_of,
 )
+from practicum.registry import make_format
 from practicum.task import canonical_json
-from practicum.trajectory import Origin, Outcome, Span, StopReason, Trajectory, Turn
+from practicum.trajectory import Attempt, Origin, Outcome, Span, StopReason, Trajectory, Turn, derive_seed
 from practicum.utils.deadline import Deadline, with_timer
 
 FREEZE_GC_MIN_EPISODES = 32
@@ -59,8 +65,8 @@ class Episode:
         self.agent = agent
         self.engine = engine
         self.renderer = renderer
-        reasoning.check(agent.thoughts)
-        self.format = agent.make_format()
+        check_thoughts(agent.thoughts)
+        self.format = make_format(agent.format)
         self.session = f"{attempt.group}#{attempt.number}#{attempt.seeds.sampling}"
         self.turns: list[Turn] = []
         self.context_ids: list[int] = []
@@ -173,7 +179,7 @@ class Episode:
             return tuple(self.history), True
         new = self.renderer.extend(self.context_ids, observation.messages)
         reply = self.turns[-1].spans[-1].ids
-        kept = reasoning.stripped(self.renderer, reply) if self.agent.thoughts == "strip" else reply
+        kept = strip_reasoning(self.renderer, reply) if self.agent.thoughts == "strip" else reply
         self.history.append(Span(Origin.OBSERVATION, kept))
         self.history.extend(new)
         # Up to the reply, `history` and `context_ids` are the same ids.
@@ -203,7 +209,7 @@ class Episode:
             # Half an answer is not an answer: "47" cut to "4" must not be judged.
             action = replace(action, error=f"it was cut off after {len(generation.ids)} tokens; be shorter.")
         self.context_ids.extend(generation.ids)
-        divided = reasoning.split(text) if self.agent.thoughts == "strip" else None
+        divided = split_reasoning(text) if self.agent.thoughts == "strip" else None
         self.conversation.append(Message("assistant", divided[1] if divided else text))
         sampled = Span(Origin.SAMPLED, generation.ids, generation.logprobs)
         self.turns.append(
@@ -225,9 +231,9 @@ class Episode:
 
     def _parse(self, text: str) -> Action:
         """Parse a reply; its reasoning is no part of what the format reads."""
-        divided = reasoning.split(text)
+        divided = split_reasoning(text)
         if divided is None:
-            return Action(text, error=f"the {reasoning.OPEN} needs its {reasoning.CLOSE}.")
+            return Action(text, error=f"the {REASONING_OPEN} needs its {REASONING_CLOSE}.")
         thought, rest = divided
         action = self.format.parse(rest, bool(self.tools))
         if not thought and rest == text:

@@ -17,7 +17,7 @@ from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.models.device import Device
 from practicum.models.device import resolve as resolve_device
-from practicum.registry import environment_maker
+from practicum.registry import environment_maker, make_format
 from practicum.rollout import MakeEnvironment
 
 SCRIPTED = ("expert", "random", "null")
@@ -70,9 +70,9 @@ def make_rollout_setup(
         renderer = Renderer(loader.load_tokenizer(model), template)
         engine: Engine
         if url is not None:
-            engine = OpenAIEngine(url, policy, agent.make_format(), renderer)
+            engine = OpenAIEngine(url, policy, make_format(agent.format), renderer)
         else:
-            engine = ScriptedEngine.of(policy, instance, agent.make_format(), renderer)
+            engine = ScriptedEngine.of(policy, instance, make_format(agent.format), renderer)
         return RolloutSetup(make_environment, instance, agent, engine, renderer, model, template)
     device = device or resolve_device()
     loaded = loader.load(policy, device.dtype, device.device)

@@ -10,6 +10,18 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+SPLIT_OF_BUCKET = ("train",) * 8 + ("val", "test")
+
+
+def split_of_hash(content_hash: str) -> str:
+    """Return the split of a content hash (hexadecimal)."""
+    return SPLIT_OF_BUCKET[int(content_hash, 16) % len(SPLIT_OF_BUCKET)]
+
+
+def split_of_content(content: object) -> str:
+    """Return the split of a content: anything that `content_hash` takes."""
+    return split_of_hash(content_hash(content))
+
 
 def canonical_json(value: Any) -> str:
     """Return the one JSON text of a value: sorted keys, no spaces; NaN and infinity raise ValueError."""

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from practicum.chat.formats.registry import make_format
 from practicum.environment import Action, ToolCall
 from practicum.errors import UserError
+from practicum.registry import make_format
 
 CODE = make_format("code")
 RUN = Action(calls=(ToolCall("python_executor", {"code": "x = 2\nprint(x)"}),))

@@ -8,14 +8,14 @@ import io
 from practicum.agent import Agent
 from practicum.chat.console import ConsoleEpisodeWatcher
 from practicum.chat.renderer import Renderer
-from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Sampling
 from practicum.engines.local.engine import LocalEngine
 from practicum.environments.math import MathEnvironment
 from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.rollout import run_episodes
-from practicum.utils.tables import printable
+from practicum.trajectory import plan_attempts
+from practicum.utils.escape import printable
 from tests.test_rollout import CALL, TASK, Says
 
 

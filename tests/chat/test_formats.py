@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from practicum.chat.formats.registry import make_format
 from practicum.environment import Action, ToolCall
 from practicum.errors import UserError
+from practicum.registry import make_format
 
 GENERAL = ("hf", "react")
 """Formats that can write a call of any tool."""

@@ -18,16 +18,15 @@ from hypothesis import strategies as st
 
 from practicum.agent import Agent
 from practicum.chat.formats.base import Format
-from practicum.chat.formats.registry import FORMATS, make_format
 from practicum.chat.formats.strict_json import MAX_DEPTH
 from practicum.chat.renderer import Renderer
-from practicum.data.attempts import plan_attempts
-from practicum.data.episode_format import decode_episode, encode_episode
+from practicum.data.store import decode_episode, encode_episode
 from practicum.engines.base import Generation, Request
 from practicum.environment import Action
 from practicum.environments.math import MathEnvironment
+from practicum.registry import FORMATS, make_format
 from practicum.rollout import run_episodes
-from practicum.trajectory import ActionSource, StopReason
+from practicum.trajectory import ActionSource, StopReason, plan_attempts
 
 EXAMPLES = 5000
 """Replies a format: 20,000 for the four."""

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum.chat.formats.gui import DIRECTIONS, GUI_ACTIONS, MAX_COORDINATE
-from practicum.chat.formats.registry import make_format
 from practicum.environment import Action, ToolCall
 from practicum.errors import UserError
+from practicum.registry import make_format
 
 GUI = make_format("gui")
 BOX = [10, 20, 60, 40]

@@ -7,13 +7,11 @@ import asyncio
 import pytest
 
 from practicum.agent import Agent
-from practicum.chat import reasoning
-from practicum.chat.renderer import Renderer
-from practicum.data.attempts import plan_attempts
+from practicum.chat.renderer import Renderer, strip_reasoning
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.rollout import run_episode
-from practicum.trajectory import Origin, Trajectory
+from practicum.trajectory import Origin, Trajectory, plan_attempts
 from tests.test_rollout import CALL, TASK, Says
 
 
@@ -56,10 +54,10 @@ def test_a_history_without_reasoning_goes_on_without_restart(renderer: Renderer)
 
 def test_what_stays_are_the_sampled_ids_themselves(renderer: Renderer) -> None:
     ids = renderer.encode_reply(THINK + CALL)
-    kept = reasoning.stripped(renderer, ids)
+    kept = strip_reasoning(renderer, ids)
     assert ids[-len(kept) :] == kept
     assert renderer.decode(kept).strip() == CALL
-    assert reasoning.stripped(renderer, renderer.encode_reply(CALL)) == renderer.encode_reply(CALL)
+    assert strip_reasoning(renderer, renderer.encode_reply(CALL)) == renderer.encode_reply(CALL)
 
 
 def test_the_prompt_shown_is_the_one_of_a_history_that_never_thought(renderer: Renderer) -> None:

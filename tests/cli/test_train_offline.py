@@ -16,10 +16,9 @@ from practicum.config.resolve import resolve_train
 from practicum.data.store import read_episodes
 from practicum.models import loader
 from practicum.models.decoder import Decoder
-from practicum.training.forward import logprobs
+from practicum.training.learner import logprobs
 from practicum.training.logged_source import has_policy_logprobs
-from practicum.training.micro_batches import MicroBatchLimits
-from practicum.training.samples import unweighted_samples
+from practicum.training.micro_batches import MicroBatchLimits, unweighted_samples
 
 HOLD = "actor_rollout_ref.actor.kl_loss_coef=0.1"
 SMALL = ["actor_rollout_ref.model.path=tiny", "actor_rollout_ref.actor.optim.lr=1e-3", "data.train_batch_size=4",

@@ -14,10 +14,9 @@ from practicum.config.fields import Bounds, at_least, between, bounds_of, check_
 from practicum.config.reference import COMMANDS, field_docs, groups_of, reference_page
 from practicum.errors import UserError
 from practicum.training.critic import CriticSettings
-from practicum.training.curriculum import CurriculumSettings
+from practicum.training.curriculum import CurriculumSettings, GroupFilter
 from practicum.training.dpo import DPOSettings
 from practicum.training.estimators import EstimatorSettings
-from practicum.training.group_filter import GroupFilter
 from practicum.training.objective import Objective
 from practicum.training.optimizer import OptimizerSettings
 from practicum.training.rl_settings import RLSettings

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum.data import store
-from practicum.data.episode_format import decode_episode, encode_episode
+from practicum.data.store import decode_episode, encode_episode
 from practicum.environment import Action, Message, ToolCall
 from practicum.errors import UserError
 from practicum.task import Task

@@ -15,9 +15,7 @@ import pytest
 import torch
 
 from practicum.agent import Agent
-from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
-from practicum.data.attempts import plan_attempts
 from practicum.engines import chat_client
 from practicum.engines.base import Sampling
 from practicum.engines.openai import OpenAIEngine, api_messages
@@ -25,9 +23,10 @@ from practicum.environment import Message
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.models import loader
+from practicum.registry import make_format
 from practicum.rollout import run_episodes
-from practicum.training.samples import build_samples
-from practicum.trajectory import Outcome, Trajectory
+from practicum.training.micro_batches import build_samples
+from practicum.trajectory import Outcome, Trajectory, plan_attempts
 
 SLOW_BODY = b"no such model"
 CALL = {"name": "calculator", "arguments": json.dumps({"expression": "40-6"})}

@@ -9,24 +9,23 @@ import pytest
 
 from practicum import registry
 from practicum.agent import Agent
-from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
-from practicum.data.attempts import plan_attempts
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Step, ToolCall
 from practicum.environments.code import CodeEnvironment
 from practicum.environments.code_problems import TEMPLATES, make_problem
 from practicum.errors import UserError
+from practicum.registry import make_format
 from practicum.rollout import run_episodes
 from practicum.sandbox import base
 from practicum.sandbox.base import Sandbox
 from practicum.sandbox.limits import Reason, Result, SandboxError
-from practicum.sandbox.slots import slot
 from practicum.task import Task
 from practicum.tools.errors import ToolFailure
 from practicum.tools.python_executor import python_executor
-from practicum.trajectory import Outcome, Trajectory
+from practicum.trajectory import Outcome, Trajectory, plan_attempts
 from practicum.utils.deadline import Deadline
+from practicum.utils.threads import slot
 from tests.sandbox.sandbox_world import ours, zombies
 
 

@@ -15,10 +15,8 @@ from PIL import Image, ImageChops
 from transformers import PreTrainedTokenizerBase
 
 from practicum.agent import Agent
-from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
-from practicum.data.attempts import plan_attempts
-from practicum.data.episode_format import decode_episode, encode_episode
+from practicum.data.store import decode_episode, encode_episode
 from practicum.engines.openai import api_messages
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Message, Step, ToolCall
@@ -28,9 +26,10 @@ from practicum.environments.gui_drawing import screenshot, text_width
 from practicum.environments.gui_screens import HEIGHT, MAX_TEXT_CHARS, WIDTH, Desktop, Widget
 from practicum.environments.gui_tasks import MAKERS, make_task
 from practicum.errors import UserError
+from practicum.registry import make_format
 from practicum.rollout import run_episodes
 from practicum.task import Task
-from practicum.trajectory import Origin, Outcome, Seeds, Trajectory
+from practicum.trajectory import Origin, Outcome, Seeds, Trajectory, plan_attempts
 
 # -- a screen of our own ----------------------------------------------------------------------
 

@@ -11,15 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum.agent import Agent
-from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
-from practicum.data.attempts import plan_attempts
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, ToolCall
 from practicum.environments.math import MathEnvironment, make_problem
 from practicum.errors import UserError
+from practicum.registry import make_format
 from practicum.rollout import run_episodes
-from practicum.trajectory import Outcome, Trajectory
+from practicum.trajectory import Outcome, Trajectory, plan_attempts
 
 
 def play(source: str, renderer: Renderer, count: int = 60, format: str = "hf") -> list[Trajectory]:

@@ -11,7 +11,6 @@ import pytest
 
 from practicum.agent import Agent
 from practicum.chat.renderer import Renderer
-from practicum.data.attempts import plan_attempts
 from practicum.data.tasks import read_registry, select
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Policy, Step
@@ -19,12 +18,12 @@ from practicum.environments.math import MathEnvironment
 from practicum.environments.mix import MixEnvironment, interleave
 from practicum.errors import UserError
 from practicum.models import loader
-from practicum.registry import environment_maker
+from practicum.registry import environment_maker, make_format
 from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.training.curriculum import CurriculumSettings, TaskStream
-from practicum.training.monitor.rollout_metrics import rollout_metrics
-from practicum.trajectory import Trajectory
+from practicum.training.monitor.metrics import rollout_metrics
+from practicum.trajectory import Trajectory, plan_attempts
 
 MEMBERS = {
     "affine:sat": {"levels": [1], "n": 3},
@@ -37,7 +36,7 @@ def play(policy: str, count: int = 9, split: str = "train", **options: object) -
     maker, chosen = environment_maker("mix", None, {"environments": MEMBERS, **options})
     agent, world = Agent(format=chosen, max_turns=12), maker()
     renderer = Renderer(loader.load_tokenizer("tiny"))
-    engine = ScriptedEngine.of(policy, world, agent.make_format(), renderer)
+    engine = ScriptedEngine.of(policy, world, make_format(agent.format), renderer)
     return asyncio.run(run_episodes(plan_attempts(world.tasks(split, count), 1, 0), maker, agent, engine, renderer))
 
 
@@ -65,7 +64,7 @@ def test_what_an_expert_waits_for_does_not_hold_up_the_others() -> None:
             return super().expert(task)
 
     world, agent, renderer = Slow(), Agent(max_turns=4), Renderer(loader.load_tokenizer("tiny"))
-    engine = ScriptedEngine.of("expert", world, agent.make_format(), renderer)
+    engine = ScriptedEngine.of("expert", world, make_format(agent.format), renderer)
     planned = plan_attempts(world.tasks("train", 4), 1, 0)
     episodes = asyncio.run(run_episodes(planned, Slow, agent, engine, renderer))
     assert [e.outcome.value for e in episodes] == ["success"] * 4

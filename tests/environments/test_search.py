@@ -10,18 +10,17 @@ from typing import Any
 import pytest
 
 from practicum.agent import Agent
-from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
-from practicum.data.attempts import plan_attempts
 from practicum.data.retrieval import words
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, ToolCall
 from practicum.environments.search import SearchEnvironment
 from practicum.environments.search_worlds import KINDS, RELATION, RELATIONS, make_world, names_of, world_index
 from practicum.errors import UserError
+from practicum.registry import make_format
 from practicum.rollout import run_episodes
 from practicum.task import Task
-from practicum.trajectory import Outcome, Trajectory
+from practicum.trajectory import Outcome, Trajectory, plan_attempts
 
 SPLITS = ("train", "val", "test")
 

@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from practicum.agent import Agent
 from practicum.chat.renderer import Renderer
 from practicum.chat.templates import TEMPLATES
-from practicum.data.attempts import plan_attempts
-from practicum.data.episode_format import decode_episode, encode_episode
+from practicum.data.store import decode_episode, encode_episode
 from practicum.engines.base import Engine, Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Action, Environment, Message, Observation, Step
@@ -25,9 +24,9 @@ from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.training.estimators import num_sampled_tokens
 from practicum.training.learner import Learner
+from practicum.training.micro_batches import build_samples, collate
 from practicum.training.optimizer import OptimizerSettings
-from practicum.training.samples import build_samples, collate
-from practicum.trajectory import Origin, Trajectory
+from practicum.trajectory import Origin, Trajectory, plan_attempts
 
 WORDS = ["calc", "12", "+", "7", "=", "get", "iron", "nugget", "<tool_call>", "{}", "naïve", "🙂", "\n", "\t", "''"]
 

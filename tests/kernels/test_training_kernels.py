@@ -16,9 +16,8 @@ from torch import Tensor
 
 from practicum.models.prefix_tree import BlockAttentionPlan, PrefixTree, block_attention_plan, build_tree
 from practicum.training.learner import Learner
-from practicum.training.master_adamw import MasterAdamW
 from practicum.training.micro_batches import MicroBatchLimits, Sample, micro_batches, sort_samples
-from practicum.training.optimizer import OptimizerSettings
+from practicum.training.optimizer import MasterAdamW, OptimizerSettings
 from tests.engines.local.test_cuda_runner import build_model
 from tests.training.settings import POLICY_GRADIENT, policy_gradient
 
@@ -207,7 +206,7 @@ def test_head(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gradients_of_a_whole_model(name: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The packed pass against the CPU's, which tests hold to Hugging Face's own."""
     from practicum.models.decoder import Decoder
-    from practicum.training import forward
+    from practicum.training import learner as forward
     from practicum.training import micro_batches as packing
 
     samples = trees(1, 2, 20)

@@ -14,7 +14,7 @@ from practicum.models.device import Device
 from practicum.rollout_settings import RolloutSettings
 from practicum.training import build, build_settings, build_supervised
 from practicum.training.build_summary import summarize
-from practicum.training.continuation import check_continuation
+from practicum.training.checkpoint import check_continuation
 from practicum.training.micro_batches import MicroBatchLimits
 from practicum.training.trainable_policy import TrainablePolicy
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from practicum.config.resolve import resolve_train
-from practicum.data.episode_format import encode_episode
+from practicum.data.store import encode_episode
 from practicum.environment import Action, Step
 from practicum.environments.math import MathEnvironment
 from practicum.training import build

@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 
 from practicum.agent import Agent
-from practicum.data.episode_format import encode_episode
+from practicum.data.store import encode_episode
 from practicum.engines.base import Sampling
 from practicum.environment import Action, Step
 from practicum.environments.math import MathEnvironment
 from practicum.models import loader
-from practicum.training.online_source import OnlineSource
 from practicum.training.rl_trainer import RLTrainer
+from practicum.training.rollout_source import OnlineSource
 from practicum.training.trainable_policy import TrainablePolicy
 from tests.training.settings import rl_settings
 

@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from practicum.data import store
-from practicum.data.episode_format import encode_episode
+from practicum.data.store import encode_episode
 from practicum.environment import Action, Message, ToolCall
 from practicum.task import Task
 from practicum.training.monitor.metrics import MetricsFile

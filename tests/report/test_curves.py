@@ -12,9 +12,7 @@ from scipy import stats
 from practicum.config.health import HealthSettings
 from practicum.report.curves import Curves, health_settings, mean_interval
 from practicum.report.series import MAX_POINTS, Series
-from practicum.training.monitor.health import Adjustment, HealthMonitor
-from practicum.training.monitor.health_checks import HealthFinding
-from practicum.training.monitor.health_log import HealthLog
+from practicum.training.monitor.health import Adjustment, HealthFinding, HealthLog, HealthMonitor
 from practicum.training.monitor.metrics import MetricsFile
 from tests.report.report_files import step_values, write_training
 

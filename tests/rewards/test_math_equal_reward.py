@@ -11,16 +11,15 @@ import pytest
 
 from practicum import registry
 from practicum.agent import Agent
-from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
-from practicum.data.attempts import plan_attempts
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environments.math import MathEnvironment
 from practicum.errors import JudgeError, UserError
+from practicum.registry import make_format
 from practicum.rewards.math_equal_reward import MathWorker, as_latex
 from practicum.rollout import run_episodes
 from practicum.task import Task
-from practicum.trajectory import Outcome
+from practicum.trajectory import Outcome, plan_attempts
 
 installed = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="needs practicum[math]")
 

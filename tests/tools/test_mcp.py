@@ -24,15 +24,14 @@ from mcp import Client, StdioServerParameters
 
 from practicum import registry
 from practicum.agent import Agent
-from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
-from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Observation, Policy, ToolCall
 from practicum.environments.tool_agent import ToolEnvironment
 from practicum.errors import UserError
 from practicum.models import loader
+from practicum.registry import make_format
 from practicum.rewards.base import reward
 from practicum.rollout import run_episodes
 from practicum.task import Task
@@ -40,12 +39,12 @@ from practicum.tools import mcp_server
 from practicum.tools.base import Tool, ToolResult
 from practicum.tools.errors import ToolFailure
 from practicum.tools.mcp import Address, read_address
-from practicum.training.online_source import OnlineSource
 from practicum.training.rl_trainer import RLTrainer
+from practicum.training.rollout_source import OnlineSource
 from practicum.training.run import Run, RunSettings
 from practicum.training.sft import train_sft
 from practicum.training.trainable_policy import TrainablePolicy
-from practicum.trajectory import ActionSource, Outcome, Trajectory
+from practicum.trajectory import ActionSource, Outcome, Trajectory, plan_attempts
 from tests.training.settings import policy_gradient, rl_settings, sft_settings
 
 SMALL = Path(__file__).parent / "mcp_small_server.py"
@@ -421,7 +420,7 @@ def test_a_server_from_the_registry_serves_a_tool_in_training(tmp_path: Path) ->
         policy = TrainablePolicy(loader.load_tiny(0))
         world = Clocks()
         try:
-            expert = ScriptedEngine.of("expert", world, agent.make_format(), policy.renderer)
+            expert = ScriptedEngine.of("expert", world, make_format(agent.format), policy.renderer)
             shown = await run_episodes(
                 plan_attempts(world.tasks("train", 48), 1, 0), Clocks, agent, expert, policy.renderer
             )

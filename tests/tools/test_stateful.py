@@ -17,19 +17,18 @@ import pytest
 
 from practicum import registry
 from practicum.agent import Agent, Deadlines
-from practicum.chat.formats.registry import make_format
 from practicum.chat.renderer import Renderer
-from practicum.data.attempts import plan_attempts
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Observation, Policy, ToolCall
 from practicum.environments.tool_agent import ToolEnvironment
 from practicum.errors import UserError
+from practicum.registry import make_format
 from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.tools.base import Tool, tool
 from practicum.tools.errors import ToolFailure
 from practicum.tools.pool import StatePool
-from practicum.trajectory import ActionSource, Outcome, Trajectory
+from practicum.trajectory import ActionSource, Outcome, Trajectory, plan_attempts
 
 SHOP = '''
 import time

@@ -14,9 +14,9 @@ from practicum.algorithms import advantages
 from practicum.config.health import HealthSettings
 from practicum.data import store
 from practicum.errors import UserError
-from practicum.training.episode_saver import ADVANTAGES, GROUPS, TOP, advantages_path
 from practicum.training.estimators import EstimatorSettings, num_sampled_tokens
-from practicum.training.monitor.health_log import HEALTH_FILE
+from practicum.training.monitor.health import HEALTH_FILE
+from practicum.training.rollout_source import ADVANTAGES, GROUPS, TOP, advantages_path
 from practicum.training.run import Run, RunSettings
 
 from .test_run import RL, go, make_run

@@ -14,8 +14,8 @@ from practicum.environment import Action, Step
 from practicum.environments.math import MathEnvironment
 from practicum.models import loader
 from practicum.training.estimators import ESTIMATORS, Advantages, EstimatorSettings, TokenRewards, token_rewards
-from practicum.training.online_source import OnlineSource
 from practicum.training.rl_trainer import RLTrainer
+from practicum.training.rollout_source import OnlineSource
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Outcome, Trajectory
 from tests.training.settings import rl_settings

@@ -16,7 +16,6 @@ import torch
 from practicum.agent import Agent
 from practicum.config.resolve import resolve_train
 from practicum.data import store
-from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Sampling
 from practicum.environment import Action, Step
 from practicum.environments.math import MathEnvironment
@@ -24,7 +23,7 @@ from practicum.errors import UserError
 from practicum.models import loader
 from practicum.training import build
 from practicum.training.checkpoint import Checkpoints
-from practicum.training.group_filter import TrajectoryGroups
+from practicum.training.curriculum import TrajectoryGroups
 from practicum.training.logged_source import (
     GROUP_ESTIMATORS,
     LoggedSource,
@@ -33,12 +32,11 @@ from practicum.training.logged_source import (
     signal_groups,
     with_logprobs,
 )
-from practicum.training.micro_batches import MicroBatchLimits
+from practicum.training.micro_batches import MicroBatchLimits, unweighted_samples
 from practicum.training.rl_settings import RLSettings
 from practicum.training.rl_trainer import RLTrainer
-from practicum.training.samples import unweighted_samples
 from practicum.training.trainable_policy import TrainablePolicy
-from practicum.trajectory import Origin, Outcome, Trajectory
+from practicum.trajectory import Origin, Outcome, Trajectory, plan_attempts
 from tests.training.settings import POLICY_GRADIENT, policy_gradient, rl_settings
 
 from .test_rl_trainer import episode, turn

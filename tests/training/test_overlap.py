@@ -21,13 +21,12 @@ from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.models import loader, lora
 from practicum.task import Task
-from practicum.training.group_filter import GroupFilter
-from practicum.training.online_source import OnlineSource
+from practicum.training.curriculum import GroupFilter
 from practicum.training.optimizer import OptimizerSettings
 from practicum.training.rl_settings import RLSettings
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.rollout_batch import RolloutBatch
-from practicum.training.rollout_source import OnEpisode
+from practicum.training.rollout_source import OnEpisode, OnlineSource
 from practicum.training.trainable_policy import TrainablePolicy, frozen_copy
 from practicum.trajectory import Trajectory
 from tests.training.settings import rl_settings

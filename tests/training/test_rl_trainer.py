@@ -18,12 +18,12 @@ from practicum.errors import UserError
 from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.task import Task
-from practicum.training.group_filter import group_scored
-from practicum.training.monitor.rollout_metrics import rollout_metrics
-from practicum.training.online_source import OnlineSource
+from practicum.training.curriculum import group_scored
+from practicum.training.micro_batches import build_samples, collate, sft_samples
+from practicum.training.monitor.metrics import rollout_metrics
 from practicum.training.rl_settings import RLSettings
 from practicum.training.rl_trainer import RLTrainer
-from practicum.training.samples import build_samples, collate, sft_samples
+from practicum.training.rollout_source import OnlineSource
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
 from tests.training.settings import rl_settings

@@ -30,13 +30,12 @@ from practicum.models.decoder import Decoder
 from practicum.rewards.base import reward
 from practicum.task import Task
 from practicum.training.checkpoint import Checkpoints
+from practicum.training.curriculum import GroupFilter
 from practicum.training.estimators import Advantages, Estimator
-from practicum.training.group_filter import GroupFilter
-from practicum.training.monitor.run_monitor import RunMonitor
-from practicum.training.online_source import OnlineSource
 from practicum.training.rl_settings import RLSettings
 from practicum.training.rl_trainer import RLTrainer
-from practicum.training.run import Run, RunSettings
+from practicum.training.rollout_source import OnlineSource
+from practicum.training.run import Run, RunMonitor, RunSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Outcome
 from tests.training.settings import policy_gradient, rl_settings

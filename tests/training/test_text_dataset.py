@@ -12,7 +12,7 @@ from practicum.chat.renderer import Renderer
 from practicum.cli.main import main
 from practicum.data.store import read_episodes
 from practicum.errors import UserError
-from practicum.training.samples import sft_samples
+from practicum.training.micro_batches import sft_samples
 from practicum.training.text_dataset import read_demonstration_rows
 
 

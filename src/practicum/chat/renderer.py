@@ -1,7 +1,8 @@
 """Chat rendering, one turn at a time: the next prompt is the ids of the conversation so far plus those of what is new.
 
 Sampled text is never tokenised again. For any Jinja chat template the text between two replies is found by rendering a
-placeholder conversation whose reply is a marker, and taking what follows the marker.
+placeholder conversation whose reply is a marker, and taking what follows the marker. Reasoning between <think> and
+</think> is stripped by ids: what stays of a reply are the tokens that were sampled.
 """
 
 from __future__ import annotations
@@ -24,6 +25,42 @@ from practicum.chat.templates import TEMPLATES
 from practicum.environment import Message
 from practicum.errors import UserError, did_you_mean
 from practicum.trajectory import Origin, Span
+
+THOUGHTS_POLICIES = ("keep", "strip")
+"""Values of `agent.thoughts`."""
+REASONING_OPEN, REASONING_CLOSE = "<think>", "</think>"
+
+
+def check_thoughts(policy: str) -> str:
+    """Return a value of `agent.thoughts` that is known; raise UserError for another."""
+    if policy not in THOUGHTS_POLICIES:
+        raise UserError(f"Unknown agent.thoughts '{policy}'.{did_you_mean(policy, THOUGHTS_POLICIES)}")
+    return policy
+
+
+def split_reasoning(text: str) -> tuple[str, str] | None:
+    """Return the reasoning and the rest of a reply; None where a <think> is not closed."""
+    before, closed, after = text.partition(REASONING_CLOSE)
+    if closed:
+        return before.replace(REASONING_OPEN, "", 1).strip(), after.lstrip()
+    return None if text.lstrip().startswith(REASONING_OPEN) else ("", text)
+
+
+def strip_reasoning(renderer: Renderer, ids: Sequence[int]) -> tuple[int, ...]:
+    """Return a reply's ids after its reasoning; all of them where there is none."""
+    if REASONING_CLOSE not in renderer.decode(ids):
+        return tuple(ids)
+    low, high = 1, len(ids)  # the length of the shortest prefix that contains </think>
+    while low < high:
+        middle = (low + high) // 2
+        if REASONING_CLOSE in renderer.decode(ids[:middle]):
+            high = middle
+        else:
+            low = middle + 1
+    while low < len(ids) - 1 and not renderer.decode(ids[low : low + 1]).strip():
+        low += 1  # blank lines after it
+    return tuple(ids[low:])
+
 
 REPLY = "\u2402practicum-reply\u2403"
 MARKER = "\u2402practicum-content\u2403"

@@ -177,6 +177,6 @@ def format_interval(delta: MetricDelta) -> str:
 
 
 def wrapped(texts: list[str]) -> list[str]:
-    from practicum.utils.tables import printable
+    from practicum.utils.escape import printable
 
     return [line for text in texts for line in textwrap.wrap(printable(text), WIDTH, subsequent_indent="    ")]

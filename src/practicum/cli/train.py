@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import argparse
 
-from practicum.cli.options import normalize_flags
-
 
 def run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="practicum train", description=__doc__)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument(
-        "--dry-run", action="store_true", help="print the resolved configuration and what follows from it"
+        *("--dry-run", "--dry_run"),
+        action="store_true",
+        help="print the resolved configuration and what follows from it",
     )
     parser.add_argument(
-        "--from-trajectories", metavar="DIR", help="learn from the episodes below DIR (data.from_trajectories=DIR)"
+        *("--from-trajectories", "--from_trajectories"),
+        metavar="DIR",
+        help="learn from the episodes below DIR (data.from_trajectories=DIR)",
     )
-    args = parser.parse_intermixed_args(normalize_flags(argv))
+    args = parser.parse_intermixed_args(argv)
 
     from practicum.config.overrides import quote
     from practicum.config.resolve import resolve_train

@@ -1,13 +1,13 @@
 """Schemas filled from recipes and `KEY=VALUE` overrides, in Hydra's grammar, with the source of every value.
 
 An override that names no key is an error that names the nearest one. Spellings of verl, AgentFly and TRL are translated
-(`config/aliases.py`).
+(`ALIASES`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,9 +18,217 @@ from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from practicum.config.aliases import translate
+from practicum.config.dpo import DPOConfig
 from practicum.config.fields import check_fields
+from practicum.config.pipeline import PipelineConfig
+from practicum.config.sft import SFTConfig
+from practicum.config.train import TrainConfig
 from practicum.errors import UserError, did_you_mean
+
+ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
+CLIP = (f"{ACTOR}clip_ratio_low", f"{ACTOR}clip_ratio_high")
+
+VERL = {
+    f"{ROLLOUT}n": "agent.num_chains",
+    f"{ROLLOUT}multi_turn.max_assistant_turns": "agent.max_turns",
+    f"{ROLLOUT}multi_turn.max_turns": "agent.max_turns",
+    f"{ROLLOUT}multi_turn.enable": "agent.use_agent",
+    f"{ROLLOUT}val_kwargs.temperature": f"{ROLLOUT}val_temperature",
+    f"{ROLLOUT}max_model_len": f"{ROLLOUT}vllm.max_model_len",
+    f"{ROLLOUT}dtype": f"{ROLLOUT}vllm.dtype",
+    f"{ROLLOUT}log_prob_micro_batch_size": f"{ROLLOUT}log_prob_micro_batch_size_per_gpu",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size": f"{ROLLOUT}log_prob_micro_batch_size_per_gpu",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": f"{ROLLOUT}log_prob_micro_batch_size_per_gpu",
+    f"{ACTOR}ppo_micro_batch_size": f"{ACTOR}ppo_micro_batch_size_per_gpu",
+    f"{ACTOR}optim.lr_scheduler_type": f"{ACTOR}optim.warmup_style",
+    f"{ACTOR}optim.clip_grad": f"{ACTOR}grad_clip",
+    "critic.ppo_micro_batch_size": "critic.ppo_micro_batch_size_per_gpu",
+    "critic.optim.clip_grad": "critic.grad_clip",
+    "data.max_response_length": f"{ROLLOUT}response_length",
+    "data.seed": "trainer.seed",
+    "trainer.max_actor_ckpt_to_keep": "trainer.save_total_limit",
+}
+TRL_GRPO = {
+    "num_generations": "agent.num_chains",
+    "max_completion_length": f"{ROLLOUT}response_length",
+    "temperature": f"{ROLLOUT}temperature",
+    "learning_rate": f"{ACTOR}optim.lr",
+    "lr_scheduler_type": f"{ACTOR}optim.warmup_style",
+    "warmup_steps": f"{ACTOR}optim.lr_warmup_steps",
+    "weight_decay": f"{ACTOR}optim.weight_decay",
+    "max_grad_norm": f"{ACTOR}grad_clip",
+    "beta": f"{ACTOR}kl_loss_coef",
+    "epsilon_high": f"{ACTOR}clip_ratio_high",
+    "num_iterations": f"{ACTOR}ppo_epochs",
+    "scale_rewards": "algorithm.norm_adv_by_std_in_grpo",
+    "gradient_checkpointing": f"{MODEL}enable_gradient_checkpointing",
+    "model_name_or_path": f"{MODEL}path",
+    "max_steps": "trainer.total_training_steps",
+    "num_train_epochs": "trainer.total_epochs",
+    "save_steps": "trainer.save_freq",
+    "save_total_limit": "trainer.save_total_limit",
+    "eval_steps": "trainer.test_freq",
+    "output_dir": "trainer.default_local_dir",
+    "seed": "trainer.seed",
+}
+TRL_SUPERVISED = {
+    "model_name_or_path": "model.path",
+    "num_train_epochs": "training.num_epochs",
+    "per_device_train_batch_size": "training.batch_size",
+    "lr_scheduler_type": "training.scheduler_type",
+    "training.lr_scheduler_type": "training.scheduler_type",
+    "training.num_train_epochs": "training.num_epochs",
+    "training.per_device_train_batch_size": "training.batch_size",
+    "lora_r": "training.lora_r",
+    "lora_alpha": "training.lora_alpha",
+    "lora_dropout": "training.lora_dropout",
+    "lora_target_modules": "training.lora_target_modules",
+    "use_dora": "training.use_dora",
+    "use_rslora": "training.use_rslora",
+    **{name: f"training.{name}" for name in (
+        "gradient_accumulation_steps", "learning_rate", "warmup_steps", "weight_decay", "max_grad_norm", "bf16", "fp16",
+        "gradient_checkpointing", "save_steps", "save_total_limit", "eval_steps", "seed")},
+}  # fmt: skip
+TRL_DPO = {
+    **TRL_SUPERVISED,
+    "loss_type": "training.loss",
+    **{name: f"training.{name}" for name in ("beta", "label_smoothing", "warmup_ratio")},
+}
+SEVERAL = {f"{ACTOR}clip_ratio": CLIP, "epsilon": CLIP}
+"""Names that set several keys."""
+RENAMED: Mapping[type, Mapping[str, str]] = {
+    TrainConfig: {**VERL, **TRL_GRPO},
+    SFTConfig: TRL_SUPERVISED,
+    DPOConfig: TRL_DPO,
+    PipelineConfig: {},
+}
+
+_WHOLE_PROMPTS = "prompts are never cut; an episode ends where the model's window is full, so leave it out"
+_WHOLE_DISTRIBUTION = "training samples from the whole distribution; leave it out"
+_VLLM_ARGUMENTS = f"arguments of a vLLM server go into {ROLLOUT}vllm.extra_args"
+_PACKED = f"batches are always packed up to {ACTOR}ppo_max_token_len_per_gpu tokens; leave it out"
+_ONE_PROCESS = "the learner is one process; leave it out"
+_FILE_FIELDS = "a task file has the field 'question' (docs/environments.md); leave it out"
+_FILE_ORDER = "tasks come in the order of the file; shuffle the file instead"
+_REWARD = "set agent.reward_name to a reward's name or to file.py:function"
+_LOSS_TYPE = f"set {ACTOR}policy_loss.loss_mode, {ACTOR}loss_agg_mode or algorithm.adv_estimator"
+_TASKS = f"set data.train_batch_size (tasks per step) and {ACTOR}ppo_mini_batch_size (tasks per update)"
+_WINDOW = "sequences are never cut; those longer than the model's window are left out"
+
+REFUSED: Mapping[type, Mapping[str, str]] = {
+    TrainConfig: {
+        "data.max_prompt_length": _WHOLE_PROMPTS,
+        "max_prompt_length": _WHOLE_PROMPTS,
+        f"{ROLLOUT}prompt_length": _WHOLE_PROMPTS,
+        "data.truncation": _WHOLE_PROMPTS,
+        "data.filter_overlong_prompts": _WHOLE_PROMPTS,
+        f"{ROLLOUT}top_p": _WHOLE_DISTRIBUTION,
+        f"{ROLLOUT}top_k": _WHOLE_DISTRIBUTION,
+        "top_p": _WHOLE_DISTRIBUTION,
+        "top_k": _WHOLE_DISTRIBUTION,
+        f"{ROLLOUT}do_sample": f"set {ROLLOUT}temperature",
+        f"{ROLLOUT}val_kwargs.do_sample": f"set {ROLLOUT}val_temperature (0 is greedy)",
+        f"{ROLLOUT}val_kwargs.n": "validation is one episode per task; `practicum eval` takes several",
+        f"{ROLLOUT}mode": "rollouts are always asynchronous; leave it out",
+        f"{ROLLOUT}max_num_batched_tokens": _VLLM_ARGUMENTS,
+        f"{ROLLOUT}enforce_eager": _VLLM_ARGUMENTS,
+        f"{ROLLOUT}free_cache_engine": _VLLM_ARGUMENTS,
+        f"{ROLLOUT}load_format": _VLLM_ARGUMENTS,
+        f"{ROLLOUT}multi_turn.format": "set agent.agent_type",
+        f"{ROLLOUT}multi_turn.tool_config_path": "set agent.tools to names or to file.py:function",
+        f"{ACTOR}use_dynamic_bsz": _PACKED,
+        f"{ROLLOUT}log_prob_use_dynamic_bsz": _PACKED,
+        "critic.use_dynamic_bsz": _PACKED,
+        "critic.ppo_max_token_len_per_gpu": f"set {ACTOR}ppo_max_token_len_per_gpu, which holds for the critic too",
+        f"{ROLLOUT}log_prob_max_token_len_per_gpu": f"set {ACTOR}ppo_max_token_len_per_gpu, which holds here too",
+        f"{MODEL}use_remove_padding": _PACKED,
+        f"{ACTOR}ulysses_sequence_parallel_size": _ONE_PROCESS,
+        f"{ACTOR}strategy": _ONE_PROCESS,
+        f"{ACTOR}fsdp_config.fsdp_size": _ONE_PROCESS,
+        "trainer.balance_batch": _ONE_PROCESS,
+        "actor_rollout_ref.hybrid_engine": _ONE_PROCESS,
+        "ray_init.num_cpus": _ONE_PROCESS,
+        "ray_kwargs.ray_init.num_cpus": _ONE_PROCESS,
+        f"{ACTOR}optim.lr_warmup_steps_ratio": f"set {ACTOR}optim.lr_warmup_steps",
+        f"{ACTOR}optim.total_training_steps": "set trainer.total_training_steps",
+        "warmup_ratio": f"set {ACTOR}optim.lr_warmup_steps",
+        f"{ACTOR}shuffle": "mini-batches are always shuffled; leave it out",
+        "algorithm.filter_groups.metric": "groups are compared by their reward; leave it out",
+        "data.prompt_key": _FILE_FIELDS,
+        "data.reward_fn_key": _FILE_FIELDS,
+        "data.image_key": _FILE_FIELDS,
+        "data.return_raw_chat": _FILE_FIELDS,
+        "data.shuffle": _FILE_ORDER,
+        "data.gen_batch_size": "set data.train_batch_size and algorithm.filter_groups.max_num_gen_batches",
+        "data.custom_cls.path": "set agent.environment to file.py:Class",
+        "reward_model.enable": _REWARD,
+        "reward_model.reward_manager": _REWARD,
+        "custom_reward_function.path": _REWARD,
+        "custom_reward_function.name": _REWARD,
+        "reward_funcs": _REWARD,
+        "trainer.val_only": "use `practicum eval`",
+        "trainer.default_hdfs_dir": "set trainer.default_local_dir",
+        "trainer.log_val_generations": "every validation is in metrics.jsonl; `practicum report` shows episodes",
+        "loss_type": _LOSS_TYPE,
+        "per_device_train_batch_size": _TASKS,
+        "gradient_accumulation_steps": _TASKS,
+        "steps_per_generation": _TASKS,
+        "generation_batch_size": _TASKS,
+        "use_vllm": f"set {ROLLOUT}name=vllm",
+        "vllm_mode": f"set {ROLLOUT}vllm.url for a server that runs; without it one is started",
+        "vllm_gpu_memory_utilization": f"set {ROLLOUT}gpu_memory_utilization",
+        "vllm_tensor_parallel_size": f"set {ROLLOUT}tensor_model_parallel_size",
+        "report_to": "set trainer.logger, such as [console,wandb]",
+        "logging_steps": "every step is logged; leave it out",
+        "bf16": f"set {MODEL}dtype=bfloat16",
+        "lora_r": f"set {MODEL}lora_rank",
+        "lora_alpha": f"set {MODEL}lora_alpha",
+    },
+    SFTConfig: dict.fromkeys(
+        ("max_length", "max_seq_length", "training.max_length", "training.max_seq_length"), _WINDOW
+    )
+    | {
+        "packing": "sequences are always packed; leave it out",
+        "assistant_only_loss": "only the tokens that the agent wrote are trained; leave it out",
+        "completion_only_loss": "only the tokens that the agent wrote are trained; leave it out",
+        "dataset_name": "set data.dataset_path to a JSON-lines file",
+        "report_to": "metrics are in metrics.jsonl; leave it out",
+        "logging_steps": "every update is logged; leave it out",
+        "max_steps": "set training.num_epochs",
+    },
+    DPOConfig: dict.fromkeys(("max_length", "max_prompt_length", "max_completion_length"), _WINDOW)
+    | {
+        "dataset_name": "set data.dataset_path to a JSON-lines file",
+        "report_to": "metrics are in metrics.jsonl; leave it out",
+        "logging_steps": "every update is logged; leave it out",
+        "max_steps": "set training.num_epochs",
+    },
+    PipelineConfig: {},
+}
+VALUES: Mapping[str, Mapping[str, str]] = {
+    f"{ACTOR}kl_loss_type": {"k1": "kl", "k2": "mse", "k3": "low_var_kl"},
+    "algorithm.kl_penalty": {"k1": "kl", "k2": "mse", "k3": "low_var_kl"},
+    "training.loss": {"sigmoid": "dpo", "kto_pair": "kto"},
+}
+"""Other names of values."""
+ENGINE_OF_BACKEND: Mapping[str, str | None] = {
+    "async_verl": None, "verl": None, "async_vllm": "vllm", "vllm": "vllm", "client": "vllm",
+    "transformers": "local", "local": "local", "async_local": "local",
+}  # fmt: skip
+"""The engine (actor_rollout_ref.rollout.name) that AgentFly's agent.backend stands for; None: whichever is set."""
+
+
+def translate(schema: type, name: str, value: Any) -> list[tuple[str, Any]]:
+    """Our keys and values for a name that may be verl's, AgentFly's or TRL's; the name itself where it is not."""
+    name = name.replace("agent.init_args.", "agent.")
+    refused = REFUSED.get(schema, {}).get(name)
+    if refused is not None:
+        raise UserError(f"{name} has no meaning here: {refused}.")
+    keys: tuple[str, ...] = (RENAMED.get(schema, {}).get(name, name),)
+    if schema is TrainConfig and name in SEVERAL:
+        keys = SEVERAL[name]
+    return [(key, VALUES.get(key, {}).get(value, value) if isinstance(value, str) else value) for key in keys]
+
 
 Schema = TypeVar("Schema")
 RECIPES = Path(__file__).parent.parent / "recipes"

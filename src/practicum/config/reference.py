@@ -14,11 +14,11 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from practicum.config.aliases import ENGINE_OF_BACKEND, REFUSED, RENAMED, SEVERAL, VALUES
 from practicum.config.dpo import DPOConfig
 from practicum.config.fields import UNBOUNDED, bounds_of, walk
-from practicum.config.model_defaults import TINY
+from practicum.config.overrides import ENGINE_OF_BACKEND, REFUSED, RENAMED, SEVERAL, VALUES
 from practicum.config.pipeline import PipelineConfig
+from practicum.config.resolve import TINY
 from practicum.config.sft import SFTConfig
 from practicum.config.train import TrainConfig
 

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from practicum.data import store
-from practicum.data.attempts import Attempt, derive_seed
 from practicum.data.jsonl import encode
 from practicum.errors import UserError
 from practicum.task import Task, content_hash
-from practicum.trajectory import Outcome, Seeds, Trajectory
+from practicum.trajectory import Attempt, Outcome, Seeds, Trajectory, derive_seed
 
 SETTINGS, SUMMARY, TASKS = "collect.json", "rollout_summary.jsonl", "tasks.txt"
 SEEDS_PER_TASK = 1000

@@ -13,13 +13,12 @@ from typing import ClassVar
 
 from practicum.environment import Action, Observation, Policy, ToolCall
 from practicum.environments.code_problems import TEMPLATES, make_problem
-from practicum.environments.splits import split_of_hash
 from practicum.environments.tool_agent import ToolEnvironment
 from practicum.errors import UserError
 from practicum.rewards.code_reward import CPU_SECONDS, check_cpu_seconds
 from practicum.rewards.code_tests import read_cases
 from practicum.sandbox import base
-from practicum.task import Task, content_hash
+from practicum.task import Task, content_hash, split_of_hash
 
 EXECUTORS = ("python_executor", "code_interpreter")
 SOLUTIONS = ("solution", "code", "canonical_solution")

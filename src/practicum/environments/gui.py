@@ -14,14 +14,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from practicum.chat.formats.gui import GUI_ACTIONS, gui_action_error
-from practicum.chat.formats.registry import make_format
 from practicum.environment import SPLITS, Action, Environment, Message, Observation, Policy, Step, ToolCall
 from practicum.environments.gui_drawing import require_pillow, screenshot
 from practicum.environments.gui_screens import HEIGHT, WIDTH, Desktop, Widget
 from practicum.environments.gui_tasks import LEVELS, make_task
-from practicum.environments.splits import split_of_hash
 from practicum.errors import UserError, did_you_mean
-from practicum.task import Task, content_hash
+from practicum.registry import make_format
+from practicum.task import Task, content_hash, split_of_hash
 
 OBSERVE_MODES = ("text", "image", "both")
 BOX = re.compile(r"\[(\d+), (\d+), (\d+), (\d+)\]$", re.M)

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from practicum.environment import Action, Observation, Policy, ToolCall
-from practicum.environments.splits import split_of_hash
 from practicum.environments.tool_agent import ToolEnvironment
 from practicum.errors import UserError
-from practicum.task import Task, content_hash
+from practicum.task import Task, content_hash, split_of_hash
 from practicum.tools.calculator import evaluate
 
 # fmt: off

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from practicum.data.retrieval import Document, Index
-from practicum.environments.splits import split_of
 from practicum.errors import UserError
+from practicum.task import split_of_content
 
 # Two syllables for which even a small vocabulary has tokens: a name such as Dolke is three tokens of `tiny`.
 FIRST = tuple("DFGJKLMPRSTVZ")
@@ -69,7 +69,7 @@ RELATION = {relation.name: relation for relation in RELATIONS}
 def names_of(split: str) -> tuple[str, ...]:
     """Return every name that things of a split may have."""
     names = (first + middle + last for first in FIRST for middle in MIDDLE for last in LAST)
-    return tuple(name for name in names if split_of(name) == split)
+    return tuple(name for name in names if split_of_content(name) == split)
 
 
 @functools.cache

@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from practicum import registry
-from practicum.chat.formats.registry import make_format
 from practicum.data.task_file import read_task_file
 from practicum.environment import Action, Environment, Message, Observation, Step, ToolCall
 from practicum.errors import UserError, did_you_mean
-from practicum.sandbox.slots import in_thread_with_slots
+from practicum.registry import make_format
 from practicum.task import Task
 from practicum.tools.base import Tool, ToolResult
 from practicum.tools.pool import Lease, StatePool
+from practicum.utils.threads import in_thread_with_slots
 
 
 class ToolEnvironment(Environment):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from practicum.data import store
-from practicum.data.attempts import Attempt
 from practicum.data.collection import Collection, Row
 from practicum.data.jsonl import encode, iter_readable_objects
 from practicum.environment import Environment
@@ -17,7 +16,7 @@ from practicum.errors import UserError
 from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import AttemptResult, EvalResult, attempt_result
 from practicum.rollout import MakeEnvironment
-from practicum.trajectory import Trajectory
+from practicum.trajectory import Attempt, Trajectory
 
 TIMING_FILE = "timing.jsonl"
 

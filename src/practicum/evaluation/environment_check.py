@@ -12,15 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from practicum.data.attempts import plan_attempts
-from practicum.data.episode_format import encode_episode
+from practicum.data.store import encode_episode
 from practicum.environment import SPLITS, Environment
 from practicum.environments.worker import close_pools
 from practicum.errors import UserError
 from practicum.evaluation.stats.intervals import jeffreys
 from practicum.rollout import run_episodes
 from practicum.rollout_setup import RolloutSetup, make_rollout_setup
-from practicum.trajectory import Outcome, Trajectory
+from practicum.trajectory import Outcome, Trajectory, plan_attempts
 from practicum.utils.memory import release_free_memory, tree_resident_megabytes
 
 MIN_EXPERT_SHARE = 0.95

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from practicum.data import store
-from practicum.data.attempts import Attempt, plan_attempts
 from practicum.errors import UserError
 from practicum.task import Task, content_hash, plain
+from practicum.trajectory import Attempt, plan_attempts
 
 PANEL_FORMAT = "practicum panel 1"
 

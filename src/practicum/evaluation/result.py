@@ -25,7 +25,7 @@ from practicum.evaluation.stats.intervals import (
     rate_interval,
 )
 from practicum.trajectory import Origin, Outcome, Trajectory
-from practicum.utils.tables import printable
+from practicum.utils.escape import printable
 
 if TYPE_CHECKING:
     from practicum.evaluation.panel import Panel

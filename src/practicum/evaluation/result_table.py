@@ -10,7 +10,8 @@ from practicum.evaluation.multi_environment import aggregate
 from practicum.evaluation.result import EvalResult
 from practicum.evaluation.runner import EvalRunner
 from practicum.evaluation.settings import EvalSettings
-from practicum.utils.tables import WIDTH, number, percent, printable, shortened, table
+from practicum.utils.escape import printable
+from practicum.utils.tables import WIDTH, number, percent, shortened, table
 
 MAX_ERROR_CHARACTERS = 300
 

@@ -14,11 +14,10 @@ from pathlib import Path
 
 from practicum.collector import CollectSettings, first_attempt
 from practicum.data import store
-from practicum.data.attempts import Attempt
 from practicum.rollout import run_episode
 from practicum.rollout_settings import check_temperature
 from practicum.rollout_setup import RolloutSetup
-from practicum.trajectory import Outcome, Trajectory
+from practicum.trajectory import Attempt, Outcome, Trajectory
 
 
 class ExplorationStatus(IntEnum):

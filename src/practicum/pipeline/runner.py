@@ -23,7 +23,8 @@ from practicum.pipeline import stages
 from practicum.pipeline.log import EpochSummary, PipelineLog, evaluation_line, rollout_line
 from practicum.pipeline.stage_table import StageTable, read_stage_table
 from practicum.training.api import sft, train
-from practicum.utils.tables import printable, table
+from practicum.utils.escape import printable
+from practicum.utils.tables import table
 
 NUM_RL_LINES = 10
 """Lines about RL steps that are logged, at most."""

@@ -14,10 +14,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from practicum import registry
-from practicum.config.model_defaults import with_model_defaults
 from practicum.config.overrides import RECIPES, Resolved, read_overrides, schema_keys, to_yaml
 from practicum.config.pipeline import PipelineConfig, RLTrainingConfig
-from practicum.config.resolve import check_supervised, resolve_train
+from practicum.config.resolve import check_supervised, resolve_train, with_model_defaults
 from practicum.config.sft import SFTConfig, SupervisedDataConfig
 from practicum.config.train import TrainConfig
 from practicum.data.store import write_atomic

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from practicum.training.episode_saver import ADVANTAGES, advantages_path
+from practicum.training.rollout_source import ADVANTAGES, advantages_path
 from practicum.utils.escape import escape_invisible, is_number
 from practicum.utils.regular_files import read_regular
 

@@ -17,7 +17,7 @@ from practicum.errors import UserError
 from practicum.evaluation.result import AttemptResult, attempt_result
 from practicum.report.advantages import EpisodeAdvantages, read_advantages
 from practicum.report.runs import MAX_DEPTH, METRICS, SKIPPED_FOLDERS
-from practicum.training.episode_saver import GROUPS, TOP, advantages_path
+from practicum.training.rollout_source import GROUPS, TOP, advantages_path
 from practicum.trajectory import Trajectory
 from practicum.utils.escape import escape_invisible, is_number, json_number
 

@@ -19,24 +19,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from practicum.agent import Agent
-from practicum.chat import reasoning
-from practicum.data.attempts import derive_seed
+from practicum.chat.renderer import REASONING_CLOSE, REASONING_OPEN, split_reasoning
 from practicum.data.export import successful_episodes
 from practicum.data.state_index import failed, progress, prompt_ids, visits
 from practicum.engines.base import Generation, Request
 from practicum.environment import Action, Observation
 from practicum.errors import EngineError, UserError
+from practicum.registry import make_format
 from practicum.task import Task, canonical_json, content_hash
-from practicum.training.curriculum import TaskStream
+from practicum.training.curriculum import TaskStream, group_scored, has_signal
 from practicum.training.estimators import ESTIMATORS
-from practicum.training.group_filter import group_scored, has_signal
 from practicum.training.logged_source import TrajectoryLog, check_same_log
-from practicum.training.monitor.rollout_metrics import rollout_metrics
+from practicum.training.monitor.metrics import rollout_metrics
 from practicum.training.rl_settings import RLSettings
 from practicum.training.rollout_batch import RolloutBatch
 from practicum.training.rollout_source import OnEpisode, check_error_budget
 from practicum.training.trainable_policy import TrainablePolicy
-from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
+from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn, derive_seed
 
 UNPARSABLE_REWARD = -1.0
 """The reward of a reply that cannot be parsed."""
@@ -123,7 +122,7 @@ class BanditSource:
         self.states = {state.task.id: state for state in states}
         self.stream = TaskStream([state.task for state in states], settings.curriculum, settings.train_batch_size)
         self.fingerprint = content_hash([[s.task.id, list(s.prompt), dict(s.action_values)] for s in states])
-        self.format = agent.make_format()
+        self.format = make_format(agent.format)
         warning = single_action_warning(states)
         if warning is not None:
             say(warning)
@@ -181,9 +180,9 @@ class BanditSource:
 
     def _parse(self, state: LoggedState, reply: Generation, seed: int) -> tuple[Action, Turn]:
         text = self.policy.renderer.decode(reply.ids)
-        split_reply = reasoning.split(text)
+        split_reply = split_reasoning(text)
         if split_reply is None:
-            action = Action(text, error=f"the {reasoning.OPEN} needs its {reasoning.CLOSE}.")
+            action = Action(text, error=f"the {REASONING_OPEN} needs its {REASONING_CLOSE}.")
         else:
             action = self.format.parse(split_reply[1], state.has_tools)
         if reply.stop_reason is StopReason.LENGTH and not action.calls and action.error is None:

@@ -44,17 +44,15 @@ from practicum.training.build_settings import (
     training_steps,
     validates,
 )
-from practicum.training.continuation import check_continuation
+from practicum.training.checkpoint import check_continuation
 from practicum.training.estimators import ESTIMATORS
 from practicum.training.logged_source import METHODS, LoggedSource, TrajectoryLog, read_trajectory_log, signal_groups
 from practicum.training.micro_batches import MicroBatchLimits
 from practicum.training.monitor.loggers import make_loggers
-from practicum.training.monitor.run_monitor import RunMonitor
-from practicum.training.online_source import OnlineSource
 from practicum.training.rl_settings import RLSettings
 from practicum.training.rl_trainer import RLTrainer
-from practicum.training.rollout_source import RolloutSource
-from practicum.training.run import Run
+from practicum.training.rollout_source import OnlineSource, RolloutSource
+from practicum.training.run import Run, RunMonitor
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory
 

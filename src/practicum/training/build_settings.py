@@ -12,9 +12,8 @@ from practicum.errors import UserError
 from practicum.models import device
 from practicum.models.device import Device
 from practicum.training.critic import CriticSettings
-from practicum.training.curriculum import CurriculumSettings
+from practicum.training.curriculum import CurriculumSettings, GroupFilter
 from practicum.training.estimators import EstimatorSettings
-from practicum.training.group_filter import GroupFilter
 from practicum.training.micro_batches import MicroBatchLimits
 from practicum.training.objective import Objective
 from practicum.training.rl_settings import MISMATCH_LIMIT, MISMATCH_LIMIT_BFLOAT16, RLSettings

@@ -20,11 +20,10 @@ from practicum.errors import UserError, did_you_mean
 from practicum.models import device, loader, lora
 from practicum.models.device import Device
 from practicum.training import dpo, sft
-from practicum.training.continuation import check_supervised_continuation
-from practicum.training.micro_batches import MicroBatchLimits
+from practicum.training.checkpoint import check_supervised_continuation
+from practicum.training.micro_batches import MicroBatchLimits, sft_samples
 from practicum.training.preference_pairs import fitting_pairs, mine_pairs, pairs_from_rows
 from practicum.training.run import Run
-from practicum.training.samples import sft_samples
 from practicum.training.supervised import SupervisedTrainer, supervised_run_settings
 from practicum.training.text_dataset import read_demonstration_rows
 from practicum.training.trainable_policy import GPU_TOKENS, TrainablePolicy

@@ -19,7 +19,7 @@ from practicum.algorithms import losses
 from practicum.config.actor_rollout_ref import CriticConfig, CriticOptimConfig
 from practicum.config.fields import default_of
 from practicum.models.decoder import Decoder
-from practicum.training import forward
+from practicum.training.learner import gather, hidden_states, per_sample
 from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sample, micro_batches
 from practicum.training.optimizer import OptimizerSettings, apply_gradient, make_optimizer
 from practicum.utils.arrays import FloatArray
@@ -98,10 +98,10 @@ class Critic:
         """Return the value of the state before every prediction, one tensor [P] per sample."""
 
         def values_of(micro: MicroBatch) -> Tensor:
-            values: Tensor = self.head(forward.hidden_states(self.decoder, micro))
+            values: Tensor = self.head(hidden_states(self.decoder, micro))
             return values
 
-        return forward.per_sample(samples, self.limits, self.decoder.device, values_of)
+        return per_sample(samples, self.limits, self.decoder.device, values_of)
 
     def update(
         self, valued: Sequence[ValuedSample], lr: float, tick: Callable[[], None] | None = None
@@ -122,8 +122,8 @@ class Critic:
         loss = clipped = 0.0
         for micro in micro_batches(samples, self.limits, self.decoder.device):
             with torch.set_grad_enabled(self.own is not None):
-                hidden = forward.hidden_states(self.decoder, micro)
-            target, old_values = forward.gather(micro, returns), forward.gather(micro, old)
+                hidden = hidden_states(self.decoder, micro)
+            target, old_values = gather(micro, returns), gather(micro, old)
             has_target = target.isfinite()
             value_losses, was_clipped = losses.value_loss(
                 self.head(hidden)[has_target], old_values[has_target], target[has_target], self.settings.cliprange_value

@@ -21,11 +21,10 @@ from practicum.config.dpo import DPOTrainingConfig
 from practicum.config.fields import check_fields, default_of
 from practicum.errors import UserError
 from practicum.models.decoder import Decoder
-from practicum.training import forward
-from practicum.training.lr_schedule import learning_rate
+from practicum.training.learner import compute_logprobs
 from practicum.training.micro_batches import Sample
 from practicum.training.objective import CROSS_ENTROPY
-from practicum.training.optimizer import OptimizerSettings
+from practicum.training.optimizer import OptimizerSettings, learning_rate
 from practicum.training.run import Run, RunSettings
 from practicum.training.supervised import SupervisedTrainer, fingerprint_samples
 from practicum.training.trainable_policy import TrainablePolicy
@@ -77,7 +76,7 @@ class Pair:
 
 def sum_logprobs(decoder: Decoder, policy: TrainablePolicy, samples: Sequence[Sample]) -> Tensor:
     """Summed log-probs of each sample's masked tokens [N]."""
-    logprobs = forward.logprobs(decoder, samples, policy.limits)
+    logprobs = compute_logprobs(decoder, samples, policy.limits)
     return torch.stack([values.double().sum() for values in logprobs])
 
 

@@ -21,14 +21,151 @@ from practicum.algorithms import kl
 from practicum.errors import UserError
 from practicum.models import device
 from practicum.models.decoder import Decoder
-from practicum.training import forward
-from practicum.training.master_adamw import MasterAdamW
 from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sample, micro_batches
 from practicum.training.objective import LossStats, Objective
-from practicum.training.optimizer import OptimizerSettings, apply_gradient, make_optimizer
+from practicum.training.optimizer import MasterAdamW, OptimizerSettings, apply_gradient, make_optimizer
 
 if TYPE_CHECKING:
     from practicum.kernels.cuda_graphs import LayerGraphs
+import torch.nn.functional as F
+
+from practicum.models.decoder import token_logprobs
+from practicum.models.prefix_tree import BlockAttentionPlan
+
+MAX_LOGITS = 4_000_000
+"""Logits held at once (predictions × vocabulary): more predictions go through the LM head in chunks."""
+
+
+def hidden_states(decoder: Decoder, micro: MicroBatch, graphs: LayerGraphs | None = None) -> Tensor:
+    """Return the hidden states [P, E] at the tokens where predictions are made; `graphs` replays the layers."""
+    if isinstance(micro.attention_plan, BlockAttentionPlan):
+        from practicum.kernels.packed_forward import packed_hidden  # needs Triton
+
+        inputs = (micro.ids, micro.positions, micro.attention_plan)
+        hidden = packed_hidden(decoder, *inputs) if graphs is None else graphs.hidden(*inputs)
+        # Not index_select: on a GPU its backward adds gradients in no fixed order.
+        return hidden[micro.token_index]
+    grouped = decoder.shape.heads != decoder.shape.kv_heads
+    batches, output_index = micro.attention_plan.batches, micro.attention_plan.output_index
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        outputs = []
+        for batch in batches:
+            queries, keys, values = _padded(q, batch.queries), _padded(k, batch.keys), _padded(v, batch.keys)
+            output = F.scaled_dot_product_attention(queries, keys, values, attn_mask=batch.visible, enable_gqa=grouped)
+            outputs.append(output.transpose(1, 2).flatten(0, 1))
+        return torch.cat(outputs).flatten(1).index_select(0, output_index)
+
+    return decoder.hidden(micro.ids, micro.positions, attend).index_select(0, micro.token_index)
+
+
+def _padded(x: Tensor, index: Tensor) -> Tensor:
+    """Tokens [N, H, D] as padded rows [B, H, L, D]; `index` is [B, L]."""
+    return x.flatten(1).index_select(0, index.flatten()).view(*index.shape, *x.shape[1:]).transpose(1, 2)
+
+
+def chunks(count: int, vocabulary: int) -> Iterator[slice]:
+    """Yield slices of `count` predictions whose logits are at most MAX_LOGITS."""
+    step = max(1, MAX_LOGITS // vocabulary)
+    return (slice(start, start + step) for start in range(0, count, step))
+
+
+def fused_head(decoder: Decoder) -> bool:
+    """Return whether the LM head is a plain matrix on a GPU: then one kernel computes log-probs from hidden states."""
+    head = decoder.model.lm_head
+    return decoder.device.type == "cuda" and type(head) is torch.nn.Linear and head.bias is None
+
+
+def fused_logprobs(decoder: Decoder, hidden: Tensor, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+    """Return the log-probs of a micro-batch's targets [P] and the entropies [P], computed by a kernel."""
+    from practicum.kernels.lm_head import HeadLogprobs  # needs Triton
+
+    weight = decoder.model.lm_head.weight
+    result: tuple[Tensor, Tensor] = HeadLogprobs.apply(hidden, weight, micro.targets, micro.temperatures)  # type: ignore[no-untyped-call]
+    return result
+
+
+def head_logprobs(decoder: Decoder, hidden: Tensor, micro: MicroBatch) -> Tensor:
+    """Return the log-probs of a micro-batch's targets [P] from the hidden states [P, E]."""
+    if fused_head(decoder):
+        return fused_logprobs(decoder, hidden, micro)[0]
+    return torch.cat(
+        [
+            token_logprobs(decoder.logits(hidden[chunk]), micro.targets[chunk], micro.temperatures[chunk, None])
+            for chunk in chunks(len(hidden), decoder.shape.vocabulary)
+        ]
+    )
+
+
+def logprobs_and_entropies(
+    logits: Tensor, micro: MicroBatch, chunk: slice, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the log-probs of a chunk's targets [C] and the entropies [C] from the logits [C, V]."""
+    scaled = logits.float() / micro.temperatures[chunk, None]
+    logprobs = token_logprobs(scaled, micro.targets[chunk])
+    with torch.set_grad_enabled(entropy_gradient):
+        distribution = scaled.log_softmax(-1)
+        return logprobs, -torch.linalg.vecdot(distribution.exp(), distribution)
+
+
+def gather(micro: MicroBatch, values: Sequence[Tensor]) -> Tensor:
+    """Return values given per sample, one per prediction, in the order of a micro-batch's predictions [P]."""
+    return torch.cat([values[index] for index, _ in _sample_counts(micro)]).to(micro.sample_index.device)
+
+
+def _sample_counts(micro: MicroBatch) -> list[tuple[int, int]]:
+    """The samples of a micro-batch in order, each with the number of its predictions."""
+    indices, counts = torch.unique_consecutive(micro.sample_index.cpu(), return_counts=True)
+    return list(zip(indices.tolist(), counts.tolist(), strict=True))
+
+
+@torch.no_grad()
+def per_sample(
+    samples: Sequence[Sample],
+    limits: MicroBatchLimits,
+    device: torch.device,
+    function: Callable[[MicroBatch], Tensor],
+) -> list[Tensor]:
+    """Return what `function` gives per prediction, as one tensor per sample in the order of its tokens."""
+    result: list[Tensor] = [torch.empty(0)] * len(samples)
+    for micro in micro_batches(samples, limits, device):
+        counts = _sample_counts(micro)
+        values = torch.split(function(micro).cpu(), [count for _, count in counts])
+        for (index, _), own in zip(counts, values, strict=True):
+            result[index] = own.clone()
+    return result
+
+
+def compute_logprobs(decoder: Decoder, samples: Sequence[Sample], limits: MicroBatchLimits) -> list[Tensor]:
+    """Return the log-probs of every sample's predictions, one tensor per sample."""
+    return per_sample(samples, limits, decoder.device, lambda m: head_logprobs(decoder, hidden_states(decoder, m), m))
+
+
+def compute_divergences(
+    decoder: Decoder, reference: Decoder, samples: Sequence[Sample], kind: str, limits: MicroBatchLimits
+) -> list[Tensor]:
+    """Return a KL estimate of every sample's predictions, policy against reference, one tensor per sample."""
+
+    def function(micro: MicroBatch) -> Tensor:
+        hidden, reference_hidden = hidden_states(decoder, micro), hidden_states(reference, micro)
+        return torch.cat(
+            [
+                divergence(decoder.logits(hidden[chunk]), reference.logits(reference_hidden[chunk]), micro, chunk, kind)
+                for chunk in chunks(len(hidden), decoder.shape.vocabulary)
+            ]
+        )
+
+    return per_sample(samples, limits, decoder.device, function)
+
+
+def divergence(logits: Tensor, reference_logits: Tensor, micro: MicroBatch, chunk: slice, kind: str) -> Tensor:
+    """Return the KL estimate of a chunk of predictions [C] from the logits of both models [C, V]."""
+    temperature = micro.temperatures[chunk, None]
+    logprobs = token_logprobs(logits, micro.targets[chunk], temperature)
+    reference = token_logprobs(reference_logits, micro.targets[chunk], temperature)
+    full = kl.full(logits / temperature, reference_logits / temperature) if kind.startswith("full") else None
+    return kl.penalty(logprobs, reference, kind, full)
+
 
 NUM_PROBED_WEIGHTS = 4096
 """Weights compared before and after an update to see whether it changed anything."""
@@ -108,7 +245,7 @@ class Learner:
     def logprobs(self, samples: Sequence[Sample], limits: MicroBatchLimits | None = None) -> list[Tensor]:
         """Return the log-probs of every sample's predictions in the order of its tokens, one tensor per sample."""
         torch.set_num_threads(self.threads)
-        return forward.logprobs(self.decoder, samples, limits or self.limits)
+        return compute_logprobs(self.decoder, samples, limits or self.limits)
 
     def _accumulate_in_order(self, samples: Sequence[Sample], batch: _Update) -> LossStats:
         """Accumulate the gradients of a batch, one micro-batch after the other."""
@@ -204,11 +341,11 @@ def _backward(
     decoder: Decoder, micro: MicroBatch, batch: _Update, stats: LossStats, graphs: LayerGraphs | None = None
 ) -> None:
     """Add the gradients of one micro-batch to the weights' and its figures to the stats."""
-    hidden = forward.hidden_states(decoder, micro, graphs)
+    hidden = hidden_states(decoder, micro, graphs)
     with torch.no_grad():
-        reference_hidden = forward.hidden_states(batch.reference, micro) if batch.reference is not None else None
+        reference_hidden = hidden_states(batch.reference, micro) if batch.reference is not None else None
     full_kl = batch.reference is not None and batch.objective.kl_loss_type.startswith("full")
-    if forward.fused_head(decoder) and not full_kl:
+    if fused_head(decoder) and not full_kl:
         _backward_fused(decoder, micro, batch, stats, hidden, reference_hidden)
     else:
         _backward_in_chunks(decoder, micro, batch, stats, hidden, reference_hidden)
@@ -224,12 +361,12 @@ def _backward_fused(
 ) -> None:
     """The backward pass with the LM head as one kernel, which never holds the logits."""
     objective, reference = batch.objective, batch.reference
-    logprobs, entropies = forward.fused_logprobs(decoder, hidden, micro)
+    logprobs, entropies = fused_logprobs(decoder, hidden, micro)
     log_ratios = objective.sequence_log_ratios(logprobs.detach(), micro)
     token_losses, figures = objective.token_losses(logprobs, entropies, micro, slice(None), log_ratios)
     if reference is not None and reference_hidden is not None:
         with torch.no_grad():
-            reference_logprobs = forward.fused_logprobs(reference, reference_hidden, micro)[0]
+            reference_logprobs = fused_logprobs(reference, reference_hidden, micro)[0]
             figures["kl"] = kl.penalty(logprobs, reference_logprobs, "low_var_kl")
         if objective.kl_loss_coef:
             divergence = kl.penalty(logprobs, reference_logprobs, objective.kl_loss_type)
@@ -251,20 +388,20 @@ def _backward_in_chunks(
     objective, reference = batch.objective, batch.reference
     leaf = hidden.detach().requires_grad_()
     with torch.no_grad():
-        logprobs = forward.head_logprobs(decoder, leaf, micro) if objective.uses_sequence_ratio else leaf
+        logprobs = head_logprobs(decoder, leaf, micro) if objective.uses_sequence_ratio else leaf
         log_ratios = objective.sequence_log_ratios(logprobs, micro)
-    for chunk in forward.chunks(len(leaf), decoder.shape.vocabulary):
+    for chunk in chunks(len(leaf), decoder.shape.vocabulary):
         logits = decoder.logits(leaf[chunk])
-        read = forward.logprobs_and_entropies(logits, micro, chunk, objective.entropy_coeff != 0)
+        read = logprobs_and_entropies(logits, micro, chunk, objective.entropy_coeff != 0)
         own_ratios = None if log_ratios is None else log_ratios[chunk]
         token_losses, figures = objective.token_losses(*read, micro, chunk, own_ratios)
         if reference is not None and reference_hidden is not None:
             with torch.no_grad():
                 reference_logits = reference.logits(reference_hidden[chunk])
-                figures["kl"] = forward.divergence(logits, reference_logits, micro, chunk, "low_var_kl")
+                figures["kl"] = divergence(logits, reference_logits, micro, chunk, "low_var_kl")
             if objective.kl_loss_coef:
-                divergence = forward.divergence(logits, reference_logits, micro, chunk, objective.kl_loss_type)
-                token_losses = _add_kl_term(objective, token_losses, divergence, figures)
+                kl_term = divergence(logits, reference_logits, micro, chunk, objective.kl_loss_type)
+                token_losses = _add_kl_term(objective, token_losses, kl_term, figures)
         loss = (token_losses * micro.weights[chunk]).sum() / batch.denominator
         torch.autograd.backward(loss)
         stats.add(loss.detach(), figures)

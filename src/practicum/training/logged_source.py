@@ -25,15 +25,14 @@ from practicum.data.preferences import group_by_task
 from practicum.data.store import read_training_episodes
 from practicum.errors import UserError
 from practicum.models import loader
-from practicum.training import forward
-from practicum.training.curriculum import TaskStream
+from practicum.training.curriculum import TaskStream, TrajectoryGroups, has_signal
 from practicum.training.estimators import ESTIMATORS
-from practicum.training.group_filter import TrajectoryGroups, has_signal
+from practicum.training.learner import compute_logprobs
+from practicum.training.micro_batches import unweighted_samples
 from practicum.training.monitor.metrics import summary_stats
 from practicum.training.rl_settings import RLSettings
 from practicum.training.rollout_batch import RolloutBatch
 from practicum.training.rollout_source import OnEpisode
-from practicum.training.samples import unweighted_samples
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Origin, Outcome, Span, Trajectory
 
@@ -175,7 +174,7 @@ class LoggedSource:
         temperature = self.agent.sampling.temperature
         samples = [unweighted_samples(episode, temperature) for episode in without_logprobs]
         flat = [sample for own in samples for sample in own]
-        logprobs = iter(forward.logprobs(self.policy.decoder, flat, self.policy.logprob_limits))
+        logprobs = iter(compute_logprobs(self.policy.decoder, flat, self.policy.logprob_limits))
         filled = {
             id(episode): with_logprobs(episode, [value for _ in own for value in next(logprobs).tolist()])
             for episode, own in zip(without_logprobs, samples, strict=True)

@@ -19,8 +19,7 @@ from practicum.data.preferences import mine_preferences
 from practicum.data.state_index import Visit
 from practicum.errors import UserError
 from practicum.training.dpo import Pair
-from practicum.training.micro_batches import Sample
-from practicum.training.samples import unweighted_samples
+from practicum.training.micro_batches import Sample, unweighted_samples
 from practicum.training.sft import report_too_long
 from practicum.training.text_dataset import PromptTokenizer, reply_sample
 from practicum.trajectory import Trajectory

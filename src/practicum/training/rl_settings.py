@@ -16,12 +16,10 @@ from practicum.config.train import (
 )
 from practicum.errors import UserError, did_you_mean
 from practicum.training.critic import CriticSettings
-from practicum.training.curriculum import CurriculumSettings
+from practicum.training.curriculum import CurriculumSettings, GroupFilter
 from practicum.training.estimators import ESTIMATORS, EstimatorSettings
-from practicum.training.group_filter import GroupFilter
-from practicum.training.lr_schedule import learning_rate
 from practicum.training.objective import Objective
-from practicum.training.optimizer import OptimizerSettings
+from practicum.training.optimizer import OptimizerSettings, learning_rate
 
 MISMATCH_LIMIT, MISMATCH_LIMIT_BFLOAT16 = 0.01, 0.1
 """Mean |engine - learner| log-prob that stops a run. In bfloat16 rounding alone makes 0.01 to 0.04 per token."""

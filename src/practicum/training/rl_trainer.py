@@ -8,34 +8,58 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from practicum.algorithms import losses
-from practicum.data.attempts import derive_seed
 from practicum.errors import UserError
 from practicum.evaluation.result import EvalResult
 from practicum.evaluation.stats.intervals import COMPARISON_LEVEL
 from practicum.models.decoder import Decoder
-from practicum.training import forward
 from practicum.training.critic import Critic, ValuedSample, explained_variance, with_final_state
-from practicum.training.engine_mismatch import check_mismatch, engine_mismatch
+from practicum.training.curriculum import TrajectoryGroups
 from practicum.training.estimators import ESTIMATORS, Advantages, TokenRewards, token_rewards
-from practicum.training.group_filter import TrajectoryGroups
-from practicum.training.lr_schedule import learning_rate
-from practicum.training.micro_batches import Sample
+from practicum.training.learner import compute_divergences, compute_logprobs
+from practicum.training.micro_batches import (
+    Sample,
+    WeightedTrajectory,
+    build_samples,
+    collate,
+    scatter,
+    unweighted_samples,
+)
 from practicum.training.monitor.metrics import summary_stats
+from practicum.training.optimizer import learning_rate
 from practicum.training.rl_settings import RLSettings
 from practicum.training.rollout_batch import RolloutBatch
 from practicum.training.rollout_source import OnEpisode, RolloutSource
-from practicum.training.samples import WeightedTrajectory, build_samples, collate, scatter, unweighted_samples
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.training.trainer import StepResult, Trainer, Validation
+from practicum.trajectory import derive_seed
 from practicum.utils.arrays import FloatArray
+
+
+def engine_mismatch(samples: Sequence[Sample], learner_logprobs: Sequence[Tensor]) -> dict[str, float]:
+    """Mean and maximum of |engine - learner| log-prob over the sampled tokens; one tensor per sample."""
+    engine = np.concatenate([sample.sampling_logprobs[sample.mask] for sample in samples])
+    difference = np.abs(engine - np.concatenate([values.numpy() for values in learner_logprobs]))
+    return {"mismatch/logprob/mean": float(difference.mean()), "mismatch/logprob/max": float(difference.max())}
+
+
+def check_mismatch(step: int, metrics: Mapping[str, float], limit: float) -> None:
+    """Raise when the mean mismatch per token is above the limit."""
+    mean = metrics.get("mismatch/logprob/mean", 0.0)
+    if mean > limit:
+        raise UserError(
+            f"Step {step}: engine and learner disagree by {mean:.3g} per token on average; "
+            "the engine is not running the policy being trained, so the run stops."
+        )
+
 
 OnAdvantages = Callable[[TrajectoryGroups, list[list[FloatArray]]], None]
 
@@ -215,7 +239,7 @@ class RLTrainer(Trainer):
             return rewards, {}
         assert self.policy.reference is not None
         samples, owners = self._samples(groups)
-        per_sample = forward.divergences(
+        per_sample = compute_divergences(
             self.policy.decoder,
             self.policy.reference,
             samples,
@@ -391,7 +415,7 @@ class RLTrainer(Trainer):
         if decoder is None or not samples:
             return batch
         torch.set_num_threads(self.policy.learner.threads)
-        logprobs = forward.logprobs(decoder, samples, self.policy.logprob_limits)
+        logprobs = compute_logprobs(decoder, samples, self.policy.logprob_limits)
         return replace(batch, metrics=batch.metrics | engine_mismatch(samples, logprobs))
 
 

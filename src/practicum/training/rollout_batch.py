@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from practicum.data.episode_format import decode_episode, encode_episode
-from practicum.training.group_filter import TrajectoryGroups
+from practicum.data.store import decode_episode, encode_episode
+from practicum.training.curriculum import TrajectoryGroups
 from practicum.trajectory import Trajectory
 
 Metrics = dict[str, float]

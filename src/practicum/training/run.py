@@ -7,26 +7,36 @@ that was not. Times and memory are in `timing.jsonl`.
 
 from __future__ import annotations
 
+import contextlib
+import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from practicum.config.fields import default_of
+from practicum.config.health import HealthSettings, RewardHackingSettings
 from practicum.config.train import TrainerConfig
 from practicum.data.checkpoint_folder import CHECKPOINT_NAME
 from practicum.errors import UserError
 from practicum.training import checkpoint
-from practicum.training.checkpoint import Checkpoints
+from practicum.training.checkpoint import METRICS, MODEL, TIMING, Checkpoints
+from practicum.training.monitor.health import HEALTH_FILE, HealthFinding, HealthLog, HealthMonitor
 from practicum.training.monitor.loggers import Logger
 from practicum.training.monitor.metrics import MetricsFile
-from practicum.training.monitor.run_monitor import RunMonitor
-from practicum.training.stop_signals import StopSignals
+from practicum.training.monitor.reward_hacking import RewardHackingMonitor
+from practicum.training.rollout_source import EpisodeSaver
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.training.trainer import Trainer
+from practicum.trajectory import Trajectory
+from practicum.utils.memory import resident_megabytes
+
+if TYPE_CHECKING:
+    from practicum.training.rl_trainer import RLTrainer
+
 
 RESUME_MODES = ("auto", "disable", "resume_path")
-METRICS, TIMING, MODEL = "metrics.jsonl", "timing.jsonl", "model"
 CLOCK_PREFIXES = ("timing/", "memory/")
 """Metrics in which two equal runs differ."""
 PANEL_METRICS = (
@@ -310,3 +320,114 @@ class RunLog:
         for file in (self.metrics, self._timing, *self.loggers):
             if file is not None:
                 file.close()
+
+
+class RunMonitor:
+    """Observes every step of a run, writes `health.jsonl`, and adjusts or stops the training where it is set to."""
+
+    def __init__(
+        self,
+        folder: Path,
+        trainer: RLTrainer,
+        health: HealthSettings | None = None,
+        hacking: RewardHackingSettings | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.folder, self.trainer, self.say = folder, trainer, say
+        self.hacking_settings = hacking or RewardHackingSettings()
+        self.health = HealthMonitor(health or HealthSettings())
+        self.hacking = RewardHackingMonitor(self.hacking_settings)
+        self.saver = EpisodeSaver(folder, trainer.settings.adv_estimator)
+        trainer.on_advantages = self.saver.set_advantages
+        self._log: HealthLog | None = None
+        self._findings: list[HealthFinding] = []
+        self._hacking_finding: HealthFinding | None = None
+
+    def state(self) -> dict[str, Any]:
+        """What was observed so far, as plain JSON."""
+        return {"health": self.health.state(), "hacking": self.hacking.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.health.restore(state["health"])
+        self.hacking.restore(state["hacking"])
+
+    def open(self, keep_to: int | None) -> None:
+        """Begin a new `health.jsonl`; with `keep_to`, continue it after the lines of that step."""
+        self._log = HealthLog(self.folder / HEALTH_FILE, keep_to)
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
+    def observe(self, step: int, metrics: dict[str, float], episodes: Sequence[Trajectory]) -> None:
+        """Look at a step that is done and add to its metrics; what follows from it comes with `act`."""
+        metrics["memory/rss_mb"] = resident_megabytes()
+        findings = self.health.observe(step, metrics)
+        self._hacking_finding = None
+        if self.hacking_settings.enable:
+            shares, self._hacking_finding = self.hacking.observe(step, episodes)
+            metrics |= shares
+            top = [(rank.step, rank.task, rank.attempt) for rank in self.hacking.top_ranks]
+            self.saver.save_top(step, self.hacking.new_top_episodes, top)
+            if self._hacking_finding is not None:
+                findings.append(self._hacking_finding)
+        self.saver.save_group(step)
+        self.saver.clear()
+        metrics["health/findings"] = float(sum(finding.sign != "memory_growing" for finding in findings))
+        self._findings = findings
+
+    def act(self, step: int) -> HealthFinding | None:
+        """Report the findings of a step whose metrics are written and adjust the trainer; one may have to stop it."""
+        log, findings = self._log, self._findings
+        assert log is not None
+        log.write_findings(step, findings)
+        for finding in findings:
+            self.say(finding.sentence(step))
+        adjustment = self.health.adjustment(findings)
+        if adjustment is not None:
+            self.trainer.lr_scale *= adjustment.lr_scale
+            self.trainer.clip_scale *= adjustment.clip_scale
+            log.write_adjustment(step, adjustment)
+            self.say(
+                f"Step {step}: health.action=adjust: learning rate × {adjustment.lr_scale:.3g}, "
+                f"clip × {adjustment.clip_scale:.3g} from here on."
+            )
+        fatal = self.health.should_stop(findings)
+        if self.hacking_settings.action == "stop" and self._hacking_finding is not None:
+            fatal = self._hacking_finding
+        if fatal is not None:
+            log.write_stop(step, fatal)
+        return fatal
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignals:
+    """Notes the first signal as a request; the second one ends the step or the process."""
+
+    def __init__(self, on_request: Callable[[], None], by_exception: bool) -> None:
+        """The second signal raises KeyboardInterrupt where `by_exception` says so, and kills the process elsewhere."""
+        self.requested = False
+        self._on_request, self._by_exception = on_request, by_exception
+
+    def _handle(self, *_: object) -> None:
+        if self.requested:
+            if self._by_exception:
+                raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGKILL)
+        self.requested = True
+        with contextlib.suppress(RuntimeError):  # it may interrupt the printing of another line
+            self._on_request()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle the signals inside this block; the handlers from before are put back after it."""
+        before = {}
+        with contextlib.suppress(ValueError):  # not the main thread: signals are handled elsewhere
+            before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -11,12 +11,10 @@ from pathlib import Path
 from practicum.config.fields import at_least, check_fields, default_of
 from practicum.config.sft import SFTTrainingConfig
 from practicum.errors import UserError
-from practicum.training.lr_schedule import learning_rate
-from practicum.training.micro_batches import Sample
+from practicum.training.micro_batches import Sample, sft_samples
 from practicum.training.objective import CROSS_ENTROPY
-from practicum.training.optimizer import OptimizerSettings
+from practicum.training.optimizer import OptimizerSettings, learning_rate
 from practicum.training.run import Run, RunSettings
-from practicum.training.samples import sft_samples
 from practicum.training.supervised import SupervisedTrainer, fingerprint_samples
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.training.trainer import Validation

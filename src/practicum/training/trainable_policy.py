@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 from practicum.agent import Agent
 from practicum.chat.console import EpisodeWatcher
 from practicum.chat.renderer import Renderer
-from practicum.data.attempts import Attempt
 from practicum.engines.base import PolicyEngine
 from practicum.engines.local.engine import LocalEngine
 from practicum.errors import UserError
@@ -30,12 +29,11 @@ from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.models.loader import LoadedModel
 from practicum.rollout import MakeEnvironment, run_episodes
-from practicum.training import forward
-from practicum.training.learner import Learner
+from practicum.training.learner import Learner, compute_logprobs
 from practicum.training.micro_batches import MicroBatchLimits, Sample
 from practicum.training.objective import Objective
 from practicum.training.optimizer import OptimizerSettings
-from practicum.trajectory import Trajectory
+from practicum.trajectory import Attempt, Trajectory
 
 GPU_TOKENS = 16384
 """Maximum number of tokens in one micro-batch on a GPU."""
@@ -165,7 +163,7 @@ class TrainablePolicy:
         ids = (*prompt, *reply)
         mask = np.arange(len(ids)) >= len(prompt)
         zeros = np.zeros(len(ids), dtype=np.float32)
-        (logprobs,) = forward.logprobs(self.decoder, [Sample(ids, mask, zeros, zeros, zeros)], self.limits)
+        (logprobs,) = compute_logprobs(self.decoder, [Sample(ids, mask, zeros, zeros, zeros)], self.limits)
         values: list[float] = logprobs.tolist()
         return values
 

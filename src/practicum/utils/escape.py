@@ -24,6 +24,11 @@ def _escape(code: int) -> str:
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
+def printable(text: str) -> str:
+    """A text with characters escaped that control a terminal, cannot be seen or cannot be encoded."""
+    return escape_invisible(text).encode("utf-8", "backslashreplace").decode()
+
+
 def json_number(value: Any) -> float | int | str | None:
     """A number as JSON has it. NaN, infinities and other values become a string, which is shown but not counted."""
     if value is None or isinstance(value, bool):

@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from practicum.utils.tables import printable
+from practicum.utils.escape import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -7,16 +7,11 @@ import math
 import sys
 from collections.abc import Sequence
 
-from practicum.utils.escape import escape_invisible
+from practicum.utils.escape import printable
 from practicum.utils.terminal import PLAIN_WIDTH, text_width, use_colour
 
 WIDTH = PLAIN_WIDTH
 MIN_FIRST_COLUMN = 8
-
-
-def printable(text: str) -> str:
-    """A text with characters escaped that control a terminal, cannot be seen or cannot be encoded."""
-    return escape_invisible(text).encode("utf-8", "backslashreplace").decode()
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], rule: str = "-") -> str:

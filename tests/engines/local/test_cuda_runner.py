@@ -31,7 +31,7 @@ from practicum.environment import Observation
 from practicum.models import device
 from practicum.models.decoder import Decoder
 from practicum.task import Task
-from practicum.training import forward
+from practicum.training.learner import compute_logprobs
 from practicum.training.micro_batches import MicroBatchLimits, Sample
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -204,7 +204,7 @@ def test_engine_and_learner_agree_to_the_last_bits(name: str, renderer: Renderer
         mask = np.arange(len(ids)) >= len(one.ids)
         nothing = np.zeros(len(ids), dtype=np.float32)
         samples.append(Sample(ids, mask, nothing, nothing, nothing, one.sampling.temperature))
-    known = torch.cat([found.cpu() for found in forward.logprobs(decoder, samples, MicroBatchLimits(512))])
+    known = torch.cat([found.cpu() for found in compute_logprobs(decoder, samples, MicroBatchLimits(512))])
     said = torch.tensor([value for reply in replies for value in reply.logprobs or ()])
     assert float((known - said).abs().max()) < 1e-4
     assert float((known - said).abs().mean()) < 1e-5

@@ -19,7 +19,6 @@ import torch
 from practicum.agent import Agent
 from practicum.chat.renderer import Renderer
 from practicum.config.resolve import resolve_train
-from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
 from practicum.engines.vllm import client
@@ -33,10 +32,10 @@ from practicum.errors import ContextFull, EngineError, UserError
 from practicum.models import loader, lora
 from practicum.models.decoder import Decoder
 from practicum.training import build
-from practicum.training.online_source import OnlineSource
 from practicum.training.rl_trainer import RLTrainer
+from practicum.training.rollout_source import OnlineSource
 from practicum.training.trainable_policy import TrainablePolicy
-from practicum.trajectory import Outcome, StopReason
+from practicum.trajectory import Outcome, StopReason, plan_attempts
 from tests.engines.vllm.small_vllm import SmallVLLM
 from tests.training.settings import rl_settings
 

@@ -20,7 +20,6 @@ import pytest
 import torch
 
 from practicum.config.resolve import resolve_train
-from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
 from practicum.engines.vllm.engine import VLLMEngine, WeightUpdateError
@@ -31,7 +30,7 @@ from practicum.models import loader
 from practicum.rollout import run_episodes
 from practicum.training import build
 from practicum.training.run import Run
-from practicum.trajectory import Outcome, Trajectory
+from practicum.trajectory import Outcome, Trajectory, plan_attempts
 
 HERE = Path(__file__)
 PYTHON = Path(os.environ.get("PRACTICUM_VLLM_PYTHON") or HERE.parents[3] / ".venv-vllm" / "bin" / "python")

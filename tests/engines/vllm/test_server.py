@@ -19,7 +19,6 @@ import pytest
 import torch
 
 from practicum.agent import Agent
-from practicum.data.attempts import plan_attempts
 from practicum.engines.base import Sampling
 from practicum.engines.vllm import engine as vllm_engine
 from practicum.engines.vllm.engine import VLLMEngine, VLLMSettings
@@ -29,7 +28,7 @@ from practicum.errors import EngineError, UserError
 from practicum.models import loader, lora
 from practicum.rollout import run_episodes
 from practicum.training.trainable_policy import TrainablePolicy
-from practicum.trajectory import Outcome, Trajectory
+from practicum.trajectory import Outcome, Trajectory, plan_attempts
 
 LIGHT = """
 import http.server, json, os, pathlib, subprocess, sys

@@ -14,9 +14,9 @@ from practicum.errors import JudgeError, UserError
 from practicum.sandbox import base
 from practicum.sandbox.base import Sandbox
 from practicum.sandbox.limits import Reason, Result
-from practicum.sandbox.slots import slot
 from practicum.task import Task
 from practicum.utils.deadline import Deadline
+from practicum.utils.threads import slot
 
 PAPER = Task(
     "t",

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from practicum import registry
-from practicum.data.attempts import plan_attempts
 from practicum.environment import SPLITS, Action, Policy, Step
 from practicum.environments.agentgym.alfworld import AlfWorld, made_task, pool_of
 from practicum.environments.agentgym.alfworld_games import KINDS, SeededRandom, kind_of
@@ -25,6 +24,7 @@ from practicum.errors import UserError
 from practicum.rollout import run_episodes
 from practicum.rollout_setup import make_rollout_setup
 from practicum.task import Task
+from practicum.trajectory import plan_attempts
 
 
 @pytest.fixture(scope="module", autouse=True)

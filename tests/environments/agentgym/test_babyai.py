@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from practicum import registry
-from practicum.chat.formats.registry import make_format
 from practicum.environment import SPLITS, Action, Policy, Step
 from practicum.environments.agentgym import babyai_expert, babyai_levels
 from practicum.environments.agentgym.babyai import BabyAI, make_task, split_of
@@ -19,6 +18,7 @@ from practicum.environments.agentgym.babyai_levels import LEVELS, UNWINNABLE, fi
 from practicum.environments.agentgym.babyai_view import describe_shortly, look
 from practicum.environments.agentgym.grammar.line import Refused
 from practicum.errors import UserError
+from practicum.registry import make_format
 from practicum.task import Task
 
 

@@ -12,9 +12,8 @@ from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, by_
 from practicum.environments.agentgym.grammar.bracket import Brackets
 from practicum.environments.agentgym.grammar.line import Refused
 from practicum.environments.agentgym.shaping import Shaping
-from practicum.environments.splits import split_of
 from practicum.errors import UserError
-from practicum.task import Task
+from practicum.task import Task, split_of_content
 
 
 class Lamp(AgentGymEnvironment):
@@ -146,9 +145,13 @@ def test_wrong_settings_are_named() -> None:
 
 
 def test_splits_by_hash_are_stable_and_eight_to_one_to_one() -> None:
-    counts = Counter(split_of(["lamp", number]) for number in range(10_000))
+    counts = Counter(split_of_content(["lamp", number]) for number in range(10_000))
     assert set(counts) == set(SPLITS)
     assert 0.78 < counts["train"] / 10_000 < 0.82
-    assert [split_of(["textcraft", goal]) for goal in ("ladder", "beacon", "lever")] == ["train", "train", "train"]
+    assert [split_of_content(["textcraft", goal]) for goal in ("ladder", "beacon", "lever")] == [
+        "train",
+        "train",
+        "train",
+    ]
     assert by_hash([1, 2, 3, 4], 0) != by_hash([1, 2, 3, 4], 1)
     assert sorted(by_hash([1, 2, 3, 4], 5)) == [1, 2, 3, 4]

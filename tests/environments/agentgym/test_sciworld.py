@@ -13,7 +13,6 @@ from collections.abc import Iterator
 import pytest
 
 from practicum import registry
-from practicum.data.attempts import plan_attempts
 from practicum.environment import SPLITS, Action, Policy, Step
 from practicum.environments.agentgym import sciworld_tasks
 from practicum.environments.agentgym.sciworld import BRACKETS, SciWorld, pool_of
@@ -22,6 +21,7 @@ from practicum.errors import UserError
 from practicum.rollout import run_episodes
 from practicum.rollout_setup import make_rollout_setup
 from practicum.task import Task
+from practicum.trajectory import plan_attempts
 
 LIVING = sciworld_tasks.task_of("find-living-thing", 148)
 POWER = sciworld_tasks.task_of("power-component", 1)

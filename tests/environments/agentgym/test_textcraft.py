@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum import registry
-from practicum.chat.formats.registry import make_format
 from practicum.environment import SPLITS, Action, Policy, Step, ToolCall
 from practicum.environments.agentgym.recipes import full_plan, lines_for, load_book, make_plan
 from practicum.environments.agentgym.textcraft import TextCraft, make_task, split_of
 from practicum.errors import UserError
+from practicum.registry import make_format
 from practicum.task import Task, content_hash
 
 

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum import registry
-from practicum.chat.formats.registry import make_format
 from practicum.environment import SPLITS, Action, Policy, Step
 from practicum.environments.agentgym.webshop import WebShop, read_goal, split_of
 from practicum.environments.agentgym.webshop_catalogue import Product, SeededRandom, generated, make_product
@@ -31,6 +30,7 @@ from practicum.environments.agentgym.webshop_reward import (
     type_reward,
 )
 from practicum.errors import UserError
+from practicum.registry import make_format
 from practicum.task import Task, content_hash
 
 SHIRT = Product(

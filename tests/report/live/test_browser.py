@@ -16,11 +16,9 @@ from transformers import PreTrainedTokenizerBase
 
 from practicum.report.document import document
 from practicum.report.runs import find_runs
-from practicum.training.episode_saver import EpisodeSaver
-from practicum.training.monitor.health import Adjustment
-from practicum.training.monitor.health_checks import HealthFinding
-from practicum.training.monitor.health_log import HealthLog
+from practicum.training.monitor.health import Adjustment, HealthFinding, HealthLog
 from practicum.training.monitor.metrics import MetricsFile
+from practicum.training.rollout_source import EpisodeSaver
 from tests.report.live.test_live import Running
 from tests.report.report_files import (
     CHROMIUM,

@@ -14,8 +14,15 @@ from omegaconf import OmegaConf
 
 from practicum.config.health import HealthSettings
 from practicum.errors import UserError
-from practicum.training.monitor.health import Adjustment, HealthMonitor
-from practicum.training.monitor.health_checks import ACT, WARN, HealthFinding, checked_values, repetition
+from practicum.training.monitor.health import (
+    ACT,
+    WARN,
+    Adjustment,
+    HealthFinding,
+    HealthMonitor,
+    checked_values,
+)
+from practicum.training.monitor.metrics import repetition
 
 Metrics = dict[str, float]
 RECORDED = Path(__file__).parent / "quickstart_metrics.json"

@@ -17,9 +17,9 @@ from practicum.config.health import RewardHackingSettings
 from practicum.environment import Action
 from practicum.errors import UserError
 from practicum.task import Task
-from practicum.training.monitor.health_checks import ACT, WARN, HealthFinding
+from practicum.training.monitor.health import ACT, WARN, HealthFinding
+from practicum.training.monitor.metrics import ScoreStats, compare_windows, score_rise, step_stats
 from practicum.training.monitor.reward_hacking import EpisodeRank, RewardHackingMonitor
-from practicum.training.monitor.reward_stats import ScoreStats, compare_windows, score_rise, step_stats
 from practicum.trajectory import ActionSource, Outcome, Seeds, StopReason, Trajectory, Turn
 
 TASKS = [Task(f"task-{number}", "x", "train") for number in range(400)]

@@ -20,9 +20,15 @@ from torch import Tensor
 from practicum.engines.local import sampling
 from practicum.engines.local.kv_cache import KVCache
 from practicum.engines.local.request import RunningRequest
-from practicum.engines.local.runner import DecodedTokens, DecodeOutput, RunnerSettings, any_adapter, any_filtered
+from practicum.engines.local.runner import (
+    DecodedTokens,
+    DecodeOutput,
+    RunnerSettings,
+    SlotState,
+    any_adapter,
+    any_filtered,
+)
 from practicum.engines.local.shared_prefix import SharedPrefixGroups
-from practicum.engines.local.slot_state import SlotState
 from practicum.kernels import CAPTURING, decode_attention, fused_matmul, prefill_attention, slot_init
 from practicum.kernels.fused_layers import add_norm, rope_
 from practicum.kernels.lm_head import float32_matmul

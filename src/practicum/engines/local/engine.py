@@ -27,9 +27,16 @@ from practicum.engines.base import Generation, Request, Weights
 from practicum.engines.local.adapters import AdapterEngine
 from practicum.engines.local.kv_cache import KVCache
 from practicum.engines.local.prefix_cache import BLOCK_TOKENS, PrefixCache, block_hashes
-from practicum.engines.local.request import AdapterChange, RunningRequest, resolve, resolve_all
+from practicum.engines.local.request import (
+    STOP_WINDOW,
+    AdapterChange,
+    RunningRequest,
+    StopStrings,
+    append_tokens,
+    resolve,
+    resolve_all,
+)
 from practicum.engines.local.runner import BATCH_MULTIPLE, DecodedTokens, RunnerFactory, RunnerSettings, runner_for
-from practicum.engines.local.stop_strings import STOP_WINDOW, StopStrings, append_tokens
 from practicum.errors import ContextFull, EngineError, UserError
 from practicum.models.decoder import Decoder
 from practicum.models.multi_lora import BASE, MultiLoRA, read_adapter

@@ -16,10 +16,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from practicum.engines.local.attention import KEY_BUCKET
 from practicum.engines.local.prefix_cache import NO_MATCH, CachedPrefix, PrefixCache
 from practicum.engines.local.request import RunningRequest
 from practicum.models.decoder import Shape
+
+KEY_BUCKET = 128
+"""Multiple that a slot's capacity is rounded up to, and keys of a block of attention on a CPU."""
 
 
 class KVCache:

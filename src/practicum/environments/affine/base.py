@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from practicum.chat.formats.registry import make_format
 from practicum.environment import SPLITS, Action, Environment, Message, Observation, Step
-from practicum.environments.splits import split_of
 from practicum.errors import UserError, did_you_mean
-from practicum.task import Task, content_hash
+from practicum.registry import make_format
+from practicum.task import Task, content_hash, split_of_content
 
 REWARDS = ("native", "shaped")
 STEP_REWARD, COMPLETION_REWARD, PENALTY = 0.2, 1.0, -0.05
@@ -54,7 +53,7 @@ class TaskDraft:
 
     @property
     def split(self) -> str:
-        return split_of(self.key)
+        return split_of_content(self.key)
 
 
 class AffineEnvironment(Environment, Generic[Answer]):

@@ -23,9 +23,8 @@ from practicum.data.convert import InvalidRow, Row, text_field
 from practicum.data.jsonl import list_or_lines, read_text
 from practicum.environments.affine.program_runner import stdin_text
 from practicum.environments.affine.test_cases import read_cases, read_verification
-from practicum.environments.splits import split_of
 from practicum.errors import UserError
-from practicum.task import Task
+from practicum.task import Task, split_of_content
 
 HINT = "The program reads standard input and prints the answer and nothing else."
 CRUX_CALL = 'import ast\nprint(repr(f(*ast.literal_eval("(" + input() + ",)"))))'
@@ -97,7 +96,7 @@ def tasks(files: Mapping[str, str], split: str, environment: str, read: Reader) 
     shared = sum(other == path for other in files.values()) > 1
     fields = []
     for name, row in rows:
-        if not shared or split_of(row) == split:
+        if not shared or split_of_content(row) == split:
             fields.append(Task(name, environment, split, row))
     return fields
 

@@ -20,8 +20,8 @@ from practicum.environments.affine.programs.catalogue import Problem
 from practicum.environments.affine.test_cases import read_cases
 from practicum.errors import JudgeError, UserError
 from practicum.rewards.code_reward import CPU_SECONDS, code_reward
-from practicum.sandbox.slots import in_thread_with_slots
 from practicum.task import Task
+from practicum.utils.threads import in_thread_with_slots
 
 NUM_CASES = 6
 MIN_EXAMPLE_LEVEL = 3

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from practicum.sandbox import base
 from practicum.sandbox.limits import KIB, MIB, Limits
-from practicum.sandbox.slots import in_thread_with_slots
+from practicum.utils.threads import in_thread_with_slots
 
 CPU_SECONDS = 2
 """Seconds of CPU time per run; Affine's own executor allows 10."""

@@ -20,10 +20,9 @@ from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wir
 from practicum.environments.agentgym.grammar.bracket import Brackets, Call
 from practicum.environments.agentgym.grammar.line import Refused
 from practicum.environments.agentgym.shaping import Shaping
-from practicum.environments.splits import split_of
 from practicum.environments.worker import WorkerPool, WorkerSession, shared_pool
 from practicum.errors import UserError
-from practicum.task import Task
+from practicum.task import Task, split_of_content
 
 HOST = "practicum.environments.agentgym.alfworld_host:AlfWorldHost"
 EXPERTS = ("walkthrough", "planner")
@@ -242,7 +241,7 @@ def pool_of(workers: int) -> WorkerPool:
 
 
 def _split_of(number: int) -> str:
-    return split_of(["alfworld", number % NUM_SHUFFLED_GAMES])
+    return split_of_content(["alfworld", number % NUM_SHUFFLED_GAMES])
 
 
 @functools.lru_cache(maxsize=16)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from practicum.environment import Action, Observation, Policy
-from practicum.environments import splits
 from practicum.environments.agentgym.babyai_commands import CHECK, USAGE, actions_of, legal_commands
 from practicum.environments.agentgym.babyai_expert import plan
 from practicum.environments.agentgym.babyai_levels import (
@@ -28,7 +27,7 @@ from practicum.environments.agentgym.base import AgentGymEnvironment, Reply
 from practicum.environments.agentgym.grammar.bracket import Brackets, Call
 from practicum.environments.agentgym.shaping import Shaping
 from practicum.errors import UserError
-from practicum.task import Task
+from practicum.task import Task, split_of_content
 
 if TYPE_CHECKING:
     from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
@@ -181,7 +180,7 @@ def _level(level: str | int) -> str:
 
 def split_of(world: str) -> str:
     """Return the split of a world."""
-    return splits.split_of(["babyai", world])
+    return split_of_content(["babyai", world])
 
 
 def make_task(level: str, seed: int) -> Task:

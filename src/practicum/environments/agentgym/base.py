@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from practicum.chat.formats.registry import make_format
 from practicum.environment import SPLITS, Action, Environment, Message, Observation, Step
 from practicum.environments.agentgym.grammar.bracket import Brackets, Call, read_bracket
 from practicum.environments.agentgym.grammar.line import GRAMMARS, Refused, one_line
 from practicum.environments.agentgym.shaping import Ledger, Shaping
 from practicum.errors import UserError, did_you_mean
+from practicum.registry import make_format
 from practicum.task import Task, content_hash
 
 REWARDS = ("native", "shaped")

@@ -12,14 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from practicum.environment import Action, Observation, Policy
-from practicum.environments import splits
 from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire, by_hash
 from practicum.environments.agentgym.commands import USAGE, Command, read_command
 from practicum.environments.agentgym.grammar.line import Refused
 from practicum.environments.agentgym.recipes import Amounts, Recipe, full_plan, lines_for, load_book, make_plan
 from practicum.environments.agentgym.shaping import Shaping
 from practicum.errors import UserError
-from practicum.task import Task, content_hash
+from practicum.task import Task, content_hash, split_of_content
 
 INSTRUCTION = (
     "Craft the goal item. Commands: {usage}\n"
@@ -238,7 +237,7 @@ class TextCraft(AgentGymEnvironment):
 
 
 def split_of(goal: str) -> str:
-    return splits.split_of(["textcraft", goal])
+    return split_of_content(["textcraft", goal])
 
 
 def make_task(goal: str, variant: int) -> Task:

@@ -12,7 +12,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from practicum.environment import Action, Observation, Policy
-from practicum.environments import splits
 from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire, by_hash
 from practicum.environments.agentgym.grammar.bracket import Brackets, read_bracket
 from practicum.environments.agentgym.grammar.line import Refused, one_line
@@ -36,7 +35,7 @@ from practicum.environments.agentgym.webshop_pages import (
 )
 from practicum.environments.agentgym.webshop_reward import Goal, Nouns, Verdict, judge, spacy_nouns, title_words
 from practicum.errors import UserError
-from practicum.task import Task
+from practicum.task import Task, split_of_content
 
 OBSERVATIONS = ("full", "short")
 MAX_PRODUCTS = 1_000_000
@@ -277,7 +276,7 @@ def choose(product: Product, goal: Goal) -> dict[str, str]:
 
 
 def split_of(goal: Goal) -> str:
-    return splits.split_of(["webshop", goal.asin])
+    return split_of_content(["webshop", goal.asin])
 
 
 def read_goal(task: Task) -> Goal:

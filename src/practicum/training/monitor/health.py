@@ -1,24 +1,315 @@
 """The health of a training run: known bad signs are looked for in the metrics of every step.
 
 `HealthMonitor` reads metrics and returns findings. It changes nothing itself: with `action=adjust` it says by what the
-learning rate and the clip range should be multiplied, with `action=stop` which finding should end the run.
+learning rate and the clip range should be multiplied, with `action=stop` which finding should end the run. Each check
+has a likely cause and a remedy; `HealthLog` writes findings, adjustments and stops into `health.jsonl`.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from practicum.config.health import HealthSettings
-from practicum.training.monitor.health_checks import (
-    ACT,
-    HEALTH_CHECKS,
-    HealthFinding,
-    MetricHistory,
-    checked_values,
-)
+from practicum.errors import UserError
+from practicum.evaluation.stats.trend import reversals, trend
+from practicum.training.monitor.metrics import MetricsFile
+from practicum.trajectory import Outcome
+
+WARN, ACT = "warn", "act"
+
+METRIC_NAMES = {
+    "reward": "reward/mean",
+    "reward_std": "reward/std",
+    "success": "success/mean",
+    "groups": "rollout/groups",
+    "entropy": "actor/entropy",
+    "clip_fraction": "actor/pg_clipfrac",
+    "dead_groups": "rollout/dead_groups",
+    "repetition": "rollout/repetition",
+    "length_clipped": "rollout/length_clipped",
+    "mismatch": "mismatch/logprob/mean",
+    "memory": "memory/rss_mb",
+}
+"""The short name of each metric that is checked as it is logged."""
+
+
+@dataclass(frozen=True)
+class HealthFinding:
+    """A bad sign: its name, its value and the limit, the likely cause and a remedy (one clause each)."""
+
+    sign: str
+    severity: str
+    value: float
+    threshold: float
+    cause: str
+    remedy: str
+
+    def sentence(self, step: int) -> str:
+        """Return the finding as one line for a person."""
+        measured = f"{self.sign} {self.value:.3g}, limit {self.threshold:.3g}"
+        return f"Step {step} ({self.severity}): {self.cause} ({measured}); {self.remedy}."
+
+
+def checked_values(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the values that are checked, by short name; those that are missing or not finite are left out."""
+    values = {name: float(metrics[key]) for name, key in METRIC_NAMES.items() if key in metrics}
+    kl = metrics.get("actor/kl", metrics.get("actor/ppo_kl"))
+    if kl is not None:
+        values["kl"] = float(kl)
+    unscored = [metrics[f"outcome/{o.value}"] for o in Outcome if not o.scored and f"outcome/{o.value}" in metrics]
+    episodes = metrics.get("rollout/episodes", 0.0)
+    if unscored and episodes > 0:
+        values["errors"] = math.fsum(unscored) / episodes
+    return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
+@dataclass
+class MetricHistory:
+    """What a check reads: the last points (step, value) of every metric, and the first few values of some."""
+
+    series: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    first_values: dict[str, list[float]] = field(default_factory=dict)
+
+    def append(self, step: int, values: Mapping[str, float], settings: HealthSettings) -> None:
+        """Add the values of a step and drop what no check looks back on."""
+        longest = max(
+            settings.smooth, settings.reward_flat_window, settings.reward_swing_window, settings.memory_window
+        )
+        for name, value in values.items():
+            self.series[name] = [*self.series.get(name, []), (step, value)][-longest:]
+        for name in ("reward", "entropy"):
+            first = self.first_values.setdefault(name, [])
+            if name in values and len(first) < settings.smooth:
+                first.append(values[name])
+
+    def last_values(self, name: str, count: int) -> list[float]:
+        """Return the last values of a metric, at most `count`."""
+        return [value for _, value in self.series.get(name, [])[-count:]]
+
+    def moving_average(self, name: str, count: int) -> float | None:
+        """Return the mean of the last `count` values, or None if there are not yet that many."""
+        values = self.last_values(name, count)
+        return _mean(values) if len(values) == count else None
+
+    def is_saturated(self, settings: HealthSettings) -> bool:
+        """Return whether nearly all episodes of the last steps succeeded."""
+        rates = self.last_values("success", settings.smooth)
+        return bool(rates) and _mean(rates) >= settings.saturated
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _reward_scale(history: MetricHistory, window: int) -> float:
+    """The standard deviation of the episodes' rewards over the last steps: within steps and between them.
+
+    At least a tenth of the mean, so that the last digits of a nearly constant reward do not count as a movement.
+    """
+    means, deviations = history.last_values("reward", window), history.last_values("reward_std", window)
+    centre = _mean(means)
+    between = _mean([(mean - centre) ** 2 for mean in means])
+    within = _mean([deviation**2 for deviation in deviations])
+    return max(math.sqrt(within + between), 0.1 * abs(centre))
+
+
+def _reward_flat(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:
+    """No rise, and the data would have shown one: the whole interval of the rise is below what counts as one."""
+    points = history.series["reward"][-settings.reward_flat_window :]
+    if len(points) < settings.reward_flat_after or history.is_saturated(settings):
+        return None
+    line = trend([step for step, _ in points], [value for _, value in points])
+    if line is None:
+        return None
+    span = points[-1][0] - points[0][0]
+    limit = settings.reward_flat * _reward_scale(history, len(points))
+    if line.low > 0 or line.high * span > limit:
+        return None
+    if line.high < 0:
+        cause, remedy = "the reward falls", "go back to the best checkpoint with a lower learning rate"
+    elif _mean([value for _, value in points]) > _mean(history.first_values["reward"]) + limit:
+        cause, remedy = "the reward rose and no longer does", "give it other tasks, or stop here if it is good enough"
+    else:
+        cause, remedy = "the reward has not risen from the start", "look at the reward function first"
+    return HealthFinding("reward_flat", WARN, line.slope * span, limit, cause, remedy)
+
+
+def _reward_oscillating(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:
+    """The reward reverses again and again by as much as single episodes differ.
+
+    The mean over few tasks varies by chance alone. Where the number of groups is known, a swing must be four standard
+    errors, with all chains of a task counted as one.
+    """
+    values = history.last_values("reward", settings.reward_swing_window)
+    groups = history.last_values("groups", 1)
+    by_chance = 4 / math.sqrt(max(1.0, groups[0])) if groups else 0.0
+    size = max(settings.reward_swing, by_chance) * _reward_scale(history, len(values))
+    count = reversals(values, size) if size > 0 else 0
+    cause, remedy = "the reward oscillates wildly", "lower the learning rate to a third (3e-4 to 1e-4)"
+    limits = settings.reward_swings_warn, settings.reward_swings_act
+    return _above("reward_oscillating", count, limits, (cause, remedy), (cause, remedy))
+
+
+def _entropy_collapse(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:
+    value = history.moving_average("entropy", settings.smooth)
+    if value is None or history.is_saturated(settings):
+        return None
+    cause, remedy = "the policy hardly explores any more", "raise entropy_coeff (0.01 to 0.05)"
+    if value < settings.entropy_floor:
+        return HealthFinding("entropy_collapse", ACT, value, settings.entropy_floor, cause, remedy)
+    limit = settings.entropy_share * _mean(history.first_values["entropy"])
+    return HealthFinding("entropy_collapse", WARN, value, limit, cause, remedy) if value < limit else None
+
+
+def _dead_groups(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:
+    value = history.moving_average("dead_groups", settings.smooth)
+    limits = settings.dead_groups_warn, settings.dead_groups_act
+    cause = "nearly all groups have equal rewards, so there is nothing to compare"
+    if history.is_saturated(settings):  # nearly all solved: most groups must be dead, and no harm is done if all are
+        return _above("dead_groups", value, (limits[1], math.inf), (cause, "give it harder tasks"), ("", ""))
+    advice = cause, "give it easier tasks, more chains per task, or SFT first"
+    return _above("dead_groups", value, limits, advice, advice)
+
+
+def _memory_growing(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:
+    """Memory grows steadily: in both halves of the window too, so that one jump or a cache that fills is no leak."""
+    points, limit = history.series["memory"][-settings.memory_window :], settings.memory_slope
+    if len(points) < settings.memory_window:
+        return None
+    half = len(points) // 2
+    lines = [trend([s for s, _ in part], [v for _, v in part]) for part in (points, points[:half], points[half:])]
+    line = lines[0]
+    if line is None or any(one is None or one.slope <= limit or one.low <= 0 for one in lines):
+        return None
+    cause, remedy = (
+        "memory grows steadily, in MB per step",
+        "look for what is kept (episodes, caches) before it runs out",
+    )
+    return HealthFinding("memory_growing", WARN, line.slope, limit, cause, remedy)
+
+
+Advice = tuple[str, str]
+"""A cause and a remedy."""
+Check = Callable[[MetricHistory, HealthSettings], HealthFinding | None]
+
+
+@dataclass(frozen=True)
+class HealthCheck:
+    """A check and the metrics, by short name, without which it is not run in a step."""
+
+    needs: tuple[str, ...]
+    check: Check
+
+
+def _above(
+    sign: str, value: float | None, limits: tuple[float, float], warning: Advice, alarm: Advice
+) -> HealthFinding | None:
+    """A finding if the value is above a limit; `limits` and the advice are those for warn and for act."""
+    if value is None or value <= min(limits):
+        return None
+    severity, limit, advice = (ACT, limits[1], alarm) if value > limits[1] else (WARN, limits[0], warning)
+    return HealthFinding(sign, severity, float(value), float(limit), *advice)
+
+
+def _limit_check(
+    sign: str,
+    name: str,
+    limits: Callable[[HealthSettings], tuple[float, float]],
+    warning: Advice,
+    alarm: Advice | None = None,
+    averaged: bool = True,
+) -> HealthCheck:
+    """A check of one metric against limits: its average over a few steps, or (`averaged=False`) its last value."""
+
+    def check(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:
+        value = history.moving_average(name, settings.smooth if averaged else 1)
+        return _above(sign, value, limits(settings), warning, alarm or warning)
+
+    return HealthCheck((name,), check)
+
+
+HEALTH_CHECKS: dict[str, HealthCheck] = {
+    "kl_high": _limit_check(
+        "kl_high",
+        "kl",
+        lambda s: (s.kl_warn, s.kl_act),
+        ("the policy is moving far from the reference", "raise kl_coef if it goes on growing"),
+        ("training is unstable", "halve the clip range (0.2 to 0.1)"),
+        averaged=False,
+    ),
+    "mismatch_high": _limit_check(
+        "mismatch_high",
+        "mismatch",
+        lambda s: (s.mismatch_warn, s.mismatch_act),
+        ("engine and learner disagree about the same tokens", "check that every update reaches the engine"),
+        averaged=False,
+    ),
+    "reward_flat": HealthCheck(("reward", "reward_std"), _reward_flat),
+    "reward_oscillating": HealthCheck(("reward", "reward_std"), _reward_oscillating),
+    "entropy_collapse": HealthCheck(("entropy",), _entropy_collapse),
+    "clip_fraction_high": _limit_check(
+        "clip_fraction_high",
+        "clip_fraction",
+        lambda s: (s.clip_fraction_warn, s.clip_fraction_act),
+        ("updates are too large: many tokens are clipped", "lower the learning rate to a third (3e-4 to 1e-4)"),
+    ),
+    "dead_groups": HealthCheck(("dead_groups",), _dead_groups),
+    "repetition_high": _limit_check(
+        "repetition_high",
+        "repetition",
+        lambda s: (s.repetition_warn, s.repetition_act),
+        ("replies repeat themselves", "go back to a checkpoint before it, with a higher kl_coef"),
+    ),
+    "length_clipped": _limit_check(
+        "length_clipped",
+        "length_clipped",
+        lambda s: (s.length_clipped_warn, s.length_clipped_act),
+        ("many replies are cut by the token limit", "raise agent.max_tokens_per_turn, or reward length less"),
+    ),
+    "errors_high": _limit_check(
+        "errors_high",
+        "errors",
+        lambda s: (s.errors_warn, s.errors_act),
+        ("many episodes cannot be scored", "read the errors of the unscored episodes and fix their environment"),
+    ),
+    "memory_growing": HealthCheck(("memory",), _memory_growing),
+}
+"""All checks by the sign they find. Findings come in this order."""
+
+
+HEALTH_FILE = "health.jsonl"
+
+
+class HealthLog(MetricsFile):
+    """Writes `health.jsonl`: a new run begins a new file, a resumed one keeps the lines up to its checkpoint."""
+
+    def write_findings(self, step: int, findings: Sequence[HealthFinding]) -> None:
+        for finding in findings:
+            self._write(step, "finding", vars(finding))
+
+    def write_adjustment(self, step: int, adjustment: Adjustment) -> None:
+        self._write(step, "adjustment", vars(adjustment))
+
+    def write_stop(self, step: int, finding: HealthFinding) -> None:
+        """Record that the run ends because of this finding."""
+        self._write(step, "stop", {"sign": finding.sign})
+
+    def _write(self, step: int, kind: str, values: Mapping[str, object]) -> None:
+        record = {name: None if _not_finite(value) else value for name, value in values.items()}
+        try:
+            self._file.write(json.dumps({"step": step, "kind": kind, **record}, allow_nan=False) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise UserError(f"Cannot write '{self.path}': {error.strerror}; free some space.") from error
+
+
+def _not_finite(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 @dataclass(frozen=True)

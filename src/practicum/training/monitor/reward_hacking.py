@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from practicum.config.health import RewardHackingSettings
-from practicum.training.monitor.health_checks import ACT, WARN, HealthFinding
-from practicum.training.monitor.reward_stats import (
+from practicum.training.monitor.health import ACT, WARN, HealthFinding
+from practicum.training.monitor.metrics import (
     VERIFIER,
     StepStats,
     compare_windows,
