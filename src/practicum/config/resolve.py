@@ -1,8 +1,8 @@
 """From overrides to a checked configuration: `practicum train`, `practicum sft` and `practicum dpo`.
 
 Values come from the schema's defaults, the model's defaults, the recipe and the command line, in this order. A key that
-could not be honoured is an error where somebody chose it. The model's defaults (`TINY`) are for the built-in `tiny` model
-on a CPU: the schemas have those of AgentFly, Affine and HALO, for models a thousand times as large on a GPU.
+could not be honoured is an error where somebody chose it. The model's defaults (`TINY`) are for the built-in `tiny`
+model on a CPU: the schemas have those of AgentFly, Affine and HALO, for models a thousand times as large on a GPU.
 """
 
 from __future__ import annotations
