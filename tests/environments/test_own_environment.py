@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from practicum import registry
-from practicum.data.attempts import plan_attempts
 from practicum.environment import Action, Environment, Message, Observation, Step
 from practicum.errors import UserError
 from practicum.rollout import run_episodes
 from practicum.rollout_setup import make_rollout_setup
 from practicum.task import Task
-from practicum.trajectory import Outcome, Trajectory
+from practicum.trajectory import Outcome, Trajectory, plan_attempts
 
 HEAD = """
 from practicum.environment import Action, Environment, Message, Observation, Step

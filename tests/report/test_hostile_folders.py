@@ -13,7 +13,7 @@ import pytest
 
 from practicum.cli.main import main
 from practicum.data import store
-from practicum.data.episode_format import encode_episode
+from practicum.data.store import encode_episode
 from practicum.report.live.watcher import FolderWatcher
 from practicum.report.run_view import RunView
 from practicum.report.runs import Run

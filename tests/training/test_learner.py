@@ -203,7 +203,7 @@ def test_the_split_does_not_matter(seed: int, tokens: int, most: int | None, obj
 def test_pieces_of_the_head_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = make_samples(6, 4)
     whole = gradients(samples, policy_gradient(entropy_coeff=0.01))
-    monkeypatch.setattr("practicum.training.forward.MAX_LOGITS", 3 * VOCABULARY)
+    monkeypatch.setattr("practicum.training.learner.MAX_LOGITS", 3 * VOCABULARY)
     assert distance(gradients(samples, policy_gradient(entropy_coeff=0.01)), whole) < 1e-6
 
 
