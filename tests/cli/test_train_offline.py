@@ -16,7 +16,7 @@ from practicum.config.resolve import resolve_train
 from practicum.data.store import read_episodes
 from practicum.models import loader
 from practicum.models.decoder import Decoder
-from practicum.training.learner import logprobs
+from practicum.training.learner import compute_logprobs
 from practicum.training.logged_source import has_policy_logprobs
 from practicum.training.micro_batches import MicroBatchLimits, unweighted_samples
 
@@ -72,7 +72,8 @@ def test_success_becomes_likelier_and_failure_less_so(attempts: Path, tmp_path: 
     samples = [sample for episode in episodes for sample in unweighted_samples(episode)]
     models = (loader.load(name).model for name in ("tiny", str(tmp_path / "practicum" / "run" / "model")))
     start, end = (
-        torch.stack([v.mean() for v in logprobs(Decoder(model), samples, MicroBatchLimits())]) for model in models
+        torch.stack([v.mean() for v in compute_logprobs(Decoder(model), samples, MicroBatchLimits())])
+        for model in models
     )
     solved = torch.tensor([episode.reward > 0 for episode in episodes])
     assert float((end - start)[solved].mean()) > 0
