@@ -51,6 +51,8 @@ def serve(name: str, host: str, port: int, options: Mapping[str, Any]) -> int:
 
     def announce(address: str) -> None:
         print(f"{name} at {address} (Ctrl-C stops it)", flush=True)
+        if host not in server.LOOPBACK:
+            print("Everybody who can reach this machine can use these environments.", flush=True)
 
     asyncio.run(server.serve(name, host, port, options, announce))
     return 0

@@ -160,10 +160,17 @@ class SmallVLLM:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                self.answer(*small.get(self.path))
+                self.answer(*(small.get(self.path) if self.authorized() else (401, {"error": "Unauthorized"})))
 
             def do_POST(self) -> None:
-                self.answer(*small.post(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                self.answer(*(small.post(self.path, body) if self.authorized() else (401, {"error": "Unauthorized"})))
+
+            def authorized(self) -> bool:
+                """As vLLM does: with a key in VLLM_API_KEY, routes below /v1 ask for it."""
+                key = os.environ.get("VLLM_API_KEY")
+                given = self.headers.get("Authorization")
+                return not key or not self.path.startswith("/v1") or given == f"Bearer {key}"
 
             def answer(self, status: int, value: Any) -> None:
                 if status == 0:

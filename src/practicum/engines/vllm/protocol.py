@@ -29,8 +29,12 @@ ERROR_BODY_BYTES = 600
 """Bytes of an error's body that its message quotes."""
 
 
+MAX_ANSWER_BYTES = 256 * 2**20
+"""Bytes of an answer. Ids and log-probs of a prompt of 100,000 tokens have less than 32 MiB."""
+
+
 class ErrorStatus(EngineError):
-    """The server answered with a status of 400 or above."""
+    """The server answered with a status of 300 or above."""
 
     def __init__(self, url: str, status: int, detail: str) -> None:
         super().__init__(f"{url} answered {status}: {detail}")
@@ -100,7 +104,7 @@ class ConnectionPool:
             try:
                 connection.request(method, self._prefix + path, data, self._headers)
                 response = connection.getresponse()
-                content = response.read()
+                content = response.read(MAX_ANSWER_BYTES + 1)
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
                 if reused and not call.aborted and not isinstance(error, TimeoutError):
@@ -108,9 +112,12 @@ class ConnectionPool:
                 raise Unreachable(f"{self.url} did not answer: {type(error).__name__}: {error}") from None
             finally:
                 call.connection = None
+            if len(content) > MAX_ANSWER_BYTES:
+                connection.close()
+                raise EngineError(f"{self.url} answered with more than {MAX_ANSWER_BYTES >> 20} MiB")
             with self._lock:
                 self._idle.append(connection)
-            if response.status >= 400:
+            if response.status >= 300:  # redirects are not followed: the key is for the server that was named
                 detail = content[:ERROR_BODY_BYTES].decode("utf-8", "replace")
                 raise ErrorStatus(self.url, response.status, detail)
             return _json_or_text(content)
@@ -131,7 +138,7 @@ class ConnectionPool:
 def _json_or_text(content: bytes) -> Any:
     try:
         return json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return content.decode("utf-8", "replace")
 
 

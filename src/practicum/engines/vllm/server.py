@@ -85,11 +85,15 @@ class VLLMServer:
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
         self.python = find_python(settings.python)
+        if any(word.partition("=")[0] == "--api-key" for word in settings.extra_args):
+            raise UserError(f"{KEY}.extra_args: leave --api-key out; a started server gets a key of its own.")
         self.log = settings.folder / "server.log"
         self.pid_file = settings.folder / "server.pid"
         self.model_name = ""
         """The name that the model is served under."""
         self.url = ""
+        self.key = secrets.token_urlsafe(32)
+        """The API key of the server: other users of this machine can reach its port too."""
         self.model = ""
         self.lora_rank: int | None = None
         self.num_starts = 0
@@ -229,6 +233,7 @@ class VLLMServer:
     def _environment(self) -> dict[str, str]:
         variables = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ENVIRONMENT)}
         variables["PATH"] = f"{Path(self.python).parent}{os.pathsep}{variables.get('PATH', os.defpath)}"
+        variables["VLLM_API_KEY"] = self.key  # not on the command line, which every process list shows
         variables |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
         variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING" if self.lora_rank is not None else "VLLM_SERVER_DEV_MODE"] = "1"
         if Path(self.model).is_dir():

@@ -4,6 +4,9 @@ POST /create, /reset, /step, /close; GET /, /observation, /detail, /list_envs an
 The names of ids, indices and texts are the environment's `Wire`. As in AgentGym, an error of an environment is answered
 with status 200 and an `error`; an invalid request gets 400 or 404.
 
+It is for programs on this machine: a request that names another host (a foreign page that points its own name here,
+DNS rebinding) or comes from a web page is refused with 403.
+
 Requests arrive on threads of their own; environments are only used by the event loop, one request at a time for each,
 because not all engines are thread-safe.
 """
@@ -11,10 +14,11 @@ because not all engines are thread-safe.
 from __future__ import annotations
 
 import asyncio
+import email.message
 import json
 import threading
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,6 +31,10 @@ from practicum.registry import environment_class, environment_maker
 MAX_ENVIRONMENTS = 1024
 """AgentGym's clients never close their environments; beyond this number the least recently used one is closed."""
 MAX_BODY_BYTES = 1 << 20
+READ_TIMEOUT_SECONDS = 60.0
+"""Seconds to wait for a client's next bytes before its connection is closed."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+ALL_ADDRESSES = ("", "0.0.0.0", "::")
 Response = tuple[int, Any]
 
 
@@ -179,6 +187,8 @@ class Server:
 
     def __init__(self, sessions: Sessions, host: str = "127.0.0.1", port: int = 0) -> None:
         self.sessions = sessions
+        self.hosts = None if host in ALL_ADDRESSES else {*LOOPBACK, host}
+        """Host names that requests may name; None: any, for a server that listens on all addresses."""
         try:
             self._http = _Http((host, port), _handler(self))
         except OSError as error:
@@ -209,26 +219,37 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
         wbufsize = -1  # headers and body are sent together
+        timeout = READ_TIMEOUT_SECONDS
 
         def do_GET(self) -> None:
             self._serve({})
 
         def do_POST(self) -> None:
             try:
+                if self.headers.get("Transfer-Encoding"):
+                    raise ValueError("a body needs its Content-Length")
                 length = int(self.headers.get("Content-Length") or 0)
                 if not 0 <= length <= MAX_BODY_BYTES:
                     raise ValueError(f"a body may have {MAX_BODY_BYTES} bytes")
                 body = json.loads(self.rfile.read(length) or b"{}")
                 if body is not None and not isinstance(body, dict):
                     raise ValueError("a body must be a JSON object")
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 self.close_connection = True
                 self._write(400, {"error": f"The request cannot be read: {error}."})
                 return
             self._serve(body or {})
 
         def _serve(self, body: Mapping[str, Any]) -> None:
-            url = urllib.parse.urlsplit(self.path)
+            if (fault := foreign_request(self.headers, server.hosts)) is not None:
+                self.close_connection = True
+                self._write(403, {"error": fault})
+                return
+            try:
+                url = urllib.parse.urlsplit(self.path)
+            except ValueError as error:
+                self._write(400, {"error": f"The request cannot be read: {error}."})
+                return
             query = dict(urllib.parse.parse_qsl(url.query))
             assert server.loop is not None
             response = server.sessions.answer(self.command, url.path, query, body)
@@ -238,7 +259,8 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
 
         def _write(self, status: int, content: Any) -> None:
-            text = json.dumps(content, ensure_ascii=False).encode()
+            # A lone surrogate has no UTF-8 form; as an escape it is JSON all the same.
+            text = json.dumps(content, ensure_ascii=False).encode("utf-8", "backslashreplace")
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(text)))
@@ -249,6 +271,20 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             """Log nothing: one line per request would hide what matters."""
 
     return Handler
+
+
+def foreign_request(headers: email.message.Message, hosts: Collection[str] | None) -> str | None:
+    """Return why a request is refused: it names a host that is not ours, or a browser sent it for a web page."""
+    if headers.get("Origin") is not None or headers.get("Sec-Fetch-Site", "none") != "none":
+        return "This server is for programs; requests of web pages are refused."
+    named = headers.get("Host", "")
+    try:
+        host = urllib.parse.urlsplit(f"//{named}").hostname or ""
+    except ValueError:
+        host = ""
+    if hosts is not None and host not in hosts:
+        return f"This server is not '{named}'; start it with --host to be reached by other names."
+    return None
 
 
 async def serve(name: str, host: str, port: int, options: Mapping[str, Any], on_start: Callable[[str], None]) -> None:
