@@ -1,27 +1,36 @@
-"""`practicum envs`: what can be trained on; `envs check NAME`: is it sound; `envs serve NAME`: for AgentGym clients."""
+"""`practicum envs`: what can be trained on; `show`: its options; `check`: is it sound; `serve`: to AgentGym's clients."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import inspect
 import textwrap
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from practicum.cli.options import environment_options, positive
+
+if TYPE_CHECKING:
+    from practicum.evaluation.environment_check import CheckResult
+
+LINE_WIDTH = 100
 
 
 def run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="practicum envs", description=__doc__)
-    parser.add_argument("action", nargs="?", choices=("list", "check", "serve", "digest"), default="list")
+    parser.add_argument("action", nargs="?", choices=("list", "show", "check", "serve", "digest"), default="list")
     parser.add_argument("name", nargs="?", help="an environment, or (to check) 'all'")
     parser.add_argument("--tasks", type=positive, default=50, help="check: tasks to check with")
     parser.add_argument(
         "--env-arg", action="append", default=[], metavar="KEY=VALUE", help="an option of the environment (JSON value)"
     )
+    parser.add_argument("--data", help="check: JSON file of tasks, instead of the environment's own")
+    parser.add_argument("--tools", help="check: comma-separated tools instead of the environment's own")
+    parser.add_argument("--reward", help="check: reward instead of the environment's own")
     parser.add_argument("--host", default="127.0.0.1", help="serve: address to listen on")
     parser.add_argument("--port", type=int, default=36001, help="serve: port to listen on (0: any that is free)")
-    parser.set_defaults(tools=None, reward=None, data=None)
+    parser.set_defaults(split="train")
     args = parser.parse_args(argv)
     from practicum import registry
     from practicum.errors import UserError
@@ -34,6 +43,8 @@ def run(argv: list[str]) -> int:
     if args.name is None:
         raise UserError(f"Say which environment to {args.action}: `practicum envs {args.action} NAME`.")
     options = environment_options(args)
+    if args.action == "show":
+        return show(args.name)
     if args.action == "serve":
         if not 0 <= args.port < 65536:
             raise UserError(f"--port {args.port}: a port lies between 0 and 65535.")
@@ -43,6 +54,23 @@ def run(argv: list[str]) -> int:
     # `tools` and `mix` have no tasks of their own to check: theirs come from a file and from other environments.
     checkable = [name for name in registry.ENVIRONMENTS if name not in ("tools", "mix")]
     return check_all(checkable if args.name == "all" else [args.name], args.tasks, options)
+
+
+def show(name: str) -> int:
+    """Print what an environment is and the options that `--env-arg` sets, with their defaults."""
+    from practicum import registry
+
+    cls = registry.environment_class(name)
+    print(f"{name}: {inspect.cleandoc(cls.__doc__ or 'no description').splitlines()[0]}")
+    print(f"formats: {', '.join(cls.formats)} (--format; default {cls.formats[0]})")
+    print(f"floor of a null policy {cls.floor:g}, ceiling of the expert {cls.ceiling:g}")
+    options = {key: value for key, value in registry.options(name).items() if key != "format"}
+    print("options (--env-arg KEY=VALUE):" if options else "no options")
+    for key, parameter in options.items():
+        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+        kind = "" if parameter.annotation is parameter.empty else f": {inspect.formatannotation(parameter.annotation)}"
+        print(f"  {key}{kind.replace(chr(39), '')}{default}")
+    return 0
 
 
 def serve(name: str, host: str, port: int, options: Mapping[str, Any]) -> int:
@@ -59,42 +87,56 @@ def serve(name: str, host: str, port: int, options: Mapping[str, Any]) -> int:
 
 
 def check_all(names: list[str], count: int, options: Mapping[str, Any]) -> int:
-    """A line for every environment; 1 where one has a fault or cannot be checked."""
+    """Print a line for every environment and its faults below it; 1 if one has a fault or cannot be checked."""
     from practicum.errors import UserError
     from practicum.evaluation.environment_check import check_environments
 
     print(
-        f"{'environment':<18}{'oracle':>7}{'ceiling':>8}{'null':>6}{'floor':>6}{'repeats':>9}{'splits':>9}"
-        f"{'steps/s':>8}{'open':>5}{'MB':>6}  verdict"
+        f"{'environment':<18}{'oracle':>7}{'ceiling':>8}{'null':>6}{'floor':>6}{'wrong':>7}{'repeats':>8}"
+        f"{'splits':>9}{'steps/s':>8}{'open':>5}{'MB':>6}  verdict"
     )
     sound = []
     for name, result in check_environments(names, count, options):
         if isinstance(result, UserError):
             if len(names) == 1:
                 raise result
-            print(f"{name:<18} not checked: {result}")  # one that is not installed must not hide the others
+            print(f"{name:<18} not checked:")
+            _print_indented(str(result))
             sound.append(False)
             continue
-        repeats = "same" if result.repeats and result.replays else "DIFFERS"
-        verdict = "sound" if not result.faults else "; ".join(result.faults)
-        print(
-            f"{name:<18}{result.oracle:>7.3f}{result.ceiling:>8.2f}{result.null:>6.2f}{result.floor:>6.2f}"
-            f"{repeats:>9}{'disjoint' if result.disjoint else 'OVERLAP':>9}{result.speed:>8.0f}{result.num_open:>5}"
-            f"{result.megabytes:>6.0f}  {verdict}",
-            flush=True,
-        )
+        print(_line(name, result), flush=True)
+        for fault in result.faults:
+            _print_indented(fault)
         sound.append(not result.faults)
+    if any(sound):
+        print("oracle, null: success rates; wrong: wrong answers accepted/played; MB: of the open episodes")
     return 0 if all(sound) else 1
+
+
+def _line(name: str, result: CheckResult) -> str:
+    repeats = "same" if result.repeats and result.replays else "unknown" if result.replays is None else "DIFFERS"
+    wrong = f"{result.answers.accepted}/{result.answers.wrong}"
+    verdict = f"{len(result.faults)} fault{'s' if len(result.faults) > 1 else ''}" if result.faults else "sound"
+    return (
+        f"{name:<18}{result.oracle:>7.3f}{result.ceiling:>8.2f}{result.null:>6.2f}{result.floor:>6.2f}{wrong:>7}"
+        f"{repeats:>8}{'disjoint' if result.disjoint else 'OVERLAP':>9}{result.speed:>8.0f}{result.num_open:>5}"
+        f"{result.megabytes:>6.0f}  {verdict}"
+    )
+
+
+def _print_indented(text: str) -> None:
+    print(textwrap.fill(text, LINE_WIDTH, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False,
+                        break_long_words=False), flush=True)  # fmt: skip
 
 
 def digests(names: list[str], count: int, options: Mapping[str, Any]) -> int:
     """For `envs check` in another process: a digest of each environment's first episodes in this one."""
-    from practicum.errors import UserError
-    from practicum.evaluation.environment_check import digest
+    from practicum.evaluation.environment_check import NO_DIGEST, digest
 
     for name in names:
         try:
-            print(f"digest {name} {asyncio.run(digest(name, count, options))}", flush=True)
-        except UserError:
-            print(f"digest {name} none", flush=True)
+            value = asyncio.run(digest(name, count, options))
+        except Exception:  # the first process says why: it plays the same tasks
+            value = NO_DIGEST
+        print(f"digest {name} {value}", flush=True)
     return 0

@@ -1,25 +1,30 @@
-"""Checks an environment: expert and null policy, determinism here and in another process, splits, speed, memory."""
+"""Checks an environment: expert and null policy, wrong answers, determinism, splits, blocking calls, speed, memory."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import json
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Awaitable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from practicum.data.store import encode_episode
-from practicum.environment import SPLITS, Environment
+from practicum.engines.scripted import ScriptedEngine
+from practicum.environment import SPLITS, Action, Environment
 from practicum.environments.worker import close_pools
-from practicum.errors import UserError
+from practicum.errors import UserError, describe_exception
+from practicum.evaluation.answer_check import AnswerCheck, check_answers
 from practicum.evaluation.stats.intervals import jeffreys
 from practicum.rollout import run_episodes
 from practicum.rollout_setup import RolloutSetup, make_rollout_setup
-from practicum.trajectory import Outcome, Trajectory, plan_attempts
+from practicum.task import Task
+from practicum.trajectory import ActionSource, Outcome, Trajectory, plan_attempts
 from practicum.utils.memory import release_free_memory, tree_resident_megabytes
 
 MIN_EXPERT_SHARE = 0.95
@@ -31,6 +36,12 @@ NUM_REPLAYED_TASKS = 10
 MAX_OPEN_EPISODES = 64
 """Number of episodes that are open at once, if there are as many tasks."""
 MAX_EXPERT_TURNS, MAX_NULL_TURNS = 200, 5
+MAX_BLOCKING_SECONDS = 0.25
+"""Time for which half of an environment's resets or steps may keep the event loop, which all episodes share."""
+NO_DIGEST = "none"
+"""What another process prints for an environment that it cannot play."""
+MAX_CAUSES = 2
+"""Number of different causes of failed episodes that are printed."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +50,14 @@ class CheckResult:
 
     tasks: int
     oracle: float
+    """Success rate of the expert; without one, of the tasks' own answers; NaN without those too."""
     ceiling: float
     null: float
     floor: float
     repeats: bool
     """The same seed gave the same episode twice in this process."""
-    replays: bool
-    """The same seed gave the same episode in another process."""
+    replays: bool | None
+    """The same seed gave the same episode in another process; None if that could not play."""
     disjoint: bool
     speed: float
     """Steps per second of all episodes together, with the expert and rendering."""
@@ -53,23 +65,63 @@ class CheckResult:
     num_wanted: int
     megabytes: float
     """Memory of the open episodes and their processes."""
+    policy: str = "expert"
+    """What was played: `expert`, `answers` (the field `answer` of the tasks) or `random`."""
+    expert_causes: str = ""
+    """Why episodes of the expert did not succeed."""
+    null_causes: str = ""
+    """Why episodes of the null policy ended in an error."""
+    open_cause: str = ""
+    """The exception of the first episode that could not be opened."""
+    blocking: Mapping[str, float] = field(default_factory=dict)
+    """Seconds for which half of the calls of a method kept the event loop."""
+    answers: AnswerCheck = AnswerCheck()
+    has_one_answer: bool = True
 
     @property
     def faults(self) -> list[str]:
         """Return a sentence for each fault; an environment without any is sound."""
-        expert_interval = jeffreys(round(self.oracle * self.tasks), self.tasks, EXPERT_INTERVAL_LEVEL)
+        if self.policy == "random":
+            expert_fails, expert_fault = True, "there is no expert: define `def expert(self, task)`"
+        else:
+            interval = jeffreys(round(self.oracle * self.tasks), self.tasks, EXPERT_INTERVAL_LEVEL)
+            expert_fails = interval.high < MIN_EXPERT_SHARE * self.ceiling
+            expert_fault = "the expert fails" if self.policy == "expert" else "the tasks' own answers are refused"
+        answers = self.answers
         checks = (
-            (expert_interval.high < MIN_EXPERT_SHARE * self.ceiling, "the expert fails"),
+            (expert_fails, _because(expert_fault, self.expert_causes)),
             (self.null > self.floor + 1e-9, "the null policy is above its floor"),
+            (bool(self.null_causes), _because("the null policy's episodes cannot be scored", self.null_causes)),
             (not self.repeats, "the same seed gave another episode"),
-            (not self.replays, "another process gave another episode"),
+            (self.replays is False, "another process gave another episode"),
+            (self.replays is None, "another process could not play it"),
             (not self.disjoint, "splits overlap"),
             (
                 self.num_open < self.num_wanted,
-                f"only {self.num_open} of {self.num_wanted} episodes could be open at once",
+                _because(f"only {self.num_open} of {self.num_wanted} episodes could be open at once", self.open_cause),
+            ),
+            (
+                self.has_one_answer and answers.accepted > 0,
+                _because(f"accepts {answers.accepted} of {answers.wrong} wrong answers", "; ".join(answers.examples)),
+            ),
+            (
+                answers.refused > 0,
+                _because(f"refuses {answers.refused} of {answers.right} right answers", "; ".join(answers.examples)),
+            ),
+            *(
+                (
+                    seconds > MAX_BLOCKING_SECONDS,
+                    f"`{method}` blocks all episodes for {seconds:.2f} s: await what takes time, or write it as a "
+                    "plain `def`, which runs in a thread",
+                )
+                for method, seconds in self.blocking.items()
             ),
         )
         return [text for failed, text in checks if failed]
+
+
+def _because(fault: str, causes: str) -> str:
+    return f"{fault}: {causes}" if causes else fault
 
 
 class ReplayProcess:
@@ -93,7 +145,7 @@ class ReplayProcess:
             if line.startswith("digest "):
                 environment, _, value = line.removeprefix("digest ").rstrip().rpartition(" ")
                 self._digests[environment] = value
-        return self._digests[name]
+        return None if self._digests[name] == NO_DIGEST else self._digests[name]
 
     def megabytes_without_replay(self) -> float:
         """Return the memory of this process tree without the replay process and its children."""
@@ -102,6 +154,13 @@ class ReplayProcess:
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
+
+
+def user_error(name: str, error: BaseException) -> UserError:
+    """Return the UserError that an exception or group of exceptions is or contains, else one that describes it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = (error.subgroup(UserError) or error).exceptions[0]
+    return error if isinstance(error, UserError) else UserError(f"'{name}' raises {describe_exception(error)}.")
 
 
 def check_environments(
@@ -113,83 +172,219 @@ def check_environments(
         for name in names:
             try:
                 yield name, asyncio.run(check(name, count, options, replay))
-            except UserError as error:
-                yield name, error
+            except Exception as error:  # one environment that cannot be checked must not hide the others
+                yield name, user_error(name, error)
     finally:
         replay.close()
+
+
+@dataclass(frozen=True)
+class CheckSetup:
+    """A setup and what its engine plays: `expert`, `answers` or `random`."""
+
+    setup: RolloutSetup
+    engine: ScriptedEngine
+    policy: str
+
+    @property
+    def environment(self) -> Environment:
+        return self.setup.environment
+
+    def tasks(self, split: str, count: int) -> list[Task]:
+        try:
+            return list(self.environment.tasks(split, count))
+        except NotImplementedError:
+            raise UserError(
+                f"{type(self.environment).__name__} has no tasks: define `def tasks(self, split, count, seed=0)`, "
+                "or give it a file with --data if it takes one."
+            ) from None
+
+
+async def make_check_setup(name: str, options: Mapping[str, Any]) -> CheckSetup:
+    """Return the setup of the expert; without one, of the field `answer` of the tasks; else of the random policy."""
+    setup = make_rollout_setup(name, "expert", max_turns=MAX_EXPERT_TURNS, options=options)
+    assert isinstance(setup.engine, ScriptedEngine)
+    expert = CheckSetup(setup, setup.engine, "expert")
+    tasks = expert.tasks("train", 1)
+    if not tasks:
+        raise UserError(f"'{name}' has no 'train' tasks.")
+    try:
+        await setup.environment.ready_expert(tasks[0])
+        setup.environment.expert(tasks[0])
+        return expert
+    except NotImplementedError:
+        pass
+    if isinstance(tasks[0].fields.get("answer"), str | int | float):
+        engine = ScriptedEngine(
+            lambda task, seed: lambda observation: Action(content=str(task.fields.get("answer"))),
+            ActionSource.EXPERT,
+            setup.agent.make_format(),
+            setup.renderer,
+        )
+        return CheckSetup(replace(setup, engine=engine), engine, "answers")
+    setup = make_rollout_setup(name, "random", max_turns=MAX_NULL_TURNS, options=options)
+    assert isinstance(setup.engine, ScriptedEngine)
+    return CheckSetup(setup, setup.engine, "random")
 
 
 async def check(name: str, count: int, options: Mapping[str, Any], replay: ReplayProcess) -> CheckResult:
     """Check one environment with `count` tasks."""
     release_free_memory()
     megabytes_before = replay.megabytes_without_replay()
-    setup = make_rollout_setup(name, "expert", max_turns=MAX_EXPERT_TURNS, options=options)
     try:
-        num_open, num_wanted = await hold_open(setup, min(count, MAX_OPEN_EPISODES))
+        checked = await make_check_setup(name, options)
+        environment = checked.environment
+        held = await hold_open(checked, min(count, MAX_OPEN_EPISODES))
         megabytes = max(0.0, replay.megabytes_without_replay() - megabytes_before)
         started_at = time.perf_counter()
-        episodes = await play(setup, count)
+        episodes = await play(checked, count)
         speed = sum(len(episode.turns) for episode in episodes) / (time.perf_counter() - started_at)
-        repeated = await play(setup, count)
-        null_episodes = await play(make_rollout_setup(name, "null", max_turns=MAX_NULL_TURNS, options=options), count)
-        splits = [{task.hash for task in setup.environment.tasks(split, count)} for split in SPLITS]
+        repeated = await play(checked, count)
+        null = make_rollout_setup(name, "null", max_turns=MAX_NULL_TURNS, options=options)
+        assert isinstance(null.engine, ScriptedEngine)
+        null_episodes = await play(CheckSetup(null, null.engine, "null"), count)
+        solved = [episode for episode in episodes if episode.outcome is Outcome.SUCCESS]
+        answers = await check_answers(checked.setup, solved, environment.has_one_answer)
+        digest_elsewhere = replay.digest(name)
+        own_digest = episodes_digest(episodes[:NUM_REPLAYED_TASKS])
         return CheckResult(
             tasks=len(episodes),
-            oracle=success_rate(episodes),
-            ceiling=setup.environment.ceiling,
+            oracle=success_rate(episodes) if checked.policy != "random" else float("nan"),
+            ceiling=environment.ceiling,
             null=success_rate(null_episodes),
-            floor=setup.environment.floor,
+            floor=environment.floor,
             repeats=episodes == repeated,
-            replays=replay.digest(name) == episodes_digest(episodes[:NUM_REPLAYED_TASKS]),
-            disjoint=sum(map(len, splits)) == len(set().union(*splits)),
+            replays=None if digest_elsewhere is None else digest_elsewhere == own_digest,
+            disjoint=splits_are_disjoint(checked, count),
             speed=speed,
-            num_open=num_open,
-            num_wanted=num_wanted,
+            num_open=held.num_open,
+            num_wanted=held.num_wanted,
             megabytes=megabytes,
+            policy=checked.policy,
+            expert_causes=causes_of(episodes) if checked.policy != "random" else "",
+            null_causes=causes_of([episode for episode in null_episodes if not episode.scored], len(null_episodes)),
+            open_cause=held.cause,
+            blocking=held.blocking,
+            answers=answers if checked.policy != "random" else AnswerCheck(),
+            has_one_answer=environment.has_one_answer,
         )
     finally:
         close_pools()
 
 
-async def hold_open(setup: RolloutSetup, count: int) -> tuple[int, int]:
-    """Open `count` episodes at once and take a step in each; return how many worked and how many there were."""
-    tasks = setup.environment.tasks("train", count)
+def causes_of(episodes: Sequence[Trajectory], total: int | None = None) -> str:
+    """Return why episodes did not succeed, the most frequent causes first; "" if all did."""
+    failed = [episode for episode in episodes if episode.outcome is not Outcome.SUCCESS]
+    causes = Counter(_cause(episode) for episode in failed)
+    shown = [f"{number} of {total or len(episodes)} {cause}" for cause, number in causes.most_common(MAX_CAUSES)]
+    return "; ".join((*shown, "…") if len(causes) > MAX_CAUSES else shown)
+
+
+def _cause(episode: Trajectory) -> str:
+    if episode.error is not None:
+        return f"{episode.outcome.value}: {episode.error}"
+    if episode.outcome is Outcome.TRUNCATED:
+        return "reached the limit of turns without an end"
+    return "ended without success"
+
+
+def splits_are_disjoint(checked: CheckSetup, count: int) -> bool:
+    """Return whether no task is in two splits; a split that a file does not give is left out."""
+    splits = []
+    for split in SPLITS:
+        try:
+            splits.append({task.hash for task in checked.tasks(split, count)})
+        except UserError:
+            if split == "train":
+                raise
+    return sum(map(len, splits)) == len(set[str]().union(*splits))
+
+
+class TimedAwait:
+    """Awaits something and measures the longest time for which it did not give control back to the event loop."""
+
+    def __init__(self, awaitable: Awaitable[Any]) -> None:
+        self.awaitable, self.longest = awaitable, 0.0
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        iterator = self.awaitable.__await__()
+        value: Any = None
+        error: BaseException | None = None
+        while True:
+            begun = time.perf_counter()
+            try:
+                pending = iterator.send(value) if error is None else iterator.throw(error)  # type: ignore[attr-defined]
+            except StopIteration as stop:
+                return stop.value
+            finally:
+                self.longest = max(self.longest, time.perf_counter() - begun)
+            try:
+                value, error = (yield pending), None
+            except BaseException as raised:
+                value, error = None, raised
+
+
+@dataclass(frozen=True)
+class HeldOpen:
+    """How many episodes could be open at once, why others could not, and how long their calls blocked."""
+
+    num_open: int
+    num_wanted: int
+    cause: str
+    blocking: Mapping[str, float]
+
+
+async def hold_open(checked: CheckSetup, count: int) -> HeldOpen:
+    """Open `count` episodes at once and take a step in each."""
+    tasks = checked.tasks("train", count)
     environments: list[Environment] = []
+    blocked: dict[str, list[float]] = {"reset": [], "step": []}
+
+    async def timed(method: str, awaitable: Awaitable[Any]) -> Any:
+        call = TimedAwait(awaitable)
+        try:
+            return await call
+        finally:
+            blocked[method].append(call.longest)
 
     async def reset_and_step(environment: Environment, index: int) -> bool:
-        observation = await environment.reset(tasks[index], index)
-        await environment.ready_expert(tasks[index])
-        await environment.step(environment.expert(tasks[index])(observation))
+        observation = await timed("reset", environment.reset(tasks[index], index))
+        if checked.engine.ready is not None:
+            await checked.engine.ready(tasks[index])
+        await timed("step", environment.step(checked.engine.make_policy(tasks[index], 0)(observation)))
         return True
 
     try:
         for _ in tasks:
-            environments.append(setup.make_environment())
+            environments.append(checked.setup.make_environment())
         results = await asyncio.gather(
             *(reset_and_step(environment, index) for index, environment in enumerate(environments)),
             return_exceptions=True,
         )
-        user_error = next((result for result in results if isinstance(result, UserError)), None)
-        if user_error is not None:
-            raise user_error
-        return sum(result is True for result in results), len(tasks)
     finally:
         for environment in environments:
             await environment.close()
+    errors = [result for result in results if isinstance(result, BaseException)]
+    wrong_setting = next((error for error in errors if isinstance(error, UserError)), None)
+    if wrong_setting is not None:
+        raise wrong_setting
+    medians = {method: statistics.median(seconds) for method, seconds in blocked.items() if seconds}
+    cause = describe_exception(errors[0]) if errors else ""
+    return HeldOpen(len(tasks) - len(errors), len(tasks), cause, medians)
 
 
 async def digest(name: str, count: int, options: Mapping[str, Any]) -> str:
     """Return the digest of the expert's episodes of an environment's first tasks, played by this process."""
     try:
-        setup = make_rollout_setup(name, "expert", max_turns=MAX_EXPERT_TURNS, options=options)
-        return episodes_digest(await play(setup, min(count, NUM_REPLAYED_TASKS)))
+        return episodes_digest(await play(await make_check_setup(name, options), min(count, NUM_REPLAYED_TASKS)))
     finally:
         close_pools()
 
 
-async def play(setup: RolloutSetup, count: int) -> list[Trajectory]:
+async def play(checked: CheckSetup, count: int) -> list[Trajectory]:
     """Play one episode of each of the first `count` training tasks."""
-    planned = plan_attempts(setup.environment.tasks("train", count), 1, 0)
+    setup = checked.setup
+    planned = plan_attempts(checked.tasks("train", count), 1, 0)
     return await run_episodes(planned, setup.make_environment, setup.agent, setup.engine, setup.renderer)
 
 
