@@ -1,4 +1,4 @@
-"""`practicum envs`: what can be trained on; `show`: its options; `check`: is it sound; `serve`: to AgentGym's clients."""
+"""`practicum envs`: what can be trained on; `show`: its options; `check`: is it sound; `serve`: an AgentGym server."""
 
 from __future__ import annotations
 

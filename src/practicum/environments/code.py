@@ -31,6 +31,7 @@ class CodeEnvironment(ToolEnvironment):
     """Small Python functions to write and test, or any JSON file of `question`/`test_cases`."""
 
     name = "code"
+    has_one_answer = False  # another program may pass the tests
     formats = ("code", "hf", "react")
     system = "Write the Python function. Try it first, then hand it in."
     default_tools: ClassVar[tuple[str, ...]] = ("python_executor",)

@@ -36,6 +36,7 @@ class GuiEnvironment(Environment):
     """Generated desktop screens to click, type and scroll on."""
 
     name = "gui"
+    has_one_answer = False  # every point of a widget will do
     formats = ("gui",)
     floor = 0.0
 

@@ -23,6 +23,7 @@ class MixEnvironment(Environment):
     """Several environments as one, in shares; each task is played by its own environment."""
 
     name = "mix"
+    has_one_answer = False
     formats = ("hf", "react", "code", "gui")
 
     def __init__(

@@ -41,9 +41,8 @@ async def check_answers(setup: RolloutSetup, solved: Sequence[Trajectory], has_o
     """Play changed answers of solved episodes. Slightly changed ones are played only if there is one right answer."""
     solved = solved[:MAX_ANSWER_TASKS]
     last = [episode.turns[-1].action for episode in solved]
-    kinds: list[tuple[str, list[Action | None]]] = [
-        ("another task's answer", [_other(last, i) for i in range(len(last))])
-    ]
+    others = [_other(last, index) for index in range(len(last))]
+    kinds: list[tuple[str, list[Action | None]]] = [("another task's answer", others)]
     if has_one_answer:
         kinds.append(("the answer changed", [wrong_action(action) for action in last]))
     wrong = accepted = 0
@@ -112,7 +111,7 @@ def _changed(action: Action, change: Callable[[str], str]) -> Action | None:
         content = change(action.content)
         return None if content == action.content else replace(action, content=content)
     call = action.calls[-1]
-    for name, value in reversed(call.arguments.items()):
+    for name, value in reversed(list(call.arguments.items())):
         other = _wrong_value(value)
         if other != value:
             arguments = {**call.arguments, name: other}

@@ -75,7 +75,7 @@ class CheckResult:
     """The exception of the first episode that could not be opened."""
     blocking: Mapping[str, float] = field(default_factory=dict)
     """Seconds for which half of the calls of a method kept the event loop."""
-    answers: AnswerCheck = AnswerCheck()
+    answers: AnswerCheck = field(default_factory=AnswerCheck)
     has_one_answer: bool = True
 
     @property
@@ -313,7 +313,7 @@ class TimedAwait:
         while True:
             begun = time.perf_counter()
             try:
-                pending = iterator.send(value) if error is None else iterator.throw(error)  # type: ignore[attr-defined]
+                pending = iterator.send(value) if error is None else iterator.throw(error)
             except StopIteration as stop:
                 return stop.value
             finally:

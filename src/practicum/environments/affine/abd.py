@@ -37,6 +37,7 @@ class AbdEnvironment(ProgramEnvironment):
     """A program and its output are given; find an input that gives it."""
 
     name = "affine:abd"
+    has_one_answer = False  # several inputs may give the output
     system = "Find an input for which the program prints the expected output. Reply <INPUT>...</INPUT>."
     read_row = staticmethod(dataset_readers.abduction)
     unique_keys = False  # one program has many outputs

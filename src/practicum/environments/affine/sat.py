@@ -49,6 +49,7 @@ class SatEnvironment(AffineEnvironment[Mapping[int, bool] | None]):
     """Random k-SAT formulas to satisfy (n 10 to 20, k 3 to 5, 4.2 clauses a variable)."""
 
     name = "affine:sat"
+    has_one_answer = False  # a formula may have several models
 
     def __init__(
         self,

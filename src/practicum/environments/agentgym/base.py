@@ -68,6 +68,7 @@ class AgentGymEnvironment(Environment):
     """An environment that is controlled by text commands, one episode at a time."""
 
     formats = ("react", "hf")
+    has_one_answer = False  # other commands may reach the goal too
     instruction: ClassVar[str] = ""
     """The prompt; `{usage}` is replaced by the commands of the grammar in force."""
     usage: ClassVar[str] = ""
