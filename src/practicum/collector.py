@@ -46,7 +46,9 @@ class CollectSettings(RolloutSettings):
     """Print the first episode as it runs."""
 
     def folder(self, default_name: str) -> Path:
-        return Path(self.out) / self.experiment / (self.run_id or re.sub(r"[^A-Za-z0-9_.-]+", "_", default_name))
+        """Return the folder of the episodes; `default_name`, which may begin with a path, never makes a hidden one."""
+        name = re.sub(r"^(\.+_)+", "", re.sub(r"[^A-Za-z0-9_.-]+", "_", default_name))
+        return Path(self.out) / self.experiment / (self.run_id or name)
 
     @property
     def mode(self) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from practicum import registry
+from practicum.data.store import decode_episode, encode_episode
 from practicum.environment import Action, Environment, Message, Observation, Step
 from practicum.errors import UserError
 from practicum.rollout import run_episodes
@@ -65,6 +66,7 @@ def test_an_exception_is_recorded_with_file_line_and_traceback(tmp_path: Path) -
     assert episode.traceback is not None
     assert "Traceback (most recent call last)" in episode.traceback
     assert "reward={}['nothing']" in episode.traceback
+    assert decode_episode(encode_episode(episode)) == episode
 
 
 def test_the_place_is_the_users_line_even_when_a_library_raises(tmp_path: Path) -> None:

@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 
 from practicum.cli.envs import check_all
+from practicum.cli.main import main
+from practicum.errors import UserError
+from practicum.evaluation import environment_check
+from practicum.evaluation.answer_check import AnswerCheck, wrong_text
 from practicum.evaluation.environment_check import CheckResult
 from practicum.utils.memory import descendants, tree_resident_megabytes
 
@@ -49,9 +53,19 @@ class Moody(Environment):
         ({"replays": False}, "another process gave another episode"),
         ({"disjoint": False}, "splits overlap"),
         ({"num_open": 49}, "only 49 of 50 episodes could be open at once"),
+        ({"num_open": 0, "open_cause": "KeyError: 'x' (a.py:3 in reset)"},
+         "only 0 of 50 episodes could be open at once: KeyError: 'x' (a.py:3 in reset)"),
+        ({"replays": None}, "another process could not play it"),
+        ({"policy": "random", "oracle": float("nan")}, "there is no expert: define `def expert(self, task)`"),
+        ({"policy": "answers", "oracle": 0.5, "expert_causes": "25 of 50 ended without success"},
+         "the tasks' own answers are refused: 25 of 50 ended without success"),
+        ({"answers": AnswerCheck(40, 2, 20, 0, ("accepts '43'",))}, "accepts 2 of 40 wrong answers: accepts '43'"),
+        ({"answers": AnswerCheck(40, 0, 20, 1, ("refuses ' 42 '",))}, "refuses 1 of 20 right answers: refuses ' 42 '"),
+        ({"blocking": {"step": 0.5}}, "`step` blocks all episodes for 0.50 s: await what takes time, or write it as a "
+         "plain `def`, which runs in a thread"),
     ],
-)
-def test_every_fault_is_named(change: dict[str, float], fault: str) -> None:
+)  # fmt: skip
+def test_every_fault_is_named(change: dict[str, object], fault: str) -> None:
     assert SOUND.faults == []
     assert replace(SOUND, **change).faults == [fault]  # type: ignore[arg-type]
 
@@ -62,21 +76,176 @@ def test_an_expert_is_held_to_its_ceiling_as_far_as_the_tasks_can_tell() -> None
     assert replace(SOUND, tasks=4, oracle=0.25).faults == ["the expert fails"]
 
 
-def test_the_documented_example_is_sound_and_an_order_that_differs_in_another_process_is_found(
+def test_the_documented_example_is_sound_an_order_that_differs_in_another_process_is_found_a_missing_package_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
-    parrot, moody = tmp_path / "parrot.py", tmp_path / "moody worlds.py"
+    parrot, moody, missing = tmp_path / "parrot.py", tmp_path / "moody worlds.py", tmp_path / "missing.py"
     parrot.write_text(page.split("```python\n")[1].split("```")[0])
     moody.write_text(ENVIRONMENT)
+    # The first one cannot be played, in neither process; that must not accuse the others.
+    raising = (
+        "from practicum.errors import UserError\n        raise UserError('moody needs a package')\n        return Obs"
+    )
+    missing.write_text(ENVIRONMENT.replace("return Obs", raising, 1))
     # The child's order is set by this; six words have 720 orders, and this process has another seed of its own.
     monkeypatch.setenv("PYTHONHASHSEED", "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2")
-    assert check_all([f"{parrot}:Parrot", f"{moody}:Moody"], 3, {}) == 1
-    sound, differing = capsys.readouterr().out.splitlines()[-2:]
+    assert check_all([f"{missing}:Moody", f"{parrot}:Parrot", f"{moody}:Moody"], 3, {}) == 1
+    not_checked, reason, sound, differing, fault, _ = capsys.readouterr().out.splitlines()[1:]
+    assert not_checked.endswith(" not checked:")
+    assert reason == "  - moody needs a package"
     assert sound.endswith("  sound")
     assert "DIFFERS" in differing
-    assert "another process gave another episode" in differing
-    assert "the same seed gave" not in differing
+    assert differing.endswith("1 fault")
+    assert fault == "  - another process gave another episode"
+
+
+BODY = '''
+from practicum.environment import Action, Environment, Message, Observation, Step
+from practicum.task import Task
+
+
+class Sum(Environment):
+    """Adds two numbers."""
+
+    name = "sum"
+    formats = ("hf",)
+
+    async def reset(self, task, seed):
+        self.answer = task.fields["answer"]
+        return Observation((Message("user", task.fields["question"]),))
+
+    async def step(self, action):
+        return Step(reward=float(action.content.strip() == self.answer), terminated=True)
+
+    def tasks(self, split, count, seed=0):
+        fields = [{"question": f"{split} {n}", "answer": str(n)} for n in range(count)]
+        return [Task(f"{split}-{n}", "sum", split, row) for n, row in enumerate(fields)]
+
+    def expert(self, task):
+        return lambda observation: Action(content=task.fields["answer"])
+'''
+
+
+class NoReplay(environment_check.ReplayProcess):
+    """No second process: these tests are about what the first one finds."""
+
+    def __init__(self, *_: object) -> None:
+        self._process = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE, text=True)
+
+    def digest(self, name: str) -> str | None:
+        return None
+
+
+def check_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *changes: tuple[str, str], count: int = 3
+) -> CheckResult | UserError:
+    text = BODY
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "own.py").write_text(text)
+    monkeypatch.setattr(environment_check, "ReplayProcess", NoReplay)
+    return next(iter(environment_check.check_environments([f"{folder}/own.py:Sum"], count, {})))[1]
+
+
+EXPERT = BODY[BODY.index("    def expert") :]
+TASKS = BODY[BODY.index("    def tasks") : BODY.index("    def expert")]
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (("self.answer = task.fields[\"answer\"]", "self.answer = task.fields[\"anser\"]"),
+         "the expert fails: 3 of 3 env_error: reset: KeyError: 'anser' ("),
+        (("return Step(reward=float(action.content.strip() == self.answer), terminated=True)", "return 1.0, True"),
+         "the expert fails: 3 of 3 env_error: step: TypeError: `step` returned a tuple; it must return a Step"),
+        (("content=task.fields[\"answer\"]", "content=\"7\""), "the expert fails: 3 of 3 ended without success"),
+        (("action.content.strip() == self.answer", "True"),
+         "accepts 6 of 6 wrong answers: accepts another task's answer in task"),
+        (("{\"question\": f\"{split} {n}\"", "{\"question\": f\"{n}\""), "splits overlap"),
+    ],
+)  # fmt: skip
+def test_the_cause_of_a_fault_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, str], fault: str
+) -> None:
+    result = check_own(tmp_path, monkeypatch, change)
+    assert isinstance(result, CheckResult)
+    assert any(text.startswith(fault) for text in result.faults), result.faults
+
+
+def test_a_plain_reset_and_step_are_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = check_own(tmp_path, monkeypatch, ("async def", "def"))
+    assert isinstance(result, CheckResult)
+    assert result.faults == ["another process could not play it"]
+    assert (result.answers.wrong, result.answers.accepted, result.answers.right, result.answers.refused) == (6, 0, 3, 0)
+
+
+def test_a_blocking_step_is_found_and_one_in_a_thread_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment_check, "MAX_BLOCKING_SECONDS", 0.05)
+    slow = ("return Step(", "__import__('time').sleep(0.06)\n        return Step(")
+    result = check_own(tmp_path, monkeypatch, slow)
+    assert isinstance(result, CheckResult)
+    assert any(text.startswith("`step` blocks all episodes for 0.0") for text in result.faults)
+    (tmp_path / "thread").mkdir()
+    result = check_own(tmp_path / "thread", monkeypatch, slow, ("async def step", "def step"))
+    assert isinstance(result, CheckResult)
+    assert not any("blocks" in text for text in result.faults)
+
+
+def test_without_an_expert_the_answers_of_the_tasks_are_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = check_own(tmp_path, monkeypatch, (EXPERT, ""))
+    assert isinstance(result, CheckResult)
+    assert (result.policy, result.oracle, result.answers.wrong) == ("answers", 1.0, 6)
+    (tmp_path / "no answers").mkdir()
+    result = check_own(tmp_path / "no answers", monkeypatch, (EXPERT, ""), ('"answer"', '"hidden"'))
+    assert isinstance(result, CheckResult)
+    assert "there is no expert: define `def expert(self, task)`" in result.faults
+
+
+def test_missing_tasks_and_other_exceptions_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = check_own(tmp_path, monkeypatch, (TASKS, ""))
+    assert isinstance(error, UserError)
+    assert str(error).startswith("Sum has no tasks: define `def tasks(self, split, count, seed=0)`")
+    (tmp_path / "raising").mkdir()
+    error = check_own(tmp_path / "raising", monkeypatch, ("return [Task(", "return [Tusk("))
+    assert isinstance(error, UserError)
+    assert "raises NameError: name 'Tusk' is not defined" in str(error)
+    assert "own.py:" in str(error)
+
+
+def test_the_check_reads_a_file_of_tasks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment_check, "ReplayProcess", NoReplay)
+    data = tmp_path / "tasks.json"
+    data.write_text('[{"question": "2 + 2", "answer": "4"}, {"question": "3 + 4", "answer": "7"}]')
+    main(["envs", "check", "tools", "--data", str(data), "--reward", "math_equal_reward", "--tasks", "5"])
+    line = capsys.readouterr().out.splitlines()[1].split()
+    assert line[:2] == ["tools", "1.000"]
+    assert line[5] == "0/4"
+    (tmp_path / "any.py").write_text(
+        "from practicum.rewards.base import reward\n\n@reward\ndef anything(answer_given):\n    return 1.0\n"
+    )
+    main(["envs", "check", "tools", "--data", str(data), "--reward", f"{tmp_path}/any.py:anything", "--tasks", "5"])
+    assert "accepts 4 of 4 wrong answers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("42", "43"), ("It is 9.5 kg", "It is 10.5 kg"), ("Yes", "No"), ("Paris", "zaris"), ("", "nothing"),
+     ("zoo", "qoo")],
+)  # fmt: skip
+def test_a_wrong_answer_differs_a_little(right: str, wrong: str) -> None:
+    assert wrong_text(right) == wrong
+
+
+def test_the_options_of_an_environment_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["envs", "show", "agentgym:textcraft"]) == 0
+    shown = capsys.readouterr().out
+    assert "formats: react, hf" in shown
+    assert "  min_depth: int = 2\n" in shown
+    assert main(["envs", "show", "maths"]) == 2
 
 
 def test_memory_of_a_process_tree() -> None:

@@ -66,6 +66,7 @@ def encode_episode(trajectory: Trajectory) -> bytes:
             "parts": dict(trajectory.components),
             "closing": [_message_record(m) for m in trajectory.closing],
             "error": trajectory.error,
+            **({} if trajectory.traceback is None else {"traceback": trajectory.traceback}),
         }
     )
     lines = (
@@ -103,6 +104,7 @@ def decode_episode(data: bytes) -> Trajectory:
         closing=tuple(_message(m) for m in end["closing"]),
         error=end["error"],
         provenance=start["provenance"],
+        traceback=end.get("traceback"),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Policy
+from practicum.registry import make_format
 from practicum.rollout import run_episodes
 from practicum.rollout_setup import RolloutSetup
 from practicum.trajectory import ActionSource, Outcome, Trajectory, plan_attempts
@@ -72,7 +73,7 @@ async def _play_last(
             scripts[episode.task.id] = (*(turn.action for turn in episode.turns[:-1]), action)
     if not scripts:
         return []
-    format = setup.agent.make_format()
+    format = make_format(setup.agent.format)
     engine = ScriptedEngine(lambda task, seed: _policy(scripts[task.id]), ActionSource.REPLAY, format, setup.renderer)
     agent = replace(setup.agent, max_turns=max(map(len, scripts.values())))
     planned = plan_attempts([episode.task for episode in solved if episode.task.id in scripts], 1, 0)

@@ -21,6 +21,7 @@ from practicum.environments.worker import close_pools
 from practicum.errors import UserError, describe_exception
 from practicum.evaluation.answer_check import AnswerCheck, check_answers
 from practicum.evaluation.stats.intervals import jeffreys
+from practicum.registry import make_format
 from practicum.rollout import run_episodes
 from practicum.rollout_setup import RolloutSetup, make_rollout_setup
 from practicum.task import Task
@@ -218,7 +219,7 @@ async def make_check_setup(name: str, options: Mapping[str, Any]) -> CheckSetup:
         engine = ScriptedEngine(
             lambda task, seed: lambda observation: Action(content=str(task.fields.get("answer"))),
             ActionSource.EXPERT,
-            setup.agent.make_format(),
+            make_format(setup.agent.format),
             setup.renderer,
         )
         return CheckSetup(replace(setup, engine=engine), engine, "answers")

@@ -111,7 +111,7 @@ class EvalSettings(RolloutSettings):
 
 def file_name(environment: str) -> str:
     """An environment's name as a file name: `affine:sat` is affine-sat."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", environment)
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", environment).lstrip(".-")  # a path such as ../x.py:C makes no hidden file
 
 
 def settings_by_environment(settings: EvalSettings, environments: Sequence[str]) -> list[EvalSettings]:

@@ -123,7 +123,7 @@ def folder(config: PipelineConfig, *parts: str) -> Path:
 
 def file_name(environment: str) -> str:
     """An environment's name as a file name: `affine:sat` is affine-sat."""
-    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in environment)
+    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in environment).lstrip(".-")
 
 
 def sft_config(config: PipelineConfig) -> SFTConfig:

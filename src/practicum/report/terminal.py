@@ -84,6 +84,8 @@ def episode_lines(episode: Trajectory, tokenizer: object, coloured: bool, logpro
             for span in turn.spans:
                 for token, value in zip(span.ids, span.logprobs or (), strict=False):
                     result.append(f"    {value:9.4f}  {printable(repr(decode([token])))}")
+    if episode.traceback:
+        result += ["── the exception that ended it", *shortened(episode.traceback).rstrip().split("\n")]
     return result
 
 
