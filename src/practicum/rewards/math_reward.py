@@ -1,29 +1,119 @@
-"""Rewards of numeric answers: the last number of the answer against the gold answer."""
+"""Rewards of mathematical answers: the final answer of a reply against the gold answer.
+
+`math_reward` reads the final answer: the last `\\boxed{...}`, what follows the last `####`, or else the reply itself.
+Against a gold number it must be that number: the 3 of `\\frac{5}{3}`, `3x` or `2 + 3` is not an answer. A gold answer
+that is no number, and a reply in LaTeX, are compared as `math_equal_reward` compares them.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from practicum.environment import ToolCall
-from practicum.errors import JudgeError
-from practicum.rewards.base import reward
+from practicum.errors import JudgeError, UserError
+from practicum.rewards.base import Reward, Score, reward
+from practicum.rewards.math_equal_reward import compare_with_gold
+from practicum.task import Task
 
+INTEGER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
 NUMBER = re.compile(
-    r"(?:(?<![^\W_])(?P<sign>[-\u2212])(?:\\?\$)?)?"  # in 7-12 and A-12 it is not a sign
-    r"(?P<number>\d[\d,]*(?:\.\d+)?|(?<![\w.])\.\d+)"
+    r"(?:(?<![^\W_])(?P<sign>[-\u2212])(?:\\?[$\u20ac\u00a3])?)?"  # in 7-12 and A-12 it is not a sign
+    rf"(?P<number>{INTEGER}(?:\.\d+)?|(?<![\w.])\.\d+)"
     r"(?:[eE](?P<exponent>[-+\u2212]?\d+)(?!\w))?"
-    r"(?: ?/ ?(?P<divisor>\d[\d,]*(?:\.\d+)?))?"
+    rf"(?: ?/ ?(?P<divisor>{INTEGER}(?:\.\d+)?))?"
 )
+FRACTION = re.compile(
+    r"(?P<sign>[-\u2212]?)\s*(?P<whole>\d*)\s*\\[dtc]?frac\s*(?:\{\s*(?P<top>-?\d+)\s*\}|(?P<t>\d))\s*"
+    r"(?:\{\s*(?P<bottom>\d+)\s*\}|(?P<b>\d))"
+)
+MIXED = re.compile(r"(?P<sign>[-\u2212]?)\s*(?P<whole>\d+)\s+(?P<top>\d+)\s*/\s*(?P<bottom>\d+)")
+UNIT = re.compile(
+    r"\\[ !,;:]|\\(?:text|mathrm|mbox)\s*\{[^{}]*\}|\^\s*\{?\\circ\}?|\\(?:left|right|displaystyle)(?![a-z])"
+)
+"""LaTeX that may stand around a number without changing it."""
+EDGES = " \t\r\n$\u20ac\u00a3*`%"
+TAG = re.compile(r"</?[A-Za-z]\w{0,20}>")
+BEFORE = re.compile(
+    r"(?:[\\+/^<>\u00d7\u00f7\u00b1\u221a]|[\d)}]\s*[*\u2212-]|\d\s*[,:]|[^\W\d_]\s*\^|_|\d\s)\s*[{(]?\s*$|[{(]\s*$"
+)
+"""Text before a number that makes it a part of an expression."""
+AFTER = re.compile(
+    r"\s*(?:[+/^<>\u00d7\u00f7\u221a]|[-\u2212]\s*\d|:\d|\*\s*[\w(]|\\(?!text|mathrm|circ|[%$.,!;: )\]])|\))"
+    r"|_[\w{]|[({]|[A-Za-z](?![A-Za-z])"
+)
+"""Text after a number that makes it a part of an expression; a single letter is a variable unless it is a unit."""
+UNIT_LETTERS = frozenset("mgshdlLKCFVWJN")
+LATEX = re.compile(r"\\(?!boxed|text|mathrm)[A-Za-z]+")
+WORDS = re.compile(r"[^\W\d_]{2,}(?:[\s'-]+[^\W\d_]+)*")
 MAX_DIGITS = 1000
 """Longest number that counts as an answer; longer ones come from a policy that repeats itself."""
+BOXED = ("\\boxed{", "\\fbox{")
 
 
-def last_number(text: str | None) -> Fraction | None:
-    """Return the last number of a text, without thousands separators; None if there is none that can be used."""
-    *_, match = None, *NUMBER.finditer(text or "")
-    if match is None or len(match[0]) > MAX_DIGITS:
+def last_boxed(text: str) -> str | None:
+    """Return what the last `\\boxed{...}` of a text holds; None if there is none that is closed."""
+    begin, mark = max((text.rfind(mark), mark) for mark in BOXED)
+    if begin < 0:
+        spaced = re.findall(r"\\boxed\s+(\S+)", text)  # \boxed 5
+        return spaced[-1].rstrip("$.") if spaced else None
+    depth, content = 1, begin + len(mark)
+    for index in range(content, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[index], 0)
+        if depth == 0:
+            return text[content:index].strip()
+    return None
+
+
+def final_answer(reply: str) -> tuple[str, bool]:
+    """Return the final answer of a reply, and whether the reply marks it (`\\boxed`, `####`)."""
+    boxed = last_boxed(reply)
+    if boxed is not None:
+        return boxed, True
+    _, mark, last = reply.rpartition("####")
+    lines = last.strip().splitlines() if mark else []
+    return (lines[0].strip(), True) if lines else (reply.strip(), False)
+
+
+def plain_number(text: str) -> Fraction | None:
+    """Return the number that a whole text is, apart from currency, percent sign and unit in LaTeX; None if it is none."""
+    if len(text) > MAX_DIGITS:
+        return None
+    text = (
+        UNIT.sub("", text.replace("{,}", ",").replace("\\$", "").replace("\\%", "")).lstrip(EDGES).rstrip(EDGES + ".")
+    )
+    text = text[1:-1].strip(EDGES) if text[:1] == "(" and text[-1:] == ")" else text
+    fraction = FRACTION.fullmatch(text) or MIXED.fullmatch(text)
+    if fraction is not None:
+        parts = fraction.groupdict()
+        top, bottom = int(parts["top"] or parts["t"]), int(parts["bottom"] or parts["b"])
+        value = int(parts["whole"] or 0) + (Fraction(top, bottom) if bottom else 0)
+        return None if not bottom else -value if parts["sign"] else value
+    match = NUMBER.fullmatch(text)
+    return None if match is None else _value(match)
+
+
+def last_number(text: str) -> Fraction | None:
+    """Return the last number of a text, without thousands separators.
+
+    None if there is none, or if the last one is a part of an expression: then it is not what the text says.
+    """
+    text = TAG.sub(" ", text)
+    *_, match = None, *NUMBER.finditer(text)
+    if match is None:
+        return None
+    before, after = text[: match.start()][-40:], text[match.end() :].lstrip("$*`")
+    before = re.sub(r"(?<=[\s(:=])(?:\*\*|\*|__|_|`|\\?[$\u20ac\u00a3])+$", "", f" {before}")  # emphasis, currency
+    expression = AFTER.match(after)
+    if BEFORE.search(before) or (expression is not None and after[:1] not in UNIT_LETTERS):
+        return None
+    return _value(match)
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    if len(match[0]) > MAX_DIGITS:
         return None
     exponent = int((match["exponent"] or "0").replace("\u2212", "-"))
     divisor = Fraction((match["divisor"] or "1").replace(",", ""))
@@ -33,14 +123,68 @@ def last_number(text: str | None) -> Fraction | None:
     return -number if match["sign"] else number
 
 
-@reward()
-def math_reward(answer_given: str | None, answer: str) -> Mapping[str, float]:
-    """Return 1 if the last number of the answer equals the gold one, else 0."""
-    gold = last_number(str(answer))
-    if gold is None:
-        raise _without_number(answer)
-    right = float(last_number(answer_given) == gold)
+def gold_number(gold: str) -> Fraction | None:
+    """Return the number that a gold answer is: a plain one, or the only one among words (`18 dollars`)."""
+    number = plain_number(gold)
+    if number is None and "\\" not in gold and WORDS.search(gold) and len(NUMBER.findall(gold)) == 1:
+        return last_number(gold)
+    return number
+
+
+def normalise_formula(text: str) -> str:
+    """Return a formula without what changes nothing: dollars, blanks, sizes of brackets, kinds of fractions."""
+    text = UNIT.sub(lambda match: re.sub(r"\\(?:text|mathrm|mbox)\s*|[{}]", "", match[0]), text)
+    text = re.sub(r"\\[dtc]frac", r"\\frac", text).replace("\\left", "").replace("\\right", "")
+    return re.sub(r"[\s$]|\\[ !,;:]", "", text).rstrip(".")
+
+
+class MathReward(Reward):
+    """A reward that compares formulas with `math-verify`; a missing package is a wrong setting, not a judge error."""
+
+    def score(self, task: Task, answer_given: str | None, calls: Sequence[ToolCall]) -> Score:
+        gold = task.fields.get("answer")
+        golds = [gold] if isinstance(gold, str | int | float) else list(gold or ())
+        if any(gold_number(str(one)) is None for one in golds) and not _can_compare_formulas():
+            raise UserError(
+                f"The gold answer '{str(gold)[:80]}' is no number, and formulas are compared by math-verify: "
+                "pip install 'practicum[math]'."
+            )
+        return super().score(task, answer_given, calls)
+
+
+def _can_compare_formulas() -> bool:
+    return importlib.util.find_spec("math_verify") is not None
+
+
+def compare_final_answer(answer_given: str | None, answer: str | float | Sequence[str | float]) -> Mapping[str, float]:
+    """Return 1 if the final answer equals a gold answer, else 0."""
+    golds = [answer] if isinstance(answer, str | int | float) else list(answer)
+    right = float(any(_equals_gold(answer_given or "", str(gold)) for gold in golds))
     return {"reward": right, "success": right}
+
+
+math_reward = MathReward("math_reward", compare_final_answer)
+
+
+def _equals_gold(reply: str, gold: str) -> bool:
+    number = gold_number(gold)
+    if number is None and WORDS.fullmatch(gold.strip()):
+        raise _without_number(gold)
+    final, marked = final_answer(reply)
+    if not final:
+        return False
+    if number is None:
+        return normalise_formula(final) == normalise_formula(gold) or _same_formula(final, marked, gold)
+    given = plain_number(final)
+    if given is None and LATEX.search(final) and _can_compare_formulas():
+        return _same_formula(final, marked, str(number))
+    return (given if given is not None else last_number(final)) == number
+
+
+def _same_formula(final: str, marked: bool, gold: str) -> bool:
+    """Return whether math-verify finds two formulas equal; a marked answer is a formula as a whole."""
+    text = f"\\boxed{{{final}}}" if marked and "$" not in final else final
+    return compare_with_gold(text, gold)["reward"] > 0
 
 
 def _without_number(answer: object) -> JudgeError:
