@@ -78,7 +78,7 @@ def final_answer(reply: str) -> tuple[str, bool]:
 
 
 def plain_number(text: str) -> Fraction | None:
-    """Return the number that a whole text is, apart from currency, percent sign and unit in LaTeX; None if it is none."""
+    """Return the number that a text is, apart from currency, percent sign and unit in LaTeX; None if it is none."""
     if len(text) > MAX_DIGITS:
         return None
     text = (
