@@ -10,7 +10,7 @@ import asyncio
 import gc
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +47,10 @@ _gc_frozen_for: weakref.WeakSet[Engine] = weakref.WeakSet()
 MakeEnvironment = Callable[[], Environment]
 
 
+class AgentTimeout(Exception):
+    """A deadline expired while programs of the agent ran: the agent has failed, the environment has not."""
+
+
 class Episode:
     """One run of the agent loop. `turns` holds what is recorded so far."""
 
@@ -78,6 +82,8 @@ class Episode:
         self.tools: tuple[Mapping[str, Any], ...] = ()
         self.closing: tuple[Message, ...] = ()
         self.phase = "reset"
+        self.agent_seconds = 0.0
+        """Seconds in which programs of the agent ran."""
         self.traceback: str | None = None
         """Traceback of the exception that ended the episode."""
         self._environment: Environment | None = None
@@ -96,7 +102,11 @@ class Episode:
         try:
             async with asyncio.timeout(self.agent.deadlines.episode):
                 return await self._run_turns(), None
+        except AgentTimeout as error:
+            return Outcome.FAILURE, str(error)
         except TimeoutError as error:
+            if self.agent_seconds > self.agent.deadlines.episode / 2:
+                return Outcome.FAILURE, f"the agent's own programs took {self.agent_seconds:.0f} s of the episode"
             return Outcome.TIMEOUT, str(error) or f"{self.phase}: the episode's time was up"
         except asyncio.CancelledError:
             return Outcome.CANCELLED, "cancelled"
@@ -146,7 +156,7 @@ class Episode:
             if action.error is not None:
                 step = Step(self._error_observation(action.error), reward=self.environment.invalid_reward)
             else:
-                step = await Deadline(deadlines.step, "environment step").of(self.environment.step(action))
+                step = await self._within_step("environment step", self.environment.step(action))
                 check_returned("step", step, Step)
             last = final or generation.stop_reason is StopReason.CONTEXT
             self._add_to_last_turn(step)
@@ -161,11 +171,22 @@ class Episode:
             observation = step.observation
         raise UserError("agent.max_turns must be at least 1.")
 
+    async def _within_step(self, subject: str, answer: Awaitable[Step]) -> Step:
+        """Await an answer of the environment; AgentTimeout if the agent's own programs have used up the time for it."""
+        deadline = Deadline(self.agent.deadlines.step, subject)
+        try:
+            return await deadline.of(answer)
+        except TimeoutError as error:
+            if deadline.expired_on_agent:
+                raise AgentTimeout(f"the agent's own programs took {deadline.agent_seconds:.0f} s: {error}") from None
+            raise
+        finally:
+            self.agent_seconds += deadline.agent_seconds
+
     async def _truncate(self) -> Outcome:
         """End the episode at one of the loop's own limits; the environment may still score what was done."""
         self.phase = "truncate"
-        seconds = self.agent.deadlines.step
-        step = await Deadline(seconds, "environment truncate").of(self.environment.truncate())
+        step = await self._within_step("environment truncate", self.environment.truncate())
         self._add_to_last_turn(step)
         self.closing = step.observation.messages
         return Outcome.TRUNCATED

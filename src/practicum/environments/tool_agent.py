@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -12,10 +13,17 @@ from practicum.data.task_file import read_task_file
 from practicum.environment import Action, Environment, Message, Observation, Step, ToolCall
 from practicum.errors import UserError, did_you_mean
 from practicum.registry import make_format
+from practicum.rewards.base import Reward, Score
 from practicum.task import Task
 from practicum.tools.base import Tool, ToolResult
 from practicum.tools.pool import Lease, StatePool
+from practicum.utils.deadline import agent_time, half_used, judge_seconds
 from practicum.utils.threads import in_thread_with_slots
+
+MAX_CALLS_PER_REPLY = 16
+TOO_MANY_CALLS = f"Error: not run, a reply may have at most {MAX_CALLS_PER_REPLY} calls"
+OUT_OF_TIME = "Error: not run, the calls of this reply have used up their time"
+"""Calls get half of the time of a step, so that no reply can use up the time in which it is judged."""
 
 
 class ToolEnvironment(Environment):
@@ -85,8 +93,8 @@ class ToolEnvironment(Environment):
             return await self._finish(action.content)
         messages: list[Message] = []
         tool_infos: list[dict[str, Any]] = []
-        for call in action.calls:
-            result = await self._run(call)
+        for index, call in enumerate(action.calls):
+            result = await self._run(call) if index < MAX_CALLS_PER_REPLY else ToolResult(TOO_MANY_CALLS, failed=True)
             if result.info:
                 tool_infos.append({"name": call.name, **result.info})
             if not result.failed:
@@ -112,6 +120,8 @@ class ToolEnvironment(Environment):
             return ToolResult(
                 f"Error: there is no tool '{call.name}'.{did_you_mean(call.name, self.tools)}", failed=True
             )
+        if half_used() and not tool.finish:
+            return ToolResult(OUT_OF_TIME, failed=True)
         if tool.pool is None or tool.check(call.arguments) is not None:
             return await tool.call(call.arguments)
         await self._lease_states()
@@ -131,9 +141,7 @@ class ToolEnvironment(Environment):
                 pool: await stack.enter_async_context(self._leases[pool].use()) for pool in self._pools(scored_tools)
             }
             states = {tool.name: state_of_pool[tool.pool] for tool in scored_tools if tool.pool is not None}
-            with_states = [reward.with_arguments(states) for reward in rewards]
-            calls = tuple(self._calls)
-            scores = [await in_thread_with_slots(reward.score, self._task, answer, calls) for reward in with_states]
+            scores = [await self._score(reward.with_arguments(states), answer) for reward in rewards]
         components = dict(scores[0].components)
         if self.verifier is not None:
             components["verifier"] = scores[1].reward
@@ -144,6 +152,16 @@ class ToolEnvironment(Environment):
             truncated=answer is None,
             success=scores[0].success,
         )
+
+    async def _score(self, reward: Reward, answer: str | None) -> Score:
+        """Score the episode. A reward that takes `judge_seconds` runs the agent's program: that is the agent's time."""
+        assert self._task is not None, "reset comes before step"
+        arguments = (self._task, answer, tuple(self._calls))
+        if "judge_seconds" not in reward.parameters:
+            return await in_thread_with_slots(reward.score, *arguments)
+        limited = reward.with_arguments({"judge_seconds": judge_seconds(math.inf)})
+        with agent_time():
+            return await in_thread_with_slots(limited.score, *arguments)
 
     # -- states -----------------------------------------------------------------------------
 

@@ -89,7 +89,7 @@ def plain_number(text: str) -> Fraction | None:
     if fraction is not None:
         parts = fraction.groupdict()
         top, bottom = int(parts["top"] or parts["t"]), int(parts["bottom"] or parts["b"])
-        value = int(parts["whole"] or 0) + (Fraction(top, bottom) if bottom else 0)
+        value = int(parts["whole"] or 0) + (Fraction(top, bottom) if bottom else Fraction(0))
         return None if not bottom else -value if parts["sign"] else value
     match = NUMBER.fullmatch(text)
     return None if match is None else _value(match)

@@ -8,6 +8,7 @@ unscored instead: an exceeded deadline and a `ToolFailure`. A `UserError`, a wro
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 import re
@@ -20,7 +21,7 @@ from typing import Any, overload
 from practicum.errors import UserError, did_you_mean
 from practicum.tools.errors import ToolFailure
 from practicum.tools.pool import Lease, StatePool, perform, pool_for
-from practicum.utils.deadline import with_timer
+from practicum.utils.deadline import agent_time, with_timer
 
 JSON_TYPES: dict[Any, str] = {
     str: "string",
@@ -154,6 +155,8 @@ class Tool:
     timeout: float = 30.0
     pool: StatePool | None = None
     input_schema: Mapping[str, Any] | None = None
+    agent_code: bool = False
+    """Whether it runs a program of the agent: then its time is the agent's, and an exceeded deadline is shown to it."""
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -200,14 +203,17 @@ class Tool:
             raise TypeError(f"tool '{self.name}' is stateful: call it with a lease from its pool")
         timer = asyncio.timeout(self.timeout)
         try:
-            if self.pool is None or lease is None:
-                value = await with_timer(perform(self.function, **arguments), timer)
-            else:
-                async with timer, lease.use() as state:
-                    value = await perform(self.function, state, **arguments)
+            with agent_time() if self.agent_code else contextlib.nullcontext():
+                if self.pool is None or lease is None:
+                    value = await with_timer(perform(self.function, **arguments), timer)
+                else:
+                    async with timer, lease.use() as state:
+                        value = await perform(self.function, state, **arguments)
         except (ToolFailure, UserError):
             raise
         except Exception as error:  # the agent can react to a tool's exception
+            if timer.expired() and self.agent_code:
+                return ToolResult(f"Error: stopped, it took more than {self.timeout:g} s", failed=True)
             if timer.expired():
                 raise TimeoutError(f"tool '{self.name}' did not answer within {self.timeout:g} s") from None
             return ToolResult(self._clip(f"Error: {_error_text(error)}"), failed=True)
@@ -242,6 +248,7 @@ def tool(
     timeout: float = 30.0,
     stateful: Callable[[], Any] | None = None,
     pool_size: int | None = None,
+    agent_code: bool = False,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     name: Callable[..., Any] | str | None = None,
@@ -251,12 +258,14 @@ def tool(
     timeout: float = 30.0,
     stateful: Callable[[], Any] | None = None,
     pool_size: int | None = None,
+    agent_code: bool = False,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function: `@tool` or `@tool(...)`. `finish=True`: a successful call ends the episode.
 
     `stateful` is a class (or a function that returns an object): each episode has such an object of its own, out of at
     most `pool_size`, and the function gets it as its first parameter. Tools with the same class share the episode's
-    object.
+    object. `agent_code=True`: it runs a program that the agent has written, so that an exceeded deadline is the agent's
+    failure and not an error of the environment.
     """
     if callable(name):
         return tool()(name)
@@ -269,8 +278,9 @@ def tool(
             raise TypeError(f"tool {function.__name__} is stateful: its first parameter must be the state")
         summary, parameters, required = describe(function, skip=0 if pool is None else 1)
         return Tool(
-            name or function.__name__, summary, function, parameters, required, finish, max_length, timeout, pool
-        )
+            name or function.__name__, summary, function, parameters, required, finish, max_length, timeout, pool,
+            agent_code=agent_code,
+        )  # fmt: skip
 
     return decorate
 

@@ -9,8 +9,10 @@ from practicum.sandbox import base
 from practicum.sandbox.limits import Limits, Reason, Result, SandboxError
 from practicum.tools.base import tool
 from practicum.tools.errors import ToolFailure
+from practicum.utils.deadline import judge_seconds
 
 LIMITS = Limits(wall=10.0, cpu=5, output=16 * 1024)
+MIN_WALL_SECONDS = 0.1
 STOP_MESSAGES = {
     Reason.TIMEOUT: f"Error: stopped, it took too long (at most {LIMITS.cpu} s of computing, {LIMITS.wall:g} s in all)",
     Reason.MEMORY: f"Error: stopped, it wanted more than {LIMITS.memory // 2**20} MiB of memory",
@@ -28,7 +30,7 @@ def show_result(result: Result) -> str:
 
 
 # The sandbox has its own limits, and waiting for a free slot among many episodes has none.
-@tool(timeout=math.inf)
+@tool(timeout=math.inf, agent_code=True)
 async def python_executor(code: str) -> str:
     """Run Python code; returns what it prints. Nothing is kept between calls.
 
@@ -36,7 +38,8 @@ async def python_executor(code: str) -> str:
         code: a whole program; the value of a last line that is an expression is printed too
     """
     try:
-        return show_result(await base.current().run(code, limits=LIMITS, show_last=True))
+        limits = dataclasses.replace(LIMITS, wall=max(judge_seconds(LIMITS.wall), MIN_WALL_SECONDS))
+        return show_result(await base.current().run(code, limits=limits, show_last=True))
     except SandboxError as error:
         raise ToolFailure(str(error)) from error  # not an error of the agent's program
 

@@ -1,9 +1,14 @@
-"""Deadlines of an episode's waits. Time in a queue does not count: it says nothing about what is waited for."""
+"""Deadlines of an episode's waits. Time in a queue does not count: it says nothing about what is waited for.
+
+A deadline knows how much of its time programs of the agent have taken: whose clock ran out decides whether an episode
+is a failure of the agent or an error of its environment.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import types
 from collections.abc import Awaitable, Generator, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -13,6 +18,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _current: ContextVar[Deadline | None] = ContextVar("practicum_deadline", default=None)
+SHARE_OF_JUDGE = 0.8
+"""Share of the time left that a judge may use: the rest is for starting and ending what it runs."""
 
 
 class Deadline:
@@ -26,6 +33,8 @@ class Deadline:
         self._token: Token[Deadline | None] | None = None
         self._seconds_left = seconds
         self._num_pauses = 0
+        self.agent_seconds = 0.0
+        """Seconds of this deadline in which programs of the agent ran."""
 
     async def of(self, awaitable: Awaitable[T]) -> T:
         """Await something under this deadline; TimeoutError if it takes too long."""
@@ -49,6 +58,16 @@ class Deadline:
             await self._timer.__aexit__(kind, error, trace)
         except TimeoutError:
             raise TimeoutError(f"{self.subject} did not answer within {self.seconds:g} s") from None
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until it expires, at least 0."""
+        return max(0.0, self._seconds_left if self._due_at is None else self._due_at - self._loop.time())
+
+    @property
+    def expired_on_agent(self) -> bool:
+        """Whether programs of the agent have taken most of its time."""
+        return self.agent_seconds > self.seconds / 2
 
     def pause(self) -> None:
         """Pause the deadline until `resume`; after several pauses, the last `resume` restarts it."""
@@ -120,3 +139,32 @@ def queued() -> Iterator[None]:
         yield
     finally:
         deadline.resume()
+
+
+def seconds_left() -> float:
+    """Return the seconds until the deadline in force expires; infinity without one."""
+    deadline = _current.get()
+    return math.inf if deadline is None else deadline.seconds_left
+
+
+def half_used() -> bool:
+    """Return whether half of the time of the deadline in force is used up."""
+    deadline = _current.get()
+    return deadline is not None and deadline.seconds_left < deadline.seconds / 2
+
+
+def judge_seconds(maximum: float) -> float:
+    """Return the seconds that a judge of the agent's program may take: it must end before the deadline in force."""
+    return min(maximum, SHARE_OF_JUDGE * seconds_left())
+
+
+@contextlib.contextmanager
+def agent_time() -> Iterator[None]:
+    """Count the time in here, without waits in a queue, as that of a program of the agent."""
+    deadline = _current.get()
+    before = 0.0 if deadline is None else deadline.seconds_left
+    try:
+        yield
+    finally:
+        if deadline is not None:
+            deadline.agent_seconds += before - deadline.seconds_left

@@ -19,8 +19,9 @@ from practicum.environments.affine.program_tasks import ProgramEnvironment
 from practicum.environments.affine.programs.catalogue import Problem
 from practicum.environments.affine.test_cases import read_cases
 from practicum.errors import JudgeError, UserError
-from practicum.rewards.code_reward import CPU_SECONDS, code_reward
+from practicum.rewards.code_reward import CPU_SECONDS, JUDGE_SECONDS, code_reward
 from practicum.task import Task
+from practicum.utils.deadline import agent_time, judge_seconds
 from practicum.utils.threads import in_thread_with_slots
 
 NUM_CASES = 6
@@ -59,8 +60,9 @@ class DedEnvironment(ProgramEnvironment):
     async def judge(self, task: Task, answer: str) -> Verdict:
         cases = task.fields["test_cases"]
         if all(isinstance(case, str) for case in cases):  # tests in Python, as in HumanEval and MBPP
-            judge = code_reward.with_arguments({"cpu_seconds": max(self.cpu_seconds, CPU_SECONDS)})
-            score = await in_thread_with_slots(judge.score, task, answer, ())
+            limits = {"cpu_seconds": max(self.cpu_seconds, CPU_SECONDS), "judge_seconds": judge_seconds(JUDGE_SECONDS)}
+            with agent_time():
+                score = await in_thread_with_slots(code_reward.with_arguments(limits).score, task, answer, ())
             return _verdict(round(score.components["passed"]), round(score.components["cases"]), 0)
         try:
             tests = read_cases(cases)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from practicum.sandbox import base
 from practicum.sandbox.limits import KIB, MIB, Limits
+from practicum.utils.deadline import agent_time, judge_seconds
 from practicum.utils.threads import in_thread_with_slots
 
 CPU_SECONDS = 2
@@ -56,8 +57,13 @@ def _runner_program() -> str:
     return Path(__file__).with_name("runner_program.py").read_text(encoding="utf-8")
 
 
-def run_jobs(jobs: Sequence[Job], cpu_seconds: int = CPU_SECONDS, max_timeouts: int = 1) -> list[RunResult]:
-    """Run all jobs in one sandbox, one after the other; after `max_timeouts` timeouts the others are skipped."""
+def run_jobs(
+    jobs: Sequence[Job], cpu_seconds: int = CPU_SECONDS, max_timeouts: int = 1, seconds: float = MAX_TOTAL_SECONDS
+) -> list[RunResult]:
+    """Run all jobs in one sandbox, one after the other, within `seconds` in all.
+
+    After `max_timeouts` timeouts the others are skipped.
+    """
     programs = list(dict.fromkeys(job.program for job in jobs))
     program_index = {program: number for number, program in enumerate(programs)}
     indexed_jobs = [(program_index[job.program], job.stdin) for job in jobs]
@@ -65,7 +71,7 @@ def run_jobs(jobs: Sequence[Job], cpu_seconds: int = CPU_SECONDS, max_timeouts: 
     wall = 3.0 * cpu_seconds + 2
     call = f"run_all({programs!r}, {indexed_jobs!r}, {wall!r}, {MAX_OUTPUT_BYTES!r}, {max_timeouts!r})"
     limits = Limits(
-        wall=min(wall * len(jobs) + 2, MAX_TOTAL_SECONDS),
+        wall=min(wall * len(jobs) + 2, seconds),
         cpu=cpu_seconds,
         memory=MEMORY_BYTES,
         output=4 * KIB + len(jobs) * 7 * MAX_OUTPUT_BYTES,  # a byte may take six characters in JSON
@@ -76,7 +82,9 @@ def run_jobs(jobs: Sequence[Job], cpu_seconds: int = CPU_SECONDS, max_timeouts: 
 
 
 async def run_jobs_async(jobs: Sequence[Job], cpu_seconds: int = CPU_SECONDS) -> list[RunResult]:
-    return await in_thread_with_slots(run_jobs, jobs, cpu_seconds)
+    """Run jobs in a thread. Their time is the agent's: it ends before the deadline in force."""
+    with agent_time():
+        return await in_thread_with_slots(run_jobs, jobs, cpu_seconds, seconds=judge_seconds(MAX_TOTAL_SECONDS))
 
 
 def _read(line: str) -> RunResult:
