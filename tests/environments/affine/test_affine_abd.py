@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from practicum.environments.affine.abd import AbdEnvironment
 from practicum.environments.affine.answers import read_input
 from practicum.environments.affine.base import Unreadable
 from practicum.environments.affine.program_runner import Job, run_jobs, same_output, with_newline
+from practicum.environments.affine.working import work_backwards
 from practicum.errors import UserError
 from practicum.sandbox import base
 from practicum.task import Task
@@ -184,3 +186,35 @@ def test_no_episode_begins_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) ->
 def test_seeds_give_other_tasks() -> None:
     world = AbdEnvironment()
     assert {t.id for t in world.tasks("train", 20, 0)} != {t.id for t in world.tasks("train", 20, 1)}
+
+
+def test_the_working_expert_shows_steps_that_lead_to_a_right_input() -> None:
+    world = AbdEnvironment(levels=[1], expert="working")
+    tasks = world.tasks("train", 40, 3)
+    replies = [world.expert(task)(asyncio.run(world.reset(task, 0))).content for task in tasks]
+    assert all(steps(world, task, reply)[-1].success for task, reply in zip(tasks, replies, strict=True))
+    assert sum(" = " in reply for reply in replies) > 30  # of 14 templates, 13 are worked out
+    task = replace(PAPER, fields={"program": "y = int(input())\nprint(y * 3 + 61)", "output": "10", "input": "-17"})
+    shown = world.expert(task)(asyncio.run(world.reset(task, 0))).content
+    assert shown == "y * 3 + 61 = 10\ny * 3 = 10 - 61 = -51\ny = -51 / 3 = -17\n<INPUT>\n-17\n</INPUT>"
+    with pytest.raises(UserError, match="no expert 'work'"):
+        AbdEnvironment(expert="work")
+
+
+@pytest.mark.parametrize(
+    ("program", "output"),
+    [
+        ("print(9 ** 9 ** 9)", "1"),
+        ("x = int(input())\nprint(x ** 99999)", "1"),
+        ("x = int(input())\nprint(x // 0)", "1"),
+        ("x = int(input())\nprint(open('f'))", "1"),
+        ("x = int(input())\nprint(x * 2)", "3"),
+        ("x = int(input())\nprint(x * x - 2 * x)", "3"),
+        ("def solve(): pass", "1"),
+        ("", "1"),
+        ("x = int(input())\nprint(x)", "one"),
+        ("not python", "1"),
+    ],
+)
+def test_what_cannot_be_worked_out_is_left_alone(program: str, output: str) -> None:
+    assert work_backwards(program, output) is None

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from practicum import registry
-from practicum.environment import SPLITS, Action, Policy, Step
+from practicum.environment import SPLITS, Action, Observation, Policy, Step
 from practicum.environments.agentgym.alfworld import AlfWorld, made_task, pool_of
 from practicum.environments.agentgym.alfworld_games import KINDS, SeededRandom, kind_of
 from practicum.environments.agentgym.alfworld_planning import relevant
@@ -193,6 +193,26 @@ def test_fast_downwards_planner_is_an_expert_too() -> None:
         steps = play(world, made_task(number), world.expert(made_task(number)))
         assert steps[-1].success
         assert len(steps) <= len(pool_of(2).ask("plan", game=number, expert="walkthrough"))
+
+
+def test_the_searching_expert_solves_every_kind_and_takes_only_what_it_has_seen() -> None:
+    world = AlfWorld(expert="searching", show_actions=False)
+    for number in range(6, 12):  # one of each kind
+        task = made_task(number)
+        seen: list[str] = []
+        policy = world.expert(task)
+
+        def look(observation: Observation, seen: list[str] = seen, policy: Policy = policy) -> Action:
+            seen += [message.content for message in observation.messages if message.role == "user"]
+            action = policy(observation)
+            if action.content.startswith(("take ", "use ")):
+                thing = " ".join(action.content.split()[1:3])
+                assert any(f"a {thing}" in text for text in seen), f"{action.content}, but nobody saw it"
+            return action
+
+        assert play(world, task, look, 60)[-1].success
+    with pytest.raises(UserError, match="generated games"):
+        AlfWorld(expert="searching", games="somewhere")
 
 
 def test_a_plan_needs_little_of_a_problem() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from practicum import registry
-from practicum.environment import SPLITS, Action, Policy, Step
+from practicum.environment import SPLITS, Action, Observation, Policy, Step
 from practicum.environments.agentgym import sciworld_tasks
 from practicum.environments.agentgym.sciworld import BRACKETS, SciWorld, pool_of
 from practicum.environments.worker import close_pools
@@ -135,6 +135,26 @@ def test_the_step_limit_ends_an_episode_and_keeps_its_score() -> None:
     assert steps[-1].terminated
     assert not steps[-1].success
     assert steps[-1].info["moves"] == 4
+
+
+def test_the_looking_expert_focuses_on_what_it_has_seen() -> None:
+    world = SciWorld(simplification="easy", expert="looking")
+    task = sciworld_tasks.task_of("lifespan-shortest-lived", 57)
+    seen: list[str] = []
+    policy = world.expert(task)
+
+    def look(observation: Observation) -> Action:
+        seen.extend(message.content for message in observation.messages)
+        action = policy(observation)
+        if action.content.startswith("focus on "):
+            assert action.content.removeprefix("focus on ") in seen[-1]
+        return action
+
+    steps = play(world, task, look)
+    assert steps[-1].success
+    assert not any("already open" in text for text in seen)
+    with pytest.raises(UserError, match="no expert 'lookin'"):
+        SciWorld(expert="lookin")
 
 
 def test_brackets_and_shaped_reward() -> None:

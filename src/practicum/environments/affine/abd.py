@@ -7,6 +7,7 @@ generated, or come from a file of R2 (`satpalsr/rl-python`) or CRUXEval rows.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from practicum.environment import Action, Observation, Policy
@@ -14,6 +15,7 @@ from practicum.environments.affine import dataset_readers
 from practicum.environments.affine.answers import read_input, write_input
 from practicum.environments.affine.base import Unreadable, Verdict
 from practicum.environments.affine.program_runner import (
+    CPU_SECONDS,
     Job,
     matching_line_share,
     run_jobs_async,
@@ -24,9 +26,11 @@ from practicum.environments.affine.program_tasks import ProgramEnvironment
 from practicum.environments.affine.programs.base import WORDS
 from practicum.environments.affine.programs.catalogue import Problem
 from practicum.environments.affine.stdin_arity import min_input_lines
-from practicum.errors import UserError
+from practicum.environments.affine.working import work_backwards
+from practicum.errors import UserError, did_you_mean
 from practicum.task import Task
 
+EXPERTS = ("input", "working")
 MIN_WRAPPED_LEVEL = 3
 """From this level on half of the programs are wrapped in a function `solve`."""
 MAX_SHOWN_CHARS = 500
@@ -41,6 +45,21 @@ class AbdEnvironment(ProgramEnvironment):
     system = "Find an input for which the program prints the expected output. Reply <INPUT>...</INPUT>."
     read_row = staticmethod(dataset_readers.abduction)
     unique_keys = False  # one program has many outputs
+
+    def __init__(
+        self,
+        format: str = "hf",
+        reward: str = "native",
+        levels: Sequence[int] = (1, 2, 3, 4, 5),
+        files: Mapping[str, str] | None = None,
+        tries: int = 1,
+        cpu_seconds: int = CPU_SECONDS,
+        expert: str = "input",
+    ) -> None:
+        super().__init__(format, reward, levels, files, tries, cpu_seconds)
+        if expert not in EXPERTS:
+            raise UserError(f"affine:abd has no expert '{expert}'.{did_you_mean(expert, EXPERTS)}")
+        self.expert_kind = expert
 
     def fields(self, problem: Problem, rng: random.Random, level: int) -> dict[str, Any]:
         (case,) = problem.cases(rng, 1)
@@ -71,7 +90,16 @@ class AbdEnvironment(ProgramEnvironment):
         return Verdict(success, matching_line_share(expected, run.output), text, {"ran": 1.0})
 
     def expert(self, task: Task) -> Policy:
-        """Return the policy that gives the input with which the output was made."""
+        """Return the policy that gives the input with which the output was made.
+
+        `working` writes down the steps from the output to an input, where `work_backwards` knows them.
+        """
+        if self.expert_kind == "working":
+            worked = work_backwards(_text(task, "program"), _text(task, "output"))
+            if worked is not None:
+                lines, numbers = worked
+                reply = "\n".join([*lines, write_input("\n".join(map(str, numbers)))])
+                return lambda observation: Action(content=reply)
         if "input" not in task.fields:
             raise UserError(f"Task '{task.id}' has no 'input' for the expert to give; add that field.")
         answer = write_input(str(task.fields["input"]))

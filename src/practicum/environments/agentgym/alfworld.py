@@ -25,7 +25,7 @@ from practicum.errors import UserError
 from practicum.task import Task, split_of_content
 
 HOST = "practicum.environments.agentgym.alfworld_host:AlfWorldHost"
-EXPERTS = ("walkthrough", "planner")
+EXPERTS = ("walkthrough", "searching", "planner")
 FOLDERS = {"train": "train", "val": "valid_seen", "test": "valid_unseen"}
 NUM_SHUFFLED_GAMES = 6000
 """Number of generated games that are shuffled together; more tasks repeat the cycle."""
@@ -94,6 +94,8 @@ class AlfWorld(AgentGymEnvironment):
         for kind in self.kinds:
             self.check("kind", kind, KINDS)
         self.folder = None if games == "made" else Path(games).expanduser()
+        if self.folder is not None and expert == "searching":
+            raise UserError("alfworld: expert=searching plays generated games only; leave games out.")
         if self.folder is not None and not (self.folder / "train").is_dir():
             raise UserError(f"There are no ALFWorld games in '{games}'; point at the folder that holds 'train'.")
         self._pool = pool_of(workers)
@@ -202,7 +204,10 @@ class AlfWorld(AgentGymEnvironment):
         return [_file_task(split, *numbered[n % len(numbered)]) for n in range(count)]
 
     def expert(self, task: Task) -> Policy:
-        """Return the policy of the game's walkthrough or of Fast Downward's plan; later episodes start with it."""
+        """Return the policy of the game's walkthrough, of a search for the objects, or of Fast Downward's plan.
+
+        Later episodes start with it.
+        """
         game = self._game(task)
         key = (self.expert_kind, game)
         _experts_used.add(self.expert_kind)

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from practicum.environments.agentgym.alfworld_searching import Search
+
 T = TypeVar("T")
 GENERATOR_VERSION = 1
 """Increased when a number gives another game than before; part of every task."""
@@ -31,6 +33,12 @@ ROOMS_OF_KIND = {
     "pick_cool_then_place_in_recep": ("kitchen",),
     "pick_two_obj_and_place": ("kitchen", "living room", "bedroom", "bathroom"),
 }
+TOOLS = {
+    "pick_clean_then_place_in_recep": ("clean", "SinkBasin"),
+    "pick_heat_then_place_in_recep": ("heat", "Microwave"),
+    "pick_cool_then_place_in_recep": ("cool", "Fridge"),
+}
+"""The command that treats an object, and where."""
 ABILITY = {
     "pick_clean_then_place_in_recep": "Cleanable",
     "pick_heat_then_place_in_recep": "Heatable",
@@ -146,6 +154,7 @@ def make_game(number: int, tables: Tables) -> dict[str, Any]:
         "pddl_problem": _problem(number, furniture, things, goal, tables),
         "goal": wording.format(**{name: word.lower() for name, word in words.items()}),
         "plan": _plan(kind, furniture, things, target, goal_receptacle, tables.openable),
+        "search": _search_plan(kind, furniture, things, target, goal_receptacle, tables),
     }
 
 
@@ -248,11 +257,7 @@ def _carry(
             steps.append(["open", receptacle])
             opened.add(receptacle)
 
-    tool = {
-        "pick_clean_then_place_in_recep": ("clean", "SinkBasin"),
-        "pick_heat_then_place_in_recep": ("heat", "Microwave"),
-        "pick_cool_then_place_in_recep": ("cool", "Fridge"),
-    }.get(kind)
+    tool = TOOLS.get(kind)
     for thing in carried:
         go(thing.receptacle, within=True)
         steps.append(["take", thing.name, thing.receptacle])
@@ -269,6 +274,38 @@ def _carry(
             go(end, within=True)
             steps.append(["move", thing.name, end])
     return steps
+
+
+def _search_plan(
+    kind: str,
+    furniture: Mapping[str, str],
+    things: Sequence[Thing],
+    target: str,
+    goal_receptacle: str,
+    tables: Tables,
+) -> list[list[str]]:
+    """Return the steps of an expert that has to look for the objects (`alfworld_searching.py`)."""
+    contents: dict[str, list[tuple[str, str]]] = {}
+    for thing in things:
+        contents.setdefault(thing.receptacle, []).append((thing.name, thing.kind))
+    search = Search(furniture, contents, tables.openable)
+    lamp = next((thing.kind for thing in things if thing.kind in LIT_ROOMS.values()), "")
+    for _ in range(2 if kind == "pick_two_obj_and_place" else 1):
+        search.take(
+            search.find(target, lambda piece: piece != goal_receptacle and target in tables.holds.get(piece, ()))
+        )
+        if kind in TOOLS:
+            verb, tool = TOOLS[kind]
+            receptacle = next(name for name, piece in furniture.items() if piece == tool)
+            search.go(receptacle)
+            search.steps.append([verb, search.carried, receptacle])
+        if kind == "look_at_obj_in_light":
+            search.steps.append(["use", search.find(lamp, lambda piece: piece in LAMP_STANDS)])
+        else:
+            end = next(name for name, piece in furniture.items() if piece == goal_receptacle)
+            search.go(end)
+            search.steps.append(["move", search.carried, end])
+    return search.steps
 
 
 def _stands(steps: Sequence[Sequence[str]]) -> str:

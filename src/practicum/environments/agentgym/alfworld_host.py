@@ -60,7 +60,9 @@ class AlfWorldHost:
         return self._spare.pop() if self._spare else Library()
 
     def _plan_of(self, world: Game, data: Mapping[str, Any], expert: str) -> list[str]:
-        """Return the commands of `walkthrough` (part of the game) or `planner` (Fast Downward)."""
+        """Return the commands of `walkthrough` or `searching` (part of the game), or of `planner` (Fast Downward)."""
+        if expert == "searching":
+            return world.worded(data["search"])
         if expert == "walkthrough" and "plan" in data:
             return world.worded(data["plan"])
         if expert == "walkthrough" and data.get("walkthrough"):
@@ -85,6 +87,7 @@ def load(game: int | str) -> dict[str, Any]:
         "grammar": grammar.replace(PLACEHOLDER, game_data["goal"]),
         "pddl_problem": game_data["pddl_problem"],
         "plan": game_data["plan"],
+        "search": game_data["search"],
     }
 
 

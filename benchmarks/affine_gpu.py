@@ -1,0 +1,379 @@
+"""Affine's pipeline with SmolLM2-135M in each of its eight environments: base, SFT and RL on held-out tasks.
+
+    python benchmarks/affine_gpu.py [--only sat,babyai] [--out runs/affine-gpu] [--minutes 18] [--at-once 8]
+
+One model per environment, with the settings of the recipe `affine-smollm2-gpu` and those of `WORLDS` below. Every
+environment runs in a process of its own: the expert's episodes, the base model evaluated, SFT (the weights with the
+least loss on held-out demonstrations), evaluated, GRPO until the time is up (the weights with the best validation, the
+SFT model among them), evaluated on the same test tasks. `affine_gpu.json` in --out has all figures so far and is
+written again every few seconds. Finished stages are not done again when the same command is given again; with
+`--until collect` only the demonstrations are made, so that they can be taken to the GPU with the folder.
+"""
+
+from __future__ import annotations
+
+from gpu_legs import needs
+
+needs.prepare()
+
+import argparse
+import asyncio
+import ctypes
+import faulthandler
+import gc
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from practicum.config.pipeline import PipelineConfig
+from practicum.models import device, loader
+from practicum.pipeline import stages
+from practicum.pipeline.runner import PipelineRunner
+from practicum.training import build
+
+RECIPE = "affine-smollm2-gpu"
+RESULTS = Path(__file__).parent / "results" / "affine_gpu.json"
+LAST_EVALUATION = 75.0
+"""Seconds that the RL stage leaves to the last evaluation."""
+GRACE = 45.0
+"""Seconds beyond its time after which an environment's process is ended from outside."""
+POLL = 5.0
+"""Seconds between two looks at the processes."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Sizes of one environment: what its episodes need, and what the time allows."""
+
+    demonstrations: int
+    turns: int = 1
+    tokens: int = 64
+    epochs: int = 4
+    tasks_per_step: int = 32
+    steps: int = 140
+    evaluated: int = 300
+    validated: int = 100
+    validate_every: int = 20
+
+
+WORLDS = {
+    "agentgym:sciworld": World(786, turns=16, tokens=32, epochs=8, tasks_per_step=16, validated=64, validate_every=15),
+    "agentgym:alfworld": World(1800, turns=30, tokens=32, tasks_per_step=16, validated=64, validate_every=15),
+    "agentgym:webshop": World(2000, turns=8, tokens=64),
+    "agentgym:textcraft": World(2000, turns=14, tokens=64),
+    "agentgym:babyai": World(2500, turns=20, tokens=24),
+    "affine:abd": World(4000, tokens=128, epochs=5),
+    "affine:ded": World(3000, tokens=128),
+    "affine:sat": World(4000, tokens=64, steps=300),
+}
+"""The slowest first."""
+
+
+class Clock:
+    """Seconds since the start, and how many are left."""
+
+    def __init__(self, minutes: float) -> None:
+        self.begun, self.limit = time.monotonic(), 60 * minutes
+
+    @property
+    def gone(self) -> float:
+        return time.monotonic() - self.begun
+
+    @property
+    def left(self) -> float:
+        return self.limit - self.gone
+
+    def say(self, text: str) -> None:
+        print(f"[{self.gone:5.0f} s] {text}", flush=True)
+
+
+def config_of(name: str, out: Path, tiny: bool) -> PipelineConfig:
+    """The recipe cut down to one environment, with the sizes of `WORLDS`."""
+    config, world = stages.resolve([f"recipe={RECIPE}"]).config, WORLDS[name]
+    data, rl = config.data, config.rl_training
+    for group in (data.affine, data.agentgym):
+        group.environments = [one for one in group.environments if one == name]
+    data.affine.num_samples = data.agentgym.num_episodes = world.demonstrations
+    data.agentgym.max_episode_length, data.max_response_tokens = world.turns, world.tokens
+    data.environment_args = {name: data.environment_args[name]}
+    config.training.num_epochs = world.epochs
+    rl.rollout_batch_size, rl.num_rollouts = world.tasks_per_step, world.steps
+    rl.overrides = [
+        *rl.overrides, f"data.val_batch_size={world.validated}", f"trainer.test_freq={world.validate_every}",
+        "trainer.val_before_train=true", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192",
+    ]  # fmt: skip
+    config.evaluation.num_eval_samples = world.evaluated
+    config.output_dir = str(out / stages.file_name(name))
+    if tiny:
+        make_tiny(config)
+    return config
+
+
+def make_tiny(config: PipelineConfig) -> None:
+    """Sizes at which a CPU gets through all stages within a minute: shows that they work."""
+    data, rl, training = config.data, config.rl_training, config.training
+    config.model.path = "tiny"
+    data.affine.num_samples = data.agentgym.num_episodes = 12
+    data.max_response_tokens = min(12, data.max_response_tokens)
+    data.agentgym.max_episode_length = min(10, data.agentgym.max_episode_length)
+    training.num_epochs, training.batch_size, training.eval_steps, training.bf16 = 1, 4, 2, False
+    rl.rollout_batch_size, rl.num_chains, rl.num_rollouts = 2, 2, 2
+    rl.overrides = [text for text in rl.overrides if not text.startswith(("data.val_batch_size", "trainer.test_freq"))]
+    rl.overrides += ["data.val_batch_size=2", "trainer.test_freq=1"]
+    config.evaluation.num_eval_samples = 3
+    for options in data.environment_args.values():
+        if "workers" in options:
+            options["workers"] = 1
+
+
+class TimedPipeline(PipelineRunner):
+    """A pipeline whose RL stage ends in time for the last evaluation, with its best weights by validation."""
+
+    def __init__(self, config: PipelineConfig, clock: Clock) -> None:
+        super().__init__(config, lambda text: clock.say(f"{self.name}: {text.strip()}"), progress=False)
+        self.clock, self.name = clock, stages.environments(config)[0]
+        for name, function in self.functions.items():
+            self.functions[name] = self._with_free_memory(function)
+
+    def _with_free_memory(self, function: Any) -> Any:
+        def call() -> None:
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            function()
+
+        return call
+
+    def _shared_settings(self, environment: str) -> dict[str, Any]:
+        return {**super()._shared_settings(environment), "concurrency": 256}
+
+    def sft(self) -> None:
+        super().sft()
+        remove_checkpoints(stages.folder(self.config, "sft"))
+
+    def train(self) -> None:
+        asyncio.run(self._train())
+        remove_checkpoints(stages.folder(self.config, "rl"))
+
+    async def _train(self) -> None:
+        clock, best = self.clock, Best()
+        took: list[float] = []
+
+        def stepped(step: int, values: dict[str, float]) -> None:
+            best.offer(run, step, values)
+            took.append(values.get("timing/rollout", 0.0) + values.get("timing/update", 0.0))
+            if step <= 2 or step % 10 == 0:
+                val = f", validation {values['val/success/mean']:.2f}" if "val/success/mean" in values else ""
+                clock.say(
+                    f"{self.name}: step {step}: success {values.get('success/mean', 0.0):.2f}{val}, mismatch "
+                    f"{values.get('mismatch/logprob/mean', 0.0):.2g}, {values.get('timing/rollout', 0.0):.1f} + "
+                    f"{values.get('timing/update', 0.0):.1f} s"
+                )
+            if clock.left < LAST_EVALUATION + 2 * max(took[-5:]):
+                run.request_stop()
+
+        run = build.build_run(stages.rl_config(self.config), on_step=stepped, say=clock.say)
+        run.settings = replace(run.settings, save_on_stop=False)
+        best.start(run)
+        try:
+            try:
+                await run.train()
+            except KeyboardInterrupt:
+                clock.say(f"{self.name}: the time for RL is up at step {run.state.step}")
+            best.restore(run)
+            run.policy.save(Path(stages.model_path(self.config, "rl")))
+        finally:
+            await run.policy.close()
+        folder = stages.folder(self.config, "rl")
+        (folder / "chosen.json").write_text(json.dumps({"steps": run.state.step, **best.record()}) + "\n")
+
+
+class Best:
+    """The weights of the best validation, in memory; the later of equals would be no better known, so the first."""
+
+    def __init__(self) -> None:
+        self.step, self.value = 0, -1.0
+        self.weights: dict[str, torch.Tensor] = {}
+        self.values: list[tuple[int, float]] = []
+
+    def start(self, run: Any) -> None:
+        """Take the weights that RL starts from."""
+        self.weights = {name: tensor.detach().cpu().clone() for name, tensor in weights_of(run).items()}
+
+    def offer(self, run: Any, step: int, values: dict[str, float]) -> None:
+        if not self.values and run.state.best_step == 0:  # the validation before the first step
+            self.value = run.state.best_value
+            self.values.append((0, self.value))
+        value = values.get("val/success/mean")
+        if value is None:
+            return
+        self.values.append((step, value))
+        if value > self.value:
+            self.step, self.value = step, value
+            self.weights = {name: tensor.detach().cpu().clone() for name, tensor in weights_of(run).items()}
+
+    def restore(self, run: Any) -> None:
+        """Put the best weights back, unless the last ones are they or nothing was validated."""
+        if self.values and self.step != run.state.step:
+            with torch.no_grad():
+                for name, tensor in weights_of(run).items():
+                    tensor.copy_(self.weights[name])
+
+    def record(self) -> dict[str, Any]:
+        return {"best_step": self.step, "best_validation": self.value, "validations": self.values}
+
+
+def weights_of(run: Any) -> dict[str, torch.Tensor]:
+    return dict(run.policy.loaded.model.named_parameters())
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Checkpoints are 2 GB each, and the finished stage does not need them."""
+    for path in folder.glob("global_step_*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def gathered(folder: Path) -> dict[str, Any]:
+    """What an environment has to show, finished or not."""
+    row: dict[str, Any] = {"evaluations": {}}
+    for key, path in {"stages": folder / "stages.json", "rl": folder / "rl" / "chosen.json"}.items():
+        row[key] = read_json(path)
+    for model in stages.MODELS:
+        for path in sorted((folder / "eval" / model).glob("*.json")):
+            row["evaluations"][model] = (read_json(path) or {}).get("aggregated_metrics")
+    row["results"] = read_json(folder / "logs" / "evaluation_results.json")
+    for stage, keys in {"sft": ("actor/loss", "eval/loss"), "rl": RL_CURVES}.items():
+        rows = json_lines(folder / stage / "metrics.jsonl")
+        curves = {key: [[one["step"], one[key]] for one in rows if key in one] for key in keys}
+        row[f"{stage}_curves"] = {key: thinned(curve) for key, curve in curves.items() if curve}
+    return row
+
+
+RL_CURVES = (
+    "success/mean", "reward/mean", "val/success/mean", "mismatch/logprob/mean", "response_length/mean",
+    "rollout/truncated",
+)  # fmt: skip
+
+
+def thinned(curve: list[list[float]], count: int = 200) -> list[list[float]]:
+    return curve[:: max(1, len(curve) // count)]
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file; the last one may be half written."""
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return found
+
+
+def write_record(out: Path, names: list[str], clock: Clock, wrong: dict[str, str]) -> dict[str, Any]:
+    record = {
+        "seconds": clock.gone, "place": device.resolve().describe(), "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d"), "wrong": wrong,
+        "worlds": {name: gathered(out / stages.file_name(name)) for name in names},
+    }  # fmt: skip
+    half = out / "affine_gpu.json.new"
+    half.write_text(json.dumps(record, indent=1) + "\n")
+    half.replace(out / "affine_gpu.json")
+    return record
+
+
+def run_world(name: str, args: argparse.Namespace) -> None:
+    """One environment's pipeline in this process."""
+    if sys.platform == "linux":  # whoever started this may be killed: nobody is to go on using the card then
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    faulthandler.dump_traceback_later(max(60.0, 60 * args.minutes + GRACE - 5))
+    clock = Clock(args.minutes)
+    runner = TimedPipeline(config_of(name, args.out, args.tiny), clock)
+    result = runner.run(args.until)
+    if result is not None:
+        print("\n".join(result.lines()), flush=True)
+
+
+def run_worlds(names: list[str], args: argparse.Namespace) -> dict[str, Any]:
+    """All environments, `--at-once` processes at a time; each has until the end of the time."""
+    clock, waiting, wrong = Clock(args.minutes), list(names), dict[str, str]()
+    running: dict[str, tuple[subprocess.Popen[bytes], Any, float]] = {}
+    args.out.mkdir(parents=True, exist_ok=True)
+    while waiting or running:
+        while waiting and len(running) < args.at_once:
+            name = waiting.pop(0)
+            # A share of the time where not all run at once, and all of what is left in the last round.
+            rounds = -(-(len(waiting) + 1) // args.at_once)
+            share = clock.left / rounds
+            words = ["--world", name, "--out", str(args.out), "--minutes", f"{share / 60:.3f}"]
+            words += ["--tiny"] if args.tiny else []
+            words += ["--until", args.until] if args.until else []
+            log = (args.out / f"{stages.file_name(name)}.log").open("ab")
+            command = [sys.executable, "-u", __file__, *words]
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+            running[name] = (process, log, clock.gone + share + GRACE)
+            clock.say(f"{name} starts")
+        time.sleep(POLL)
+        for name, (process, log, end) in list(running.items()):
+            if process.poll() is None and clock.gone < end:
+                continue
+            if process.poll() is None:
+                wrong[name] = "ended from outside: its time was up"
+                process.kill()
+            elif process.returncode:
+                wrong[name] = f"exit code {process.returncode}"
+            process.wait()
+            log.close()
+            del running[name]
+            clock.say(f"{name} {wrong.get(name, 'is done')}")
+        write_record(args.out, names, clock, wrong)
+    return write_record(args.out, names, clock, wrong)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help=f"some of {', '.join(WORLDS)}, without what is before the colon")
+    parser.add_argument("--world", help=argparse.SUPPRESS)  # this process is to do that one itself
+    parser.add_argument("--out", type=Path, default=Path("runs/affine-gpu"))
+    parser.add_argument("--minutes", type=float, default=18.0)
+    parser.add_argument("--at-once", type=int, default=8)
+    parser.add_argument("--until", choices=stages.STAGES, help="stop after this stage")
+    parser.add_argument("--tiny", action="store_true", help="toy sizes: shows that it works")
+    args = parser.parse_args()
+    if args.world:
+        run_world(args.world, args)
+        return
+    short = {name.partition(":")[2]: name for name in WORLDS}
+    unknown = set(args.only.split(",")) - set(short) if args.only else set()
+    if unknown:
+        raise SystemExit(f"There is no {', '.join(sorted(unknown))}; choose among {', '.join(short)}.")
+    names = [name for key, name in short.items() if not args.only or key in args.only.split(",")]
+    os.environ.setdefault("OMP_NUM_THREADS", "2")
+    loader.model_folder(
+        "tiny" if args.tiny else "smollm2"
+    )  # converted once, before all processes want it at the same time
+    record = run_worlds(names, args)
+    if not args.tiny and not args.until and not record["wrong"]:
+        RESULTS.write_text(json.dumps(record, indent=1) + "\n")
+    if record["wrong"]:
+        raise SystemExit("; ".join(f"{name}: {text}" for name, text in record["wrong"].items()))
+
+
+if __name__ == "__main__":
+    main()
