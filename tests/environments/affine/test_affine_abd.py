@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
 import pytest
@@ -218,3 +219,12 @@ def test_the_working_expert_shows_steps_that_lead_to_a_right_input() -> None:
 )
 def test_what_cannot_be_worked_out_is_left_alone(program: str, output: str) -> None:
     assert work_backwards(program, output) is None
+
+
+def test_thoughts_are_left_out_in_linear_time() -> None:
+    assert read_input("<think><INPUT>1</INPUT></think><INPUT>2</INPUT><think>") == "2"
+    assert read_input("<thinking>x</thinking><INPUT>3</INPUT><think><INPUT>4</INPUT></thinking>") == "4"
+    begin = time.perf_counter()
+    for text in ("<think>" * 40_000, "<think></thinking>" * 20_000, "<thinking></think>" * 20_000, "<INPUT>" * 40_000):
+        read_input(text)
+    assert time.perf_counter() - begin < 2

@@ -110,6 +110,36 @@ def test_cruxeval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not solved(world, tasks[0], "<INPUT>[2 + 2, 5], 0 if 1 else 0</INPUT>")
 
 
+def test_a_cruxeval_program_without_arguments(tmp_path: Path) -> None:
+    row = {"id": "sample_134", "code": "def f():\n    return sum(range(5))", "input": "", "output": "10"}
+    world = AbdEnvironment(files={"test": write(tmp_path / "test.jsonl", CRUX, row)})
+    tasks = world.tasks("test", 9)
+    assert [task.id for task in tasks] == ["sample_0", "sample_134"]
+    assert all(solved(world, task) for task in tasks)
+    assert solved(world, tasks[1], "<INPUT></INPUT>")
+    assert not solved(world, tasks[1], "<INPUT>1</INPUT>")
+
+
+def test_an_input_is_never_run_as_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = "xs = [int(x) for x in eval(input())]\nprint(sum(map(eval, input().split())) + len(xs))"
+    rows = [
+        {"id": "a", "program": program, "inputs": "[1, 2]\n3 4*5", "output": "25"},
+        {"id": "b", "program": "exec(input())\nprint(1)", "inputs": "x = 1", "output": "1"},
+        {"id": "c", "program": "import builtins\nprint(builtins.eval(input()))", "inputs": "1", "output": "1"},
+    ]
+    world = AbdEnvironment(files={"test": write(tmp_path / "test.jsonl", *rows)})
+    (task,) = world.tasks("test", 9)
+    assert "2 rows left out, its program can run its input as code" in capsys.readouterr().err
+    assert solved(world, task)
+    assert solved(world, task, "<INPUT>(0,)\n24</INPUT>")
+    for hack in (
+        "print(25) or exit()",
+        "__import__('os').write(1, b'25') and exit()",
+        "(lambda: print(25))() or exit()",
+    ):
+        assert not solved(world, task, f"<INPUT>{hack}\n1</INPUT>")
+
+
 def test_humaneval_and_mbpp(tmp_path: Path) -> None:
     path = tmp_path / "HumanEval.jsonl.gz"
     path.write_bytes(gzip.compress(json.dumps(HUMANEVAL).encode()))

@@ -7,6 +7,7 @@ generated, or come from a file of R2 (`satpalsr/rl-python`) or CRUXEval rows.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,21 @@ MIN_WRAPPED_LEVEL = 3
 """From this level on half of the programs are wrapped in a function `solve`."""
 MAX_SHOWN_CHARS = 500
 """Number of characters of a wrong output that the agent is shown."""
+
+
+EVAL = """
+def eval(source, *_):
+    import ast, operator
+    kinds = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+             ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
+    def value(node):
+        if isinstance(node, ast.BinOp) and type(node.op) in kinds:
+            return kinds[type(node.op)](value(node.left), value(node.right))
+        return ast.literal_eval(node)
+    return value(ast.parse(source.strip() if isinstance(source, str) else source, mode="eval").body)
+"""
+"""Replaces `eval` in a program: literals and arithmetic only. With the real one, an input could be a program that
+prints the expected output and exits."""
 
 
 class AbdEnvironment(ProgramEnvironment):
@@ -79,10 +95,12 @@ class AbdEnvironment(ProgramEnvironment):
 
     async def judge(self, task: Task, answer: str) -> Verdict:
         program, expected = _text(task, "program"), _text(task, "output")
-        lines = answer.split("\n") if answer else []
+        # An empty line is an input only of a program that takes no arguments.
+        lines = answer.split("\n") if answer or task.fields.get("input") == "" else []
         if len(lines) < min_input_lines(program, lines[0] if lines else ""):
             return Verdict(False, 0.0, "The program reads more lines than that.", {"ran": 0.0})
-        (run,) = await run_jobs_async([Job(program, with_newline(answer))], self.cpu_seconds)
+        judged = f"{EVAL}\n{program}" if re.search(r"\beval\b", program) else program
+        (run,) = await run_jobs_async([Job(judged, with_newline(answer))], self.cpu_seconds)
         if not run.ok:
             return Verdict(False, 0.0, f"With that input the program fails: {run.problem}", {"ran": 0.0})
         success = same_output(expected, run.output)

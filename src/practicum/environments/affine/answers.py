@@ -6,12 +6,24 @@ import re
 
 from practicum.rewards.code_answer import extract_code, fenced_blocks
 
-THOUGHT = re.compile(r"<(think|thinking)>.*?</\1>", re.S)
+THOUGHT = re.compile(r"<(think|thinking)>")
 INPUT = re.compile(r"<INPUT>((?:(?!<INPUT>).)*?)</INPUT>", re.S | re.I)
 
 
 def without_thoughts(text: str) -> str:
-    return THOUGHT.sub("", text)
+    """Remove <think>...</think> and <thinking>...</thinking>; one that is not closed stays. Linear in the text."""
+    kept: list[str] = []
+    unclosed: set[str] = set()
+    begin = position = 0
+    while match := THOUGHT.search(text, position):
+        position, tag = match.end(), match[1]
+        end = -1 if tag in unclosed else text.find(f"</{tag}>", position)
+        if end < 0:
+            unclosed.add(tag)
+            continue
+        kept.append(text[begin : match.start()])
+        begin = position = end + len(f"</{tag}>")
+    return "".join((*kept, text[begin:]))
 
 
 def read_input(text: str) -> str | None:

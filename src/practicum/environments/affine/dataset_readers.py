@@ -27,8 +27,10 @@ from practicum.errors import UserError
 from practicum.task import Task, split_of_content
 
 HINT = "The program reads standard input and prints the answer and nothing else."
-CRUX_CALL = 'import ast\nprint(repr(f(*ast.literal_eval("(" + input() + ",)"))))'
-"""Arguments are parsed as literals: an input can be any value but not code."""
+CRUX_CALL = 'import ast\nprint(repr(f(*ast.literal_eval("[" + input() + "]"))))'
+"""Arguments are parsed as literals: an input can be any value but not code. There may be none."""
+CODE_NAMES = {"exec", "compile", "__import__", "__builtins__", "breakpoint"}
+CODE_MODULES = {"builtins", "code", "ctypes", "importlib", "pickle", "runpy", "subprocess"}
 
 
 class SkippedRow(Exception):
@@ -46,14 +48,38 @@ def abduction(row: Mapping[str, Any], number: int) -> Row:
     if output is None or not stdin_text(output).strip():
         raise SkippedRow("its output is empty")
     stdin = row.get("inputs", row.get("input"))
+    if runs_input_as_code(text_field(row, "program")):
+        raise SkippedRow("its program can run its input as code")
     answer = {} if stdin is None else {"input": stdin_text(stdin).rstrip("\n")}
     return {**_metadata(row), "program": text_field(row, "program"), "output": stdin_text(output), **answer}
 
 
-def _crux(row: Mapping[str, Any]) -> Row:
-    code, stdin, output = (text_field(row, name) for name in ("code", "input", "output"))
+def runs_input_as_code(program: str) -> bool:
+    """Return whether a program can run its input as code by other means than a call of `eval`, which is replaced."""
     try:
-        ast.literal_eval(f"({stdin},)")
+        tree = ast.parse(program)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) if name in CODE_NAMES:
+                return True
+            case ast.Attribute(attr="eval" | "exec"):
+                return True
+            case ast.Import(names=names) if any(alias.name.partition(".")[0] in CODE_MODULES for alias in names):
+                return True
+            case ast.ImportFrom(module=str(name)) if name.partition(".")[0] in {*CODE_MODULES, "__future__"}:
+                return True  # after `from __future__` the replacement of eval could not be defined
+    return False
+
+
+def _crux(row: Mapping[str, Any]) -> Row:
+    code, output = text_field(row, "code"), text_field(row, "output")
+    stdin = row.get("input")
+    if not isinstance(stdin, str):
+        raise InvalidRow("'input' must be a text")
+    try:
+        ast.literal_eval(f"[{stdin}]")
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         raise SkippedRow("its input is not made of literals") from None
     # An output that is not a literal is compared as text.
