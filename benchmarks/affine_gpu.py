@@ -63,17 +63,23 @@ class World:
     evaluated: int = 300
     validated: int = 100
     validate_every: int = 20
+    slots: int = 160
+    """Requests decoded at once: eight processes share the card's memory, and long episodes need most of it."""
 
 
 WORLDS = {
-    "agentgym:sciworld": World(786, turns=16, tokens=32, epochs=8, tasks_per_step=16, validated=64, validate_every=15),
-    "agentgym:alfworld": World(1800, turns=30, tokens=32, tasks_per_step=16, validated=64, validate_every=15),
+    "agentgym:sciworld": World(
+        786, turns=16, tokens=32, epochs=8, tasks_per_step=16, validated=64, validate_every=15, slots=128
+    ),
+    "agentgym:alfworld": World(
+        1400, turns=30, tokens=32, tasks_per_step=16, validated=64, validate_every=15, slots=128
+    ),
     "agentgym:webshop": World(2000, turns=8, tokens=64),
     "agentgym:textcraft": World(2000, turns=14, tokens=64),
     "agentgym:babyai": World(2500, turns=20, tokens=24),
-    "affine:abd": World(4000, tokens=128, epochs=5),
-    "affine:ded": World(3000, tokens=128),
-    "affine:sat": World(4000, tokens=64, steps=300),
+    "affine:abd": World(4000, tokens=128, epochs=5, slots=256),
+    "affine:ded": World(3000, tokens=128, slots=256),
+    "affine:sat": World(4000, tokens=64, steps=300, slots=256),
 }
 """The slowest first."""
 
@@ -304,6 +310,7 @@ def run_world(name: str, args: argparse.Namespace) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     faulthandler.dump_traceback_later(max(60.0, 60 * args.minutes + GRACE - 5))
     clock = Clock(args.minutes)
+    device.GPU_BATCH_SIZE = WORLDS[name].slots
     runner = TimedPipeline(config_of(name, args.out, args.tiny), clock)
     result = runner.run(args.until)
     if result is not None:
