@@ -37,37 +37,40 @@ from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory, plan_attempts
 from practicum.utils.progress import Progress, duration
 
+DEMONSTRATIONS = 300
+SFT_SAMPLES = 9000
+"""Demonstrations that SFT sees, over all epochs: 30 epochs of 300."""
 COLOURS = {"sft": "#b26a00", "rl": "#1a7f37"}
 STAGE_KEYS = {
     "SFT": "imitate (SFT)",
     "RL (GRPO)": "practise (GRPO)",
     **{f"evaluate {name}": f"examine {name}" for name in ("base", "sft", "rl")},
 }
-"""Names of stages in summary.json where they are not those of the progress lines."""
+"""Names of stages in summary.json, which are older than those of the progress lines."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The sizes and settings of all stages; SFT ends once `sft_target` of the validation tasks are solved."""
+    """The sizes and settings of all stages; the SFT model is the best of its validations on `check_tasks` tasks."""
 
     sft: SFTSettings
     rl: RLSettings
     levels: tuple[int, ...] = (1, 2)
-    demonstrations: int = 6000
+    demonstrations: int = DEMONSTRATIONS
     panel: int = 400
     check_tasks: int = 100
-    sft_target: float = 0.4
     max_tokens: int = 32
     temperature: float = 1.0
     eval_temperature: float = 0.0
 
 
-def default_plan(seed: int) -> Plan:
-    """The plan of `practicum quickstart`."""
+def default_plan(seed: int, demonstrations: int = DEMONSTRATIONS) -> Plan:
+    """The plan of `practicum quickstart`; with more demonstrations fewer epochs, at least four."""
     return Plan(
+        demonstrations=demonstrations,
         sft=SFTSettings(
-            num_epochs=1, batch_size=8, gradient_accumulation_steps=1, learning_rate=1e-3, warmup_steps=30,
-            scheduler_type="constant", seed=seed,
+            num_epochs=max(4, SFT_SAMPLES // demonstrations), batch_size=8, gradient_accumulation_steps=1,
+            learning_rate=1e-3, warmup_steps=30, scheduler_type="constant", check_every=75, seed=seed,
         ),
         rl=RLSettings(
             total_training_steps=100, train_batch_size=16, num_chains=8, adv_estimator="grpo", lr=3e-4,
@@ -79,8 +82,11 @@ def default_plan(seed: int) -> Plan:
 class Quickstart:
     """One run of the plan into a folder."""
 
-    def __init__(self, out: Path, seed: int, plan: Plan, say: Callable[[str], None] = print) -> None:
-        self.out, self.seed, self.plan, self.say = out, seed, plan, say
+    def __init__(
+        self, out: Path, seed: int, plan: Plan, say: Callable[[str], None] = print, sft_only: bool = False
+    ) -> None:
+        """With `sft_only`, it ends with the evaluation of the SFT model."""
+        self.out, self.seed, self.plan, self.say, self.sft_only = out, seed, plan, say, sft_only
         self.begun = time.monotonic()
         self.seconds: dict[str, float] = {}
 
@@ -124,26 +130,17 @@ class Quickstart:
             raise UserError(f"'{self.out}' already holds a quickstart; choose another --out, or remove that folder.")
         store.write_atomic(path, data)
 
-    async def sft_only(self) -> None:
-        """Demonstrations and SFT only: a start for other experiments, in `sft/model`."""
-        self.policy = TrainablePolicy(loader.load_tiny(self.seed), max_batch=128)
-        try:
-            await self._train_sft(await self._collect_demonstrations())
-            self.policy.save(self.out / "sft" / "model")
-        finally:
-            await self.policy.close()
-
     async def run_stages(self) -> dict[str, Any]:
         """Evaluate, train by SFT and RL, and evaluate after each; returns the summary."""
         null = await self._evaluate_scripted("null")
         base = await self._evaluate("base")
         await self._train_sft(await self._collect_demonstrations())
-        self.policy.save(self.out / "sft" / "model")
-        sft = await self._evaluate("sft")
+        results = {"null": null, "base": base, "sft": await self._evaluate("sft")}
+        if self.sft_only:
+            return self._report(results, [])
         curve = await self._train_rl()
         self.policy.save(self.out / "rl" / "model")
-        rl = await self._evaluate("rl")
-        return self._report({"null": null, "base": base, "sft": sft, "rl": rl}, curve)
+        return self._report(results | {"rl": await self._evaluate("rl")}, curve)
 
     async def _collect_demonstrations(self) -> list[Trajectory]:
         tasks = self.tasks("train", self.plan.demonstrations, 1)
@@ -156,25 +153,24 @@ class Quickstart:
             )  # fmt: skip
 
     async def _train_sft(self, demonstrations: list[Trajectory]) -> None:
-        """SFT until the policy solves a set share of validation tasks: RL needs some success to start from."""
-        plan = self.plan.sft
+        """SFT over all epochs; the weights of the best validation are the result, in `sft/model`."""
+        plan, agent = self.plan.sft, self.agent(self.plan.eval_temperature)
         check = Panel(tuple(self.tasks("val", self.plan.check_tasks, 0)), self.seed)
-        self.val_success = 0.0
+        success = 0.0
 
-        async def good_enough() -> bool:
-            result, _ = await self.policy.evaluate(
-                "val", check, self.make_environment, self.agent(self.plan.eval_temperature)
-            )
-            self.val_success = result.success_rate
-            return result.success_rate >= self.plan.sft_target
+        async def evaluate() -> EvalResult:
+            nonlocal success
+            result, _ = await self.policy.evaluate("val", check, self.make_environment, agent)
+            success = result.success_rate
+            return result
 
         with self._stage("SFT", planned_steps(len(demonstrations), plan), "steps") as progress:
 
             def show(step: int, metrics: dict[str, float]) -> None:
-                progress.advance(1, f"loss {metrics['actor/loss']:.3f}, validation {self.val_success:.0%}")
+                progress.advance(1, f"loss {metrics['actor/loss']:.3f}, validation {success:.0%}")
 
-            self.sft_steps = await train_sft(
-                self.policy, demonstrations, plan, self.out / "sft", on_step=show, good_enough=good_enough
+            self.sft_state = await train_sft(
+                self.policy, demonstrations, plan, self.out / "sft", show, evaluate, say=lambda text: None
             )
 
     async def _train_rl(self) -> list[float]:
@@ -222,33 +218,31 @@ class Quickstart:
         return Timed(label, total, unit)
 
     def _report(self, results: dict[str, EvalResult], curve: list[float]) -> dict[str, Any]:
-        gain = compare_pair(results["sft"], results["rl"])
+        gain = compare_pair(results["sft"], results["rl"]) if "rl" in results else None
         total = time.monotonic() - self.begun
         summary: dict[str, Any] = {
             **{name: result.summary() for name, result in results.items()},
-            "difference": gain.success.difference,
-            "difference_low": gain.success.interval.low,
-            "difference_high": gain.success.interval.high,
-            "p_value": gain.success.p_value,
-            "verdict": gain.conclusion,
+            **({} if gain is None else comparison_figures(gain)),
             "seconds": total,
             "stages": self.seconds,
             "panel": self.panel.hash,
             "seed": self.seed,
-            "sft_steps": self.sft_steps,
+            "sft_steps": self.sft_state.step,
+            "sft_best_step": self.sft_state.best_step,
             "plan": asdict(self.plan),
             "curve": curve,
         }
-        store.write_atomic(self.out / "curve.html", self._page(results, gain, curve).encode())
-        store.write_atomic(self.out / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
         self.say("")
         self.say(table(results))
         self.say("")
-        self.say(sentence(gain))
-        self.say(
-            f"{duration(total)} min in all; figures in {self.out / 'summary.json'}, curve in {self.out / 'curve.html'}"
-        )
-        example = next(iter(sorted((self.out / "rl" / "examination").glob("*.jsonl"))), None)
+        written = f"figures in {self.out / 'summary.json'}"
+        if gain is not None:
+            store.write_atomic(self.out / "curve.html", self._page(results, gain, curve).encode())
+            written += f", curve in {self.out / 'curve.html'}"
+            self.say(sentence(gain))
+        store.write_atomic(self.out / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+        self.say(f"{duration(total)} min in all; {written}")
+        example = next(iter(sorted((self.out / list(results)[-1] / "examination").glob("*.jsonl"))), None)
         if example is not None:
             self.say(f"See an episode: practicum show '{example}'")
         return summary
@@ -265,6 +259,17 @@ class Quickstart:
             for name, result in results.items()
         ]
         return learning_curve("Practicum quickstart", subtitle, curve, marks, [*notes, sentence(gain)])
+
+
+def comparison_figures(gain: Comparison) -> dict[str, Any]:
+    """What summary.json says of RL against SFT."""
+    return {
+        "difference": gain.success.difference,
+        "difference_low": gain.success.interval.low,
+        "difference_high": gain.success.interval.high,
+        "p_value": gain.success.p_value,
+        "verdict": gain.conclusion,
+    }
 
 
 def table(results: dict[str, EvalResult]) -> str:

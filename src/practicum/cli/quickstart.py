@@ -7,6 +7,8 @@ import asyncio
 import sys
 from pathlib import Path
 
+from practicum.errors import UserError
+
 
 def run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="practicum quickstart", description=__doc__)
@@ -14,7 +16,13 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--out", type=Path, default=None, help="folder for everything it writes (default: runs/quickstart-SEED)"
     )
+    parser.add_argument(
+        "--demonstrations", type=int, default=300, help="demonstrations of the expert for SFT (default: 300)"
+    )
+    parser.add_argument("--sft-only", action="store_true", help="stop after SFT and its evaluation")
     args = parser.parse_args(argv)
+    if args.demonstrations < 8:
+        raise UserError(f"--demonstrations {args.demonstrations}: SFT needs at least 8.")
     print("Practicum quickstart: demonstrations → SFT → GRPO → evaluation", flush=True)
 
     from practicum.utils.progress import Progress
@@ -24,7 +32,8 @@ def run(argv: list[str]) -> int:
 
         progress.advance()
     out = args.out or Path("runs") / f"quickstart-{args.seed}"
-    quick = Quickstart(out, args.seed, default_plan(args.seed), say=lambda text: print(text, flush=True))
+    plan = default_plan(args.seed, args.demonstrations)
+    quick = Quickstart(out, args.seed, plan, say=lambda text: print(text, flush=True), sft_only=args.sft_only)
     try:
         asyncio.run(quick.run())
     except KeyboardInterrupt:

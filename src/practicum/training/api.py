@@ -12,6 +12,7 @@ from practicum.config.resolve import resolve_supervised, resolve_train
 from practicum.config.sft import SFTConfig
 from practicum.config.train import TrainConfig
 from practicum.training import build, build_supervised
+from practicum.training.checkpoint import MODEL
 from practicum.training.run import Run, TrainState
 from practicum.utils.progress import Progress
 
@@ -45,7 +46,8 @@ def train(
 
     `config` is a `TrainConfig` or overrides as `practicum train` takes them, such as ["recipe=math-tiny"]. A folder
     that holds an unfinished run of the same configuration is continued. The model goes to `model_folder`, by default
-    model/ in the run's folder. `log` gets messages, `progress` shows a line on stderr.
+    model/ in the run's folder: the best one by validation, or the last where nothing is validated. last/ beside it
+    has the last weights. `log` gets messages, `progress` shows a line on stderr.
     """
     return asyncio.run(_train(resolve_train(config).config, model_folder, progress, log, on_step))
 
@@ -74,13 +76,12 @@ async def _train(
             on_step(step, run.settings.total_training_steps, values)
 
     run = build.build_run(config, report, (lambda episode: line.advance()) if online else None, say=log)
+    model = run.model_folder = run.folder / MODEL if model_folder is None else Path(model_folder)
     try:
         line.total = run.settings.total_training_steps * episodes_per_step
         line.done = run.state.step * episodes_per_step
         with line:
             state = await run.train()
-        model = run.folder / "model" if model_folder is None else Path(model_folder)
-        run.policy.save(model)
     finally:
         await run.policy.close()
     return TrainResult(run.folder, model, state.step, state.best_step, state.best_value, metrics)

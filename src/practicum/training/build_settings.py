@@ -226,4 +226,5 @@ def run_settings(config: TrainConfig, steps: int) -> RunSettings:
         early_stopping_patience=trainer.early_stopping_patience,
         resume_mode=trainer.resume_mode,
         resume_from_path=trainer.resume_from_path,
+        keep_best=True,
     )

@@ -31,8 +31,9 @@ from practicum.errors import UserError
 from practicum.training.critic import Critic
 from practicum.training.trainable_policy import TrainablePolicy
 
-METRICS, TIMING, MODEL = "metrics.jsonl", "timing.jsonl", "model"
-"""Files and the model's folder in a run's folder."""
+METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
+MODEL, LAST = "model", "last"
+"""Folders of a run: the best model by validation (the last where nothing was validated), and the last model."""
 MAY_CHANGE = (
     "trainer.total_training_steps",
     "trainer.total_epochs",

@@ -19,7 +19,6 @@ from torch import Tensor
 from practicum.algorithms import losses
 from practicum.errors import UserError
 from practicum.evaluation.result import EvalResult
-from practicum.evaluation.stats.intervals import COMPARISON_LEVEL
 from practicum.models.decoder import Decoder
 from practicum.training.critic import Critic, ValuedSample, explained_variance, with_final_state
 from practicum.training.curriculum import TrajectoryGroups
@@ -39,7 +38,7 @@ from practicum.training.rl_settings import RLSettings
 from practicum.training.rollout_batch import RolloutBatch
 from practicum.training.rollout_source import OnEpisode, RolloutSource
 from practicum.training.trainable_policy import TrainablePolicy
-from practicum.training.trainer import StepResult, Trainer, Validation
+from practicum.training.trainer import StepResult, Trainer, Validation, panel_validation
 from practicum.trajectory import derive_seed
 from practicum.utils.arrays import FloatArray
 
@@ -150,23 +149,8 @@ class RLTrainer(Trainer):
         return StepResult(self._train(step, batch), batch.episodes)
 
     async def validate(self) -> Validation | None:
-        """Success and reward on the validation panel, with the interval of the success rate."""
-        if self.evaluate is None:
-            return None
-        result = await self.evaluate()
-        counts = {"val/n": float(len(result.scored)), "val/errors": float(len(result.unscored))}
-        if not result.scored:
-            first = next((f"{a.outcome}: {a.error}" for a in result.unscored), "the panel is empty")
-            return Validation(counts, f"no episode of the validation could be scored (first: {first})")
-        interval = result.interval(COMPARISON_LEVEL)
-        metrics = {
-            "val/success/mean": result.success_rate,
-            "val/success/low": interval.low,
-            "val/success/high": interval.high,
-            **counts,
-            **summary_stats("val/reward", [attempt.reward for attempt in result.scored]),
-        }
-        return Validation(metrics)
+        """Score the policy on the validation panel."""
+        return None if self.evaluate is None else panel_validation(await self.evaluate())
 
     async def _step_overlapped(self, step: int) -> StepResult:
         """Train on one batch while the next one is rolled out, both from the weights at the start of the step."""

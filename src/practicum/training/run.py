@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from practicum.config.train import TrainerConfig
 from practicum.data.checkpoint_folder import CHECKPOINT_NAME
 from practicum.errors import UserError
 from practicum.training import checkpoint
-from practicum.training.checkpoint import METRICS, MODEL, TIMING, Checkpoints
+from practicum.training.checkpoint import LAST, METRICS, MODEL, TIMING, Checkpoints
 from practicum.training.monitor.health import HEALTH_FILE, HealthFinding, HealthLog, HealthMonitor
 from practicum.training.monitor.loggers import Logger
 from practicum.training.monitor.metrics import MetricsFile
@@ -53,8 +53,8 @@ class RunSettings:
     """When to validate, save and stop.
 
     Frequencies count steps; -1 means never. An `early_stopping_patience` of 0 means no early stopping; None is the
-    same, for runs whose checkpoints do not count validations. With `keep_best` the weights of the best validation are
-    loaded at the end, and the model is written to `model/`.
+    same, for runs whose checkpoints do not count validations. With `keep_best` the last weights are written to `last/`
+    at the end; then those of the best validation, if there was one, are loaded and written to `model/`.
     """
 
     total_training_steps: int
@@ -105,15 +105,15 @@ class Run:
         make_loggers: Callable[[bool], Sequence[Logger]] = lambda resumed: (),
         say: Callable[[str], None] = print,
         on_step: Callable[[int, dict[str, float]], None] | None = None,
-        stop_early: Callable[[int], Awaitable[str | None]] | None = None,
     ) -> None:
-        """`stop_early` is asked after each step whether the run is finished, and if so, why."""
         self._folder = folder
         self.trainer = trainer
         self.settings = settings
         self.monitor = monitor
         self.say = say
-        self.on_step, self.stop_early = on_step, stop_early
+        self.on_step = on_step
+        self.model_folder = None if folder is None else folder / MODEL
+        """Where the result is written to."""
         self.checkpoints = None if folder is None else Checkpoints(folder, settings.save_total_limit)
         self.state = TrainState()
         self.resumed = False
@@ -199,6 +199,8 @@ class Run:
                     validated = await self._validate(0)
                     if validated:
                         log.write(0, validated)
+                    if settings.keep_best and state.best_step == 0:
+                        self._save()  # no later validation may be better
                 while (
                     state.step < settings.total_training_steps
                     and state.finished is None
@@ -210,7 +212,7 @@ class Run:
                         self._save()
                     raise KeyboardInterrupt
         if settings.keep_best:
-            self._write_best()
+            self._write_models()
         return state
 
     async def _step(self, step: int, log: RunLog) -> None:
@@ -230,7 +232,7 @@ class Run:
         if self.on_step is not None:
             self.on_step(done, metrics)
         self._check_health(done)
-        await self._check_finished(done)
+        self._check_finished(done)
         saves = settings.save_freq > 0
         due = saves and (done % settings.save_freq == 0 or last or state.finished is not None)
         if due or (state.best_step == done and not last and (saves or settings.keep_best)):
@@ -257,22 +259,25 @@ class Run:
         if fatal is not None:
             raise UserError(f"{fatal.sentence(step)} The run stops here. {self._last_good()}")
 
-    async def _check_finished(self, step: int) -> None:
+    def _check_finished(self, step: int) -> None:
         state = self.state
         if self.settings.early_stopping_patience and state.stale_validations >= self.settings.early_stopping_patience:
             state.finished = f"stopped early: {state.stale_validations} validations without a new best"
             self.say(f"Step {step}: {state.finished}; the best was step {state.best_step}.")
-        elif self.stop_early is not None:
-            state.finished = await self.stop_early(step)
 
-    def _write_best(self) -> None:
-        """Load the weights of the best validation and write the model."""
-        best = self.state.best_step
-        assert self.checkpoints is not None, "a run that keeps its best weights has a folder"
+    def _write_models(self) -> None:
+        """Write the last model; then load the weights of the best validation and write that model."""
+        best, target = self.state.best_step, self.model_folder
+        if self.checkpoints is None or target is None:
+            raise ValueError("a run that keeps its best weights has a folder")
+        self.policy.save(self.folder / LAST)
         if best is not None and best != self.state.step:
             checkpoint.load(self.checkpoints.path(best), self.policy, None)
-            self.say(f"The best weights by {self.settings.best_metric} are those of step {best}; they are the result.")
-        self.policy.save(self.folder / MODEL)
+            self.say(
+                f"The best weights by {self.settings.best_metric} are those of step {best}: they are the result in "
+                f"'{target}'; those of step {self.state.step} are in '{self.folder / LAST}'."
+            )
+        self.policy.save(target)
 
     # -- files and signals ------------------------------------------------------------------
 

@@ -11,13 +11,14 @@ from pathlib import Path
 from practicum.config.fields import at_least, check_fields, default_of
 from practicum.config.sft import SFTTrainingConfig
 from practicum.errors import UserError
+from practicum.evaluation.result import EvalResult
 from practicum.training.micro_batches import Sample, sft_samples
 from practicum.training.objective import CROSS_ENTROPY
 from practicum.training.optimizer import OptimizerSettings, learning_rate
-from practicum.training.run import Run, RunSettings
+from practicum.training.run import Run, RunSettings, TrainState
 from practicum.training.supervised import SupervisedTrainer, fingerprint_samples
 from practicum.training.trainable_policy import TrainablePolicy
-from practicum.training.trainer import Validation
+from practicum.training.trainer import Validation, panel_validation
 from practicum.trajectory import Trajectory
 
 
@@ -25,8 +26,8 @@ from practicum.trajectory import Trajectory
 class SFTSettings:
     """How to train on demonstrations, under the names of the configuration's keys.
 
-    One update is over `batch_size * gradient_accumulation_steps` sequences. Every `check_every` updates, `train_sft`
-    asks its caller whether the policy is good enough.
+    One update is over `batch_size * gradient_accumulation_steps` sequences. Every `check_every` updates and at the end,
+    `train_sft` scores the policy on validation tasks.
     """
 
     num_epochs: int = default_of(SFTTrainingConfig, "num_epochs")
@@ -56,7 +57,7 @@ class SFTSettings:
 
 
 class SFTTrainer(SupervisedTrainer):
-    """Trains a policy on samples, and measures its loss on `eval_samples`."""
+    """Trains a policy on samples, and validates it: by its score from `evaluate`, or by its loss on `eval_samples`."""
 
     def __init__(
         self,
@@ -64,9 +65,11 @@ class SFTTrainer(SupervisedTrainer):
         samples: Sequence[Sample],
         settings: SFTSettings,
         eval_samples: Sequence[Sample] = (),
+        evaluate: Callable[[], Awaitable[EvalResult]] | None = None,
     ) -> None:
         policy.reset_optimizer(settings.optimizer)
         self.samples, self.eval_samples, self.settings = samples, eval_samples, settings
+        self.evaluate = evaluate
         self.batches = plan_batches(len(samples), settings)
         super().__init__(policy, len(self.batches), fingerprint_samples([*samples, *eval_samples]))
 
@@ -74,6 +77,8 @@ class SFTTrainer(SupervisedTrainer):
         return sft_update(self.policy, self.samples, self.batches, step, self.settings)
 
     async def validate(self) -> Validation | None:
+        if self.evaluate is not None:
+            return panel_validation(await self.evaluate())
         if not self.eval_samples:
             return None
         return Validation(evaluation_loss(self.policy, self.eval_samples))
@@ -148,21 +153,28 @@ async def train_sft(
     settings: SFTSettings,
     folder: Path | None = None,
     on_step: Callable[[int, dict[str, float]], None] | None = None,
-    good_enough: Callable[[], Awaitable[bool]] | None = None,
-) -> int:
-    """Train on demonstrations and return the number of updates; metrics are written below `folder`.
+    evaluate: Callable[[], Awaitable[EvalResult]] | None = None,
+    say: Callable[[str], None] = print,
+) -> TrainState:
+    """Train on demonstrations; metrics are written below `folder`.
 
-    Every `settings.check_every` updates the run ends if `good_enough` says so.
+    With `evaluate`, which needs a folder, the policy is scored every `settings.check_every` updates and at the end. It
+    ends with the weights of the best score, which are also written to `folder`/model.
     """
     samples = sft_samples(demonstrations)
     if not samples:
         raise UserError("There is no scored demonstration to learn from; collect some with `practicum collect` first.")
-
-    async def stop_early(step: int) -> str | None:
-        if good_enough is None or step % settings.check_every or not await good_enough():
-            return None
-        return "good enough"
-
-    trainer = SFTTrainer(policy, samples, settings)
-    plan = RunSettings(trainer.num_steps, val_before_train=False, early_stopping_patience=None, save_on_stop=False)
-    return (await Run(folder, trainer, plan, on_step=on_step, stop_early=stop_early).train()).step
+    if evaluate is not None and folder is None:
+        raise ValueError("the best weights are kept in a folder")
+    trainer = SFTTrainer(policy, samples, settings, evaluate=evaluate)
+    plan = RunSettings(
+        trainer.num_steps,
+        save_freq=-1,
+        save_total_limit=1,
+        test_freq=settings.check_every if evaluate is not None else -1,
+        val_before_train=False,
+        early_stopping_patience=None,
+        keep_best=evaluate is not None,
+        save_on_stop=False,
+    )
+    return await Run(folder, trainer, plan, say=say, on_step=on_step).train()

@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from practicum.evaluation.result import EvalResult
+from practicum.evaluation.stats.intervals import COMPARISON_LEVEL
 from practicum.training.critic import Critic
+from practicum.training.monitor.metrics import summary_stats
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory
 
@@ -28,6 +31,23 @@ class Validation:
 
     metrics: dict[str, float]
     problem: str | None = None
+
+
+def panel_validation(result: EvalResult) -> Validation:
+    """Success and reward on a validation panel, with the interval of the success rate."""
+    counts = {"val/n": float(len(result.scored)), "val/errors": float(len(result.unscored))}
+    if not result.scored:
+        first = next((f"{a.outcome}: {a.error}" for a in result.unscored), "the panel is empty")
+        return Validation(counts, f"no episode of the validation could be scored (first: {first})")
+    interval = result.interval(COMPARISON_LEVEL)
+    metrics = {
+        "val/success/mean": result.success_rate,
+        "val/success/low": interval.low,
+        "val/success/high": interval.high,
+        **counts,
+        **summary_stats("val/reward", [attempt.reward for attempt in result.scored]),
+    }
+    return Validation(metrics)
 
 
 class Trainer(ABC):
