@@ -150,7 +150,7 @@ class Episode:
             except ContextFull:
                 if not self.turns:
                     raise  # a first prompt that does not fit is the task's fault, not the agent's
-                return await self._truncate()
+                return await self._truncate(observation)
             self.phase = "step"
             action = self._record_turn(spans, restart, observation, generation, seed)
             if action.error is not None:
@@ -161,7 +161,7 @@ class Episode:
             last = final or generation.stop_reason is StopReason.CONTEXT
             self._add_to_last_turn(step)
             if last and not step.terminated and not step.truncated:
-                return await self._truncate()
+                return await self._truncate(step.observation)
             self.closing = step.observation.messages
             if step.terminated:
                 success = step.success if step.success is not None else step.reward > 0
@@ -183,12 +183,15 @@ class Episode:
         finally:
             self.agent_seconds += deadline.agent_seconds
 
-    async def _truncate(self) -> Outcome:
-        """End the episode at one of the loop's own limits; the environment may still score what was done."""
+    async def _truncate(self, observation: Observation) -> Outcome:
+        """End the episode at one of the loop's own limits; the environment may still score what was done.
+
+        The observation that the agent was to answer next is recorded: a critic values the episode's rest there.
+        """
         self.phase = "truncate"
         step = await self._within_step("environment truncate", self.environment.truncate())
         self._add_to_last_turn(step)
-        self.closing = step.observation.messages
+        self.closing = (*observation.messages, *step.observation.messages)
         return Outcome.TRUNCATED
 
     def _next_prompt(self, observation: Observation) -> tuple[tuple[Span, ...], bool]:

@@ -167,6 +167,7 @@ class Trajectory:
     components: Mapping[str, float]
     seeds: Seeds
     closing: tuple[Message, ...] = ()
+    """The messages after the last reply, which no reply answers."""
     error: str | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     traceback: str | None = None

@@ -119,7 +119,7 @@ def test_the_learner_trains_exactly_that(rolled: tuple[list[Trajectory], Witness
     episodes, _, decoder = rolled
     again = [decode_episode(encode_episode(e)) for e in episodes]
     (taught,) = build_samples([again], [[np.ones(num_sampled_tokens(e)) for e in again]], "token-mean", 0.9)
-    samples, _ = collate(taught)
+    samples = collate(taught).samples
     learner = Learner(decoder, OptimizerSettings())
     for episode, sample, logprobs in zip(episodes, samples, learner.logprobs(samples), strict=True):
         (run,) = episode.sequences()

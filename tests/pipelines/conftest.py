@@ -15,14 +15,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("quickstart")
     plan = Plan(
         levels=(1,),
-        demonstrations=4000,
+        demonstrations=240,
         panel=300,
         check_tasks=60,
-        sft_target=0.35,
         sft=sft_settings(
-            num_epochs=1,
+            num_epochs=12,
             batch_size=8,
-            learning_rate=1e-3,
+            learning_rate=2e-3,
             warmup_steps=30,
             scheduler_type="constant",
             check_every=25,

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from practicum.models.decoder import Decoder
-from practicum.training.critic import Critic, CriticSettings, ValuedSample, explained_variance, with_final_state
-from practicum.training.micro_batches import MicroBatchLimits
+from practicum.training.critic import Critic, CriticSettings, ValuedSample, explained_variance, with_next_state
+from practicum.training.micro_batches import MicroBatchLimits, Sample
 
 from .test_learner import fresh_model, make_samples
 
@@ -33,15 +33,18 @@ def test_a_value_belongs_to_the_state_before_its_token() -> None:
         assert torch.allclose(values, expected, atol=1e-5)
 
 
-def test_the_last_state_is_one_more_value_and_changes_no_other() -> None:
-    samples = make_samples(4, 3)
+def test_a_truncated_episode_is_valued_where_the_next_turn_would_begin() -> None:
+    """The state before the first token of the next turn, which the critic is trained on when episodes go further."""
     critic = Critic(Decoder(fresh_model()), CriticSettings())
     with torch.no_grad():
         critic.head.outer.weight.fill_(0.5)
-    plain, longer = critic.values(samples), critic.values([with_final_state(s) for s in samples])
-    for one, two in zip(plain, longer, strict=True):
-        assert len(two) == len(one) + 1
-        assert torch.allclose(one, two[:-1], atol=1e-6)
+    ids, mask = tuple(range(1, 21)), np.zeros(20, dtype=bool)
+    mask[5:9] = mask[14:20] = True  # two replies, five ids of the prompt in between
+    zeros = np.zeros(20, dtype=np.float32)
+    whole = Sample(ids, mask, zeros, zeros, zeros)
+    first = Sample(ids[:9], mask[:9], zeros[:9], zeros[:9], zeros[:9])
+    (values,), (cut,) = critic.values([whole]), critic.values([with_next_state(first, ids[9:14])])
+    assert torch.allclose(cut, values[:5], atol=1e-6)
 
 
 def learn(critic: Critic, steps: int = 150) -> tuple[float, float]:

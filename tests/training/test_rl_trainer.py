@@ -12,21 +12,23 @@ import torch
 from practicum.agent import Agent
 from practicum.engines.base import Sampling
 from practicum.engines.local.engine import LocalEngine
-from practicum.environment import Action, Observation, Step
+from practicum.environment import Action, Message, Observation, Step
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.task import Task
+from practicum.training.critic import with_next_state
 from practicum.training.curriculum import group_scored
-from practicum.training.micro_batches import build_samples, collate, sft_samples
+from practicum.training.estimators import EstimatorSettings
+from practicum.training.micro_batches import build_samples, collate, sft_samples, unweighted_samples
 from practicum.training.monitor.metrics import rollout_metrics
 from practicum.training.rl_settings import RLSettings
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.rollout_source import OnlineSource
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
-from tests.training.settings import rl_settings
+from tests.training.settings import CRITIC, rl_settings
 
 
 def turn(prompt: tuple[int, ...], reply: tuple[int, ...], restart: bool = False) -> Turn:
@@ -54,7 +56,8 @@ def flat(*values: float) -> list[np.ndarray]:
 
 def test_only_sampled_tokens_have_advantages() -> None:
     ((one, two),) = build_samples([[episode("a", 1), episode("a", 0)]], [flat(0.5, -0.5)], "token-mean", 1.0)
-    samples, denominator = collate([one, two])
+    batch = collate([one, two])
+    samples, denominator = batch.samples, batch.denominator
     assert denominator == 6.0
     first = samples[0]
     assert first.ids == (1, 2, 3, 4, 5, 6)
@@ -66,7 +69,8 @@ def test_only_sampled_tokens_have_advantages() -> None:
 def test_a_restarted_prompt_is_a_sequence_of_its_own_but_one_trajectory() -> None:
     two = episode("a", 1, Outcome.SUCCESS, turn((1,), (2, 3), True), turn((9, 9), (4, 5), True))
     (weighted,) = build_samples([[two, episode("a", 0)]], [[np.ones(4), -np.ones(3)]], "seq-mean-token-mean", 1.0)
-    samples, denominator = collate(weighted)
+    batch = collate(weighted)
+    samples, denominator = batch.samples, batch.denominator
     assert [s.ids for s in samples[:2]] == [(1, 2, 3), (9, 9, 4, 5)]
     assert denominator == 2.0
     assert samples[0].weights.max() == samples[1].weights.max() == pytest.approx(1 / 4)
@@ -98,10 +102,11 @@ def test_a_reply_in_several_spans_is_one_reply() -> None:
 def test_groups_without_signal_add_to_the_denominator_only() -> None:
     group = [episode("a", 1), episode("a", 1)]
     (weighted,) = build_samples([group], [flat(0.0, 0.0)], "token-mean", 1.0)
-    samples, denominator = collate(weighted)
+    batch = collate(weighted)
+    samples, denominator = batch.samples, batch.denominator
     assert samples == []
     assert denominator == 6.0
-    kept, _ = collate(weighted, keep_all=True)
+    kept = collate(weighted, keep_all=True).samples
     assert len(kept) == 2  # an entropy bonus is for their tokens too
 
 
@@ -196,3 +201,62 @@ def test_an_engine_that_does_not_run_the_trained_policy_stops_the_run() -> None:
 def test_impossible_settings_are_refused(agent: Agent, settings: RLSettings, says: str) -> None:
     with pytest.raises(UserError, match=says):
         make_trainer(MathEnvironment, agent, settings)
+
+
+class HalfLottery(Lottery):
+    """The rewards of one task differ, those of the other do not."""
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        self.is_flat = task.id.endswith("0")
+        return await super().reset(task, seed)
+
+    async def step(self, action: Action) -> Step:
+        return Step(reward=1.0, terminated=True) if self.is_flat else await super().step(action)
+
+    async def truncate(self) -> Step:
+        return Step(reward=float(self.is_flat), truncated=True)
+
+
+def test_metrics_cover_all_tokens_not_only_those_of_groups_with_signal() -> None:
+    settings = replace(SETTINGS, num_chains=8, lr=1e-12, total_training_steps=1)
+    run, episodes = make_trainer(HalfLottery, settings=settings), []
+    run.on_episode = episodes.append
+    metrics = step(run)
+    assert metrics["rollout/dead_groups"] == 0.5
+    samples = [sample for one in episodes for sample in unweighted_samples(one)]
+    expected = run.policy.learner.measure(samples, settings.objective)
+    assert metrics["actor/tokens"] == expected["actor/tokens"] == sum(int(sample.mask.sum()) for sample in samples)
+    assert metrics["actor/entropy"] == pytest.approx(expected["actor/entropy"], rel=1e-6)
+    assert metrics["mismatch/logprob/mean"] == pytest.approx(expected["mismatch/logprob/mean"], rel=0.2)
+
+
+def test_returns_of_truncated_episodes_continue_with_the_value_of_the_next_turn() -> None:
+    estimation = EstimatorSettings(gamma=0.9, lam=0.0, bootstrap_truncated=True)
+    settings = replace(SETTINGS, adv_estimator="gae", estimation=estimation, critic=CRITIC)
+
+    class Endless(MathEnvironment):
+        async def step(self, action: Action) -> Step:
+            return Step(Observation((Message("user", "Go on."),)), reward=0.5)
+
+    run = make_trainer(Endless, replace(AGENT, max_turns=2), settings)
+    assert run.critic is not None
+    with torch.no_grad():
+        run.critic.head.outer.weight.normal_(generator=torch.Generator().manual_seed(0))
+    expected: list[float] = []
+
+    def on_advantages(groups: list[list[Trajectory]], advantages: list[list[np.ndarray]]) -> None:
+        assert run.critic is not None
+        for one in (one for group in groups for one in group):
+            assert one.outcome is Outcome.TRUNCATED
+            (sample,) = unweighted_samples(one)
+            following = run.policy.renderer.extend(sample.ids, one.closing)
+            longer = with_next_state(sample, [token for span in following for token in span.ids])
+            (values,) = run.critic.values([longer])
+            rewards = np.zeros(len(values) - 1)
+            rewards[-1] = one.reward
+            expected.extend(rewards + 0.9 * values[1:].double().numpy())
+
+    run.on_advantages = on_advantages
+    metrics = step(run)
+    assert metrics["critic/returns/mean"] == pytest.approx(np.mean(expected), rel=1e-5)
+    assert metrics["critic/returns/max"] == pytest.approx(np.max(expected), rel=1e-5)

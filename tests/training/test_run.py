@@ -32,11 +32,13 @@ from practicum.task import Task
 from practicum.training.checkpoint import Checkpoints
 from practicum.training.curriculum import GroupFilter
 from practicum.training.estimators import Advantages, Estimator
+from practicum.training.optimizer import OptimizerSettings
 from practicum.training.rl_settings import RLSettings
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.rollout_source import OnlineSource
 from practicum.training.run import Run, RunMonitor, RunSettings
 from practicum.training.trainable_policy import TrainablePolicy
+from practicum.training.trainer import StepResult, Trainer, Validation
 from practicum.trajectory import Outcome
 from tests.training.settings import policy_gradient, rl_settings
 
@@ -463,3 +465,50 @@ def test_dynamic_sampling_draws_again_until_enough_groups_have_signal() -> None:
     assert drawing["rollout/episodes"] == 48
     assert drawing["rollout/rounds"] == 2
     assert drawing["actor/tokens"] > 1.5 * skipping["actor/tokens"]
+
+
+class Counter(Trainer):
+    """Adds one to a weight at every step; its validations give the values of a list."""
+
+    def __init__(self, values: list[float]) -> None:
+        self.policy = TrainablePolicy(loader.load_tiny(0))
+        self.policy.reset_optimizer(OptimizerSettings())
+        self.weight = next(iter(self.policy.decoder.parameters()))
+        self.first = float(self.weight.detach().flatten()[0])
+        self.values = iter(values)
+
+    async def step(self, step: int) -> StepResult:
+        with torch.no_grad():
+            self.weight.add_(1.0)
+        return StepResult({"reward/mean": 0.0})
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        pass
+
+    async def validate(self) -> Validation:
+        return Validation({"val/success/mean": next(self.values)})
+
+    def steps_of(self, folder: Path) -> int:
+        """Steps after which the weights of a folder were saved."""
+        weight = next(iter(loader.load(str(folder)).model.parameters()))
+        return round(float(weight.detach().flatten()[0]) - self.first)
+
+
+@pytest.mark.parametrize(
+    ("values", "best"), [([0.1, 0.5, 0.2, 0.2], 1), ([0.3, 0.1, 0.2, 0.2], 0), ([0.1, 0.2, 0.3, 0.4], 3)]
+)
+@pytest.mark.parametrize("save_freq", [-1, 2])
+def test_the_model_is_that_of_the_best_validation_and_the_last_one_lies_beside_it(
+    tmp_path: Path, values: list[float], best: int, save_freq: int
+) -> None:
+    trainer = Counter(values)
+    settings = RunSettings(
+        3, save_freq=save_freq, save_total_limit=1, test_freq=1, val_before_train=True, keep_best=True
+    )
+    run = Run(tmp_path, trainer, settings, say=lambda text: None)
+    asyncio.run(run.train())
+    assert trainer.steps_of(tmp_path / "model") == best
+    assert trainer.steps_of(tmp_path / "last") == 3

@@ -182,6 +182,10 @@ class DataConfig:
     """JSON file of tasks; null: the environment generates them."""
     val_files: str | None = None
     """JSON file of validation tasks; needed where train_files is given and validation is on."""
+    shuffle: bool = True
+    """Whether the tasks of train_files come in another order in every epoch."""
+    seed: int | None = unbounded(None)
+    """Seed of that order; null: trainer.seed."""
     from_trajectories: str | None = None
     """Folder of collected episodes to train on instead of new ones (`--from-trajectories`)."""
     train_batch_size: int = at_least(1, 16)

@@ -102,6 +102,23 @@ def training_tasks(environment: Environment, config: TrainConfig) -> Sequence[Ta
     return environment.tasks("train", min(num_tasks, MAX_GENERATED_TASKS), config.trainer.seed)
 
 
+def task_order(
+    components: RunComponents, config: TrainConfig
+) -> tuple[Callable[[int], Sequence[Task]] | None, int | None]:
+    """How to generate more tasks than `training_tasks` has, and the seed that the tasks of a file are shuffled with."""
+    data, seed = config.data, config.trainer.seed
+    if data.train_files:
+        return None, (seed if data.seed is None else data.seed) if data.shuffle else None
+
+    def more(count: int) -> Sequence[Task]:
+        try:
+            return components.environment.tasks("train", min(count, MAX_GENERATED_TASKS), seed)
+        except UserError:  # it has no more than it gave
+            return ()
+
+    return more, None
+
+
 def build_run(
     config: TrainConfig,
     on_step: Callable[[int, dict[str, float]], None] | None = None,
@@ -133,7 +150,9 @@ def build_run(
     if logged is not None:
         source, critic = logged.make_source(policy, agent, settings, say), None
     else:
-        source = OnlineSource(policy, tasks, components.make_environment, agent, settings, watcher)
+        source = OnlineSource(
+            policy, tasks, components.make_environment, agent, settings, watcher, *task_order(components, config)
+        )
         critic = load_critic(config, on) if ESTIMATORS[settings.adv_estimator].needs_critic else None
     evaluate = build_evaluation(config, components, policy) if validates(config) else None
     trainer = RLTrainer(policy, source, settings, critic, evaluate, on_episode, on_micro_batch)

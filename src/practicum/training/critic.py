@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -138,16 +139,26 @@ class Critic:
         return {"critic/vf_loss": loss, "critic/vf_clipfrac": clipped, "critic/grad_norm": norm, "critic/lr": lr}
 
 
-def with_final_state(sample: Sample) -> Sample:
-    """Return the sample with one more prediction, at its last sampled token: the state an episode was truncated in."""
+def with_next_state(sample: Sample, next_ids: Sequence[int]) -> Sample:
+    """Return the sample with one more prediction: that of the first token of the turn that would have come next.
+
+    `next_ids` are the prompt's ids between the last reply and that turn. The value must be read there: states before
+    sampled tokens are what a critic is trained on, and the state after a reply's last token is none of them.
+    """
     end = int(np.flatnonzero(sample.mask)[-1]) + 1
-    weights, advantages = (np.append(array[:end], array.dtype.type(0)) for array in (sample.weights, sample.advantages))
+    added = len(next_ids) + 1
+
+    def extended(array: Any) -> Any:
+        return np.append(array[:end], np.zeros(added, dtype=array.dtype))
+
+    mask = extended(sample.mask)
+    mask[-1] = True
     return Sample(
-        (*sample.ids[:end], 0),
-        np.append(sample.mask[:end], True),
-        weights,
-        advantages,
-        np.append(sample.sampling_logprobs[:end], np.float32(0)),
+        (*sample.ids[:end], *next_ids, 0),
+        mask,
+        extended(sample.weights),
+        extended(sample.advantages),
+        extended(sample.sampling_logprobs),
         sample.temperature,
     )
 

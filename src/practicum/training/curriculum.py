@@ -6,8 +6,10 @@ when it is scored, large enough to compare, and its rewards differ.
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,7 @@ from practicum.config.fields import default_of
 from practicum.config.train import CurriculumConfig, FilterGroupsConfig
 from practicum.errors import UserError
 from practicum.task import Task
-from practicum.trajectory import Outcome, Trajectory
+from practicum.trajectory import Outcome, Trajectory, derive_seed
 
 TrajectoryGroups = list[list[Trajectory]]
 """The trajectories of one task each, in the order in which the tasks were drawn."""
@@ -62,11 +64,24 @@ class CurriculumSettings:
 
 
 class TaskStream:
-    """Draws tasks from a list, in order; no task comes twice in one draw."""
+    """Draws tasks from a list; no task comes twice in one draw.
 
-    def __init__(self, tasks: Sequence[Task], curriculum: CurriculumSettings | None = None, draw: int = 1) -> None:
-        self.curriculum = curriculum
-        self.levels = [list(tasks)] if curriculum is None else _by_level(tasks, curriculum.field)
+    The tasks of a file are drawn in an order of their own in every epoch (`shuffle_seed`), and the rest of an epoch
+    that is smaller than a draw is left out. Generated tasks come in order; with `more`, which returns a longer list
+    that begins with the same tasks, they do not repeat as long as it has new ones.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        curriculum: CurriculumSettings | None = None,
+        draw: int = 1,
+        shuffle_seed: int | None = None,
+        more: Callable[[int], Sequence[Task]] | None = None,
+    ) -> None:
+        self.curriculum, self.shuffle_seed, self.more = curriculum, shuffle_seed, more
+        self.levels: list[list[Task]] = []
+        self._set_tasks(tasks)
         if len(self.levels[0]) < draw:
             easiest = "" if curriculum is None else " of the easiest level"
             raise UserError(
@@ -77,22 +92,54 @@ class TaskStream:
         self.cursors = [0] * len(self.levels)
         window = curriculum.window if curriculum is not None else 1
         self.recent: list[deque[int]] = [deque(maxlen=window) for _ in self.levels]
+
+    def _set_tasks(self, tasks: Sequence[Task]) -> None:
+        self.num_tasks, self._ids = len(tasks), [task.id for task in tasks]
+        levels = [list(tasks)] if self.curriculum is None else _by_level(tasks, self.curriculum.field)
+        if self.levels and len(levels) != len(self.levels):
+            raise UserError(
+                f"{len(tasks)} generated tasks have {len(levels)} levels, fewer tasks had {len(self.levels)}: "
+                "name another data.curriculum.field, or give the tasks as data.train_files."
+            )
+        self.levels = levels
         self._level_of = {task.id: index for index, level in enumerate(self.levels) for task in level}
 
     def take(self, count: int) -> list[Task]:
         """The next `count` tasks, from the open levels in turn; fewer where these have fewer tasks."""
-        taken: list[Task] = []
+        wanted = [0] * self.open
         left = [len(level) for level in self.levels[: self.open]]
-        draw = 0
-        while len(taken) < count and any(left):
+        for draw in itertools.count():
+            if sum(wanted) == count or not any(left):
+                break
             level = draw % self.open
-            draw += 1
             if left[level]:
                 left[level] -= 1
-                tasks = self.levels[level]
-                taken.append(tasks[self.cursors[level] % len(tasks)])
-                self.cursors[level] += 1
-        return taken
+                wanted[level] += 1
+        drawn = [iter(self._draw(level, number)) for level, number in enumerate(wanted)]
+        return [task for row in itertools.zip_longest(*drawn) for task in row if task is not None]
+
+    def _draw(self, level: int, count: int) -> list[Task]:
+        """The next tasks of a level, at most as many as it has."""
+        start = self.cursors[level]
+        self._extend(level, start + count)
+        tasks = self.levels[level]
+        if self.shuffle_seed is not None and start % len(tasks) + count > len(tasks):
+            start += len(tasks) - start % len(tasks)  # the next epoch
+        self.cursors[level] = start + count
+        if self.shuffle_seed is None:
+            return [tasks[index % len(tasks)] for index in range(start, start + count)]
+        order = list(range(len(tasks)))
+        random.Random(derive_seed("shuffle", self.shuffle_seed, level, start // len(tasks))).shuffle(order)
+        return [tasks[order[index % len(tasks)]] for index in range(start, start + count)]
+
+    def _extend(self, level: int, count: int) -> None:
+        """Generate more tasks until a level has `count`, or a longer list brings it none: then they come again."""
+        while self.more is not None and len(self.levels[level]) < count:
+            tasks, before = self.more(2 * self.num_tasks), len(self.levels[level])
+            if len(tasks) > self.num_tasks and [task.id for task in tasks[: self.num_tasks]] == self._ids:
+                self._set_tasks(tasks)
+            if len(self.levels[level]) == before:
+                self.more = None
 
     def update(self, episodes: Sequence[Trajectory]) -> None:
         """Count the successes of scored episodes; open the next level once the hardest open one is mastered."""

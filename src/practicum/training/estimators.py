@@ -36,8 +36,7 @@ class EstimatorSettings:
 
     @property
     def bootstraps(self) -> bool:
-        """By default only where rewards are discounted: undiscounted, a truncated episode would be worth what the
-        critic expects of it, step after step."""
+        """By default only where rewards are discounted; undiscounted, the limit of turns is part of the task."""
         return self.gamma < 1 if self.bootstrap_truncated is None else self.bootstrap_truncated
 
 
@@ -45,8 +44,8 @@ class EstimatorSettings:
 class TokenRewards:
     """What an estimator reads of one trajectory: for each sampled token its reward [T] and its turn's index [T].
 
-    `values` [T] and `last_value` (of the state after the last token) come from the critic; `greedy_reward` is the
-    reward of a greedy rollout of the same task.
+    `values` [T] and `last_value` (of the state in which the next turn would begin) come from the critic;
+    `greedy_reward` is the reward of a greedy rollout of the same task.
     """
 
     rewards: FloatArray

@@ -220,10 +220,13 @@ class Learner:
         lr: float,
         reference: Decoder | None = None,
         tick: Callable[[], None] | None = None,
+        without_gradient: Sequence[Sample] = (),
     ) -> dict[str, float]:
         """Take one optimizer step over a whole batch and return its metrics.
 
-        `tick` is called after each micro-batch. Raises before the step if the loss is not finite.
+        `without_gradient` are samples of the same batch whose loss has no gradient: they are computed forward only, so
+        that the metrics cover all of its tokens. `tick` is called after each micro-batch. Raises before the step if the
+        loss is not finite.
         """
         if objective.kl_loss_coef and reference is None:
             raise ValueError("a KL term needs a reference")
@@ -236,11 +239,25 @@ class Learner:
             stats = self._accumulate_on_two_threads(samples, batch, self._second_decoder)
         else:
             stats = self._accumulate_in_order(samples, batch)
+        self._measure(without_gradient, batch, stats)
         before = self._probe.detach().flatten()[:NUM_PROBED_WEIGHTS].clone()
         norm = apply_gradient(self.optimizer, self.parameters, self.settings, lr, lambda: stats.loss)
         self._check_changed(before, lr * norm > 0)
         self.version += 1
         return {"actor/grad_norm": norm, "actor/lr": lr, **stats.metrics(objective.kind)}
+
+    def measure(
+        self, samples: Sequence[Sample], objective: Objective, reference: Decoder | None = None
+    ) -> dict[str, float]:
+        """Return the metrics that an update over samples without a gradient would have; nothing changes."""
+        torch.set_num_threads(self.threads)
+        stats = LossStats()
+        self._measure(samples, _Update(objective, 1.0, reference, None), stats)
+        return stats.metrics(objective.kind)
+
+    def _measure(self, samples: Sequence[Sample], batch: _Update, stats: LossStats) -> None:
+        for micro in micro_batches(samples, self.limits, self.decoder.device) if samples else ():
+            _measure(self.decoder, micro, batch, stats)
 
     def logprobs(self, samples: Sequence[Sample], limits: MicroBatchLimits | None = None) -> list[Tensor]:
         """Return the log-probs of every sample's predictions in the order of its tokens, one tensor per sample."""
@@ -344,22 +361,44 @@ def _backward(
     hidden = hidden_states(decoder, micro, graphs)
     with torch.no_grad():
         reference_hidden = hidden_states(batch.reference, micro) if batch.reference is not None else None
+    if _uses_fused_head(decoder, batch):
+        token_losses, figures = _fused_losses(decoder, micro, batch, hidden, reference_hidden)
+        loss = (token_losses * micro.weights).sum() / batch.denominator
+        torch.autograd.backward(loss)
+        stats.add(loss.detach(), figures)
+        return
+    leaf = hidden.detach().requires_grad_()
+    for chunk, token_losses, figures in _losses_in_chunks(decoder, micro, batch, leaf, reference_hidden):
+        loss = (token_losses * micro.weights[chunk]).sum() / batch.denominator
+        torch.autograd.backward(loss)
+        stats.add(loss.detach(), figures)
+    assert leaf.grad is not None
+    torch.autograd.backward(hidden, leaf.grad)
+
+
+@torch.no_grad()
+def _measure(decoder: Decoder, micro: MicroBatch, batch: _Update, stats: LossStats) -> None:
+    """Add the figures of one micro-batch to the stats; it has no gradient."""
+    hidden = hidden_states(decoder, micro)
+    reference_hidden = hidden_states(batch.reference, micro) if batch.reference is not None else None
+    if _uses_fused_head(decoder, batch):
+        token_losses, figures = _fused_losses(decoder, micro, batch, hidden, reference_hidden)
+        stats.add((token_losses * micro.weights).sum() / batch.denominator, figures)
+        return
+    for chunk, token_losses, figures in _losses_in_chunks(decoder, micro, batch, hidden, reference_hidden):
+        stats.add((token_losses * micro.weights[chunk]).sum() / batch.denominator, figures)
+
+
+def _uses_fused_head(decoder: Decoder, batch: _Update) -> bool:
+    """Whether log-probs come from a kernel that never holds the logits, which a full KL divergence needs."""
     full_kl = batch.reference is not None and batch.objective.kl_loss_type.startswith("full")
-    if fused_head(decoder) and not full_kl:
-        _backward_fused(decoder, micro, batch, stats, hidden, reference_hidden)
-    else:
-        _backward_in_chunks(decoder, micro, batch, stats, hidden, reference_hidden)
+    return fused_head(decoder) and not full_kl
 
 
-def _backward_fused(
-    decoder: Decoder,
-    micro: MicroBatch,
-    batch: _Update,
-    stats: LossStats,
-    hidden: Tensor,
-    reference_hidden: Tensor | None,
-) -> None:
-    """The backward pass with the LM head as one kernel, which never holds the logits."""
+def _fused_losses(
+    decoder: Decoder, micro: MicroBatch, batch: _Update, hidden: Tensor, reference_hidden: Tensor | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss of each prediction [P] and the figures [P] each, with the LM head as one kernel."""
     objective, reference = batch.objective, batch.reference
     logprobs, entropies = fused_logprobs(decoder, hidden, micro)
     log_ratios = objective.sequence_log_ratios(logprobs.detach(), micro)
@@ -369,30 +408,22 @@ def _backward_fused(
             reference_logprobs = fused_logprobs(reference, reference_hidden, micro)[0]
             figures["kl"] = kl.penalty(logprobs, reference_logprobs, "low_var_kl")
         if objective.kl_loss_coef:
-            divergence = kl.penalty(logprobs, reference_logprobs, objective.kl_loss_type)
-            token_losses = _add_kl_term(objective, token_losses, divergence, figures)
-    loss = (token_losses * micro.weights).sum() / batch.denominator
-    torch.autograd.backward(loss)
-    stats.add(loss.detach(), figures)
+            kl_term = kl.penalty(logprobs, reference_logprobs, objective.kl_loss_type)
+            token_losses = _add_kl_term(objective, token_losses, kl_term, figures)
+    return token_losses, figures
 
 
-def _backward_in_chunks(
-    decoder: Decoder,
-    micro: MicroBatch,
-    batch: _Update,
-    stats: LossStats,
-    hidden: Tensor,
-    reference_hidden: Tensor | None,
-) -> None:
-    """The backward pass with the logits of one chunk of predictions in memory at a time."""
+def _losses_in_chunks(
+    decoder: Decoder, micro: MicroBatch, batch: _Update, hidden: Tensor, reference_hidden: Tensor | None
+) -> Iterator[tuple[slice, Tensor, dict[str, Tensor]]]:
+    """Yield a chunk of predictions, their losses [C] and figures [C] each; the logits of one chunk are in memory."""
     objective, reference = batch.objective, batch.reference
-    leaf = hidden.detach().requires_grad_()
     with torch.no_grad():
-        logprobs = head_logprobs(decoder, leaf, micro) if objective.uses_sequence_ratio else leaf
+        logprobs = head_logprobs(decoder, hidden, micro) if objective.uses_sequence_ratio else hidden
         log_ratios = objective.sequence_log_ratios(logprobs, micro)
-    for chunk in chunks(len(leaf), decoder.shape.vocabulary):
-        logits = decoder.logits(leaf[chunk])
-        read = logprobs_and_entropies(logits, micro, chunk, objective.entropy_coeff != 0)
+    for chunk in chunks(len(hidden), decoder.shape.vocabulary):
+        logits = decoder.logits(hidden[chunk])
+        read = logprobs_and_entropies(logits, micro, chunk, objective.entropy_coeff != 0 and hidden.requires_grad)
         own_ratios = None if log_ratios is None else log_ratios[chunk]
         token_losses, figures = objective.token_losses(*read, micro, chunk, own_ratios)
         if reference is not None and reference_hidden is not None:
@@ -402,11 +433,7 @@ def _backward_in_chunks(
             if objective.kl_loss_coef:
                 kl_term = divergence(logits, reference_logits, micro, chunk, objective.kl_loss_type)
                 token_losses = _add_kl_term(objective, token_losses, kl_term, figures)
-        loss = (token_losses * micro.weights[chunk]).sum() / batch.denominator
-        torch.autograd.backward(loss)
-        stats.add(loss.detach(), figures)
-    assert leaf.grad is not None
-    torch.autograd.backward(hidden, leaf.grad)
+        yield chunk, token_losses, figures
 
 
 def _add_kl_term(objective: Objective, token_losses: Tensor, divergence: Tensor, figures: dict[str, Tensor]) -> Tensor:

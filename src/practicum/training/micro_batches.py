@@ -111,20 +111,28 @@ def _weighted_trajectory(
     return WeightedTrajectory(tuple(samples), share)
 
 
-def collate(trajectories: Iterable[WeightedTrajectory], keep_all: bool = False) -> tuple[list[Sample], float]:
-    """Return the samples of a batch and its denominator.
+@dataclass(frozen=True)
+class UpdateBatch:
+    """The samples of one update, its denominator, and samples of the same trajectories whose loss has no gradient."""
+
+    samples: list[Sample]
+    denominator: float
+    without_gradient: list[Sample]
+
+
+def collate(trajectories: Iterable[WeightedTrajectory], keep_all: bool = False) -> UpdateBatch:
+    """Return the samples of an update.
 
     Where all advantages are zero the policy gradient is zero: such a trajectory is counted in the
     denominator and left out, unless `keep_all` says that another loss (entropy, KL) needs its tokens too.
     """
     trajectories = list(trajectories)
-    samples = [
-        sample
-        for trajectory in trajectories
-        if keep_all or not trajectory.has_no_advantage
-        for sample in trajectory.samples
-    ]
-    return samples, float(sum(trajectory.share for trajectory in trajectories))
+    samples: list[Sample] = []
+    without_gradient: list[Sample] = []
+    for trajectory in trajectories:
+        kept = keep_all or not trajectory.has_no_advantage
+        (samples if kept else without_gradient).extend(trajectory.samples)
+    return UpdateBatch(samples, float(sum(trajectory.share for trajectory in trajectories)), without_gradient)
 
 
 def scatter(sample: Sample, values: FloatArray | Float32Array) -> Float32Array:

@@ -6,6 +6,7 @@ The trajectories come from a `RolloutSource`; `run.Run` is the loop around the s
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from practicum.algorithms import losses
 from practicum.errors import UserError
 from practicum.evaluation.result import EvalResult
 from practicum.models.decoder import Decoder
-from practicum.training.critic import Critic, ValuedSample, explained_variance, with_final_state
+from practicum.training.critic import Critic, ValuedSample, explained_variance, with_next_state
 from practicum.training.curriculum import TrajectoryGroups
 from practicum.training.estimators import ESTIMATORS, Advantages, TokenRewards, token_rewards
 from practicum.training.learner import compute_divergences, compute_logprobs
@@ -39,7 +40,7 @@ from practicum.training.rollout_batch import RolloutBatch
 from practicum.training.rollout_source import OnEpisode, RolloutSource
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.training.trainer import StepResult, Trainer, Validation, panel_validation
-from practicum.trajectory import derive_seed
+from practicum.trajectory import Outcome, Trajectory, derive_seed
 from practicum.utils.arrays import FloatArray
 
 
@@ -198,7 +199,7 @@ class RLTrainer(Trainer):
         if self.settings.overlap:  # the learner is ahead of the policy that sampled: that is no mismatch
             updated = {name.replace("mismatch/", "staleness/"): value for name, value in updated.items()}
         elif not updated and groups and self.source.from_engine:  # without an update the engine is checked all the same
-            updated = self._mismatch(groups)
+            updated = self._measure(groups)
         metrics |= {self.source.metric_names.get(name, name): value for name, value in updated.items()}
         metrics |= batch.stream_metrics
         check_mismatch(step, metrics, self.settings.mismatch_limit)
@@ -249,23 +250,38 @@ class RLTrainer(Trainer):
             return rewards, []
         episodes = [episode for group in groups for episode in group]
         samples = [unweighted_samples(episode, self.source.agent.sampling.temperature) for episode in episodes]
-        extended = [[*own[:-1], with_final_state(own[-1])] if own else [] for own in samples]
+        extended = [self._with_next_state(episode, own) for episode, own in zip(episodes, samples, strict=True)]
         flat_values = iter(self.critic.values([sample for own in extended for sample in own]))
-        values = [[next(flat_values) for _ in own] for own in extended]
-        pairs = iter(zip(samples, values, strict=True))
+        pairs = iter(zip(samples, extended, strict=True))
         with_values: list[list[TokenRewards]] = []
         valued: list[list[list[ValuedSample]]] = []
         for group in rewards:
             with_values.append([])
             valued.append([])
             for item in group:
-                own, own_values = next(pairs)
-                last = float(own_values[-1][-1]) if own_values else 0.0
-                kept = [v if index + 1 < len(own_values) else v[:-1] for index, v in enumerate(own_values)]
-                joined = torch.cat(kept).double().numpy() if kept else np.zeros(0)
+                own, longer = next(pairs)
+                values = [next(flat_values) for _ in longer]
+                last = 0.0
+                if own and longer[-1] is not own[-1]:
+                    last, values[-1] = float(values[-1][-1]), values[-1][:-1]
+                joined = torch.cat(values).double().numpy() if values else np.zeros(0)
                 with_values[-1].append(replace(item, values=joined, last_value=last))
-                valued[-1].append([ValuedSample(sample, value) for sample, value in zip(own, kept, strict=True)])
+                valued[-1].append([ValuedSample(sample, value) for sample, value in zip(own, values, strict=True)])
         return with_values, valued
+
+    def _with_next_state(self, episode: Trajectory, samples: list[Sample]) -> list[Sample]:
+        """The samples of an episode, the last one with the state that the critic values for what truncation cut off.
+
+        Where the next prompt would not fit into the model's window, no turn could follow, and there is no such state.
+        """
+        if not samples or episode.outcome is not Outcome.TRUNCATED or not self.settings.estimation.bootstraps:
+            return samples
+        last = samples[-1]
+        context = last.ids[: int(np.flatnonzero(last.mask)[-1]) + 1]
+        spans = self.policy.renderer.extend(context, episode.closing)
+        longer = with_next_state(last, [token for span in spans for token in span.ids])
+        fits = len(longer.ids) <= self.policy.decoder.shape.context
+        return [*samples[:-1], longer] if fits else samples
 
     # -- updates ----------------------------------------------------------------------------
 
@@ -332,15 +348,24 @@ class RLTrainer(Trainer):
             settings.lr_warmup_steps,
             settings.min_lr_ratio,
         )
+        if settings.filter_groups.enable:  # a batch that the filter could not fill is a smaller sample
+            scheduled *= min(1.0, len(weighted) / settings.train_batch_size)
         if settings.tis_imp_ratio_cap > 0:
             weighted = self._with_importance_weights(weighted)
         updates: list[dict[str, float]] = []
         for epoch in range(settings.ppo_epochs):
+            unmeasured: list[Sample] = []
             for indices in self._mini_batches(step, epoch, len(weighted), settings.ppo_mini_batch_size, "actor"):
-                samples, denominator = collate((one for index in indices for one in weighted[index]), keep_all)
-                if samples:
+                batch = collate((one for index in indices for one in weighted[index]), keep_all)
+                unmeasured += batch.without_gradient
+                if batch.samples:
                     lr = scheduled * self.lr_scale
-                    updates.append(self.policy.update(samples, denominator, objective, lr, self.on_micro_batch))
+                    updates.append(
+                        self.policy.update(
+                            batch.samples, batch.denominator, objective, lr, self.on_micro_batch, unmeasured
+                        )
+                    )
+                    unmeasured = []
         if not updates:
             return {}
         # Only before the first update are learner and engine the same policy.
@@ -367,12 +392,14 @@ class RLTrainer(Trainer):
         ]
 
     def _mini_batches(self, step: int, epoch: int, count: int, size: int | None, model: str) -> list[list[int]]:
-        """Indices of groups in mini-batches of `size`; shuffled when there is more than one."""
+        """Indices of groups in mini-batches of about `size`; shuffled when there is more than one."""
         order = list(range(count))
         if size is None or size >= count:
             return [order] if order else []
         random.Random(derive_seed("mini-batches", model, self.settings.seed, step, epoch)).shuffle(order)
-        return [order[start : start + size] for start in range(0, count, size)]
+        number = round(count / size)  # where groups were dropped, no mini-batch is much smaller than the others
+        bounds = [round(index * count / number) for index in range(number + 1)]
+        return [order[start:end] for start, end in itertools.pairwise(bounds)]
 
     # -- engine mismatch --------------------------------------------------------------------
 
@@ -383,10 +410,11 @@ class RLTrainer(Trainer):
         pairs = [(s, index) for index, episode in enumerate(episodes) for s in unweighted_samples(episode, temperature)]
         return [sample for sample, _ in pairs], [owner for _, owner in pairs]
 
-    def _mismatch(self, groups: TrajectoryGroups) -> dict[str, float]:
-        """The engine mismatch of a step that brings no update."""
+    def _measure(self, groups: TrajectoryGroups) -> dict[str, float]:
+        """Entropy and engine mismatch of a step that brings no update."""
         samples, _ = self._samples(groups)
-        return engine_mismatch(samples, self.policy.learner.logprobs(samples, self.policy.logprob_limits))
+        metrics = self.policy.learner.measure(samples, replace(self.settings.objective, kl_loss_coef=0.0))
+        return {key: value for key, value in metrics.items() if key == "actor/entropy" or key.startswith("mismatch/")}
 
     def _with_mismatch(self, batch: RolloutBatch) -> RolloutBatch:
         """The batch with the engine mismatch of its first group, against the very weights that it was sampled with.

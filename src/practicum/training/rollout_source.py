@@ -52,15 +52,17 @@ class OnlineSource:
         agent: Agent,
         settings: RLSettings,
         watcher: EpisodeWatcher | None = None,
+        more_tasks: Callable[[int], Sequence[Task]] | None = None,
+        shuffle_seed: int | None = None,
     ) -> None:
-        """`watcher` is shown the first episode of every rollout as it happens."""
+        """`watcher` is shown the first episode of every rollout as it happens; the others: see `TaskStream`."""
         self.policy = policy
         self.make_environment = make_environment
         self.agent = agent
         self.settings = settings
         self.watcher = watcher
         self.estimator = ESTIMATORS[settings.adv_estimator]
-        self.stream = TaskStream(tasks, settings.curriculum, settings.train_batch_size)
+        self.stream = TaskStream(tasks, settings.curriculum, settings.train_batch_size, shuffle_seed, more_tasks)
 
     def state(self) -> dict[str, Any]:
         return {"stream": self.stream.state()}
@@ -94,6 +96,7 @@ class OnlineSource:
                 break
         metrics = rollout_metrics(episodes)
         metrics["rollout/dead_groups"] = 1.0 - num_with_signal / num_groups if num_groups else 1.0
+        metrics["rollout/groups_trained"] = float(min(len(accepted), settings.train_batch_size))
         if settings.filter_groups.enable:
             metrics["rollout/rounds"] = float(round_index + 1)
         return RolloutBatch(

@@ -120,9 +120,15 @@ class TrainablePolicy:
         objective: Objective,
         lr: float,
         on_micro_batch: Callable[[], None] | None = None,
+        without_gradient: Sequence[Sample] = (),
     ) -> dict[str, float]:
-        """Do one optimizer step; the engine has a new policy version after it. Returns the metrics."""
-        metrics = self.learner.update(samples, denominator, objective, lr, self.reference, on_micro_batch)
+        """Do one optimizer step; the engine has a new policy version after it. Returns the metrics.
+
+        They cover the samples and those `without_gradient`, which are computed forward only.
+        """
+        metrics = self.learner.update(
+            samples, denominator, objective, lr, self.reference, on_micro_batch, without_gradient
+        )
         self.set_version(self.version + 1)
         return metrics
 
