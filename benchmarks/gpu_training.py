@@ -2,8 +2,7 @@
 
     python benchmarks/gpu_training.py [--only math,math-lora,textcraft] [--out runs/gpu] [--minutes 20] [KEY=VALUE ...]
 
-For each case: demonstrations of the expert, imitation until a stated share of validation tasks is solved, the same test
-tasks examined, practice by the case's recipe, the same test tasks again; then McNemar's test over the pairs, intervals,
+For each case: demonstrations of the expert, imitation to its best validation, the same test tasks examined, practice by the case's recipe, the same test tasks again; then McNemar's test over the pairs, intervals,
 and one HTML report of all cases. KEY=VALUE are further keys of `practicum train` (`trainer.total_training_steps=80`).
 Every case runs in a process of its own: one that fails or hangs does not take the others with it. Its time is what is
 left, shared among the cases left; practice that has used it up is examined as it stands. `gpu_training.json` in --out
@@ -42,7 +41,9 @@ from practicum.config.train import TrainConfig
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.evaluation.panel import Panel
+from practicum.evaluation.result import EvalResult
 from practicum.models import device, loader, lora
+from practicum.registry import make_format
 from practicum.rollout import run_episodes
 from practicum.training import build, build_settings
 from practicum.training.sft import SFTSettings, train_sft
@@ -58,19 +59,18 @@ GRACE = 60.0
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe and its start. Imitation ends when `target` of `checked` validation tasks are solved."""
+    """A recipe and its start: the best of the validations of imitation on `checked` tasks."""
 
     recipe: str
     model: str = "smollm2"
     lora_rank: int = 0
     extra: tuple[str, ...] = ()
     demonstrations: int = 512
-    epochs: int = 2
+    epochs: int = 6
     batch: int = 16
     lr: float = 5e-5
-    target: float = 0.35
     checked: int = 150
-    check_every: int = 1
+    check_every: int = 16
     examined: int = 600
 
 
@@ -85,11 +85,11 @@ CASES = {
 TINY = {
     "math": Case(
         "math-tiny", "tiny", 0, ("trainer.total_training_steps=1", "data.train_batch_size=2", "agent.num_chains=2"),
-        16, 1, 8, 1e-3, 0.0, 4, 2, 8,
+        16, 1, 8, 1e-3, 4, 2, 8,
     ),
     "math-lora": Case(
         "math-tiny", "tiny", 4, ("trainer.total_training_steps=1", "data.train_batch_size=2", "agent.num_chains=2"),
-        16, 1, 8, 1e-3, 0.0, 4, 2, 8,
+        16, 1, 8, 1e-3, 4, 2, 8,
     ),
 }  # fmt: skip
 
@@ -133,32 +133,40 @@ async def make_start(case: Case, config: TrainConfig, folder: Path, seed: int, c
         loaded = lora.add_adapter(loaded, lora.LoRASettings(case.lora_rank, 2 * case.lora_rank), seed)
     policy = TrainablePolicy(loaded, config.agent.template, max_batch=where.batch_size)
     shown = agent_of(config, world, 1.0)
-    engine = ScriptedEngine.of("expert", world.environment, shown.make_format(), policy.renderer)
+    engine = ScriptedEngine.of("expert", world.environment, make_format(shown.format), policy.renderer)
     tasks = world.environment.tasks("train", case.demonstrations, 1000 * seed + 1)
     episodes = await run_episodes(plan_attempts(tasks, 1, seed), world.make_environment, shown, engine, policy.renderer)
     panel = Panel(tuple(world.environment.tasks("val", case.checked, 1000 * seed)), seed)
     rates: list[float] = []
 
-    async def good_enough() -> bool:
+    async def validate() -> EvalResult:
         result, _ = await policy.evaluate("val", panel, world.make_environment, agent_of(config, world, 0.0))
         rates.append(result.success_rate)
         clock.say(f"imitation: {rates[-1]:.0%} of {case.checked} validation tasks")
         if clock.over:
             raise OutOfTime("imitation")
-        return rates[-1] >= case.target
+        return result
 
     settings = SFTSettings(
         num_epochs=case.epochs, batch_size=case.batch, gradient_accumulation_steps=1, learning_rate=case.lr,
         warmup_steps=2, scheduler_type="constant", seed=seed, check_every=case.check_every,
     )  # fmt: skip
     try:
-        updates = await train_sft(policy, episodes, settings, good_enough=good_enough)
+        state = await train_sft(policy, episodes, settings, folder / "sft", evaluate=validate)
         policy.save(folder)
     finally:
         await policy.close()
-    took = {"updates": updates, "demonstrations": len(episodes), "validation": rates, "seconds": clock.gone - begun}
+    took = {
+        "updates": state.step,
+        "best_step": state.best_step,
+        "demonstrations": len(episodes),
+        "validation": rates,
+        "seconds": clock.gone - begun,
+    }
     (folder / "imitation.json").write_text(json.dumps(took) + "\n")
-    clock.say(f"imitation: {updates} updates of {case.batch}, validation {' '.join(f'{rate:.0%}' for rate in rates)}")
+    clock.say(
+        f"imitation: {state.step} updates of {case.batch}, the best after {state.best_step}, validation {' '.join(f'{rate:.0%}' for rate in rates)}"
+    )
 
 
 def training_config(case: Case, out: Path, name: str, seed: int, extra: list[str]) -> TrainConfig:

@@ -2,7 +2,7 @@
 
     python benchmarks/ladder.py [--seeds 3,4,5] [--out runs/ladder]
 
-For each seed a model of its own: base (untrained) → BC (imitation of an expert until half of validation is solved) →
+For each seed a model of its own: base (untrained) → BC (SFT on 300 demonstrations, the best of its validations) →
 DPO on pairs mined from the BC agent's own rollouts, and offline GRPO on the same rollouts → online GRPO from BC. Every
 policy is evaluated on the same held-out tasks, greedy; neighbours are compared by an exact McNemar test, over the tasks
 of each seed and over those of all seeds together. The budgets below were chosen on seeds 10 and 11 and are the same for
@@ -36,6 +36,7 @@ from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult
 from practicum.evaluation.stats.intervals import COMPARISON_LEVEL
 from practicum.models import loader
+from practicum.registry import make_format
 from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.training import build
@@ -49,17 +50,18 @@ SEEDS = (3, 4, 5)
 LEVELS = (1, 2)
 HELD_OUT = 300
 ACTOR = "actor_rollout_ref.actor"
+TEN_TIMES = "BC on ten times the demonstrations"
 STEPS = (("base", "BC"), ("BC", "DPO"), ("BC", "offline GRPO"), ("DPO", "online GRPO"), ("offline GRPO", "online GRPO"))
 """Earlier and later stage of each comparison."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The budget of every seed. SFT ends once `imitation_target` of 100 validation tasks are solved: the tiny model
-    goes from 4 % to 80 % within a few hundred demonstrations, at a moment that depends on the seed."""
+    """The budget of every seed. The BC model is the best of the validations of SFT on `demonstrations`; what SFT
+    reaches on ten times as many is evaluated beside it."""
 
-    demonstrations: int = 6000
-    imitation_target: float = 0.5
+    demonstrations: int = 300
+    imitation_epochs: int = 30
     imitation_batch: int = 8
     logged_tasks: int = 400
     logged_chains: int = 8
@@ -107,7 +109,7 @@ class StageComparison:
 
     @property
     def start(self) -> Path:
-        return self.folder / "bc"
+        return self.folder / "bc" / "model"
 
     @property
     def log(self) -> Path:
@@ -123,26 +125,31 @@ class StageComparison:
         return results
 
     async def imitation(self) -> dict[str, EvalResult]:
-        """The untrained model, and the model trained on demonstrations (BC)."""
+        """The untrained model, the model trained on demonstrations (BC), and one trained on ten times as many."""
         policy, budget = TrainablePolicy(loader.load_tiny(self.seed), max_batch=128), self.budget
         try:
             base = await evaluate(policy, "base", self.panel)
-            engine = ScriptedEngine.of("expert", make_environment(), agent(1.0).make_format(), policy.renderer)
-            planned = plan_attempts(tasks("train", budget.demonstrations, self.seed, 1), 1, self.seed)
+        finally:
+            await policy.close()
+        few = await self._imitate("BC", self.folder / "bc", budget.demonstrations, budget.imitation_epochs)
+        many = await self._imitate(TEN_TIMES, self.folder / "bc-10x", 10 * budget.demonstrations, 4)
+        return {"base": base, "BC": few, TEN_TIMES: many}
+
+    async def _imitate(self, name: str, folder: Path, demonstrations: int, epochs: int) -> EvalResult:
+        """SFT to its best validation, written to `folder`/model, and its score on the panel."""
+        policy = TrainablePolicy(loader.load_tiny(self.seed), max_batch=128)
+        try:
+            engine = ScriptedEngine.of("expert", make_environment(), make_format("hf"), policy.renderer)
+            planned = plan_attempts(tasks("train", demonstrations, self.seed, 1), 1, self.seed)
             shown = await run_episodes(planned, make_environment, agent(1.0), engine, policy.renderer)
             settings = SFTSettings(
-                num_epochs=1, batch_size=budget.imitation_batch, gradient_accumulation_steps=1, learning_rate=1e-3,
-                warmup_steps=30, scheduler_type="constant", seed=self.seed, check_every=25,
+                num_epochs=epochs, batch_size=self.budget.imitation_batch, gradient_accumulation_steps=1,
+                learning_rate=1e-3, warmup_steps=30, scheduler_type="constant", seed=self.seed, check_every=75,
             )  # fmt: skip
             check = Panel(tuple(tasks("val", 100, self.seed, 0)), self.seed)
-
-            async def good_enough() -> bool:
-                return (await evaluate(policy, "val", check)).success_rate >= budget.imitation_target
-
-            steps = await train_sft(policy, shown, settings, good_enough=good_enough)
-            self.figures["demonstrations"] = min(steps * budget.imitation_batch, budget.demonstrations)
-            policy.save(self.start)
-            return {"base": base, "BC": await evaluate(policy, "BC", self.panel)}
+            shutil.rmtree(folder, ignore_errors=True)
+            await train_sft(policy, shown, settings, folder, evaluate=lambda: evaluate(policy, "val", check))
+            return await evaluate(policy, name, self.panel)
         finally:
             await policy.close()
 

@@ -2,8 +2,8 @@
 
     python benchmarks/learn.py [--only grpo,gae] [--steps 40] [--seed 0] [--out runs/learn]
 
-One SFT model is trained (until 40 % of validation tasks are solved), then every entry trains from it as
-`practicum train` does and is compared with it on the same 400 test tasks, greedy, by an exact McNemar test.
+One SFT model is trained as in quickstart (300 demonstrations, the best of its validations), then every entry trains from
+it as `practicum train` does and is compared with it on the same 400 test tasks, greedy, by McNemar's test.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ async def make_sft_model(out: Path, seed: int) -> Path:
     """Return the folder of the SFT model, which is trained once."""
     folder = out / f"start-{seed}"
     if not (folder / "sft" / "model").exists():
-        quick = Quickstart(folder, seed, default_plan(seed))
-        await quick.sft_only()
+        await Quickstart(folder, seed, default_plan(seed), sft_only=True).run()
     return folder / "sft" / "model"
 
 
