@@ -2,8 +2,9 @@
 
     python benchmarks/gpu_training.py [--only math,math-lora,textcraft] [--out runs/gpu] [--minutes 20] [KEY=VALUE ...]
 
-For each case: demonstrations of the expert, imitation to its best validation, the same test tasks examined, practice by the case's recipe, the same test tasks again; then McNemar's test over the pairs, intervals,
-and one HTML report of all cases. KEY=VALUE are further keys of `practicum train` (`trainer.total_training_steps=80`).
+For each case: demonstrations of the expert, imitation to its best validation, the same test tasks examined, practice by
+the case's recipe, the same test tasks again; then McNemar's test over the pairs, intervals, and one HTML report of all
+cases. KEY=VALUE are further keys of `practicum train` (`trainer.total_training_steps=80`).
 Every case runs in a process of its own: one that fails or hangs does not take the others with it. Its time is what is
 left, shared among the cases left; practice that has used it up is examined as it stands. `gpu_training.json` in --out
 has all figures so far, after every case. Whatever is finished is not done again, and practice goes on from its last
@@ -165,7 +166,8 @@ async def make_start(case: Case, config: TrainConfig, folder: Path, seed: int, c
     }
     (folder / "imitation.json").write_text(json.dumps(took) + "\n")
     clock.say(
-        f"imitation: {state.step} updates of {case.batch}, the best after {state.best_step}, validation {' '.join(f'{rate:.0%}' for rate in rates)}"
+        f"imitation: {state.step} updates of {case.batch}, the best after {state.best_step}, "
+        f"validation {' '.join(f'{rate:.0%}' for rate in rates)}"
     )
 
 

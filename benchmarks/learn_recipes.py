@@ -2,9 +2,9 @@
 
     python benchmarks/learn_recipes.py [--only search-tiny] [--seed 0] [--out runs/learn]
 
-For each recipe: a few demonstrations of the expert, SFT to its best validation, RL by the recipe itself, and the same 300
-test tasks before and after, greedy, compared pairwise; beside it SFT on ten times the demonstrations. The search agent is also evaluated
-without its search tool. Minutes are wall-clock time; processor time is recorded beside them, since on a busy machine
+For each recipe: a few demonstrations of the expert, SFT to its best validation, RL by the recipe itself, and the same
+300 test tasks before and after, greedy, compared pairwise; beside it SFT on ten times the demonstrations. The search
+agent is also evaluated without its search tool. Minutes are wall-clock time; processor time is recorded beside them, since on a busy machine
 wall-clock time says little.
 """
 
@@ -142,9 +142,7 @@ async def train_recipe(name: str, out: Path, seed: int, tasks: int, extra: list[
     panel = Panel(tuple(components.environment.tasks("test", tasks, 1000 * seed)), seed)
     taught = TrainablePolicy(loader.load(str(reference / "model")), max_batch=128)
     try:
-        more_demonstrations, _ = await evaluate(
-            taught, "sft on ten times the demonstrations", panel, config, components
-        )
+        reference_result, _ = await evaluate(taught, "sft 10x", panel, config, components)
     finally:
         await taught.close()
     run = build.build_run(config)
@@ -158,8 +156,8 @@ async def train_recipe(name: str, out: Path, seed: int, tasks: int, extra: list[
         gain = comparison.success
         interval = next(delta.interval for delta in comparison.deltas if delta.name == SCORE)
         row: dict[str, Any] = {
-            "sft": before.summary(), "rl": after.summary(), "sft_10x": more_demonstrations.summary(), "difference": gain.difference,
-            "low": gain.interval.low, "high": gain.interval.high, "p": gain.p_value,
+            "sft": before.summary(), "rl": after.summary(), "sft_10x": reference_result.summary(),
+            "difference": gain.difference, "low": gain.interval.low, "high": gain.interval.high, "p": gain.p_value,
             "reward_difference": [interval.low, interval.high], "practice": practice,
             "imitation": json.loads((start / "imitation.json").read_text()),
             "tool_calls": sum(len(t.action.calls) for e in episodes for t in e.turns) / len(episodes),
