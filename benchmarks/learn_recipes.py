@@ -4,8 +4,8 @@
 
 For each recipe: a few demonstrations of the expert, SFT to its best validation, RL by the recipe itself, and the same
 300 test tasks before and after, greedy, compared pairwise; beside it SFT on ten times the demonstrations. The search
-agent is also evaluated without its search tool. Minutes are wall-clock time; processor time is recorded beside them, since on a busy machine
-wall-clock time says little.
+agent is also evaluated without its search tool. Minutes are wall-clock time; processor time is recorded beside them,
+since on a busy machine wall-clock time says little.
 """
 
 from __future__ import annotations
