@@ -52,6 +52,7 @@ class Moody(Environment):
         ({"repeats": False}, "the same seed gave another episode"),
         ({"replays": False}, "another process gave another episode"),
         ({"disjoint": False}, "splits overlap"),
+        ({"near_duplicates": 7}, "7 val and test tasks are training tasks but for names, case or punctuation"),
         ({"num_open": 49}, "only 49 of 50 episodes could be open at once"),
         ({"num_open": 0, "open_cause": "KeyError: 'x' (a.py:3 in reset)"},
          "only 0 of 50 episodes could be open at once: KeyError: 'x' (a.py:3 in reset)"),

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from practicum.environment import Action, Observation, Policy, ToolCall
-from practicum.environments.code_problems import TEMPLATES, make_problem
+from practicum.environments.code_problems import TEMPLATES, draw_problem, make_fields
 from practicum.environments.tool_agent import ToolEnvironment
 from practicum.errors import UserError
 from practicum.rewards.code_reward import CPU_SECONDS, check_cpu_seconds
 from practicum.rewards.code_tests import read_cases
 from practicum.sandbox import base
-from practicum.task import Task, content_hash, split_of_hash
+from practicum.task import Task, split_of_content
 
 EXECUTORS = ("python_executor", "code_interpreter")
 SOLUTIONS = ("solution", "code", "canonical_solution")
@@ -70,22 +70,33 @@ class CodeEnvironment(ToolEnvironment):
         return tasks
 
     def generate(self, split: str, count: int, seed: int) -> Sequence[Task]:
+        """Return generated problems. The program, not its names, decides the split.
+
+        Tasks of val and test are different programs, as long as there are some; then other names make another task.
+        """
         rng = random.Random(f"code/{split}/{seed}")
         tasks: list[Task] = []
         seen: set[str] = set()
+        exhausted = set(self.levels) if split == "train" else set()
         num_failed_draws = 0
         while len(tasks) < count:
-            fields = make_problem(rng, self.levels[len(tasks) % len(self.levels)])
-            key = content_hash(fields["question"])
-            if split_of_hash(key) != split or key in seen:
+            level = self.levels[len(tasks) % len(self.levels)]
+            problem = draw_problem(rng, level)
+            key = problem.question if level in exhausted else problem.key
+            is_new = split_of_content(problem.key) == split and seen.isdisjoint((key, problem.question))
+            fields = make_fields(problem, rng) if is_new else None
+            if fields is None:
                 num_failed_draws += 1
-                if num_failed_draws > MAX_FAILED_DRAWS:
+                if num_failed_draws > MAX_FAILED_DRAWS and level not in exhausted:
+                    exhausted.add(level)
+                    num_failed_draws = 0
+                elif num_failed_draws > MAX_FAILED_DRAWS:
                     raise UserError(
                         f"code has about {len(tasks)} different '{split}' problems of these levels; ask for fewer."
                     )
                 continue
             num_failed_draws = 0
-            seen.add(key)
+            seen |= {problem.key, problem.question}
             tasks.append(Task(f"code-{split}-{seed}-{len(tasks)}", self.name, split, fields))
         return tasks
 

@@ -7,6 +7,7 @@ of the solution's text) for the expected values. So an error in one of them is f
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -264,32 +265,68 @@ TEMPLATES: dict[int, tuple[Template, ...]] = {
 }
 
 
-def make_problem(rng: random.Random, level: int) -> dict[str, object]:
-    """Return a problem of a level: question, tests, and a solution with an example call."""
+@dataclass(frozen=True)
+class Problem:
+    """A template with its random choices made and a name for the function, before cases are drawn."""
+
+    level: int
+    template: str
+    name: str
+    draft: Draft
+
+    @property
+    def head(self) -> str:
+        return f"{self.name}({', '.join(self.draft.arguments)})"
+
+    @property
+    def question(self) -> str:
+        return f"Write {self.head} that returns {self.draft.text}."
+
+    @property
+    def key(self) -> str:
+        """The program with its constants, whatever its function and arguments are called."""
+        numbers = {name: f"_{index}" for index, name in enumerate(self.draft.arguments)}
+        names = re.compile(rf"'[^']*'|\b({'|'.join(numbers)})\b")  # what is quoted is no name
+        lines = (names.sub(lambda match: numbers[match[1]] if match[1] else match[0], x) for x in self.draft.lines)
+        return "\n".join((self.template, *lines))
+
+
+def draw_problem(rng: random.Random, level: int) -> Problem:
+    """Draw a template of a level, its numbers and its names."""
     template = rng.choice(TEMPLATES[level])
-    name = rng.choice(FUNCTIONS)
-    while True:
-        draft = template(rng)
-        inputs = list({repr(arguments): arguments for arguments in draft.inputs}.values())
-        if len(inputs) <= NUM_CASES:
-            continue
-        values = {repr(draft.reference(*arguments)) for arguments in inputs}
-        *chosen, example = rng.sample(inputs, NUM_CASES + 1)
-        expected = [draft.reference(*arguments) for arguments in chosen]
-        if len({repr(value) for value in expected}) >= min(3, len(values)) > 1:  # else a constant would pass many tests
-            break
-    head = f"{name}({', '.join(draft.arguments)})"
+    return Problem(level, template.__name__, rng.choice(FUNCTIONS), template(rng))
+
+
+def make_fields(problem: Problem, rng: random.Random) -> dict[str, object] | None:
+    """Return a task's fields: question, tests, and a solution with an example call; None if there are too few cases."""
+    draft, name = problem.draft, problem.name
+    inputs = list({repr(arguments): arguments for arguments in draft.inputs}.values())
+    if len(inputs) <= NUM_CASES:
+        return None
+    values = {repr(draft.reference(*arguments)) for arguments in inputs}
+    *chosen, example = rng.sample(inputs, NUM_CASES + 1)
+    expected = [draft.reference(*arguments) for arguments in chosen]
+    if not len({repr(value) for value in expected}) >= min(3, len(values)) > 1:
+        return None  # a constant would pass many tests
     return {
-        "question": f"Write {head} that returns {draft.text}.",
+        "question": problem.question,
         "test_cases": [
             {"call": f"{name}({', '.join(map(repr, arguments))})", "expected": value}
             for arguments, value in zip(chosen, expected, strict=True)
         ],
-        "solution": "\n    ".join((f"def {head}:", *draft.lines)),
+        "solution": "\n    ".join((f"def {problem.head}:", *draft.lines)),
         "example": f"{name}({', '.join(map(repr, example))})",
-        "level": level,
-        "template": template.__name__,
+        "level": problem.level,
+        "template": problem.template,
     }
+
+
+def make_problem(rng: random.Random, level: int) -> dict[str, object]:
+    """Return the fields of a problem of a level."""
+    while True:
+        fields = make_fields(draw_problem(rng, level), rng)
+        if fields is not None:
+            return fields
 
 
 def _letters(rng: random.Random) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from practicum.data.near_duplicates import near_duplicate_key
 from practicum.data.store import encode_episode
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import SPLITS, Action, Environment
@@ -41,6 +42,9 @@ MAX_BLOCKING_SECONDS = 0.25
 """Time for which half of an environment's resets or steps may keep the event loop, which all episodes share."""
 NO_DIGEST = "none"
 """What another process prints for an environment that it cannot play."""
+NUM_TASKS_PER_SPLIT = 300
+"""Tasks per split in which duplicates are looked for, where listing them is quick."""
+QUICK_LISTING_SECONDS = 0.5
 MAX_CAUSES = 2
 """Number of different causes of failed episodes that are printed."""
 
@@ -78,6 +82,8 @@ class CheckResult:
     """Seconds for which half of the calls of a method kept the event loop."""
     answers: AnswerCheck = field(default_factory=AnswerCheck)
     has_one_answer: bool = True
+    near_duplicates: int = 0
+    """Number of val and test tasks that are a training task but for names, case or punctuation."""
 
     @property
     def faults(self) -> list[str]:
@@ -97,6 +103,10 @@ class CheckResult:
             (self.replays is False, "another process gave another episode"),
             (self.replays is None, "another process could not play it"),
             (not self.disjoint, "splits overlap"),
+            (
+                self.near_duplicates > 0,
+                f"{self.near_duplicates} val and test tasks are training tasks but for names, case or punctuation",
+            ),
             (
                 self.num_open < self.num_wanted,
                 _because(f"only {self.num_open} of {self.num_wanted} episodes could be open at once", self.open_cause),
@@ -246,6 +256,7 @@ async def check(name: str, count: int, options: Mapping[str, Any], replay: Repla
         null_episodes = await play(CheckSetup(null, null.engine, "null"), count)
         solved = [episode for episode in episodes if episode.outcome is Outcome.SUCCESS]
         answers = await check_answers(checked.setup, solved, environment.has_one_answer)
+        splits = tasks_of_splits(checked, count)
         digest_elsewhere = replay.digest(name)
         own_digest = episodes_digest(episodes[:NUM_REPLAYED_TASKS])
         return CheckResult(
@@ -256,7 +267,8 @@ async def check(name: str, count: int, options: Mapping[str, Any], replay: Repla
             floor=environment.floor,
             repeats=episodes == repeated,
             replays=None if digest_elsewhere is None else digest_elsewhere == own_digest,
-            disjoint=splits_are_disjoint(checked, count),
+            disjoint=splits_are_disjoint(splits),
+            near_duplicates=count_near_duplicates(splits),
             speed=speed,
             num_open=held.num_open,
             num_wanted=held.num_wanted,
@@ -289,16 +301,36 @@ def _cause(episode: Trajectory) -> str:
     return "ended without success"
 
 
-def splits_are_disjoint(checked: CheckSetup, count: int) -> bool:
-    """Return whether no task is in two splits; a split that a file does not give is left out."""
+def tasks_of_splits(checked: CheckSetup, count: int) -> list[list[Task]]:
+    """Return the tasks of every split, train first; a split that a file does not give is left out.
+
+    There are `count` of them, or NUM_TASKS_PER_SPLIT where listing tasks is quick.
+    """
+    begin = time.perf_counter()
+    checked.tasks("train", count)
+    if time.perf_counter() - begin < QUICK_LISTING_SECONDS:
+        count = max(count, NUM_TASKS_PER_SPLIT)
     splits = []
     for split in SPLITS:
         try:
-            splits.append({task.hash for task in checked.tasks(split, count)})
+            splits.append(checked.tasks(split, count))
         except UserError:
             if split == "train":
                 raise
-    return sum(map(len, splits)) == len(set[str]().union(*splits))
+    return splits
+
+
+def splits_are_disjoint(splits: Sequence[Sequence[Task]]) -> bool:
+    """Return whether no task is in two splits."""
+    hashes = [{task.hash for task in tasks} for tasks in splits]
+    return sum(map(len, hashes)) == len(set[str]().union(*hashes))
+
+
+def count_near_duplicates(splits: Sequence[Sequence[Task]]) -> int:
+    """Return how many tasks of the later splits are one of the first but for names, case or punctuation."""
+    train, *others = splits
+    keys = {near_duplicate_key(task) for task in train}
+    return sum(near_duplicate_key(task) in keys for tasks in others for task in tasks)
 
 
 class TimedAwait:
