@@ -23,7 +23,6 @@ import faulthandler
 import gc
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -38,12 +37,13 @@ from practicum.config.pipeline import PipelineConfig
 from practicum.models import device, loader
 from practicum.pipeline import stages
 from practicum.pipeline.runner import PipelineRunner
-from practicum.training import build
+from practicum.training import build, build_supervised
+from practicum.training.run import Run
 
 RECIPE = "affine-smollm2-gpu"
 RESULTS = Path(__file__).parent / "results" / "affine_gpu.json"
-LAST_EVALUATION = 75.0
-"""Seconds that the RL stage leaves to the last evaluation."""
+LAST_EVALUATION = 50.0
+"""Seconds that the RL stage leaves to the last evaluation, at least."""
 GRACE = 45.0
 """Seconds beyond its time after which an environment's process is ended from outside."""
 POLL = 5.0
@@ -69,10 +69,10 @@ class World:
 
 WORLDS = {
     "agentgym:sciworld": World(
-        786, turns=16, tokens=32, epochs=8, tasks_per_step=16, validated=64, validate_every=15, slots=128
+        786, turns=16, tokens=32, epochs=8, tasks_per_step=16, evaluated=200, validated=64, validate_every=15, slots=128
     ),
     "agentgym:alfworld": World(
-        1400, turns=30, tokens=32, tasks_per_step=16, validated=64, validate_every=15, slots=128
+        1400, turns=30, tokens=32, tasks_per_step=16, evaluated=200, validated=64, validate_every=15, slots=128
     ),
     "agentgym:webshop": World(2000, turns=8, tokens=64),
     "agentgym:textcraft": World(2000, turns=14, tokens=64),
@@ -125,13 +125,14 @@ def config_of(name: str, out: Path, tiny: bool) -> PipelineConfig:
 
 
 def make_tiny(config: PipelineConfig) -> None:
-    """Sizes at which a CPU gets through all stages within a minute: shows that they work."""
+    """Sizes at which all stages take a minute: shows that they work, on a CPU with the tiny model."""
     data, rl, training = config.data, config.rl_training, config.training
-    config.model.path = "tiny"
+    on_gpu = torch.cuda.is_available()
+    config.model.path = "smollm2" if on_gpu else "tiny"
     data.affine.num_samples = data.agentgym.num_episodes = 12
     data.max_response_tokens = min(12, data.max_response_tokens)
     data.agentgym.max_episode_length = min(10, data.agentgym.max_episode_length)
-    training.num_epochs, training.batch_size, training.eval_steps, training.bf16 = 1, 4, 2, False
+    training.num_epochs, training.batch_size, training.eval_steps, training.bf16 = 1, 4, 2, on_gpu
     rl.rollout_batch_size, rl.num_chains, rl.num_rollouts = 2, 2, 2
     rl.overrides = [text for text in rl.overrides if not text.startswith(("data.val_batch_size", "trainer.test_freq"))]
     rl.overrides += ["data.val_batch_size=2", "trainer.test_freq=1"]
@@ -163,15 +164,37 @@ class TimedPipeline(PipelineRunner):
         return {**super()._shared_settings(environment), "concurrency": 256}
 
     def sft(self) -> None:
-        super().sft()
-        remove_checkpoints(stages.folder(self.config, "sft"))
+        """SFT to its end, then the weights with the least loss on held-out demonstrations; nothing else is saved."""
+        config, best = stages.sft_config(self.config), Best("eval/loss", -1)
+
+        def stepped(step: int, values: dict[str, float]) -> None:
+            best.offer(run, step, values)
+            if "eval/loss" in values:
+                self.log(f"SFT {step}: loss {values['actor/loss']:.3f}, held out {values['eval/loss']:.3f}")
+
+        run = build_supervised.build_sft(config, stepped, self.log)
+        run.checkpoints, run.settings = None, replace(run.settings, keep_best=False)
+        asyncio.run(self._finish(run, best, stages.model_path(self.config, "sft")))
+
+    async def _finish(self, run: Run, best: Best, model: str) -> None:
+        """Train to the end or until a stop is requested, and save the best weights."""
+        best.start(run)
+        try:
+            try:
+                await run.train()
+            except KeyboardInterrupt:
+                self.log(f"the time for RL is up at step {run.state.step}")
+            best.restore(run)
+            run.policy.save(Path(model))
+        finally:
+            await run.policy.close()
+        record = {"steps": run.state.step, **best.record()}
+        (Path(model).parent / "chosen.json").write_text(json.dumps(record) + "\n")
 
     def train(self) -> None:
-        asyncio.run(self._train())
-        remove_checkpoints(stages.folder(self.config, "rl"))
-
-    async def _train(self) -> None:
-        clock, best = self.clock, Best()
+        """RL until the time is up, then the weights with the best validation, those of SFT among them."""
+        clock, best = self.clock, Best("val/success/mean", 1)
+        evaluation = max(LAST_EVALUATION, 1.5 * self.stage_log.usage["eval-sft"].seconds)
         took: list[float] = []
 
         def stepped(step: int, values: dict[str, float]) -> None:
@@ -179,55 +202,47 @@ class TimedPipeline(PipelineRunner):
             took.append(values.get("timing/rollout", 0.0) + values.get("timing/update", 0.0))
             if step <= 2 or step % 10 == 0:
                 val = f", validation {values['val/success/mean']:.2f}" if "val/success/mean" in values else ""
-                clock.say(
-                    f"{self.name}: step {step}: success {values.get('success/mean', 0.0):.2f}{val}, mismatch "
+                success = values.get("success/mean", values.get("reward/mean", 0.0))
+                self.log(
+                    f"step {step}: success {success:.2f}{val}, mismatch "
                     f"{values.get('mismatch/logprob/mean', 0.0):.2g}, {values.get('timing/rollout', 0.0):.1f} + "
                     f"{values.get('timing/update', 0.0):.1f} s"
                 )
-            if clock.left < LAST_EVALUATION + 2 * max(took[-5:]):
+            if clock.left < evaluation + 2 * max(took[-5:]):
                 run.request_stop()
 
-        run = build.build_run(stages.rl_config(self.config), on_step=stepped, say=clock.say)
+        run = build.build_run(stages.rl_config(self.config), on_step=stepped, say=self.log)
         run.settings = replace(run.settings, save_on_stop=False)
-        best.start(run)
-        try:
-            try:
-                await run.train()
-            except KeyboardInterrupt:
-                clock.say(f"{self.name}: the time for RL is up at step {run.state.step}")
-            best.restore(run)
-            run.policy.save(Path(stages.model_path(self.config, "rl")))
-        finally:
-            await run.policy.close()
-        folder = stages.folder(self.config, "rl")
-        (folder / "chosen.json").write_text(json.dumps({"steps": run.state.step, **best.record()}) + "\n")
+        asyncio.run(self._finish(run, best, stages.model_path(self.config, "rl")))
 
 
 class Best:
-    """The weights of the best validation, in memory; the later of equals would be no better known, so the first."""
+    """The weights of the best validation, kept in memory: a checkpoint of this model has 2 GB. The first of equals."""
 
-    def __init__(self) -> None:
-        self.step, self.value = 0, -1.0
+    def __init__(self, metric: str, sign: int) -> None:
+        """`sign`: 1 where more is better, -1 where less is."""
+        self.metric, self.sign = metric, sign
+        self.step, self.value = 0, float("-inf")
         self.weights: dict[str, torch.Tensor] = {}
         self.values: list[tuple[int, float]] = []
 
-    def start(self, run: Any) -> None:
-        """Take the weights that RL starts from."""
+    def start(self, run: Run) -> None:
+        """Take the weights that training starts from."""
         self.weights = {name: tensor.detach().cpu().clone() for name, tensor in weights_of(run).items()}
 
-    def offer(self, run: Any, step: int, values: dict[str, float]) -> None:
-        if not self.values and run.state.best_step == 0:  # the validation before the first step
-            self.value = run.state.best_value
-            self.values.append((0, self.value))
-        value = values.get("val/success/mean")
+    def offer(self, run: Run, step: int, values: dict[str, float]) -> None:
+        if not self.values and run.state.best_step == 0 and run.state.best_value is not None:
+            self.value = self.sign * run.state.best_value  # of the validation before the first step
+            self.values.append((0, run.state.best_value))
+        value = values.get(self.metric)
         if value is None:
             return
         self.values.append((step, value))
-        if value > self.value:
-            self.step, self.value = step, value
-            self.weights = {name: tensor.detach().cpu().clone() for name, tensor in weights_of(run).items()}
+        if self.sign * value > self.value:
+            self.step, self.value = step, self.sign * value
+            self.start(run)
 
-    def restore(self, run: Any) -> None:
+    def restore(self, run: Run) -> None:
         """Put the best weights back, unless the last ones are they or nothing was validated."""
         if self.values and self.step != run.state.step:
             with torch.no_grad():
@@ -235,24 +250,18 @@ class Best:
                     tensor.copy_(self.weights[name])
 
     def record(self) -> dict[str, Any]:
-        return {"best_step": self.step, "best_validation": self.value, "validations": self.values}
+        return {"metric": self.metric, "best_step": self.step, "validations": self.values}
 
 
-def weights_of(run: Any) -> dict[str, torch.Tensor]:
+def weights_of(run: Run) -> dict[str, torch.Tensor]:
     return dict(run.policy.loaded.model.named_parameters())
-
-
-def remove_checkpoints(folder: Path) -> None:
-    """Checkpoints are 2 GB each, and the finished stage does not need them."""
-    for path in folder.glob("global_step_*"):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def gathered(folder: Path) -> dict[str, Any]:
     """What an environment has to show, finished or not."""
     row: dict[str, Any] = {"evaluations": {}}
-    for key, path in {"stages": folder / "stages.json", "rl": folder / "rl" / "chosen.json"}.items():
-        row[key] = read_json(path)
+    places = {"stages": folder / "stages.json"} | {key: folder / key / "chosen.json" for key in ("sft", "rl")}
+    row |= {key: read_json(path) for key, path in places.items()}
     for model in stages.MODELS:
         for path in sorted((folder / "eval" / model).glob("*.json")):
             row["evaluations"][model] = (read_json(path) or {}).get("aggregated_metrics")

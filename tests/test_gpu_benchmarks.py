@@ -62,3 +62,35 @@ print(json.dumps([profile.busy_seconds([(0, 2), (1, 3), (5, 6)]), sorted(found),
     assert busy == 4
     assert {"MainThread", "waiting"} <= set(threads)
     assert busiest["function"].startswith("do ")
+
+
+def test_each_affine_environment_has_a_pipeline_of_its_own_and_the_best_weights_come_back(tmp_path: Path) -> None:
+    code = """
+import json
+from pathlib import Path
+from types import SimpleNamespace
+import affine_gpu, torch
+from practicum.pipeline import stages
+configs = {name: affine_gpu.config_of(name, Path(sys.argv[1]), False) for name in affine_gpu.WORLDS}
+assert all(stages.environments(config) == [name] for name, config in configs.items())
+assert len({config.output_dir for config in configs.values()}) == 8
+worlds = affine_gpu.WORLDS
+assert all(stages.demonstrations(configs[name])[name] == world.demonstrations for name, world in worlds.items())
+assert all(stages.rl_config(config).algorithm.adv_estimator == "grpo" for config in configs.values())
+
+model = torch.nn.Linear(1, 1, bias=False)
+run = SimpleNamespace(state=SimpleNamespace(step=0, best_step=0, best_value=0.2),
+                      policy=SimpleNamespace(loaded=SimpleNamespace(model=model)))
+best = affine_gpu.Best("val/success/mean", 1)
+best.start(run)
+for step, value in enumerate([0.1, 0.6, None, 0.5], 1):
+    run.state.step = step
+    model.weight.data.fill_(step)
+    best.offer(run, step, {} if value is None else {"val/success/mean": value})
+best.restore(run)
+print(json.dumps([model.weight.item(), best.record()]))
+"""
+    weight, record = json.loads(run(code, str(tmp_path)))
+    assert weight == 2.0
+    assert record["best_step"] == 2
+    assert record["validations"] == [[0, 0.2], [1, 0.1], [2, 0.6], [4, 0.5]]
