@@ -13,12 +13,19 @@ from practicum.engines.base import Sampling
 from practicum.environment import Action, Step
 from practicum.environments.math import MathEnvironment
 from practicum.models import loader
-from practicum.training.estimators import ESTIMATORS, Advantages, EstimatorSettings, TokenRewards, token_rewards
+from practicum.training.estimators import (
+    ESTIMATORS,
+    Advantages,
+    EstimatorSettings,
+    OverlongBuffer,
+    TokenRewards,
+    token_rewards,
+)
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.rollout_source import OnlineSource
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Outcome, Trajectory
-from tests.training.settings import rl_settings
+from tests.training.settings import policy_gradient, rl_settings
 
 from .test_rl_trainer import episode, turn
 
@@ -140,3 +147,22 @@ def test_each_estimator_takes_a_real_step(name: str) -> None:
     assert count == 6  # greedy rollouts are a baseline, not data
     assert metrics["actor/grad_norm"] > 0
     assert metrics["mismatch/logprob/max"] <= 1e-4
+
+
+def test_replies_near_their_limit_cost_reward_as_in_dapo() -> None:
+    """DAPO, equation 13: 0 up to the buffer, then linearly to -1 at the limit."""
+    buffer = OverlongBuffer(4, 1.0, max_tokens=10)
+    assert [buffer.penalty(length) for length in (1, 6, 7, 8, 10)] == [0.0, 0.0, -0.25, -0.5, -1.0]
+    two_turns = episode("a", 1.0, Outcome.SUCCESS, turn((1,), (2, 3), True), turn((9,), (4, 5, 6)))
+    tight = OverlongBuffer(2, 0.5, max_tokens=3)  # replies of 2 and 3 tokens cost 0.25 and 0.5
+    whole = token_rewards(two_turns, EstimatorSettings(overlong_buffer=tight)).rewards
+    assert whole.tolist() == [0.0, 0.0, 0.0, 0.0, 0.25]
+    by_turn = token_rewards(two_turns, EstimatorSettings(turn_rewards=True, overlong_buffer=tight)).rewards
+    assert by_turn.tolist() == [0.0, -0.25, 0.0, 0.0, -0.5]
+
+
+def test_gspo_averages_by_sequence_unless_told_otherwise() -> None:
+    settings = rl_settings(objective=policy_gradient(loss_mode="gspo"))
+    assert settings.loss_aggregation == "seq-mean-token-mean"
+    assert replace(settings, loss_agg_mode="token-mean").loss_aggregation == "token-mean"
+    assert rl_settings().loss_aggregation == "token-mean"

@@ -16,6 +16,8 @@ class DPOTrainingConfig(SFTTrainingConfig):
     """Rank of the adapter."""
     lora_alpha: float = at_least(0, 32.0)
     """Scale of the adapter."""
+    lora_dropout: float = between(0, 1, 0.0, includes_high=False)
+    """Dropout before the adapter; the margin that decides how much a pair counts is computed without it."""
     num_epochs: int = at_least(1, 2)
     """Passes over the pairs."""
     learning_rate: float = at_least(0, 5.0e-5)

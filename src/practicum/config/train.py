@@ -74,6 +74,18 @@ class FilterGroupsConfig:
 
 
 @dataclass
+class OverlongBufferConfig:
+    """DAPO's overlong reward shaping: a reply that comes near its token limit costs reward."""
+
+    enable: bool = False
+    """Whether long replies cost reward."""
+    len: int = at_least(1, 16)
+    """Tokens before the limit over which the penalty grows from 0 to its full size."""
+    penalty_factor: float = at_least(0, 1.0)
+    """Penalty of a reply that reaches the limit."""
+
+
+@dataclass
 class OfflineConfig:
     """How logged episodes are trained on, where data.from_trajectories names some."""
 
@@ -107,6 +119,7 @@ class AlgorithmConfig:
     """Estimator of that KL: `kl`, `abs`, `mse`, `low_var_kl` or `full`."""
     kl_ctrl: KLControlConfig = field(default_factory=KLControlConfig)
     filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
+    overlong_buffer: OverlongBufferConfig = field(default_factory=OverlongBufferConfig)
     offline: OfflineConfig = field(default_factory=OfflineConfig)
     error_budget: float = at_least(0, 0.5)
     """Share of a step's episodes without a score that stops the run."""

@@ -13,7 +13,7 @@ from practicum.models import device
 from practicum.models.device import Device
 from practicum.training.critic import CriticSettings
 from practicum.training.curriculum import CurriculumSettings, GroupFilter
-from practicum.training.estimators import EstimatorSettings
+from practicum.training.estimators import EstimatorSettings, OverlongBuffer
 from practicum.training.micro_batches import MicroBatchLimits
 from practicum.training.objective import Objective
 from practicum.training.rl_settings import MISMATCH_LIMIT, MISMATCH_LIMIT_BFLOAT16, RLSettings
@@ -160,7 +160,12 @@ def rl_settings(config: TrainConfig, steps: int) -> RLSettings:
 
 
 def estimator_settings(config: TrainConfig) -> EstimatorSettings:
-    algorithm = config.algorithm
+    algorithm, buffer = config.algorithm, config.algorithm.overlong_buffer
+    max_tokens = max_reply_tokens(config)
+    if buffer.enable and buffer.len > max_tokens:
+        raise UserError(
+            f"algorithm.overlong_buffer.len={buffer.len} is more than a reply may have ({max_tokens} tokens); lower it."
+        )
     return EstimatorSettings(
         gamma=algorithm.gamma,
         lam=algorithm.lam,
@@ -168,6 +173,7 @@ def estimator_settings(config: TrainConfig) -> EstimatorSettings:
         turn_rewards=algorithm.turn_rewards,
         row_weighted=algorithm.row_weighted,
         bootstrap_truncated=algorithm.bootstrap_truncated,
+        overlong_buffer=OverlongBuffer(buffer.len, buffer.penalty_factor, max_tokens) if buffer.enable else None,
     )
 
 

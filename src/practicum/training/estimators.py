@@ -20,6 +20,23 @@ from practicum.utils.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
+class OverlongBuffer:
+    """DAPO's overlong reward shaping (arXiv:2503.14476, section 3.4), for every reply of an episode.
+
+    A reply of more than `max_tokens - length` tokens costs reward: linearly more, `penalty_factor` at `max_tokens`.
+    """
+
+    length: int
+    penalty_factor: float
+    max_tokens: int
+
+    def penalty(self, num_tokens: int) -> float:
+        """The reward, 0 or below, of a reply of that length."""
+        excess = num_tokens - (self.max_tokens - self.length)
+        return -self.penalty_factor * min(max(excess / self.length, 0.0), 1.0)
+
+
+@dataclass(frozen=True)
 class EstimatorSettings:
     """What estimators read besides the rewards.
 
@@ -33,6 +50,7 @@ class EstimatorSettings:
     turn_rewards: bool = default_of(AlgorithmConfig, "turn_rewards")
     row_weighted: bool = default_of(AlgorithmConfig, "row_weighted")
     bootstrap_truncated: bool | None = default_of(AlgorithmConfig, "bootstrap_truncated")
+    overlong_buffer: OverlongBuffer | None = None
 
     @property
     def bootstraps(self) -> bool:
@@ -114,6 +132,11 @@ def token_rewards(episode: Trajectory, settings: EstimatorSettings) -> TokenRewa
         rewards[-1] += pending
     elif len(turns):
         rewards[-1] = episode.reward
+    if settings.overlong_buffer is not None:
+        for end, length in zip(np.cumsum(lengths), lengths, strict=True):
+            if length:
+                position = end - 1 if settings.turn_rewards else -1
+                rewards[position] += settings.overlong_buffer.penalty(length)
     return TokenRewards(rewards, turns, episode.outcome == "truncated")
 
 

@@ -101,8 +101,11 @@ class RLSettings:
 
     @property
     def loss_aggregation(self) -> str:
-        """How token losses are averaged."""
-        return self.loss_agg_mode or ESTIMATORS[self.adv_estimator].aggregation
+        """How token losses are averaged: as chosen, as GSPO's paper has it, or the estimator's own way."""
+        own = (
+            "seq-mean-token-mean" if self.objective.loss_mode == "gspo" else ESTIMATORS[self.adv_estimator].aggregation
+        )
+        return self.loss_agg_mode or own
 
     @property
     def needs_reference(self) -> bool:
