@@ -45,7 +45,6 @@ VERL = {
     "critic.ppo_micro_batch_size": "critic.ppo_micro_batch_size_per_gpu",
     "critic.optim.clip_grad": "critic.grad_clip",
     "data.max_response_length": f"{ROLLOUT}response_length",
-    "data.seed": "trainer.seed",
     "trainer.max_actor_ckpt_to_keep": "trainer.save_total_limit",
 }
 TRL_GRPO = {
@@ -109,7 +108,6 @@ _VLLM_ARGUMENTS = f"arguments of a vLLM server go into {ROLLOUT}vllm.extra_args"
 _PACKED = f"batches are always packed up to {ACTOR}ppo_max_token_len_per_gpu tokens; leave it out"
 _ONE_PROCESS = "the learner is one process; leave it out"
 _FILE_FIELDS = "a task file has the field 'question' (docs/environments.md); leave it out"
-_FILE_ORDER = "tasks come in the order of the file; shuffle the file instead"
 _REWARD = "set agent.reward_name to a reward's name or to file.py:function"
 _LOSS_TYPE = f"set {ACTOR}policy_loss.loss_mode, {ACTOR}loss_agg_mode or algorithm.adv_estimator"
 _TASKS = f"set data.train_batch_size (tasks per step) and {ACTOR}ppo_mini_batch_size (tasks per update)"
@@ -158,7 +156,6 @@ REFUSED: Mapping[type, Mapping[str, str]] = {
         "data.reward_fn_key": _FILE_FIELDS,
         "data.image_key": _FILE_FIELDS,
         "data.return_raw_chat": _FILE_FIELDS,
-        "data.shuffle": _FILE_ORDER,
         "data.gen_batch_size": "set data.train_batch_size and algorithm.filter_groups.max_num_gen_batches",
         "data.custom_cls.path": "set agent.environment to file.py:Class",
         "reward_model.enable": _REWARD,
