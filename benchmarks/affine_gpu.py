@@ -76,7 +76,7 @@ WORLDS = {
     ),
     "agentgym:webshop": World(2000, turns=8, tokens=64),
     "agentgym:textcraft": World(2000, turns=14, tokens=64),
-    "agentgym:babyai": World(2500, turns=20, tokens=24),
+    "agentgym:babyai": World(2500, turns=20, tokens=24, steps=100),
     "affine:abd": World(4000, tokens=128, epochs=5, slots=256),
     "affine:ded": World(3000, tokens=128, slots=256),
     "affine:sat": World(4000, tokens=64, steps=300, slots=256),
@@ -212,7 +212,7 @@ class TimedPipeline(PipelineRunner):
                 run.request_stop()
 
         run = build.build_run(stages.rl_config(self.config), on_step=stepped, say=self.log)
-        run.settings = replace(run.settings, save_on_stop=False)
+        run.checkpoints, run.settings = None, replace(run.settings, keep_best=False, save_on_stop=False)
         asyncio.run(self._finish(run, best, stages.model_path(self.config, "rl")))
 
 
