@@ -4,7 +4,7 @@
 
 For each seed a model of its own: base (untrained) → BC (SFT on 300 demonstrations, the best of its validations) →
 DPO on pairs mined from the BC agent's own rollouts, and offline GRPO on the same rollouts → online GRPO from BC. Every
-policy is evaluated on the same held-out tasks, greedy; neighbours are compared by an exact McNemar test, over the tasks
+policy is evaluated on the same held-out tasks, greedy; neighbours are compared by McNemar's mid-p test, over the tasks
 of each seed and over those of all seeds together. The budgets below were chosen on seeds 10 and 11 and are the same for
 every seed.
 """

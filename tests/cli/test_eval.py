@@ -105,9 +105,9 @@ def test_compare_prints_the_papers_table(results: Path, tmp_path: Path, capsys: 
     assert "=" * 60 in shown
     assert "t-statistic: -inf, p-value: 0.0000 (both samples are constant)" in shown
     assert "'expert' is better than 'random' by 100.0 points" in shown
-    assert "Gate: deploy, at +100.0 points (the baseline is zero" in shown
+    assert "Gate: none: 'expert' is a script of the environment" in shown
     record = json.loads(out.read_bytes())
-    assert record["comparisons"][0]["gate"] == "deploy"
+    assert record["comparisons"][0]["gate"] == "withheld"
     assert [cause["question"] for cause in record["comparisons"][0]["causes"]] == [
         "Is the reward misspecified?",
         "Is data short?",
@@ -174,7 +174,7 @@ def test_several_environments_are_one_policy(
     shown = capsys.readouterr().out
     fits(shown)
     assert sorted(path.name for path in first.glob("*.json")) == ["affine-sat.json", "math.json"]
-    assert "overall: success 0.0% (mean of environments)" in shown
+    assert "overall: success 0.0% [0.0%, 36.9%] (mean of environments)" in shown
     assert main(["eval", *worlds, "--policy", "expert", "--panel", str(first), "--out", str(second)]) == 0
     assert "overall: success 100.0%" in capsys.readouterr().out
     for name in ("math", "affine-sat"):

@@ -25,6 +25,7 @@ def make_result() -> Make:
         environment: str = "math",
         turns: int = 2,
         contents: Sequence[str] | None = None,
+        goals: Sequence[str] | None = None,
         components: Sequence[Mapping[str, float]] | None = None,
         figures: Mapping[str, float] | None = None,
         settings: Mapping[str, Any] | None = None,
@@ -48,6 +49,7 @@ def make_result() -> Make:
                         env_metrics=figures or {},
                         seconds=0.5,
                         error="broke" if reward is None else None,
+                        goal=goals[place] if goals else None,
                     )
                 )
         most = max((len(r) for r in rewards if isinstance(r, Sequence)), default=1)

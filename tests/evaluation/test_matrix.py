@@ -56,7 +56,7 @@ def test_rows_and_files(make_result: Make, tmp_path: Path) -> None:
     assert float(read[2]["success_rate"]) == 1.0  # what could not be scored is no failure
     text = (tmp_path / "matrix.md").read_text()
     assert "| Mode | Valid/Total | Errors | Success Rate | Δ pp | Median Steps | Usefulness | Shown |" in text
-    assert "| fast\\|x | 50/50 | 0 | 50.0% [41.1%, 58.9%] | +0.0 | 8 | Useful-for-speed | no |" in text
+    assert "| fast\\|x | 50/50 | 0 | 50.0% [36.5%, 63.5%] | +0.0 | 8 | Useful-for-speed | no |" in text
     (error,) = [json.loads(line) for line in (tmp_path / "errors.jsonl").read_text().splitlines()]
     assert error == {"mode": "=good", "task_id": "t48", "attempt": 0, "outcome": "env_error", "error": "broke"}
 

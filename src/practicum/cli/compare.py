@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import textwrap
 from pathlib import Path
@@ -21,11 +22,15 @@ WIDTH = 100
 
 
 def run(argv: list[str]) -> int:
+    """Exit code 1: there is no verdict, because nothing was scored or the settings differ."""
     args = make_parser().parse_args(argv)
     from practicum.data.store import write_atomic
     from practicum.evaluation.comparison_report import compare_results
 
-    report = compare_results(args.results, alpha=args.alpha, level=args.level, oracle=args.oracle)
+    report = compare_results(
+        args.results, alpha=args.alpha, level=args.level, oracle=args.oracle,
+        different_settings=args.different_settings, looks=args.looks,
+    )  # fmt: skip
     text = json.dumps(report.record(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     if str(args.json) == "-":
         sys.stdout.write(text)
@@ -38,7 +43,11 @@ def run(argv: list[str]) -> int:
 
         paths = draw(report.comparison, args.plots, args.level)
         print(f"pictures: {', '.join(str(path) for path in paths)}", file=sys.stderr)
-    return 0
+    return 0 if all(map(has_verdict, report.comparison.comparisons)) else 1
+
+
+def has_verdict(comparison: Comparison) -> bool:
+    return comparison.success.num_tasks > 0 and comparison.conclusion != "settings differ"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -49,7 +58,18 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="the baseline, then what to compare")
     parser.add_argument("--alpha", type=float, default=0.05, help="chance of a false finding that is accepted")
-    parser.add_argument("--level", type=float, default=0.8, help="level of the scores' own intervals (default: 0.8)")
+    parser.add_argument("--level", type=float, default=0.95, help="level of the scores' own intervals (default: 0.95)")
+    parser.add_argument(
+        "--looks",
+        type=int,
+        default=1,
+        help="how often these policies will be compared in all, with tasks added between (default: 1): each look is "
+        "tested at alpha / LOOKS",
+    )
+    parser.add_argument(
+        "--different-settings", action="store_true",
+        help="give a verdict although temperature, token limits or formats differ",
+    )  # fmt: skip
     parser.add_argument("--oracle", type=Path, help="the expert's result on the same panel: how much is there to gain?")
     parser.add_argument("--json", type=Path, help="write everything as JSON here ('-': print it and nothing else)")
     parser.add_argument("--plots", type=Path, help="write PNG pictures into this folder")
@@ -59,9 +79,11 @@ def make_parser() -> argparse.ArgumentParser:
 def describe(report: ComparisonReport) -> list[str]:
     """Lines for a terminal of a hundred columns."""
     found = report.comparison
+    if not any(comparison.success.num_tasks for comparison in found.comparisons):
+        return wrapped([comparison.sentence for comparison in found.comparisons[:1]])
     lines = metric_table(found.comparisons[0]) if len(found.comparisons) == 1 else policy_table(found, report.level)
     if len(found.panels) > 1:
-        lines += ["", *pareto_table(found)]
+        lines += ["", *pareto_table(found, report.level)]
     for comparison, diagnoses in zip(found.comparisons, report.diagnoses, strict=True):
         lines += ["", *describe_comparison(comparison, diagnoses, len(found.panels) > 1)]
     return lines
@@ -69,6 +91,7 @@ def describe(report: ComparisonReport) -> list[str]:
 
 def metric_table(comparison: Comparison) -> list[str]:
     """One row per metric: HTDAG's table, with the interval and the test that it leaves out."""
+    from practicum.evaluation.comparison_text import describe_tasks
     from practicum.utils.tables import p_text, table
 
     level = f"{100 * comparison.success.interval.level:g} %"
@@ -79,13 +102,13 @@ def metric_table(comparison: Comparison) -> list[str]:
             format_value(delta, delta.trained),
             format_improvement(delta),
             format_interval(delta),
-            p_text(delta.p_value),
+            "–" if math.isnan(delta.p_value) else p_text(delta.p_value),
         ]
         for delta in comparison.deltas
     ]
     left = f", {comparison.num_left_out} of the panel not scored by both" if comparison.num_left_out else ""
     baseline, trained = comparison.baseline, comparison.trained
-    head = f"{baseline.environment}, panel {baseline.panel}: {comparison.success.num_tasks} tasks{left}"
+    head = f"{baseline.environment}, panel {baseline.panel}: {describe_tasks(comparison.success)}{left}"
     names = [f"Baseline: {baseline.policy}", f"Trained:  {trained.policy}"]
     headers = ["Metric", "Baseline", "Trained", "Improvement", f"Difference [{level}]", "p"]
     return [*wrapped([head, *names]), "", table(headers, rows, "="), comparison.t_test.sentence]
@@ -106,8 +129,10 @@ def policy_table(found: PolicyComparison, level: float) -> list[str]:
             difference = ["", "", "", "baseline"]
             if pair is not None:
                 points, limits = format_interval(pair.success).split(" ", 1)
-                outcome = {"no difference shown": "not shown"}.get(pair.conclusion, pair.conclusion)
+                outcome = {"no difference shown": "not shown"}.get(pair.conclusion, str(pair.conclusion))
                 difference = [points, limits, p_text(pair.p_corrected), outcome]
+                if not pair.success.num_tasks:
+                    difference = ["–", "", "", "not scored"]
             rows.append([policy.name, *where, score, *difference])
     where = ["Environment"] if len(found.panels) > 1 else []
     wide = f"{100 * found.comparisons[0].success.interval.level:g} %"
@@ -115,23 +140,30 @@ def policy_table(found: PolicyComparison, level: float) -> list[str]:
     return [table(headers, rows)]
 
 
-def pareto_table(found: PolicyComparison) -> list[str]:
+def pareto_table(found: PolicyComparison, level: float) -> list[str]:
     """Affine's aggregates over environments, and how many policies dominate each one."""
-    from practicum.evaluation.multi_environment import aggregate
+    from practicum.evaluation.multi_environment import aggregate, frontier_shares, overall_interval
     from practicum.evaluation.stats.pareto import dominated_by, pareto_score
     from practicum.utils.tables import number, percent, table
 
     dominators = dominated_by({policy.name: policy.scores for policy in found.policies})
+    shares = frontier_shares(found.policies)
     rows = []
     for policy in found.policies:
-        total, by = aggregate(list(policy.results.values())), dominators[policy.name]
+        results, by, share = list(policy.results.values()), dominators[policy.name], shares[policy.name]
+        total, limits = aggregate(results), overall_interval(results, level)
+        overall = f"{percent(total.overall_success_rate)} [{percent(limits.low)}, {percent(limits.high)}]"
         rows.append([
-            policy.name, percent(total.weighted_accuracy), number(total.weighted_mean_score),
-            percent(total.overall_success_rate), f"{pareto_score(policy.scores, found.policies[0].scores):.2f}",
-            "on it" if not by else f"dominated by {len(by)}",
+            policy.name, percent(total.weighted_accuracy), number(total.weighted_mean_score), overall,
+            f"{pareto_score(policy.scores, found.policies[0].scores):.2f}",
+            "on it" if not by else f"dominated by {len(by)}", "–" if share is None else f"{100 * share:.0f}%",
         ])  # fmt: skip
-    headers = ["Policy", "Accuracy, weighted", "Score, weighted", "Success, overall", "Pareto score", "Frontier"]
-    return [table(headers, rows)]
+    headers = ["Policy", "Accuracy", "Score", f"Overall [{100 * level:g} %]", "Pareto", "Frontier", "of draws"]
+    note = (
+        "Accuracy and score are weighted by tasks, the overall success is the mean of environments. Of draws: how "
+        "often the policy is on the frontier when the tasks are drawn again."
+    )
+    return [table(headers, rows), *wrapped([note])]
 
 
 def describe_comparison(comparison: Comparison, diagnoses: Sequence[Diagnosis], several: bool) -> list[str]:
@@ -139,11 +171,13 @@ def describe_comparison(comparison: Comparison, diagnoses: Sequence[Diagnosis], 
     from practicum.evaluation.gates import NEXT_STEPS, Gate
 
     where = f"{comparison.baseline.environment}: " if several else ""
-    lines = wrapped([f"{where}{comparison.sentence}", comparison.power_statement])
-    if not comparison.success.num_tasks:
+    lines = wrapped([f"{where}{comparison.sentence}"])
+    if not has_verdict(comparison):
         return lines
     decision = comparison.decision
-    lines += wrapped([f"Gate: {decision.sentence}. Next: {'; '.join(NEXT_STEPS[decision.gate])}."])
+    lines += wrapped([comparison.power_statement])
+    steps = "; ".join(NEXT_STEPS[decision.gate])
+    lines += wrapped([f"Gate: {decision.sentence}.{f' Next: {steps}.' if steps else ''}"])
     if decision.gate in (Gate.MARGINAL, Gate.UNPROVEN, Gate.KEEP):
         marks = {True: "likely", False: "no sign", None: "not known"}
         for diagnosis in diagnoses:

@@ -78,7 +78,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("-k", "--attempts", type=positive, default=1, help="attempts per task: mean@k and pass@k")
     parser.add_argument("--base", help="the base model of an adapter, where the adapter's folder does not name it")
     parser.add_argument("--name", help="the policy's name in tables (default: --policy)")
-    parser.add_argument("--level", type=float, default=0.8, help="level of the intervals (default: 0.8)")
+    parser.add_argument("--level", type=float, default=0.95, help="level of the intervals (default: 0.95)")
     parser.add_argument("--out", type=Path, help="write the result here (FILE.json; episodes go into FILE.run/)")
     return parser
 

@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from practicum.cli.compare import wrapped
 from practicum.cli.options import normalize_flags
 from practicum.errors import UserError
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 
 def run(argv: list[str]) -> int:
+    """Exit code 1: a mode in which nothing was scored."""
     arguments = normalize_flags(argv)
     args, eval_flags = make_parser(modes_only=True).parse_known_args(arguments)
     modes = [] if {"-h", "--help"} & set(arguments) else read_modes(args)
@@ -30,19 +32,19 @@ def run(argv: list[str]) -> int:
         if not 0 < vars(args)[name] < 1:
             raise UserError(f"--{name} {vars(args)[name]:g} must lie between 0 and 1.")
     results = evaluate_modes(modes, args, eval_flags) if modes else args.results
-    from practicum.evaluation.matrix import matrix, write_matrix
+    from practicum.evaluation.matrix import find_mode, matrix, notes, write_matrix
     from practicum.evaluation.policy_results import read_policy_results
 
     if not results:
         raise UserError("Nothing to compare: give results of `practicum eval --out`, or --mode NAME=POLICY twice.")
     policies = read_policy_results(results)
-    baseline = None if args.baseline == "none" else args.baseline or policies[0].name
-    rows = matrix(policies, baseline, args.alpha)
-    print(describe(rows, args.level))
+    baseline = None if args.baseline == "none" else find_mode(policies, args.baseline or policies[0].name).name
+    rows = matrix(policies, baseline, args.alpha, different_settings=args.different_settings)
+    print("\n".join([describe(rows, args.level), *wrapped(notes(rows))]))
     if args.out is not None:
         write_matrix(args.out, rows, baseline, args.level)
         print(f"matrix.csv, matrix.md and errors.jsonl in {args.out}")
-    return 0
+    return 0 if all(row.result.scored for row in rows) else 1
 
 
 def make_parser(modes_only: bool = False) -> argparse.ArgumentParser:
@@ -53,12 +55,22 @@ def make_parser(modes_only: bool = False) -> argparse.ArgumentParser:
     )  # fmt: skip
     if not modes_only:
         parser.add_argument("results", nargs="*", type=Path, metavar="RESULT", help="files of `practicum eval --out`")
-    parser.add_argument("--mode", action="append", default=[], metavar="NAME=POLICY", help="evaluate this, and compare")
+    parser.add_argument(
+        "--mode", action="extend", nargs="+", default=[], metavar="NAME=POLICY", help="evaluate these, and compare"
+    )
     parser.add_argument("--config", type=Path, help="YAML: defaults, and a list 'experiments' of flags of eval")
-    parser.add_argument("--experiment", action="append", default=[], help="one of --config's (default: all)")
-    parser.add_argument("--baseline", help="mode that the others are compared with (default: the first; 'none')")
+    parser.add_argument(
+        "--experiment", action="extend", nargs="+", default=[], help="some of --config's (default: all)"
+    )
+    parser.add_argument(
+        "--baseline",
+        help="mode, or name of its result file, that the others are compared with (default: the first; 'none')",
+    )
     parser.add_argument("--alpha", type=float, default=0.05, help="chance of a false finding that is accepted")
-    parser.add_argument("--level", type=float, default=0.8, help="level of the scores' intervals (default: 0.8)")
+    parser.add_argument("--level", type=float, default=0.95, help="level of the scores' intervals (default: 0.95)")
+    parser.add_argument(
+        "--different-settings", action="store_true", help="test modes although temperature or token limits differ"
+    )
     parser.add_argument("--out", type=Path, help="folder for the matrix, and for the results of modes")
     return parser
 

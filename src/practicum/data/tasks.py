@@ -168,7 +168,7 @@ def select(
         pool = [task for task in registry.tasks(environment, split, seed) if wanted(task)][:count]
     else:
         default = 20 if sample_size is None else max(DEFAULT_POOL_SIZE, sample_size)
-        pool = gather(environment, split, seed, count or default, wanted)
+        pool = _without_repeats(gather(environment, split, seed, count or default, wanted))
     for item in items:
         if not any(matches(task, item) for task in pool):
             raise UserError(f"--subset: no task of this run is named by '{item}' (an id, environment, site, level or "
@@ -187,6 +187,11 @@ def select(
         return pool
     indices = random.Random(f"task-sample/{seed}").sample(range(len(pool)), sample_size)
     return [pool[index] for index in sorted(indices)]
+
+
+def _without_repeats(tasks: list[Task]) -> list[Task]:
+    """Each task once: an environment that has fewer than were asked for may begin again with the first."""
+    return list(dict.fromkeys(tasks))
 
 
 def _entry(path: Path, index: int, item: Any, environment: str, split: str) -> TaskEntry:

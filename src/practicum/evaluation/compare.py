@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from practicum.errors import UserError
-from practicum.evaluation.gates import NEXT_STEPS, Decision, decide
-from practicum.evaluation.metric_delta import MetricDelta, finite, metric_delta
-from practicum.evaluation.multi_environment import aggregate
-from practicum.evaluation.policy_results import PolicyResults, check_panels
-from practicum.evaluation.result import AttemptResult, EvalResult, Measure, pass_at_ks
-from practicum.evaluation.stats.intervals import LEVEL, paired_difference
-from practicum.evaluation.stats.multiple_testing import holm
-from practicum.evaluation.stats.paired import bootstrap_test, wilcoxon
-from practicum.evaluation.stats.pareto import dominated_by, pareto_score
-from practicum.evaluation.stats.unpaired import TTest, cohens_d, cohens_h, t_test
+import numpy as np
 
+from practicum.errors import UserError
+from practicum.evaluation.comparison_text import comparison_record, describe_conclusion, describe_power
+from practicum.evaluation.decoding_settings import describe_differing, differing_settings, is_scripted
+from practicum.evaluation.gates import MAX_UNSCORED, Decision, Gate, Improvement, decide, lower
+from practicum.evaluation.metric_delta import MetricDelta, finite, metric_delta
+from practicum.evaluation.multi_environment import aggregate_record, frontier_shares
+from practicum.evaluation.policy_results import PolicyResults, check_panels
+from practicum.evaluation.result import EvalResult, Measure, pass_at_ks
+from practicum.evaluation.stats.intervals import LEVEL, zero_one_share
+from practicum.evaluation.stats.multiple_testing import holm
+from practicum.evaluation.stats.pareto import dominated_by, pareto_score
+from practicum.evaluation.stats.unpaired import TTest, t_test
+
+SUCCESS = "Success rate"
 SCORE = "Mean score"
+SECONDS = "Mean seconds"
+"""Not tested: it says how busy the machine was."""
+
+
+class Conclusion(StrEnum):
+    """What a comparison says."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    NOT_SHOWN = "no difference shown"
+    NOT_KNOWN = "not known"
+    SETTINGS_DIFFER = "settings differ"
 
 
 @dataclass(frozen=True)
@@ -32,6 +49,14 @@ class Comparison:
     p_corrected: float
     num_comparisons: int
     """Number of comparisons that the p-value was corrected for."""
+    unscored_as_failures: MetricDelta | None = None
+    """The success rate with attempts that have no score counted as failures; None where every attempt has one."""
+    p_corrected_failures: float = 1.0
+    """Its p-value, corrected over the same comparisons."""
+    different_settings: bool = False
+    """Whether a conclusion is wanted although the decoding settings differ."""
+    num_looks: int = 1
+    """Looks at these policies that were planned, each tested at its share of alpha."""
 
     @property
     def success(self) -> MetricDelta:
@@ -42,20 +67,62 @@ class Comparison:
         """Tasks of the panel without a score from both policies."""
         return self.baseline.num_tasks - self.success.num_tasks
 
-    @property
-    def significant(self) -> bool:
-        return self.success.is_significant(self.p_corrected)
+    @cached_property
+    def differing(self) -> dict[str, tuple[Any, Any]]:
+        """Decoding settings that the two evaluations do not share."""
+        return differing_settings(self.baseline, self.trained)
 
     @property
-    def conclusion(self) -> str:
-        """`better`, `worse` or `no difference shown`."""
-        if not self.significant:
-            return "no difference shown"
-        return "better" if self.success.difference > 0 else "worse"
+    def significant(self) -> bool:
+        return self.conclusion in (Conclusion.BETTER, Conclusion.WORSE)
+
+    @property
+    def conclusion(self) -> Conclusion:
+        """`not known` where nothing was scored, or where it depends on what the unscored attempts would have given."""
+        if self.differing and not self.different_settings:
+            return Conclusion.SETTINGS_DIFFER
+        if self.success.num_tasks == 0:
+            return Conclusion.NOT_KNOWN
+        missing, failures = self.conclusions_both_ways
+        return missing if missing is failures else Conclusion.NOT_KNOWN
+
+    @property
+    def conclusions_both_ways(self) -> tuple[Conclusion, Conclusion]:
+        """With attempts that have no score left out, and with them as failures."""
+        missing = _conclude(self.success, self.p_corrected)
+        if self.unscored_as_failures is None:
+            return missing, missing
+        return missing, _conclude(self.unscored_as_failures, self.p_corrected_failures)
 
     @cached_property
     def decision(self) -> Decision:
-        return decide(self.success.baseline, self.success.trained, self.significant)
+        """The gate: of the two ways to count attempts without a score, the one that promises less."""
+        deltas = [self.success, *([self.unscored_as_failures] if self.unscored_as_failures is not None else [])]
+        obstacle, found = self._obstacle(), []
+        for delta, conclusion in zip(deltas, self.conclusions_both_ways, strict=False):
+            improvement = Improvement(delta.baseline, delta.difference, delta.interval)
+            found.append(decide(improvement, conclusion is Conclusion.BETTER, obstacle))
+        if self.success.num_tasks == 0 or self.conclusion is Conclusion.SETTINGS_DIFFER:
+            return Decision(Gate.WITHHELD, found[0].improvement, obstacle)
+        return found[0] if len(found) == 1 else lower(*found)
+
+    def _obstacle(self) -> str:
+        """Why no gate may be given, or nothing."""
+        if self.success.num_tasks == 0:
+            return "no task has a score from both policies"
+        if is_scripted(self.trained):
+            return f"'{self.trained.policy}' is a script of the environment, not a policy to deploy"
+        if self.differing:
+            return f"the settings differ ({describe_differing(self.differing)}); evaluate both alike"
+        for result in (self.baseline, self.trained):
+            if result.unscored_share > MAX_UNSCORED:
+                return (
+                    f"{100 * result.unscored_share:.1f} % of the episodes of '{result.policy}' have no score, and at "
+                    f"most {100 * MAX_UNSCORED:g} % may; run `practicum eval` again"
+                )
+        if self.conclusion is Conclusion.NOT_KNOWN:
+            return "the conclusion depends on episodes without a score"
+        return ""
 
     @cached_property
     def success_flags(self) -> tuple[list[float], list[float]]:
@@ -67,95 +134,32 @@ class Comparison:
     def t_test(self) -> TTest:
         return t_test(*self.success_flags)
 
-    @cached_property
+    @property
     def sentence(self) -> str:
         """The conclusion with its evidence."""
-        delta, level = self.success, f"{100 * self.success.interval.level:g} %"
-        if delta.num_tasks == 0:
-            return "No task has a score from both policies, so nothing can be compared."
-        limits = f"[{100 * delta.interval.low:+.1f}, {100 * delta.interval.high:+.1f}]"
-        corrected = (
-            f", {self.p_corrected:.2g} after Holm over {self.num_comparisons}" if self.num_comparisons > 1 else ""
-        )
-        evidence = f"{level}; {delta.test} p = {delta.p_value:.2g}{corrected}; {delta.num_tasks} tasks"
-        if self.significant:
-            return (
-                f"'{self.trained.policy}' is {self.conclusion} than '{self.baseline.policy}' by "
-                f"{100 * abs(delta.difference):.1f} points {limits} ({evidence})."
-            )
-        return (
-            f"No difference shown between '{self.baseline.policy}' and '{self.trained.policy}': "
-            f"{100 * delta.difference:+.1f} points {limits} ({evidence})."
-        )
+        return describe_conclusion(self)
 
-    @cached_property
+    @property
     def power_statement(self) -> str:
-        """The smallest difference that this number of tasks can show, and how many more the observed one needs."""
-        success = self.success
-        if success.num_clusters < 2:
-            return "Fewer than two tasks show no difference; evaluate on more."
-        detectable = (
-            f"{success.num_clusters} tasks show a difference of {100 * success.minimum_detectable:.1f} points with a "
-            "power of 80 %"
-        )
-        more = success.num_more_tasks
-        if self.significant or more == 0:
-            return f"{detectable}."
-        if more is None:
-            return f"{detectable}; no number of tasks shows a difference of {100 * success.difference:+.1f} points."
-        attempts = self.trained.attempts_per_task
-        episodes = f" ({more * attempts} episodes per policy)" if attempts > 1 else ""
-        return (
-            f"{detectable}; if the true difference is {100 * success.difference:+.1f}, about {more} more tasks"
-            f"{episodes} would show it."
-        )
+        """The smallest difference that this number of tasks can show, and what the observed one would need."""
+        return describe_power(self)
+
+    def by_task(self) -> tuple[list[float], list[float], list[str]]:
+        """Success of both policies on the tasks that both have a score for, and the cluster of each task."""
+        first, second = self.baseline.success_by_task(), self.trained.success_by_task()
+        common = [task for task in first if task in second]
+        clusters = self.baseline.clusters
+        return [first[task] for task in common], [second[task] for task in common], [clusters[task] for task in common]
 
     def record(self, level: float = LEVEL) -> dict[str, Any]:
         """The comparison as JSON; `level` is that of the intervals of the two scores."""
-        before, after = self._by_task()
-        differences = [b - a for a, b in zip(before, after, strict=True)]
-        _, resampled = paired_difference(before, after, self.success.interval.level)
-        t, decision = self.t_test, self.decision
-        return {
-            "environment": self.baseline.environment,
-            "panel": self.baseline.panel,
-            "baseline": self.baseline.policy,
-            "trained": self.trained.policy,
-            "tasks": self.success.num_tasks,
-            "left_out": self.num_left_out,
-            "verdict": self.conclusion,
-            "sentence": self.sentence,
-            "p_value": self.success.p_value,
-            "p_corrected": self.p_corrected,
-            "comparisons": self.num_comparisons,
-            "scores": {
-                role: {"success_rate": finite(e.success_rate), "low": e.interval(level).low,
-                       "high": e.interval(level).high, "level": level, "n": len(e.scored), "errors": len(e.unscored)}
-                for role, e in (("baseline", self.baseline), ("trained", self.trained))
-            },
-            "changes": [delta.record() for delta in self.deltas],
-            "tests": {
-                self.success.test: self.success.p_value,
-                "wilcoxon": float(wilcoxon(differences)),
-                "paired bootstrap": float(bootstrap_test(differences)),
-                "two-sample t": {"t": finite(t.statistic), "p_value": t.p_value, "note": t.note},
-            },
-            "bootstrap_interval": [finite(resampled.low), finite(resampled.high)],
-            "effect": {"cohens_h": cohens_h(self.success.baseline, self.success.trained) if differences else None,
-                       "cohens_d": cohens_d(*self.success_flags)},
-            "minimum_detectable_difference": finite(self.success.minimum_detectable),
-            "more_tasks_to_settle": self.success.num_more_tasks,
-            "gate": decision.gate.name.lower(),
-            "gate_improvement": decision.improvement if differences else None,
-            "gate_in_points": decision.absolute,
-            "next_steps": list(NEXT_STEPS[decision.gate]),
-        }  # fmt: skip
+        return comparison_record(self, level)
 
-    def _by_task(self) -> tuple[list[float], list[float]]:
-        """Success of both policies on the tasks that both have a score for."""
-        first, second = (result.by_task(_success) for result in (self.baseline, self.trained))
-        common = [task for task in first if task in second]
-        return [first[task] for task in common], [second[task] for task in common]
+
+def _conclude(delta: MetricDelta, p_value: float) -> Conclusion:
+    if not delta.is_significant(p_value):
+        return Conclusion.NOT_SHOWN
+    return Conclusion.BETTER if delta.difference > 0 else Conclusion.WORSE
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,7 @@ class PolicyComparison:
     def record(self, level: float = LEVEL) -> dict[str, Any]:
         """All policies and comparisons as JSON."""
         dominators = dominated_by({policy.name: policy.scores for policy in self.policies})
+        shares = frontier_shares(self.policies)
         return {
             "format": "practicum comparison 1",
             "baseline": self.policies[0].name,
@@ -185,9 +190,10 @@ class PolicyComparison:
                     "policy": policy.name,
                     "sources": [result.source for result in policy.results.values()],
                     "scores": {name: finite(value) for name, value in policy.scores.items()},
-                    "aggregate": {k: finite(v) for k, v in asdict(aggregate(list(policy.results.values()))).items()},
+                    "aggregate": aggregate_record(list(policy.results.values()), level),
                     "dominated_by": dominators[policy.name],
                     "on_frontier": not dominators[policy.name],
+                    "frontier_share": shares[policy.name],
                     "pareto_score": pareto_score(policy.scores, self.policies[0].scores),
                 }
                 for policy in self.policies
@@ -219,40 +225,79 @@ def other_metrics(first: EvalResult, second: EvalResult) -> list[tuple[str, bool
             True,
             lambda attempt: attempt.invalid_replies / attempt.turns if attempt.turns else None,
         ),
-        ("Mean seconds", False, lambda attempt: attempt.seconds),
+        (SECONDS, False, lambda attempt: attempt.seconds),
     ]
     return metrics
 
 
-def compare_pair(first: EvalResult, second: EvalResult, alpha: float = 0.05) -> Comparison:
-    """Compare two results on one panel, `first` as the baseline; results on different panels are refused."""
+def compare_pair(
+    first: EvalResult, second: EvalResult, alpha: float = 0.05, *, different_settings: bool = False, looks: int = 1
+) -> Comparison:
+    """Compare two results on one panel, `first` as the baseline; results on different panels are refused.
+
+    Without `different_settings` there is no conclusion where temperature, token limits or formats differ. `looks` is
+    how often the two will be compared in all, with tasks added between: each comparison is tested at alpha / looks.
+    """
     check_panels(first, second)
-    clusters, level = {**first.clusters, **second.clusters}, 1 - alpha
-    unit_scale = all(0 <= attempt.reward <= 1 for attempt in (*first.scored, *second.scored))
-    values = [("Success rate", True, first.by_task(_success), second.by_task(_success))]
-    for k in pass_at_ks(min(first.attempts_per_task, second.attempts_per_task))[1:]:
-        values.append((f"pass@{k}", True, first.pass_at(k), second.pass_at(k)))
-    for name, rate, measure in other_metrics(first, second):
-        values.append((name, rate, first.by_task(measure), second.by_task(measure)))
+    clusters, level = {**first.clusters, **second.clusters}, 1 - alpha / looks
+    attempts = min(first.attempts_per_task, second.attempts_per_task)
     deltas = [
-        metric_delta(name, a, b, clusters, rate=rate, bounded=rate or (name == SCORE and unit_scale), level=level)
-        for name, rate, a, b in values
-    ]
+        metric_delta(SUCCESS, first.success_by_task(), second.success_by_task(), clusters, rate=True, level=level,
+                     share=1.0, attempts=attempts)
+    ]  # fmt: skip
+    for k in pass_at_ks(attempts)[1:]:
+        deltas.append(metric_delta(f"pass@{k}", first.pass_at(k), second.pass_at(k), clusters, rate=True, level=level))
+    for name, rate, measure in other_metrics(first, second):
+        share = _score_share(first, second) if name == SCORE else None
+        deltas.append(
+            metric_delta(
+                name, first.by_task(measure), second.by_task(measure), clusters, rate=rate,
+                bounded=rate or (name == SCORE and share is not None), level=level, share=share,
+                attempts=attempts if name == SCORE else 1, tested=name != SECONDS,
+            )
+        )  # fmt: skip
+    failures = None
+    if first.unscored or second.unscored:
+        failures = metric_delta(
+            SUCCESS, first.success_by_task(True), second.success_by_task(True), clusters, rate=True, level=level,
+            share=1.0, attempts=attempts,
+        )  # fmt: skip
     others = (delta for delta in deltas[1:] if delta.num_tasks and not _repeats_success(delta, deltas[0]))
-    return Comparison(first, second, (deltas[0], *others), deltas[0].p_value, 1)
+    return Comparison(
+        first, second, (deltas[0], *others), deltas[0].p_value, 1, failures, failures.p_value if failures else 1.0,
+        different_settings, looks,
+    )  # fmt: skip
 
 
-def compare_policies(policies: Sequence[PolicyResults], alpha: float = 0.05) -> PolicyComparison:
+def _score_share(first: EvalResult, second: EvalResult) -> float | None:
+    """How much the scores are like 0 or 1, where all lie in [0, 1]."""
+    rewards = [[attempt.reward for attempt in result.scored] for result in (first, second)]
+    if not all(0 <= reward <= 1 for side in rewards for reward in side):
+        return None
+    return max(zero_one_share(np.asarray(side)) for side in rewards)
+
+
+def compare_policies(
+    policies: Sequence[PolicyResults], alpha: float = 0.05, *, different_settings: bool = False, looks: int = 1
+) -> PolicyComparison:
     """Compare every policy with the first on every panel, p-values corrected over all of these (Holm)."""
     baseline, pairs = policies[0], []
     for policy in policies[1:]:
         _check_same_panels(baseline, policy)
-        pairs += [compare_pair(baseline.results[panel], policy.results[panel], alpha) for panel in baseline.results]
+        pairs += [
+            compare_pair(baseline.results[panel], policy.results[panel], alpha, different_settings=different_settings,
+                         looks=looks)
+            for panel in baseline.results
+        ]  # fmt: skip
     corrected = holm([pair.p_corrected for pair in pairs])
+    with_failures = holm(
+        [pair.p_corrected if pair.unscored_as_failures is None else pair.p_corrected_failures for pair in pairs]
+    )
     return PolicyComparison(
         tuple(policies),
         tuple(
-            replace(pair, p_corrected=p, num_comparisons=len(pairs)) for pair, p in zip(pairs, corrected, strict=True)
+            replace(pair, p_corrected=p, p_corrected_failures=failures, num_comparisons=len(pairs))
+            for pair, p, failures in zip(pairs, corrected, with_failures, strict=True)
         ),
     )
 
@@ -268,10 +313,6 @@ def _check_same_panels(first: PolicyResults, second: PolicyResults) -> None:
         f"'{first.name}' and '{second.name}' were not evaluated on the same panels ({differing}); "
         "evaluate both with the same --panel."
     )
-
-
-def _success(attempt: AttemptResult) -> float:
-    return float(attempt.success)
 
 
 def _repeats_success(delta: MetricDelta, success: MetricDelta) -> bool:

@@ -32,14 +32,33 @@ class ComparisonReport:
         return record
 
 
-def compare(baseline: EvalResult | str | Path, trained: EvalResult | str | Path, *, alpha: float = 0.05) -> Comparison:
+def compare(
+    baseline: EvalResult | str | Path,
+    trained: EvalResult | str | Path,
+    *,
+    alpha: float = 0.05,
+    different_settings: bool = False,
+    looks: int = 1,
+) -> Comparison:
     """Compare two policies on the same panel, task by task. Either is a result or the path of its file.
 
-    `alpha` is the accepted chance of a false finding. Results on different panels are an error.
+    `alpha` is the accepted chance of a false finding, over `looks` comparisons with tasks added between. Results on
+    different panels are an error; results sampled with different settings have no conclusion without
+    `different_settings`.
     """
+    check_options(alpha, LEVEL, looks)
     first, second = (result if isinstance(result, EvalResult) else read_result(Path(result))
                      for result in (baseline, trained))  # fmt: skip
-    return compare_pair(first, second, alpha)
+    return compare_pair(first, second, alpha, different_settings=different_settings, looks=looks)
+
+
+def check_options(alpha: float, level: float, looks: int) -> None:
+    """Refuse numbers out of range."""
+    for name, value in (("alpha", alpha), ("level", level)):
+        if not 0 < value < 1:
+            raise UserError(f"--{name} {value:g} must lie between 0 and 1.")
+    if looks < 1:
+        raise UserError(f"--looks {looks} must be at least 1: it is how often these policies will be compared.")
 
 
 def compare_results(
@@ -48,18 +67,20 @@ def compare_results(
     alpha: float = 0.05,
     level: float = LEVEL,
     oracle: EvalResult | Path | None = None,
+    different_settings: bool = False,
+    looks: int = 1,
 ) -> ComparisonReport:
     """Compare every policy with the first one on every panel, and diagnose each difference.
 
     `results` are policies, or paths of result files or folders of them. `alpha` is the accepted chance of a false
-    finding. `oracle` is the expert's result on one of the panels.
+    finding, over all `looks`. `oracle` is the expert's result on one of the panels.
     """
-    for name, value in (("alpha", alpha), ("level", level)):
-        if not 0 < value < 1:
-            raise UserError(f"--{name} {value:g} must lie between 0 and 1.")
+    check_options(alpha, level, looks)
     paths = [result for result in results if isinstance(result, Path)]
     policies = [result for result in results if isinstance(result, PolicyResults)]
-    comparison = compare_policies(read_policy_results(paths) if paths else policies, alpha)
+    comparison = compare_policies(
+        read_policy_results(paths) if paths else policies, alpha, different_settings=different_settings, looks=looks
+    )
     best = read_result(oracle) if isinstance(oracle, Path) else oracle
     diagnoses = tuple(tuple(_diagnose(pair, best)) for pair in comparison.comparisons)
     return ComparisonReport(comparison, diagnoses, level)

@@ -57,7 +57,13 @@ def diagnose_reward(comparison: Comparison) -> Diagnosis:
 def diagnose_data(comparison: Comparison) -> Diagnosis:
     """Are there too few data, in the evaluation or in training?"""
     success, question = comparison.success, "Is data short?"
-    answer = comparison.power_statement
+    needed = success.num_tasks_needed
+    size = f"a difference of {100 * success.difference:+.1f} points"
+    answer = (
+        f"No number of tasks shows {size}."
+        if needed is None
+        else f"About {needed} tasks show {size} with a power of 80 %; there are {success.num_tasks}."
+    )
     likely: bool | None = False if comparison.significant else True if success.num_more_tasks else None
     run = comparison.trained.settings.get("run")
     curve = _training_curve(Path(str(run)) / "metrics.jsonl") if run else []
@@ -80,14 +86,22 @@ def diagnose_oracle(comparison: Comparison, oracle: EvalResult | None) -> Diagno
         likely = True if 1 - baseline <= MAX_ORACLE_GAP else None
         return Diagnosis(question, likely, f"{left}; give the expert's result as --oracle.")
     gap = compare_pair(comparison.baseline, oracle).success
-    closed = comparison.success.difference / gap.difference if gap.difference > 0 else 1.0
     low, high = 100 * gap.interval.low, 100 * gap.interval.high
     return Diagnosis(
         question,
         gap.difference <= MAX_ORACLE_GAP,
         f"The oracle is {100 * gap.difference:+.1f} points [{low:+.1f}, {high:+.1f}] from the baseline; "
-        f"training closed {100 * closed:.0f} % of that.",
+        f"{_closed(comparison.success.difference, gap.difference)}.",
     )
+
+
+def _closed(gained: float, gap: float) -> str:
+    """What training did about the distance to the oracle."""
+    if gained < 0:
+        return f"training went {-100 * gained:.1f} points the other way"
+    if gap <= 0:
+        return "there is no distance that training could close"
+    return f"training closed {100 * gained / gap:.0f} % of that"
 
 
 def _difference(delta: MetricDelta) -> str:

@@ -39,6 +39,7 @@ class Usefulness(StrEnum):
     USEFUL = "Useful"
     SPEED = "Useful-for-speed"
     NOT = "Not useful"
+    HARMFUL = "Harmful"
     UNKNOWN = "N/A"
 
 
@@ -46,6 +47,7 @@ LEGEND = {
     Usefulness.USEFUL: "success at least 2 points above the baseline",
     Usefulness.SPEED: "success within 1 point of the baseline, and at least 10 % fewer median steps",
     Usefulness.NOT: "neither",
+    Usefulness.HARMFUL: "success below the baseline, and the difference is shown",
     Usefulness.UNKNOWN: "the baseline itself, or nothing to compare with",
 }
 
@@ -58,6 +60,11 @@ class MatrixRow:
     label: Usefulness
     delta: float | None
     comparison: Comparison | None
+
+    @staticmethod
+    def _shown(comparison: Comparison) -> bool | None:
+        """Whether a difference is shown; None where the comparison has no verdict."""
+        return None if comparison.conclusion in ("settings differ", "not known") else comparison.significant
 
     def record(self, level: float = LEVEL) -> dict[str, Any]:
         result, scored = self.result, self.result.scored
@@ -84,12 +91,17 @@ class MatrixRow:
             "success_low": interval.low,
             "success_high": interval.high,
             "p_corrected": None if self.comparison is None else self.comparison.p_corrected,
-            "shown": None if self.comparison is None else self.comparison.significant,
+            "shown": None if self.comparison is None else self._shown(self.comparison),
         }
 
 
-def usefulness_label(baseline: tuple[float, float], mode: tuple[float, float]) -> Usefulness:
-    """The label of a mode from its success rate and median steps, and those of the baseline."""
+def usefulness_label(baseline: tuple[float, float], mode: tuple[float, float], shown_worse: bool = False) -> Usefulness:
+    """The label of a mode from its success rate and median steps, and those of the baseline.
+
+    `shown_worse`: a paired test shows that the mode is worse, which HALO's labels do not tell from "no better".
+    """
+    if shown_worse:
+        return Usefulness.HARMFUL
     delta = round(mode[0] - baseline[0], 9)  # 0.42 - 0.40 is two points whatever the last bit says
     if delta >= MIN_USEFUL_GAIN:
         return Usefulness.USEFUL
@@ -98,17 +110,35 @@ def usefulness_label(baseline: tuple[float, float], mode: tuple[float, float]) -
     return Usefulness.NOT
 
 
-def matrix(policies: Sequence[PolicyResults], baseline: str | None, alpha: float = 0.05) -> list[MatrixRow]:
+def find_mode(policies: Sequence[PolicyResults], name: str) -> PolicyResults:
+    """The mode of this name, or else the only one whose result file is NAME.json."""
+    for policy in policies:
+        if policy.name == name:
+            return policy
+    by_file = [policy for policy in policies if name in {Path(r.source).stem for r in policy.results.values()}]
+    if len(by_file) == 1:
+        return by_file[0]
+    names = [
+        *(policy.name for policy in policies),
+        *(Path(r.source).stem for p in policies for r in p.results.values()),
+    ]
+    raise UserError(
+        f"There is no mode '{name}' among these results ({', '.join(policy.name for policy in policies)})."
+        f"{did_you_mean(name, names)}"
+    )
+
+
+def matrix(
+    policies: Sequence[PolicyResults], baseline: str | None, alpha: float = 0.05, *, different_settings: bool = False
+) -> list[MatrixRow]:
     """One row per mode, in the given order; without a baseline nothing is compared."""
-    names = [policy.name for policy in policies]
-    if baseline is not None and baseline not in names:
-        raise UserError(f"There is no mode '{baseline}' among these results.{did_you_mean(baseline, names)}")
     for policy in policies:
         if len(policy.results) != 1:
             raise UserError(f"'{policy.name}' has results on {len(policy.results)} panels; a matrix is of one panel.")
-    first = next((policy for policy in policies if policy.name == baseline), policies[0])
+    first = policies[0] if baseline is None else find_mode(policies, baseline)
     others = [policy for policy in policies if policy is not first]
-    comparisons = {c.trained.policy: c for c in compare_policies([first, *others], alpha).comparisons}
+    compared = compare_policies([first, *others], alpha, different_settings=different_settings)
+    comparisons = {comparison.trained.policy: comparison for comparison in compared.comparisons}
     (reference,) = first.results.values()
     rows = []
     for policy in policies:
@@ -118,7 +148,8 @@ def matrix(policies: Sequence[PolicyResults], baseline: str | None, alpha: float
             rows.append(MatrixRow(result, Usefulness.UNKNOWN, None, None))
             continue
         delta = result.success_rate - reference.success_rate
-        label = usefulness_label(_success_and_steps(reference), _success_and_steps(result))
+        worse = comparison.conclusion == "worse"
+        label = usefulness_label(_success_and_steps(reference), _success_and_steps(result), worse)
         rows.append(MatrixRow(result, label, delta, comparison))
     return rows
 
@@ -135,6 +166,13 @@ def write_matrix(folder: Path, rows: Sequence[MatrixRow], baseline: str | None, 
         for s in row.result.unscored
     ]  # fmt: skip
     store.write_atomic(folder / "errors.jsonl", b"".join(map(encode, errors)))
+
+
+def notes(rows: Sequence[MatrixRow]) -> list[str]:
+    """One sentence for every mode whose comparison has no verdict."""
+    compared = [row.comparison for row in rows if row.comparison is not None]
+    sentences = [c.sentence for c in compared if c.conclusion in ("settings differ", "not known")]
+    return [*sentences, *(f"'{row.result.policy}': nothing was scored." for row in rows if not row.result.scored)]
 
 
 def _success_and_steps(result: EvalResult) -> tuple[float, float]:
@@ -166,12 +204,12 @@ def _csv(records: Sequence[dict[str, Any]]) -> str:
 def _markdown(rows: Sequence[MatrixRow], records: Sequence[dict[str, Any]], baseline: str | None, level: float) -> str:
     percent, plain = _percent, _plain
     first = rows[0].result
+    goals = f" of {first.num_goals} goals" if first.num_goals is not None else ""
     lines = [
         f"# Matrix: {_cell(first.environment)}",
         "",
-        f"Panel `{first.panel}`, {first.num_tasks} tasks. Baseline: {_cell(baseline) if baseline else 'none'}. "
-        f"Intervals: {100 * level:g} %. *Shown* is what a paired test, corrected over all modes, and a 95 % interval "
-        "agree on.",
+        f"Panel `{first.panel}`, {first.num_tasks} tasks{goals}. Baseline: {_cell(baseline) if baseline else 'none'}. "
+        f"Intervals: {100 * level:g} %. *Shown* is what a paired test, corrected over all modes, shows.",
         "",
         "| Mode | Valid/Total | Errors | Success Rate | Δ pp | Median Steps | Usefulness | Shown |",
         "|---|---|---|---|---|---|---|---|",
@@ -199,6 +237,7 @@ def _markdown(rows: Sequence[MatrixRow], records: Sequence[dict[str, Any]], base
             f"{plain(record['mean_wall_time'])} | {percent(record['invalid_action_rate'])} | "
             f"{percent(record['manager_call_rate'])} | {percent(record['cache_hit_rate'])} | {p} |"
         )
+    lines += ["", *(f"* {_cell(note)}" for note in notes(rows))]
     lines += ["", *(f"* **{label.value}**: {meaning}" for label, meaning in LEGEND.items()), "", "## Configuration", ""]
     for row in rows:
         settings = ", ".join(f"{name} {value}" for name, value in row.result.settings.items() if value is not None)

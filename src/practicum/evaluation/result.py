@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any
 from practicum.data import store
 from practicum.errors import UserError
 from practicum.evaluation.stats.intervals import (
-    COMPARISON_LEVEL,
     LEVEL,
     Interval,
     clustered_mean,
-    fraction_interval,
     jeffreys,
     pass_at,
     rate_interval,
 )
+from practicum.task import Task
 from practicum.trajectory import Origin, Outcome, Trajectory
 from practicum.utils.escape import printable
 
@@ -36,9 +35,13 @@ Measure = Callable[["AttemptResult"], float | None]
 """A metric of one attempt, or None where the attempt has none."""
 
 
+GOAL_FIELD = "goal"
+"""Field of a task whose text says which goal it is a variant of: tasks of one goal are not independent."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """One attempt at one task. `cluster` is the hash of the task's content: equal content is not independent."""
+    """One attempt at one task. `cluster` is the hash of the task's content."""
 
     task: str
     cluster: str
@@ -53,10 +56,17 @@ class AttemptResult:
     """Numbers that the environment gave with the last step."""
     seconds: float | None = None
     error: str | None = None
+    goal: str | None = None
+    """The goal that the task is a variant of, where it has one."""
 
     @property
     def success(self) -> bool:
         return self.outcome is Outcome.SUCCESS
+
+    @property
+    def unit(self) -> str:
+        """The independent unit that the attempt belongs to: the goal, or else the task's content."""
+        return self.cluster if self.goal is None else f"goal {self.goal}"
 
 
 @dataclass(frozen=True)
@@ -84,8 +94,19 @@ class EvalResult:
 
     @cached_property
     def clusters(self) -> dict[str, str]:
-        """The hash of each attempted task's content, by task id."""
-        return {attempt.task: attempt.cluster for attempt in self.attempts}
+        """The independent unit of each attempted task, by task id."""
+        return {attempt.task: attempt.unit for attempt in self.attempts}
+
+    @property
+    def num_goals(self) -> int | None:
+        """Independent units among the attempted tasks, where they are fewer than the tasks."""
+        count = len(set(self.clusters.values()))
+        return count if count < len(self.clusters) else None
+
+    @property
+    def unscored_share(self) -> float:
+        """Share of the attempts that have no score; 0 where nothing was attempted."""
+        return len(self.unscored) / len(self.attempts) if self.attempts else 0.0
 
     @property
     def success_rate(self) -> float:
@@ -93,7 +114,7 @@ class EvalResult:
         return mean([float(attempt.success) for attempt in self.scored])
 
     def interval(self, level: float = LEVEL) -> Interval:
-        return rate_interval([float(s.success) for s in self.scored], [s.cluster for s in self.scored], level)
+        return rate_interval([float(s.success) for s in self.scored], [s.unit for s in self.scored], level)
 
     def by_task(self, measure: Measure) -> dict[str, float]:
         """The mean of a metric over each task's scored attempts, for the tasks that have it."""
@@ -103,6 +124,20 @@ class EvalResult:
             if value is not None:
                 values_by_task.setdefault(attempt.task, []).append(value)
         return {task: mean(values) for task, values in values_by_task.items()}
+
+    def success_by_task(self, unscored_fail: bool = False) -> dict[str, float]:
+        """The success rate of every task over its scored attempts; or over all, the unscored as failures."""
+        if not unscored_fail:
+            return self.by_task(lambda attempt: float(attempt.success))
+        flags: dict[str, list[float]] = {}
+        for attempt in self.attempts:
+            flags.setdefault(attempt.task, []).append(float(attempt.success))
+        return {task: mean(values) for task, values in flags.items()}
+
+    def pass_at_interval(self, k: int, level: float = LEVEL) -> Interval:
+        """The interval of the mean pass@k over tasks."""
+        by_task = self.pass_at(k)
+        return rate_interval(list(by_task.values()), [self.clusters[task] for task in by_task], level)
 
     def pass_at(self, k: int) -> dict[str, float]:
         """pass@k of every task with at least k scored attempts."""
@@ -117,12 +152,13 @@ class EvalResult:
         rewards = [attempt.reward for attempt in scored]
         turns = [float(attempt.turns) for attempt in scored]
         seconds = [attempt.seconds for attempt in scored if attempt.seconds is not None]
-        score = score_interval(rewards, [attempt.cluster for attempt in scored], level)
+        score = score_interval(rewards, [attempt.unit for attempt in scored], level)
         # Affine uses the sum of the scores as a count of successes, which only a scale from 0 to 1 allows.
         affine = jeffreys(math.fsum(rewards), len(rewards), level) if all(0 <= r <= 1 for r in rewards) else None
         metrics: dict[str, float | int | None] = {
             "total_tasks": self.num_tasks,
             "valid_tasks": len({attempt.task for attempt in scored}),
+            "goals": len({attempt.unit for attempt in scored}),
             "episodes": len(self.attempts),
             "scored_episodes": len(scored),
             "errors": len(self.unscored),
@@ -149,15 +185,16 @@ class EvalResult:
             "median_seconds": statistics.median(seconds) if seconds else None,
         }
         for k in pass_at_ks(self.attempts_per_task):
-            rates = list(self.pass_at(k).values())
+            rates, limits = list(self.pass_at(k).values()), self.pass_at_interval(k, level)
             metrics[f"pass@{k}"] = mean(rates) if rates else None
+            metrics[f"pass@{k}_low"], metrics[f"pass@{k}_high"] = limits.low, limits.high
         for name in self.component_names:
             metrics[f"part/{name}"] = mean([attempt.components.get(name, 0.0) for attempt in scored])
         for name in self.env_metric_names:
             metrics[f"figure/{name}"] = mean([a.env_metrics[name] for a in scored if name in a.env_metrics])
         return metrics
 
-    def summary(self, level: float = COMPARISON_LEVEL) -> dict[str, float | int | None]:
+    def summary(self, level: float = LEVEL) -> dict[str, float | int | None]:
         """The success rate with its interval and a few means, for a table of policies."""
         metrics = self.metrics(level)
         return {
@@ -229,7 +266,14 @@ def attempt_result(episode: Trajectory, seconds: float | None = None) -> Attempt
         env_metrics=env_metrics,
         seconds=seconds,
         error=episode.error,
+        goal=task_goal(episode.task),
     )
+
+
+def task_goal(task: Task) -> str | None:
+    """The goal that a task is a variant of: the text of its field `goal`; None without one."""
+    goal = task.fields.get(GOAL_FIELD)
+    return goal if isinstance(goal, str) and goal else None
 
 
 def result_from_episodes(policy: str, panel: Panel, episodes: Sequence[Trajectory]) -> EvalResult:
@@ -248,7 +292,7 @@ def result_from_episodes(policy: str, panel: Panel, episodes: Sequence[Trajector
 def score_interval(rewards: Sequence[float], clusters: Sequence[str], level: float) -> Interval:
     """Jeffreys where all scores lie in [0, 1] (they may be fractions), a t interval over tasks on any other scale."""
     if all(0 <= reward <= 1 for reward in rewards):
-        return fraction_interval(rewards, clusters, level)
+        return rate_interval(rewards, clusters, level)
     return clustered_mean(rewards, clusters, level).interval
 
 
@@ -275,6 +319,7 @@ def _attempt_record(attempt: AttemptResult) -> dict[str, Any]:
     return {
         "task_id": attempt.task,
         "task_hash": attempt.cluster,
+        **({} if attempt.goal is None else {"goal": attempt.goal}),
         "attempt": attempt.attempt,
         "success": attempt.success,
         "outcome": attempt.outcome.value,
@@ -358,6 +403,7 @@ def _read_attempt(row: Mapping[str, Any]) -> AttemptResult:
         env_metrics={printable(str(name)): _finite(value) for name, value in row["figures"].items()},
         seconds=None if row["seconds"] is None else float(row["seconds"]),
         error=None if row["error"] is None else _text(row["error"]),
+        goal=None if row.get("goal") is None else _text(row["goal"]),
     )
 
 

@@ -6,8 +6,8 @@ import textwrap
 from collections import Counter
 from pathlib import Path
 
-from practicum.evaluation.multi_environment import aggregate
-from practicum.evaluation.result import EvalResult
+from practicum.evaluation.multi_environment import aggregate, overall_interval
+from practicum.evaluation.result import EvalResult, pass_at_ks
 from practicum.evaluation.runner import EvalRunner
 from practicum.evaluation.settings import EvalSettings
 from practicum.utils.escape import printable
@@ -32,16 +32,24 @@ def describe(runner: EvalRunner, result: EvalResult) -> str:
         ("Mean / median turns", f"{number(metrics['mean_turns'])} / {number(metrics['median_turns'])}", ""),
         ("Unusable replies", percent(metrics["invalid_reply_rate"]), ""),
     ]  # fmt: skip
-    rows += [(name, percent(value), "") for name, value in metrics.items() if name.startswith("pass@")]
+    rows += [
+        (f"pass@{k}", percent(metrics[f"pass@{k}"]),
+         f"[{percent(metrics[f'pass@{k}_low'])}, {percent(metrics[f'pass@{k}_high'])}]")
+        for k in pass_at_ks(result.attempts_per_task)
+    ]  # fmt: skip
     rows += [(name, number(value), "") for name, value in metrics.items() if name.startswith(("part/", "figure/"))]
     found = f" (found {policy.stage}: {shortened(policy.name, 32)})" if policy.name != settings.policy else ""
     each = f" × {result.attempts_per_task} attempts" if result.attempts_per_task > 1 else ""
     name = shortened(printable(result.policy), 32)
-    head = f"{name}{found} on {settings.environment}: {result.num_tasks} {settings.split} tasks{each}"
+    goals = f" of {result.num_goals} goals" if result.num_goals is not None else ""
+    head = f"{name}{found} on {settings.environment}: {result.num_tasks} {settings.split} tasks{goals}{each}"
     rate = "nothing scored" if not result.scored else (
         f"success {percent(result.success_rate)} [{percent(interval.low)}, {percent(interval.high)}] ({level})"
     )  # fmt: skip
     last = f"panel {result.panel}: {rate}, n = {len(result.scored)}, not scored {len(result.unscored)}"
+    asked = settings.num_tasks
+    if asked is not None and asked > result.num_tasks:
+        head += f" (--tasks {asked}: there are no more)"
     lines = [head, table(["Metric", "Value", f"{level} interval"], rows), last]
     lines += describe_unscored(result, settings)
     if settings.out is not None:
@@ -73,9 +81,11 @@ def describe_all(results: list[EvalResult], settings: EvalSettings) -> list[str]
     headers = ["Environment", f"Success [{100 * settings.level:g} %]", "Score", "n", "Not scored", "Panel"]
     lines = [table(headers, rows)]
     if all(result.scored for result in results):
-        total = aggregate(results)
-        lines.append(
-            f"overall: success {percent(total.overall_success_rate)} (mean of environments), accuracy "
-            f"{percent(total.weighted_accuracy)} and score {number(total.weighted_mean_score)} (weighted by tasks)"
+        total, limits = aggregate(results), overall_interval(results, settings.level)
+        lines += textwrap.wrap(
+            f"overall: success {percent(total.overall_success_rate)} [{percent(limits.low)}, {percent(limits.high)}] "
+            f"(mean of environments), accuracy {percent(total.weighted_accuracy)} and score "
+            f"{number(total.weighted_mean_score)} (weighted by tasks)",
+            WIDTH,
         )
     return [*lines, *([f"results in {Path(settings.out).parent}"] if settings.out is not None else [])]

@@ -42,7 +42,7 @@ class EvalSettings(RolloutSettings):
     def check(self) -> None:
         """Refuse numbers out of range and a name that no result file can have."""
         if not 0 < self.level < 1:
-            raise UserError(f"--level {self.level:g}: a level lies between 0 and 1, such as 0.8.")
+            raise UserError(f"--level {self.level:g}: a level lies between 0 and 1, such as 0.95.")
         if self.attempts_per_task < 1:
             raise UserError(f"--attempts {self.attempts_per_task} must be at least 1.")
         if self.out is not None and Path(self.out).suffix != ".json":

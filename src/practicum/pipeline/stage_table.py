@@ -20,7 +20,8 @@ from practicum.utils.tables import table
 OVERALL = "Overall"
 GROUPS: Mapping[str, str] = {"AgentGym": "agentgym:"}
 """Rows of Affine's table that pool several environments, and the prefix of their names."""
-CONCLUSION_TEXT = {"better": "better", "worse": "WORSE", "no difference shown": "–"}
+CONCLUSION_TEXT = {"better": "better", "worse": "WORSE"}
+"""What the table says of a conclusion; of any other, a dash."""
 METRICS = ("accuracy", "mean_reward", "std_reward", "median_reward", "success_rate", "positive_rate")
 """Affine's metrics of every environment; `positive_rate` is the share of non-zero scores."""
 
@@ -65,7 +66,7 @@ class StageTable:
         flags = [float(attempt.success) for attempt in scored]
         return Cell(
             sum(flags) / len(flags) if flags else float("nan"),
-            rate_interval(flags, [attempt.cluster for attempt in scored], self.level),
+            rate_interval(flags, [attempt.unit for attempt in scored], self.level),
         )
 
     def worse(self) -> list[Comparison]:
@@ -81,7 +82,8 @@ class StageTable:
     def lines(self) -> list[str]:
         """The table, and below it the aggregates and the findings."""
         conclusions = [
-            {pair.trained.environment: CONCLUSION_TEXT[pair.conclusion] for pair in step} for step in self.steps
+            {pair.trained.environment: CONCLUSION_TEXT.get(pair.conclusion, "–") for pair in step}
+            for step in self.steps
         ]
         headers = [f"{b.name}/{a.name}" for a, b in itertools.pairwise(self.models)]
         body = [
@@ -151,7 +153,7 @@ class StageTable:
         metrics = result.metrics(self.level)
         interval = rate_interval(
             [float(attempt.reward > 0.5) for attempt in result.scored],
-            [attempt.cluster for attempt in result.scored],
+            [attempt.unit for attempt in result.scored],
             self.level,
         )
         return {

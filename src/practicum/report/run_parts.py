@@ -160,7 +160,7 @@ def _record(first: RunPart, second: RunPart, comparison: Comparison, basis: str)
         "changes": [
             {"name": escape_invisible(delta.name), "rate": delta.rate, "baseline": finite(delta.baseline),
              "trained": finite(delta.trained), "difference": finite(delta.difference),
-             "low": finite(delta.interval.low), "high": finite(delta.interval.high), "p": delta.p_value}
+             "low": finite(delta.interval.low), "high": finite(delta.interval.high), "p": finite(delta.p_value)}
             for delta in comparison.deltas
         ],
     }  # fmt: skip

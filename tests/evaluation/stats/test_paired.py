@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 from statsmodels.stats.contingency_tables import mcnemar as their_mcnemar
 
-from practicum.evaluation.stats.paired import bootstrap_test, mcnemar, permutation_test, wilcoxon
+from practicum.evaluation.stats.paired import bootstrap_test, mcnemar, mcnemar_exact, permutation_test, wilcoxon
 
 RNG = np.random.default_rng(11)
 
@@ -17,7 +17,28 @@ RNG = np.random.default_rng(11)
 @pytest.mark.parametrize(("gained", "lost"), [(0, 1), (1, 1), (12, 3), (3, 12), (40, 41), (200, 150)])
 def test_mcnemar_is_statsmodels(gained: int, lost: int) -> None:
     theirs = their_mcnemar([[30, lost], [gained, 10]], exact=True).pvalue
-    assert mcnemar(gained, lost) == pytest.approx(theirs, abs=1e-9)
+    assert mcnemar_exact(gained, lost) == pytest.approx(theirs, abs=1e-9)
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(0, 1), (1, 1), (5, 0), (12, 3), (3, 12), (40, 41), (900, 800)])
+def test_mid_p_counts_half_of_what_was_seen(gained: int, lost: int) -> None:
+    coin = stats.binom(gained + lost, 0.5)
+    larger = max(gained, lost)
+    assert mcnemar(gained, lost) == pytest.approx(min(1.0, 2 * (coin.sf(larger) + coin.pmf(larger) / 2)), abs=1e-9)
+    assert mcnemar(gained, lost) < mcnemar_exact(gained, lost) or gained == lost
+
+
+def test_unequal_clusters_are_studentised() -> None:
+    """Against listing every choice of signs of whole clusters."""
+    totals, sizes = np.array([3.0, -1.0, 0.5, 2.0, 0.0]), np.array([10.0, 1.0, 2.0, 4.0, 3.0])
+
+    def statistic(signs: np.ndarray) -> float:
+        mean = (signs * totals).sum() / sizes.sum()
+        return float(mean**2 / ((signs * totals - sizes * mean) ** 2).sum())
+
+    listed = [statistic(np.array(signs)) for signs in itertools.product((1, -1), repeat=5)]
+    expected = np.mean(np.array(listed) >= statistic(np.ones(5)) * (1 - 1e-9))
+    assert float(permutation_test(totals, sizes)) == pytest.approx(expected, abs=1e-12)
 
 
 def test_permutation_test_is_scipys() -> None:
@@ -29,12 +50,12 @@ def test_permutation_test_is_scipys() -> None:
 
 def test_permutation_test_of_flags_is_mcnemar() -> None:
     x = [1.0] * 9 + [-1.0] * 3 + [0.0] * 40
-    assert float(permutation_test(x)) == pytest.approx(mcnemar(9, 3), abs=1e-12)
+    assert float(permutation_test(x)) == pytest.approx(mcnemar_exact(9, 3), abs=1e-12)
 
 
 def test_permutation_test_draws_signs_for_many_differences() -> None:
     x = [1.0] * 24 + [-1.0] * 10
-    assert float(permutation_test(x)) == pytest.approx(mcnemar(24, 10), abs=0.004)
+    assert float(permutation_test(x)) == pytest.approx(mcnemar_exact(24, 10), abs=0.004)
     assert float(permutation_test(x)) == float(permutation_test(x))
     assert float(permutation_test([1.0] * 60)) == pytest.approx(1 / 20_001)  # never 0: nobody has tried all
 
@@ -72,7 +93,8 @@ def test_no_difference_is_no_evidence(nothing: list[float]) -> None:
 def test_one_task_proves_nothing() -> None:
     assert float(permutation_test([0.7])) == 1.0
     assert float(wilcoxon([0.7])) == 1.0
-    assert mcnemar(1, 0) == 1.0
+    assert mcnemar_exact(1, 0) == 1.0
+    assert mcnemar(1, 0) == 0.5
 
 
 def test_a_constant_difference() -> None:

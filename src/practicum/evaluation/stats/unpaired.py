@@ -20,8 +20,9 @@ class TTest:
 
     @property
     def sentence(self) -> str:
-        """HTDAG's line, with the note that it leaves out."""
+        """HTDAG's line, with the name of the test and the note that it leaves out."""
         line = f"t-statistic: {self.statistic:.3f}, p-value: {self.p_value:.4f}"
+        line = f"Two-sample t-test (unpaired): {line}"
         return f"{line} ({self.note})" if self.note else line
 
 
