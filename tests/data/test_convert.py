@@ -146,11 +146,108 @@ def test_hotpotqa_with_its_corpus(tmp_path: Path) -> None:
 
 def test_squad(tmp_path: Path) -> None:
     converted = convert("squad", published(tmp_path, "squad"))
-    assert [row["answer"] for row in converted.rows] == [["the Sela", "Sela"], "noanswer", "900"]
+    assert [row["answer"] for row in converted.rows] == [["the Sela", "Sela"], "no answer", "900"]
     assert [(d.title, d.text) for d in converted.documents] == [
         ("Rusko (town)", "Rusko lies on the Sela. It has 900 people.")
     ]
-    assert compare_answers("No answer", "noanswer")["em"] == 0.0  # as the reward sees it: just this one word
+    assert all(row["question"].endswith("? If the texts do not say, answer: no answer.") for row in converted.rows)
+
+
+@pytest.mark.parametrize("gold", ["no answer", "noanswer"])
+def test_a_question_without_an_answer_is_answered_in_plain_words(gold: str) -> None:
+    for given in ("", "no answer", "No answer.", "noanswer", "unanswerable", "Not answerable"):
+        assert compare_answers(given, gold)["em"] == 1.0, given
+    for given in ("Sela", "the answer", "no"):
+        assert compare_answers(given, gold)["f1"] == 0.0, given
+    assert compare_answers("no answer", "Sela")["f1"] == compare_answers("", "Sela")["f1"] == 0.0
+
+
+def as_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pytest.importorskip("pyarrow").Table.from_pylist(rows), path)
+    return path
+
+
+def test_rows_of_the_hugging_face_hub(tmp_path: Path) -> None:
+    squad = [
+        {"id": "q1", "title": "Rusko", "context": "Rusko lies on the Sela.", "question": "On what?",
+         "answers": {"text": ["the Sela", "the Sela"], "answer_start": [14, 14]}},
+        {"id": "q2", "title": "Rusko", "context": "Rusko lies on the Sela.", "question": "Who?",
+         "answers": {"text": [], "answer_start": []}},
+    ]  # fmt: skip
+    converted = convert("squad", as_parquet(tmp_path / "squad.parquet", squad))
+    assert [row["answer"] for row in converted.rows] == ["the Sela", "no answer"]
+    assert len(converted.documents) == 1
+    hotpot = {
+        "id": "5a", "question": "Which river?", "answer": "Sela", "type": "bridge", "level": "hard",
+        "supporting_facts": {"title": ["Tolen", "Rusko", "Rusko"], "sent_id": [0, 0, 1]},
+        "context": {"title": ["Tolen", "Rusko"], "sentences": [["Tolen is of Rusko."], ["Rusko lies", " on Sela."]]},
+    }  # fmt: skip
+    converted = convert("hotpotqa", as_parquet(tmp_path / "hotpot.parquet", [hotpot]))
+    assert converted.rows[0]["supporting"] == ["Tolen", "Rusko"]
+    assert [d.text for d in converted.documents] == ["Tolen is of Rusko.", "Rusko lies on Sela."]
+    viewed = tmp_path / "viewer.json"
+    viewed.write_text(json.dumps({"features": [], "rows": [{"row_idx": 3, "row": GSM8K[0]}], "num_rows_total": 1}))
+    assert convert("gsm8k", viewed).rows[0]["answer"] == "12"
+    assert convert("gsm8k", as_parquet(tmp_path / "gsm8k.parquet", GSM8K)).rows[1]["answer"] == "1234"
+    (tmp_path / "bad.parquet").write_text("no parquet")
+    with pytest.raises(UserError, match="is not a parquet file that can be read"):
+        convert("gsm8k", tmp_path / "bad.parquet")
+
+
+MATH = {"problem": "What is $x$ if $2x = 5$?", "level": "Level 1", "type": "Algebra",
+        "solution": "We divide: $x = \\boxed{\\frac{5}{2}}$."}  # fmt: skip
+
+
+def test_math_in_the_forms_of_its_authors_and_of_the_hub(tmp_path: Path) -> None:
+    folder = tmp_path / "test" / "algebra"
+    folder.mkdir(parents=True)
+    for number in (2, 10):
+        (folder / f"{number}.json").write_text(json.dumps(MATH, indent=1))
+    rows = convert("math", tmp_path / "test").rows
+    assert [row["id"] for row in rows] == ["test-algebra-2", "test-algebra-10"]
+    assert rows[0] == {"id": "test-algebra-2", "question": MATH["problem"], "answer": "\\frac{5}{2}",
+                       "solution": MATH["solution"], "level": "Level 1", "type": "Algebra"}  # fmt: skip
+    hub = {**MATH, "answer": "2.5", "unique_id": "test/algebra/7.json", "subject": "Algebra", "level": 1}
+    assert convert("math", as_parquet(tmp_path / "m.parquet", [hub])).rows[0]["id"] == "test-algebra-7"
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(json.dumps({**MATH, "solution": "It is 5/2."}))
+    with pytest.raises(UserError, match="line 1: 'solution' must have its answer in a"):
+        convert("math", bad)
+
+
+def test_verl_rows(tmp_path: Path) -> None:
+    prompt = [{"role": "user", "content": "Ada has 3 nuts. How many? Let's think step by step."}]
+    row = {"data_source": "openai/gsm8k", "prompt": prompt, "ability": "math",
+           "reward_model": {"style": "rule", "ground_truth": "3"},
+           "extra_info": {"split": "train", "index": 0, "answer": "#### 3", "question": "Ada has 3 nuts."}}  # fmt: skip
+    (converted,) = convert("verl", as_parquet(tmp_path / "train.parquet", [row])).rows
+    assert (converted["id"], converted["answer"]) == ("openai-gsm8k-train-0", "3")
+    assert converted["messages"] == prompt
+    assert converted["solution"] == "#### 3"
+    tests = {"inputs": ["1 2"], "outputs": ["3"]}
+    code = {**row, "data_source": "taco", "reward_model": {"style": "rule", "ground_truth": json.dumps(tests)}}
+    lines = tmp_path / "code.jsonl"
+    lines.write_text(json.dumps(code))
+    assert convert("verl", lines).rows[0]["test_cases"] == [{"input": "1 2", "output": "3"}]
+    lines.write_text(json.dumps({**row, "prompt": "text"}))
+    with pytest.raises(UserError, match="'prompt' must be a list"):
+        convert("verl", lines)
+
+
+def test_mbpp_has_its_authors_split(tmp_path: Path) -> None:
+    source = tmp_path / "mbpp.jsonl"
+    source.write_text("\n".join(json.dumps({**MBPP[0], "task_id": n}) for n in (2, 11, 510, 511, 600, 601, 974)))
+    assert [row["split"] for row in convert("mbpp", source).rows] == [
+        "prompt", "test", "test", "val", "val", "train", "train",
+    ]  # fmt: skip
+    output = tmp_path / "test.json"
+    command.run(["mbpp", str(source), str(output), "--split", "test"])
+    assert [task.id for task in read_task_file(output, "code", "test")] == ["mbpp-11", "mbpp-510"]
+    with pytest.raises(UserError, match="no rows of the split 'tset'. Did you mean 'test'"):
+        convert("mbpp", source, "tset")
+    with pytest.raises(UserError, match="say no split"):
+        convert("gsm8k", published(tmp_path, "gsm8k"), "test")
 
 
 @pytest.mark.parametrize("name", ["humaneval", "mbpp"])
@@ -225,7 +322,8 @@ def squad_with(**change: Any) -> str:
             "row 0: the field 'answer' is missing",
         ),
         ("hotpotqa", json.dumps([HOTPOTQA[0], HOTPOTQA[0]]), "the id '5a7a' twice"),
-        ("squad", "[]", "the file: expected an object with 'data', found list"),
+        ("squad", "[]", "holds no questions"),
+        ("squad", "[[]]", "the file: expected an object with 'data', found list"),
         ("squad", squad_with(answers=[]), "article 0, paragraph 0, question 0: 'answers' is empty"),
         ("squad", squad_with(id=None), "question 0: 'id' must be a non-empty text"),
         ("humaneval", json.dumps({**HUMANEVAL[0], "test": 5}), "line 1: 'test' must be a non-empty text"),

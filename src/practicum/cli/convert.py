@@ -11,15 +11,20 @@ from practicum.data.convert import FORMATS, convert, write
 def run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="practicum convert", description=__doc__)
     parser.add_argument("format", choices=tuple(FORMATS), help="whose file it is")
-    parser.add_argument("input", type=Path, help="the file as its authors publish it, .gz or not")
+    parser.add_argument(
+        "input",
+        type=Path,
+        help="the file of its authors or of the Hugging Face hub: JSON, .gz, .parquet, a folder",
+    )
     parser.add_argument("output", type=Path, help="the JSON file to write")
     parser.add_argument(
         "--corpus",
         type=Path,
         help="folder for the texts of hotpotqa and squad (default: OUTPUT without .json, -corpus)",
     )
+    parser.add_argument("--split", help="only this split of the authors' (mbpp: train, val, test, prompt)")
     args = parser.parse_args(argv)
-    converted = convert(args.format, args.input)
+    converted = convert(args.format, args.input, args.split)
     corpus = args.corpus or args.output.with_name(f"{args.output.stem}-corpus")
     write(converted, args.output, corpus)
     texts = f", {len(converted.documents)} documents in {corpus}" if converted.documents else ""

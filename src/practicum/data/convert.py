@@ -1,24 +1,32 @@
 """Published data sets converted into the JSON files that tasks are read from.
 
-Each reader takes a file's text and returns rows with a `question` and what the reward needs, and, where the set comes
-with texts to read, documents for a search corpus. Everything is read and checked before anything is written.
+Each reader takes the rows of a file, in the form of its authors or of the Hugging Face hub, and returns rows with a
+`question` and what the reward needs, and, where the set comes with texts to read, documents for a search corpus.
+Everything is read and checked before anything is written.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from practicum.data.jsonl import list_or_lines, parse_json, read_text
+from practicum.data.dataset_rows import read_dataset_rows
 from practicum.data.retrieval import Document
 from practicum.data.store import write_atomic
 from practicum.errors import UserError, did_you_mean
+from practicum.utils.latex import last_boxed
 
 Row = dict[str, Any]
+Located = Sequence[tuple[str, Any]]
+"""Rows with the location of each in its file."""
+NO_ANSWER = "no answer"
+NO_ANSWER_HINT = "If the texts do not say, answer: no answer."
+MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "val": range(511, 601), "train": range(601, 975)}
+"""The authors' split of MBPP by `task_id`; the ten of `prompt` are for few-shot prompts."""
 
 
 @dataclass(frozen=True)
@@ -98,57 +106,163 @@ def mbpp(row: Mapping[str, Any], number: int) -> Row:
         "test_cases": tests,
         **needs,
         "solution": text_field(row, "code"),
+        **_mbpp_split(row["task_id"]),
     }
 
 
-def hotpotqa(text: str, path: Path) -> Converted:
-    """HotpotQA: a list of questions, each with the paragraphs (title, sentences) it was asked of."""
-    rows: list[Row] = []
+def _mbpp_split(task_id: object) -> Row:
+    name = next((name for name, ids in MBPP_SPLITS.items() if task_id in ids), None)
+    return {} if name is None else {"split": name}
+
+
+def math(row: Mapping[str, Any], number: int) -> Row:
+    """MATH: `problem`, and a `solution` whose answer is in its last \\boxed; MATH-500 has the `answer` too."""
+    solution = text_field(row, "solution")
+    answer = row["answer"] if isinstance(row.get("answer"), str) else last_boxed(solution)
+    if answer is None or not answer.strip():
+        raise InvalidRow("'solution' must have its answer in a \\boxed{...}")
+    name = row.get("unique_id") or row.get("id") or f"math-{number}"
+    return {
+        "id": str(name).removesuffix(".json").replace("/", "-"),
+        "question": text_field(row, "problem").strip(),
+        "answer": answer.strip(),
+        "solution": solution,
+        **{key: row[key] for key in ("level", "type", "subject") if row.get(key) is not None},
+    }
+
+
+def verl(row: Mapping[str, Any], number: int) -> Row:
+    """verl: `prompt` is a list of messages, `reward_model` has the `ground_truth`, `extra_info` is optional."""
+    messages = list_field(row, "prompt")
+    if not messages or not all(isinstance(m, Mapping) and isinstance(m.get("content"), str) for m in messages):
+        raise InvalidRow("'prompt' must be a list of messages with 'role' and 'content'")
+    extra = row.get("extra_info") if isinstance(row.get("extra_info"), Mapping) else {}
+    assert isinstance(extra, Mapping)
+    source = re.sub(r"[^\w.-]+", "-", str(row.get("data_source") or "verl")).strip("-")
+    converted: Row = {
+        "id": f"{source}-{extra.get('split', '')}-{extra.get('index', number)}".replace("--", "-"),
+        "question": str(extra.get("question") or messages[-1]["content"]).strip(),
+        "messages": [{"role": str(m.get("role", "user")), "content": m["content"]} for m in messages],
+        **_ground_truth(_field(_field(row, "reward_model"), "ground_truth")),
+        "data_source": row.get("data_source"),
+    }
+    if isinstance(extra.get("answer"), str):
+        converted["solution"] = extra["answer"]
+    return converted
+
+
+def _ground_truth(truth: object) -> Row:
+    """Return verl's ground truth as fields: an `answer`, or the `test_cases` of a program."""
+    tests = truth
+    if isinstance(truth, str) and truth.lstrip().startswith("{"):
+        try:
+            tests = json.loads(truth)
+        except ValueError:
+            tests = truth
+    match tests:
+        case {"inputs": [*inputs], "outputs": [*outputs]} if len(inputs) == len(outputs) and inputs:
+            pairs = zip(inputs, outputs, strict=True)
+            return {"test_cases": [{"input": _as_text(i), "output": _as_text(o)} for i, o in pairs]}
+        case {"target": target}:  # as in search tasks
+            return {"answer": target}
+    if isinstance(truth, str | int | float | list):
+        return {"answer": truth}
+    raise InvalidRow("'ground_truth' must be a text, a number, a list, or 'inputs' and 'outputs' of a program")
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def hotpotqa(rows: Located, path: Path) -> Converted:
+    """HotpotQA: questions, each with the paragraphs (title, sentences) it was asked of and the titles it needs."""
+    converted: list[Row] = []
     documents: dict[str, Document] = {}
-    for location, row in list_or_lines(text, path):
+    for location, row in rows:
         with _naming(path, location):
-            rows.append({
-                "id": text_field(row, "_id"),
+            converted.append({
+                "id": text_field(row, "_id" if "_id" in row or "id" not in row else "id"),
                 "question": text_field(row, "question").strip(),
                 "answer": text_field(row, "answer"),
                 **{key: row[key] for key in ("level", "type") if key in row},
             })  # fmt: skip
-            for paragraph in list_field(row, "context"):
-                match paragraph:
-                    case [str(title), [*sentences]] if all(isinstance(sentence, str) for sentence in sentences):
-                        _add_document(documents, title, "".join(sentences))
-                    case _:
-                        raise InvalidRow("'context' must hold pairs of a title and its sentences")
-    return Converted(rows, tuple(documents.values()))
+            supporting = dict.fromkeys(title for title, _ in _pairs(row.get("supporting_facts") or [], "sent_id"))
+            if supporting:
+                converted[-1]["supporting"] = list(supporting)
+            for title, sentences in _pairs(_field(row, "context"), "sentences"):
+                if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
+                    raise InvalidRow("'context' must hold pairs of a title and its sentences")
+                _add_document(documents, title, "".join(sentences))
+    return Converted(converted, tuple(documents.values()))
 
 
-def squad(text: str, path: Path) -> Converted:
-    """SQuAD 1.1 and 2.0: articles of paragraphs of questions. A question without an answer has `noanswer`."""
-    rows: list[Row] = []
+def _pairs(value: object, second: str) -> list[tuple[str, Any]]:
+    """Return pairs of a title and something: a list of pairs, or, on the Hugging Face hub, two lists by name."""
+    if isinstance(value, Mapping):
+        value = list(zip(list_field(value, "title"), list_field(value, second), strict=False))
+    pairs = []
+    for pair in value if isinstance(value, list) else [None]:
+        match pair:
+            case [str(title), body] | (str(title), body):
+                pairs.append((title, body))
+            case _:
+                raise InvalidRow("'context' must hold pairs of a title and its sentences")
+    return pairs
+
+
+def squad(rows: Located, path: Path) -> Converted:
+    """SQuAD 1.1 and 2.0: articles of paragraphs of questions, or one row per question as on the Hugging Face hub.
+
+    In a file with questions that have no answer, every question says what to answer then.
+    """
+    flat = list(_squad_questions(rows, path))
+    converted: list[Row] = []
     documents: dict[str, Document] = {}
+    for location, title, context, asked in flat:
+        with _naming(path, location):
+            _add_document(documents, title.replace("_", " "), context)
+            if asked is not None:
+                converted.append({
+                    "id": text_field(asked, "id"),
+                    "question": text_field(asked, "question").strip(),
+                    "answer": _squad_answer(asked),
+                })  # fmt: skip
+    if any(row["answer"] == NO_ANSWER for row in converted):
+        converted = [{**row, "question": f"{row['question']} {NO_ANSWER_HINT}"} for row in converted]
+    return Converted(converted, tuple(documents.values()))
+
+
+def _squad_questions(rows: Located, path: Path) -> Iterator[tuple[str, str, str, Mapping[str, Any] | None]]:
+    """Yield location, title, context and question of all questions; None for a paragraph without any."""
+    if rows and isinstance(rows[0][1], Mapping) and "context" in rows[0][1]:
+        for location, row in rows:
+            with _naming(path, location):
+                yield location, str(row.get("title") or ""), text_field(row, "context"), row
+        return
     with _naming(path, "the file"):
-        articles = list_field(parse_json(text, path), "data")
+        articles = [article for _, part in rows for article in list_field(part, "data")]
     for a, article in enumerate(articles):
         with _naming(path, f"article {a}"):
             title, paragraphs = text_field(article, "title"), list_field(article, "paragraphs")
         for p, paragraph in enumerate(paragraphs):
             with _naming(path, f"article {a}, paragraph {p}"):
-                _add_document(documents, title.replace("_", " "), text_field(paragraph, "context"))
-                questions = list_field(paragraph, "qas")
+                context, questions = text_field(paragraph, "context"), list_field(paragraph, "qas")
+            yield f"article {a}, paragraph {p}", title, context, None
             for q, asked in enumerate(questions):
-                with _naming(path, f"article {a}, paragraph {p}, question {q}"):
-                    rows.append({
-                        "id": text_field(asked, "id"),
-                        "question": text_field(asked, "question").strip(),
-                        "answer": _squad_answer(asked),
-                    })  # fmt: skip
-    return Converted(rows, tuple(documents.values()))
+                yield f"article {a}, paragraph {p}, question {q}", title, context, asked
 
 
 def _squad_answer(asked: Mapping[str, Any]) -> str | list[str]:
     if asked.get("is_impossible"):
-        return "noanswer"
-    texts = list(dict.fromkeys(text_field(answer, "text") for answer in list_field(asked, "answers")))
+        return NO_ANSWER
+    answers = _field(asked, "answers")
+    if isinstance(answers, Mapping):  # the hub: an empty list is a question without an answer
+        answers = [{"text": text} for text in list_field(answers, "text")]
+        if not answers:
+            return NO_ANSWER
+    elif not isinstance(answers, list):
+        raise InvalidRow("'answers' must be a list")
+    texts = list(dict.fromkeys(text_field(answer, "text") for answer in answers))
     if not texts:
         raise InvalidRow("'answers' is empty and 'is_impossible' is not set")
     return texts[0] if len(texts) == 1 else texts
@@ -161,33 +275,47 @@ def _add_document(documents: dict[str, Document], title: str, text: str) -> None
         documents[key] = Document(f"{len(documents):07d}", title, " ".join(text.split()))
 
 
-def _by_line(read: Callable[[Mapping[str, Any], int], Row]) -> Callable[[str, Path], Converted]:
-    """Return the reader of a file with one object per line, or one list, given the reader of one object."""
+def _by_row(read: Callable[[Mapping[str, Any], int], Row]) -> Callable[[Located, Path], Converted]:
+    """Return the reader of a file, given the reader of one of its rows."""
 
-    def convert(text: str, path: Path) -> Converted:
-        rows = []
-        for index, (location, row) in enumerate(list_or_lines(text, path)):
+    def convert(rows: Located, path: Path) -> Converted:
+        converted = []
+        for index, (location, row) in enumerate(rows):
             with _naming(path, location):
-                rows.append(read(row, index))
-        return Converted(rows)
+                # In a folder of files, the file's name is the row's.
+                name = {"id": f"{path.name}/{location}"} if path.is_dir() and isinstance(row, Mapping) else {}
+                converted.append(read({**name, **row} if name else row, index))
+        return Converted(converted)
 
     return convert
 
 
-FORMATS: Mapping[str, Callable[[str, Path], Converted]] = {
-    "gsm8k": _by_line(gsm8k),
+FORMATS: Mapping[str, Callable[[Located, Path], Converted]] = {
+    "gsm8k": _by_row(gsm8k),
+    "math": _by_row(math),
     "hotpotqa": hotpotqa,
     "squad": squad,
-    "humaneval": _by_line(humaneval),
-    "mbpp": _by_line(mbpp),
+    "humaneval": _by_row(humaneval),
+    "mbpp": _by_row(mbpp),
+    "verl": _by_row(verl),
 }
 
 
-def convert(name: str, source: Path) -> Converted:
-    """Return the rows of a published file, `.gz` or not; raise UserError naming the location of what is wrong."""
+def convert(name: str, source: Path, split: str | None = None) -> Converted:
+    """Return the rows of a published file, of one split of it if the set's authors define splits by row.
+
+    Raise UserError naming the location of what is wrong.
+    """
     if name not in FORMATS:
         raise UserError(f"Unknown data set '{name}'.{did_you_mean(name, FORMATS)}")
-    converted = FORMATS[name](read_text(source), source)
+    converted = FORMATS[name](read_dataset_rows(source), source)
+    if split is not None:
+        splits = sorted({row["split"] for row in converted.rows if isinstance(row.get("split"), str)})
+        if not splits:
+            raise UserError(f"The rows of '{name}' say no split; each of its files is one.")
+        if split not in splits:
+            raise UserError(f"'{source}' has no rows of the split '{split}'.{did_you_mean(split, splits)}")
+        converted = replace(converted, rows=[row for row in converted.rows if row.get("split") == split])
     if not converted.rows:
         raise UserError(f"'{source}' holds no questions.")
     seen: set[str] = set()

@@ -17,6 +17,7 @@ from practicum.errors import JudgeError, UserError
 from practicum.rewards.base import Reward, Score, reward
 from practicum.rewards.math_equal_reward import compare_with_gold
 from practicum.task import Task
+from practicum.utils.latex import last_boxed
 
 INTEGER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
 NUMBER = re.compile(
@@ -50,21 +51,6 @@ LATEX = re.compile(r"\\(?!boxed|text|mathrm)[A-Za-z]+")
 WORDS = re.compile(r"[^\W\d_]{2,}(?:[\s'-]+[^\W\d_]+)*")
 MAX_DIGITS = 1000
 """Longest number that counts as an answer; longer ones come from a policy that repeats itself."""
-BOXED = ("\\boxed{", "\\fbox{")
-
-
-def last_boxed(text: str) -> str | None:
-    """Return what the last `\\boxed{...}` of a text holds; None if there is none that is closed."""
-    begin, mark = max((text.rfind(mark), mark) for mark in BOXED)
-    if begin < 0:
-        spaced = re.findall(r"\\boxed\s+(\S+)", text)  # \boxed 5
-        return spaced[-1].rstrip("$.") if spaced else None
-    depth, content = 1, begin + len(mark)
-    for index in range(content, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[index], 0)
-        if depth == 0:
-            return text[content:index].strip()
-    return None
 
 
 def final_answer(reply: str) -> tuple[str, bool]:

@@ -13,6 +13,8 @@ ARTICLE = re.compile(r"\b(a|an|the)\b")
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 CLOSED_ANSWERS = ("yes", "no", "noanswer")
 """Answers that are either right or wrong: common words count for nothing."""
+UNANSWERABLE = ("", "no answer", "unanswerable", "not answerable")
+"""What counts as `noanswer` where that is the gold answer, as in SQuAD 2.0."""
 
 
 def normalise(text: str) -> str:
@@ -23,6 +25,9 @@ def normalise(text: str) -> str:
 def compare_answers(given: str, gold: str) -> dict[str, float]:
     """Return exact match, precision, recall and F1 of one answer against one gold answer."""
     answer_text, gold_text = normalise(given), normalise(gold)
+    if gold_text in ("noanswer", *UNANSWERABLE[1:]):
+        gold_text = "noanswer"
+        answer_text = "noanswer" if answer_text in UNANSWERABLE else answer_text
     exact = float(answer_text == gold_text)
     if exact or answer_text in CLOSED_ANSWERS or gold_text in CLOSED_ANSWERS:
         return {"em": exact, "precision": exact, "recall": exact, "f1": exact}

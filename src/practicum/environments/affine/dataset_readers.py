@@ -20,6 +20,7 @@ from typing import Any
 
 from practicum.data import convert
 from practicum.data.convert import InvalidRow, Row, text_field
+from practicum.data.dataset_rows import read_dataset_rows
 from practicum.data.jsonl import list_or_lines, read_text
 from practicum.environments.affine.program_runner import stdin_text
 from practicum.environments.affine.test_cases import read_cases, read_verification
@@ -166,15 +167,15 @@ def _read_rows(path: Path, read: Reader, changed: int, size: int) -> tuple[tuple
 def _objects(path: Path) -> list[tuple[str, Any]]:
     """Return the rows of a file, or of the chunks that a folder's `index.json` lists."""
     index = path / "index.json" if path.is_dir() else path
-    text = read_text(index)
     manifest = None
     if index.name == "index.json":
+        text = read_text(index)
         try:
             manifest = json.loads(text)
         except ValueError as error:
             raise UserError(f"'{index}' is not JSON: {error}.") from None
     if not isinstance(manifest, Mapping) or "files" not in manifest:
-        return list(list_or_lines(text, index))
+        return read_dataset_rows(index)
     rows: list[tuple[str, Any]] = []
     for entry in manifest["files"]:
         name = entry.get("filename") or entry.get("key") if isinstance(entry, Mapping) else entry
