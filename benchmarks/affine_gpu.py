@@ -313,6 +313,22 @@ def write_record(out: Path, names: list[str], clock: Clock, wrong: dict[str, str
     return record
 
 
+def markdown(record: dict[str, Any]) -> str:
+    """The figures as a table for docs/affine.md."""
+    lines = ["| | base | SFT | RL | RL against SFT | SFT updates | RL steps |", "|---|---|---|---|---|---|---|"]
+    for name, row in record["worlds"].items():
+        cells = []
+        for model in stages.MODELS:
+            found = row["evaluations"].get(model)
+            low, high = (found["success_low"], found["success_high"]) if found else (0.0, 0.0)
+            cells.append(f"{found['success_rate']:.3f} [{low:.3f}, {high:.3f}]" if found else "–")
+        compared = (row["results"] or {}).get("comparisons", [])
+        verdict = compared[-1]["verdict"] if compared else "–"
+        steps = [f"{row[key]['best_step']} of {row[key]['steps']}" if row[key] else "–" for key in ("sft", "rl")]
+        lines.append(f"| {' | '.join([name, *cells, verdict, *steps])} |")
+    return "\n".join(lines)
+
+
 def run_world(name: str, args: argparse.Namespace) -> None:
     """One environment's pipeline in this process."""
     if sys.platform == "linux":  # whoever started this may be killed: nobody is to go on using the card then
@@ -371,7 +387,11 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--until", choices=stages.STAGES, help="stop after this stage")
     parser.add_argument("--tiny", action="store_true", help="toy sizes: shows that it works")
+    parser.add_argument("--table", type=Path, help="print the table of this affine_gpu.json, and do nothing else")
     args = parser.parse_args()
+    if args.table:
+        print(markdown(json.loads(args.table.read_text())))
+        return
     if args.world:
         run_world(args.world, args)
         return
@@ -385,6 +405,7 @@ def main() -> None:
         "tiny" if args.tiny else "smollm2"
     )  # converted once, before all processes want it at the same time
     record = run_worlds(names, args)
+    print(markdown(record), flush=True)
     if not args.tiny and not args.until and not record["wrong"]:
         RESULTS.write_text(json.dumps(record, indent=1) + "\n")
     if record["wrong"]:
