@@ -122,8 +122,7 @@ class Environment(abc.ABC):
     ceiling: ClassVar[float] = 1.0
     """The share of tasks that the expert solves; `practicum envs check` verifies it."""
     has_one_answer: ClassVar[bool] = True
-    """Whether any other last reply than the expert's is wrong. `practicum envs check` plays wrong replies, and one that
-    is accepted is a fault if this holds."""
+    """Whether any other last reply than the expert's is wrong; if so, `practicum envs check` plays wrong replies."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -115,7 +115,7 @@ def check_all(names: list[str], count: int, options: Mapping[str, Any]) -> int:
 
 def _line(name: str, result: CheckResult) -> str:
     repeats = "same" if result.repeats and result.replays else "unknown" if result.replays is None else "DIFFERS"
-    wrong = f"{result.answers.accepted}/{result.answers.wrong}"
+    wrong = f"{result.answers.accepted}/{result.answers.wrong}" if result.answers.wrong else "-"
     verdict = f"{len(result.faults)} fault{'s' if len(result.faults) > 1 else ''}" if result.faults else "sound"
     return (
         f"{name:<18}{result.oracle:>7.3f}{result.ceiling:>8.2f}{result.null:>6.2f}{result.floor:>6.2f}{wrong:>7}"

@@ -38,14 +38,12 @@ class AnswerCheck:
     examples: tuple[str, ...] = ()
 
 
-async def check_answers(setup: RolloutSetup, solved: Sequence[Trajectory], has_one_answer: bool) -> AnswerCheck:
-    """Play changed answers of solved episodes. Slightly changed ones are played only if there is one right answer."""
+async def check_answers(setup: RolloutSetup, solved: Sequence[Trajectory]) -> AnswerCheck:
+    """Play changed answers of solved episodes, whose tasks must have one right answer."""
     solved = solved[:MAX_ANSWER_TASKS]
     last = [episode.turns[-1].action for episode in solved]
     others = [_other(last, index) for index in range(len(last))]
-    kinds: list[tuple[str, list[Action | None]]] = [("another task's answer", others)]
-    if has_one_answer:
-        kinds.append(("the answer changed", [wrong_action(action) for action in last]))
+    kinds = (("another task's answer", others), ("the answer changed", [wrong_action(action) for action in last]))
     wrong = accepted = 0
     examples: list[str] = []
     for kind, actions in kinds:

@@ -81,7 +81,7 @@ class CheckResult:
     blocking: Mapping[str, float] = field(default_factory=dict)
     """Seconds for which half of the calls of a method kept the event loop."""
     answers: AnswerCheck = field(default_factory=AnswerCheck)
-    has_one_answer: bool = True
+    """Wrong answers played; none where several answers may be right."""
     near_duplicates: int = 0
     """Number of val and test tasks that are a training task but for names, case or punctuation."""
 
@@ -112,7 +112,7 @@ class CheckResult:
                 _because(f"only {self.num_open} of {self.num_wanted} episodes could be open at once", self.open_cause),
             ),
             (
-                self.has_one_answer and answers.accepted > 0,
+                answers.accepted > 0,
                 _because(f"accepts {answers.accepted} of {answers.wrong} wrong answers", "; ".join(answers.examples)),
             ),
             (
@@ -255,7 +255,8 @@ async def check(name: str, count: int, options: Mapping[str, Any], replay: Repla
         assert isinstance(null.engine, ScriptedEngine)
         null_episodes = await play(CheckSetup(null, null.engine, "null"), count)
         solved = [episode for episode in episodes if episode.outcome is Outcome.SUCCESS]
-        answers = await check_answers(checked.setup, solved, environment.has_one_answer)
+        with_answers = environment.has_one_answer and checked.policy != "random"
+        answers = await check_answers(checked.setup, solved) if with_answers else AnswerCheck()
         splits = tasks_of_splits(checked, count)
         digest_elsewhere = replay.digest(name)
         own_digest = episodes_digest(episodes[:NUM_REPLAYED_TASKS])
@@ -278,8 +279,7 @@ async def check(name: str, count: int, options: Mapping[str, Any], replay: Repla
             null_causes=causes_of([episode for episode in null_episodes if not episode.scored], len(null_episodes)),
             open_cause=held.cause,
             blocking=held.blocking,
-            answers=answers if checked.policy != "random" else AnswerCheck(),
-            has_one_answer=environment.has_one_answer,
+            answers=answers,
         )
     finally:
         close_pools()

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from practicum import registry
-from practicum.environment import SPLITS, Action, Observation, Policy, Step
+from practicum.environment import SPLITS, Action, Message, Observation, Policy, Step
 from practicum.environments.agentgym.alfworld import AlfWorld, made_task, pool_of
+from practicum.environments.agentgym.alfworld_expert import SearchingExpert
 from practicum.environments.agentgym.alfworld_games import KINDS, SeededRandom, kind_of
 from practicum.environments.agentgym.alfworld_planning import relevant
 from practicum.environments.worker import close_pools
@@ -140,13 +141,15 @@ def test_the_expert_solves_every_kind_and_the_null_policy_none() -> None:
         assert steps[-1].success, task.id
         assert all(step.info["valid"] for step in steps)
         assert sum(step.reward for step in steps) == 1.0
+        # It searches: a walkthrough knows where the object is.
+        assert len(steps) >= len(pool_of(2).ask("plan", game=task.fields["data_idx"], expert="walkthrough"))
     idle = play(world, tasks[0], world.null(tasks[0]), 5)
     assert not any(step.reward or step.terminated or step.info["valid"] for step in idle)
     assert idle[0].observation.messages[0].content.startswith("Observation: Nothing happens.\nAVAILABLE ACTIONS: ")
 
 
 def test_the_bracket_grammar_and_the_papers_shorthand() -> None:
-    world = AlfWorld(grammar="bracket", reward="shaped")
+    world = AlfWorld(grammar="bracket", reward="shaped", expert="walkthrough")
     task = made_task(2)
     plan = play(world, task, world.expert(task))
     assert plan[-1].success
@@ -211,8 +214,6 @@ def test_the_searching_expert_solves_every_kind_and_takes_only_what_it_has_seen(
             return action
 
         assert play(world, task, look, 60)[-1].success
-    with pytest.raises(UserError, match="generated games"):
-        AlfWorld(expert="searching", games="somewhere")
 
 
 def test_a_plan_needs_little_of_a_problem() -> None:
@@ -314,8 +315,11 @@ def test_alfworlds_own_files_are_played(tmp_path: Path) -> None:
     assert len({task.id for task in tasks}) == 2
     assert tasks[0].fields["kind"] == "pick_clean_then_place_in_recep"
     assert [world.task_at(index).split for index in range(3)] == ["train", "train", "val"]
+    for index in (3, -1):
+        with pytest.raises(UserError, match=f"numbered from 0 to 2; there is no task {index}"):
+            world.task_at(index)
     assert play(world, tasks[0], world.expert(tasks[0]))[-1].success
-    with pytest.raises(UserError, match="There are no games in"):
+    with pytest.raises(UserError, match="There are no 'test' games in"):
         world.tasks("test", 1)
     cleaning = AlfWorld(games=str(tmp_path), kinds="pick_clean_then_place_in_recep")
     assert cleaning.tasks("train", 4) == tasks
@@ -323,6 +327,96 @@ def test_alfworlds_own_files_are_played(tmp_path: Path) -> None:
         AlfWorld(games=str(tmp_path), kinds=["look_at_obj_in_light"]).tasks("train", 1)
     with pytest.raises(UserError, match="say where they are"):
         play(AlfWorld(), tasks[0], world.null(tasks[0]))
+
+
+def test_agentgyms_lists_number_alfworlds_own_files(tmp_path: Path) -> None:
+    def row(name: str) -> dict[str, object]:
+        return {"item_id": 0, "task_type": f"pick_and_place_simple-{name}", "task_id": f"trial_{name}"}
+
+    lists = {"mappings_train.json": [row("b"), row("a")], "mappings_test.json": [row("z"), row("y"), row("x")]}
+    for file, rows in lists.items():
+        (tmp_path / file).write_text(json.dumps(rows))
+    for folder in ("train", "valid_train", "valid_seen"):
+        for name in "abxyz":
+            place = tmp_path / folder / f"pick_and_place_simple-{name}" / f"trial_{name}"
+            place.mkdir(parents=True)
+            (place / "game.tw-pddl").write_text("{}")
+    world = AlfWorld(games=str(tmp_path), mappings=str(tmp_path))
+    files = [str(world.task_at(index).fields["file"]) for index in range(5)]
+    assert [file.rpartition("trial_")[2][0] for file in files] == ["b", "a", "z", "y", "x"]
+    assert [file.split("/")[0] for file in files] == ["train"] * 2 + ["valid_train"] * 3
+    assert [world.task_at(index).split for index in range(5)] == ["train"] * 2 + ["test"] * 3
+    assert {task.fields["data_idx"] for task in world.tasks("test", 3)} == {2, 3, 4}
+    assert {task.fields.get("data_idx") for task in world.tasks("val", 5)} == {None}
+    with pytest.raises(UserError, match="numbered from 0 to 4; there is no task 5"):
+        world.task_at(5)
+    (tmp_path / "valid_train" / "pick_and_place_simple-z" / "trial_z" / "game.tw-pddl").unlink()
+    with pytest.raises(UserError, match="is not there"):
+        asyncio.run(world.reset(world.task_at(2), 0))
+    with pytest.raises(UserError, match="say where these are with games=FOLDER"):
+        AlfWorld(mappings=str(tmp_path))
+    with pytest.raises(UserError, match="agentenv-alfworld/configs"):
+        AlfWorld(games=str(tmp_path), mappings=str(tmp_path / "train")).task_at(0)
+
+
+class Household:
+    """A small household, as lists of possible commands, in which the object is in the last drawer."""
+
+    def __init__(self, goal: str, things: dict[str, str]) -> None:
+        self.goal, self.things = goal, dict(things)
+        self.furniture = ("drawer 1", "drawer 2", "fridge 1", "sinkbasin 1", "desk 1")
+        self.closed = {"drawer 1", "drawer 2", "fridge 1"}
+        self.at = self.held = ""
+        self.clean = False
+
+    def observation(self) -> Observation:
+        legal = [f"go to {place}" for place in self.furniture if place != self.at] + ["look"]
+        if self.at in self.closed:
+            legal.append(f"open {self.at}")
+        elif self.at and not self.held:
+            legal += [f"take {name} from {self.at}" for name, place in self.things.items() if place == self.at]
+        elif self.at:
+            legal.append(f"move {self.held} to {self.at}")
+        if self.held and self.at == "sinkbasin 1":
+            legal.append(f"clean {self.held} with sinkbasin 1")
+        text = f"You are in a room.\nYour task is to: {self.goal}."
+        return Observation((Message("user", text),), legal=tuple(legal))
+
+    def do(self, command: str) -> None:
+        assert command in (self.observation().legal or ())
+        verb, _, rest = command.partition(" ")
+        if verb == "go":
+            self.at = rest.removeprefix("to ")
+        elif verb == "open":
+            self.closed.discard(rest)
+        elif verb == "take":
+            self.held = rest.partition(" from ")[0]
+            del self.things[self.held]
+        elif verb == "clean":
+            self.clean = True
+        elif verb == "move":
+            self.things[self.held], self.held = self.at, ""
+
+
+def test_the_searching_expert_opens_what_it_passes_and_remembers_what_it_saw() -> None:
+    def run(goal: str, things: dict[str, str], turns: int) -> tuple[Household, list[str]]:
+        house, expert = Household(goal, things), SearchingExpert({"drawer": ["mug", "cd"], "fridge": ["mug"]})
+        commands = []
+        for _ in range(turns):
+            commands.append(expert.next_command(house.observation()))
+            house.do(commands[-1])
+        return house, commands
+
+    house, commands = run("put a clean mug in desk", {"mug 1": "drawer 2", "cd 1": "drawer 1"}, 9)
+    assert commands == [
+        "go to drawer 1", "open drawer 1", "go to drawer 2", "open drawer 2", "take mug 1 from drawer 2",
+        "go to sinkbasin 1", "clean mug 1 with sinkbasin 1", "go to desk 1", "move mug 1 to desk 1",
+    ]  # fmt: skip
+    assert house.clean
+    # It saw the second one where it took the first, and goes back there.
+    house, commands = run("find two cd and put them in desk", {"cd 1": "drawer 1", "cd 2": "drawer 1"}, 8)
+    assert commands[5:] == ["go to drawer 1", "take cd 2 from drawer 1", "go to desk 1"]
+    assert house.things == {"cd 1": "desk 1"}
 
 
 def test_wrong_settings_are_refused(tmp_path: Path) -> None:

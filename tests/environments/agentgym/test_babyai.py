@@ -256,7 +256,7 @@ def test_tasks_are_agentgyms_and_splits_share_no_world() -> None:
     world = BabyAI()
     assert world.task_at(85).fields == {"level": LEVELS[5], "seed": 2, "data_idx": 85}
     assert world.task_at(85).id == "babyai-GoToObjMazeS7-2"
-    with pytest.raises(UserError, match="counts from 0"):
+    with pytest.raises(UserError, match="numbered from 0; there is no task -1"):
         world.task_at(-1)
     small = BabyAI(levels=["GoToRedBallNoDists"])
     worlds = {}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -118,6 +120,26 @@ def test_the_prompt_in_both_protocols() -> None:
     assert first == ("user", "A door.")
     # AgentGym's observations have no label.
     assert steps(Lamp(protocol="agentgym"), "look")[0].observation.messages[0].content == "A door."
+
+
+def test_agentgyms_own_instruction_is_taken_from_a_file(tmp_path: Path) -> None:
+    async def prompt(world: Lamp) -> list[tuple[str, str]]:
+        return [(message.role, message.content) for message in (await world.reset(world.task_at(0), 0)).messages]
+
+    rows = [{"item_id": "lamp_0", "conversations": [
+        {"from": "human", "value": "Their words. {usage}"}, {"from": "gpt", "value": "As you say."},
+    ]}]  # fmt: skip
+    data, text = tmp_path / "lamp_train.json", tmp_path / "prompt.txt"
+    data.write_text(json.dumps(rows))
+    text.write_text("My words.\n")
+    told = asyncio.run(prompt(Lamp(protocol="agentgym", instruction=str(data))))
+    assert told == [("user", "Their words. {usage}"), ("assistant", "As you say."), ("user", "A door.")]
+    assert asyncio.run(prompt(Lamp(instruction=str(text)))) == [("system", "My words."), ("user", "A door.")]
+    with pytest.raises(UserError, match="cannot be read: No such file"):
+        Lamp(instruction=str(tmp_path / "none.txt"))
+    data.write_text("[]")
+    with pytest.raises(UserError, match="is not one of AgentGym's data sets"):
+        Lamp(instruction=str(data))
 
 
 def test_tool_calls_and_truncation() -> None:

@@ -196,9 +196,12 @@ def test_splits_are_disjoint_and_kinds_take_turns() -> None:
     for wrong, says in (("find-plants", "Did you mean 'find-plant'"), (["all"], "stands alone"), ([], "needs a task")):
         with pytest.raises(UserError, match=says):
             SciWorld(tasks=wrong)
-    for index in (0, 29, 30, 5000):
+    for index in (-1, 4639):
+        with pytest.raises(UserError, match=f"numbered from 0 to 4638; there is no task {index}"):
+            world.task_at(index)
+    for index in (0, 29, 30, 4638):
         task = world.task_at(index)
-        assert task.fields["data_idx"] == index % 4639
+        assert task.fields["data_idx"] == index
         assert task == sciworld_tasks.task_of(task.fields["task"], task.fields["variation"])
     assert world.task_at(30).id == "sciworld-melt-0"
 

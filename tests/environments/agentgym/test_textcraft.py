@@ -63,7 +63,7 @@ def test_the_book_is_minecrafts() -> None:
 
 
 def test_the_content_of_the_tasks_has_not_changed() -> None:
-    tasks = [TextCraft(min_depth=1).task_at(index) for index in range(2 * 544)]
+    tasks = [make_task(goal, variant) for variant in range(2) for goal in TextCraft(min_depth=1).goals()]
     assert content_hash([[task.id, task.split, task.hash] for task in tasks]) == "99177d4e40048c44"
 
 
@@ -337,8 +337,22 @@ def test_depths_select_and_variants_differ_in_lines_only() -> None:
         assert len(recipes_of) == len(task.fields["commands"])
     assert first.id == "textcraft-lectern-0"
     assert TextCraft().task_at(0).fields["data_idx"] == 0
-    assert TextCraft().task_at(419 + 5).id == TextCraft().task_at(5).id[:-1] + "1"
     assert [TextCraft().task_at(index).fields["depth"] for index in (0, 10, 11, 418)] == [4, 4, 3, 2]
+
+
+def test_agentgyms_numbering_counts_all_items_shallowest_first() -> None:
+    world = TextCraft(numbering="agentgym")
+    tasks = [world.task_at(index) for index in range(544)]
+    assert [task.fields["data_idx"] for task in tasks] == list(range(544))
+    assert len({task.fields["goal"] for task in tasks}) == 544
+    assert [task.fields["depth"] for task in tasks] == [1] * 125 + [2] * 291 + [3] * 117 + [4] * 11
+    goals = [str(task.fields["goal"]) for task in tasks]
+    assert all(task.fields["data_idx"] == goals.index(str(task.fields["goal"])) for task in world.tasks("test", 20))
+    for numbering, index in (("practicum", 419), ("agentgym", 544), ("practicum", -1)):
+        with pytest.raises(UserError, match=f"there is no task {index}"):
+            TextCraft(numbering=numbering).task_at(index)
+    with pytest.raises(UserError, match="no numbering 'agentgim'. Did you mean 'agentgym'"):
+        TextCraft(numbering="agentgim")
 
 
 def test_wrong_settings_are_named() -> None:

@@ -2,19 +2,21 @@
 
 The engine is TextWorld's with ALFRED's domain and grammar, in a worker process (`alfworld_host.py`). The games are
 generated (`alfworld_games.py`: six kinds of task, any number of games) or ALFWorld's own files (`games=FOLDER`, the
-folder with `train`, `valid_seen` and `valid_unseen`).
+folder with `train`, `valid_seen` and `valid_unseen`). With `mappings=FOLDER` they have AgentGym's numbers.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from practicum.environment import Action, Policy
+from practicum.environments.agentgym.alfworld_expert import SearchingExpert
 from practicum.environments.agentgym.alfworld_games import GENERATOR_VERSION, KINDS, kind_of
 from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire, by_hash
 from practicum.environments.agentgym.grammar.bracket import Brackets, Call
@@ -25,8 +27,10 @@ from practicum.errors import UserError
 from practicum.task import Task, split_of_content
 
 HOST = "practicum.environments.agentgym.alfworld_host:AlfWorldHost"
-EXPERTS = ("walkthrough", "searching", "planner")
+EXPERTS = ("searching", "walkthrough", "planner")
 FOLDERS = {"train": "train", "val": "valid_seen", "test": "valid_unseen"}
+MAPPINGS = {"train": ("mappings_train.json", "train"), "test": ("mappings_test.json", "valid_train")}
+"""AgentGym's lists of games, in the order of its numbers: its file, and the folder of the games."""
 NUM_SHUFFLED_GAMES = 6000
 """Number of generated games that are shuffled together; more tasks repeat the cycle."""
 LOOK_COMMANDS = ("look", "inventory", "examine", "help")
@@ -53,6 +57,8 @@ BRACKETS = Brackets(
     }
 )
 _plans: dict[tuple[str, int | str], tuple[str, ...]] = {}
+_holds: dict[str, list[str]] = {}
+"""What each type of furniture can hold; the searching expert uses it."""
 _experts_used: set[str] = set()
 """Experts that were used: later episodes return their plan when they begin."""
 
@@ -81,11 +87,13 @@ class AlfWorld(AgentGymEnvironment):
         protocol: str = "system",
         games: str = "made",
         kinds: str | Sequence[str] = (),
-        expert: str = "walkthrough",
+        expert: str = "searching",
         show_actions: bool = True,
         workers: int = 2,
+        mappings: str | None = None,
+        instruction: str | None = None,
     ) -> None:
-        super().__init__(format, grammar, reward, protocol)
+        super().__init__(format, grammar, reward, protocol, instruction)
         self.check("expert", expert, EXPERTS)
         if workers < 1:
             raise UserError("alfworld needs at least one worker.")
@@ -94,10 +102,11 @@ class AlfWorld(AgentGymEnvironment):
         for kind in self.kinds:
             self.check("kind", kind, KINDS)
         self.folder = None if games == "made" else Path(games).expanduser()
-        if self.folder is not None and expert == "searching":
-            raise UserError("alfworld: expert=searching plays generated games only; leave games out.")
         if self.folder is not None and not (self.folder / "train").is_dir():
             raise UserError(f"There are no ALFWorld games in '{games}'; point at the folder that holds 'train'.")
+        if mappings is not None and self.folder is None:
+            raise UserError("'mappings' numbers ALFWorld's own games: say where these are with games=FOLDER.")
+        self.mappings = None if mappings is None else Path(mappings).expanduser()
         self._pool = pool_of(workers)
         self._session: WorkerSession | None = None
         self._legal: tuple[str, ...] = ()
@@ -170,6 +179,8 @@ class AlfWorld(AgentGymEnvironment):
                 raise UserError(
                     f"Task '{task.id}' is one of ALFWorld's own games; say where they are with games=FOLDER."
                 )
+            if not (self.folder / file).is_file():
+                raise UserError(f"The game of task '{task.id}' is not there: '{self.folder / file}'.")
             return str(self.folder / file)
         if not isinstance(number, int) or task.fields.get("generator") != GENERATOR_VERSION:
             raise UserError(
@@ -177,12 +188,23 @@ class AlfWorld(AgentGymEnvironment):
             )
         return number
 
+    @property
+    def num_indices(self) -> int | None:
+        return None if self.folder is None else len(self._numbered_files())
+
+    def _numbered_files(self) -> list[tuple[str, str]]:
+        """Return split and file of every number: by AgentGym's lists, or by name with train first."""
+        assert self.folder is not None
+        if self.mappings is not None:
+            return [(split, file) for split in MAPPINGS for file in _mapped(self.mappings, split)]
+        return [(split, file) for split in FOLDERS for file in _files(self.folder, split)]
+
     def task_at(self, data_idx: int) -> Task:
-        """Return the task of a generated game's number, or of an index into ALFWorld's files by name, train first."""
+        """Return the task of a generated game's number, or of the number of one of ALFWorld's files."""
+        self.check_index(data_idx)
         if self.folder is None:
             return made_task(data_idx)
-        files = [(split, file) for split in FOLDERS for file in _files(self.folder, split)]
-        return _file_task(*files[data_idx % len(files)], data_idx % len(files))
+        return _file_task(*self._numbered_files()[data_idx], data_idx)
 
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
         """Generated games: a hash of the number decides the split, the kinds alternate. Files: their folders decide."""
@@ -193,21 +215,27 @@ class AlfWorld(AgentGymEnvironment):
             lines = [[number for number in of_kind if _split_of(number) == split] for of_kind in numbers]
             order = [line[index] for index in range(min(map(len, lines))) for line in lines]
             return [made_task(order[n % len(order)] + NUM_SHUFFLED_GAMES * (n // len(order))) for n in range(count)]
-        files = _files(self.folder, split)
+        files = [[file, number] for number, (other, file) in enumerate(self._numbered_files()) if other == split]
+        if self.mappings is not None and split == "val":  # AgentGym has no list of its own for these
+            files = [[file, None] for file in _files(self.folder, split)]
+        where = self.folder / FOLDERS[split] if self.mappings is None else self.mappings
         if not files:
-            raise UserError(f"There are no games in '{self.folder / FOLDERS[split]}'.")
-        first = sum(len(_files(self.folder, other)) for other in list(FOLDERS)[: list(FOLDERS).index(split)])
-        numbered = [pair for pair in by_hash([[file, first + index] for index, file in enumerate(files)], seed)
-                    if self.kinds == KINDS or _file_kind(pair[0]) in self.kinds]  # fmt: skip
+            raise UserError(f"There are no '{split}' games in '{where}'.")
+        numbered = [pair for pair in by_hash(files, seed) if self.kinds == KINDS or _file_kind(pair[0]) in self.kinds]
         if not numbered:
-            raise UserError(f"There are no games of {', '.join(self.kinds)} in '{self.folder / FOLDERS[split]}'.")
+            raise UserError(f"There are no games of {', '.join(self.kinds)} in '{where}'.")
         return [_file_task(split, *numbered[n % len(numbered)]) for n in range(count)]
 
     def expert(self, task: Task) -> Policy:
-        """Return the policy of the game's walkthrough, of a search for the objects, or of Fast Downward's plan.
+        """Return the policy of a search for the objects, of the game's walkthrough, or of Fast Downward's plan.
 
-        Later episodes start with it.
+        Later episodes of a generated game start with it.
         """
+        if self._searches_files:
+            if not _holds:  # `ready_expert` has not been called
+                _holds.update(self._pool.ask("holds"))
+            expert = SearchingExpert(_holds)
+            return lambda observation: Action(content=self.write(expert.next_command(observation)))
         game = self._game(task)
         key = (self.expert_kind, game)
         _experts_used.add(self.expert_kind)
@@ -216,7 +244,16 @@ class AlfWorld(AgentGymEnvironment):
         plan = iter(_plans[key])
         return lambda observation: Action(content=self.write(next(plan, "look")))
 
+    @property
+    def _searches_files(self) -> bool:
+        """Whether the expert plays by what it observes: the search of a generated game is part of the game."""
+        return self.expert_kind == "searching" and self.folder is not None
+
     async def ready_expert(self, task: Task) -> None:
+        if self._searches_files:
+            if not _holds:
+                _holds.update(await self._pool.call("holds"))
+            return
         game = self._game(task)
         key = (self.expert_kind, game)
         _experts_used.add(self.expert_kind)
@@ -256,11 +293,28 @@ def _files(folder: Path, split: str) -> tuple[str, ...]:
     return tuple(name for name in paths if "movable" not in name and "Sliced" not in name)
 
 
+@functools.lru_cache(maxsize=16)
+def _mapped(folder: Path, split: str) -> tuple[str, ...]:
+    """Return the game files of one of AgentGym's lists, in its order."""
+    name, games = MAPPINGS[split]
+    try:
+        rows = json.loads((folder / name).read_text(encoding="utf-8"))
+        return tuple(f"{games}/{row['task_type']}/{row['task_id']}/game.tw-pddl" for row in rows)
+    except OSError:
+        raise UserError(
+            f"There is no '{name}' in '{folder}'; point 'mappings' at AgentGym's agentenv-alfworld/configs."
+        ) from None
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"'{folder / name}' is not one of AgentGym's lists of games.") from None
+
+
 def _file_kind(file: str) -> str:
     return next((kind for kind in KINDS if kind in file), "")
 
 
-def _file_task(split: str, file: str, data_idx: int) -> Task:
+def _file_task(split: str, file: str, data_idx: int | None) -> Task:
     name = "-".join(Path(file).parts[-3:-1])
     fields = {"file": file, "data_idx": data_idx, "kind": _file_kind(file)}
+    if data_idx is None:
+        del fields["data_idx"]
     return Task(f"alfworld-{name}", AlfWorld.name, split, fields)

@@ -19,7 +19,7 @@ class AlfWorldHost:
         self._spare: list[Library] = []
 
     def calls(self) -> Mapping[str, Callable[..., Any]]:
-        return {call.__name__: call for call in (self.begin, self.step, self.plan, self.close_session)}
+        return {call.__name__: call for call in (self.begin, self.step, self.plan, self.holds, self.close_session)}
 
     def alive(self) -> bool:
         return True
@@ -50,6 +50,10 @@ class AlfWorldHost:
             return self._plan_of(Game(library, data), data, expert)
         finally:
             self._spare.append(library)
+
+    def holds(self) -> dict[str, list[str]]:
+        """Return the types of objects that each type of furniture can hold, as the texts name them."""
+        return {piece.lower(): sorted(map(str.lower, things)) for piece, things in tables().holds.items()}
 
     def close_session(self, session: int) -> None:
         episode = self._by_session.pop(session, None)

@@ -73,8 +73,9 @@ class BabyAI(AgentGymEnvironment):
         observation: str = "full",
         actions: bool = True,
         protocol: str = "system",
+        instruction: str | None = None,
     ) -> None:
-        super().__init__(format, grammar, reward, protocol)
+        super().__init__(format, grammar, reward, protocol, instruction)
         self.check("observation", observation, OBSERVATIONS)
         known_levels()
         self.levels = tuple(map(_level, [levels] if isinstance(levels, str | int) else levels))
@@ -127,8 +128,7 @@ class BabyAI(AgentGymEnvironment):
 
     def task_at(self, data_idx: int) -> Task:
         """Return the task of AgentGym's index: the level varies fastest, then the seed."""
-        if data_idx < 0:
-            raise UserError(f"babyai's data_idx counts from 0; got {data_idx}.")
+        self.check_index(data_idx)
         return make_task(LEVELS[data_idx % len(LEVELS)], data_idx // len(LEVELS))
 
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:

@@ -7,8 +7,10 @@ An environment implements `begin`, `act` and `task_at`; the rest is here. Comman
 from __future__ import annotations
 
 import abc
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from practicum.environment import SPLITS, Action, Environment, Message, Observation, Step
@@ -81,12 +83,19 @@ class AgentGymEnvironment(Environment):
     """Name of the only reward component of the native reward."""
 
     def __init__(
-        self, format: str = "react", grammar: str = "both", reward: str = "native", protocol: str = "system"
+        self,
+        format: str = "react",
+        grammar: str = "both",
+        reward: str = "native",
+        protocol: str = "system",
+        instruction: str | None = None,
     ) -> None:
+        """`instruction` is a file whose text replaces the prompt; see `read_instruction`."""
         self.check("grammar", grammar, GRAMMARS)
         self.check("reward", reward, REWARDS)
         self.check("protocol", protocol, PROTOCOLS)
         self.format = make_format(format)
+        self._opening = None if instruction is None else read_instruction(Path(instruction).expanduser())
         self.grammar, self.shaped, self.protocol = grammar, reward == "shaped", protocol
         if self.shaped:
             # A reply that does not parse is an error as well.
@@ -211,8 +220,9 @@ class AgentGymEnvironment(Environment):
         reply = await self.start(task, seed)
         guide = self.format.instructions(()) or "Reply with one command and nothing else."
         prompt = f"{self.instruction.format(usage=self.shown_usage)}\n{guide}"
+        prompt, agreed = self._opening or (prompt, AGREED)
         if self.protocol == "agentgym":
-            opening = [Message("user", prompt), Message("assistant", AGREED)]
+            opening = [Message("user", prompt), Message("assistant", agreed)]
         else:
             opening = [Message("system", prompt)]
         return Observation((*opening, Message("user", reply.text)), legal=reply.legal)
@@ -240,6 +250,26 @@ class AgentGymEnvironment(Environment):
     async def truncate(self) -> Step:
         success = self._ended is not None and self._ended.success
         return Step(truncated=True, success=success, progress=self.progress())
+
+
+def read_instruction(path: Path) -> tuple[str, str]:
+    """Return a prompt and the assistant's answer to it.
+
+    A JSON file is one of AgentGym's data sets: the first two messages of its first conversation are used. Any other
+    file is the text of the prompt.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix != ".json":
+            return text.strip(), AGREED
+        conversation = json.loads(text)[0]["conversations"]
+        return str(conversation[0]["value"]), str(conversation[1]["value"])
+    except OSError as error:
+        raise UserError(f"The instruction '{path}' cannot be read: {error.strerror}.") from None
+    except (ValueError, TypeError, LookupError):
+        raise UserError(
+            f"'{path}' is not one of AgentGym's data sets: a JSON list of objects with 'conversations'."
+        ) from None
 
 
 def by_hash(keys: list[Any], seed: int) -> list[Any]:

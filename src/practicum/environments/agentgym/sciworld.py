@@ -112,8 +112,9 @@ class SciWorld(AgentGymEnvironment):
         workers: int = 1,
         megabytes: int = MEGABYTES,
         expert: str = "gold",
+        instruction: str | None = None,
     ) -> None:
-        super().__init__(format, grammar, reward, protocol)
+        super().__init__(format, grammar, reward, protocol, instruction)
         self.check("expert", expert, EXPERTS)
         self.names, self.expert_kind = self._names(tasks), expert
         for part in filter(None, simplification.split(",")):
@@ -219,7 +220,12 @@ class SciWorld(AgentGymEnvironment):
             return await self._session.call("hint")
         return {"goals": await self._session.call("goals")}
 
+    @property
+    def num_indices(self) -> int:
+        return sciworld_tasks.NUM_INDICES
+
     def task_at(self, data_idx: int) -> Task:
+        self.check_index(data_idx)
         return sciworld_tasks.task_at(data_idx)
 
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:

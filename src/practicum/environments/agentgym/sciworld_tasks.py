@@ -62,9 +62,13 @@ def task_of(name: str, variation: int) -> Task:
     return Task(f"sciworld-{name}-{variation}", "agentgym:sciworld", split_of(name, variation), fields)
 
 
+NUM_INDICES = sum(VARIATIONS[name] for name in AGENTGYM)
+"""Number of AgentGym's indices."""
+
+
 def task_at(data_idx: int) -> Task:
-    """Return the task of AgentGym's index: all variations of a task, then those of the next, modulo their number."""
-    left = data_idx % sum(VARIATIONS[name] for name in AGENTGYM)
+    """Return the task of AgentGym's index: all variations of a task, then those of the next."""
+    left = data_idx
     for name in AGENTGYM:
         if left < VARIATIONS[name]:
             break

@@ -7,8 +7,10 @@ task's goal and variant decide those.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from practicum.environment import Action, Observation, Policy
@@ -26,6 +28,7 @@ INSTRUCTION = (
     "Where a recipe says planks or wool, any kind of it will do: name one, such as oak planks."
 )
 MAX_DISTRACTORS = 10
+NUMBERINGS = ("practicum", "agentgym")
 
 
 class TextCraft(AgentGymEnvironment):
@@ -46,8 +49,12 @@ class TextCraft(AgentGymEnvironment):
         min_depth: int = 2,
         max_depth: int = 4,
         protocol: str = "system",
+        numbering: str = "practicum",
+        instruction: str | None = None,
     ) -> None:
-        super().__init__(format, grammar, reward, protocol)
+        super().__init__(format, grammar, reward, protocol, instruction)
+        self.check("numbering", numbering, NUMBERINGS)
+        self.numbering = numbering
         are_ints = all(isinstance(depth, int) and not isinstance(depth, bool) for depth in (min_depth, max_depth))
         self.min_depth, self.max_depth = min_depth, max_depth
         self.book = load_book()
@@ -176,16 +183,34 @@ class TextCraft(AgentGymEnvironment):
                 f"textcraft has no '{split}' goal of depth {self.min_depth}..{self.max_depth}; widen these."
             )
         goals = by_hash(goals, seed)
-        return [make_task(goals[number % len(goals)], number // len(goals)) for number in range(count)]
+        return [self._task(goals[number % len(goals)], number // len(goals)) for number in range(count)]
 
     def goals(self) -> tuple[str, ...]:
         """Return the goals of the configured depths, deepest first, then by name."""
         return tuple(goal for goal in self.book.goals if self.min_depth <= self.book.depths[goal] <= self.max_depth)
 
+    @property
+    def num_indices(self) -> int:
+        return len(self._numbered_goals())
+
+    def _numbered_goals(self) -> tuple[str, ...]:
+        """Return the goals of all splits in the order of their numbers.
+
+        AgentGym counts every craftable item, shallowest first. Items of one depth are in the order of the recipe files,
+        which AgentGym reads as its disk lists them and this book by name.
+        """
+        return self.goals() if self.numbering == "practicum" else agentgym_goals()
+
     def task_at(self, data_idx: int) -> Task:
-        """Return the task of AgentGym's index: goals of all splits, modulo their number."""
-        goals = self.goals()
-        return make_task(goals[data_idx % len(goals)], data_idx // len(goals))
+        """Return the task of an index: the first variant of a goal."""
+        self.check_index(data_idx)
+        return self._task(self._numbered_goals()[data_idx], 0)
+
+    def _task(self, goal: str, variant: int) -> Task:
+        task = make_task(goal, variant)
+        if self.numbering == "practicum":
+            return task
+        return replace(task, fields={**task.fields, "data_idx": agentgym_goals().index(goal)})
 
     def expert(self, task: Task) -> Policy:
         """Return the policy that plans from the recipes shown, gets all base items, then crafts upwards."""
@@ -234,6 +259,13 @@ class TextCraft(AgentGymEnvironment):
         if picked is None or dict(picked) == dict(recipe.ingredients):
             return f"craft[{recipe.output}]"
         return f"craft[{recipe.line.removeprefix('craft ')}]"
+
+
+@functools.cache
+def agentgym_goals() -> tuple[str, ...]:
+    """Return every craftable item in AgentGym's order: shallowest first."""
+    book = load_book()
+    return tuple(sorted(book.recipes, key=lambda goal: book.depths[goal]))
 
 
 def split_of(goal: str) -> str:

@@ -75,8 +75,9 @@ class WebShop(AgentGymEnvironment):
         actions: bool = False,
         protocol: str = "system",
         nouns: str = WORDS,
+        instruction: str | None = None,
     ) -> None:
-        super().__init__(format, grammar, reward, protocol)
+        super().__init__(format, grammar, reward, protocol, instruction)
         self.check("observation", observation, OBSERVATIONS)
         self._nouns: Nouns = title_words if nouns == WORDS else spacy_nouns(nouns)
         if isinstance(products, bool) or not isinstance(products, int) or not 1 <= products <= MAX_PRODUCTS:
