@@ -73,6 +73,10 @@ class HealthSettings:
     """Share of episodes without a score that is reported."""
     errors_act: float = at_least(0, 0.5)
     """Share of episodes without a score that is acted on."""
+    returns_excess_warn: float = at_least(0, 0.5)
+    """How far the critic's targets may be outside the range of the rewards, in widths of that range, before a report."""
+    returns_excess_act: float = at_least(0, 2.0)
+    """How far they may be outside before it is acted on."""
     memory_slope: float = at_least(0, 5.0)
     """Growth of resident memory in MB per step that is reported."""
     memory_window: int = at_least(6, 30)

@@ -68,6 +68,12 @@ def watch(change: Change, settings: HealthSettings | None = None, steps: int = 1
     return found
 
 
+def returns(smallest: float, largest: float) -> Change:
+    """Episodes paid 0 or 1, and targets of the critic in that range."""
+    values = {"reward/min": 0.0, "reward/max": 1.0, "critic/returns/min": smallest, "critic/returns/max": largest}
+    return lambda step, metrics, rng: values
+
+
 def constant(name: str, value: float) -> Change:
     return lambda step, metrics, rng: {name: value}
 
@@ -176,6 +182,8 @@ CASES = [
     Case("mismatch_high", constant("mismatch/logprob/mean", 0.11), {ACT}, []),
     Case("errors_high", constant("outcome/env_error", 14.0), {WARN}, [constant("outcome/env_error", 11.0)]),
     Case("errors_high", constant("outcome/engine_error", 66.0), {ACT}, []),
+    Case("returns_out_of_range", returns(-0.6, 0.9), {WARN}, [returns(-0.4, 1.4)]),
+    Case("returns_out_of_range", returns(0.1, 3.1), {ACT}, []),
     Case(
         "memory_growing",
         memory(lambda step: 3000 + 8 * step),

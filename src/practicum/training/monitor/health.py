@@ -34,6 +34,10 @@ METRIC_NAMES = {
     "length_clipped": "rollout/length_clipped",
     "mismatch": "mismatch/logprob/mean",
     "memory": "memory/rss_mb",
+    "reward_min": "reward/min",
+    "reward_max": "reward/max",
+    "returns_min": "critic/returns/min",
+    "returns_max": "critic/returns/max",
 }
 """The short name of each metric that is checked as it is logged."""
 
@@ -176,6 +180,25 @@ def _dead_groups(history: MetricHistory, settings: HealthSettings) -> HealthFind
     return _above("dead_groups", value, limits, advice, advice)
 
 
+def _returns_out_of_range(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:
+    """The critic's targets are outside what the rewards of the last steps allow: its values feed on themselves.
+
+    A return is at least the smallest and at most the largest reward of an episode, or 0. The excess is measured in
+    widths of that range.
+    """
+    window = settings.reward_swing_window
+    low = min(0.0, *history.last_values("reward_min", window))
+    high = max(0.0, *history.last_values("reward_max", window))
+    smallest, largest = history.last_values("returns_min", 1)[0], history.last_values("returns_max", 1)[0]
+    excess = max(low - smallest, largest - high) / (high - low) if high > low else 0.0
+    advice = (
+        "the critic's targets are outside what the rewards allow, in widths of the rewards' range",
+        "set algorithm.bootstrap_truncated=false, or lower critic.optim.lr",
+    )
+    limits = settings.returns_excess_warn, settings.returns_excess_act
+    return _above("returns_out_of_range", excess, limits, advice, advice)
+
+
 def _memory_growing(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:
     """Memory grows steadily: in both halves of the window too, so that one jump or a cache that fills is no leak."""
     points, limit = history.series["memory"][-settings.memory_window :], settings.memory_slope
@@ -276,6 +299,9 @@ HEALTH_CHECKS: dict[str, HealthCheck] = {
         "errors",
         lambda s: (s.errors_warn, s.errors_act),
         ("many episodes cannot be scored", "read the errors of the unscored episodes and fix their environment"),
+    ),
+    "returns_out_of_range": HealthCheck(
+        ("reward_min", "reward_max", "returns_min", "returns_max"), _returns_out_of_range
     ),
     "memory_growing": HealthCheck(("memory",), _memory_growing),
 }
