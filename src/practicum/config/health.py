@@ -74,7 +74,7 @@ class HealthSettings:
     errors_act: float = at_least(0, 0.5)
     """Share of episodes without a score that is acted on."""
     returns_excess_warn: float = at_least(0, 0.5)
-    """How far the critic's targets may be outside the range of the rewards, in widths of that range, before a report."""
+    """How far the critic's targets may be outside the range of rewards, in widths of that range, before a report."""
     returns_excess_act: float = at_least(0, 2.0)
     """How far they may be outside before it is acted on."""
     memory_slope: float = at_least(0, 5.0)
