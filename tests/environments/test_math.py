@@ -86,6 +86,39 @@ def test_any_json_file_of_questions(tmp_path: Path, renderer: Renderer) -> None:
     assert episode.outcome is Outcome.SUCCESS
 
 
+GSM8K = {
+    "question": "Eggs?",
+    "answer": "She sells 16 - 3 - 4 = <<16-3-4=9>>9 eggs.\nShe makes 9 * 2 = $<<9*2=18>>18, or 18 * .5 = "
+    "$<<$18*.5=9.00>>9 at half, <<9*x=4>>4, <<half of 9=4.5>>4.5, a third <<9/7=1.29>>1.29, <<2+2=5>>5.\n#### 18",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", [GSM8K, {"question": "Eggs?", "answer": "18", "solution": GSM8K["answer"]}])
+def test_the_expert_makes_the_calculations_that_gsm8k_annotates(
+    tmp_path: Path, renderer: Renderer, row: dict[str, str]
+) -> None:
+    path = tmp_path / "gsm.json"
+    path.write_text(json.dumps([row]))
+    world = MathEnvironment(files={"train": str(path)})
+    engine = ScriptedEngine.of("expert", world, make_format("hf"), renderer)
+    planned = plan_attempts(world.tasks("train", 9), 1, 0)
+    (episode,) = asyncio.run(run_episodes(planned, lambda: world, Agent(max_turns=8), engine, renderer))
+    assert episode.outcome is Outcome.SUCCESS
+    made = [call.arguments["expression"] for turn in episode.turns for call in turn.action.calls]
+    assert made == ["16-3-4", "9*2", "18*.5", "9/7"]  # what cannot be read, or is wrong, is left out
+    assert [turn.messages[-1].content for turn in episode.turns[1:]] == ["9", "18", "9", "1.285714286"]
+    assert episode.turns[-1].action.content == "18"
+
+
+def test_without_annotations_the_expert_makes_no_call_for_show(tmp_path: Path) -> None:
+    path = tmp_path / "qa.json"
+    path.write_text(json.dumps([{"question": "?", "answer": 7, "solution": "It is 7."}]))
+    world = MathEnvironment(files={"train": str(path)})
+    (task,) = world.tasks("train", 1)
+    action = world.expert(task)(asyncio.run(world.reset(task, 0)))
+    assert (action.calls, action.content) == ((), "7")
+
+
 def test_the_reward_is_agentflys_when_asked() -> None:
     world = MathEnvironment(reward="math_reward_string_equal")
     (task,) = world.tasks("train", 1)

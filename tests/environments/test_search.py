@@ -25,12 +25,14 @@ from practicum.trajectory import Outcome, Trajectory, plan_attempts
 SPLITS = ("train", "val", "test")
 
 
-def play(source: str, renderer: Renderer, count: int, format: str = "react", **options: Any) -> list[Trajectory]:
+def play(
+    source: str, renderer: Renderer, count: int, format: str = "react", max_turns: int = 4, **options: Any
+) -> list[Trajectory]:
     world = SearchEnvironment(format=format, **options)
     engine = ScriptedEngine.of(source, world, make_format(format), renderer)
     planned = plan_attempts(world.tasks("train", count), 1, 0)
     make = lambda: SearchEnvironment(format=format, **options)  # noqa: E731
-    return asyncio.run(run_episodes(planned, make, Agent(format=format, max_turns=4), engine, renderer))
+    return asyncio.run(run_episodes(planned, make, Agent(format=format, max_turns=max_turns), engine, renderer))
 
 
 def solved(episodes: list[Trajectory]) -> float:
@@ -215,6 +217,34 @@ def test_any_json_file_with_a_folder_of_documents(tmp_path: Path, renderer: Rend
     assert episode.turns[1].messages[0].content == "Observation: Oslo: Oslo is the capital of Norway."
     with pytest.raises(UserError, match="no 'val' questions"):
         SearchEnvironment(**options).tasks("val", 1)
+
+
+def test_the_expert_of_a_file_answers_only_what_it_has_read(tmp_path: Path, renderer: Renderer) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    texts = {
+        "Norway": "The seat of government is Oslo.", "Tolen": "Tolen was born in Rusko and wrote books.",
+        "Rusko": "This town lies on the Sela.", "Kelan": "Kelan came from the same town.",
+        **{f"noise {n}": f"what was the river of which the town {n} where born, does it lie?" for n in range(9)},
+    }  # fmt: skip
+    for title, text in texts.items():
+        (corpus / f"{title}.txt").write_text(text)
+    rows = [
+        {"question": "What seat has the government?", "answer": "Oslo"},
+        {"question": "On which river does the town lie where the writer Tolen was born?", "answer": "Sela"},
+        {"question": "Were they from one town?", "answer": "yes", "supporting": ["Tolen", "Kelan"]},
+        {"question": "What seat has the government?", "answer": "Atlantis"},
+    ]
+    (tmp_path / "qa.json").write_text(json.dumps(rows))
+    options: dict[str, Any] = {"files": {"train": str(tmp_path / "qa.json")}, "corpus": str(corpus), "results": 1}
+    episodes = play("expert", renderer, 5, max_turns=6, **options)
+    assert [episode.outcome is Outcome.SUCCESS for episode in episodes] == [True, True, True, False]
+    for episode, row in zip(episodes[:2], rows, strict=False):
+        shown = "\n".join(message.content for turn in episode.turns[1:] for message in turn.messages)
+        assert str(row["answer"]) in shown
+    bridge = [turn.action.calls[0].arguments.get("query") for turn in episodes[1].turns]
+    assert "Tolen" in bridge  # a name of the question; the town is read from what is found
+    assert episodes[3].turns[-1].action.calls[0].arguments == {"answer": "unknown"}
 
 
 def test_a_file_with_nothing_to_search_is_a_wrong_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

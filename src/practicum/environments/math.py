@@ -7,6 +7,8 @@ decides the split.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import random
 import re
 from collections.abc import Sequence
@@ -15,6 +17,7 @@ from typing import ClassVar
 from practicum.environment import Action, Observation, Policy, ToolCall
 from practicum.environments.tool_agent import ToolEnvironment
 from practicum.errors import UserError
+from practicum.rewards.math_reward import final_answer
 from practicum.task import Task, content_hash, split_of_hash
 from practicum.tools.calculator import evaluate
 
@@ -35,6 +38,9 @@ CHANGES = {
 # fmt: on
 QUESTIONS = ("How many {item} are there now?", "How many {item} does {name} have in the end?")
 MAX_LEVEL = 5
+ANNOTATION = re.compile(r"<<([^<>=]+)=([^<>=]+)>>")
+ANNOTATION_TOLERANCE = 0.01
+"""Relative difference that an annotation may have: some are rounded."""
 
 
 class MathEnvironment(ToolEnvironment):
@@ -74,7 +80,7 @@ class MathEnvironment(ToolEnvironment):
         return tasks
 
     def expert(self, task: Task) -> Policy:
-        if "steps" not in task.fields:
+        if "steps" not in task.fields:  # from a file
             return _file_task_expert(task)
         steps, position = list(task.fields["steps"]), 0
 
@@ -109,10 +115,29 @@ class MathEnvironment(ToolEnvironment):
 
 
 def _file_task_expert(task: Task) -> Policy:
-    """Return the expert of a task without steps: it enters the answer into the calculator, then gives it."""
-    answers = re.findall(r"-?\d+(?:\.\d+)?", str(task.fields["answer"]).replace(",", "")) or ["0"]
-    replies = iter((Action(calls=(ToolCall("calculator", {"expression": answers[-1]}),)),))
-    return lambda observation: next(replies, Action(content=answers[-1]))
+    """Return the expert of a task from a file: it makes the calculations that the solution annotates, then answers.
+
+    Without usable annotations it only answers: a call that calculates nothing would be a bad example.
+    """
+    gold = task.fields["answer"]
+    answer = str(gold if isinstance(gold, str | int | float) else gold[0])
+    expressions = annotated_expressions(str(task.fields.get("solution", answer)))
+    calls = iter([Action(calls=(ToolCall("calculator", {"expression": text}),)) for text in expressions])
+    return lambda observation: next(calls, Action(content=final_answer(answer)[0]))
+
+
+def annotated_expressions(solution: str) -> list[str]:
+    """Return the calculations of a solution in GSM8K's notation, `<<16-3-4=9>>`, that the calculator can make.
+
+    One whose value is not what the annotation says is left out.
+    """
+    expressions = []
+    for left, right in ANNOTATION.findall(solution):
+        text = re.sub(r"[\s,$]", "", left)
+        with contextlib.suppress(ValueError):
+            if math.isclose(evaluate(text), evaluate(re.sub(r"[\s,$]", "", right)), rel_tol=ANNOTATION_TOLERANCE):
+                expressions.append(text)
+    return expressions
 
 
 def make_problem(rng: random.Random, level: int) -> dict[str, object]:

@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+from practicum.data.convert import NO_ANSWER_HINT
 from practicum.data.retrieval import index_of
 from practicum.environment import Action, Message, Observation, Policy, ToolCall
 from practicum.environments.search_worlds import RELATION, WORLD_NAME, make_world, names_of, world_index, world_name
 from practicum.environments.tool_agent import ToolEnvironment
 from practicum.errors import UserError
+from practicum.rewards.qa_f1_reward import CLOSED_ANSWERS, UNANSWERABLE, normalise
 from practicum.task import Task
 from practicum.tools.base import Tool
 from practicum.tools.google_search import NUM_RESULTS, configured_search, google_search_over
@@ -26,6 +28,10 @@ MAX_LEVEL = 3
 QUESTIONS_PER_WORLD = 6
 SEARCH = "google_search"
 NAME = re.compile(r"\b[A-Z]\w+")
+NAMES = re.compile(r"\b[A-Z][\w.'-]*(?: (?:(?:of|the|and|de|von) )*[A-Z][\w.'-]*)*")
+"""Names of several words in a question."""
+MAX_FILE_SEARCHES = 4
+"""Searches that the expert makes for a question from a file."""
 
 
 class SearchEnvironment(ToolEnvironment):
@@ -154,10 +160,51 @@ class SearchEnvironment(ToolEnvironment):
         return lambda observation: self._answer(rng.choice(names_of(task.split)))
 
     def _file_task_expert(self, task: Task) -> Policy:
-        """Return the expert of a task from a file: it searches for the question once, then gives the answer."""
+        """Return the expert of a task from a file: it searches until it has read the answer, then gives it.
+
+        Where a few searches do not show it, it says so: finishing with an answer that it has not read would teach to
+        guess. `yes`, `no` and `no answer` cannot be read; they need the texts that the task names as `supporting`.
+        """
         gold = task.fields["answer"]
-        replies = iter((_search(str(task.fields["question"])),))
-        return lambda observation: next(replies, self._answer(str(gold if isinstance(gold, str) else gold[0])))
+        golds = [str(gold)] if isinstance(gold, str | int | float) else [str(answer) for answer in gold]
+        queries = _queries(task)
+        read: list[str] = []
+        asked: set[str] = set()
+
+        def act(observation: Observation) -> Action:
+            if asked:
+                read.append(observation.messages[-1].content)
+            answer = next((text for text in golds if has_read(task, text, "\n".join(read))), None)
+            if asked and answer is not None:
+                return self._answer(answer)
+            query = next((query for query in (*queries, *_names_read(read)) if query not in asked), None)
+            if query is None or len(asked) == MAX_FILE_SEARCHES:
+                return self._answer("unknown")
+            asked.add(query)
+            return _search(query)
+
+        return act
+
+
+def _queries(task: Task) -> list[str]:
+    """Return queries for a question from a file: the question, the texts that it needs, then the names in it."""
+    question = str(task.fields["question"]).removesuffix(NO_ANSWER_HINT).strip()
+    supporting = [str(title) for title in task.fields.get("supporting", ())]
+    return list(dict.fromkeys((question, *supporting, *NAMES.findall(question[1:]))))
+
+
+def _names_read(results: Sequence[str]) -> list[str]:
+    """Return the names in what searches have shown, those of the last one first."""
+    texts = (result.removeprefix("Observation:") for result in reversed(results))
+    return [name for text in texts for name in NAMES.findall(text)]
+
+
+def has_read(task: Task, answer: str, text: str) -> bool:
+    """Return whether an answer is in a text that was read; of a closed answer, whether all it needs was read."""
+    words, wanted = normalise(text), normalise(answer)
+    if wanted in CLOSED_ANSWERS or wanted in UNANSWERABLE:
+        return all(normalise(str(title)) in words for title in task.fields.get("supporting", ()))
+    return f" {wanted} " in f" {words} "
 
 
 def _search(query: str, thought: str = "") -> Action:

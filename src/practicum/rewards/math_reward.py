@@ -111,6 +111,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 def gold_number(gold: str) -> Fraction | None:
     """Return the number that a gold answer is: a plain one, or the only one among words (`18 dollars`)."""
+    gold = final_answer(gold)[0]
     number = plain_number(gold)
     if number is None and "\\" not in gold and WORDS.search(gold) and len(NUMBER.findall(gold)) == 1:
         return last_number(gold)
@@ -153,6 +154,7 @@ math_reward = MathReward("math_reward", compare_final_answer)
 
 
 def _equals_gold(reply: str, gold: str) -> bool:
+    gold = final_answer(gold)[0]  # a gold answer may be a worked solution, as in GSM8K's own rows
     number = gold_number(gold)
     if number is None and WORDS.fullmatch(gold.strip()):
         raise _without_number(gold)
