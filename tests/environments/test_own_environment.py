@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 
 from practicum import registry
+from practicum.collector import CollectSettings
 from practicum.data.store import decode_episode, encode_episode
 from practicum.environment import Action, Environment, Message, Observation, Step
 from practicum.errors import UserError
+from practicum.evaluation.settings import file_name
+from practicum.models import loader
+from practicum.report.terminal import episode_lines
 from practicum.rollout import run_episodes
 from practicum.rollout_setup import make_rollout_setup
 from practicum.task import Task
@@ -67,6 +71,9 @@ def test_an_exception_is_recorded_with_file_line_and_traceback(tmp_path: Path) -
     assert "Traceback (most recent call last)" in episode.traceback
     assert "reward={}['nothing']" in episode.traceback
     assert decode_episode(encode_episode(episode)) == episode
+    shown = episode_lines(episode, loader.load_tokenizer("tiny"), coloured=False, logprobs=False)
+    assert shown[-1] == "KeyError: 'nothing'"
+    assert f"mine.py:{line} in step" in shown[1]
 
 
 def test_the_place_is_the_users_line_even_when_a_library_raises(tmp_path: Path) -> None:
@@ -186,3 +193,32 @@ def test_decorators_work_without_parentheses(tmp_path: Path) -> None:
     assert (shout.name, shout.description) == ("shout", "Shout.")
     assert asyncio.run(shout.call({"text": "ha"})).text == "HA"
     assert registry.reward(f"{tmp_path}/both.py:loud").score(Task("t", "mine", "train"), "HA", ()).reward == 1.0
+
+
+def test_the_documented_example_of_several_turns_is_sound(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
+    example = next(part.split("```")[0] for part in page.split("```python\n") if "class Guess" in part)
+    (tmp_path / "guess.py").write_text(example)
+    setup = make_rollout_setup(f"{tmp_path}/guess.py:Guess", "expert")
+    planned = plan_attempts(setup.environment.tasks("train", 12), 1, 0)
+    episodes = asyncio.run(run_episodes(planned, setup.make_environment, setup.agent, setup.engine, setup.renderer))
+    assert [episode.outcome for episode in episodes] == [Outcome.SUCCESS] * 12
+    assert max(len(episode.turns) for episode in episodes) > 3
+    splits = [{task.hash for task in setup.environment.tasks(split, 99)} for split in ("train", "val", "test")]
+    assert sum(map(len, splits)) == len(set[str]().union(*splits)) == 100
+
+
+def test_the_documented_fields_are_the_real_ones() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
+    table = page.split("### Fields")[1].split("Parameters of")[0]
+    for record in (Task, Observation, Step):
+        for name in record.__dataclass_fields__:
+            assert f"`{name}`" in table, f"{record.__name__}.{name} is not in the table"
+
+
+@pytest.mark.parametrize("name", ["../x.py:C", "./x.py:C", "../../x.py:C", "/tmp/x.py:C"])
+def test_a_path_to_an_environment_makes_no_hidden_folder(name: str) -> None:
+    settings = CollectSettings(environment=name)
+    assert not settings.folder(f"{name}-expert-train-0").name.startswith(".")
+    assert not file_name(name).startswith(".")
+    assert settings.folder("math-expert-train-0").name == "math-expert-train-0"
