@@ -80,7 +80,8 @@ def test_bootstrap_test_agrees_with_the_t_test_in_large_samples() -> None:
 
 
 def test_wilcoxon_is_scipys() -> None:
-    for x in (RNG.normal(0.4, 1, 9), RNG.normal(0.1, 1, 80), np.array([0, 0, 1, 2, -1, 2, 0.5])):
+    tied = np.array([0, 0, 1, 2, -1, 2, 0.5])
+    for x in (RNG.normal(0.4, 1, 9), RNG.normal(0.1, 1, 80), tied, np.array([1, 1, -1, 0, 1, 1, 3, -2.0])):
         assert float(wilcoxon(x)) == pytest.approx(stats.wilcoxon(x).pvalue, abs=1e-9)
 
 
