@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.data.collection import files_hash
+from practicum.data.model_ref import ModelRef
 from practicum.data.tasks import read_registry, select
 from practicum.engines.base import Sampling
 from practicum.environment import Environment
@@ -24,7 +25,8 @@ from practicum.task import Task
 class RolloutSettings:
     """A policy, the environment it acts in, and the tasks it is given.
 
-    `policy` is expert, random, null, or a model: a built-in name, a folder, a hub id; with `url` it is the name of a
+    `policy` is expert, random, null, or a model: a built-in name, a hub id, the folder of a model, an adapter, a run or
+    a checkpoint; with `url` it is the name of a
     model that an OpenAI-compatible server has. Replies that no local model wrote are tokenised for `tokenizer`.
     """
 
@@ -106,8 +108,8 @@ class RolloutSettings:
             registry=registry,
         )
 
-    def make_setup(self, default_temperature: float = 1.0) -> RolloutSetup:
-        """Environment, agent and engine; a local model is loaded now."""
+    def make_setup(self, default_temperature: float = 1.0, ref: ModelRef | None = None) -> RolloutSetup:
+        """Environment, agent and engine; a local model is loaded now. `ref` is the policy where it is resolved."""
         return make_rollout_setup(
             self.environment,
             self.policy,
@@ -119,6 +121,7 @@ class RolloutSettings:
             template=self.template,
             url=self.url,
             device=self.find_device(),
+            ref=ref,
         )
 
 

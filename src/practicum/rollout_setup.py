@@ -8,6 +8,7 @@ from typing import Any
 
 from practicum.agent import Agent
 from practicum.chat.renderer import Renderer
+from practicum.data.model_ref import ModelRef, resolve_model
 from practicum.engines.base import Engine, Sampling
 from practicum.engines.local.engine import LocalEngine
 from practicum.engines.openai import OpenAIEngine
@@ -56,18 +57,20 @@ def make_rollout_setup(
     template: str | None = None,
     url: str | None = None,
     device: Device | None = None,
+    ref: ModelRef | None = None,
 ) -> RolloutSetup:
     """Return the setup of a policy in an environment.
 
-    `policy` is expert, random, null, a model (name, folder or hub id), or the name of a model served at `url`. Replies
-    of a scripted policy or of a server are tokenised for `model`. `options` are the environment's own. The model is
-    loaded onto `device`; by default that is a GPU where there is one.
+    `policy` is expert, random, null, a model (name, hub id, or folder of a model, adapter or run), or the name of a
+    model served at `url`. Replies of a scripted policy or of a server are tokenised for `model`. `options` are the
+    environment's own. The model is loaded onto `device`; by default that is a GPU where there is one. `ref` is the
+    model, where it is resolved already.
     """
     make_environment, format_name = environment_maker(environment, format, options)
     agent = Agent(format=format_name, max_turns=max_turns or DEFAULT_MAX_TURNS, sampling=sampling or Sampling())
     instance = make_environment()
     if policy in SCRIPTED or url is not None:
-        renderer = Renderer(loader.load_tokenizer(model), template)
+        renderer = Renderer(resolve_model(model).load_tokenizer(), template)
         engine: Engine
         if url is not None:
             engine = OpenAIEngine(url, policy, make_format(agent.format), renderer)
@@ -75,7 +78,8 @@ def make_rollout_setup(
             engine = ScriptedEngine.of(policy, instance, make_format(agent.format), renderer)
         return RolloutSetup(make_environment, instance, agent, engine, renderer, model, template)
     device = device or resolve_device()
-    loaded = loader.load(policy, device.dtype, device.device)
+    ref = ref or resolve_model(policy)
+    loaded = ref.load(device.dtype, device.device)
     renderer = Renderer(loaded.tokenizer, template, loaded.end_ids)
     engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=device.batch_size)
-    return RolloutSetup(make_environment, instance, agent, engine, renderer, policy, template)
+    return RolloutSetup(make_environment, instance, agent, engine, renderer, ref.model, template)

@@ -70,9 +70,39 @@ def test_an_adapter_is_trained_and_written(
     assert lines[-1]["eval/loss"] < lines[1]["eval/loss"]
     assert "eval/perplexity" in lines[-1]
     assert (tmp_path / "sft" / "model" / "adapter_model.safetensors").exists()
+    assert (tmp_path / "sft" / "adapter_model.safetensors").read_bytes() == (
+        tmp_path / "sft" / "model" / "adapter_model.safetensors"
+    ).read_bytes()  # where HALO's commands look
 
 
-@pytest.mark.parametrize("adapter", [[], ["--full"]])
+def test_every_command_takes_what_sft_writes_by_default(
+    demonstrations: Path, attempts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An adapter, by the folder of its run: collected with, trained further in three ways, evaluated."""
+    sft, level = str(tmp_path / "sft"), ["--env", "math", "--env-arg", "levels=[1]", "--tasks", "2"]
+    few = ["--epochs", "1", "training.bf16=false", "training.save_steps=-1"]
+    assert main(["sft", "--episodes", str(demonstrations), "--out", sft, "--lora_r", "4", *few]) == 0
+    commands = [
+        ["collect", *level, "--policy", sft, "--max-tokens", "4", "--max-turns", "1", "--out", str(tmp_path)],
+        ["eval", *level, "--policy", sft, "--max-tokens", "4", "--max-turns", "1"],
+        ["sft", "--episodes", str(demonstrations), "--model", sft, "--out", str(tmp_path / "again"), *few],
+        ["dpo", "--episodes", str(attempts), "--model", f"{sft}/model", "--out", str(tmp_path / "dpo"), *few],
+        ["train", f"actor_rollout_ref.model.path={sft}", "trainer.total_training_steps=1", "data.train_batch_size=2",
+         "agent.num_chains=2", "algorithm.adv_estimator=grpo", "agent.max_turns=1", "trainer.val_before_train=false",
+         "actor_rollout_ref.rollout.response_length=4", f"trainer.default_local_dir={tmp_path}"],
+    ]  # fmt: skip
+    for command in commands:
+        assert main(command) == 0, (command, capsys.readouterr().err)
+    trained = list(tmp_path.glob("practicum/*/model"))
+    assert (trained[0] / "adapter_config.json").is_file()
+    for more, says in ((["--full"], "is an adapter"), (["--lora_r", "8"], "training.lora_r is for a new adapter")):
+        assert (
+            main(["sft", "--episodes", str(demonstrations), "--model", sft, "--out", str(tmp_path / "x"), *more]) == 2
+        )
+        assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("adapter", [["--lora_r", "4"], ["--full"]])
 def test_a_stage_cut_short_and_resumed_equals_a_whole_one(
     adapter: list[str], demonstrations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,7 +110,7 @@ def test_a_stage_cut_short_and_resumed_equals_a_whole_one(
 
     def arguments(out: str) -> list[str]:
         world = ["--episodes", str(demonstrations), "--out", str(tmp_path / out)]
-        return ["sft", *world, "--lora_r", "4", *SMALL, *adapter, "training.save_steps=2", "training.eval_steps=3"]
+        return ["sft", *world, *SMALL, *adapter, "training.save_steps=2", "training.eval_steps=3"]
 
     assert main(arguments("whole")) == 0
     update = build_supervised.sft.sft_update
@@ -100,7 +130,7 @@ def test_a_stage_cut_short_and_resumed_equals_a_whole_one(
     assert Checkpoints(tmp_path / "cut").steps()[-1] in (2, 3)
     assert main(arguments("cut")) == 0
     assert (tmp_path / "whole" / "metrics.jsonl").read_bytes() == (tmp_path / "cut" / "metrics.jsonl").read_bytes()
-    name = "model.safetensors" if adapter else "adapter_model.safetensors"
+    name = "model.safetensors" if adapter == ["--full"] else "adapter_model.safetensors"
     one, two = (load_file(tmp_path / run / "model" / name) for run in ("whole", "cut"))
     assert all(torch.equal(one[key], two[key]) for key in one)
 

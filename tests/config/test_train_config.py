@@ -147,6 +147,14 @@ def test_wrong_keys_and_values_are_errors(override: str, says: str) -> None:
         ("health.kl_warn=inf", "not a finite number"),
         ("agent.max_tokens_per_turn=0", "agent.max_tokens_per_turn=0: it must be at least 1"),
         ("data.val_batch_size=0", "at least 1"),
+        ("actor_rollout_ref.actor.clip_ratio_c=1", "clip_ratio_c=1.0: it must be above 1, or 0"),
+        ("actor_rollout_ref.actor.clip_ratio_c=0.5", "must be above 1, or 0"),
+        ("algorithm.gamma=1.5", "algorithm.gamma=1.5: it must be at least 0 and at most 1"),
+        ("algorithm.lam=3", "at most 1"),
+        ("algorithm.error_budget=4", "at most 1"),
+        ("data.curriculum.threshold=7", "at most 1"),
+        ("data.curriculum.window=0", "at least 1"),
+        ("data.curriculum.window=-1", "at least 1"),
     ],
 )
 def test_numbers_without_a_meaning_are_errors(override: str, says: str) -> None:
@@ -181,6 +189,10 @@ def test_every_shipped_recipe_resolves() -> None:
 
 @pytest.mark.parametrize("command", [MATH_COMMAND, SEARCH_COMMAND, CODE_COMMAND], ids=["math", "search", "code"])
 def test_the_papers_commands_resolve(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    if command is not MATH_COMMAND:  # their GPUs
+        assert main(["train", "--dry-run", *command]) == 2
+        assert "the learner works on one device" in capsys.readouterr().err
+        command = [*command, "trainer.n_gpus_per_node=1"]
     assert main(["train", "--dry-run", *command]) == 0
     shown = capsys.readouterr().out
     assert f"model: {QWEN}" in shown
@@ -238,6 +250,20 @@ def test_the_defaults_that_agentfly_documents() -> None:
         (["actor_rollout_ref.rollout.gpu_memory_utilization=0.9"], "means nothing to"),
         (["trainer.n_gpus_per_node=4"], "works on one device"),
         (["trainer.nnodes=2"], "is one process"),
+        (["actor_rollout_ref.rollout.name=vllm", "trainer.n_gpus_per_node=8"], "works on one device"),
+        (["algorithm.adv_estimator=grpo", "algorithm.gamma=0.9"], "does nothing with algorithm.adv_estimator=grpo"),
+        (["algorithm.adv_estimator=grpo", "algorithm.lam=0.9"], "only gae and turn_gae read it"),
+        (["algorithm.adv_estimator=rloo", "algorithm.gamma=0.9"], "does nothing with algorithm.adv_estimator=rloo"),
+        (["algorithm.adv_estimator=flow_grpo", "algorithm.gamma=0.9"], "adv_estimator=flow_grpo"),
+        (["algorithm.row_weighted=true"], "only flow_grpo reads it"),
+        (["algorithm.adv_estimator=rloo", "algorithm.norm_adv_by_std_in_grpo=false"], "only grpo and flow_grpo read"),
+        (["algorithm.adv_estimator=grpo", "algorithm.turn_rewards=true"], "adv_estimator=grpo"),
+        (["algorithm.kl_penalty=abs"], "does nothing without algorithm.use_kl_in_reward"),
+        (["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.target_kl=0.2"], "algorithm.kl_ctrl.type=adaptive"),
+        (["actor_rollout_ref.actor.use_kl_loss=false", "actor_rollout_ref.actor.kl_loss_type=kl"],
+         "without actor_rollout_ref.actor.use_kl_loss"),
+        (["data.curriculum.window=3"], "without data.curriculum.enable"),
+        (["actor_rollout_ref.rollout.name=vlm"], "Unknown actor_rollout_ref.rollout.name 'vlm'"),
         (["actor_rollout_ref.actor.fsdp_config.param_offload=true"], "only a sharded"),
         (["actor_rollout_ref.ref.fsdp_config.param_offload=true"], "only a sharded"),
         (["agent.backend=async_vllm", "actor_rollout_ref.rollout.name=local"], "is the engine vllm, not"),
@@ -263,8 +289,10 @@ def test_what_cannot_be_honoured_is_an_error(overrides: list[str], says: str) ->
         (["actor_rollout_ref.model.path=smollm2"], "Set trainer.total_training_steps"),
         (["trainer.total_epochs=2"], "counts passes over data.train_files"),
         (["trainer.total_training_steps=2", "algorithm.adv_estimator=grp"], "Did you mean 'grpo'"),
-        (["trainer.total_training_steps=2", "algorithm.kl_penalty=fll"], "Did you mean 'full'"),
-        (["trainer.total_training_steps=2", "algorithm.kl_ctrl.type=adaptiv"], "Did you mean 'adaptive'"),
+        (["trainer.total_training_steps=2", "algorithm.use_kl_in_reward=true", "algorithm.kl_penalty=fll"],
+         "Did you mean 'full'"),
+        (["trainer.total_training_steps=2", "algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptiv"],
+         "Did you mean 'adaptive'"),
         (["trainer.total_training_steps=2", "actor_rollout_ref.actor.policy_loss.loss_mode=gsp"], "mean 'gspo'"),
         (["trainer.total_training_steps=2", "actor_rollout_ref.rollout.name=vllm", "agent.num_chains=1"], "vllm"),
         (["trainer.total_training_steps=2", "agent.model_name_or_path=tiny", "actor_rollout_ref.model.path=smollm2"],
@@ -300,3 +328,62 @@ def test_the_mismatch_that_stops_a_run_follows_the_precision() -> None:
     assert limit("actor_rollout_ref.model.dtype=bfloat16") == 0.1
     assert limit("actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.vllm.dtype=bfloat16") == 0.1
     assert limit("actor_rollout_ref.model.dtype=bfloat16", "algorithm.mismatch_limit=0.02") == 0.02
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("agent.tools=[calculater]", "Unknown tool 'calculater'. Did you mean 'calculator'"),
+        ("agent.reward_name=maths_reward", "Unknown reward 'maths_reward'"),
+        ("agent.environment=maths", "Unknown environment 'maths'"),
+        ("agent.template=chatlm", "Unknown chat template 'chatlm'"),
+        ("trainer.logger=[consol]", "Unknown trainer.logger 'consol'"),
+        ("actor_rollout_ref.rollout.name=lokal", "Unknown actor_rollout_ref.rollout.name 'lokal'"),
+        ("trainer.resume_mode=never", "trainer.resume_mode=never: choose one of auto, disable"),
+        ("agent.agent_type=reakt", "has the formats"),
+        ("agent.thoughts=hide", "Unknown agent.thoughts 'hide'"),
+        ("trainer.nnodes=2", "one machine"),
+        ("actor_rollout_ref.model.path=tinny", "Unknown model 'tinny'"),
+        ("algorithm.offline.method=bandid", "is for learning from a log"),
+    ],
+)
+def test_a_dry_run_fails_on_what_the_run_refuses(override: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--dry-run", "trainer.total_training_steps=2", override]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["data.train_files=nowhere.json", "data.val_files=nowhere.json", "agent.reward_name=math_reward"],
+         "data.train_files: there is no 'nowhere.json' on this machine"),
+        (["actor_rollout_ref.model.path=some/model"],
+         "actor_rollout_ref.model.path: model 'some/model' is not on this machine"),
+        (["actor_rollout_ref.model.lora_adapter_path=some/adapter"],
+         "actor_rollout_ref.model.lora_adapter_path: adapter 'some/adapter' is not on this machine"),
+    ],
+)  # fmt: skip
+def test_a_dry_run_warns_of_what_is_not_on_this_machine_and_the_run_refuses_it(
+    overrides: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = ["trainer.total_training_steps=2", f"trainer.default_local_dir={tmp_path}"]
+    assert main(["train", "--dry-run", *steps, *overrides]) == 0
+    assert f"practicum: warning: {says}" in capsys.readouterr().err
+    assert main(["train", *steps, *overrides]) == 2
+    assert not list(tmp_path.rglob("metrics.jsonl"))
+
+
+def test_a_dry_run_reads_the_task_files_that_are_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tasks.json").write_text('[{"quest": "1 + 1"}]')
+    command = ["train", "--dry-run", "trainer.total_epochs=1", f"data.train_files={tmp_path}/tasks.json",
+               "agent.reward_name=math_reward", "trainer.val_before_train=false"]  # fmt: skip
+    assert main(command) == 2
+    assert "lacks 'question'" in capsys.readouterr().err
+
+
+def test_a_typed_configuration_of_a_log_has_the_estimator_of_logs() -> None:
+    config = TrainConfig()
+    config.data.from_trajectories = "runs/collect"
+    assert resolve_train(config).config.algorithm.adv_estimator == "grpo"
+    chosen = resolve_train(["data.from_trajectories=runs/collect", "algorithm.adv_estimator=gae"])
+    assert resolve_train(chosen).config.algorithm.adv_estimator == "gae"

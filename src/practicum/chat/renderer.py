@@ -82,6 +82,12 @@ Spans = tuple[Span, ...]
 _BEGIN, _END = itemgetter(0), itemgetter(1)
 
 
+def check_template(template: str | None) -> None:
+    """Refuse a name that is no chat template."""
+    if template is not None and template not in TEMPLATES:
+        raise UserError(f"Unknown chat template '{template}'.{did_you_mean(template, TEMPLATES)}")
+
+
 class Renderer:
     """Messages to spans of ids, for one tokenizer and one template (by name; None = the model's own).
 
@@ -91,8 +97,7 @@ class Renderer:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, template: str | None = None, end_ids: Sequence[int] = ()
     ) -> None:
-        if template is not None and template not in TEMPLATES:
-            raise UserError(f"Unknown chat template '{template}'.{did_you_mean(template, TEMPLATES)}")
+        check_template(template)
         text = TEMPLATES[template] if template else tokenizer.chat_template
         if not text:
             raise UserError("This model has no chat template of its own; choose one, e.g. template=chatml.")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from practicum.errors import UserError
@@ -102,6 +104,12 @@ def environment_options(args: argparse.Namespace) -> dict[str, Any]:
     if args.data is not None:
         options["files"] = {args.split: args.data}
     return options
+
+
+def print_warnings(warnings: Iterable[str]) -> None:
+    """Print what a dry run found to be missing on this machine."""
+    for warning in warnings:
+        print(f"practicum: warning: {warning}", file=sys.stderr)
 
 
 def normalize_flags(argv: list[str]) -> list[str]:

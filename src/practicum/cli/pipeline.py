@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 
+from practicum.cli.options import print_warnings
+
 
 def run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="practicum pipeline", description=__doc__)
@@ -31,9 +33,11 @@ def run(argv: list[str]) -> int:
     resolved = stages.resolve(args.overrides)
     config = resolved.config
     if args.dry_run:
+        warnings = stages.check_run(config)
         print(annotated_yaml(resolved), end="")
         print("# derived")
         print("\n".join(f"# {line}" for line in [f"stages: {', '.join(stages.STAGES)}", *stages.summarize(config)]))
+        print_warnings(warnings)
         return 0
     result = PipelineRunner(config, log=lambda text: print(text, flush=True)).run(args.until)
     if result is not None:

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from practicum.cli.options import print_warnings
+
 if TYPE_CHECKING:
     from practicum.training.api import TrainResult
 
@@ -43,9 +45,13 @@ def run_command(command: Command, argv: list[str], schema: Any, function: Callab
     from_hardware = hardware_overrides(args.hardware) if args.hardware else []
     resolved = resolve_supervised(schema, [*from_hardware, *from_flags, *args.overrides])
     if args.dry_run:
+        from practicum.training.preflight import check_supervised_run
+
+        warnings = check_supervised_run(resolved.config)
         print(annotated_yaml(resolved), end="")
+        print_warnings(warnings)
         return 0
-    print_result(function(resolved.config), command.loss)
+    print_result(function(resolved), command.loss)
     return 0
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 
+from practicum.cli.options import print_warnings
+
 
 def run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="practicum train", description=__doc__)
@@ -32,15 +34,18 @@ def run(argv: list[str]) -> int:
     if args.dry_run:
         from practicum.config.provenance import annotated_yaml
         from practicum.training.build_summary import summarize
+        from practicum.training.preflight import check_train
 
+        warnings = check_train(resolved.config)
         lines = summarize(resolved.config)
         print(annotated_yaml(resolved), end="")
         print("# derived")
         print("\n".join(f"# {line}" for line in lines))
+        print_warnings(warnings)
         return 0
     from practicum.training.api import train
 
-    result = train(resolved.config)
+    result = train(resolved)
     best = f"; best validation at step {result.best_step}" if result.best_step is not None else ""
     print(f"{result.num_steps} steps{best}; metrics in {result.folder / 'metrics.jsonl'}, model in {result.model}")
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from practicum.config.fields import above, at_least, between, unbounded
+from practicum.config.fields import above, above_or_zero, at_least, between, unbounded
 
 
 @dataclass
@@ -17,7 +17,7 @@ class OptimConfig:
     """Steps of linear warm-up."""
     warmup_style: str = "constant"
     """Schedule after the warm-up: `constant` or `cosine`."""
-    min_lr_ratio: float = at_least(0, 0.1)
+    min_lr_ratio: float = between(0, 1, 0.1)
     """Share of the peak that a cosine schedule ends at."""
     weight_decay: float = at_least(0, 0.0)
     """AdamW's decoupled weight decay."""
@@ -58,7 +58,7 @@ class ActorConfig:
     """How far below 1 the probability ratio counts."""
     clip_ratio_high: float = at_least(0, 0.2)
     """How far above 1 the probability ratio counts."""
-    clip_ratio_c: float = at_least(0, 3.0)
+    clip_ratio_c: float = above_or_zero(1, 3.0)
     """Dual clip: bound of the ratio where the advantage is negative; 0: none."""
     policy_loss: PolicyLossConfig = field(default_factory=PolicyLossConfig)
     use_kl_loss: bool = True

@@ -22,7 +22,7 @@ class DPOTrainingConfig(SFTTrainingConfig):
     """Passes over the pairs."""
     learning_rate: float = at_least(0, 5.0e-5)
     """Peak learning rate."""
-    warmup_ratio: float = at_least(0, 0.1)
+    warmup_ratio: float = between(0, 1, 0.1)
     """Share of all updates that is linear warm-up."""
     beta: float = above(0, 0.1)
     """Strength of the pull to the reference policy."""

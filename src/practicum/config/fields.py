@@ -28,8 +28,12 @@ class Bounds:
     high: float = math.inf
     includes_low: bool = True
     includes_high: bool = True
+    or_zero: bool = False
+    """Whether 0, which turns the thing off, is a value too."""
 
     def allows(self, value: float) -> bool:
+        if self.or_zero and value == 0:
+            return True
         above = value >= self.low if self.includes_low else value > self.low
         below = value <= self.high if self.includes_high else value < self.high
         return above and below
@@ -38,7 +42,8 @@ class Bounds:
         """In words: 'at least 1', 'above 0', 'from 0 to 1', 'above 0 and below 1', 'any number'."""
         low = "" if self.low == -math.inf else f"{'at least' if self.includes_low else 'above'} {self.low:g}"
         high = "" if self.high == math.inf else f"{'at most' if self.includes_high else 'below'} {self.high:g}"
-        return " and ".join(part for part in (low, high) if part) or "any number"
+        words = " and ".join(part for part in (low, high) if part) or "any number"
+        return f"{words}, or 0" if self.or_zero else words
 
 
 UNBOUNDED = Bounds()
@@ -52,6 +57,11 @@ def at_least(low: float, default: T) -> T:
 def above(low: float, default: T) -> T:
     """A number greater than `low`."""
     return _bounded(default, Bounds(low, includes_low=False))
+
+
+def above_or_zero(low: float, default: T) -> T:
+    """A number greater than `low`, or 0 for none."""
+    return _bounded(default, Bounds(low, includes_low=False, or_zero=True))
 
 
 def between(low: float, high: float, default: T, *, includes_low: bool = True, includes_high: bool = True) -> T:

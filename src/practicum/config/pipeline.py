@@ -70,9 +70,9 @@ class RLTrainingConfig:
     """Must be 0.5: the critic has an optimizer of its own."""
     entropy_coef: float = unbounded(0.01)
     """Coefficient of the entropy bonus."""
-    gae_lambda: float = at_least(0, 0.95)
+    gae_lambda: float = between(0, 1, 0.95)
     """GAE's lambda."""
-    gamma: float = at_least(0, 0.99)
+    gamma: float = between(0, 1, 0.99)
     """Discount per token."""
     learning_rate: float = at_least(0, 1.0e-5)
     """Learning rate of the policy."""

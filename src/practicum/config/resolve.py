@@ -27,6 +27,7 @@ from practicum.config.overrides import (
 from practicum.config.pipeline import PipelineConfig
 from practicum.config.sft import SFTConfig
 from practicum.config.train import TrainConfig
+from practicum.config.unused_keys import check_unused, check_unused_supervised
 from practicum.errors import UserError, did_you_mean
 
 SUPERVISED = {
@@ -149,12 +150,15 @@ Supervised = TypeVar("Supervised", SFTConfig, DPOConfig)
 
 
 def resolve_train(
-    config: TrainConfig | Iterable[str], recipes: Path = RECIPES, *, model_defaults: bool = True
+    config: TrainConfig | Resolved[TrainConfig] | Iterable[str], recipes: Path = RECIPES, *, model_defaults: bool = True
 ) -> Resolved[TrainConfig]:
-    """The configuration of `practicum train`, checked key by key; a TrainConfig is used as it is."""
+    """The configuration of `practicum train`, checked key by key. A TrainConfig is used as it is: what differs from the
+    defaults counts as chosen. One that is resolved already is returned."""
+    if isinstance(config, Resolved):
+        return config
     if isinstance(config, TrainConfig):
         check_fields(config)
-        resolved = Resolved(config, dict.fromkeys([*changed_keys(config), "algorithm.adv_estimator"], ARGUMENT))
+        resolved = Resolved(config, dict.fromkeys(changed_keys(config), ARGUMENT))
     else:
         resolved = read_overrides(TrainConfig, list(config), recipes)
         resolved = with_model_defaults(resolved) if model_defaults else resolved
@@ -162,13 +166,17 @@ def resolve_train(
     check_engine(resolved.config, resolved.chosen)
     check_batches(resolved.config)
     check_offline(resolved.config, resolved.chosen)
+    check_unused(resolved.config, resolved.chosen)
     return resolved
 
 
 def resolve_supervised(
-    schema: type[Supervised], config: Supervised | Iterable[str], recipes: Path = RECIPES
+    schema: type[Supervised], config: Supervised | Resolved[Supervised] | Iterable[str], recipes: Path = RECIPES
 ) -> Resolved[Supervised]:
-    """The configuration of `practicum sft` or `practicum dpo`, checked key by key; a typed one is used as it is."""
+    """The configuration of `practicum sft` or `practicum dpo`, checked key by key; a typed one is used as it is, and
+    one that is resolved already is returned."""
+    if isinstance(config, Resolved):
+        return config
     if isinstance(config, Iterable):
         resolved = with_model_defaults(read_overrides(schema, list(config), recipes))
     else:
@@ -180,6 +188,7 @@ def resolve_supervised(
             if key in resolved.chosen:
                 raise UserError(f"{key} means nothing to `practicum dpo`: {why}; leave it out.")
     check_supervised(resolved.config)
+    check_unused_supervised(resolved.config, resolved.chosen)
     return resolved
 
 
@@ -220,6 +229,15 @@ def choose_engine(config: TrainConfig, chosen: Set[str]) -> None:
 def check_engine(config: TrainConfig, chosen: Set[str]) -> None:
     """Refuse what the chosen engine cannot honour, where somebody asked for it."""
     engine, trainer = config.actor_rollout_ref.rollout.name, config.trainer
+    if engine not in ENGINES:
+        raise UserError(f"Unknown actor_rollout_ref.rollout.name '{engine}'.{did_you_mean(engine, ENGINES)}")
+    if trainer.nnodes > 1:
+        raise UserError(f"trainer.nnodes={trainer.nnodes}: the learner is one process on one machine; set it to 1.")
+    if "trainer.n_gpus_per_node" in chosen and trainer.n_gpus_per_node > 1:
+        raise UserError(
+            f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}: the learner works on one device; set it to 1 (or 0: "
+            "the CPU). A vLLM server has actor_rollout_ref.rollout.tensor_model_parallel_size GPUs of its own."
+        )
     if engine == "local":
         _check_local(config, chosen)
     if config.agent.backend == "client" and not config.actor_rollout_ref.rollout.vllm.url:
@@ -228,10 +246,6 @@ def check_engine(config: TrainConfig, chosen: Set[str]) -> None:
         for key in STARTED_SERVER_ONLY:
             if key in chosen:
                 raise UserError(f"{key} is for a server that is started here; leave it out, or leave out {VLLM}url.")
-    if engine == "vllm" and trainer.nnodes > 1:
-        raise UserError(
-            f"trainer.nnodes={trainer.nnodes}: the learner is one process; only the vLLM server may be large."
-        )
     tree = OmegaConf.structured(config)
     for key in SHARDED_ONLY:
         if OmegaConf.select(tree, key):
@@ -239,17 +253,9 @@ def check_engine(config: TrainConfig, chosen: Set[str]) -> None:
 
 
 def _check_local(config: TrainConfig, chosen: Set[str]) -> None:
-    trainer = config.trainer
     for key in sorted(chosen):
         if key in SERVER_ONLY or key.startswith(VLLM):
             raise UserError(f"{key} means nothing to actor_rollout_ref.rollout.name=local; leave it out.")
-    if "trainer.n_gpus_per_node" in chosen and trainer.n_gpus_per_node > 1:
-        raise UserError(
-            f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}: actor_rollout_ref.rollout.name=local works on one "
-            "device; set it to 1 (or 0)."
-        )
-    if trainer.nnodes > 1:
-        raise UserError(f"trainer.nnodes={trainer.nnodes}: actor_rollout_ref.rollout.name=local is one process.")
 
 
 def check_batches(config: TrainConfig) -> None:

@@ -79,7 +79,7 @@ class SFTTrainingConfig:
     """Largest norm of the gradient; 0: no limit."""
     scheduler_type: str = "cosine"
     """Schedule after the warm-up: `constant` or `cosine`."""
-    min_lr_ratio: float = at_least(0, 0.1)
+    min_lr_ratio: float = between(0, 1, 0.1)
     """Share of the peak that a cosine schedule ends at."""
     bf16: bool = True
     """Compute in bfloat16; on a GPU the weights are bfloat16 too, with float32 master weights."""

@@ -101,10 +101,10 @@ class AlgorithmConfig:
 
     adv_estimator: str = "gae"
     """`gae`, `grpo`, `reinforce_plus_plus`, `rloo`, `remax`, ...; where a log is trained on, `grpo`."""
-    gamma: float = at_least(0, 1.0)
-    """Discount per token."""
-    lam: float = at_least(0, 1.0)
-    """GAE's lambda."""
+    gamma: float = between(0, 1, 1.0)
+    """Discount per token (`turn_gae`: per turn); read by `gae`, `turn_gae` and `reinforce_plus_plus`."""
+    lam: float = between(0, 1, 1.0)
+    """GAE's lambda; read by `gae` and `turn_gae`."""
     norm_adv_by_std_in_grpo: bool = True
     """Divide a group's advantages by their standard deviation."""
     turn_rewards: bool = False
@@ -121,7 +121,7 @@ class AlgorithmConfig:
     filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
     overlong_buffer: OverlongBufferConfig = field(default_factory=OverlongBufferConfig)
     offline: OfflineConfig = field(default_factory=OfflineConfig)
-    error_budget: float = at_least(0, 0.5)
+    error_budget: float = between(0, 1, 0.5)
     """Share of a step's episodes without a score that stops the run."""
     mismatch_limit: float | None = at_least(0, None)
     """Mean |engine - learner| log-prob that stops the run; null: 0.01, and 0.1 in bfloat16."""

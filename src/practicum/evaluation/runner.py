@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.data.collection import Collection
+from practicum.data.model_ref import resolve_model
 from practicum.engines.server_check import check_server
 from practicum.evaluation import policy_ref
 from practicum.evaluation.attempt_log import AttemptLog
@@ -16,7 +17,6 @@ from practicum.evaluation.panel import Panel
 from practicum.evaluation.policy_ref import PolicyRef
 from practicum.evaluation.result import EvalResult
 from practicum.evaluation.settings import EvalSettings
-from practicum.models import loader
 from practicum.rollout import stream_episodes
 from practicum.rollout_settings import policy_identity
 from practicum.trajectory import Trajectory
@@ -45,7 +45,7 @@ class EvalRunner:
         if self.settings.url is not None:
             check_server(self.settings.url, self.policy.name)
         local = self.policy.stage not in ("server", "scripted")
-        loader.load_tokenizer(self.policy.model if local else self.settings.tokenizer)
+        (self.policy if local else resolve_model(self.settings.tokenizer)).load_tokenizer()
 
     async def run(self, progress: bool = True) -> EvalResult:
         """Run the attempts that have no result yet; write result, episodes and panel where `out` is set."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -175,6 +176,12 @@ def _source(name: str) -> str:
     if not (folder / "config.json").is_file():
         raise UserError(f"'{name}' is not a model folder (no config.json in it); give a Hugging Face folder.")
     return str(folder)
+
+
+def is_cached(name: str) -> bool:
+    """Whether the files of a hub id are on this machine; a name that is no hub id is an error."""
+    source = _source(name)
+    return _is_path(source) or isinstance(try_to_load_from_cache(source, "config.json"), str)
 
 
 def first_line(error: Exception, otherwise: str) -> str:

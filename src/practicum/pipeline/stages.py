@@ -19,12 +19,14 @@ from practicum.config.pipeline import PipelineConfig, RLTrainingConfig
 from practicum.config.resolve import check_supervised, resolve_train, with_model_defaults
 from practicum.config.sft import SFTConfig, SupervisedDataConfig
 from practicum.config.train import TrainConfig
+from practicum.config.unused_keys import READ_BY_ESTIMATORS, check_unused_supervised
 from practicum.data.store import write_atomic
 from practicum.environments.mix import MixEnvironment, interleave
 from practicum.errors import UserError, did_you_mean
 from practicum.training.build import training_tasks
 from practicum.training.build_settings import rl_settings, training_steps
 from practicum.training.build_supervised import sft_settings
+from practicum.training.preflight import check_supervised_model, missing_files, sentence_of
 
 MODELS = ("base", "sft", "rl")
 """The models that are evaluated, in this order."""
@@ -49,6 +51,7 @@ def resolve(overrides: list[str], recipes: Path = RECIPES) -> Resolved[PipelineC
     if config.model.adapter_path:
         raise UserError("model.adapter_path does not go with the pipeline: merge it first (`practicum merge`).")
     check_supervised(sft_config(config))
+    check_unused_supervised(config, {key for key in resolved.chosen if not key.startswith("data.")})
     sft_settings(config.training)
     train = rl_config(config)
     rl_settings(train, training_steps(train))
@@ -148,9 +151,7 @@ def rl_config(config: PipelineConfig) -> TrainConfig:
         "agent.max_turns": config.data.agentgym.max_episode_length,
         "agent.reward_name": "null" if rl.reward is None else rl.reward,
         "algorithm.adv_estimator": "gae",
-        "algorithm.gamma": rl.gamma,
-        "algorithm.lam": rl.gae_lambda,
-        "algorithm.turn_rewards": "true",  # credited at its own step, not at the end of the episode
+        **_estimator_keys(rl),
         "data.train_batch_size": rl.rollout_batch_size,
         "actor_rollout_ref.actor.ppo_epochs": rl.ppo_epochs,
         "actor_rollout_ref.actor.clip_ratio_low": rl.clip_range,
@@ -159,7 +160,7 @@ def rl_config(config: PipelineConfig) -> TrainConfig:
         "actor_rollout_ref.actor.grad_clip": rl.max_grad_norm,
         "actor_rollout_ref.actor.optim.lr": rl.learning_rate,
         "actor_rollout_ref.actor.use_kl_loss": "true" if rl.kl_penalty else "false",
-        "actor_rollout_ref.actor.kl_loss_coef": rl.kl_penalty,
+        **({"actor_rollout_ref.actor.kl_loss_coef": rl.kl_penalty} if rl.kl_penalty else {}),
         "actor_rollout_ref.rollout.response_length": config.data.max_response_tokens,
         "critic.optim.lr": rl.value_learning_rate,
         "critic.ppo_epochs": rl.ppo_epochs,
@@ -195,6 +196,18 @@ def rl_config(config: PipelineConfig) -> TrainConfig:
     return train
 
 
+def _estimator_keys(rl: RLTrainingConfig) -> dict[str, Any]:
+    """What the advantage estimator reads; `rl_training.overrides` may choose another than gae."""
+    keys = {
+        "algorithm.gamma": rl.gamma,
+        "algorithm.lam": rl.gae_lambda,
+        "algorithm.turn_rewards": "true",  # credited at its own step, not at the end of the episode
+    }
+    prefix = "algorithm.adv_estimator="
+    estimator = next((text[len(prefix) :] for text in reversed(rl.overrides) if text.startswith(prefix)), "gae")
+    return {key: value for key, value in keys.items() if estimator in READ_BY_ESTIMATORS[key]}
+
+
 def check_continuation(config: PipelineConfig, started: Callable[[str], bool]) -> None:
     """Refuse a folder that holds another pipeline; write pipeline.yaml.
 
@@ -225,6 +238,16 @@ def check_tasks(config: PipelineConfig) -> None:
     agent = train.agent
     mix = MixEnvironment(**agent.environment_args, reward=agent.reward_name, format=agent.agent_type)
     training_tasks(mix, train)
+
+
+def check_run(config: PipelineConfig) -> list[str]:
+    """What --dry-run checks besides the keys; the sentences about what is not on this machine."""
+    dataset = config.data.affine.dataset
+    warnings = [*check_supervised_model(sft_config(config)), *missing_files("data.affine.dataset", dataset)]
+    for name in environments(config):
+        make, _ = registry.environment_maker(name, "hf", environment_options(config, name))
+        warnings += sentence_of(make)
+    return warnings
 
 
 def summarize(config: PipelineConfig) -> list[str]:

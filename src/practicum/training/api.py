@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from practicum.config.dpo import DPOConfig
+from practicum.config.overrides import Resolved
 from practicum.config.resolve import resolve_supervised, resolve_train
 from practicum.config.sft import SFTConfig
 from practicum.config.train import TrainConfig
 from practicum.training import build, build_supervised
 from practicum.training.checkpoint import MODEL
 from practicum.training.run import Run, TrainState
+from practicum.training.supervised import place_adapter
 from practicum.utils.progress import Progress
 
 StepCallback = Callable[[int, int, Mapping[str, float]], None]
@@ -35,7 +37,7 @@ class TrainResult:
 
 
 def train(
-    config: TrainConfig | Iterable[str],
+    config: TrainConfig | Resolved[TrainConfig] | Iterable[str],
     *,
     model_folder: str | Path | None = None,
     progress: bool = True,
@@ -88,7 +90,7 @@ async def _train(
 
 
 def sft(
-    config: SFTConfig | Iterable[str],
+    config: SFTConfig | Resolved[SFTConfig] | Iterable[str],
     *,
     progress: bool = True,
     log: Callable[[str], None] = print,
@@ -104,7 +106,7 @@ def sft(
 
 
 def dpo(
-    config: DPOConfig | Iterable[str],
+    config: DPOConfig | Resolved[DPOConfig] | Iterable[str],
     *,
     progress: bool = True,
     log: Callable[[str], None] = print,
@@ -149,4 +151,6 @@ def _supervised(
             await run.policy.close()
 
     state = asyncio.run(finish())
+    if run.policy.loaded.adapter is not None:
+        place_adapter(run.folder)
     return TrainResult(run.folder, run.folder / "model", state.step, state.best_step, state.best_value, metrics)

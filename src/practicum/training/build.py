@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from practicum.agent import Agent
 from practicum.chat.console import ConsoleEpisodeWatcher
 from practicum.chat.renderer import Renderer
 from practicum.config import overrides
-from practicum.config.resolve import ENGINES
 from practicum.config.train import TrainConfig
+from practicum.data.model_ref import ModelRef, resolve_model
 from practicum.data.store import write_atomic
 from practicum.engines.base import PolicyEngine, Sampling
 from practicum.engines.vllm.engine import VLLMEngine, VLLMSettings
@@ -70,8 +70,13 @@ class RunComponents:
 
 def build_components(config: TrainConfig) -> RunComponents:
     """The environment with its tools, rewards and task files; the sandbox is configured on the way."""
-    agent, data = config.agent, config.data
     sandbox.configure(config.sandbox.level, config.sandbox.concurrency)
+    return make_components(config)
+
+
+def make_components(config: TrainConfig) -> RunComponents:
+    """The environment with its tools, rewards and task files."""
+    agent, data = config.agent, config.data
     options = dict(agent.environment_args)
     tools = agent.tools if agent.use_agent else []
     for key, value in (("tools", tools), ("reward", agent.reward_name), ("verifier", agent.verifier_name)):
@@ -119,6 +124,20 @@ def task_order(
     return more, None
 
 
+def check_sources(config: TrainConfig) -> None:
+    """Refuse a run without tasks to validate on, an unknown way to read a log, or several chains to show at once."""
+    if config.data.train_files and not config.data.val_files and validates(config):
+        raise UserError(
+            "Validation needs data.val_files beside data.train_files "
+            "(or trainer.val_before_train=false and trainer.test_freq=-1)."
+        )
+    method = config.algorithm.offline.method
+    if method not in METHODS:
+        raise UserError(f"Unknown algorithm.offline.method '{method}'.{did_you_mean(method, METHODS)}")
+    if config.agent.stream and config.agent.num_chains != 1:
+        raise UserError("agent.stream shows one chain as it happens: set agent.num_chains=1.")
+
+
 def build_run(
     config: TrainConfig,
     on_step: Callable[[int, dict[str, float]], None] | None = None,
@@ -128,6 +147,7 @@ def build_run(
 ) -> Run:
     """Everything loaded and checked, resumed where there is a checkpoint."""
     check_machine(config)
+    check_sources(config)
     on = resolve_device(config)
     folder = run_folder(config)
     check_continuation(config, folder)
@@ -137,14 +157,7 @@ def build_run(
     steps = training_steps(config, len(tasks if logged is None else logged.units))
     settings, running = rl_settings(config, steps), run_settings(config, steps)
     agent = build_agent(config, components, config.actor_rollout_ref.rollout.temperature)
-    if config.data.train_files and not config.data.val_files and validates(config):
-        raise UserError(
-            "Validation needs data.val_files beside data.train_files "
-            "(or trainer.val_before_train=false and trainer.test_freq=-1)."
-        )
     policy = build_policy(config, folder, on, logged.log.template if logged is not None else None)
-    if config.agent.stream and config.agent.num_chains != 1:
-        raise UserError("agent.stream shows one chain as it happens: set agent.num_chains=1.")
     watcher = ConsoleEpisodeWatcher(policy.renderer) if config.agent.stream else None
     source: RolloutSource
     if logged is not None:
@@ -196,7 +209,7 @@ def build_policy(config: TrainConfig, folder: Path, on: Device, template: str | 
 def load_critic(config: TrainConfig, on: Device) -> Decoder | None:
     """The critic's own model; None: a head on the policy."""
     path = config.critic.model.path
-    return Decoder(loader.load(path, on.dtype, on.device).model) if path else None
+    return Decoder(resolve_model(path).load(on.dtype, on.device).model) if path else None
 
 
 def build_evaluation(
@@ -240,8 +253,6 @@ class LoggedData:
 def read_logged_data(config: TrainConfig, components: RunComponents) -> LoggedData:
     """The episodes of `data.from_trajectories`, in the form that `algorithm.offline.method` needs."""
     method, seed, environment = config.algorithm.offline.method, config.trainer.seed, components.environment
-    if method not in METHODS:
-        raise UserError(f"Unknown algorithm.offline.method '{method}'.{did_you_mean(method, METHODS)}")
     log = read_trajectory_log(Path(str(config.data.from_trajectories)))
     environments = sorted({episode.task.environment for episode in log.episodes})
     if validates(config) and environment.name not in environments:
@@ -281,7 +292,7 @@ def engine_maker(
         start_timeout=vllm.start_timeout,
     )
     settings = VLLMSettings(
-        base=loader.model_folder(model_name(config)),
+        base=loader.model_folder(resolve_policy(config).model),
         folder=server_folder,
         url=vllm.url,
         server=None if vllm.url else server,
@@ -293,27 +304,28 @@ def engine_maker(
 
 def load_model(config: TrainConfig, on: Device) -> loader.LoadedModel:
     """The policy's weights, with an adapter where the configuration asks for one."""
-    loaded, model = loader.load(model_name(config), on.dtype, on.device), config.actor_rollout_ref.model
-    if model.lora_adapter_path:
-        return lora.load_adapter(loaded, model.lora_adapter_path)
-    if not model.lora_rank:
+    model = config.actor_rollout_ref.model
+    loaded = resolve_policy(config).load(on.dtype, on.device, trainable=True)
+    if loaded.adapter is not None or not model.lora_rank:
         return loaded
-    if model.lora_dropout:
-        raise UserError(
-            "actor_rollout_ref.model.lora_dropout must be 0 here: a policy that drops weights at random is not "
-            "the one that sampled."
-        )
     settings = lora.LoRASettings(model.lora_rank, model.lora_alpha, targets=model.target_modules or lora.ALL_LINEAR)
     return lora.add_adapter(loaded, settings, config.trainer.seed)
+
+
+def resolve_policy(config: TrainConfig) -> ModelRef:
+    """The model to train. An adapter is trained further, whether `path` or `lora_adapter_path` names it."""
+    model, ref = config.actor_rollout_ref.model, resolve_model(model_name(config))
+    if ref.adapter is not None and (model.lora_rank or model.lora_adapter_path):
+        raise UserError(
+            f"'{ref.adapter}' is an adapter, which is trained further: leave out actor_rollout_ref.model.lora_rank and "
+            "lora_adapter_path, or merge it first (`practicum merge`)."
+        )
+    return replace(ref, adapter=model.lora_adapter_path) if model.lora_adapter_path else ref
 
 
 def check_machine(config: TrainConfig) -> None:
     """Refuse what this machine does not have, before anything is loaded."""
     rollout = config.actor_rollout_ref.rollout
-    if rollout.name not in ENGINES:
-        raise UserError(
-            f"Unknown actor_rollout_ref.rollout.name '{rollout.name}'.{did_you_mean(rollout.name, ENGINES)}"
-        )
     if rollout.name == "vllm" and not rollout.vllm.url:
         find_python(rollout.vllm.python)
     if config.trainer.n_gpus_per_node == 1 and not find_device(config).on_gpu:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from practicum.algorithms import kl
 from practicum.config.train import TrainConfig
 from practicum.errors import UserError
@@ -19,12 +17,7 @@ from practicum.training.objective import Objective
 from practicum.training.rl_settings import MISMATCH_LIMIT, MISMATCH_LIMIT_BFLOAT16, RLSettings
 from practicum.training.run import RunSettings
 
-MODEL, CONTROL = "actor_rollout_ref.model.", "algorithm.kl_ctrl."
-REQUIRED_KEY = {
-    **{MODEL + key: MODEL + "lora_rank" for key in ("lora_alpha", "lora_dropout", "target_modules")},
-    **{CONTROL + key: "algorithm.use_kl_in_reward" for key in ("type", "kl_coef", "target_kl", "horizon")},
-}
-"""Keys that do nothing unless another is set, and that other."""
+MODEL = "actor_rollout_ref.model."
 
 
 def model_name(config: TrainConfig) -> str:
@@ -120,7 +113,7 @@ def training_steps(config: TrainConfig, num_tasks: int | None = None) -> int:
 
 
 def rl_settings(config: TrainConfig, steps: int) -> RLSettings:
-    """The trainer's settings; a key that would do nothing is an error."""
+    """The trainer's settings; what no run can have is an error."""
     algorithm, actor, curriculum = config.algorithm, config.actor_rollout_ref.actor, config.data.curriculum
     settings = RLSettings(
         total_training_steps=steps,
@@ -155,7 +148,7 @@ def rl_settings(config: TrainConfig, steps: int) -> RLSettings:
         overlap=config.trainer.overlap,
         seed=config.trainer.seed,
     )
-    check_effective(config)
+    check_adapter(config)
     return settings
 
 
@@ -204,19 +197,18 @@ def critic_settings(config: TrainConfig) -> CriticSettings:
     )
 
 
-def check_effective(config: TrainConfig) -> None:
-    """Refuse a key that has another value than its default and does nothing here."""
-    model, tree = config.actor_rollout_ref.model, OmegaConf.structured(config)
-    defaults = OmegaConf.structured(TrainConfig)
+def check_adapter(config: TrainConfig) -> None:
+    """Refuse two adapters, or a dropout in the policy that samples."""
+    model = config.actor_rollout_ref.model
     if model.lora_adapter_path and model.lora_rank:
         raise UserError(
             f"{MODEL}lora_adapter_path brings an adapter with a rank of its own; leave out {MODEL}lora_rank, "
             "or the path for a new adapter."
         )
-    for key, required in REQUIRED_KEY.items():
-        value = OmegaConf.select(tree, key)
-        if value != OmegaConf.select(defaults, key) and not OmegaConf.select(tree, required):
-            raise UserError(f"{key}={value} does nothing without {required}; set that too, or leave it out.")
+    if model.lora_rank and model.lora_dropout:
+        raise UserError(
+            f"{MODEL}lora_dropout must be 0 here: a policy that drops weights at random is not the one that sampled."
+        )
 
 
 def run_settings(config: TrainConfig, steps: int) -> RunSettings:

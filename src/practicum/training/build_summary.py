@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from practicum.config.train import TrainConfig
+from practicum.data.model_ref import resolve_model
 from practicum.training.build_settings import (
     environment_name,
     find_device,
@@ -55,7 +56,7 @@ def summarize(config: TrainConfig) -> list[str]:
 
 def _reference(config: TrainConfig) -> str:
     model = config.actor_rollout_ref.model
-    if model.lora_adapter_path:
+    if model.lora_adapter_path or resolve_model(model_name(config)).adapter:
         return "a frozen copy of the adapter at the start, over the same weights"
     return "the model beneath its new adapter" if model.lora_rank else "a frozen copy of the start"
 

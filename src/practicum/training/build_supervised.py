@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,8 +14,10 @@ from practicum.config import overrides
 from practicum.config.dpo import DPOConfig, DPOTrainingConfig
 from practicum.config.resolve import check_supervised
 from practicum.config.sft import SFTConfig, SFTTrainingConfig
+from practicum.config.unused_keys import LORA_KEYS, is_changed
 from practicum.data.export import DPO_FIELDS
 from practicum.data.jsonl import read_rows
+from practicum.data.model_ref import ModelRef, resolve_model
 from practicum.data.store import read_training_episodes, write_atomic
 from practicum.errors import UserError, did_you_mean
 from practicum.models import device, loader, lora
@@ -52,10 +55,8 @@ def load_policy(config: SFTConfig | DPOConfig, template: str | None) -> Trainabl
     check_supervised(config)
     on = resolve_device(config)
     quantised = loader.quantisation(model.load_in_8bit, model.load_in_4bit)
-    loaded = loader.load(model.path, on.dtype, on.device, quantised)
-    if model.adapter_path:
-        loaded = lora.load_adapter(loaded, model.adapter_path)
-    elif training.use_lora:
+    loaded = resolve_policy(config).load(on.dtype, on.device, trainable=True, quantised=quantised)
+    if training.use_lora and loaded.adapter is None:
         settings = lora.LoRASettings(
             training.lora_r, training.lora_alpha, training.lora_dropout, training.lora_target_modules,
             training.use_dora, training.use_rslora,
@@ -67,6 +68,26 @@ def load_policy(config: SFTConfig | DPOConfig, template: str | None) -> Trainabl
     policy.decoder.autocast = training.bf16 and on.dtype == torch.float32
     policy.decoder.dropout = bool(training.use_lora and training.lora_dropout)
     return policy
+
+
+def resolve_policy(config: SFTConfig | DPOConfig) -> ModelRef:
+    """The model to train. An adapter is trained further, whether `model.path` or `model.adapter_path` names it."""
+    model, ref = config.model, resolve_model(config.model.path)
+    if model.adapter_path:
+        ref = replace(ref, adapter=model.adapter_path) if ref.adapter is None else ref
+    if ref.adapter is None:
+        return ref
+    if ref.adapter != model.adapter_path and model.adapter_path:
+        raise UserError("model.path and model.adapter_path both name an adapter; leave one of them out.")
+    if not config.training.use_lora:
+        raise UserError(
+            f"'{ref.adapter}' is an adapter, which training.use_lora=false (--full) cannot train further; merge it "
+            "first (`practicum merge`)."
+        )
+    for key in (f"training.{name}" for name in LORA_KEYS):
+        if is_changed(config, key):
+            raise UserError(f"{key} is for a new adapter, and '{ref.adapter}' has its own; leave it out.")
+    return ref
 
 
 def resolve_device(config: SFTConfig | DPOConfig) -> Device:
@@ -152,15 +173,23 @@ def dpo_settings(training: DPOTrainingConfig) -> dpo.DPOSettings:
     )
 
 
+def check_data_source(config: SFTConfig | DPOConfig) -> None:
+    """Require episodes or rows, and not both."""
+    if (config.data.episodes is None) == (config.data.dataset_path is None):
+        how = (
+            "data.episodes (pairs are mined from them) or data.dataset_path (rows of pairs)"
+            if isinstance(config, DPOConfig)
+            else "data.episodes (a folder written by `practicum collect`) or data.dataset_path (rows)"
+        )
+        raise UserError(f"Give either {how}.")
+
+
 def build_sft(config: SFTConfig, on_step: OnStep | None = None, say: Callable[[str], None] = print) -> Run:
     """A supervised fine-tuning run over episodes or rows, resumed where there is a checkpoint."""
     training, data = config.training, config.data
+    check_data_source(config)
     resolve_device(config)
     check_supervised_continuation(config, Path(config.output_dir))
-    if (data.episodes is None) == (data.dataset_path is None):
-        raise UserError(
-            "Give either data.episodes (a folder written by `practicum collect`) or data.dataset_path (rows)."
-        )
     episodes: list[Trajectory] = []
     if data.episodes is not None:
         episodes = read_demonstrations(config, lambda e: data.include_failed or e.outcome is Outcome.SUCCESS)
@@ -185,10 +214,9 @@ def build_sft(config: SFTConfig, on_step: OnStep | None = None, say: Callable[[s
 
 def build_dpo(config: DPOConfig, on_step: OnStep | None = None, say: Callable[[str], None] = print) -> Run:
     """A preference run over mined pairs or rows of pairs, resumed where there is a checkpoint."""
+    check_data_source(config)
     resolve_device(config)
     check_supervised_continuation(config, Path(config.output_dir))
-    if (config.data.episodes is None) == (config.data.dataset_path is None):
-        raise UserError("Give either data.episodes (pairs are mined from them) or data.dataset_path (rows of pairs).")
     if config.data.dataset_path is not None:
         policy = load_policy(config, config.model.template)
         rows = read_rows(Path(config.data.dataset_path), DPO_FIELDS[:3])

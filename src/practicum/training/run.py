@@ -72,6 +72,8 @@ class RunSettings:
     def __post_init__(self) -> None:
         if self.best_metric not in PANEL_METRICS + LOSS_METRICS:
             raise UserError(f"trainer.best_metric={self.best_metric}: validation gives {', '.join(PANEL_METRICS)}.")
+        if self.resume_mode not in RESUME_MODES:
+            raise UserError(f"trainer.resume_mode={self.resume_mode}: choose one of {', '.join(RESUME_MODES)}.")
         patience = self.early_stopping_patience
         if patience and self.test_freq <= 0:
             raise UserError(
@@ -139,8 +141,6 @@ class Run:
     def resume(self) -> None:
         """Load the checkpoint to continue from, by `resume_mode`."""
         mode, path = self.settings.resume_mode, self.settings.resume_from_path
-        if mode not in RESUME_MODES:
-            raise UserError(f"trainer.resume_mode={mode}: choose one of {', '.join(RESUME_MODES)}.")
         if self._folder is None or self.checkpoints is None:
             return
         if mode == "disable":

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 from abc import abstractmethod
 from array import array
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from practicum.errors import UserError
+from practicum.training.checkpoint import MODEL
 from practicum.training.micro_batches import Sample
 from practicum.training.run import RunSettings
 from practicum.training.trainable_policy import TrainablePolicy
@@ -57,6 +61,21 @@ def supervised_run_settings(steps: int, save_steps: int, eval_steps: int, save_t
         early_stopping_patience=None,
         keep_best=True,
     )
+
+
+def place_adapter(folder: Path) -> None:
+    """Give the adapter in a run's `model/` a second name in the run's folder itself, where HALO's commands and PEFT's
+    `from_pretrained(output_dir)` look for it. The files are shared, not copied, where the file system can."""
+    for file in sorted((folder / MODEL).iterdir()):
+        if file.name == "README.md" or not file.is_file():
+            continue
+        scratch = folder / f".writing-{file.name}"
+        scratch.unlink(missing_ok=True)
+        try:
+            os.link(file, scratch)
+        except OSError:
+            shutil.copy2(file, scratch)
+        scratch.replace(folder / file.name)
 
 
 def fingerprint_samples(samples: Iterable[Sample]) -> str:

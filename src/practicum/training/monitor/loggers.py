@@ -22,6 +22,8 @@ from typing import Any, Protocol, TextIO
 from practicum.errors import UserError, did_you_mean
 
 LOGGER_NAMES = ("console", "jsonl", "tensorboard", "wandb")
+TRACKERS = {"tensorboard", "wandb"}
+"""Loggers that need a package which carries their name."""
 SERVER_TIMEOUT_SECONDS = 10.0  # for the W&B server's first answer; without one the run is logged offline
 UPLOAD_TIMEOUT_SECONDS = 60.0  # for what is still unsent when the run ends; the rest stays on disk for `wandb sync`
 
@@ -54,10 +56,8 @@ def make_loggers(
 
     `jsonl` may be named; the run itself always writes it.
     """
-    for name in names:
-        if name not in LOGGER_NAMES:
-            raise UserError(f"Unknown trainer.logger '{name}'.{did_you_mean(name, LOGGER_NAMES)}")
-    for name in {"tensorboard", "wandb"}.intersection(names):
+    check_logger_names(names)
+    for name in TRACKERS.intersection(names):
         import_package(name)  # before the first logger opens anything
     makers: dict[str, Callable[[], Logger]] = {
         "console": ConsoleLogger,
@@ -65,6 +65,13 @@ def make_loggers(
         "wandb": lambda: WandbLogger(folder, project, experiment, config, resumed),
     }
     return [FailSafeLogger(name, makers[name]) for name in dict.fromkeys(names) if name in makers]
+
+
+def check_logger_names(names: Sequence[str]) -> None:
+    """Refuse a name that is no logger."""
+    for name in names:
+        if name not in LOGGER_NAMES:
+            raise UserError(f"Unknown trainer.logger '{name}'.{did_you_mean(name, LOGGER_NAMES)}")
 
 
 class FailSafeLogger:
