@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from practicum.config.fields import check_fields, default_of
+from practicum.config.train import DeadlinesConfig
 from practicum.engines.base import Sampling
 
 
@@ -11,10 +13,13 @@ from practicum.engines.base import Sampling
 class Deadlines:
     """Seconds that each wait of an episode may take; no wait is without a limit."""
 
-    reset: float = 60.0
-    generate: float = 600.0
-    step: float = 120.0
-    episode: float = 3600.0
+    reset: float = default_of(DeadlinesConfig, "reset")
+    generate: float = default_of(DeadlinesConfig, "generate")
+    step: float = default_of(DeadlinesConfig, "step")
+    episode: float = default_of(DeadlinesConfig, "episode")
+
+    def __post_init__(self) -> None:
+        check_fields(self, "deadlines.")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from practicum.agent import Deadlines
 from practicum.data.collection import files_hash
 from practicum.data.model_ref import ModelRef
 from practicum.data.tasks import read_registry, select
@@ -42,6 +43,8 @@ class RolloutSettings:
     subset: str | None = None
     task_registry: str | Path | None = None
     max_turns: int = 10
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    """Seconds that each wait of an episode may take."""
     policy: str = "expert"
     url: str | None = None
     tokenizer: str = "tiny"
@@ -118,6 +121,7 @@ class RolloutSettings:
             options=self.environment_options,
             sampling=self.sampling(default_temperature),
             max_turns=self.max_turns,
+            deadlines=self.deadlines,
             template=self.template,
             url=self.url,
             device=self.find_device(),

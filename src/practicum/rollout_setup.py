@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from practicum.agent import Agent
+from practicum.agent import Agent, Deadlines
 from practicum.chat.renderer import Renderer
 from practicum.data.model_ref import ModelRef, resolve_model
 from practicum.engines.base import Engine, Sampling
@@ -54,6 +54,7 @@ def make_rollout_setup(
     options: Mapping[str, Any] | None = None,
     sampling: Sampling | None = None,
     max_turns: int | None = None,
+    deadlines: Deadlines | None = None,
     template: str | None = None,
     url: str | None = None,
     device: Device | None = None,
@@ -67,7 +68,12 @@ def make_rollout_setup(
     model, where it is resolved already.
     """
     make_environment, format_name = environment_maker(environment, format, options)
-    agent = Agent(format=format_name, max_turns=max_turns or DEFAULT_MAX_TURNS, sampling=sampling or Sampling())
+    agent = Agent(
+        format=format_name,
+        max_turns=max_turns or DEFAULT_MAX_TURNS,
+        sampling=sampling or Sampling(),
+        deadlines=deadlines or Deadlines(),
+    )
     instance = make_environment()
     if policy in SCRIPTED or url is not None:
         renderer = Renderer(resolve_model(model).load_tokenizer(), template)

@@ -90,7 +90,8 @@ def test_sft_then_eval_then_train(collected: Path, tmp_path: Path, capsys: pytes
     assert len(record["panel"]) == 16
     code = main(["train", f"actor_rollout_ref.model.path={model}", "agent.max_tokens_per_turn=12", "agent.num_chains=2",
                  "data.train_batch_size=2", "data.val_batch_size=4", "trainer.total_training_steps=2",
-                 f"trainer.default_local_dir={tmp_path}", "trainer.test_freq=1", "trainer.save_freq=1"])  # fmt: skip
+                 f"trainer.default_local_dir={tmp_path}", "trainer.experiment_name=run",
+                 "trainer.test_freq=1", "trainer.save_freq=1"])  # fmt: skip
     assert code == 0
     lines = (tmp_path / "practicum" / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]

@@ -135,6 +135,29 @@ def test_a_stage_cut_short_and_resumed_equals_a_whole_one(
     assert all(torch.equal(one[key], two[key]) for key in one)
 
 
+def test_out_of_memory_says_what_to_lower(
+    demonstrations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(build_supervised.sft, "sft_update", lambda *rest: torch.empty(1 << 55))
+    assert main(["sft", "--episodes", str(demonstrations), "--out", str(tmp_path / "sft"), *SMALL]) == 2
+    error = capsys.readouterr().err
+    assert "Out of memory" in error
+    assert "lower training.batch_size" in error
+    assert (tmp_path / "sft" / "config.yaml").exists()
+    (version,) = json.loads((tmp_path / "sft" / "version.json").read_text())
+    assert version["practicum"]
+    assert version["commit"] is None or len(version["commit"]) == 40
+
+
+def test_rows_with_a_response_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"{n}?", "response": str(n)}) + "\n" for n in range(4)))
+    command = ["sft", "--dataset_path", str(rows), "--out", str(tmp_path / "sft"), "--epochs", "1", "data.val_share=0"]
+    assert main([*command, "--full"]) == 0, capsys.readouterr().err
+    assert main([*command, "--lr", "0"]) == 2
+    assert "training.learning_rate=0.0: it must be above 0" in capsys.readouterr().err
+
+
 def test_preferences_from_episodes(attempts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--episodes", str(attempts), "--out", str(tmp_path / "dpo"), "training.bf16=false", "--lr", "5e-3",
                  "--epochs", "6", "--batch_size", "2", "--gradient_accumulation_steps", "4",

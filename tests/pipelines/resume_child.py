@@ -95,7 +95,7 @@ def train_until(
             fsync(file)
 
         os.fsync = counted
-    config = resolve_train([*overrides, f"trainer.default_local_dir={folder}"]).config
+    config = resolve_train([*overrides, f"trainer.default_local_dir={folder}", "trainer.experiment_name=run"]).config
     run = build.build_run(
         config,
         on_step=lambda step, values: last.clear() if step < run.settings.total_training_steps else None,

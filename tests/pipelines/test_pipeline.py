@@ -82,6 +82,8 @@ def test_every_stage_leaves_its_results(whole: Path, recipe: Path, capsys: pytes
     assert set(results["table"]) == {"affine:sat", "math", "Overall"}
     assert set(results["stages"]) == set(stages.STAGES)
     assert all(spent["finished"] and spent["peak_mb"] > 50 for spent in results["stages"].values())
+    baseline = json.loads((whole / "logs" / "baseline_results.json").read_text())
+    assert baseline["environments"] == results["rungs"]["base"]["environments"]
     before = (whole / "rl" / "metrics.jsonl").stat().st_mtime_ns
     assert main(["pipeline", f"recipe={recipe}", f"output_dir={whole}"]) == 0
     told = capsys.readouterr().out
@@ -160,7 +162,7 @@ def test_the_papers_configuration(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["rl_training.vf_coef=1.0"], "leave this at 0.5"),
+        (["rl_training.vf_coef=-1.0"], "rl_training.vf_coef=-1.0: it must be at least 0"),
         (["rl_training.algorithm=grpo"], re.escape("\"rl_training.overrides=['algorithm.adv_estimator=grpo']\"")),
         (["data.affine.environments=[]", "data.agentgym.environments=[]"], "Say what to learn"),
         (["data.affine.environments=['affine:set']"], "Unknown environment 'affine:set'"),
@@ -169,7 +171,10 @@ def test_the_papers_configuration(capsys: pytest.CaptureFixture[str]) -> None:
         (["rl_training.overrides=['agent.init_args.environment=math']"], "set by the pipeline itself"),
         (["rl_training.overrides=['algorithm.adv_estimator=grppo']"], "Did you mean 'grpo'"),
         (["rl_training.overrides=['algorithm.adv_estimator=grpo']"], "num_chains must be at least 2"),
-        (["rl_training.overrides=['actor_rollout_ref.actor.kl_loss_type=k']"], "Unknown KL kind 'k'"),
+        (
+            ["rl_training.kl_penalty=0.1", "rl_training.overrides=['actor_rollout_ref.actor.kl_loss_type=k']"],
+            "Unknown KL kind 'k'",
+        ),
         (["rl_training.overrides=[algorithm.adv_estimator=grpo]"], re.escape("\"KEY=['A=B']\" for a list")),
         (["rl_training.reward=shapd"], "Did you mean 'shaped'"),
         (["training.scheduler_type=cosin"], "Did you mean 'cosine'"),
@@ -210,3 +215,77 @@ def test_what_is_examined_may_change_until_the_first_examination(tmp_path: Path)
     stages.check_continuation(asked(0.8), lambda stage: stage == "collect")
     with pytest.raises(UserError, match="holds a pipeline with evaluation.confidence=0.8, not 0.9"):
         stages.check_continuation(asked(0.9), lambda stage: stage == "eval-base")
+
+
+AFFINE_YAML = """
+data:
+  affine:
+    num_samples: 10000
+    dataset: "satpalsr/rl-python"
+    buffer_size: 5
+    environments: ["affine:sat", "affine:abd", "affine:ded"]
+  agentgym:
+    num_episodes: 5000
+    max_episode_length: 50
+    environments: ["agentgym:textcraft"]
+training: {use_lora: true, lora_r: 64, lora_alpha: 128, lora_dropout: 0.05, num_epochs: 3, batch_size: 2,
+  gradient_accumulation_steps: 8, learning_rate: 2.0e-5, warmup_steps: 100, weight_decay: 0.01, max_grad_norm: 1.0,
+  scheduler_type: "cosine", min_lr_ratio: 0.1, bf16: true, fp16: false, gradient_checkpointing: true,
+  save_steps: 1000, save_total_limit: 3}
+rl_training: {algorithm: "ppo", ppo_epochs: 4, num_rollouts: 100, rollout_batch_size: 4, clip_range: 0.2, vf_coef: 0.25,
+  entropy_coef: 0.01, gae_lambda: 0.95, gamma: 0.99, learning_rate: 1.0e-5, max_grad_norm: 1.0}
+tracking: {use_wandb: true, wandb_project: "affine-training"}
+"""
+
+
+def test_affines_own_yaml_loads_as_its_authors_wrote_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A data set that is not here is a warning of the dry run, and an error of the run that says where to put it."""
+    monkeypatch.setenv("PRACTICUM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    recipe = tmp_path / "config.yaml"
+    recipe.write_text(AFFINE_YAML)
+    assert main(["pipeline", f"recipe={recipe}", "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    assert "buffer_size: 5" in shown.out
+    assert "data.affine.dataset: there is no" in shown.err
+    assert stages.rl_config(stages.resolve([f"recipe={recipe}"]).config).critic.vf_coef == 0.25
+    assert main(["pipeline", f"recipe={recipe}", f"output_dir={tmp_path / 'out'}"]) == 2
+    error = capsys.readouterr().err
+    place = tmp_path / "cache" / "datasets" / "satpalsr--rl-python.jsonl"
+    assert "pip install 'practicum[datasets]'" in error
+    assert f"put its rows into a file of JSON lines at '{place}'" in error
+
+
+def test_the_rows_of_a_hub_id_are_read_through_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets  # type: ignore[import-untyped]
+
+    from practicum.data.hub_dataset import fetch_dataset, local_path
+
+    monkeypatch.setenv("PRACTICUM_CACHE", str(tmp_path / "cache"))
+    rows = [{"program": f"print({n})", "inputs": "", "output": f"{n}\n"} for n in range(7)]
+    hub = {"train": datasets.Dataset.from_list(rows).to_iterable_dataset()}
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, streaming: hub)
+    fetch_dataset("some/rows", buffer_size=3)
+    assert [json.loads(line) for line in local_path("some/rows").read_text().splitlines()] == rows
+    assert local_path("../rows.jsonl") == Path("../rows.jsonl")
+
+
+def test_the_coefficient_of_the_value_loss_acts_through_gradient_clipping() -> None:
+    import torch
+
+    from practicum.models import loader
+    from practicum.models.decoder import Decoder
+    from practicum.training.critic import Critic, CriticSettings, ValuedSample
+    from practicum.training.text_dataset import reply_sample
+
+    def update(vf_coef: float) -> dict[str, float]:
+        settings = CriticSettings(lr=1e-3, vf_coef=vf_coef, grad_clip=1e-3)
+        critic = Critic(Decoder(loader.load("tiny").model), settings)
+        sample = reply_sample([5, 6, 7], [8, 9])
+        return critic.update([ValuedSample(sample, torch.zeros(2), torch.ones(2))], 1e-3)
+
+    small, large = update(0.5), update(1.0)
+    assert large["critic/vf_loss"] == pytest.approx(2 * small["critic/vf_loss"])
+    assert large["critic/grad_norm"] == pytest.approx(2 * small["critic/grad_norm"])

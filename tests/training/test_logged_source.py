@@ -323,7 +323,8 @@ def test_a_run_cut_short_and_resumed_equals_a_whole_one(method: str, folder: Pat
     log = tmp_path / "log"
     shutil.copytree(folder, log)
     overrides = [
-        f"data.from_trajectories={log}", f"algorithm.offline.method={method}", "algorithm.offline.top_percent=0.5",
+        f"data.from_trajectories={log}", f"algorithm.offline.method={method}", "trainer.experiment_name=run",
+        *(["algorithm.offline.top_percent=0.5"] if method == "bandit" else []),
         "actor_rollout_ref.model.path=tiny", "actor_rollout_ref.actor.optim.lr=1e-3", "data.train_batch_size=2",
         "agent.num_chains=4", "agent.max_turns=1", "agent.max_tokens_per_turn=10", "data.val_batch_size=4",
         "trainer.total_training_steps=5", "trainer.save_freq=2", "trainer.test_freq=3", "trainer.logger=[]",

@@ -71,6 +71,17 @@ def main(argv: list[str] | None = None) -> int:
             first = first.exceptions[0]
         print(f"practicum: {first}", file=sys.stderr)
         return 2
+    except (MemoryError, RuntimeError) as error:
+        from practicum.utils.memory import is_out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
+        print(
+            f"practicum: out of memory ({(str(error).splitlines() or ['the machine has no more'])[0][:200]}); lower "
+            "--concurrency or --max-tokens, or use a smaller model (docs/troubleshooting.md).",
+            file=sys.stderr,
+        )
+        return 2
     except KeyboardInterrupt:
         print("\npracticum: stopped; finished episodes, metrics and checkpoints are saved.", file=sys.stderr)
         return 130

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from practicum.errors import UserError
+from practicum.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
+    from practicum.agent import Deadlines
     from practicum.rollout_settings import RolloutSettings
 
 
@@ -25,7 +27,14 @@ def add_environment_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", help="JSON file of tasks with a 'question', instead of generated ones")
     parser.add_argument("--split", default="train", choices=("train", "val", "test"))
     parser.add_argument("--tasks", type=positive, default=20, help="how many tasks")
-    parser.add_argument("--max-turns", type=positive, default=10)
+    parser.add_argument("--max-turns", type=positive, default=10, help="turns of an episode, at most (default: 10)")
+    parser.add_argument(
+        "--deadline",
+        action="append",
+        default=[],
+        metavar="WAIT=SECONDS",
+        help="of reset (default: 60), generate (600), step (120) or episode (3600); may be given several times",
+    )
 
 
 def add_policy_flags(parser: argparse.ArgumentParser) -> None:
@@ -66,6 +75,7 @@ def rollout_fields(args: argparse.Namespace) -> dict[str, Any]:
         "subset": args.subset,
         "task_registry": args.task_registry,
         "max_turns": args.max_turns,
+        "deadlines": deadlines(args.deadline),
         "policy": args.policy,
         "url": args.url,
         "tokenizer": args.tokenizer,
@@ -79,6 +89,23 @@ def rollout_fields(args: argparse.Namespace) -> dict[str, Any]:
         "seed": args.seed,
         "concurrency": args.concurrency,
     }
+
+
+def deadlines(pairs: Iterable[str]) -> Deadlines:
+    """The deadlines of `--deadline WAIT=SECONDS` flags."""
+    from practicum.agent import Deadlines
+
+    names = [field.name for field in dataclasses.fields(Deadlines)]
+    values: dict[str, float] = {}
+    for pair in pairs:
+        name, _, seconds = pair.partition("=")
+        if name not in names:
+            raise UserError(f"--deadline '{pair}': write WAIT=SECONDS.{did_you_mean(name, names)}")
+        try:
+            values[name] = float(seconds)
+        except ValueError:
+            raise UserError(f"--deadline '{pair}': '{seconds}' is no number of seconds.") from None
+    return Deadlines(**values)
 
 
 def rollout_settings(args: argparse.Namespace) -> RolloutSettings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import sys
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def run(argv: list[str]) -> int:
         from practicum.quickstart import Quickstart, default_plan
 
         progress.advance()
-    out = args.out or Path("runs") / f"quickstart-{args.seed}"
+    out = args.out or free_folder(Path("runs") / f"quickstart-{args.seed}")
     plan = default_plan(args.seed, args.demonstrations)
     quick = Quickstart(out, args.seed, plan, say=lambda text: print(text, flush=True), sft_only=args.sft_only)
     try:
@@ -40,3 +41,12 @@ def run(argv: list[str]) -> int:
         print("\npracticum: stopped; the same command begins again.", file=sys.stderr)
         return 130
     return 0
+
+
+def free_folder(folder: Path) -> Path:
+    """The folder, or the first of folder-2, folder-3, ... that holds no finished quickstart."""
+    for number in itertools.count(1):
+        candidate = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        if not (candidate / "summary.json").is_file():
+            return candidate
+    raise AssertionError("unreachable")

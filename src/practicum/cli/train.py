@@ -33,9 +33,12 @@ def run(argv: list[str]) -> int:
     resolved = resolve_train(args.overrides)
     if args.dry_run:
         from practicum.config.provenance import annotated_yaml
+        from practicum.training.build_settings import run_folder
         from practicum.training.build_summary import summarize
+        from practicum.training.checkpoint import keep_stored_defaults
         from practicum.training.preflight import check_train
 
+        keep_stored_defaults(resolved, run_folder(resolved.config))
         warnings = check_train(resolved.config)
         lines = summarize(resolved.config)
         print(annotated_yaml(resolved), end="")

@@ -200,6 +200,9 @@ class CriticConfig:
     """Sequences of one forward pass of the critic, at most; null: as the token limit allows."""
     ppo_epochs: int = at_least(1, 1)
     """Passes of the critic over the batch of one step."""
+    vf_coef: float = at_least(0, 0.5)
+    """Coefficient of the squared error in the critic's loss. AdamW cancels a constant factor, so it acts through
+    grad_clip: the larger it is, the more updates are clipped."""
     cliprange_value: float = at_least(0, 0.5)
     """How far a value may move in the updates of one step; 0: no limit."""
     grad_clip: float = at_least(0, 1.0)

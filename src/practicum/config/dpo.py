@@ -20,7 +20,7 @@ class DPOTrainingConfig(SFTTrainingConfig):
     """Dropout before the adapter; the margin that decides how much a pair counts is computed without it."""
     num_epochs: int = at_least(1, 2)
     """Passes over the pairs."""
-    learning_rate: float = at_least(0, 5.0e-5)
+    learning_rate: float = above(0, 5.0e-5)
     """Peak learning rate."""
     warmup_ratio: float = between(0, 1, 0.1)
     """Share of all updates that is linear warm-up."""

@@ -19,7 +19,9 @@ class AffineDataConfig:
     num_samples: int = at_least(0, 10_000)
     """Demonstrations in all, in equal parts."""
     dataset: str | None = None
-    """Rows for abd and ded (a file, or a folder with index.json); null: generated."""
+    """Rows for abd and ded: a file, a folder with index.json, or a hub id (`satpalsr/rl-python`); null: generated."""
+    buffer_size: int = at_least(1, 5)
+    """Rows asked for at a time while the data set of a hub id is fetched."""
     environments: list[str] = field(default_factory=lambda: list(AFFINE_ENVIRONMENTS))
     """Environments of this group."""
 
@@ -67,7 +69,7 @@ class RLTrainingConfig:
     clip_range: float = at_least(0, 0.2)
     """How far from 1 the probability ratio counts."""
     vf_coef: float = at_least(0, 0.5)
-    """Must be 0.5: the critic has an optimizer of its own."""
+    """Coefficient of the squared error in the critic's loss (critic.vf_coef)."""
     entropy_coef: float = unbounded(0.01)
     """Coefficient of the entropy bonus."""
     gae_lambda: float = between(0, 1, 0.95)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from practicum.config.fields import at_least, between, unbounded
+from practicum.config.fields import above, at_least, between, unbounded
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -34,7 +34,7 @@ class SupervisedDataConfig:
     episodes: str | None = None
     """Folder written by `practicum collect`."""
     dataset_path: str | None = None
-    """JSON-lines file: messages, or prompt and action (sft); prompt, chosen and rejected (dpo)."""
+    """JSON-lines file: messages, or prompt and action or response (sft); prompt, chosen and rejected (dpo)."""
     include_failed: bool = False
     """sft: learn from failed episodes too."""
     include_held_out: bool = False
@@ -69,7 +69,7 @@ class SFTTrainingConfig:
     """Sequences (dpo: pairs) computed at once."""
     gradient_accumulation_steps: int = at_least(1, 8)
     """Such batches in one update."""
-    learning_rate: float = at_least(0, 2.0e-5)
+    learning_rate: float = above(0, 2.0e-5)
     """Peak learning rate."""
     warmup_steps: int = at_least(0, 100)
     """Updates of linear warm-up."""

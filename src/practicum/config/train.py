@@ -9,8 +9,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from practicum.config.actor_rollout_ref import ActorRolloutRefConfig, CriticConfig
-from practicum.config.fields import at_least, between, unbounded
+from practicum.config.fields import above, at_least, between, unbounded
 from practicum.config.health import HealthSettings, RewardHackingSettings
+
+
+@dataclass
+class DeadlinesConfig:
+    """Seconds that each wait of an episode may take."""
+
+    reset: float = above(0, 60.0)
+    """The environment's reset."""
+    generate: float = above(0, 600.0)
+    """One reply of the engine; time in its queue does not count."""
+    step: float = above(0, 120.0)
+    """One step of the environment, tool calls included."""
+    episode: float = above(0, 3600.0)
+    """The whole episode."""
 
 
 @dataclass
@@ -47,6 +61,7 @@ class AgentConfig:
     """Episodes per task."""
     max_tokens_per_turn: int | None = at_least(1, None)
     """Tokens of one reply, at most; null: actor_rollout_ref.rollout.response_length."""
+    deadlines: DeadlinesConfig = field(default_factory=DeadlinesConfig)
 
 
 @dataclass
@@ -133,8 +148,9 @@ class TrainerConfig:
 
     project_name: str = "practicum"
     """Folder of the run, and project in W&B."""
-    experiment_name: str = "run"
-    """Folder of the run below the project."""
+    experiment_name: str | None = None
+    """Folder of the run below the project; null: made of environment, estimator, model and a hash of the keys, so that
+    the same command goes on with its run and another one has a folder of its own."""
     default_local_dir: str = "runs"
     """Folder of all projects."""
     logger: list[str] = field(default_factory=lambda: ["console"])

@@ -15,7 +15,8 @@ from practicum.collector import CollectSettings, collect
 from practicum.config.pipeline import PipelineConfig
 from practicum.data.store import write_atomic
 from practicum.errors import UserError, did_you_mean
-from practicum.evaluation.result import EvalResult
+from practicum.evaluation.policy_results import PolicyResults
+from practicum.evaluation.result import EvalResult, read_results
 from practicum.evaluation.result_table import describe
 from practicum.evaluation.runner import EvalRunner, evaluate_all
 from practicum.evaluation.settings import EvalSettings
@@ -48,6 +49,10 @@ class PipelineResult:
             *self.table.lines(),
             f"all of it in {self.path}; `practicum compare {folders[0]} {folders[1]}` tells more",
         ]
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    write_atomic(path, (json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
 def check_stage_name(name: str | None) -> None:
@@ -169,6 +174,16 @@ class PipelineRunner:
                 error = next((attempt.error for attempt in result.unscored if attempt.error), "no error recorded")
                 raise UserError(f"No episode of {name} could be scored ({error}); see {self.stage_log.path(stage)}.")
             self.log(f"  {name}: {evaluation_line(result, config.evaluation.confidence)}")
+        if model == "base":
+            self._write_baseline()
+
+    def _write_baseline(self) -> None:
+        """Keep the results of the base model in logs/baseline_results.json, to compare every later model with."""
+        level = self.config.evaluation.confidence
+        results = read_results([stages.folder(self.config, "eval", "base")])
+        base = PolicyResults("base", {result.panel: result for result in results})
+        record = {"format": "practicum pipeline 1", **StageTable((base,), (), level).baseline_record()}
+        write_record(stages.folder(self.config, "logs", "baseline_results.json"), record)
 
     def finish(self) -> PipelineResult:
         """The results of all stages, written to logs/evaluation_results.json."""
@@ -177,7 +192,7 @@ class PipelineRunner:
         stage_table = read_stage_table(folders, config.evaluation.confidence)
         path = stages.folder(config, "logs", "evaluation_results.json")
         record = {"format": "practicum pipeline 1", **stage_table.record(), "stages": self.stage_log.record()}
-        write_atomic(path, (json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+        write_record(path, record)
         return PipelineResult(stage_table, self.stage_log, path)
 
     def _shared_settings(self, environment: str) -> dict[str, Any]:

@@ -117,6 +117,19 @@ class StageTable:
             sentences.append("In no environment is a model worse than the one before (McNemar, Holm, 5 %).")
         return sentences
 
+    def baseline_record(self) -> dict[str, Any]:
+        """The first model's results alone, as JSON."""
+        model = self.models[0]
+        return {"level": self.level, "model": model.name, **self._model_record(model)}
+
+    def _model_record(self, model: PolicyResults) -> dict[str, Any]:
+        results = list(model.results.values())
+        totals = asdict(aggregate(results))
+        return {
+            "environments": {result.environment: self._metrics(result) for result in results},
+            "aggregate": {key: finite(value) for key, value in totals.items()},
+        }
+
     def record(self) -> dict[str, Any]:
         """All of it as JSON."""
         scores = {model.name: model.scores for model in self.models}
@@ -124,14 +137,7 @@ class StageTable:
         return {
             "level": self.level,
             "rungs": {
-                model.name: {
-                    "environments": {result.environment: self._metrics(result) for result in model.results.values()},
-                    "aggregate": {
-                        key: finite(value)
-                        for key, value in asdict(aggregate(list(model.results.values()))).items()
-                    },
-                    "dominated_by": dominators[model.name],
-                }
+                model.name: {**self._model_record(model), "dominated_by": dominators[model.name]}
                 for model in self.models
             },
             "table": {

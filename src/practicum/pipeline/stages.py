@@ -20,6 +20,7 @@ from practicum.config.resolve import check_supervised, resolve_train, with_model
 from practicum.config.sft import SFTConfig, SupervisedDataConfig
 from practicum.config.train import TrainConfig
 from practicum.config.unused_keys import READ_BY_ESTIMATORS, check_unused_supervised
+from practicum.data.hub_dataset import fetch_dataset, local_path
 from practicum.data.store import write_atomic
 from practicum.environments.mix import MixEnvironment, interleave
 from practicum.errors import UserError, did_you_mean
@@ -81,11 +82,6 @@ def check_rl_training(rl: RLTrainingConfig) -> None:
         raise UserError(f"rl_training.algorithm={rl.algorithm}: the RL stage of this pipeline is ppo; leave that out, "
                         "and for another estimator say \"rl_training.overrides=['algorithm.adv_estimator=grpo']\" "
                         "\"rl_training.num_chains=8\".")  # fmt: skip
-    if rl.vf_coef != 0.5:
-        raise UserError(
-            f"rl_training.vf_coef={rl.vf_coef:g}: the value network has an optimizer of its own, and its loss is half "
-            "the squared error; leave this at 0.5 and set rl_training.value_learning_rate."
-        )
     if rl.reward is not None and rl.reward not in REWARDS and ".py:" not in rl.reward:
         raise UserError(f"Unknown rl_training.reward '{rl.reward}'.{did_you_mean(rl.reward, REWARDS)}")
 
@@ -116,7 +112,7 @@ def environment_options(config: PipelineConfig, name: str) -> dict[str, Any]:
     options = dict(config.data.environment_args.get(name) or {})
     dataset = config.data.affine.dataset
     if dataset is not None and "files" not in options and registry.takes(name, "files"):
-        options["files"] = dict.fromkeys(("train", "val", "test"), dataset)
+        options["files"] = dict.fromkeys(("train", "val", "test"), str(local_path(dataset)))
     return options
 
 
@@ -163,6 +159,7 @@ def rl_config(config: PipelineConfig) -> TrainConfig:
         **({"actor_rollout_ref.actor.kl_loss_coef": rl.kl_penalty} if rl.kl_penalty else {}),
         "actor_rollout_ref.rollout.response_length": config.data.max_response_tokens,
         "critic.optim.lr": rl.value_learning_rate,
+        "critic.vf_coef": rl.vf_coef,
         "critic.ppo_epochs": rl.ppo_epochs,
         "critic.grad_clip": rl.max_grad_norm,
         "trainer.total_training_steps": rl.num_rollouts,
@@ -217,8 +214,10 @@ def check_continuation(config: PipelineConfig, started: Callable[[str], bool]) -
     may_change = tuple(keys for keys, stage in FIRST_READER.items() if not started(stage))
     if stored.is_file():
         before, now = OmegaConf.load(stored), OmegaConf.structured(config)
+        defaults = OmegaConf.structured(PipelineConfig)
         for key in schema_keys(PipelineConfig):
-            old, new = OmegaConf.select(before, key), OmegaConf.select(now, key)
+            new = OmegaConf.select(now, key)
+            old = OmegaConf.select(before, key, default=OmegaConf.select(defaults, key))  # the key may be new
             if old != new and not key.startswith(may_change):
                 raise UserError(
                     f"'{config.output_dir}' holds a pipeline with {key}={old}, not {new}; choose another output_dir."
@@ -227,7 +226,10 @@ def check_continuation(config: PipelineConfig, started: Callable[[str], bool]) -
 
 
 def check_tasks(config: PipelineConfig) -> None:
-    """Every environment must have the tasks that the stages will need: an error now instead of hours later."""
+    """Every environment must have the tasks that the stages will need: an error now instead of hours later. The data
+    set of a hub id is fetched."""
+    if config.data.affine.dataset is not None:
+        fetch_dataset(config.data.affine.dataset, config.data.affine.buffer_size)
     wanted = [(name, "train", count, config.seed + 1) for name, count in demonstrations(config).items()]
     wanted += [
         (name, "test", config.evaluation.num_eval_samples, config.seed) for name in evaluated_environments(config)
@@ -242,8 +244,9 @@ def check_tasks(config: PipelineConfig) -> None:
 
 def check_run(config: PipelineConfig) -> list[str]:
     """What --dry-run checks besides the keys; the sentences about what is not on this machine."""
-    dataset = config.data.affine.dataset
-    warnings = [*check_supervised_model(sft_config(config)), *missing_files("data.affine.dataset", dataset)]
+    dataset, warnings = config.data.affine.dataset, check_supervised_model(sft_config(config))
+    if dataset is not None:
+        warnings += missing_files("data.affine.dataset", str(local_path(dataset)))
     for name in environments(config):
         make, _ = registry.environment_maker(name, "hf", environment_options(config, name))
         warnings += sentence_of(make)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +13,13 @@ from practicum.config.overrides import Resolved
 from practicum.config.resolve import resolve_supervised, resolve_train
 from practicum.config.sft import SFTConfig
 from practicum.config.train import TrainConfig
+from practicum.errors import UserError
 from practicum.training import build, build_supervised
-from practicum.training.checkpoint import MODEL
+from practicum.training.build_settings import run_folder
+from practicum.training.checkpoint import MODEL, keep_stored_defaults
 from practicum.training.run import Run, TrainState
 from practicum.training.supervised import place_adapter
+from practicum.utils.memory import is_out_of_memory
 from practicum.utils.progress import Progress
 
 StepCallback = Callable[[int, int, Mapping[str, float]], None]
@@ -36,6 +40,32 @@ class TrainResult:
     """Empty where the run was finished before and nothing was left to do."""
 
 
+LESS_MEMORY_TRAIN = (
+    "lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu (learner) or actor_rollout_ref.rollout.max_num_seqs "
+    "(engine), set actor_rollout_ref.model.enable_gradient_checkpointing=true, or train an adapter "
+    "(actor_rollout_ref.model.lora_rank=16)"
+)
+LESS_MEMORY_SUPERVISED = (
+    "lower training.batch_size and raise training.gradient_accumulation_steps by as much, set "
+    "training.gradient_checkpointing=true, or train a smaller adapter (training.lora_r)"
+)
+
+
+@contextmanager
+def explain_out_of_memory(remedy: str) -> Iterator[None]:
+    """Raise running out of memory as a UserError that says what to lower. Checkpoints stay as they are."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        what = (str(error).splitlines() or ["the machine has no more"])[0][:200]
+        raise UserError(
+            f"Out of memory ({what}): {remedy}; docs/troubleshooting.md has more. The same command goes on from the "
+            "last checkpoint, if there is one."
+        ) from error
+
+
 def train(
     config: TrainConfig | Resolved[TrainConfig] | Iterable[str],
     *,
@@ -51,7 +81,10 @@ def train(
     model/ in the run's folder: the best one by validation, or the last where nothing is validated. last/ beside it
     has the last weights. `log` gets messages, `progress` shows a line on stderr.
     """
-    return asyncio.run(_train(resolve_train(config).config, model_folder, progress, log, on_step))
+    resolved = resolve_train(config)
+    keep_stored_defaults(resolved, run_folder(resolved.config))
+    with explain_out_of_memory(LESS_MEMORY_TRAIN):
+        return asyncio.run(_train(resolved.config, model_folder, progress, log, on_step))
 
 
 async def _train(
@@ -102,7 +135,8 @@ def sft(
     """
     resolved = resolve_supervised(SFTConfig, config).config
     build_run = lambda report: build_supervised.build_sft(resolved, report, log)  # noqa: E731
-    return _supervised("sft", "actor/loss", build_run, progress, log, on_step)
+    with explain_out_of_memory(LESS_MEMORY_SUPERVISED):
+        return _supervised("sft", "actor/loss", build_run, progress, log, on_step)
 
 
 def dpo(
@@ -118,7 +152,8 @@ def dpo(
     """
     resolved = resolve_supervised(DPOConfig, config).config
     build_run = lambda report: build_supervised.build_dpo(resolved, report, log)  # noqa: E731
-    return _supervised("dpo", "dpo/loss", build_run, progress, log, on_step)
+    with explain_out_of_memory(LESS_MEMORY_SUPERVISED):
+        return _supervised("dpo", "dpo/loss", build_run, progress, log, on_step)
 
 
 def _supervised(

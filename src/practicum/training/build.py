@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from practicum.agent import Agent
+from practicum.agent import Agent, Deadlines
 from practicum.chat.console import ConsoleEpisodeWatcher
 from practicum.chat.renderer import Renderer
 from practicum.config import overrides
@@ -44,7 +44,7 @@ from practicum.training.build_settings import (
     training_steps,
     validates,
 )
-from practicum.training.checkpoint import check_continuation
+from practicum.training.checkpoint import check_continuation, record_version
 from practicum.training.estimators import ESTIMATORS
 from practicum.training.logged_source import METHODS, LoggedSource, TrajectoryLog, read_trajectory_log, signal_groups
 from practicum.training.micro_batches import MicroBatchLimits
@@ -95,6 +95,7 @@ def build_agent(config: TrainConfig, components: RunComponents, temperature: flo
         format=components.format,
         max_turns=max_turns(config),
         thoughts=config.agent.thoughts,
+        deadlines=Deadlines(**vars(config.agent.deadlines)),
         sampling=Sampling(temperature, max_tokens=max_reply_tokens(config)),
     )
 
@@ -148,8 +149,9 @@ def build_run(
     """Everything loaded and checked, resumed where there is a checkpoint."""
     check_machine(config)
     check_sources(config)
-    on = resolve_device(config)
     folder = run_folder(config)
+    config.trainer.experiment_name = folder.name
+    on = resolve_device(config)
     check_continuation(config, folder)
     components = build_components(config)
     logged = read_logged_data(config, components) if config.data.from_trajectories else None
@@ -179,13 +181,12 @@ def build_run(
         trainer,
         running,
         RunMonitor(folder, trainer, config.health, config.hacking, say),
-        lambda resumed: make_loggers(
-            keys.logger, folder, keys.project_name, keys.experiment_name, asdict(config), resumed
-        ),
+        lambda resumed: make_loggers(keys.logger, folder, keys.project_name, folder.name, asdict(config), resumed),
         say,
         on_step,
     )
     run.resume()
+    record_version(folder, run.state.step)
     return run
 
 

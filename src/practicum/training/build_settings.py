@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from practicum.algorithms import kl
@@ -9,6 +10,8 @@ from practicum.config.train import TrainConfig
 from practicum.errors import UserError
 from practicum.models import device
 from practicum.models.device import Device
+from practicum.task import content_hash
+from practicum.training.checkpoint import continued_values
 from practicum.training.critic import CriticSettings
 from practicum.training.curriculum import CurriculumSettings, GroupFilter
 from practicum.training.estimators import EstimatorSettings, OverlongBuffer
@@ -54,7 +57,14 @@ def max_turns(config: TrainConfig) -> int:
 
 def run_folder(config: TrainConfig) -> Path:
     trainer = config.trainer
-    return Path(trainer.default_local_dir) / trainer.project_name / trainer.experiment_name
+    return Path(trainer.default_local_dir) / trainer.project_name / (trainer.experiment_name or run_name(config))
+
+
+def run_name(config: TrainConfig) -> str:
+    """The name of a run that has none: it depends on what a resumed run must have the same."""
+    kind = f"{environment_name(config)}-{config.algorithm.adv_estimator}-{Path(model_name(config)).stem}"
+    digest = content_hash(continued_values(config))
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', kind)}-{digest[:6]}"
 
 
 def validates(config: TrainConfig) -> bool:
@@ -191,6 +201,7 @@ def critic_settings(config: TrainConfig) -> CriticSettings:
         lr=critic.optim.lr,
         weight_decay=critic.optim.weight_decay,
         grad_clip=critic.grad_clip,
+        vf_coef=critic.vf_coef,
         cliprange_value=critic.cliprange_value,
         ppo_epochs=critic.ppo_epochs,
         ppo_mini_batch_size=critic.ppo_mini_batch_size,

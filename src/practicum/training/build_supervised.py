@@ -23,7 +23,7 @@ from practicum.errors import UserError, did_you_mean
 from practicum.models import device, loader, lora
 from practicum.models.device import Device
 from practicum.training import dpo, sft
-from practicum.training.checkpoint import check_supervised_continuation
+from practicum.training.checkpoint import check_supervised_continuation, record_version
 from practicum.training.micro_batches import MicroBatchLimits, sft_samples
 from practicum.training.preference_pairs import fitting_pairs, mine_pairs, pairs_from_rows
 from practicum.training.run import Run
@@ -241,6 +241,7 @@ def _build_run(
     run = Run(folder, trainer, settings, on_step=on_step, say=say)
     run.resume()
     write_atomic(folder / "config.yaml", overrides.to_yaml(config).encode())
+    record_version(folder, run.state.step)
     return run
 
 

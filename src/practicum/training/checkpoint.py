@@ -7,6 +7,7 @@ is incomplete or was edited does not match its manifest, and the one before it i
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -23,6 +24,8 @@ from torch import Tensor, nn
 
 from practicum.config import overrides
 from practicum.config.dpo import DPOConfig
+from practicum.config.overrides import MODEL as FROM_MODEL
+from practicum.config.overrides import Resolved
 from practicum.config.sft import SFTConfig
 from practicum.config.train import TrainConfig
 from practicum.data.checkpoint_folder import checkpoint_path, checkpoint_steps, damage_of, newest_checkpoint, seal, sync
@@ -30,6 +33,7 @@ from practicum.data.store import write_atomic
 from practicum.errors import UserError
 from practicum.training.critic import Critic
 from practicum.training.trainable_policy import TrainablePolicy
+from practicum.utils.version import source_version
 
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 MODEL, LAST = "model", "last"
@@ -69,9 +73,8 @@ def check_continuation(config: TrainConfig, folder: Path) -> None:
             f"'{folder}' already holds a finished run, and no checkpoint to go on from; "
             "choose another trainer.experiment_name."
         )
-    before = _flat(OmegaConf.to_container(OmegaConf.load(stored)))
-    now = _flat(OmegaConf.to_container(OmegaConf.structured(config)))
-    changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+    before, now = _compared(OmegaConf.load(stored)), _compared(OmegaConf.structured(config))
+    changed = [key for key in sorted(now) if before[key] != now[key]]
     refused = [key for key in changed if key not in MAY_CHANGE]
     if refused:
         key = refused[0]
@@ -79,6 +82,41 @@ def check_continuation(config: TrainConfig, folder: Path) -> None:
             f"'{folder}' holds a run with {key}={before.get(key)}, not {now.get(key)} "
             f"({len(refused)} such differences); choose another trainer.experiment_name."
         )
+
+
+def keep_stored_defaults(resolved: Resolved[TrainConfig], folder: Path) -> None:
+    """Take over from an unfinished run what nobody chose and the defaults of `tiny` would change: runs that began
+    before `tiny` had defaults of its own go on with those they have."""
+    stored = folder / "config.yaml"
+    if not stored.is_file():
+        return
+    before, defaults = OmegaConf.load(stored), OmegaConf.structured(TrainConfig)
+    tree = OmegaConf.structured(resolved.config)
+    for key in (key for key, source in resolved.sources.items() if source == FROM_MODEL):
+        value = OmegaConf.select(before, key)
+        if value == OmegaConf.select(defaults, key) != OmegaConf.select(tree, key):
+            group, _, name = key.rpartition(".")
+            setattr(functools.reduce(getattr, group.split("."), resolved.config), name, value)
+
+
+def continued_values(config: TrainConfig) -> dict[str, Any]:
+    """What a run that is resumed must have the same, by key; device and dtype are left out, `auto` stands for them."""
+    skipped = (*MAY_CHANGE, "trainer.project_name", "trainer.experiment_name", "trainer.device")
+    values = _compared(OmegaConf.structured(config))
+    return {key: value for key, value in values.items() if key not in (*skipped, "actor_rollout_ref.model.dtype")}
+
+
+def _compared(tree: Any) -> dict[str, Any]:
+    """The values of a configuration by key, as far as two runs are compared by them. A key that was added since has its
+    default; the model has one name, whichever of its keys it was given by."""
+    defaults = _flat(OmegaConf.to_container(OmegaConf.structured(TrainConfig)))
+    given = _flat(OmegaConf.to_container(tree))
+    free = {key: value for key, value in given.items() if key.startswith(overrides.FREE_KEYS)}
+    values = {**defaults, **{key: value for key, value in given.items() if key in defaults}, **free}
+    path, name = "actor_rollout_ref.model.path", "agent.model_name_or_path"
+    values[path] = values[path] or values.pop(name) or "tiny"
+    values.pop(name, None)
+    return values
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -99,14 +137,26 @@ def check_supervised_continuation(config: SFTConfig | DPOConfig, folder: Path) -
             raise UserError(f"'{folder}' already holds a run, and not its config.yaml; choose another output_dir.")
         return
     before, now = OmegaConf.load(stored), OmegaConf.structured(config)
+    defaults = OmegaConf.structured(type(config))
     for key in overrides.schema_keys(type(config)):
-        if key not in SUPERVISED_MAY_CHANGE and OmegaConf.select(before, key) != OmegaConf.select(now, key):
+        was = OmegaConf.select(before, key, default=OmegaConf.select(defaults, key))  # the key may be new
+        if key not in SUPERVISED_MAY_CHANGE and was != OmegaConf.select(now, key):
             raise UserError(
-                f"'{folder}' holds a run with {key}={OmegaConf.select(before, key)}, "
-                f"not {OmegaConf.select(now, key)}; choose another output_dir."
+                f"'{folder}' holds a run with {key}={was}, not {OmegaConf.select(now, key)}; choose another output_dir."
             )
     if config.training.save_steps <= 0 and (folder / "model").exists():
         raise UserError(f"'{folder}' already holds a finished run; choose another output_dir, or remove that folder.")
+
+
+def record_version(folder: Path, step: int) -> None:
+    """Note in version.json which code continues the run from `step`, unless it is the one that was noted last."""
+    path, version = folder / "version.json", source_version()
+    try:
+        records = json.loads(path.read_text())
+    except (OSError, ValueError):
+        records = []
+    if not records or {**records[-1], "from_step": 0} != {"from_step": 0, **version}:
+        write_atomic(path, (json.dumps([*records, {"from_step": step, **version}], indent=1) + "\n").encode())
 
 
 LATEST = "latest_checkpointed_iteration.txt"

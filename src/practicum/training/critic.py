@@ -34,6 +34,7 @@ class CriticSettings:
     lr: float = default_of(CriticOptimConfig, "lr")
     weight_decay: float = default_of(CriticOptimConfig, "weight_decay")
     grad_clip: float = default_of(CriticConfig, "grad_clip")
+    vf_coef: float = default_of(CriticConfig, "vf_coef")
     cliprange_value: float = default_of(CriticConfig, "cliprange_value")
     ppo_epochs: int = default_of(CriticConfig, "ppo_epochs")
     ppo_mini_batch_size: int | None = default_of(CriticConfig, "ppo_mini_batch_size")
@@ -129,7 +130,8 @@ class Critic:
             value_losses, was_clipped = losses.value_loss(
                 self.head(hidden)[has_target], old_values[has_target], target[has_target], self.settings.cliprange_value
             )
-            micro_loss = value_losses.sum() / num_targets
+            # `value_loss` has the factor 1/2 already.
+            micro_loss = value_losses.sum() * (2 * self.settings.vf_coef) / num_targets
             torch.autograd.backward(micro_loss)
             loss += float(micro_loss.detach())
             clipped += float(was_clipped.float().sum()) / num_targets

@@ -6,6 +6,7 @@ returned as a sentence: the run itself may be meant for another machine.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from practicum.training import build, build_supervised
 from practicum.training.build_settings import (
     environment_name,
     model_name,
+    resolve_device,
     rl_settings,
     run_folder,
     run_settings,
@@ -43,7 +45,10 @@ def check_train(config: TrainConfig) -> list[str]:
     check_thoughts(config.agent.thoughts)
     check_template(config.agent.template)
     check_logger_names(trainer.logger)
-    check_continuation(config, run_folder(config))
+    begun = copy.deepcopy(config)
+    begun.trainer.experiment_name = run_folder(config).name
+    resolve_device(begun)
+    check_continuation(begun, run_folder(config))
     warnings = [
         *missing_files("data.train_files", data.train_files),
         *missing_files("data.val_files", data.val_files),

@@ -10,12 +10,13 @@ import numpy as np
 
 from practicum.chat.renderer import MARKER, Renderer
 from practicum.chat.templates import TEMPLATES
-from practicum.data.export import BC_FIELDS
 from practicum.data.jsonl import check_row, read_objects
 from practicum.environment import Message
 from practicum.errors import UserError
 from practicum.training.micro_batches import Sample
 
+REPLY_FIELDS = ("action", "response", "completion")
+"""Fields that may hold the reply; the first that a row has is taken."""
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -49,7 +50,8 @@ def reply_sample(prompt: Sequence[int], reply: Sequence[int]) -> Sample:
 
 
 def read_demonstration_rows(path: Path, renderer: Renderer) -> list[tuple[str, Sample]]:
-    """SFT samples of a file, each with its task id; rows have a prompt and an action, or messages."""
+    """SFT samples of a file, each with its task id; rows have a prompt and an action (or response, or completion),
+    or messages."""
     prompts = PromptTokenizer(renderer)
     samples: list[tuple[str, Sample]] = []
     for number, row in read_objects(path):
@@ -60,9 +62,10 @@ def read_demonstration_rows(path: Path, renderer: Renderer) -> list[tuple[str, S
 
 
 def _action(row: Mapping[str, Any], prompts: PromptTokenizer, location: str) -> Sample:
-    checked = check_row(row, BC_FIELDS[:2], location)
+    reply = next((field for field in REPLY_FIELDS if field in row), REPLY_FIELDS[0])
+    checked = check_row(row, ("prompt", reply), location)
     before = prompts.ids(str(checked["prompt"]), location)
-    return _with_weights(reply_sample(before, prompts.renderer.encode_reply(str(checked["action"]))))
+    return _with_weights(reply_sample(before, prompts.renderer.encode_reply(str(checked[reply]))))
 
 
 def _conversation(row: Mapping[str, Any], renderer: Renderer, location: str) -> Sample:

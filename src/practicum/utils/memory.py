@@ -48,6 +48,16 @@ def peak_resident_megabytes() -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that there was not enough memory, of the machine or of a GPU."""
+    text = str(error).lower()
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"  # torch's, which is not imported for this
+        or (isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text))
+    )
+
+
 def release_free_memory() -> None:
     """Return freed memory to the system, so that the next measurement does not reuse it unseen."""
     gc.collect()

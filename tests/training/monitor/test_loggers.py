@@ -220,7 +220,9 @@ def kept(folder: Path) -> list[list[tuple[float, float]]]:
 
 
 @pytest.mark.usefixtures("no_account")
-def test_wandb_offline_keeps_the_metrics_and_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_wandb_offline_keeps_the_metrics_and_says_why_it_is_offline(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (logger,) = make(["wandb"], tmp_path)
     for step in range(40):
         logger.write(step, {**VALUES, "reward/mean": step / 4} | {f"part/{i}": float(i) for i in range(60)})
@@ -230,7 +232,10 @@ def test_wandb_offline_keeps_the_metrics_and_says_nothing(tmp_path: Path, capfd:
     assert background() == []
     assert left_behind(core) == []
     assert kept(tmp_path) == [[(step, step / 4) for step in range(40)]]
-    assert capfd.readouterr() == ("", "")
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert "W&B has no key (WANDB_API_KEY, or `wandb login`)" in err
     row = list(history(next(tmp_path.glob("wandb/offline-run-*/*.wandb"))))[11]
     assert {name: row[name] for name in VALUES} == {**VALUES, "reward/mean": 2.75}
 
@@ -294,6 +299,7 @@ def test_a_server_that_does_not_answer_means_offline(
 def test_wandb_that_dies_costs_one_warning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (logger,) = make(["wandb"], tmp_path)
     logger.write(0, {"reward/mean": 0.0})
+    capfd.readouterr()
     (process,) = background()
     os.kill(process, signal.SIGKILL)
     deadline = time.monotonic() + 30
@@ -339,3 +345,9 @@ def test_somebody_elses_run_is_left_open(tmp_path: Path) -> None:
 )
 def test_nothing_is_sent_without_a_key(environment: dict[str, str], mode: str) -> None:
     assert wandb_mode(environment) == mode
+
+
+def test_a_login_of_wandb_counts_as_a_key(tmp_path: Path) -> None:
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password 0123\n")
+    assert wandb_mode({"HOME": str(tmp_path)}) == "online"
+    assert wandb_mode({"HOME": str(tmp_path), "WANDB_BASE_URL": "https://other.example"}) == "offline"

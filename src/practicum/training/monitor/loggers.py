@@ -11,10 +11,12 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import netrc
 import os
 import re
 import sys
 import time
+import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -178,8 +180,14 @@ class WandbLogger:
             "resume": "allow",
             "reinit": "create_new",  # leaves another run open in this process alone
         }
+        mode = wandb_mode(os.environ)
+        if mode == "offline" and os.environ.get("WANDB_MODE") not in ("offline", "dryrun"):
+            warn(
+                "W&B has no key (WANDB_API_KEY, or `wandb login`): this run is logged offline; "
+                f"`wandb sync {folder / 'wandb'}/offline-run-*` sends it later."
+            )
         try:
-            self._run = self._start(wandb_mode(os.environ))
+            self._run = self._start(mode)
         except BaseException:
             self._teardown(None)
             raise
@@ -222,7 +230,19 @@ def wandb_mode(environment: Mapping[str, str]) -> str:
     mode = environment.get("WANDB_MODE", "")
     if mode == "disabled":
         return "disabled"
-    return "online" if environment.get("WANDB_API_KEY") and mode not in ("offline", "dryrun") else "offline"
+    return "online" if has_wandb_key(environment) and mode not in ("offline", "dryrun") else "offline"
+
+
+def has_wandb_key(environment: Mapping[str, str]) -> bool:
+    """Whether there is a key, in WANDB_API_KEY or where `wandb login` writes it (the file .netrc)."""
+    if environment.get("WANDB_API_KEY"):
+        return True
+    path = environment.get("NETRC") or (f"{environment['HOME']}/.netrc" if "HOME" in environment else "")
+    host = urllib.parse.urlsplit(environment.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    try:
+        return bool(path) and netrc.netrc(path).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
 
 
 def wandb_run_id(folder: Path, project: str, experiment: str, resumed: bool) -> str:
