@@ -13,7 +13,8 @@ from typing import Any
 
 from practicum.chat.console import ConsoleEpisodeWatcher
 from practicum.data import store
-from practicum.data.collection import Collection, Row, plan
+from practicum.data.collection import CHOOSE_ANOTHER, Collection, Row, plan
+from practicum.data.folder_lock import locked
 from practicum.data.tasks import find_tasks, registry_hash
 from practicum.engines.server_check import check_server
 from practicum.errors import UserError
@@ -162,6 +163,12 @@ def _recorded_settings(settings: CollectSettings, tasks_hash: str) -> dict[str, 
 
 async def run_collection(settings: CollectSettings, collection: Collection, progress: bool = True) -> CollectResult:
     """Run the attempts that the folder does not hold yet; close the engine whatever happens."""
+    with locked(collection.folder, CHOOSE_ANOTHER) as lock:
+        lock.delete_unfinished()
+        return await _run_missing(settings, collection, progress)
+
+
+async def _run_missing(settings: CollectSettings, collection: Collection, progress: bool) -> CollectResult:
     rows = collection.finished()
     missing = [attempt for attempt in collection.planned if collection.path(attempt) not in rows]
     if missing:

@@ -73,7 +73,8 @@ def test_seeds_count_up_and_crashed_episodes_do_not_stop_the_run(shop: str, tmp_
         "task_id": "v2.up-0", "attempt_idx": 0, "run_id": "r", "experiment": "collect", "mode": "expert",
         "policy": "expert", "subset": None, "max_turns": 10, "task_seed": 123, "temperature": 0.7, "success": True,
         "reward": 1.0, "n_steps": 1, "outcome": "success"}  # fmt: skip
-    assert (down["outcome"], down["error"]) == ("env_error", "reset: OSError: the site is down")
+    assert down["outcome"] == "env_error"
+    assert down["error"].startswith("reset: OSError: the site is down")
     episode = read_episode(episode_path(folder, "v2.up-2", 1))
     assert episode.seeds.environment == 123 + 2000 + 1
     assert episode.turns[0].messages[0].content == "seed 2124"
@@ -149,7 +150,7 @@ def test_why_nothing_was_scored_is_said(shop: str, tmp_path: Path, capsys: pytes
     arguments = ["collect", "--env", shop, "--subset", "v2.down-1,v2.down-3", "--out", str(tmp_path)]
     assert main(arguments) == 1
     said = "2 env_error; none scored; first: reset: OSError: the site is down"
-    assert capsys.readouterr().out.splitlines()[-1].endswith(said)
+    assert said in capsys.readouterr().out.splitlines()[-1]
 
 
 # -- which tasks --------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.data import store
-from practicum.data.jsonl import encode
+from practicum.data.jsonl import UNFINISHED, encode
 from practicum.errors import UserError
 from practicum.task import Task, content_hash
 from practicum.trajectory import Attempt, Outcome, Seeds, Trajectory, derive_seed
@@ -92,8 +92,6 @@ class Collection:
         store.write_atomic(self.folder / SUMMARY, b"".join(map(encode, ordered)))
         store.write_atomic(self.folder / TASKS, "".join(f"{name}\n" for name in tasks).encode())
         store.write_atomic(self.folder / SETTINGS, (json.dumps(settings, indent=1) + "\n").encode())
-        for temporary in self.folder.glob(".writing-*"):  # the unfinished write of a killed run
-            temporary.unlink(missing_ok=True)
 
     def _check_settings(self) -> None:
         path = self.folder / SETTINGS
@@ -110,7 +108,7 @@ class Collection:
 
     def _has_other_files(self) -> bool:
         own = {self.path(attempt) for attempt in self.planned}
-        return any(path not in own and not path.name.startswith(".writing-") for path in self.folder.iterdir())
+        return any(path not in own and not path.name.startswith(UNFINISHED) for path in self.folder.iterdir())
 
     def _conflict(self, which: str) -> UserError:
         return UserError(f"'{self.folder}' already holds episodes {which}; {CHOOSE_ANOTHER}.")

@@ -10,7 +10,7 @@ import contextlib
 import gzip
 import json
 import os
-import tempfile
+import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +18,8 @@ from typing import Any
 
 from practicum.errors import UserError
 
+UNFINISHED = ".writing-"
+"""Beginning of the names of temporary files and folders: what a killed process has left has such a name."""
 MAX_LINE_BYTES = 64 * 2**20
 """Bytes that a line may have. A longer one is not a record of ours, and reading on would fill the memory."""
 
@@ -140,6 +142,14 @@ def _is_json(text: str) -> bool:
     return True
 
 
+def create_temporary(folder: Path) -> tuple[int, str]:
+    """Create a temporary file; return its descriptor, for writing, and its path. Its permissions are the umask's."""
+    while True:
+        path = str(folder / f"{UNFINISHED}{secrets.token_hex(4)}")
+        with contextlib.suppress(FileExistsError):
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), path
+
+
 def write_files(folder: Path, files: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, int]:
     """Write JSON-lines files into a folder, all of them or none, and return the number of rows of each.
 
@@ -152,7 +162,7 @@ def write_files(folder: Path, files: Mapping[str, Iterable[Mapping[str, Any]]]) 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, rows in files.items():
-            handle, temporary_path = tempfile.mkstemp(dir=folder, prefix=".writing-")
+            handle, temporary_path = create_temporary(folder)
             temporary[folder / name] = temporary_path
             counts[name] = 0
             with os.fdopen(handle, "wb") as file:

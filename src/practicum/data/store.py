@@ -13,13 +13,12 @@ import json
 import math
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from practicum.data.jsonl import parse_object, read_lines
+from practicum.data.jsonl import create_temporary, parse_object, read_lines
 from practicum.environment import Action, Message, ToolCall
 from practicum.errors import UserError
 from practicum.task import Task, content_hash, plain
@@ -273,7 +272,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     temporary: str | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+        handle, temporary = create_temporary(path.parent)
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from practicum.data.collection import Collection
+from practicum.data.folder_lock import locked
 from practicum.data.model_ref import resolve_model
 from practicum.engines.server_check import check_server
 from practicum.evaluation import policy_ref
@@ -49,6 +51,11 @@ class EvalRunner:
 
     async def run(self, progress: bool = True) -> EvalResult:
         """Run the attempts that have no result yet; write result, episodes and panel where `out` is set."""
+        folder = self.settings.run_folder if self.settings.out is not None else None
+        with contextlib.nullcontext() if folder is None else locked(folder, "choose another --out"):
+            return await self._run(progress)
+
+    async def _run(self, progress: bool) -> EvalResult:
         self.log.load_existing()
         missing = self.log.missing()
         if missing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import tempfile
@@ -24,6 +25,9 @@ from practicum.errors import UserError, did_you_mean
 from practicum.models import smollm2, tiny
 from practicum.task import content_hash
 
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_SETS = ("target_modules", "exclude_modules", "modules_to_save")
+"""Fields of an adapter's configuration that are sets of names."""
 BUILDERS = {"tiny": tiny.build, "smollm2": smollm2.build}
 
 
@@ -114,12 +118,26 @@ def save(loaded: LoadedModel, folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as scratch:
             written = Path(scratch) / "model"
-            (loaded.adapter or loaded.model).save_pretrained(written)
+            save_weights(loaded, written)
             loaded.tokenizer.save_pretrained(written)
             shutil.rmtree(folder, ignore_errors=True)
             written.replace(folder)
     except (OSError, SafetensorError) as error:
         raise UserError(f"Cannot save the model to '{folder}' ({error}); free some space.") from error
+
+
+def save_weights(loaded: LoadedModel, folder: Path) -> None:
+    """Write the weights as Hugging Face does, or only the adapter as PEFT does; the same files for the same weights."""
+    (loaded.adapter or loaded.model).save_pretrained(folder)
+    config = folder / ADAPTER_CONFIG
+    if loaded.adapter is None or not config.is_file():
+        return
+    # PEFT keeps module names in sets, whose order differs from process to process.
+    values = json.loads(config.read_text(encoding="utf-8"))
+    for name in ADAPTER_SETS:
+        if isinstance(values.get(name), list):
+            values[name] = sorted(values[name])
+    config.write_text(json.dumps(values, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def quantisation(eight: bool, four: bool) -> Any:

@@ -12,6 +12,7 @@ from practicum.chat.console import ConsoleEpisodeWatcher
 from practicum.chat.renderer import Renderer
 from practicum.config import overrides
 from practicum.config.train import TrainConfig
+from practicum.data.folder_lock import FolderLock, lock_for_run
 from practicum.data.model_ref import ModelRef, resolve_model
 from practicum.data.store import write_atomic
 from practicum.engines.base import PolicyEngine, Sampling
@@ -146,12 +147,24 @@ def build_run(
     on_micro_batch: Callable[[], None] | None = None,
     say: Callable[[str], None] = print,
 ) -> Run:
-    """Everything loaded and checked, resumed where there is a checkpoint."""
+    """Everything loaded and checked, resumed where there is a checkpoint; the run holds the lock of its folder."""
     check_machine(config)
     check_sources(config)
     folder = run_folder(config)
     config.trainer.experiment_name = folder.name
-    on = resolve_device(config)
+    with lock_for_run(folder) as lock:
+        return _build_run(config, lock, on_step, on_episode, on_micro_batch, say)
+
+
+def _build_run(
+    config: TrainConfig,
+    lock: FolderLock,
+    on_step: Callable[[int, dict[str, float]], None] | None,
+    on_episode: Callable[[Trajectory], None] | None,
+    on_micro_batch: Callable[[], None] | None,
+    say: Callable[[str], None],
+) -> Run:
+    on, folder = resolve_device(config), lock.folder
     check_continuation(config, folder)
     components = build_components(config)
     logged = read_logged_data(config, components) if config.data.from_trajectories else None
@@ -184,6 +197,7 @@ def build_run(
         lambda resumed: make_loggers(keys.logger, folder, keys.project_name, folder.name, asdict(config), resumed),
         say,
         on_step,
+        lock=lock,
     )
     run.resume()
     record_version(folder, run.state.step)

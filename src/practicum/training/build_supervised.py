@@ -16,6 +16,7 @@ from practicum.config.resolve import check_supervised
 from practicum.config.sft import SFTConfig, SFTTrainingConfig
 from practicum.config.unused_keys import LORA_KEYS, is_changed
 from practicum.data.export import DPO_FIELDS
+from practicum.data.folder_lock import FolderLock, lock_for_run
 from practicum.data.jsonl import read_rows
 from practicum.data.model_ref import ModelRef, resolve_model
 from practicum.data.store import read_training_episodes, write_atomic
@@ -186,6 +187,11 @@ def check_data_source(config: SFTConfig | DPOConfig) -> None:
 
 def build_sft(config: SFTConfig, on_step: OnStep | None = None, say: Callable[[str], None] = print) -> Run:
     """A supervised fine-tuning run over episodes or rows, resumed where there is a checkpoint."""
+    with lock_for_run(Path(config.output_dir)) as lock:
+        return _build_sft(config, lock, on_step, say)
+
+
+def _build_sft(config: SFTConfig, lock: FolderLock, on_step: OnStep | None, say: Callable[[str], None]) -> Run:
     training, data = config.training, config.data
     check_data_source(config)
     resolve_device(config)
@@ -209,11 +215,16 @@ def build_sft(config: SFTConfig, on_step: OnStep | None = None, say: Callable[[s
         split = split_by_task(episodes, lambda episode: episode.task.id, data.val_share, training.seed)
         samples, held_out = (sft_samples(side) for side in split)
     samples, held_out = (sft.without_too_long(side, policy.decoder.shape.context) for side in (samples, held_out))
-    return _build_run(config, sft.SFTTrainer(policy, samples, settings, held_out), on_step, say)
+    return _build_run(config, lock, sft.SFTTrainer(policy, samples, settings, held_out), on_step, say)
 
 
 def build_dpo(config: DPOConfig, on_step: OnStep | None = None, say: Callable[[str], None] = print) -> Run:
     """A preference run over mined pairs or rows of pairs, resumed where there is a checkpoint."""
+    with lock_for_run(Path(config.output_dir)) as lock:
+        return _build_dpo(config, lock, on_step, say)
+
+
+def _build_dpo(config: DPOConfig, lock: FolderLock, on_step: OnStep | None, say: Callable[[str], None]) -> Run:
     check_data_source(config)
     resolve_device(config)
     check_supervised_continuation(config, Path(config.output_dir))
@@ -228,17 +239,21 @@ def build_dpo(config: DPOConfig, on_step: OnStep | None = None, say: Callable[[s
         check_tokens(policy, episodes, config.model.path)
         pairs = [mined.pair for mined in mine_pairs(episodes, config.data.pairing)]
     pairs = fitting_pairs(pairs, policy.decoder.shape.context)
-    return _build_run(config, dpo.DPOTrainer(policy, pairs, dpo_settings(config.training)), on_step, say)
+    return _build_run(config, lock, dpo.DPOTrainer(policy, pairs, dpo_settings(config.training)), on_step, say)
 
 
 def _build_run(
-    config: SFTConfig | DPOConfig, trainer: SupervisedTrainer, on_step: OnStep | None, say: Callable[[str], None]
+    config: SFTConfig | DPOConfig,
+    lock: FolderLock,
+    trainer: SupervisedTrainer,
+    on_step: OnStep | None,
+    say: Callable[[str], None],
 ) -> Run:
-    training, folder = config.training, Path(config.output_dir)
+    training, folder = config.training, lock.folder
     settings = supervised_run_settings(
         trainer.num_steps, training.save_steps, training.eval_steps, training.save_total_limit
     )
-    run = Run(folder, trainer, settings, on_step=on_step, say=say)
+    run = Run(folder, trainer, settings, on_step=on_step, say=say, lock=lock)
     run.resume()
     write_atomic(folder / "config.yaml", overrides.to_yaml(config).encode())
     record_version(folder, run.state.step)

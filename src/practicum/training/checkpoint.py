@@ -29,6 +29,7 @@ from practicum.config.overrides import Resolved
 from practicum.config.sft import SFTConfig
 from practicum.config.train import TrainConfig
 from practicum.data.checkpoint_folder import checkpoint_path, checkpoint_steps, damage_of, newest_checkpoint, seal, sync
+from practicum.data.jsonl import UNFINISHED
 from practicum.data.store import write_atomic
 from practicum.errors import UserError
 from practicum.training.critic import Critic
@@ -160,6 +161,8 @@ def record_version(folder: Path, step: int) -> None:
 
 
 LATEST = "latest_checkpointed_iteration.txt"
+ABANDONED = "abandoned_"
+"""Beginning of the names of checkpoints that a resumption from an older one has left behind."""
 
 
 class Checkpoints:
@@ -187,11 +190,10 @@ class Checkpoints:
         best: int | None = None,
     ) -> Path:
         """Write the checkpoint of a step, and delete old ones beyond the limit, except that of step `best`."""
-        self._delete_unfinished()
         target = self.path(step)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=self.folder, prefix=".writing-") as scratch:
+            with tempfile.TemporaryDirectory(dir=self.folder, prefix=UNFINISHED) as scratch:
                 folder = Path(scratch) / target.name
                 folder.mkdir()
                 policy.write(folder / "actor")
@@ -209,9 +211,28 @@ class Checkpoints:
                 sync(self.folder)
         except (OSError, SafetensorError) as error:
             raise UserError(f"Cannot write the checkpoint '{target}' ({error}); free some space.") from error
-        write_atomic(self.folder / LATEST, f"{step}\n".encode())
-        self._prune(step, best)
+        self.complete(step, best)
         return target
+
+    def complete(self, step: int, best: int | None) -> None:
+        """Name the newest checkpoint and delete old ones: the last part of `save`, which a killed process left out."""
+        text = f"{step}\n".encode()
+        latest = self.folder / LATEST
+        if not latest.is_file() or latest.read_bytes() != text:
+            write_atomic(latest, text)
+        self._prune(step, best)
+
+    def abandon_after(self, step: int) -> list[int]:
+        """Rename the checkpoints after a step, so that nothing goes on from them; returns their steps."""
+        abandoned = [other for other in self.steps() if other > step]
+        for other in abandoned:
+            path = self.path(other)
+            target, number = path.with_name(f"{ABANDONED}{path.name}"), 1
+            while target.exists():
+                number += 1
+                target = path.with_name(f"{ABANDONED}{path.name}_{number}")
+            path.rename(target)
+        return abandoned
 
     def newest(self) -> tuple[Path | None, list[str]]:
         """The newest sound checkpoint, and a sentence for each damaged one that was passed over."""
@@ -223,12 +244,6 @@ class Checkpoints:
         older = [step for step in self.steps() if step != best and step <= newest]
         for step in older[: -self.limit]:
             shutil.rmtree(self.path(step), ignore_errors=True)
-
-    def _delete_unfinished(self) -> None:
-        """Delete the temporary folders of a process that was killed while it wrote a checkpoint."""
-        for path in self.folder.glob(".writing-*"):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def load(path: Path, policy: TrainablePolicy, critic: Critic | None) -> dict[str, Any]:

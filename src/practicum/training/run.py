@@ -19,14 +19,15 @@ from practicum.config.fields import default_of
 from practicum.config.health import HealthSettings, RewardHackingSettings
 from practicum.config.train import TrainerConfig
 from practicum.data.checkpoint_folder import CHECKPOINT_NAME
+from practicum.data.folder_lock import FolderLock
 from practicum.errors import UserError
 from practicum.training import checkpoint
-from practicum.training.checkpoint import LAST, METRICS, MODEL, TIMING, Checkpoints
+from practicum.training.checkpoint import ABANDONED, LAST, METRICS, MODEL, TIMING, Checkpoints
 from practicum.training.monitor.health import HEALTH_FILE, HealthFinding, HealthLog, HealthMonitor
 from practicum.training.monitor.loggers import Logger
 from practicum.training.monitor.metrics import MetricsFile
 from practicum.training.monitor.reward_hacking import RewardHackingMonitor
-from practicum.training.rollout_source import EpisodeSaver
+from practicum.training.rollout_source import GROUPS, TOP, EpisodeSaver
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.training.trainer import Trainer
 from practicum.trajectory import Trajectory
@@ -107,7 +108,9 @@ class Run:
         make_loggers: Callable[[bool], Sequence[Logger]] = lambda resumed: (),
         say: Callable[[str], None] = print,
         on_step: Callable[[int, dict[str, float]], None] | None = None,
+        lock: FolderLock | None = None,
     ) -> None:
+        """`lock` is the folder's, if it was taken before; the run releases it at its end."""
         self._folder = folder
         self.trainer = trainer
         self.settings = settings
@@ -120,6 +123,9 @@ class Run:
         self.state = TrainState()
         self.resumed = False
         self._make_loggers = make_loggers
+        self._lock = FolderLock(folder) if lock is None and folder is not None else lock
+        if self._lock is not None:
+            self._lock.delete_unfinished(TOP, GROUPS)
         self._signals = StopSignals(self._announce_stop, trainer.stops_by_exception)
 
     @property
@@ -154,6 +160,11 @@ class Run:
             if not path or not CHECKPOINT_NAME.fullmatch(Path(path).name) or not Path(path).is_dir():
                 raise UserError("trainer.resume_mode=resume_path needs trainer.resume_from_path=…/global_step_N.")
             self._restore(Path(path))
+            own = Path(path).resolve().parent == self.folder.resolve()
+            if abandoned := self.checkpoints.abandon_after(self.state.step if own else -1):
+                self.say(f"The checkpoints of steps {', '.join(map(str, abandoned))} are kept as '{ABANDONED}…'.")
+            if own:
+                self.checkpoints.complete(self.state.step, self.state.best_step)
             return
         newest, complaints = self.checkpoints.newest()
         for complaint in complaints:
@@ -161,6 +172,7 @@ class Run:
         metrics = self.folder / METRICS
         if newest is not None:
             self._restore(newest)
+            self.checkpoints.complete(self.state.step, self.state.best_step)
         elif metrics.is_file() and metrics.stat().st_size:
             self.say(f"'{self.folder}' holds no checkpoint to go on from: the run begins anew.")
 
@@ -190,6 +202,13 @@ class Run:
 
     async def train(self) -> TrainState:
         """Train from the current step to the end."""
+        try:
+            return await self._train()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+
+    async def _train(self) -> TrainState:
         state, settings = self.state, self.settings
         if state.step >= settings.total_training_steps or state.finished is not None:
             self.say(f"Nothing to do: this run has {state.step} steps ({state.finished or 'all it was asked for'}).")

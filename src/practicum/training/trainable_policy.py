@@ -217,7 +217,7 @@ class TrainablePolicy:
 
     def write(self, folder: Path) -> None:
         """Write the model (or only its adapter) and its tokenizer, as Hugging Face and PEFT do."""
-        (self.loaded.adapter or self.loaded.model).save_pretrained(folder)
+        loader.save_weights(self.loaded, folder)
         self.loaded.tokenizer.chat_template = self.renderer.template  # what it was trained under
         self.loaded.tokenizer.save_pretrained(folder)
 
