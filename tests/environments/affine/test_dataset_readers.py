@@ -120,6 +120,20 @@ def test_a_cruxeval_program_without_arguments(tmp_path: Path) -> None:
     assert not solved(world, tasks[1], "<INPUT>1</INPUT>")
 
 
+def test_cruxeval_inputs_that_are_expressions_become_literals(tmp_path: Path) -> None:
+    joined = {"id": "a", "code": "def f(s, t):\n    return s.strip(t)", "input": "'_x ', '_' + ' '", "output": "'x'"}
+    named = {
+        "id": "b",
+        "code": "xs = [1, 2]\ndef f(ys, n):\n    return ys + [n]",
+        "input": "xs[:], 3",
+        "output": "[1, 2, 3]",
+    }
+    world = AbdEnvironment(files={"test": write(tmp_path / "test.jsonl", joined, named)})
+    tasks = world.tasks("test", 9)
+    assert [task.fields["input"] for task in tasks] == ["'_x ', '_ '", "[1, 2], 3"]
+    assert all(solved(world, task) for task in tasks)
+
+
 def test_an_input_is_never_run_as_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program = "xs = [int(x) for x in eval(input())]\nprint(sum(map(eval, input().split())) + len(xs))"
     rows = [

@@ -22,7 +22,7 @@ from practicum.data import convert
 from practicum.data.convert import InvalidRow, Row, text_field
 from practicum.data.dataset_rows import read_dataset_rows
 from practicum.data.jsonl import list_or_lines, read_text
-from practicum.environments.affine.program_runner import stdin_text
+from practicum.environments.affine.program_runner import Job, run_jobs, stdin_text
 from practicum.environments.affine.test_cases import read_cases, read_verification
 from practicum.errors import UserError
 from practicum.task import Task, split_of_content
@@ -79,14 +79,29 @@ def _crux(row: Mapping[str, Any]) -> Row:
     stdin = row.get("input")
     if not isinstance(stdin, str):
         raise InvalidRow("'input' must be a text")
-    try:
-        ast.literal_eval(f"[{stdin}]")
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        raise SkippedRow("its input is not made of literals") from None
+    if not _is_literal(f"[{stdin}]"):
+        stdin = _evaluated_arguments(code, stdin)
     # An output that is not a literal is compared as text.
     with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
         output = repr(ast.literal_eval(output))
     return {**_metadata(row), "program": f"{code.rstrip()}\n\n{CRUX_CALL}", "output": output, "input": stdin.strip()}
+
+
+def _is_literal(text: str) -> bool:
+    try:
+        ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _evaluated_arguments(code: str, arguments: str) -> str:
+    """Return arguments that are expressions (`'a' + 'b'`, a name of the program) as literals, by a sandbox."""
+    (run,) = run_jobs([Job(f"{code}\n\nprint(repr([{arguments}]))", "")])
+    values = run.output.strip()
+    if not run.ok or not _is_literal(values):
+        raise SkippedRow("its input is not made of literals")
+    return values[1:-1]
 
 
 def deduction(row: Mapping[str, Any], number: int) -> Row:
