@@ -124,13 +124,9 @@ def test_dry_run_prints_the_derived_numbers(capsys: pytest.CaptureFixture[str]) 
     assert "num_chains: 4" in shown
 
 
-def test_envs_and_their_check(capsys: pytest.CaptureFixture[str]) -> None:
+def test_envs_lists_every_environment(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["envs"]) == 0
-    assert "agentgym:textcraft" in capsys.readouterr().out
-    assert main(["envs", "check", "all", "--tasks", "3"]) == 0
-    told = capsys.readouterr().out
-    assert told.count("sound") == len(ENVIRONMENTS) - 2  # all but `tools` and `mix`, which have no tasks of their own
-    assert max(map(len, told.splitlines())) <= 100
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(ENVIRONMENTS)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from practicum.errors import UserError
 from practicum.evaluation import environment_check
 from practicum.evaluation.answer_check import AnswerCheck, wrong_text
 from practicum.evaluation.environment_check import CheckResult
+from practicum.registry import ENVIRONMENTS
 from practicum.utils.memory import descendants, tree_resident_megabytes
 
 SOUND = CheckResult(50, 1.0, 1.0, 0.0, 0.0, True, True, True, 100.0, 50, 50, 10.0)
@@ -77,28 +78,36 @@ def test_an_expert_is_held_to_its_ceiling_as_far_as_the_tasks_can_tell() -> None
     assert replace(SOUND, tasks=4, oracle=0.25).faults == ["the expert fails"]
 
 
-def test_the_documented_example_is_sound_an_order_that_differs_in_another_process_is_found_a_missing_package_is_said(
+def test_every_environment_is_sound_and_faults_of_others_are_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """All environments of the package, the documented example, one that differs in another process, and one that
+    cannot be played. One call checks them all, because the other process takes seconds to start."""
     page = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
     parrot, moody, missing = tmp_path / "parrot.py", tmp_path / "moody worlds.py", tmp_path / "missing.py"
     parrot.write_text(page.split("```python\n")[1].split("```")[0])
     moody.write_text(ENVIRONMENT)
     # The first one cannot be played, in neither process; that must not accuse the others.
-    raising = (
-        "from practicum.errors import UserError\n        raise UserError('moody needs a package')\n        return Obs"
+    raising = "raise UserError('moody needs a package')\n        return Observation"
+    missing.write_text(
+        f"from practicum.errors import UserError\n{ENVIRONMENT.replace('return Observation', raising, 1)}"
     )
-    missing.write_text(ENVIRONMENT.replace("return Obs", raising, 1))
     # The child's order is set by this; six words have 720 orders, and this process has another seed of its own.
     monkeypatch.setenv("PYTHONHASHSEED", "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2")
-    assert check_all([f"{missing}:Moody", f"{parrot}:Parrot", f"{moody}:Moody"], 3, {}) == 1
-    not_checked, reason, sound, differing, fault, _ = capsys.readouterr().out.splitlines()[1:]
+    own = [name for name in ENVIRONMENTS if name not in ("tools", "mix")]  # these two have no tasks of their own
+    assert check_all([f"{missing}:Moody", f"{parrot}:Parrot", f"{moody}:Moody", *own], 2, {}) == 1
+    shown = capsys.readouterr().out.splitlines()[1:]
+    not_checked, reason, sound, differing, fault = shown[:5]
     assert not_checked.endswith(" not checked:")
     assert reason == "  - moody needs a package"
     assert sound.endswith("  sound")
     assert "DIFFERS" in differing
     assert differing.endswith("1 fault")
     assert fault == "  - another process gave another episode"
+    lines = shown[5:-1]
+    assert [line.split()[0] for line in lines] == own
+    assert all(line.endswith("  sound") for line in lines), lines
+    assert max(map(len, lines)) <= 100
 
 
 BODY = '''

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import statistics
@@ -304,20 +305,24 @@ def _cause(episode: Trajectory) -> str:
 def tasks_of_splits(checked: CheckSetup, count: int) -> list[list[Task]]:
     """Return the tasks of every split, train first; a split that a file does not give is left out.
 
-    There are `count` of them, or NUM_TASKS_PER_SPLIT where listing tasks is quick.
+    There are `count` of them, or NUM_TASKS_PER_SPLIT where listing tasks is quick and tasks can be near duplicates;
+    `count` too where a split has fewer.
     """
     begin = time.perf_counter()
-    checked.tasks("train", count)
-    if time.perf_counter() - begin < QUICK_LISTING_SECONDS:
-        count = max(count, NUM_TASKS_PER_SPLIT)
-    splits = []
-    for split in SPLITS:
-        try:
-            splits.append(checked.tasks(split, count))
-        except UserError:
-            if split == "train":
-                raise
-    return splits
+    train = checked.tasks("train", count)
+    is_quick = time.perf_counter() - begin < QUICK_LISTING_SECONDS
+    more = max(count, NUM_TASKS_PER_SPLIT)
+    counts = (more, count) if is_quick and near_duplicate_key(train[0]) != train[0].hash else (count,)
+    splits = [tasks for split in SPLITS if (tasks := _tasks_or_none(checked, split, counts)) is not None]
+    return splits or [train]
+
+
+def _tasks_or_none(checked: CheckSetup, split: str, counts: Sequence[int]) -> list[Task] | None:
+    """Return the tasks of a split by the first of the counts that it has; None if it has no tasks at all."""
+    for count in counts:
+        with contextlib.suppress(UserError):
+            return checked.tasks(split, count)
+    return None
 
 
 def splits_are_disjoint(splits: Sequence[Sequence[Task]]) -> bool:
