@@ -74,8 +74,8 @@ def test_goals_and_looks_are_in_the_text(write: Write, capsys: pytest.CaptureFix
     assert main(["compare", *files, "--looks", "2"]) == 0
     shown = capsys.readouterr().out
     assert "60 tasks of 12 goals" in shown
-    assert "Each of the 2 planned looks is tested at 2.5 %" in " ".join(shown.split())
-    assert "[97.5 %]" in shown
+    assert "Each of the 2 planned looks is tested at 2.1 %, so that all together keep 5 %" in " ".join(shown.split())
+    assert "[97.9 %]" in shown
     assert main(["compare", *files, "--looks", "0"]) == 2
     assert "--looks 0 must be at least 1" in capsys.readouterr().err
 

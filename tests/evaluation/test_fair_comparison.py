@@ -143,8 +143,8 @@ def test_one_look_does_not_offer_another(make_result: Make) -> None:
     assert once.conclusion == "better"
     planned = compare_pair(*pair, looks=4)
     assert planned.conclusion == "no difference shown"
-    assert planned.success.interval.level == 1 - 0.05 / 4
-    assert "Each of the 4 planned looks is tested at 1.2 %" in planned.power_statement
+    assert planned.success.interval.level > 1 - 0.05 / 4
+    assert "Each of the 4 planned looks is tested at 0.93 %, so that all together keep 5 %" in planned.power_statement
     assert f"about {planned.success.num_more_tasks} more tasks would show it" in planned.power_statement
     few = compare_pair(make_result("a", [1, 0] * 10), make_result("b", [1, 0] * 9 + [1, 1]))
     assert "This look used the whole 5 %" in few.power_statement

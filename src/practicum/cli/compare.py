@@ -64,7 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=int,
         default=1,
         help="how often these policies will be compared in all, with tasks added between (default: 1): each look is "
-        "tested at alpha / LOOKS",
+        "tested at a share of alpha",
     )
     parser.add_argument(
         "--different-settings", action="store_true",
@@ -94,7 +94,7 @@ def metric_table(comparison: Comparison) -> list[str]:
     from practicum.evaluation.comparison_text import describe_tasks
     from practicum.utils.tables import p_text, table
 
-    level = f"{100 * comparison.success.interval.level:g} %"
+    level = f"{100 * comparison.success.interval.level:.3g} %"
     rows = [
         [
             delta.name,
@@ -135,7 +135,7 @@ def policy_table(found: PolicyComparison, level: float) -> list[str]:
                     difference = ["–", "", "", "not scored"]
             rows.append([policy.name, *where, score, *difference])
     where = ["Environment"] if len(found.panels) > 1 else []
-    wide = f"{100 * found.comparisons[0].success.interval.level:g} %"
+    wide = f"{100 * found.comparisons[0].success.interval.level:.3g} %"
     headers = ["Policy", *where, f"Success [{100 * level:g} %]", "Points", f"[{wide}]", "p (Holm)", "Result"]
     return [table(headers, rows)]
 

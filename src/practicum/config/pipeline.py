@@ -106,7 +106,7 @@ class EvaluationConfig:
     """Environments evaluated on; null: all of data."""
     num_eval_samples: int = at_least(1, 200)
     """Tasks per environment."""
-    confidence: float = between(0, 1, 0.8, includes_low=False, includes_high=False)
+    confidence: float = between(0, 1, 0.95, includes_low=False, includes_high=False)
     """Level of the intervals."""
     temperature: float = at_least(0, 0.0)
     """Sampling temperature; 0: greedy."""

@@ -19,7 +19,7 @@ from practicum.evaluation.multi_environment import aggregate_record, frontier_sh
 from practicum.evaluation.policy_results import PolicyResults, check_panels
 from practicum.evaluation.result import EvalResult, Measure, pass_at_ks
 from practicum.evaluation.stats.intervals import LEVEL, zero_one_share
-from practicum.evaluation.stats.multiple_testing import holm
+from practicum.evaluation.stats.multiple_testing import holm, look_penalty
 from practicum.evaluation.stats.pareto import dominated_by, pareto_score
 from practicum.evaluation.stats.unpaired import TTest, t_test
 
@@ -236,10 +236,11 @@ def compare_pair(
     """Compare two results on one panel, `first` as the baseline; results on different panels are refused.
 
     Without `different_settings` there is no conclusion where temperature, token limits or formats differ. `looks` is
-    how often the two will be compared in all, with tasks added between: each comparison is tested at alpha / looks.
+    how often the two will be compared in all, with tasks added between: each comparison is tested at a share of
+    alpha, so that all together keep it.
     """
     check_panels(first, second)
-    clusters, level = {**first.clusters, **second.clusters}, 1 - alpha / looks
+    clusters, level = {**first.clusters, **second.clusters}, 1 - alpha / look_penalty(looks)
     attempts = min(first.attempts_per_task, second.attempts_per_task)
     deltas = [
         metric_delta(SUCCESS, first.success_by_task(), second.success_by_task(), clusters, rate=True, level=level,

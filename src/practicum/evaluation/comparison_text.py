@@ -9,6 +9,7 @@ from practicum.evaluation.decoding_settings import describe_differing
 from practicum.evaluation.gates import NEXT_STEPS
 from practicum.evaluation.metric_delta import MCNEMAR, MetricDelta, finite
 from practicum.evaluation.stats.intervals import by_cluster
+from practicum.evaluation.stats.multiple_testing import look_penalty
 from practicum.evaluation.stats.paired import bootstrap_test, mcnemar_exact, wilcoxon
 from practicum.evaluation.stats.unpaired import cohens_d, cohens_h
 
@@ -65,7 +66,9 @@ def _evidence(comparison: Comparison) -> str:
         if comparison.num_comparisons > 1
         else ""
     )
-    return f"{100 * delta.interval.level:g} %; {delta.test} p = {delta.p_value:.2g}{corrected}; {describe_tasks(delta)}"
+    return (
+        f"{100 * delta.interval.level:.3g} %; {delta.test} p = {delta.p_value:.2g}{corrected}; {describe_tasks(delta)}"
+    )
 
 
 def describe_tasks(delta: MetricDelta) -> str:
@@ -99,7 +102,7 @@ def describe_power(comparison: Comparison) -> str:
         return (
             f"{detectable}; if the true difference is {100 * success.difference:+.1f}, about {more} more tasks would "
             f"show it. Each of the {looks} planned looks is tested at {alpha:.2g} %, so that all together keep "
-            f"{alpha * looks:.2g} %."
+            f"{alpha * look_penalty(looks):.2g} %."
         )
     return (
         f"{detectable}; a true difference of {100 * success.difference:+.1f} needs about {needed} tasks. This look "

@@ -109,7 +109,7 @@ class Improvement:
             parts.append(
                 f"{100 * self.error_reduction:.1f} % fewer errors [{100 * low / errors:.1f}, {100 * high / errors:.1f}]"
             )
-        return f"{', '.join(parts)} ({100 * self.interval.level:g} % intervals)"
+        return f"{', '.join(parts)} ({100 * self.interval.level:.3g} % intervals)"
 
 
 @dataclass(frozen=True, slots=True)

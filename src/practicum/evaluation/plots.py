@@ -91,7 +91,7 @@ def differences(policy_comparison: PolicyComparison, path: Path) -> Path:
         axes.grid(axis="y", visible=False)
         level = 100 * comparisons[0].success.interval.level
         base = shortened(policy_comparison.policies[0].name, 28)
-        axes.set_xlabel(f"points above '{base}', {level:g} % intervals (grey: no difference shown)")
+        axes.set_xlabel(f"points above '{base}', {level:.3g} % intervals (grey: no difference shown)")
     return path
 
 

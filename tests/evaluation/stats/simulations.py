@@ -26,6 +26,7 @@ from practicum.evaluation.stats.intervals import (
     pass_at,
     rate_interval,
 )
+from practicum.evaluation.stats.multiple_testing import look_penalty
 from practicum.evaluation.stats.paired import mcnemar
 from practicum.evaluation.stats.power import mcnemar_detectable, mcnemar_power, mcnemar_tasks_needed
 from practicum.trajectory import Outcome
@@ -175,8 +176,8 @@ def level_case(name: str, make: Callable[[Rng], Pair]) -> Case:
 
 
 def looks_case(looks: int, tasks: int, planned: bool, differing: float = 0.3) -> Case:
-    """Equal policies: tasks are added, as many as the last look asked for (at most four times), until one shows."""
-    alpha = 0.05 / looks if planned else 0.05
+    """Equal policies: tasks are added, as many as the last look asked for, until one shows."""
+    alpha = 0.05 / look_penalty(looks) if planned else 0.05
     needed = functools.cache(lambda gained, lost, count: mcnemar_tasks_needed(gained / count, lost / count, alpha))
 
     def draw(rng: Rng) -> bool:
@@ -187,10 +188,10 @@ def looks_case(looks: int, tasks: int, planned: bool, differing: float = 0.3) ->
             if mcnemar(gained, lost) < alpha:
                 return True
             wanted = needed(gained, lost, count)
-            more = min(4 * count, max(1, (wanted or 5 * count) - count))
+            more = min(20 * count, max(1, (wanted or 21 * count) - count))
         return False
 
-    return Case(f"{looks} looks from {tasks} tasks, {'planned' if planned else 'each at 5 %'}", draw)
+    return Case(f"{looks} look(s) from {tasks} tasks, {'planned' if planned else 'each at 5 %'}", draw)
 
 
 def make_result(name: str, flags: np.ndarray) -> EvalResult:
@@ -271,7 +272,10 @@ def main(draws: int) -> None:
     print("\n| tasks | detectable | its power |\n|---|---|---|")
     for count in (6, 8, 10, 20, 50, 300):
         smallest = mcnemar_detectable(0.5 / (count + 1), count)
-        print(f"| {count} | {100 * smallest:.1f} points | {detectable_power(count):.1%} |")
+        found = (
+            f"{100 * smallest:.1f} points | {detectable_power(count):.1%}" if math.isfinite(smallest) else "none | –"
+        )
+        print(f"| {count} | {found} |")
 
 
 if __name__ == "__main__":

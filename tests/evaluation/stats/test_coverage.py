@@ -67,7 +67,7 @@ def test_planned_looks_keep_the_level_together(case: Case) -> None:
 @pytest.mark.parametrize("differing", [0.02, 0.1, 0.2, 0.3, 0.5, 0.8])
 @pytest.mark.parametrize("count", [5, 10, 20, 50, 100, 300])
 def test_mid_p_mcnemar_keeps_its_level(count: int, differing: float) -> None:
-    assert simulations.mcnemar_level(differing, count) <= 0.053
+    assert simulations.mcnemar_level(differing, count) <= 0.0503
 
 
 def test_mid_p_has_the_power_that_the_exact_test_wastes() -> None:
