@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEED ?= 0
 
-.PHONY: setup quickstart test test-slow vllm test-vllm learn ladder affine affine-tiny lint format benchmarks clean
+.PHONY: setup alfworld-planner quickstart test test-slow vllm test-vllm learn ladder affine affine-tiny lint format benchmarks clean
 
 setup: $(STAMP)
 
@@ -28,11 +28,14 @@ $(STAMP): $(BIN)/python pyproject.toml constraints.txt
 	@command -v g++ >/dev/null && command -v make >/dev/null || { echo "installing a C++ compiler"; \
 	  (apt-get update -qq && apt-get install -y -qq g++ make) >/dev/null || echo "g++ could not be installed; agentgym:alfworld needs it"; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps textworld==1.7.0 alfworld==0.4.2
-	@# Compiled here, a minute or two on two cores; its build calls a program named `python`.
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps fast-downward-textworld==20.6.4 \
-	  && strip --strip-debug $(VENV)/lib/python*/site-packages/fast_downward/libdownward.so \
-	  || echo "fast-downward-textworld could not be built; agentgym:alfworld needs it"
 	@touch $(STAMP)
+
+# Fast Downward, which agentgym:alfworld needs, is under the GNU GPL, version 3; everything else is permissive (docs/licences.md).
+# Compiled here, a minute or two on two cores; its build calls a program named `python`.
+alfworld-planner: $(STAMP)
+	@echo "fast-downward-textworld is under the GNU General Public License, version 3 (GPL-3.0); see docs/licences.md"
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps fast-downward-textworld==20.6.4 \
+	  && strip --strip-debug $(VENV)/lib/python*/site-packages/fast_downward/libdownward.so
 
 quickstart: $(STAMP)
 	$(BIN)/practicum quickstart --seed $(SEED)

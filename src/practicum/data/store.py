@@ -341,8 +341,8 @@ def read_episodes(folder: Path) -> Iterator[Trajectory]:
 
 def read_training_episodes(
     folder: Path, *, include_held_out: bool = False, include_setting: str | None = None, progress: bool = True
-) -> list[tuple[Path, Trajectory]]:
-    """Return path and episode of every validated episode below a folder, in the order of the paths.
+) -> Iterator[tuple[Path, Trajectory]]:
+    """Yield path and episode of every validated episode below a folder, in the order of the paths, one at a time.
 
     Episodes of `val` and `test` tasks are left out unless `include_held_out`: a policy trained on a task can no longer
     be evaluated on it. How many are left out is printed, with the setting that includes them. A folder without any
@@ -353,19 +353,19 @@ def read_training_episodes(
     paths = _episode_files(folder)
     if not paths:
         raise UserError(f"There is no episode below '{folder}'; make some with `practicum collect`.")
-    episodes: list[tuple[Path, Trajectory]] = []
+    num_yielded = 0
     held_out_splits: list[str] = []
     with Progress("read", len(paths), "episodes", shown=progress) as line:
         for path in paths:
             episode = read_episode(path, validate=True)
             if include_held_out or episode.task.split == "train":
-                episodes.append((path, episode))
+                num_yielded += 1
+                yield path, episode
             else:
                 held_out_splits.append(episode.task.split)
             line.advance()
     if held_out_splits:
-        _report_held_out(folder, held_out_splits, not episodes, include_setting)
-    return episodes
+        _report_held_out(folder, held_out_splits, not num_yielded, include_setting)
 
 
 def _report_held_out(folder: Path, splits: list[str], nothing_left: bool, include_setting: str | None) -> None:

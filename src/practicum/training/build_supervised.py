@@ -104,24 +104,29 @@ def read_demonstrations(
 ) -> list[Trajectory]:
     """Scored episodes of a folder's training tasks, all of one chat template.
 
-    With `is_wanted` they are demonstrations to imitate: only the wanted ones, and none with an empty reply.
+    With `is_wanted` they are demonstrations to imitate: only the wanted ones, and none with an empty reply; how many
+    are left out for that is printed.
     """
     if config.data.episodes is None:
         raise UserError("What to learn from? Set data.episodes to a folder written by `practicum collect`.")
     folder = Path(config.data.episodes)
-    episodes = []
+    episodes: list[Trajectory] = []
+    with_empty_reply: list[Path] = []
     for path, episode in read_training_episodes(
         folder, include_held_out=config.data.include_held_out, include_setting="data.include_held_out=true"
     ):
         if not episode.scored or (is_wanted is not None and not is_wanted(episode)):
             continue
-        empty = next((index for index, turn in enumerate(episode.turns) if not turn.reply.strip()), None)
-        if is_wanted is not None and empty is not None:
-            raise UserError(
-                f"'{path}', line {empty + 2}: 'reply' is empty, so there is no action to imitate; "
-                "take that episode out of the folder."
-            )
+        if is_wanted is not None and any(not turn.reply.strip() for turn in episode.turns):
+            with_empty_reply.append(path)
+            continue
         episodes.append(episode)
+    if with_empty_reply:
+        print(
+            f"{len(with_empty_reply)} episodes with an empty reply are left out: there is no action to imitate "
+            f"(the first: '{with_empty_reply[0]}')",
+            flush=True,
+        )
     templates = {episode.provenance.get("template") for episode in episodes}
     if len(templates) > 1:
         raise UserError(
@@ -132,9 +137,10 @@ def read_demonstrations(
 
 def check_tokens(policy: TrainablePolicy, episodes: Sequence[Trajectory], model: str) -> None:
     """Require that the episodes hold tokens of the policy's own tokenizer."""
-    vocabulary = loader.tokenizer_hash(policy.loaded.tokenizer)
+    vocabulary, size = loader.tokenizer_hash(policy.loaded.tokenizer), policy.decoder.shape.vocabulary
     for episode in episodes:
-        if episode.provenance.get("tokenizer", vocabulary) != vocabulary:
+        largest = max((max(span.ids, default=0) for turn in episode.turns for span in turn.spans), default=0)
+        if episode.provenance.get("tokenizer", vocabulary) != vocabulary or largest >= size:
             raise UserError(
                 f"Episode '{episode.task.id}' holds tokens of '{episode.provenance.get('model')}', not of '{model}'; "
                 f"collect again with --tokenizer {model}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import random
@@ -26,6 +27,10 @@ from practicum.rollout import run_episodes
 from practicum.rollout_setup import make_rollout_setup
 from practicum.task import Task
 from practicum.trajectory import plan_attempts
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("fast_downward") is None, reason="`make alfworld-planner` installs Fast Downward (GPL-3.0)"
+)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -276,8 +276,9 @@ def pool_of(workers: int) -> WorkerPool:
     """Return the worker pool that all AlfWorld environments of these settings share."""
     for package in ("textworld", "alfworld", "fast_downward", "tatsu"):
         if importlib.util.find_spec(package) is None:
+            how = "`make alfworld-planner` (GPL-3.0)" if package == "fast_downward" else "`make setup`"
             raise UserError(
-                f"agentgym:alfworld needs the package '{package}': `make setup` installs it, or see docs/agentgym.md."
+                f"agentgym:alfworld needs the package '{package}': {how} installs it, or see docs/agentgym.md."
             )
     return shared_pool(HOST, {}, workers)
 
