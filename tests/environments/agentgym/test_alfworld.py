@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from practicum import registry
+from practicum.data.tasks import select
 from practicum.environment import SPLITS, Action, Message, Observation, Policy, Step
 from practicum.environments.agentgym.alfworld import AlfWorld, made_task, pool_of
 from practicum.environments.agentgym.alfworld_expert import SearchingExpert
@@ -318,6 +319,8 @@ def test_alfworlds_own_files_are_played(tmp_path: Path) -> None:
     world = AlfWorld(games=str(tmp_path))
     tasks = world.tasks("train", 4)
     assert len({task.id for task in tasks}) == 2
+    # Asked for more than there are, an evaluation has each game once.
+    assert [task.id for task in select(world, split="train", seed=0, count=9)] == [task.id for task in tasks[:2]]
     assert tasks[0].fields["kind"] == "pick_clean_then_place_in_recep"
     assert [world.task_at(index).split for index in range(3)] == ["train", "train", "val"]
     for index in (3, -1):

@@ -15,6 +15,7 @@ from practicum.environment import SPLITS, Action, Policy, Step, ToolCall
 from practicum.environments.agentgym.recipes import full_plan, lines_for, load_book, make_plan
 from practicum.environments.agentgym.textcraft import TextCraft, make_task, split_of
 from practicum.errors import UserError
+from practicum.evaluation.result import GOAL_FIELD
 from practicum.registry import make_format
 from practicum.task import Task, content_hash
 
@@ -338,6 +339,13 @@ def test_depths_select_and_variants_differ_in_lines_only() -> None:
     assert first.id == "textcraft-lectern-0"
     assert TextCraft().task_at(0).fields["data_idx"] == 0
     assert [TextCraft().task_at(index).fields["depth"] for index in (0, 10, 11, 418)] == [4, 4, 3, 2]
+
+
+def test_variants_of_a_goal_share_the_goal_by_which_evaluation_counts() -> None:
+    tasks = TextCraft().tasks("test", 300)
+    assert len({task.hash for task in tasks}) == 300
+    assert len({task.fields[GOAL_FIELD] for task in tasks}) == 42
+    assert all(isinstance(task.fields[GOAL_FIELD], str) for task in tasks)
 
 
 def test_agentgyms_numbering_counts_all_items_shallowest_first() -> None:
