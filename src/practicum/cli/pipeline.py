@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import argparse
 
-from practicum.cli.options import print_warnings
+from practicum.cli.options import HelpFormatter, print_warnings, recipes_and_keys
 
 
 def run(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="practicum pipeline", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="practicum pipeline",
+        description=__doc__,
+        formatter_class=HelpFormatter,
+        epilog="example: practicum pipeline recipe=affine-tiny\n" + recipes_and_keys("pipeline"),
+    )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--until", metavar="STAGE", help="stop after this stage (they are listed by --dry-run)")
     parser.add_argument(

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from practicum.cli.options import print_warnings
+from practicum.cli.options import HelpFormatter, print_warnings, recipes_and_keys
 
 if TYPE_CHECKING:
     from practicum.training.api import TrainResult
@@ -32,7 +32,7 @@ class Command(NamedTuple):
 
 def run_command(command: Command, argv: list[str], schema: Any, function: Callable[[Any], TrainResult]) -> int:
     """Read flags and overrides, call `function` with the configuration, print the result."""
-    args = make_parser(command).parse_intermixed_args(argv)
+    args = make_parser(command, schema).parse_intermixed_args(argv)
 
     from practicum.config.overrides import quote
     from practicum.config.provenance import annotated_yaml
@@ -55,11 +55,25 @@ def run_command(command: Command, argv: list[str], schema: Any, function: Callab
     return 0
 
 
-def make_parser(command: Command) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"practicum {command.name}", description=command.description)
+def make_parser(command: Command, schema: Any) -> argparse.ArgumentParser:
+    from omegaconf import OmegaConf
+
+    from practicum.config.overrides import leaves
+
+    parser = argparse.ArgumentParser(
+        prog=f"practicum {command.name}",
+        description=command.description,
+        formatter_class=HelpFormatter,
+        epilog=f"example: practicum {command.name} --episodes runs/collect --model tiny --out runs/{command.name}\n"
+        + recipes_and_keys(command.name),
+    )
+    defaults = dict(leaves(OmegaConf.structured(schema)))
     for flag, (key, text) in command.flags.items():
         parser.add_argument(
-            *_spellings(flag), dest=flag, metavar=key.rsplit(".", 1)[-1].upper(), help=f"{text} ({key})"
+            *_spellings(flag),
+            dest=flag,
+            metavar=key.rsplit(".", 1)[-1].upper(),
+            help=f"{text} ({key}, default: {defaults[key]})",
         )
     for switch, (key, text) in command.switches.items():
         parser.add_argument(*_spellings(switch), dest=switch, action="store_true", help=f"{text} ({key})")

@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import argparse
 
-from practicum.cli.options import print_warnings
+from practicum.cli.options import HelpFormatter, print_warnings, recipes_and_keys
 
 
 def run(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="practicum train", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="practicum train",
+        description=__doc__,
+        formatter_class=HelpFormatter,
+        epilog="example: practicum train recipe=math-tiny actor_rollout_ref.model.path=runs/quickstart-0/sft/model\n"
+        + recipes_and_keys("train"),
+    )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument(
         *("--dry-run", "--dry_run"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from practicum.config.fields import above, at_least, between
+from practicum.config.health import SupervisedHealthSettings
 from practicum.config.sft import SFTTrainingConfig, SupervisedDataConfig, SupervisedModelConfig
 
 
@@ -41,5 +42,6 @@ class DPOConfig:
     model: SupervisedModelConfig = field(default_factory=SupervisedModelConfig)
     data: SupervisedDataConfig = field(default_factory=SupervisedDataConfig)
     training: DPOTrainingConfig = field(default_factory=DPOTrainingConfig)
+    health: SupervisedHealthSettings = field(default_factory=SupervisedHealthSettings)
     output_dir: str = "runs/dpo"
     """Folder for checkpoints, metrics and the trained model."""

@@ -77,6 +77,12 @@ class HealthSettings:
     """How far the critic's targets may be outside the range of rewards, in widths of that range, before a report."""
     returns_excess_act: float = at_least(0, 2.0)
     """How far they may be outside before it is acted on."""
+    policy_loss_rise: float = at_least(0, 1.0)
+    """Rise of the policy loss that is reported where the reward does not rise, in standard deviations of its noise."""
+    value_loss_growth: float = at_least(1, 1.5)
+    """Growth of the value loss over the window that is reported, as a factor."""
+    loss_window: int = at_least(6, 30)
+    """Steps that the policy loss and the value loss are judged over."""
     memory_slope: float = at_least(0, 5.0)
     """Growth of resident memory in MB per step that is reported."""
     memory_window: int = at_least(6, 30)
@@ -88,6 +94,20 @@ class HealthSettings:
             raise UserError(f"health.action={self.action} is unknown.{did_you_mean(self.action, HEALTH_ACTIONS)}")
         if self.reward_flat_window < self.reward_flat_after:
             raise UserError("health.reward_flat_after must be at most health.reward_flat_window.")
+
+
+@dataclass
+class SupervisedHealthSettings:
+    """What counts as a bad sign in SFT and DPO; findings are reported and written to health.jsonl."""
+
+    loss_flat: float = between(0, 1, 0.02)
+    """Share of its first value that the training loss must have fallen by."""
+    loss_flat_after: int = at_least(4, 40)
+    """Updates before the training loss is judged; its first and last quarter are compared."""
+    overfit_rise: float = at_least(0, 0.05)
+    """Share by which the evaluation loss may be above its smallest value while the training loss falls."""
+    repeat_every: int = at_least(1, 50)
+    """Updates before a finding that persists is reported again."""
 
 
 @dataclass

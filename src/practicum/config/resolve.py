@@ -39,9 +39,12 @@ SUPERVISED = {
 }
 TINY: Mapping[type, Mapping[str, Any]] = {
     TrainConfig: {
-        "trainer.total_training_steps": 20,
-        "trainer.test_freq": 10,
-        "data.val_batch_size": 50,
+        "trainer.total_training_steps": 10,
+        "trainer.test_freq": 5,
+        "data.val_batch_size": 20,
+        "data.train_batch_size": 4,
+        "agent.num_chains": 4,
+        "agent.max_turns": 2,
         "actor_rollout_ref.rollout.response_length": 32,
         "actor_rollout_ref.actor.optim.lr": 3e-4,
         "critic.optim.lr": 1e-3,
@@ -68,6 +71,12 @@ TINY: Mapping[type, Mapping[str, Any]] = {
 """By schema, the keys that have another default for `tiny` on a CPU."""
 
 
+SIZES = ("data.train_batch_size", "agent.num_chains", "agent.max_turns")
+"""Sizes of a step of `tiny`, where neither its tasks nor its mini-batches are given: its weights are random, so such a
+run shows that everything works, within a minute."""
+MINI_BATCHES = {"actor_rollout_ref.actor.ppo_mini_batch_size", "critic.ppo_mini_batch_size"}
+
+
 def with_model_defaults(resolved: Resolved[Schema]) -> Resolved[Schema]:
     """The configuration with the defaults of `tiny` on a CPU, where it is about that and no recipe is named."""
     config = resolved.config
@@ -76,8 +85,12 @@ def with_model_defaults(resolved: Resolved[Schema]) -> Resolved[Schema]:
     values = dict(TINY[type(config)])
     if "trainer.total_epochs" in resolved.sources:
         del values["trainer.total_training_steps"]
-    if isinstance(config, TrainConfig) and not _can_validate(config):
-        del values["trainer.test_freq"], values["data.val_batch_size"]
+    if isinstance(config, TrainConfig):
+        if not _can_validate(config):
+            del values["trainer.test_freq"], values["data.val_batch_size"]
+        if config.data.train_files or config.data.from_trajectories or MINI_BATCHES & resolved.chosen:
+            for key in SIZES:
+                del values[key]
     return resolved.with_defaults(values)
 
 

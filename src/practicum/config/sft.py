@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from practicum.config.fields import above, at_least, between, unbounded
+from practicum.config.health import SupervisedHealthSettings
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -104,5 +105,6 @@ class SFTConfig:
     model: SupervisedModelConfig = field(default_factory=SupervisedModelConfig)
     data: SupervisedDataConfig = field(default_factory=SupervisedDataConfig)
     training: SFTTrainingConfig = field(default_factory=SFTTrainingConfig)
+    health: SupervisedHealthSettings = field(default_factory=SupervisedHealthSettings)
     output_dir: str = "runs/sft"
     """Folder for checkpoints, metrics and the trained model."""

@@ -207,10 +207,10 @@ class CurriculumConfig:
 class DataConfig:
     """Tasks to train and validate on."""
 
-    train_files: str | None = None
-    """JSON file of tasks; null: the environment generates them."""
-    val_files: str | None = None
-    """JSON file of validation tasks; needed where train_files is given and validation is on."""
+    train_files: Any = None
+    """File of tasks (JSON, JSON lines or parquet), or a list of files; null: the environment generates them."""
+    val_files: Any = None
+    """The same for validation; needed where train_files is given and validation is on."""
     shuffle: bool = True
     """Whether the tasks of train_files come in another order in every epoch."""
     seed: int | None = unbounded(None)

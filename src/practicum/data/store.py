@@ -13,7 +13,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -340,12 +340,17 @@ def read_episodes(folder: Path) -> Iterator[Trajectory]:
 
 
 def read_training_episodes(
-    folder: Path, *, include_held_out: bool = False, include_setting: str | None = None, progress: bool = True
+    folder: Path,
+    *,
+    include_held_out: bool = False,
+    include_setting: str | None = None,
+    progress: bool = True,
+    log: Callable[[str], None] = print,
 ) -> Iterator[tuple[Path, Trajectory]]:
     """Yield path and episode of every validated episode below a folder, in the order of the paths, one at a time.
 
     Episodes of `val` and `test` tasks are left out unless `include_held_out`: a policy trained on a task can no longer
-    be evaluated on it. How many are left out is printed, with the setting that includes them. A folder without any
+    be evaluated on it. `log` is told how many are left out, with the setting that includes them. A folder without any
     episode to train on is a UserError.
     """
     if not folder.is_dir():
@@ -365,15 +370,17 @@ def read_training_episodes(
                 held_out_splits.append(episode.task.split)
             line.advance()
     if held_out_splits:
-        _report_held_out(folder, held_out_splits, not num_yielded, include_setting)
+        _report_held_out(folder, held_out_splits, not num_yielded, include_setting, log)
 
 
-def _report_held_out(folder: Path, splits: list[str], nothing_left: bool, include_setting: str | None) -> None:
+def _report_held_out(
+    folder: Path, splits: list[str], nothing_left: bool, include_setting: str | None, log: Callable[[str], None]
+) -> None:
     named = f"{len(splits)} episodes of held-out tasks ({', '.join(sorted(set(splits)))})"
     if nothing_left:
         otherwise = f", or take these by {include_setting}" if include_setting else ""
         raise UserError(f"Below '{folder}' there are only {named}; collect some with --split train{otherwise}.")
-    print(f"{named} are left out" + (f"; {include_setting} takes them" if include_setting else ""), flush=True)
+    log(f"{named} are left out" + (f"; {include_setting} takes them" if include_setting else ""))
 
 
 def _episode_files(folder: Path) -> list[Path]:

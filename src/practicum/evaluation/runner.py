@@ -12,6 +12,7 @@ from typing import Any
 from practicum.data.collection import Collection
 from practicum.data.folder_lock import locked
 from practicum.data.model_ref import resolve_model
+from practicum.data.task_overlap import num_shared, read_train_tasks
 from practicum.engines.server_check import check_server
 from practicum.evaluation import policy_ref
 from practicum.evaluation.attempt_log import AttemptLog
@@ -41,6 +42,14 @@ class EvalRunner:
         if settings.run_folder is not None and settings.out is not None:
             about = {"run_id": Path(settings.out).stem, "experiment": "eval", "mode": self.policy.stage, "policy": name}
             self.log.collection = Collection(settings.run_folder / "episodes", self.log.planned, recorded, about)
+
+    def overlap_warning(self) -> str | None:
+        """A sentence where tasks of the panel are among those that the policy was trained on."""
+        trained = read_train_tasks(Path(self.policy.run)) if self.policy.run is not None else set()
+        count = num_shared(self.log.panel.tasks, trained) if trained else 0
+        if not count:
+            return None
+        return f"{count} of {len(self.log.panel.tasks)} tasks of the panel are training tasks of '{self.policy.run}'."
 
     def check_policy(self) -> None:
         """Refuse a server, or a model's tokenizer, that is not there, without loading a model."""

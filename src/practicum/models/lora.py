@@ -35,15 +35,27 @@ class LoRASettings:
             raise UserError(f"A LoRA dropout must be from 0 to below 1, got {self.dropout}.")
 
 
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise UserError(
+            "LoRA adapters need the package peft: pip install 'practicum[lora]', or train all weights (--full, "
+            "training.use_lora=false)."
+        ) from None
+    return peft
+
+
 def add_adapter(loaded: LoadedModel, settings: LoRASettings, seed: int = 0) -> LoadedModel:
     """The model with a new adapter; its own weights are frozen. The same seed gives the same adapter."""
-    import peft
     import torch
+
+    peft = _peft()
 
     targets = settings.targets if isinstance(settings.targets, str) else list(settings.targets)
     config = peft.LoraConfig(
         r=settings.rank,
-        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # PEFT takes fractions too
+        lora_alpha=settings.alpha,  # PEFT takes fractions too
         lora_dropout=settings.dropout,
         target_modules=targets,
         use_dora=settings.dora,
@@ -63,8 +75,7 @@ def add_adapter(loaded: LoadedModel, settings: LoRASettings, seed: int = 0) -> L
 
 def load_adapter(loaded: LoadedModel, folder: str | Path, trainable: bool = True) -> LoadedModel:
     """The model with an adapter from a PEFT folder."""
-    import peft
-
+    peft = _peft()
     path = Path(folder)
     if not (path / "adapter_config.json").is_file() or not (path / "adapter_model.safetensors").is_file():
         raise UserError(f"'{folder}' is not an adapter (it needs adapter_config.json and adapter_model.safetensors).")

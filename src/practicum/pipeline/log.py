@@ -31,6 +31,9 @@ class StageUsage:
     peak_mb: float = 0.0
     """Peak resident memory of this process."""
     gpu_peak_mb: float = 0.0
+    """Peak of what tensors had on the GPU (allocated)."""
+    gpu_reserved_mb: float = 0.0
+    """Peak of what torch had taken from the GPU (reserved)."""
 
 
 class PipelineLog:
@@ -78,6 +81,7 @@ class PipelineLog:
                     before.processor_seconds + cpu_seconds() - cpu_start,
                     max(before.peak_mb, peak_resident_megabytes()),
                     max(before.gpu_peak_mb, gpu_peak_megabytes()),
+                    max(before.gpu_reserved_mb, gpu_reserved_megabytes()),
                 ),
             )
 
@@ -102,7 +106,11 @@ class PipelineLog:
         ]
         usages = self.usage.values()
         seconds, cpu = sum(s.seconds for s in usages), sum(s.processor_seconds for s in usages)
-        peak = StageUsage(peak_mb=max(s.peak_mb for s in usages), gpu_peak_mb=max(s.gpu_peak_mb for s in usages))
+        peak = StageUsage(
+            peak_mb=max(s.peak_mb for s in usages),
+            gpu_peak_mb=max(s.gpu_peak_mb for s in usages),
+            gpu_reserved_mb=max(s.gpu_reserved_mb for s in usages),
+        )
         return [*rows, ["Total", f"{duration(seconds)} min", f"{duration(cpu)} min", f"{memory(peak)} peak", ""]]
 
     def record(self) -> dict[str, dict[str, Any]]:
@@ -159,8 +167,16 @@ def evaluation_line(result: EvalResult, level: float) -> str:
 
 
 def memory(usage: StageUsage) -> str:
-    gpu = f", GPU {usage.gpu_peak_mb / 1000:.2f} GB" if usage.gpu_peak_mb else ""
+    gpu = ""
+    if usage.gpu_peak_mb:
+        gpu = f", GPU {usage.gpu_peak_mb / 1000:.2f} GB allocated, {usage.gpu_reserved_mb / 1000:.2f} GB reserved"
     return f"{usage.peak_mb / 1000:.2f} GB{gpu}"
+
+
+def gpu_reserved_megabytes() -> float:
+    """The most that torch had taken from the GPU since the counters were reset; 0 without one."""
+    cuda = _cuda()
+    return 0.0 if cuda is None else cuda.max_memory_reserved() / 1e6
 
 
 def gpu_peak_megabytes() -> float:

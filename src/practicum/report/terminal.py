@@ -9,10 +9,13 @@ from practicum.report.index import READ_ERRORS, error_text, read_episode
 from practicum.report.tokens import tokenizer_file
 from practicum.trajectory import Origin, Trajectory
 from practicum.utils.escape import is_number, printable
+from practicum.utils.tables import table
 
 COLOURS = {Origin.SAMPLED: "\x1b[1;32m", Origin.OBSERVATION: "\x1b[36m", Origin.TEMPLATE: "\x1b[2m"}
 MARKS = {Origin.SAMPLED: ("⟦", "⟧"), Origin.OBSERVATION: ("", ""), Origin.TEMPLATE: ("", "")}
 RESET = "\x1b[0m"
+MAX_LISTED = 50
+"""Episodes that are listed of a folder."""
 MAX_SPAN_CHARACTERS = 60_000
 """Characters printed of one span at most; the rest stays in the file."""
 
@@ -31,6 +34,25 @@ def show_episode(path: Path, model: str | None = None, coloured: bool = False, l
         return "\n".join(episode_lines(episode, tokenizer, coloured, logprobs))
     except READ_ERRORS as error:  # ids that no vocabulary has
         raise UserError(f"'{path}' does not fit the tokenizer of '{source}': {printable(error_text(error))}.") from None
+
+
+def list_episodes(folder: Path) -> list[str]:
+    """The episodes below a folder, a line each, with how they ended; of many the first, and how many more there are."""
+    paths = sorted(folder.rglob("*__attempt_*.jsonl"))
+    if not paths:
+        raise UserError(f"There is no episode below '{folder}'; name an episode or a folder that `collect` wrote.")
+    rows = []
+    for path in paths[:MAX_LISTED]:
+        try:
+            episode, _ = read_episode(path, follow_links=True)
+        except (*READ_ERRORS, OSError) as error:
+            rows.append([str(path), printable(error_text(error))[:40], "", ""])
+            continue
+        rows.append([str(path), str(episode.outcome.value), f"{episode.reward:.3f}", str(len(episode.turns))])
+    lines = [table(["episode", "outcome", "reward", "turns"], rows)]
+    if len(paths) > MAX_LISTED:
+        lines.append(f"... and {len(paths) - MAX_LISTED} more")
+    return [*lines, f"`practicum show {rows[0][0]}` prints one."]
 
 
 def load_tokenizer(name: str) -> object:

@@ -110,7 +110,14 @@ async def _train(
         if on_step is not None:
             on_step(step, run.settings.total_training_steps, values)
 
-    run = build.build_run(config, report, (lambda episode: line.advance()) if online else None, say=log)
+    def show_validation(done: int, total: int) -> None:
+        line.note = f"validation: {done}/{total} tasks" if done < total else ""
+
+    def show_update() -> None:
+        line.note = "updating the policy"
+
+    on_episode = (lambda episode: line.advance(1, "rolling out")) if online else None
+    run = build.build_run(config, report, on_episode, show_update, log, show_validation)
     model = run.model_folder = run.folder / MODEL if model_folder is None else Path(model_folder)
     try:
         line.total = run.settings.total_training_steps * episodes_per_step

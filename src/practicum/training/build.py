@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from practicum.config.train import TrainConfig
 from practicum.data.folder_lock import FolderLock, lock_for_run
 from practicum.data.model_ref import ModelRef, resolve_model
 from practicum.data.store import write_atomic
+from practicum.data.task_overlap import num_shared, write_train_tasks
 from practicum.engines.base import PolicyEngine, Sampling
 from practicum.engines.vllm.engine import VLLMEngine, VLLMSettings
 from practicum.engines.vllm.server import ServerSettings, find_python
@@ -146,8 +148,12 @@ def build_run(
     on_episode: Callable[[Trajectory], None] | None = None,
     on_micro_batch: Callable[[], None] | None = None,
     say: Callable[[str], None] = print,
+    on_validation: Callable[[int, int], None] | None = None,
 ) -> Run:
-    """Everything loaded and checked, resumed where there is a checkpoint; the run holds the lock of its folder."""
+    """Everything loaded and checked, resumed where there is a checkpoint; the run holds the lock of its folder.
+
+    `on_validation` is called with the number of validation episodes done and to do.
+    """
     check_machine(config)
     check_sources(config)
     folder = run_folder(config)
@@ -182,7 +188,7 @@ def _build_run(
             policy, tasks, components.make_environment, agent, settings, watcher, *task_order(components, config)
         )
         critic = load_critic(config, on) if ESTIMATORS[settings.adv_estimator].needs_critic else None
-    evaluate = build_evaluation(config, components, policy) if validates(config) else None
+    evaluate = build_evaluation(config, components, policy, on_validation) if validates(config) else None
     trainer = RLTrainer(policy, source, settings, critic, evaluate, on_episode, on_micro_batch)
     if trainer.critic is not None and config.critic.ppo_micro_batch_size_per_gpu is not None:
         limit = max_micro_batch_tokens(config, on)
@@ -201,7 +207,24 @@ def _build_run(
     )
     run.resume()
     record_version(folder, run.state.step)
+    if config.data.train_files:
+        report_overlap(config, components, write_train_tasks(folder, tasks), say)
     return run
+
+
+def report_overlap(
+    config: TrainConfig, components: RunComponents, trained: set[str], say: Callable[[str], None]
+) -> None:
+    """Say how many of the validation tasks are training tasks too."""
+    if not validates(config):
+        return
+    tasks = components.environment.tasks("val", config.data.val_batch_size)
+    count = num_shared(tasks, trained)
+    if count:
+        say(
+            f"Warning: {count} of {len(tasks)} validation tasks are training tasks too (data.train_files, "
+            "data.val_files): validation is not held out, and the best model by it may be one that memorised."
+        )
 
 
 def build_policy(config: TrainConfig, folder: Path, on: Device, template: str | None) -> TrainablePolicy:
@@ -228,18 +251,34 @@ def load_critic(config: TrainConfig, on: Device) -> Decoder | None:
 
 
 def build_evaluation(
-    config: TrainConfig, components: RunComponents, policy: TrainablePolicy
+    config: TrainConfig,
+    components: RunComponents,
+    policy: TrainablePolicy,
+    on_validation: Callable[[int, int], None] | None = None,
 ) -> Callable[[], Awaitable[EvalResult]]:
     """A function that evaluates the policy on the panel of validation tasks."""
     tasks = tuple(components.environment.tasks("val", config.data.val_batch_size))
     agent = build_agent(config, components, config.actor_rollout_ref.rollout.val_temperature)
-    return functools.partial(_evaluate, policy, Panel(tasks, config.trainer.seed), components.make_environment, agent)
+    panel = Panel(tasks, config.trainer.seed)
+    return functools.partial(_evaluate, policy, panel, components.make_environment, agent, on_validation)
 
 
 async def _evaluate(
-    policy: TrainablePolicy, panel: Panel, make_environment: MakeEnvironment, agent: Agent
+    policy: TrainablePolicy,
+    panel: Panel,
+    make_environment: MakeEnvironment,
+    agent: Agent,
+    on_validation: Callable[[int, int], None] | None,
 ) -> EvalResult:
-    result, _ = await policy.evaluate("val", panel, make_environment, agent)
+    num_done = itertools.count(1)
+
+    def on_done(episode: Trajectory) -> None:
+        if on_validation is not None:
+            on_validation(next(num_done), len(panel.tasks))
+
+    if on_validation is not None:
+        on_validation(0, len(panel.tasks))
+    result, _ = await policy.evaluate("val", panel, make_environment, agent, on_done)
     return result
 
 

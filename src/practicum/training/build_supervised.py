@@ -20,12 +20,14 @@ from practicum.data.folder_lock import FolderLock, lock_for_run
 from practicum.data.jsonl import read_rows
 from practicum.data.model_ref import ModelRef, resolve_model
 from practicum.data.store import read_training_episodes, write_atomic
+from practicum.data.task_overlap import write_train_tasks
 from practicum.errors import UserError, did_you_mean
 from practicum.models import device, loader, lora
 from practicum.models.device import Device
 from practicum.training import dpo, sft
 from practicum.training.checkpoint import check_supervised_continuation, record_version
 from practicum.training.micro_batches import MicroBatchLimits, sft_samples
+from practicum.training.monitor.supervised_health import SupervisedMonitor
 from practicum.training.preference_pairs import fitting_pairs, mine_pairs, pairs_from_rows
 from practicum.training.run import Run
 from practicum.training.supervised import SupervisedTrainer, supervised_run_settings
@@ -100,7 +102,9 @@ def resolve_device(config: SFTConfig | DPOConfig) -> Device:
 
 
 def read_demonstrations(
-    config: SFTConfig | DPOConfig, is_wanted: Callable[[Trajectory], bool] | None = None
+    config: SFTConfig | DPOConfig,
+    is_wanted: Callable[[Trajectory], bool] | None = None,
+    log: Callable[[str], None] = print,
 ) -> list[Trajectory]:
     """Scored episodes of a folder's training tasks, all of one chat template.
 
@@ -113,7 +117,7 @@ def read_demonstrations(
     episodes: list[Trajectory] = []
     with_empty_reply: list[Path] = []
     for path, episode in read_training_episodes(
-        folder, include_held_out=config.data.include_held_out, include_setting="data.include_held_out=true"
+        folder, include_held_out=config.data.include_held_out, include_setting="data.include_held_out=true", log=log
     ):
         if not episode.scored or (is_wanted is not None and not is_wanted(episode)):
             continue
@@ -204,7 +208,7 @@ def _build_sft(config: SFTConfig, lock: FolderLock, on_step: OnStep | None, say:
     check_supervised_continuation(config, Path(config.output_dir))
     episodes: list[Trajectory] = []
     if data.episodes is not None:
-        episodes = read_demonstrations(config, lambda e: data.include_failed or e.outcome is Outcome.SUCCESS)
+        episodes = read_demonstrations(config, lambda e: data.include_failed or e.outcome is Outcome.SUCCESS, say)
         if not episodes:
             raise UserError(
                 f"No successful episode below '{data.episodes}'; collect some, or set data.include_failed=true."
@@ -220,8 +224,11 @@ def _build_sft(config: SFTConfig, lock: FolderLock, on_step: OnStep | None, say:
     else:
         split = split_by_task(episodes, lambda episode: episode.task.id, data.val_share, training.seed)
         samples, held_out = (sft_samples(side) for side in split)
-    samples, held_out = (sft.without_too_long(side, policy.decoder.shape.context) for side in (samples, held_out))
-    return _build_run(config, lock, sft.SFTTrainer(policy, samples, settings, held_out), on_step, say)
+    samples, held_out = (sft.without_too_long(side, policy.decoder.shape.context, say) for side in (samples, held_out))
+    run = _build_run(config, lock, sft.SFTTrainer(policy, samples, settings, held_out), on_step, say)
+    if episodes:
+        write_train_tasks(run.folder, (episode.task for episode in episodes))
+    return run
 
 
 def build_dpo(config: DPOConfig, on_step: OnStep | None = None, say: Callable[[str], None] = print) -> Run:
@@ -239,12 +246,12 @@ def _build_dpo(config: DPOConfig, lock: FolderLock, on_step: OnStep | None, say:
         rows = read_rows(Path(config.data.dataset_path), DPO_FIELDS[:3])
         pairs = pairs_from_rows(rows, policy.renderer, config.data.dataset_path)
     else:
-        episodes = read_demonstrations(config)
+        episodes = read_demonstrations(config, log=say)
         template = config.model.template or (episodes[0].provenance.get("template") if episodes else None)
         policy = load_policy(config, template)
         check_tokens(policy, episodes, config.model.path)
         pairs = [mined.pair for mined in mine_pairs(episodes, config.data.pairing)]
-    pairs = fitting_pairs(pairs, policy.decoder.shape.context)
+    pairs = fitting_pairs(pairs, policy.decoder.shape.context, say)
     return _build_run(config, lock, dpo.DPOTrainer(policy, pairs, dpo_settings(config.training)), on_step, say)
 
 
@@ -259,7 +266,9 @@ def _build_run(
     settings = supervised_run_settings(
         trainer.num_steps, training.save_steps, training.eval_steps, training.save_total_limit
     )
-    run = Run(folder, trainer, settings, on_step=on_step, say=say, lock=lock)
+    trainer.folder = folder
+    monitor = SupervisedMonitor(folder, config.health, say)
+    run = Run(folder, trainer, settings, monitor, on_step=on_step, say=say, lock=lock)
     run.resume()
     write_atomic(folder / "config.yaml", overrides.to_yaml(config).encode())
     record_version(folder, run.state.step)

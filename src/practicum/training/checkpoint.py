@@ -77,6 +77,7 @@ def check_continuation(config: TrainConfig, folder: Path) -> None:
     before, now = _compared(OmegaConf.load(stored)), _compared(OmegaConf.structured(config))
     changed = [key for key in sorted(now) if before[key] != now[key]]
     refused = [key for key in changed if key not in MAY_CHANGE]
+    refused.sort(key=lambda key: key != "actor_rollout_ref.model.path")  # another model brings other defaults
     if refused:
         key = refused[0]
         raise UserError(

@@ -82,10 +82,10 @@ def pairs_from_rows(rows: Iterable[Mapping[str, Any]], renderer: Renderer, name:
     return pairs
 
 
-def fitting_pairs(pairs: Sequence[Pair], window: int) -> list[Pair]:
-    """Return the pairs both of whose sides fit into a model's context window, and print how many others there are."""
+def fitting_pairs(pairs: Sequence[Pair], window: int, log: Callable[[str], None] = print) -> list[Pair]:
+    """Return the pairs both of whose sides fit into a model's context window, and log how many others there are."""
     fitting = [pair for pair in pairs if max(len(pair.chosen.ids), len(pair.rejected.ids)) <= window]
-    report_too_long("pairs", len(pairs) - len(fitting), len(pairs), window)
+    report_too_long("pairs", len(pairs) - len(fitting), len(pairs), window, log)
     return fitting
 
 

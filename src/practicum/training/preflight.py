@@ -16,6 +16,7 @@ from practicum.config.dpo import DPOConfig
 from practicum.config.sft import SFTConfig
 from practicum.config.train import TrainConfig
 from practicum.data.model_ref import resolve_model
+from practicum.data.task_file import task_files
 from practicum.errors import UserError
 from practicum.models import device, loader
 from practicum.training import build, build_supervised
@@ -107,15 +108,15 @@ def _check_tasks(config: TrainConfig) -> None:
             components.environment.tasks(split, 1)
 
 
-def _present(path: str | None) -> str | None:
-    return path if path is not None and Path(path).expanduser().exists() else None
+def _present(paths: object) -> object:
+    """The path, or list of paths, if all of them are here; else None."""
+    return paths if paths and all(path.exists() for path in task_files(paths)) else None
 
 
-def missing_files(key: str, path: str | None) -> list[str]:
-    """A sentence for a file or folder that is not on this machine."""
-    if path is None or _present(path):
-        return []
-    return [f"{key}: there is no '{path}' on this machine; the run needs it."]
+def missing_files(key: str, paths: object) -> list[str]:
+    """A sentence for each file or folder that is not on this machine."""
+    missing = [path for path in task_files(paths) if not path.exists()] if paths else []
+    return [f"{key}: there is no '{path}' on this machine; the run needs it." for path in missing]
 
 
 def _missing_model(key: str, name: str | None, is_adapter: bool = False) -> list[str]:

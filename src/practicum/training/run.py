@@ -25,13 +25,13 @@ from practicum.training import checkpoint
 from practicum.training.checkpoint import ABANDONED, LAST, METRICS, MODEL, TIMING, Checkpoints
 from practicum.training.monitor.health import HEALTH_FILE, HealthFinding, HealthLog, HealthMonitor
 from practicum.training.monitor.loggers import Logger
-from practicum.training.monitor.metrics import MetricsFile
+from practicum.training.monitor.metrics import MetricsFile, memory_metrics
 from practicum.training.monitor.reward_hacking import RewardHackingMonitor
+from practicum.training.monitor.supervised_health import SupervisedMonitor
 from practicum.training.rollout_source import GROUPS, TOP, EpisodeSaver
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.training.trainer import Trainer
 from practicum.trajectory import Trajectory
-from practicum.utils.memory import resident_megabytes
 
 if TYPE_CHECKING:
     from practicum.training.rl_trainer import RLTrainer
@@ -104,7 +104,7 @@ class Run:
         folder: Path | None,
         trainer: Trainer,
         settings: RunSettings,
-        monitor: RunMonitor | None = None,
+        monitor: RunMonitor | SupervisedMonitor | None = None,
         make_loggers: Callable[[bool], Sequence[Logger]] = lambda resumed: (),
         say: Callable[[str], None] = print,
         on_step: Callable[[int, dict[str, float]], None] | None = None,
@@ -246,6 +246,8 @@ class Run:
             self.monitor.observe(done, metrics, episodes)
         if settings.test_freq > 0 and (done % settings.test_freq == 0 or last):
             metrics |= await self._validate(done)
+            if isinstance(self.monitor, SupervisedMonitor):
+                self.monitor.observe_validation(metrics)
         log.write(done, metrics)
         state.step = done
         if self.on_step is not None:
@@ -385,7 +387,7 @@ class RunMonitor:
 
     def observe(self, step: int, metrics: dict[str, float], episodes: Sequence[Trajectory]) -> None:
         """Look at a step that is done and add to its metrics; what follows from it comes with `act`."""
-        metrics["memory/rss_mb"] = resident_megabytes()
+        metrics |= memory_metrics()
         findings = self.health.observe(step, metrics)
         self._hacking_finding = None
         if self.hacking_settings.enable:

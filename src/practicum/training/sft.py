@@ -84,20 +84,20 @@ class SFTTrainer(SupervisedTrainer):
         return Validation(evaluation_loss(self.policy, self.eval_samples))
 
 
-def without_too_long(samples: Sequence[Sample], context: int) -> list[Sample]:
-    """The samples of at most `context` tokens; prints how many were longer."""
+def without_too_long(samples: Sequence[Sample], context: int, log: Callable[[str], None] = print) -> list[Sample]:
+    """The samples of at most `context` tokens; `log` is told how many were longer."""
     kept = [sample for sample in samples if len(sample.ids) <= context]
-    report_too_long("demonstrations", len(samples) - len(kept), len(samples), context)
+    report_too_long("demonstrations", len(samples) - len(kept), len(samples), context, log)
     return kept
 
 
-def report_too_long(kind: str, num_too_long: int, count: int, context: int) -> None:
-    """Print how many are longer than a model's context; raise when none is left."""
+def report_too_long(kind: str, num_too_long: int, count: int, context: int, log: Callable[[str], None] = print) -> None:
+    """Log how many are longer than a model's context; raise when none is left."""
     sentence = f"{num_too_long} of {count} {kind} are longer than the model's window ({context} tokens)"
     if num_too_long and num_too_long == count:
         raise UserError(f"{sentence}: nothing is left to learn from; show shorter ones.")
     if num_too_long:
-        print(f"{sentence} and are left out.", flush=True)
+        log(f"{sentence} and are left out.")
 
 
 def planned_steps(num_samples: int, settings: SFTSettings) -> int:

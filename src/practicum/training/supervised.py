@@ -25,6 +25,8 @@ class SupervisedTrainer(Trainer):
     def __init__(self, policy: TrainablePolicy, num_steps: int, fingerprint: str) -> None:
         """`fingerprint` names the data; a checkpoint of a run over other data is refused."""
         self.policy, self.num_steps, self.fingerprint = policy, num_steps, fingerprint
+        self.folder: Path | None = None
+        """The run's folder, for messages."""
 
     @abstractmethod
     def update(self, step: int) -> dict[str, float]:
@@ -39,7 +41,8 @@ class SupervisedTrainer(Trainer):
     def restore(self, state: dict[str, Any]) -> None:
         if state.get("data") not in (None, self.fingerprint):  # checkpoints of earlier versions do not say
             raise UserError(
-                "The training data is not what this run began with; put that back, or choose another output_dir."
+                f"The training data is not what the run in '{self.folder}' began with; put that back, or choose "
+                "another output_dir."
             )
         self.policy.set_version(int(state["step"]))
         self.policy.learner.version = int(state["step"])

@@ -41,7 +41,7 @@ class Progress:
     ) -> None:
         self.label, self.total, self.unit, self.shown, self.every = label, total, unit, shown, every
         self.stream = stream or sys.stderr
-        self.done = 0
+        self.done = self._first = 0
         self.note = ""
         self._started = time.monotonic()
         self._stop = threading.Event()
@@ -49,6 +49,7 @@ class Progress:
         self._display: Live | None = None
 
     def __enter__(self) -> Progress:
+        self._first = self.done  # what was done before this process does not count for the rate
         if not self.shown:
             return self
         if self.stream.isatty():
@@ -85,8 +86,8 @@ class Progress:
         """Everything after the label."""
         seconds = self.seconds
         text = f"{self.done}/{self.total}{' ' + self.unit if self.unit else ''}  {duration(seconds)}"
-        if 0 < self.done < self.total and seconds > 0:
-            rate = self.done / seconds
+        if self._first < self.done < self.total and seconds > 0:
+            rate = (self.done - self._first) / seconds
             text += f"  {rate:.3g}/s  {duration((self.total - self.done) / rate)} left"
         return f"{text}  {printable(self.note)}" if self.note else text
 

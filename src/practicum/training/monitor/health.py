@@ -16,7 +16,7 @@ from typing import Any
 
 from practicum.config.health import HealthSettings
 from practicum.errors import UserError
-from practicum.evaluation.stats.trend import reversals, trend
+from practicum.evaluation.stats.trend import Trend, reversals, trend
 from practicum.training.monitor.metrics import MetricsFile
 from practicum.trajectory import Outcome
 
@@ -33,6 +33,8 @@ METRIC_NAMES = {
     "repetition": "rollout/repetition",
     "length_clipped": "rollout/length_clipped",
     "mismatch": "mismatch/logprob/mean",
+    "policy_loss": "actor/pg_loss",
+    "value_loss": "critic/vf_loss",
     "memory": "memory/rss_mb",
     "reward_min": "reward/min",
     "reward_max": "reward/max",
@@ -82,7 +84,11 @@ class MetricHistory:
     def append(self, step: int, values: Mapping[str, float], settings: HealthSettings) -> None:
         """Add the values of a step and drop what no check looks back on."""
         longest = max(
-            settings.smooth, settings.reward_flat_window, settings.reward_swing_window, settings.memory_window
+            settings.smooth,
+            settings.reward_flat_window,
+            settings.reward_swing_window,
+            settings.memory_window,
+            settings.loss_window,
         )
         for name, value in values.items():
             self.series[name] = [*self.series.get(name, []), (step, value)][-longest:]
@@ -199,6 +205,49 @@ def _returns_out_of_range(history: MetricHistory, settings: HealthSettings) -> H
     return _above("returns_out_of_range", excess, limits, advice, advice)
 
 
+def _policy_loss_rising(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:
+    """The policy loss rises beyond its noise, and the reward does not: updates undo each other.
+
+    A flat policy loss is no bad sign: with advantages around 0 and one pass over a batch its mean is 0 at every step.
+    """
+    points = history.series["policy_loss"][-settings.loss_window :]
+    if len(points) < settings.loss_window or history.is_saturated(settings):
+        return None
+    line = _trend_of(points)
+    reward = _trend_of(history.series["reward"][-settings.loss_window :])
+    if line is None or line.low <= 0 or (reward is not None and reward.low > 0):
+        return None
+    span = points[-1][0] - points[0][0]
+    residuals = [value - line.slope * (step - points[0][0]) for step, value in points]
+    noise = math.sqrt(_mean([(value - _mean(residuals)) ** 2 for value in residuals]))
+    rise = line.slope * span / noise if noise > 0 else math.inf
+    cause, remedy = (
+        "the policy loss rises instead of falling, in standard deviations of its noise",
+        "lower the learning rate to a third, or the clip range (0.2 to 0.1)",
+    )
+    return _above("policy_loss_rising", rise, (settings.policy_loss_rise, math.inf), (cause, remedy), ("", ""))
+
+
+def _value_loss_growing(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:
+    """The value loss grows over the window instead of settling: the critic cannot follow its targets."""
+    points = history.series["value_loss"][-settings.loss_window :]
+    if len(points) < settings.loss_window:
+        return None
+    line, third = _trend_of(points), len(points) // 3
+    before, now = (_mean([value for _, value in part]) for part in (points[:third], points[-third:]))
+    if line is None or line.low <= 0 or before <= 0:
+        return None
+    cause, remedy = (
+        "the value loss grows instead of settling, as a factor",
+        "lower critic.optim.lr, or warm the critic up first (trainer.critic_warmup=10)",
+    )
+    return _above("value_loss_growing", now / before, (settings.value_loss_growth, math.inf), (cause, remedy), ("", ""))
+
+
+def _trend_of(points: Sequence[tuple[int, float]]) -> Trend | None:
+    return trend([step for step, _ in points], [value for _, value in points])
+
+
 def _memory_growing(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:
     """Memory grows steadily: in both halves of the window too, so that one jump or a cache that fills is no leak."""
     points, limit = history.series["memory"][-settings.memory_window :], settings.memory_slope
@@ -282,6 +331,8 @@ HEALTH_CHECKS: dict[str, HealthCheck] = {
         ("updates are too large: many tokens are clipped", "lower the learning rate to a third (3e-4 to 1e-4)"),
     ),
     "dead_groups": HealthCheck(("dead_groups",), _dead_groups),
+    "policy_loss_rising": HealthCheck(("policy_loss", "reward"), _policy_loss_rising),
+    "value_loss_growing": HealthCheck(("value_loss",), _value_loss_growing),
     "repetition_high": _limit_check(
         "repetition_high",
         "repetition",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from scipy import stats
 
 from practicum.data.jsonl import parse_object, read_lines
@@ -19,6 +20,19 @@ from practicum.errors import UserError
 from practicum.training.estimators import num_sampled_tokens
 from practicum.trajectory import Origin, Outcome, StopReason, Trajectory, Turn
 from practicum.utils.arrays import FloatArray
+from practicum.utils.memory import resident_megabytes
+
+
+def memory_metrics() -> dict[str, float]:
+    """Memory in MB: of this process, and on the GPU in use what tensors have (`allocated`), what torch has taken from
+    the GPU (`reserved`), and the most that tensors had (`peak`) so far."""
+    metrics = {"memory/rss_mb": resident_megabytes()}
+    if torch.cuda.is_available():
+        metrics["memory/gpu_allocated_mb"] = torch.cuda.memory_allocated() / 1e6
+        metrics["memory/gpu_reserved_mb"] = torch.cuda.memory_reserved() / 1e6
+        metrics["memory/gpu_peak_mb"] = torch.cuda.max_memory_allocated() / 1e6
+    return metrics
+
 
 VERIFIER = "verifier"
 """The reward component that is the verifier's score."""
