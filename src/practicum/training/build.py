@@ -159,7 +159,7 @@ def build_run(
     folder = run_folder(config)
     config.trainer.experiment_name = folder.name
     with lock_for_run(folder) as lock:
-        return _build_run(config, lock, on_step, on_episode, on_micro_batch, say)
+        return _build_run(config, lock, on_step, on_episode, on_micro_batch, say, on_validation)
 
 
 def _build_run(
@@ -169,6 +169,7 @@ def _build_run(
     on_episode: Callable[[Trajectory], None] | None,
     on_micro_batch: Callable[[], None] | None,
     say: Callable[[str], None],
+    on_validation: Callable[[int, int], None] | None,
 ) -> Run:
     on, folder = resolve_device(config), lock.folder
     check_continuation(config, folder)
