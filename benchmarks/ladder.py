@@ -34,7 +34,7 @@ from practicum.environments.math import MathEnvironment
 from practicum.evaluation.compare import compare_pair
 from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult
-from practicum.evaluation.stats.intervals import COMPARISON_LEVEL
+from practicum.evaluation.stats.intervals import LEVEL
 from practicum.models import loader
 from practicum.registry import make_format
 from practicum.rollout import run_episodes
@@ -226,7 +226,12 @@ def pooled(results: Mapping[int, EvalResult]) -> EvalResult:
         panel="all seeds",
         num_tasks=sum(one.num_tasks for one in results.values()),
         attempts=tuple(
-            replace(attempt, task=f"{seed}/{attempt.task}", cluster=f"{seed}/{attempt.cluster}")
+            replace(
+                attempt,
+                task=f"{seed}/{attempt.task}",
+                cluster=f"{seed}/{attempt.cluster}",
+                goal=None if attempt.goal is None else f"{seed}/{attempt.goal}",
+            )
             for seed, one in results.items()
             for attempt in one.attempts
         ),
@@ -256,7 +261,7 @@ def table(found: Mapping[int, Mapping[str, EvalResult]]) -> Iterator[str]:
     yield "|---|" + "---|" * len(found)
     for name in next(iter(found.values())):
         results = [stages[name] for stages in found.values()]
-        pairs = ((r.success_rate, r.interval(COMPARISON_LEVEL)) for r in results)
+        pairs = ((r.success_rate, r.interval(LEVEL)) for r in results)
         cells = (f"{rate:.1%} [{interval.low:.1%}, {interval.high:.1%}]" for rate, interval in pairs)
         yield f"| {name} | " + " | ".join(cells) + " |"
     yield ""

@@ -22,7 +22,7 @@ from practicum.evaluation.compare import Comparison, compare_pair
 from practicum.evaluation.learning_curve import Mark, learning_curve
 from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult, result_from_episodes
-from practicum.evaluation.stats.intervals import COMPARISON_LEVEL
+from practicum.evaluation.stats.intervals import LEVEL
 from practicum.models import loader
 from practicum.registry import make_format
 from practicum.rollout import run_episodes
@@ -250,10 +250,10 @@ class Quickstart:
     def _page(self, results: dict[str, EvalResult], gain: Comparison, curve: list[float]) -> str:
         marks = []
         for name in ("sft", "rl"):
-            interval = results[name].interval(COMPARISON_LEVEL)
+            interval = results[name].interval(LEVEL)
             marks.append(Mark(name.upper(), results[name].success_rate, interval.low, interval.high, COLOURS[name]))
         subtitle = f"tiny on math, seed {self.seed}, panel {self.panel.hash} of {len(self.panel.tasks)} held-out tasks"
-        intervals = {name: result.interval(COMPARISON_LEVEL) for name, result in results.items()}
+        intervals = {name: result.interval(LEVEL) for name, result in results.items()}
         notes = [
             f"{name}: {result.success_rate:.1%} [{intervals[name].low:.1%}, {intervals[name].high:.1%}]"
             for name, result in results.items()
@@ -276,7 +276,7 @@ def table(results: dict[str, EvalResult]) -> str:
     """Success of every policy with its 95 % interval."""
     lines = [f"{'policy':<8} {'success':>8}   {'95 % interval':<16} {'n':>4}  {'turns':>5}  {'unusable replies':>16}"]
     for name, result in results.items():
-        interval, metrics = result.interval(COMPARISON_LEVEL), result.metrics()
+        interval, metrics = result.interval(LEVEL), result.metrics()
         lines.append(
             f"{name:<8} {result.success_rate:>8.1%}   [{interval.low:>6.1%}, {interval.high:>6.1%}] "
             f"{len(result.scored):>4}  {metrics['mean_turns'] or 0:>5.2f}  {metrics['invalid_reply_rate'] or 0:>16.1%}"

@@ -20,7 +20,7 @@ from scipy import special
 from practicum.config.health import HealthSettings
 from practicum.data.jsonl import parse_object
 from practicum.errors import UserError
-from practicum.evaluation.stats.intervals import COMPARISON_LEVEL, jeffreys
+from practicum.evaluation.stats.intervals import LEVEL, jeffreys
 from practicum.report.runs import CONFIG, HEALTH, TIMING
 from practicum.report.series import Series
 from practicum.training.monitor.health import HealthMonitor
@@ -227,13 +227,13 @@ def mean_interval(name: str, value: float, row: Mapping[str, float]) -> tuple[fl
 
 @functools.lru_cache(4096)
 def _rate_interval(successes: float, count: float) -> tuple[float, float]:
-    interval = jeffreys(successes, count, COMPARISON_LEVEL)
+    interval = jeffreys(successes, count, LEVEL)
     return interval.low, interval.high
 
 
 @functools.lru_cache(256)
 def _t_quantile(count: float) -> float:
-    return float(special.stdtrit(count - 1, 0.5 + COMPARISON_LEVEL / 2))
+    return float(special.stdtrit(count - 1, 0.5 + LEVEL / 2))
 
 
 def config_text(folder: Path) -> str | None:

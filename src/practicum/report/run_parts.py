@@ -12,7 +12,7 @@ from practicum.errors import UserError
 from practicum.evaluation.compare import Comparison, compare_pair
 from practicum.evaluation.metric_delta import finite
 from practicum.evaluation.result import AttemptResult, EvalResult
-from practicum.evaluation.stats.intervals import COMPARISON_LEVEL
+from practicum.evaluation.stats.intervals import LEVEL
 from practicum.evaluation.stats.multiple_testing import holm
 from practicum.report.index import EpisodeRow
 from practicum.utils.escape import escape_invisible, json_number
@@ -41,7 +41,7 @@ class RunPart:
     def record(self) -> dict[str, Any]:
         """One row of the table. Unrated episodes get counts and no rates."""
         result = self.result
-        metrics = result.metrics(COMPARISON_LEVEL) if not self.unrated else {}
+        metrics = result.metrics(LEVEL) if not self.unrated else {}
         names = ("success_rate", "success_low", "success_high", "mean_reward", "reward_low", "reward_high",
                  "mean_turns", "mean_tokens", "invalid_reply_rate", "truncated_rate")  # fmt: skip
         return {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from practicum.evaluation.result import EvalResult
-from practicum.evaluation.stats.intervals import COMPARISON_LEVEL
+from practicum.evaluation.stats.intervals import LEVEL
 from practicum.training.critic import Critic
 from practicum.training.monitor.metrics import summary_stats
 from practicum.training.trainable_policy import TrainablePolicy
@@ -39,7 +39,7 @@ def panel_validation(result: EvalResult) -> Validation:
     if not result.scored:
         first = next((f"{a.outcome}: {a.error}" for a in result.unscored), "the panel is empty")
         return Validation(counts, f"no episode of the validation could be scored (first: {first})")
-    interval = result.interval(COMPARISON_LEVEL)
+    interval = result.interval(LEVEL)
     metrics = {
         "val/success/mean": result.success_rate,
         "val/success/low": interval.low,

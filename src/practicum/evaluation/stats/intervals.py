@@ -18,8 +18,6 @@ from practicum.utils.arrays import FloatArray
 
 LEVEL = 0.95
 """Default level of every interval."""
-COMPARISON_LEVEL = LEVEL
-"""The same level, where a comparison is meant."""
 MIXED_CLUSTERS = 0.25
 """Clusters of one outcome that are added each way when the variance of a rate near 0 or 1 is estimated."""
 MAX_RESAMPLED_VALUES = 4_000_000
