@@ -237,12 +237,13 @@ def test_resuming_is_refused_where_it_would_lose_something(tmp_path: Path) -> No
     go(make_run(tmp_path, RunSettings(2, save_freq=1), replace(RL, total_training_steps=2)))
     for settings, says in (
         (RunSettings(2, resume_mode="disable"), "holds checkpoints"),
-        (RunSettings(2, resume_mode="sometimes"), "choose one of auto"),
         (RunSettings(2, resume_mode="resume_path"), "needs trainer.resume_from_path"),
         (RunSettings(2, resume_mode="resume_path", resume_from_path=str(tmp_path / "global_step_9")), "needs trainer"),
     ):
         with pytest.raises(UserError, match=says):
             make_run(tmp_path, settings).resume()
+    with pytest.raises(UserError, match="choose one of auto"):
+        RunSettings(2, resume_mode="sometimes")
     path = tmp_path / "global_step_1"
     run = make_run(tmp_path / "other", RunSettings(3, resume_mode="resume_path", resume_from_path=str(path)))
     run.resume()

@@ -94,6 +94,7 @@ class RLTrainer(Trainer):
         self.policy = policy
         self.source = source
         self.settings = settings
+        self.stops_in_rollout = not settings.overlap
         self.evaluate = evaluate
         self.on_episode, self.on_micro_batch = on_episode, on_micro_batch
         self.estimator = ESTIMATORS[settings.adv_estimator]

@@ -7,13 +7,15 @@ that was not. Times and memory are in `timing.jsonl`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from practicum.config.fields import default_of
 from practicum.config.health import HealthSettings, RewardHackingSettings
@@ -122,6 +124,8 @@ class Run:
         self.checkpoints = None if folder is None else Checkpoints(folder, settings.save_total_limit)
         self.state = TrainState()
         self.resumed = False
+        self._unvalidated: dict[str, Any] | None = None
+        """The metrics and findings of a step whose validation was cut short."""
         self._make_loggers = make_loggers
         self._lock = FolderLock(folder) if lock is None and folder is not None else lock
         if self._lock is not None:
@@ -182,17 +186,22 @@ class Run:
         if self.monitor is not None:
             self.monitor.restore(state)
         self.state = TrainState(**state["standing"])
+        self._unvalidated = state.get("unvalidated")
         self.resumed = True
         self.say(f"Resumed at step {self.state.step} from '{path}'.")
 
     def _save(self) -> None:
         if self.checkpoints is None:
             return
+        state = self._checkpoint_state()
+        self.checkpoints.save(self.state.step, self.policy, self.trainer.critic, state, best=self.state.best_step)
+
+    def _checkpoint_state(self) -> dict[str, Any]:
+        """All that the next step depends on besides tensors, as plain JSON."""
         own = vars(self.state)
         if self.settings.early_stopping_patience is None:
             own = {name: own[name] for name in ("step", "best_value", "best_step")}
-        state = {**self.trainer.state(), **(self.monitor.state() if self.monitor is not None else {}), "standing": own}
-        self.checkpoints.save(self.state.step, self.policy, self.trainer.critic, state, best=self.state.best_step)
+        return {**self.trainer.state(), **(self.monitor.state() if self.monitor is not None else {}), "standing": own}
 
     def _last_good(self) -> str:
         newest = self.checkpoints.newest()[0] if self.checkpoints is not None else None
@@ -201,19 +210,25 @@ class Run:
     # -- the loop ---------------------------------------------------------------------------
 
     async def train(self) -> TrainState:
-        """Train from the current step to the end."""
+        """Train from the current step to the end. SIGTERM ends it within seconds, without the unfinished step."""
+        self._signals.terminated = asyncio.Event()
+        self._signals.loop = asyncio.get_running_loop()
         try:
             return await self._train()
+        except Terminated:
+            raise KeyboardInterrupt from None
         finally:
             if self._lock is not None:
                 self._lock.release()
 
     async def _train(self) -> TrainState:
         state, settings = self.state, self.settings
-        if state.step >= settings.total_training_steps or state.finished is not None:
+        if self._unvalidated is None and (state.step >= settings.total_training_steps or state.finished is not None):
             self.say(f"Nothing to do: this run has {state.step} steps ({state.finished or 'all it was asked for'}).")
         else:
             with self._log() as log, self._signals.installed():
+                if self._unvalidated is not None:
+                    await self._finish_unvalidated(log)
                 if not self.resumed and settings.val_before_train:
                     validated = await self._validate(0)
                     if validated:
@@ -235,19 +250,37 @@ class Run:
         return state
 
     async def _step(self, step: int, log: RunLog) -> None:
-        settings, state, done = self.settings, self.state, step + 1
+        settings, done = self.settings, step + 1
         last = done == settings.total_training_steps
+        interruptible = self.trainer.stops_in_rollout
+        before = json.dumps(self._checkpoint_state()) if interruptible else ""
         self.policy.set_version(self.policy.version)  # every step begins with empty caches, resumed or not
         try:
-            metrics, episodes = await self.trainer.step(step)
+            work = self.trainer.step(step)
+            metrics, episodes = await (self._signals.unless_terminated(work) if interruptible else work)
         except FloatingPointError as error:
             raise UserError(f"Step {done}: {error}. {self._last_good()}") from error
+        except Terminated:  # the weights are still those of the step before
+            if step and settings.save_on_stop and self.checkpoints is not None:
+                best = self.state.best_step
+                self.checkpoints.save(step, self.policy, self.trainer.critic, json.loads(before), best)
+            raise
         if self.monitor is not None:
             self.monitor.observe(done, metrics, episodes)
         if settings.test_freq > 0 and (done % settings.test_freq == 0 or last):
-            metrics |= await self._validate(done)
+            try:
+                metrics |= await self._validate(done)
+            except Terminated:
+                self._save_unvalidated(done, metrics)
+                raise
             if isinstance(self.monitor, SupervisedMonitor):
                 self.monitor.observe_validation(metrics)
+        self._finish_step(done, metrics, log)
+
+    def _finish_step(self, done: int, metrics: dict[str, float], log: RunLog) -> None:
+        """Write the metrics of a step, act on what was found, and save where that is due."""
+        settings, state = self.settings, self.state
+        last = done == settings.total_training_steps
         log.write(done, metrics)
         state.step = done
         if self.on_step is not None:
@@ -259,9 +292,34 @@ class Run:
         if due or (state.best_step == done and not last and (saves or settings.keep_best)):
             self._save()
 
+    def _save_unvalidated(self, step: int, metrics: dict[str, float]) -> None:
+        """Save a step whose validation was cut short; the resumed run validates it first."""
+        if not self.settings.save_on_stop or self.checkpoints is None:
+            return
+        self.state.step = step
+        findings = self.monitor.pending() if isinstance(self.monitor, RunMonitor) else None
+        values = [[name, repr(value)] for name, value in metrics.items()]  # in their order; and JSON has no NaN
+        state = {**self._checkpoint_state(), "unvalidated": {"metrics": values, "findings": findings}}
+        self.checkpoints.save(step, self.policy, self.trainer.critic, state, self.state.best_step)
+
+    async def _finish_unvalidated(self, log: RunLog) -> None:
+        """Validate the step that the run was stopped in, and finish it."""
+        assert self._unvalidated is not None
+        step, metrics = self.state.step, {k: float(v) for k, v in self._unvalidated["metrics"]}
+        if isinstance(self.monitor, RunMonitor):
+            self.monitor.restore_pending(self._unvalidated["findings"])
+        try:
+            metrics |= await self._validate(step)
+        except Terminated:
+            self._save_unvalidated(step, metrics)
+            raise
+        self._unvalidated = None
+        self._finish_step(step, metrics, log)
+
     async def _validate(self, step: int) -> dict[str, float]:
         """The metrics of a validation; the best one so far is noted."""
-        validation = await self.trainer.validate()
+        work = self.trainer.validate()
+        validation = await (self._signals.unless_terminated(work) if self.trainer.stops_in_rollout else work)
         if validation is None:
             return {}
         if validation.problem is not None:
@@ -377,6 +435,15 @@ class RunMonitor:
         self.health.restore(state["health"])
         self.hacking.restore(state["hacking"])
 
+    def pending(self) -> dict[str, Any]:
+        """The findings of a step that is not finished, as plain JSON."""
+        index = None if self._hacking_finding is None else self._findings.index(self._hacking_finding)
+        return {"findings": [asdict(finding) for finding in self._findings], "hacking": index}
+
+    def restore_pending(self, state: dict[str, Any]) -> None:
+        self._findings = [HealthFinding(**values) for values in state["findings"]]
+        self._hacking_finding = None if state["hacking"] is None else self._findings[state["hacking"]]
+
     def open(self, keep_to: int | None) -> None:
         """Begin a new `health.jsonl`; with `keep_to`, continue it after the lines of that step."""
         self._log = HealthLog(self.folder / HEALTH_FILE, keep_to)
@@ -427,6 +494,13 @@ class RunMonitor:
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+CANCEL_SECONDS = 5.0
+"""Seconds to wait for cancelled episodes to end."""
+T = TypeVar("T")
+
+
+class Terminated(Exception):
+    """SIGTERM came while something ran that can be cancelled."""
 
 
 class StopSignals:
@@ -435,14 +509,35 @@ class StopSignals:
     def __init__(self, on_request: Callable[[], None], by_exception: bool) -> None:
         """The second signal raises KeyboardInterrupt where `by_exception` says so, and kills the process elsewhere."""
         self.requested = False
+        self.terminated: asyncio.Event | None = None
+        """Set by SIGTERM, in the event loop `loop`."""
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._on_request, self._by_exception = on_request, by_exception
 
-    def _handle(self, *_: object) -> None:
+    async def unless_terminated(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await something that can be cancelled without harm; after SIGTERM it is cancelled and Terminated raised."""
+        if self.terminated is None:
+            return await work
+        task, stop = asyncio.create_task(work), asyncio.create_task(self.terminated.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            task.cancel()
+            await asyncio.wait({task}, timeout=CANCEL_SECONDS)
+            raise Terminated
+        finally:
+            stop.cancel()
+            task.cancel()
+
+    def _handle(self, number: int, *_: object) -> None:
         if self.requested:
             if self._by_exception:
                 raise KeyboardInterrupt
             signal.raise_signal(signal.SIGKILL)
         self.requested = True
+        if number == signal.SIGTERM and self.loop is not None and self.terminated is not None:
+            self.loop.call_soon_threadsafe(self.terminated.set)
         with contextlib.suppress(RuntimeError):  # it may interrupt the printing of another line
             self._on_request()
 

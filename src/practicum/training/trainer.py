@@ -61,6 +61,8 @@ class Trainer(ABC):
     critic: Critic | None = None
     stops_by_exception = True
     """Whether an exception ends a step at once; otherwise only the end of the process does."""
+    stops_in_rollout = False
+    """Whether a step that is cancelled while it waits has not changed the weights yet."""
 
     @abstractmethod
     async def step(self, step: int) -> StepResult:

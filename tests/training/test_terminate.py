@@ -1,0 +1,82 @@
+"""SIGTERM ends a training within seconds, and at most the unfinished step is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from practicum.environment import Action, Step
+from practicum.evaluation.result import EvalResult
+from practicum.training.checkpoint import Checkpoints
+from practicum.training.run import RunSettings
+from tests.training.test_run import RL, ByLength, go, make_run, validations
+
+SMALL = replace(RL, train_batch_size=1, num_chains=2, total_training_steps=3)
+
+
+class Stuck(ByLength):
+    """Its fifth step takes longer than anybody waits: SIGTERM comes while it waits."""
+
+    num_steps = 0
+
+    async def step(self, action: Action) -> Step:
+        Stuck.num_steps += 1
+        if Stuck.num_steps == 5:  # two chains in each training step: this is the third one
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(100)
+        return await super().step(action)
+
+
+def test_in_a_rollout(tmp_path: Path) -> None:
+    settings = RunSettings(3, save_freq=3, val_before_train=False)
+    go(make_run(tmp_path / "whole", settings, SMALL))
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        go(make_run(tmp_path / "cut", settings, SMALL, Stuck))
+    assert time.monotonic() - begun < 60
+    assert Checkpoints(tmp_path / "cut").steps() == [2]
+    again = make_run(tmp_path / "cut", settings, SMALL)
+    again.resume()
+    go(again)
+    for name in ("metrics.jsonl", "health.jsonl", "global_step_3/manifest.json"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_in_a_validation(tmp_path: Path) -> None:
+    """Its step is not lost: the resumed run begins with the validation."""
+    settings, rates = RunSettings(3, save_freq=3, test_freq=1), (0.5, 0.4, 0.6, 0.7)
+    go(make_run(tmp_path / "whole", settings, SMALL, evaluate=validations(*rates)))
+    first, calls = validations(*rates[:2]), 0
+
+    async def stuck() -> EvalResult:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(100)
+        return await first()
+
+    with pytest.raises(KeyboardInterrupt):
+        go(make_run(tmp_path / "cut", settings, SMALL, evaluate=stuck))
+    again = make_run(tmp_path / "cut", settings, SMALL, evaluate=validations(*rates[2:]))
+    again.resume()
+    go(again)
+    for name in ("metrics.jsonl", "health.jsonl", "global_step_3/manifest.json"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_in_the_first_validation_there_is_nothing_to_save(tmp_path: Path) -> None:
+    async def stuck() -> EvalResult:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(100)
+        raise AssertionError("it was cancelled")
+
+    with pytest.raises(KeyboardInterrupt):
+        go(make_run(tmp_path, RunSettings(3, save_freq=3, test_freq=1), SMALL, evaluate=stuck))
+    assert Checkpoints(tmp_path).steps() == []
