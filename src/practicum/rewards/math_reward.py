@@ -36,13 +36,16 @@ UNIT = re.compile(
 )
 """LaTeX that may stand around a number without changing it."""
 EDGES = " \t\r\n$\u20ac\u00a3*`%"
-TAG = re.compile(r"</?[A-Za-z]\w{0,20}>")
+TAG = re.compile(r"</?[A-Za-z]\w{0,20}>|<<[^<>]*>>")
+"""Markup and GSM8K's annotations, which are no part of a sentence."""
 BEFORE = re.compile(
-    r"(?:[\\+/^<>\u00d7\u00f7\u00b1\u221a]|[\d)}]\s*[*\u2212-]|\d\s*[,:]|[^\W\d_]\s*\^|_|\d\s)\s*[{(]?\s*$|[{(]\s*$"
+    r"(?:[\\+/^<>\u00d7\u00f7\u00b1\u221a]|(?:[\d)}]|\b[a-z])\s*[*xX\u2212-]|\d\s*[,:]|[^\W\d_]\s*\^|_|\d\s)\s*[{(]?\s*$"
+    r"|(?:[\w)}]\(|\{)\s*$"
 )
 """Text before a number that makes it a part of an expression."""
 AFTER = re.compile(
-    r"\s*(?:[+/^<>\u00d7\u00f7\u221a]|[-\u2212]\s*\d|:\d|\*\s*[\w(]|\\(?!text|mathrm|circ|[%$.,!;: )\]])|\))"
+    r"\s*(?:[+^<>\u00d7\u00f7\u221a]|/\s*(?:[\d(\\]|[A-Za-z](?![A-Za-z]))|[-\u2212]\s*\d|:\d|\*\s*[\w(]"
+    r"|\\(?!text|mathrm|circ|[%$.,!;: )\]]))"
     r"|_[\w{]|[({]|[A-Za-z](?![A-Za-z])"
 )
 """Text after a number that makes it a part of an expression; a single letter is a variable unless it is a unit."""
