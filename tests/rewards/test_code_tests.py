@@ -134,6 +134,15 @@ def test_an_object_that_agrees_with_everything_passes_no_test_of_a_function(test
     assert not judge(answer, [test]).success
 
 
+def test_objects_that_the_setup_creates_from_the_program_s_class() -> None:
+    tree = (
+        "class Node:\n    def __init__(self, value):\n        self.value, self.left = value, None\n"
+        "def total(node):\n    return node.value + (total(node.left) if node.left else 0)"
+    )
+    setup = "root = Node(1)\nroot.left = Node(2)"
+    assert judge(tree, ["assert total(root) == 3", "assert total(root) in (3, 4)"], test_setup_code=setup).success
+
+
 def test_an_argument_that_is_also_the_reference_cannot_be_emptied() -> None:
     test = "import random\nfor n in range(5):\n    xs = [n, 3, 1]\n    assert f(xs) == sorted(xs)"
     assert judge("def f(xs):\n    return sorted(xs)", [test]).success
