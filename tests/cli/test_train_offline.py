@@ -56,7 +56,7 @@ def test_from_a_folder_to_a_model(
     else:
         assert "logged states have a single action" in said
         assert lines[1]["rollout/episodes"] == 32
-    before, after = loader.load("tiny").model.state_dict(), load_file(folder / "model" / "model.safetensors")
+    before, after = loader.load("tiny").model.state_dict(), load_file(folder / "last" / "model.safetensors")
     moved = any(not torch.equal(value, before[name]) for name, value in after.items())
     assert moved or method == "bandit"  # a newborn model hits no logged action
     assert main(arguments) == 0
@@ -97,7 +97,10 @@ def test_the_dry_run_says_what_follows(attempts: Path, capsys: pytest.CaptureFix
     ("more", "says"),
     [
         (["algorithm.adv_estimator=gae"], "set algorithm.adv_estimator to one of grpo"),
-        (["actor_rollout_ref.actor.use_kl_loss=false"], "must be held near its start"),
+        (
+            ["actor_rollout_ref.actor.use_kl_loss=false", "actor_rollout_ref.actor.kl_loss_coef=0.001"],
+            "must be held near its start",
+        ),
         (["algorithm.offline.method=grop"], "Unknown algorithm.offline.method 'grop'. Did you mean 'grpo'?"),
         (["algorithm.filter_groups.enable=true"], "does not go with --from-trajectories: groups without a difference"),
         (["algorithm.use_kl_in_reward=true"], "does not go with --from-trajectories: logged rewards are compared"),

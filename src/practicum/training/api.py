@@ -19,7 +19,7 @@ from practicum.training.build_settings import run_folder
 from practicum.training.checkpoint import MODEL, keep_stored_defaults
 from practicum.training.run import Run, TrainState
 from practicum.training.supervised import place_adapter
-from practicum.utils.memory import is_out_of_memory
+from practicum.utils.memory import out_of_memory_in
 from practicum.utils.progress import Progress
 
 StepCallback = Callable[[int, int, Mapping[str, float]], None]
@@ -56,10 +56,11 @@ def explain_out_of_memory(remedy: str) -> Iterator[None]:
     """Raise running out of memory as a UserError that says what to lower. Checkpoints stay as they are."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
+    except (MemoryError, RuntimeError, ExceptionGroup) as error:
+        cause = out_of_memory_in(error)
+        if cause is None:
             raise
-        what = (str(error).splitlines() or ["the machine has no more"])[0][:200]
+        what = (str(cause).splitlines() or ["the machine has no more"])[0][:200]
         raise UserError(
             f"Out of memory ({what}): {remedy}; docs/troubleshooting.md has more. The same command goes on from the "
             "last checkpoint, if there is one."

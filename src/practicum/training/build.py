@@ -155,7 +155,6 @@ def build_run(
     `on_validation` is called with the number of validation episodes done and to do.
     """
     check_machine(config)
-    check_sources(config)
     folder = run_folder(config)
     config.trainer.experiment_name = folder.name
     with lock_for_run(folder) as lock:
@@ -176,6 +175,7 @@ def _build_run(
     components = build_components(config)
     logged = read_logged_data(config, components) if config.data.from_trajectories else None
     tasks = training_tasks(components.environment, config) if logged is None else ()
+    check_sources(config)
     steps = training_steps(config, len(tasks if logged is None else logged.units))
     settings, running = rl_settings(config, steps), run_settings(config, steps)
     agent = build_agent(config, components, config.actor_rollout_ref.rollout.temperature)

@@ -58,6 +58,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def out_of_memory_in(error: BaseException) -> BaseException | None:
+    """The exception that says so, which may be in a group of exceptions; None where there is none."""
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for one in error.exceptions if (found := out_of_memory_in(one)) is not None), None)
+    return error if is_out_of_memory(error) else None
+
+
 def release_free_memory() -> None:
     """Return freed memory to the system, so that the next measurement does not reuse it unseen."""
     gc.collect()
