@@ -14,6 +14,7 @@ from typing import Any
 
 from practicum.agent import Agent
 from practicum.data import store
+from practicum.data.folder_lock import locked
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environments.math import MathEnvironment
@@ -102,6 +103,10 @@ class Quickstart:
 
     async def run(self) -> dict[str, Any]:
         """Run all stages; returns the summary that is also written to `summary.json`."""
+        with locked(self.out, "choose another --out"):
+            return await self._run()
+
+    async def _run(self) -> dict[str, Any]:
         plan = self.plan
         self._claim_folder()
         with Progress("build tiny", 1) as progress:

@@ -13,6 +13,7 @@ from typing import Any
 
 from practicum.collector import CollectSettings, collect
 from practicum.config.pipeline import PipelineConfig
+from practicum.data.folder_lock import locked
 from practicum.data.store import write_atomic
 from practicum.errors import UserError, did_you_mean
 from practicum.evaluation.policy_results import PolicyResults
@@ -76,6 +77,10 @@ class PipelineRunner:
     def run(self, until: str | None = None) -> PipelineResult | None:
         """Run the stages that are not finished, up to and with `until`; None where that is not the last one."""
         check_stage_name(until)
+        with locked(stages.folder(self.config), "choose another output_dir"):
+            return self._run(until)
+
+    def _run(self, until: str | None) -> PipelineResult | None:
         if not self.stage_log.finished("eval-base"):  # after it, every task has been found
             stages.check_tasks(self.config)
         # Writes pipeline.yaml: what was refused until here leaves no folder behind.

@@ -7,6 +7,7 @@ sends the requests and reads the fields that the client of its world does, in th
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -158,7 +159,14 @@ async def commands_for(name: str, index: int) -> Sequence[str]:
         ("babyai", BabyAIClient, 24, "Your goal: open the door", 0.5),
         ("textcraft", TextCraftClient, 100, "Crafting commands:", 1.0),
         ("webshop", WebShopClient, 5, "WebShop [SEP] Instruction: [SEP] ", 1.0),
-        ("alfworld", AlfWorldClient, 0, "You are in the middle of a room.", 1.0),
+        pytest.param(
+            "alfworld",
+            AlfWorldClient,
+            0,
+            "You are in the middle of a room.",
+            1.0,
+            marks=pytest.mark.skipif(importlib.util.find_spec("fast_downward") is None, reason="make alfworld-planner"),
+        ),
         ("sciworld", SciWorldClient, 3084, "Your task is to ", 100),
     ],
 )
