@@ -37,7 +37,7 @@ def draw(policy_comparison: PolicyComparison, folder: Path, level: float = LEVEL
         differences(policy_comparison, folder / "differences.png"),
     ]
     if len(policy_comparison.panels) >= 2:
-        paths.append(pareto(policy_comparison, folder / "pareto.png"))
+        paths.append(pareto(policy_comparison, folder / "pareto.png", level))
     curves = learning_curves(policy_comparison, folder / "curves.png")
     return [*paths, curves] if curves is not None else paths
 
@@ -95,8 +95,8 @@ def differences(policy_comparison: PolicyComparison, path: Path) -> Path:
     return path
 
 
-def pareto(policy_comparison: PolicyComparison, path: Path) -> Path:
-    """Success in the first two environments; policies on the frontier of all environments are filled."""
+def pareto(policy_comparison: PolicyComparison, path: Path, level: float = LEVEL) -> Path:
+    """Success in the first two environments, with intervals; policies on the frontier of all are filled."""
     all_scores = {policy.name: policy.scores for policy in policy_comparison.policies}
     best = set(frontier(all_scores))
     first, second = list(policy_comparison.policies[0].scores)[:2]
@@ -105,12 +105,15 @@ def pareto(policy_comparison: PolicyComparison, path: Path) -> Path:
             x, y = policy.scores[first], policy.scores[second]
             colour = COLOURS[number % len(COLOURS)]
             face = colour if policy.name in best else "none"
+            across, along = (policy.results[panel].interval(level) for panel in policy_comparison.panels[:2])
+            axes.plot([across.low, across.high], [y, y], color=colour, linewidth=0.8, alpha=0.6)
+            axes.plot([x, x], [along.low, along.high], color=colour, linewidth=0.8, alpha=0.6)
             axes.plot([x], [y], "o", color=colour, markerfacecolor=face, markersize=7, label=shortened(policy.name, 32))
         rest = len(policy_comparison.panels) - 2
         more = f" ({rest} more environments decide too)" if rest else ""
         axes.set_xlabel(f"success in {first}")
         axes.set_ylabel(f"success in {second}")
-        axes.set_title(f"filled: on the Pareto frontier{more}", fontsize=9)
+        axes.set_title(f"filled: on the Pareto frontier{more}; lines: {100 * level:g} % intervals", fontsize=9)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes.margins(0.12)

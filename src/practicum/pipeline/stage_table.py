@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from practicum.evaluation.compare import Comparison, compare_policies
 from practicum.evaluation.metric_delta import finite
-from practicum.evaluation.multi_environment import aggregate
+from practicum.evaluation.multi_environment import aggregate, aggregate_record, overall_interval
 from practicum.evaluation.policy_results import PolicyResults, read_policy_results
 from practicum.evaluation.result import EvalResult
 from practicum.evaluation.stats.intervals import Interval, rate_interval
@@ -96,11 +96,12 @@ class StageTable:
             "",
         ]
         for model in self.models:
-            total = aggregate(list(model.results.values()))
+            results = list(model.results.values())
+            total, limits = aggregate(results), overall_interval(results, self.level)
             lines.append(
-                f"{model.name}: weighted accuracy {total.weighted_accuracy:.3f}, weighted mean score "
-                f"{total.weighted_mean_score:.3f}, overall success rate {total.overall_success_rate:.3f} "
-                f"({total.environments} environments, {total.episodes} episodes)"
+                f"{model.name}: weighted accuracy {total.weighted_accuracy:.3f} and mean score "
+                f"{total.weighted_mean_score:.3f}, overall success {total.overall_success_rate:.3f} "
+                f"[{limits.low:.3f}, {limits.high:.3f}], {total.environments} environments, {total.episodes} episodes"
             )
         return [*lines, *self.findings()]
 
@@ -124,10 +125,9 @@ class StageTable:
 
     def _model_record(self, model: PolicyResults) -> dict[str, Any]:
         results = list(model.results.values())
-        totals = asdict(aggregate(results))
         return {
             "environments": {result.environment: self._metrics(result) for result in results},
-            "aggregate": {key: finite(value) for key, value in totals.items()},
+            "aggregate": aggregate_record(results, self.level),
         }
 
     def record(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class StageTable:
                 for name, cells in self.rows()
             },
             "comparisons": [
-                {"environment": pair.trained.environment, "sentence": pair.sentence, "verdict": pair.conclusion,
+                {"environment": pair.trained.environment, "sentence": pair.sentence, "verdict": str(pair.conclusion),
                  "p_value": pair.success.p_value, "p_corrected": pair.p_corrected}
                 for step in self.steps for pair in step
             ],
