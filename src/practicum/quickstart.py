@@ -38,9 +38,9 @@ from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory, plan_attempts
 from practicum.utils.progress import Progress, duration
 
-DEMONSTRATIONS = 300
-SFT_SAMPLES = 9000
-"""Demonstrations that SFT sees, over all epochs: 30 epochs of 300."""
+DEMONSTRATIONS = 400
+SFT_SAMPLES = 9600
+"""Demonstrations that SFT sees, over all epochs: 24 epochs of 400."""
 COLOURS = {"sft": "#b26a00", "rl": "#1a7f37"}
 STAGE_KEYS = {
     "SFT": "imitate (SFT)",
@@ -74,7 +74,7 @@ def default_plan(seed: int, demonstrations: int = DEMONSTRATIONS) -> Plan:
             learning_rate=1e-3, warmup_steps=30, scheduler_type="constant", check_every=75, seed=seed,
         ),
         rl=RLSettings(
-            total_training_steps=100, train_batch_size=16, num_chains=8, adv_estimator="grpo", lr=3e-4,
+            total_training_steps=120, train_batch_size=16, num_chains=8, adv_estimator="grpo", lr=3e-4,
             lr_warmup_steps=5, objective=Objective(entropy_coeff=0.0, kl_loss_coef=0.0), seed=seed,
         ),
     )  # fmt: skip

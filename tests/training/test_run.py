@@ -32,6 +32,7 @@ from practicum.task import Task
 from practicum.training.checkpoint import Checkpoints
 from practicum.training.curriculum import GroupFilter
 from practicum.training.estimators import Advantages, Estimator
+from practicum.training.micro_batches import unweighted_samples
 from practicum.training.optimizer import OptimizerSettings
 from practicum.training.rl_settings import RLSettings
 from practicum.training.rl_trainer import RLTrainer
@@ -39,7 +40,7 @@ from practicum.training.rollout_source import OnlineSource
 from practicum.training.run import Run, RunMonitor, RunSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.training.trainer import StepResult, Trainer, Validation
-from practicum.trajectory import Outcome
+from practicum.trajectory import Outcome, Trajectory, plan_attempts
 from tests.training.settings import policy_gradient, rl_settings
 
 AGENT = Agent(max_turns=1, sampling=Sampling(max_tokens=10, stop=("e",)))
@@ -513,3 +514,37 @@ def test_the_model_is_that_of_the_best_validation_and_the_last_one_lies_beside_i
     asyncio.run(run.train())
     assert trainer.steps_of(tmp_path / "model") == best
     assert trainer.steps_of(tmp_path / "last") == 3
+
+
+class Drifting(Counter):
+    """Every step changes the weights, and every validation fills the engine's caches."""
+
+    async def step(self, step: int) -> StepResult:
+        with torch.no_grad():
+            self.weight.mul_(1.5)
+        self.policy.set_version(self.policy.version + 1)
+        return StepResult({"reward/mean": 0.0})
+
+    async def play(self) -> list[Trajectory]:
+        planned = plan_attempts(MathEnvironment().tasks("val", 4), 1, 0)
+        return await self.policy.roll_out(planned, MathEnvironment, AGENT)
+
+    async def validate(self) -> Validation:
+        await self.play()
+        return await super().validate()
+
+
+def test_the_engine_forgets_what_it_cached_of_later_weights_when_the_best_are_loaded(tmp_path: Path) -> None:
+    trainer = Drifting([0.5, 0.1])
+    settings = RunSettings(2, save_freq=-1, test_freq=1, val_before_train=False, keep_best=True)
+
+    async def whole() -> list[Trajectory]:
+        await Run(tmp_path, trainer, settings, say=lambda text: None).train()
+        try:
+            return await trainer.play()
+        finally:
+            await trainer.policy.close()
+
+    samples = [sample for one in asyncio.run(whole()) for sample in unweighted_samples(one)]
+    metrics = trainer.policy.learner.measure(samples, policy_gradient())
+    assert metrics["mismatch/logprob/max"] < 1e-4

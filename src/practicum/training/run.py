@@ -352,6 +352,7 @@ class Run:
         self.policy.save(self.folder / LAST)
         if best is not None and best != self.state.step:
             checkpoint.load(self.checkpoints.path(best), self.policy, None)
+            self.policy.set_version(self.policy.version + 1)  # what the engine has cached is of other weights
             self.say(
                 f"The best weights by {self.settings.best_metric} are those of step {best}: they are the result in "
                 f"'{target}'; those of step {self.state.step} are in '{self.folder / LAST}'."
