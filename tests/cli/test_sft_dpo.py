@@ -300,7 +300,7 @@ def test_other_data_is_not_gone_on_with(
     monkeypatch.undo()
     next(path for path in sorted(shown.rglob("*.jsonl")) if "expert" in str(path)).unlink()
     assert main(arguments) == 2
-    assert "not what this run began with" in capsys.readouterr().err
+    assert "began with; put that back" in capsys.readouterr().err
     shutil.rmtree(shown)
     shutil.copytree(attempts, shown)
     assert main(arguments) == 0
