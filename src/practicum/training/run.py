@@ -331,6 +331,8 @@ class Run:
             state.best_value, state.best_step, state.stale_validations = value, step, 0
         else:
             state.stale_validations += 1
+            if value == best:  # of two that are as good, the one that was trained longer
+                state.best_step = step
         return validation.metrics
 
     def _check_health(self, step: int) -> None:
