@@ -7,12 +7,22 @@ import os
 
 os.environ.setdefault("GOMP_SPINCOUNT", "0")  # before torch: idle threads must not spin beside the tests
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a hub id that is not in the cache is an error at once, without retries
 
 import pytest
 from transformers import PreTrainedTokenizerBase
 
 from practicum.chat.renderer import Renderer
 from practicum.models import loader
+
+
+LONGEST = ("test_quickstart", "test_pipeline", "test_resume", "test_environment_check", "test_smollm2", "test_sciworld")
+"""Test modules that take the longest: they come first, so that no worker process is left with one at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
 
 
 @pytest.fixture(scope="session")

@@ -91,7 +91,7 @@ def test_stopped_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
         assert "practicum: stopped; the same command begins again." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("estimator", "steps"), [("gae", 25), ("rloo", 50)])
+@pytest.mark.parametrize(("estimator", "steps"), [("gae", 25), pytest.param("rloo", 50, marks=pytest.mark.slow)])
 def test_other_estimators_improve_the_sft_model(estimator: str, steps: int, finished: Path, tmp_path: Path) -> None:
     panel = Panel(tuple(MathEnvironment(levels=(1,)).tasks("test", 300, 7)), 7)
     agent = Agent(format="hf", max_turns=3, sampling=Sampling(0.0, max_tokens=32))

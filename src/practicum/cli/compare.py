@@ -111,7 +111,7 @@ def metric_table(comparison: Comparison) -> list[str]:
     head = f"{baseline.environment}, panel {baseline.panel}: {describe_tasks(comparison.success)}{left}"
     names = [f"Baseline: {baseline.policy}", f"Trained:  {trained.policy}"]
     headers = ["Metric", "Baseline", "Trained", "Improvement", f"Difference [{level}]", "p"]
-    return [*wrapped([head, *names]), "", table(headers, rows, "="), comparison.t_test.sentence]
+    return [*wrapped([head, *names]), "", table(headers, rows, "="), *wrapped([comparison.t_test.sentence])]
 
 
 def policy_table(found: PolicyComparison, level: float) -> list[str]:
