@@ -2,7 +2,7 @@
 
     python benchmarks/ladder.py [--seeds 3,4,5] [--out runs/ladder]
 
-For each seed a model of its own: base (untrained) → BC (SFT on 300 demonstrations, the best of its validations) →
+For each seed a model of its own: base (untrained) → BC (SFT on 400 demonstrations, the best of its validations) →
 DPO on pairs mined from the BC agent's own rollouts, and offline GRPO on the same rollouts → online GRPO from BC. Every
 policy is evaluated on the same held-out tasks, greedy; neighbours are compared by McNemar's mid-p test, over the tasks
 of each seed and over those of all seeds together. The budgets below were chosen on seeds 10 and 11 and are the same for
@@ -60,8 +60,8 @@ class Budget:
     """The budget of every seed. The BC model is the best of the validations of SFT on `demonstrations`; what SFT
     reaches on ten times as many is evaluated beside it."""
 
-    demonstrations: int = 300
-    imitation_epochs: int = 30
+    demonstrations: int = 400
+    imitation_epochs: int = 24
     imitation_batch: int = 8
     logged_tasks: int = 400
     logged_chains: int = 8

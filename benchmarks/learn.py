@@ -2,7 +2,7 @@
 
     python benchmarks/learn.py [--only grpo,gae] [--steps 40] [--seed 0] [--out runs/learn]
 
-One SFT model is trained as in quickstart (300 demonstrations, the best of its validations), then every entry trains
+One SFT model is trained as in quickstart (400 demonstrations, the best of its validations), then every entry trains
 from it as `practicum train` does and is compared with it on the same 400 test tasks, greedy, by McNemar's mid-p test.
 """
 
