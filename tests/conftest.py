@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerBase
 from practicum.chat.renderer import Renderer
 from practicum.models import loader
 
-
 LONGEST = ("test_quickstart", "test_pipeline", "test_resume", "test_environment_check", "test_smollm2", "test_sciworld")
 """Test modules that take the longest: they come first, so that no worker process is left with one at the end."""
 
