@@ -15,7 +15,10 @@ from transformers import PreTrainedTokenizerBase
 from practicum.chat.renderer import Renderer
 from practicum.models import loader
 
-LONGEST = ("test_quickstart", "test_pipeline", "test_resume", "test_environment_check", "test_smollm2", "test_sciworld")
+LONGEST = (
+    *("test_quickstart", "test_pipeline", "test_resume", "test_environment_check", "test_smollm2", "test_sciworld"),
+    *("test_gpu_benchmarks", "test_server", "test_sft_dpo", "test_formats_fuzz", "test_commands"),
+)
 """Test modules that take the longest: they come first, so that no worker process is left with one at the end."""
 
 
