@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from practicum import registry
 from practicum.environment import SPLITS, Action, Step
 from practicum.environments.affine.abd import AbdEnvironment
+from practicum.environments.affine.abd_expert import work_backwards
 from practicum.environments.affine.answers import read_input
 from practicum.environments.affine.base import Unreadable
 from practicum.environments.affine.program_runner import Job, run_jobs, same_output, with_newline
-from practicum.environments.affine.working import work_backwards
 from practicum.errors import UserError
 from practicum.sandbox import base
 from practicum.task import Task

@@ -13,6 +13,7 @@ from typing import Any
 
 from practicum.environment import Action, Observation, Policy
 from practicum.environments.affine import dataset_readers
+from practicum.environments.affine.abd_expert import work_backwards
 from practicum.environments.affine.answers import read_input, write_input
 from practicum.environments.affine.base import Unreadable, Verdict
 from practicum.environments.affine.program_runner import (
@@ -27,7 +28,6 @@ from practicum.environments.affine.program_tasks import ProgramEnvironment
 from practicum.environments.affine.programs.base import WORDS
 from practicum.environments.affine.programs.catalogue import Problem
 from practicum.environments.affine.stdin_arity import min_input_lines
-from practicum.environments.affine.working import work_backwards
 from practicum.errors import UserError, did_you_mean
 from practicum.task import Task
 
