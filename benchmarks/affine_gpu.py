@@ -34,7 +34,7 @@ from typing import Any
 import torch
 
 from practicum.config.pipeline import PipelineConfig
-from practicum.models import device, loader
+from practicum.models import loader
 from practicum.pipeline import stages
 from practicum.pipeline.runner import PipelineRunner
 from practicum.training import build, build_supervised
@@ -303,7 +303,7 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
 def write_record(out: Path, names: list[str], clock: Clock, wrong: dict[str, str]) -> dict[str, Any]:
     record = {
-        "seconds": clock.gone, "place": device.resolve().describe(), "torch": torch.__version__,
+        "seconds": clock.gone, "place": loader.resolve_device().describe(), "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d"), "wrong": wrong,
         "worlds": {name: gathered(out / stages.file_name(name)) for name in names},
     }  # fmt: skip
@@ -335,7 +335,7 @@ def run_world(name: str, args: argparse.Namespace) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     faulthandler.dump_traceback_later(max(60.0, 60 * args.minutes + GRACE - 5))
     clock = Clock(args.minutes)
-    device.GPU_BATCH_SIZE = WORLDS[name].slots
+    loader.GPU_BATCH_SIZE = WORLDS[name].slots
     runner = TimedPipeline(config_of(name, args.out, args.tiny), clock)
     result = runner.run(args.until)
     if result is not None:

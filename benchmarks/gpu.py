@@ -92,9 +92,9 @@ def main() -> None:
     if args.repeats:
         size = replace(size, repeats=args.repeats)
     if args.split_k:
-        from practicum.models import device
+        from practicum.models import loader
 
-        device.set_batch_invariant_matmul = lambda wanted=True: None
+        loader.set_batch_invariant_matmul = lambda wanted=True: None
     found: dict[str, list[dict[str, Any]]] = {}
     failed: list[str] = []
     for name in chosen:

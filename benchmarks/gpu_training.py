@@ -43,7 +43,7 @@ from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult
-from practicum.models import device, loader, lora
+from practicum.models import loader, lora
 from practicum.registry import make_format
 from practicum.rollout import run_episodes
 from practicum.training import build, build_settings
@@ -325,7 +325,8 @@ def run_cases(names: list[str], out: Path, seed: int, minutes: float, tiny: bool
         if wrong[name]:
             clock.say(f"{name}: {wrong[name]}")
         record = {
-            "seed": seed, "seconds": clock.gone, "place": device.resolve().describe(), "torch": torch.__version__,
+            "seed": seed, "seconds": clock.gone,
+            "place": loader.resolve_device().describe(), "torch": torch.__version__,
             "date": time.strftime("%Y-%m-%d"), "wrong": {key: text for key, text in wrong.items() if text},
             "cases": {one: gathered(out / one) for one in known if (out / one).is_dir()},
         }  # fmt: skip

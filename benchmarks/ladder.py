@@ -28,6 +28,7 @@ from typing import Any
 from practicum.agent import Agent
 from practicum.config.resolve import resolve_train
 from practicum.data import store
+from practicum.data.run_folder import write_atomic
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environments.math import MathEnvironment
@@ -296,7 +297,7 @@ async def main() -> None:
             f"{a} → {b}": comparison_record(*(pooled({s: found[s][name] for s in found}) for name in (a, b)))
             for a, b in STEPS
         }
-        store.write_atomic(args.results, (json.dumps(record, indent=1) + "\n").encode())
+        write_atomic(args.results, (json.dumps(record, indent=1) + "\n").encode())
         scores = ", ".join(f"{name} {result.success_rate:.1%}" for name, result in found[seed].items())
         spent, cpu_spent = sum(comparison.minutes.values()), sum(comparison.cpu_minutes.values())
         print(f"seed {seed}: {scores}; {spent:.1f} minutes, {cpu_spent:.1f} of processor time", flush=True)

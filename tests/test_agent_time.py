@@ -20,7 +20,7 @@ from practicum.rollout import run_episode
 from practicum.sandbox import base
 from practicum.task import Task
 from practicum.trajectory import Outcome, Trajectory, plan_attempts
-from practicum.utils.deadline import agent_time
+from practicum.utils.concurrency import agent_time
 from tests.test_rollout import Says
 
 

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Request, Sampling
 from practicum.environment import Observation
-from practicum.models import device, loader
+from practicum.models import loader
 from practicum.models.loader import LoadedModel
 from practicum.task import Task
 
@@ -122,7 +122,7 @@ def forget_peak(size: Size) -> None:
     if size.device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        device.set_batch_invariant_matmul(False)  # PyTorch's default; engine and learner set it for themselves
+        loader.set_batch_invariant_matmul(False)  # PyTorch's default; engine and learner set it for themselves
 
 
 def peak_bytes(size: Size) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 from practicum.chat.console import ConsoleEpisodeWatcher
 from practicum.data import store
 from practicum.data.collection import CHOOSE_ANOTHER, Collection, Row, plan
-from practicum.data.folder_lock import locked
+from practicum.data.run_folder import locked
 from practicum.data.tasks import find_tasks, registry_hash
 from practicum.engines.server_check import check_server
 from practicum.errors import UserError
@@ -22,8 +22,7 @@ from practicum.rollout import stream_episodes
 from practicum.rollout_settings import RolloutSettings, policy_identity
 from practicum.rollout_setup import SCRIPTED
 from practicum.trajectory import Attempt, Outcome, Trajectory
-from practicum.utils.escape import printable
-from practicum.utils.progress import Progress
+from practicum.utils.terminal import Progress, printable
 
 MAX_ERROR_CHARACTERS = 300
 NUM_RETRIES = 1

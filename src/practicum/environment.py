@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from practicum.task import Task
-from practicum.utils.threads import in_thread
+from practicum.utils.concurrency import in_thread
 
 SPLITS = ("train", "val", "test")
 AWAITED_METHODS = ("reset", "step", "truncate", "close", "ready_expert")

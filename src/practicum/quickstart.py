@@ -14,7 +14,7 @@ from typing import Any
 
 from practicum.agent import Agent
 from practicum.data import store
-from practicum.data.folder_lock import locked
+from practicum.data.run_folder import locked, write_atomic
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environments.math import MathEnvironment
@@ -36,7 +36,7 @@ from practicum.training.run import Run, RunSettings
 from practicum.training.sft import SFTSettings, planned_steps, train_sft
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory, plan_attempts
-from practicum.utils.progress import Progress, duration
+from practicum.utils.terminal import Progress, duration
 
 DEMONSTRATIONS = 400
 SFT_SAMPLES = 9600
@@ -133,7 +133,7 @@ class Quickstart:
         has_other_plan = path.is_file() and path.read_bytes() != data
         if has_other_plan or (self.out / "summary.json").is_file():
             raise UserError(f"'{self.out}' already holds a quickstart; choose another --out, or remove that folder.")
-        store.write_atomic(path, data)
+        write_atomic(path, data)
 
     async def run_stages(self) -> dict[str, Any]:
         """Evaluate, train by SFT and RL, and evaluate after each; returns the summary."""
@@ -242,10 +242,10 @@ class Quickstart:
         self.say("")
         written = f"figures in {self.out / 'summary.json'}"
         if gain is not None:
-            store.write_atomic(self.out / "curve.html", self._page(results, gain, curve).encode())
+            write_atomic(self.out / "curve.html", self._page(results, gain, curve).encode())
             written += f", curve in {self.out / 'curve.html'}"
             self.say(sentence(gain))
-        store.write_atomic(self.out / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+        write_atomic(self.out / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
         self.say(f"{duration(total)} min in all; {written}")
         example = next(iter(sorted((self.out / list(results)[-1] / "examination").glob("*.jsonl"))), None)
         if example is not None:

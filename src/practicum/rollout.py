@@ -38,7 +38,7 @@ from practicum.errors import (
 from practicum.registry import make_format
 from practicum.task import canonical_json
 from practicum.trajectory import Attempt, Origin, Outcome, Span, StopReason, Trajectory, Turn, derive_seed
-from practicum.utils.deadline import Deadline, with_timer
+from practicum.utils.concurrency import Deadline, with_timer
 
 FREEZE_GC_MIN_EPISODES = 32
 """With fewer episodes at once, freezing the garbage collector costs more than it saves."""

@@ -10,13 +10,13 @@ from typing import Any
 
 from practicum.agent import Deadlines
 from practicum.data.collection import files_hash
-from practicum.data.model_ref import ModelRef
+from practicum.data.run_folder import ModelRef
 from practicum.data.tasks import read_registry, select
 from practicum.engines.base import Sampling
 from practicum.environment import Environment
 from practicum.errors import UserError
-from practicum.models import device
-from practicum.models.device import Device
+from practicum.models import loader
+from practicum.models.loader import Device
 from practicum.registry import environment_maker
 from practicum.rollout_setup import SCRIPTED, RolloutSetup, make_rollout_setup
 from practicum.task import Task
@@ -85,7 +85,7 @@ class RolloutSettings:
 
     def find_device(self) -> Device:
         """The device and dtype of a local model."""
-        return device.resolve(self.device, self.dtype)
+        return loader.resolve_device(self.device, self.dtype)
 
     def device_record(self) -> dict[str, str]:
         """What a result depends on: the replies of a GPU differ from those of a CPU. Empty where no model runs here."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from practicum.agent import Agent, Deadlines
 from practicum.chat.renderer import Renderer
-from practicum.data.model_ref import ModelRef, resolve_model
+from practicum.data.run_folder import ModelRef, resolve_model
 from practicum.engines.base import Engine, Sampling
 from practicum.engines.local.engine import LocalEngine
 from practicum.engines.openai import OpenAIEngine
@@ -16,8 +16,7 @@ from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Environment
 from practicum.models import loader
 from practicum.models.decoder import Decoder
-from practicum.models.device import Device
-from practicum.models.device import resolve as resolve_device
+from practicum.models.loader import Device, resolve_device
 from practicum.registry import environment_maker, make_format
 from practicum.rollout import MakeEnvironment
 

@@ -15,7 +15,7 @@ from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.rollout import run_episodes
 from practicum.trajectory import plan_attempts
-from practicum.utils.escape import printable
+from practicum.utils.terminal import printable
 from tests.test_rollout import CALL, TASK, Says
 
 

@@ -18,7 +18,7 @@ from practicum.errors import UserError
 from practicum.models import loader, lora
 from practicum.training.build_settings import run_folder
 from practicum.training.checkpoint import check_continuation, keep_stored_defaults
-from practicum.utils.progress import Progress
+from practicum.utils.terminal import Progress
 
 CPU = "trainer.device=cpu"
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from practicum.cli.main import main
 from practicum.data import store
-from practicum.utils.escape import INVISIBLE
+from practicum.utils.terminal import INVISIBLE
 from tests.report.report_files import HOSTILE_TEXTS, an_episode, write_damaged, write_hostile
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum.data import store
+from practicum.data.run_folder import write_atomic
 from practicum.data.store import decode_episode, encode_episode
 from practicum.environment import Action, Message, ToolCall
 from practicum.errors import UserError
@@ -119,12 +120,12 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
 
         def fdopen(handle: int, mode: str) -> Any:
             file = real(handle, mode, buffering=0)
-            monkeypatch.setattr(store.os, "fsync", full)
+            monkeypatch.setattr(os, "fsync", full)
             return file
 
-        monkeypatch.setattr(store.os, "fdopen", fdopen)
+        monkeypatch.setattr(os, "fdopen", fdopen)
     else:
-        monkeypatch.setattr(store.os, broken, full)
+        monkeypatch.setattr(os, broken, full)
     with pytest.raises(UserError, match="No space left on device") as caught:
         store.write_episode(tmp_path, episode("old"))
     assert "\n" not in str(caught.value)
@@ -138,5 +139,5 @@ def test_a_file_where_a_folder_should_be_is_named(tmp_path: Path, below: str) ->
     place = tmp_path / "out"
     place.write_text("")
     with pytest.raises(UserError, match=f"'{place}' is a file, not a folder; write elsewhere") as caught:
-        store.write_atomic(place / below, b"")
+        write_atomic(place / below, b"")
     assert "free some space" not in str(caught.value)

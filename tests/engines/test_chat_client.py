@@ -19,7 +19,7 @@ from practicum.engines import chat_client
 from practicum.engines.chat_client import ChatClient, retry_after
 from practicum.engines.server_check import check_server
 from practicum.errors import EngineError, UserError
-from practicum.utils.deadline import Deadline
+from practicum.utils.concurrency import Deadline
 
 OK = {"choices": []}
 Answer = Callable[[socket.socket], None]

@@ -24,8 +24,7 @@ from practicum.task import Task
 from practicum.tools.errors import ToolFailure
 from practicum.tools.python_executor import python_executor
 from practicum.trajectory import Outcome, Trajectory, plan_attempts
-from practicum.utils.deadline import Deadline
-from practicum.utils.threads import slot
+from practicum.utils.concurrency import Deadline, slot
 from tests.sandbox.sandbox_world import ours, zombies
 
 

@@ -23,7 +23,7 @@ from practicum.environments.worker import (
     shared_pool,
 )
 from practicum.errors import UserError
-from practicum.utils.deadline import Deadline
+from practicum.utils.concurrency import Deadline
 
 HOST = "tests.environments.worker_hosts:Counter"
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from practicum.models import device
+from practicum.models import loader
 
 INTERPRETED = bool(os.environ.get("TRITON_INTERPRET"))
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -22,7 +22,7 @@ ROWS = [3, 130] if INTERPRETED else [1, 16, 40, 100, 130, 300, 1024]
 def steady() -> None:
     torch.manual_seed(0)
     if not INTERPRETED:
-        device.set_batch_invariant_matmul()
+        loader.set_batch_invariant_matmul()
 
 
 def number(*shape: int) -> Tensor:

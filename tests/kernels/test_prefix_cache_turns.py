@@ -16,8 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
-from practicum.engines.local.request import RunningRequest
-from practicum.engines.local.runner import DecodeOutput
+from practicum.engines.local.runner import DecodeOutput, RunningRequest
 from practicum.environment import Observation
 from practicum.models.decoder import Decoder
 from practicum.task import Task
@@ -120,7 +119,7 @@ def test_replies_are_those_of_an_engine_that_caches_nothing(make: MakeEngine) ->
 
 
 def test_more_sessions_than_slots(make: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from practicum.engines.local.prefix_cache import PrefixCache
+    from practicum.engines.local.kv_cache import PrefixCache
 
     moved: list[int] = []
     move_out = PrefixCache.move_out

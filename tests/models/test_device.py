@@ -9,8 +9,8 @@ import torch
 
 from practicum.config.resolve import resolve_train
 from practicum.errors import UserError
-from practicum.models import device, loader, lora
-from practicum.models.device import Device
+from practicum.models import loader, lora
+from practicum.models.loader import Device
 from practicum.rollout_settings import RolloutSettings
 from practicum.training import build, build_settings, build_supervised
 from practicum.training.build_summary import summarize
@@ -32,18 +32,18 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_auto_without_a_gpu(no_gpu: None) -> None:
-    assert device.resolve() == Device("cpu", torch.float32)
-    assert device.resolve().batch_size == 64
-    assert device.resolve("cpu", "bf16") == Device("cpu", torch.bfloat16)
+    assert loader.resolve_device() == Device("cpu", torch.float32)
+    assert loader.resolve_device().batch_size == 64
+    assert loader.resolve_device("cpu", "bf16") == Device("cpu", torch.bfloat16)
 
 
 def test_auto_with_a_gpu(gpus: None) -> None:
-    assert device.resolve() == Device("cuda", torch.bfloat16)
-    assert device.resolve().batch_size == 256
-    assert device.resolve("cuda:1", "float32") == Device("cuda:1", torch.float32)
-    assert device.resolve("cpu") == Device("cpu", torch.float32)
+    assert loader.resolve_device() == Device("cuda", torch.bfloat16)
+    assert loader.resolve_device().batch_size == 256
+    assert loader.resolve_device("cuda:1", "float32") == Device("cuda:1", torch.float32)
+    assert loader.resolve_device("cpu") == Device("cpu", torch.float32)
     with pytest.raises(UserError, match="--device=cuda:2, but the GPUs here are cuda:0 to cuda:1; choose one of them."):
-        device.resolve("cuda:2")
+        loader.resolve_device("cuda:2")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_auto_with_a_gpu(gpus: None) -> None:
 )
 def test_errors_are_one_sentence(name: str, dtype: str, said: str, no_gpu: None) -> None:
     with pytest.raises(UserError) as raised:
-        device.resolve(name, dtype)
+        loader.resolve_device(name, dtype)
     assert said in str(raised.value)
 
 

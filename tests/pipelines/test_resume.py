@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from practicum.data.checkpoint_folder import damage_of
+from practicum.data.run_folder import damage_of
 from practicum.training.checkpoint import Checkpoints
 from practicum.training.estimators import ESTIMATORS
 

@@ -25,7 +25,8 @@ from practicum.report.run_view import RunView
 from practicum.report.runs import Run, find_runs, runs_below
 from practicum.report.tokens import Tokenizers, tokenizer_file
 from practicum.trajectory import Outcome
-from practicum.utils.escape import encode, escape_invisible
+from practicum.utils.escape import encode
+from practicum.utils.terminal import escape_invisible
 from tests.report.report_files import an_episode, write_damaged, write_hostile, write_run, write_training
 
 

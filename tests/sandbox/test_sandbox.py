@@ -22,8 +22,7 @@ from practicum.sandbox.levels import Launcher, Level, user_ids
 from practicum.sandbox.limits import KIB, MIB, Limits, Reason, SandboxError
 from practicum.sandbox.runtime import find_runtime
 from practicum.sandbox.seccomp import filter_program
-from practicum.utils.deadline import Deadline
-from practicum.utils.threads import in_thread_with_slots, slot
+from practicum.utils.concurrency import Deadline, in_thread_with_slots, slot
 from tests.sandbox.sandbox_world import attempts, ours, zombies
 
 SHORT = Limits(wall=0.5, cpu=1)

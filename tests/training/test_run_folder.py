@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from practicum.cli.main import main
-from practicum.data.folder_lock import FolderLock, locked
 from practicum.data.jsonl import write_files
-from practicum.data.store import write_atomic
+from practicum.data.run_folder import FolderLock, locked, write_atomic
 from practicum.errors import UserError
 from practicum.models import loader, lora
 from practicum.training import checkpoint
@@ -26,7 +25,7 @@ from tests.training.test_run import RL, go, make_run, written
 
 HOLD = """
 import sys, pathlib
-from practicum.data.folder_lock import FolderLock
+from practicum.data.run_folder import FolderLock
 lock = FolderLock(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

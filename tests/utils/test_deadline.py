@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from practicum.utils.deadline import Deadline, queued, with_timer
+from practicum.utils.concurrency import Deadline, queued, with_timer
 
 
 def test_what_is_late_is_named() -> None:

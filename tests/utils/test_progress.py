@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from practicum.utils.progress import Progress
+from practicum.utils.terminal import Progress
 
 
 class Terminal(io.StringIO):

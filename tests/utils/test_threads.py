@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from practicum.utils.threads import in_thread
+from practicum.utils.concurrency import in_thread
 
 
 def test_many_slow_calls_run_side_by_side() -> None:
@@ -34,7 +34,7 @@ def test_values_and_exceptions_come_back() -> None:
 
 def test_a_call_that_hangs_does_not_keep_the_process_alive() -> None:
     code = (
-        "import asyncio, time\nfrom practicum.utils.threads import in_thread\n"
+        "import asyncio, time\nfrom practicum.utils.concurrency import in_thread\n"
         "async def main():\n"
         "    try:\n        await asyncio.wait_for(in_thread(time.sleep, 600), 0.1)\n"
         "    except TimeoutError:\n        print('gave up')\n"
@@ -63,7 +63,7 @@ def test_a_thread_that_is_done_takes_a_further_call() -> None:
 
 
 def test_threads_that_nobody_wants_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("practicum.utils.threads.IDLE_SECONDS", 0.01)
+    monkeypatch.setattr("practicum.utils.concurrency.IDLE_SECONDS", 0.01)
 
     before = set(threading.enumerate())  # other tests' calls may still be under way
 

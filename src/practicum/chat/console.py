@@ -9,8 +9,7 @@ from typing import Protocol, TextIO
 from practicum.chat.renderer import Renderer
 from practicum.environment import Message, Step
 from practicum.trajectory import Outcome, Turn
-from practicum.utils.escape import printable
-from practicum.utils.terminal import use_colour
+from practicum.utils.terminal import printable, use_colour
 
 GREEN, CYAN, DIM, RESET = "\x1b[1;32m", "\x1b[36m", "\x1b[2m", "\x1b[0m"
 

@@ -24,7 +24,7 @@ WIDTH = 100
 def run(argv: list[str]) -> int:
     """Exit code 1: there is no verdict, because nothing was scored or the settings differ."""
     args = make_parser().parse_args(argv)
-    from practicum.data.store import write_atomic
+    from practicum.data.run_folder import write_atomic
     from practicum.evaluation.comparison_report import compare_results
 
     report = compare_results(
@@ -211,6 +211,6 @@ def format_interval(delta: MetricDelta) -> str:
 
 
 def wrapped(texts: list[str]) -> list[str]:
-    from practicum.utils.escape import printable
+    from practicum.utils.terminal import printable
 
     return [line for text in texts for line in textwrap.wrap(printable(text), WIDTH, subsequent_indent="    ")]

@@ -26,7 +26,7 @@ def run(argv: list[str]) -> int:
         raise UserError(f"--demonstrations {args.demonstrations}: SFT needs at least 8.")
     print("Practicum quickstart: demonstrations → SFT → GRPO → evaluation", flush=True)
 
-    from practicum.utils.progress import Progress
+    from practicum.utils.terminal import Progress
 
     with Progress("load torch", 1) as progress:
         from practicum.quickstart import Quickstart, default_plan

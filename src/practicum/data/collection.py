@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from practicum.data import store
-from practicum.data.jsonl import UNFINISHED, encode
+from practicum.data.jsonl import encode
+from practicum.data.run_folder import UNFINISHED, write_atomic
 from practicum.errors import UserError
 from practicum.task import Task, content_hash
 from practicum.trajectory import Attempt, Outcome, Seeds, Trajectory, derive_seed
@@ -89,9 +90,9 @@ class Collection:
         ordered = [rows[self.path(attempt)] for attempt in self.planned]
         tasks = dict.fromkeys(attempt.task.id for attempt in self.planned)
         settings = {"hash": self.hash, "settings": dict(self.settings)}
-        store.write_atomic(self.folder / SUMMARY, b"".join(map(encode, ordered)))
-        store.write_atomic(self.folder / TASKS, "".join(f"{name}\n" for name in tasks).encode())
-        store.write_atomic(self.folder / SETTINGS, (json.dumps(settings, indent=1) + "\n").encode())
+        write_atomic(self.folder / SUMMARY, b"".join(map(encode, ordered)))
+        write_atomic(self.folder / TASKS, "".join(f"{name}\n" for name in tasks).encode())
+        write_atomic(self.folder / SETTINGS, (json.dumps(settings, indent=1) + "\n").encode())
 
     def _check_settings(self) -> None:
         path = self.folder / SETTINGS

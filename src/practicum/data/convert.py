@@ -16,7 +16,7 @@ from typing import Any
 
 from practicum.data.dataset_rows import read_dataset_rows
 from practicum.data.retrieval import Document
-from practicum.data.store import write_atomic
+from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError, did_you_mean
 from practicum.utils.latex import last_boxed
 

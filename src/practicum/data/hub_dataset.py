@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from practicum.data.store import write_atomic
+from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError
 from practicum.models.loader import cache_folder
 

@@ -10,16 +10,14 @@ import contextlib
 import gzip
 import json
 import os
-import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from practicum.data.run_folder import create_temporary
 from practicum.errors import UserError
 
-UNFINISHED = ".writing-"
-"""Beginning of the names of temporary files and folders: what a killed process has left has such a name."""
 MAX_LINE_BYTES = 64 * 2**20
 """Bytes that a line may have. A longer one is not a record of ours, and reading on would fill the memory."""
 
@@ -140,14 +138,6 @@ def _is_json(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def create_temporary(folder: Path) -> tuple[int, str]:
-    """Create a temporary file; return its descriptor, for writing, and its path. Its permissions are the umask's."""
-    while True:
-        path = str(folder / f"{UNFINISHED}{secrets.token_hex(4)}")
-        with contextlib.suppress(FileExistsError):
-            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), path
 
 
 def write_files(folder: Path, files: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, int]:

@@ -7,23 +7,21 @@ renamed; a crash or a full disk leaves no half of it.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from practicum.data.jsonl import create_temporary, parse_object, read_lines
+from practicum.data.jsonl import parse_object, read_lines
+from practicum.data.run_folder import write_atomic
 from practicum.environment import Action, Message, ToolCall
 from practicum.errors import UserError
 from practicum.task import Task, content_hash, plain
 from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
-from practicum.utils.progress import Progress
+from practicum.utils.terminal import Progress
 
 FORMAT_VERSION = 1
 MAX_TOKEN_ID = 2**31 - 1
@@ -265,35 +263,6 @@ class EpisodeFileError(UserError):
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"'{path}' is not a whole episode file: {reason}.")
         self.reason = reason
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file under a temporary name and rename it: all bytes are there, or none and a UserError says why."""
-    temporary: str | None = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = create_temporary(path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        raise UserError(f"Cannot write '{path}': {_remedy(path, error)}.") from error
-
-
-def _remedy(path: Path, error: OSError) -> str:
-    """Say why a path cannot be written to, and what to do."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"{error.strerror}; free some space or write elsewhere"
-    if isinstance(error, NotADirectoryError | FileExistsError):
-        files = [str(above) for above in path.parents if os.path.exists(above) and not above.is_dir()]
-        if files:
-            return f"'{files[0]}' is a file, not a folder; write elsewhere"
-    return f"{error.strerror}; write elsewhere"
 
 
 def episode_path(folder: Path, task_id: str, attempt: int) -> Path:

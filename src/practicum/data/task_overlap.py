@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from practicum.data.store import write_atomic
+from practicum.data.run_folder import write_atomic
 from practicum.task import Task, content_hash
 
 TRAIN_TASKS = "train_tasks.txt"

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from practicum.errors import EngineError, UserError
-from practicum.utils.deadline import queued
+from practicum.utils.concurrency import queued
 
 if TYPE_CHECKING:
     import httpx

@@ -17,8 +17,7 @@ from practicum.rewards.base import Reward, Score
 from practicum.task import Task
 from practicum.tools.base import Tool, ToolResult
 from practicum.tools.pool import Lease, StatePool
-from practicum.utils.deadline import agent_time, half_used, judge_seconds
-from practicum.utils.threads import in_thread_with_slots
+from practicum.utils.concurrency import agent_time, half_used, in_thread_with_slots, judge_seconds
 
 MAX_CALLS_PER_REPLY = 16
 TOO_MANY_CALLS = f"Error: not run, a reply may have at most {MAX_CALLS_PER_REPLY} calls"

@@ -31,7 +31,7 @@ from typing import IO, Any, BinaryIO, cast
 
 from practicum.environments.worker_child import read_frame, write_frame
 from practicum.errors import UserError
-from practicum.utils.deadline import queued
+from practicum.utils.concurrency import queued
 from practicum.utils.memory import tree_cpu_seconds
 
 START_CALL = ""

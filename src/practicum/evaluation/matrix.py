@@ -11,8 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from practicum.data import store
 from practicum.data.jsonl import encode
+from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError, did_you_mean
 from practicum.evaluation.compare import Comparison, compare_policies
 from practicum.evaluation.policy_results import PolicyResults
@@ -157,15 +157,15 @@ def matrix(
 def write_matrix(folder: Path, rows: Sequence[MatrixRow], baseline: str | None, level: float = LEVEL) -> None:
     """Write matrix.csv, matrix.md and errors.jsonl into a folder."""
     records = [row.record(level) for row in rows]
-    store.write_atomic(folder / "matrix.csv", _csv(records).encode())
-    store.write_atomic(folder / "matrix.md", _markdown(rows, records, baseline, level).encode())
+    write_atomic(folder / "matrix.csv", _csv(records).encode())
+    write_atomic(folder / "matrix.md", _markdown(rows, records, baseline, level).encode())
     errors = [
         {"mode": row.result.policy, "task_id": s.task, "attempt": s.attempt, "outcome": s.outcome.value,
          "error": s.error}
         for row in rows
         for s in row.result.unscored
     ]  # fmt: skip
-    store.write_atomic(folder / "errors.jsonl", b"".join(map(encode, errors)))
+    write_atomic(folder / "errors.jsonl", b"".join(map(encode, errors)))
 
 
 def notes(rows: Sequence[MatrixRow]) -> list[str]:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from practicum.data import store
+from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError
 from practicum.task import Task, content_hash, plain
 from practicum.trajectory import Attempt, plan_attempts
@@ -56,7 +56,7 @@ class Panel:
             "rules": dict(self.rules),
             "tasks": tasks,
         }
-        store.write_atomic(path, (json.dumps(content, indent=1, ensure_ascii=False, default=plain) + "\n").encode())
+        write_atomic(path, (json.dumps(content, indent=1, ensure_ascii=False, default=plain) + "\n").encode())
 
 
 def read_panel(path: Path) -> Panel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from practicum.data.model_ref import ModelRef, resolve_model
+from practicum.data.run_folder import ModelRef, resolve_model
 from practicum.rollout_settings import RolloutSettings
 from practicum.rollout_setup import SCRIPTED, RolloutSetup
 

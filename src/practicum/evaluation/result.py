@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from practicum.data import store
+from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError
 from practicum.evaluation.stats.intervals import (
     LEVEL,
@@ -24,7 +24,7 @@ from practicum.evaluation.stats.intervals import (
 )
 from practicum.task import Task
 from practicum.trajectory import Origin, Outcome, Trajectory
-from practicum.utils.escape import printable
+from practicum.utils.terminal import printable
 
 if TYPE_CHECKING:
     from practicum.evaluation.panel import Panel
@@ -241,7 +241,7 @@ class EvalResult:
 
     def write(self, path: Path, level: float = LEVEL) -> None:
         text = json.dumps(self.record(level), indent=1, ensure_ascii=False, allow_nan=False)
-        store.write_atomic(path, (text + "\n").encode("utf-8", "backslashreplace"))
+        write_atomic(path, (text + "\n").encode("utf-8", "backslashreplace"))
 
 
 def attempt_result(episode: Trajectory, seconds: float | None = None) -> AttemptResult:

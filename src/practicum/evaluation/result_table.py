@@ -10,8 +10,8 @@ from practicum.evaluation.multi_environment import aggregate, overall_interval
 from practicum.evaluation.result import EvalResult, pass_at_ks
 from practicum.evaluation.runner import EvalRunner
 from practicum.evaluation.settings import EvalSettings
-from practicum.utils.escape import printable
 from practicum.utils.tables import WIDTH, number, percent, shortened, table
+from practicum.utils.terminal import printable
 
 MAX_ERROR_CHARACTERS = 300
 

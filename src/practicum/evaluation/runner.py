@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.data.collection import Collection
-from practicum.data.folder_lock import locked
-from practicum.data.model_ref import resolve_model
+from practicum.data.run_folder import locked, resolve_model
 from practicum.data.task_overlap import num_shared, read_train_tasks
 from practicum.engines.server_check import check_server
 from practicum.evaluation import policy_ref
@@ -23,7 +22,7 @@ from practicum.evaluation.settings import EvalSettings
 from practicum.rollout import stream_episodes
 from practicum.rollout_settings import policy_identity
 from practicum.trajectory import Trajectory
-from practicum.utils.progress import Progress
+from practicum.utils.terminal import Progress
 
 MAX_LABEL_CHARACTERS = 22
 

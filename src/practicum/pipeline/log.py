@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from practicum.data.store import write_atomic
+from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError
 from practicum.evaluation.result import EvalResult
 from practicum.utils.memory import cpu_seconds, peak_resident_megabytes, reset_peak_resident
-from practicum.utils.progress import duration
+from practicum.utils.terminal import duration
 
 NAME = "stages.json"
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from practicum.collector import CollectSettings, collect
 from practicum.config.pipeline import PipelineConfig
-from practicum.data.folder_lock import locked
-from practicum.data.store import write_atomic
+from practicum.data.run_folder import locked, write_atomic
 from practicum.errors import UserError, did_you_mean
 from practicum.evaluation.policy_results import PolicyResults
 from practicum.evaluation.result import EvalResult, read_results
@@ -25,8 +24,8 @@ from practicum.pipeline import stages
 from practicum.pipeline.log import EpochSummary, PipelineLog, evaluation_line, rollout_line
 from practicum.pipeline.stage_table import StageTable, read_stage_table
 from practicum.training.api import sft, train
-from practicum.utils.escape import printable
 from practicum.utils.tables import table
+from practicum.utils.terminal import printable
 
 NUM_RL_LINES = 10
 """Lines about RL steps that are logged, at most."""

@@ -16,12 +16,17 @@ from omegaconf import OmegaConf
 from practicum import registry
 from practicum.config.overrides import RECIPES, Resolved, read_overrides, schema_keys, to_yaml
 from practicum.config.pipeline import PipelineConfig, RLTrainingConfig
-from practicum.config.resolve import check_supervised, resolve_train, with_model_defaults
+from practicum.config.resolve import (
+    READ_BY_ESTIMATORS,
+    check_supervised,
+    check_unused_supervised,
+    resolve_train,
+    with_model_defaults,
+)
 from practicum.config.sft import SFTConfig, SupervisedDataConfig
 from practicum.config.train import TrainConfig
-from practicum.config.unused_keys import READ_BY_ESTIMATORS, check_unused_supervised
 from practicum.data.hub_dataset import fetch_dataset, local_path
-from practicum.data.store import write_atomic
+from practicum.data.run_folder import write_atomic
 from practicum.environments.mix import MixEnvironment, interleave
 from practicum.errors import UserError, did_you_mean
 from practicum.training.build import training_tasks

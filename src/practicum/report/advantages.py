@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from practicum.training.rollout_source import ADVANTAGES, advantages_path
-from practicum.utils.escape import escape_invisible, is_number
+from practicum.utils.escape import is_number
 from practicum.utils.regular_files import read_regular
+from practicum.utils.terminal import escape_invisible
 
 MAX_FILE_BYTES = 32 << 20
 

@@ -24,8 +24,9 @@ from practicum.evaluation.stats.intervals import LEVEL, jeffreys
 from practicum.report.runs import CONFIG, HEALTH, TIMING
 from practicum.report.series import Series
 from practicum.training.monitor.health import HealthMonitor
-from practicum.utils.escape import escape_invisible, is_number
+from practicum.utils.escape import is_number
 from practicum.utils.regular_files import is_regular, open_regular
+from practicum.utils.terminal import escape_invisible
 
 MAX_CURVES = 400
 MAX_EVENTS = 500

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum import __version__
-from practicum.data.store import write_atomic
+from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError
 from practicum.report.highlights import highlights
 from practicum.report.index import FIELDS, EpisodeRow
@@ -18,7 +18,7 @@ from practicum.report.run_view import RunView
 from practicum.report.runs import Run, find_runs
 from practicum.report.tokens import Tokenizers
 from practicum.utils.escape import encode
-from practicum.utils.progress import Progress
+from practicum.utils.terminal import Progress
 
 DEFAULT_EPISODE_BYTES = 12 << 20
 """Bytes of the file for complete episodes, by default."""

@@ -10,7 +10,8 @@ from practicum.environment import Message
 from practicum.report.advantages import EpisodeAdvantages
 from practicum.report.tokens import Tokenizers, TokenTexts
 from practicum.trajectory import Origin, Span, Trajectory, Turn
-from practicum.utils.escape import escape_invisible, json_number, json_value
+from practicum.utils.escape import json_number, json_value
+from practicum.utils.terminal import escape_invisible
 
 MAX_TURN_TOKENS = 12_000
 MAX_TURN_CHARACTERS = 60_000

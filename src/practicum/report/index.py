@@ -19,7 +19,8 @@ from practicum.report.advantages import EpisodeAdvantages, read_advantages
 from practicum.report.runs import MAX_DEPTH, METRICS, SKIPPED_FOLDERS
 from practicum.training.rollout_source import GROUPS, TOP, advantages_path
 from practicum.trajectory import Trajectory
-from practicum.utils.escape import escape_invisible, is_number, json_number
+from practicum.utils.escape import is_number, json_number
+from practicum.utils.terminal import escape_invisible
 
 MAX_EPISODE_BYTES = 64 << 20
 READ_ERRORS = (

@@ -15,7 +15,8 @@ from practicum.evaluation.result import AttemptResult, EvalResult
 from practicum.evaluation.stats.intervals import LEVEL
 from practicum.evaluation.stats.multiple_testing import holm
 from practicum.report.index import EpisodeRow
-from practicum.utils.escape import escape_invisible, json_number
+from practicum.utils.escape import json_number
+from practicum.utils.terminal import escape_invisible
 
 MAX_COMPARISONS = 40
 """Parts that are compared with the first, at most."""

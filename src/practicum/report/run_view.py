@@ -17,7 +17,7 @@ from practicum.report.index import READ_ERRORS, EpisodeRow, Index, error_text, r
 from practicum.report.run_parts import RunPart, parts_of_run
 from practicum.report.runs import Run
 from practicum.report.tokens import Tokenizers
-from practicum.utils.escape import escape_invisible
+from practicum.utils.terminal import escape_invisible
 
 MAX_RESULT_BYTES = 512 << 20
 MAX_LISTED_FILES = 200

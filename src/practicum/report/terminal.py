@@ -8,8 +8,9 @@ from practicum.errors import UserError
 from practicum.report.index import READ_ERRORS, error_text, read_episode
 from practicum.report.tokens import tokenizer_file
 from practicum.trajectory import Origin, Trajectory
-from practicum.utils.escape import is_number, printable
+from practicum.utils.escape import is_number
 from practicum.utils.tables import table
+from practicum.utils.terminal import printable
 
 COLOURS = {Origin.SAMPLED: "\x1b[1;32m", Origin.OBSERVATION: "\x1b[36m", Origin.TEMPLATE: "\x1b[2m"}
 MARKS = {Origin.SAMPLED: ("⟦", "⟧"), Origin.OBSERVATION: ("", ""), Origin.TEMPLATE: ("", "")}

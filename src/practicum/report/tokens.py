@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from practicum import __version__
-from practicum.utils.escape import escape_invisible
+from practicum.utils.terminal import escape_invisible
 
 BUILT_IN = ("tiny", "smollm2")
 HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")

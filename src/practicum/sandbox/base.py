@@ -22,7 +22,7 @@ from practicum.sandbox.limits import Limits, Result, SandboxError
 from practicum.sandbox.process import KILL_SECONDS, Channel, Stop, Stopped, connect, execute
 from practicum.sandbox.runtime import find_runtime
 from practicum.sandbox.seccomp import filter_program
-from practicum.utils.threads import in_thread, pause_deadline_while_queued, slot, with_queue_callback
+from practicum.utils.concurrency import in_thread, pause_deadline_while_queued, slot, with_queue_callback
 
 INSPECTION = """
 import os

@@ -21,7 +21,7 @@ from typing import Any, overload
 from practicum.errors import UserError, did_you_mean
 from practicum.tools.errors import ToolFailure
 from practicum.tools.pool import Lease, StatePool, perform, pool_for
-from practicum.utils.deadline import agent_time, with_timer
+from practicum.utils.concurrency import agent_time, with_timer
 
 JSON_TYPES: dict[Any, str] = {
     str: "string",

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.data.retrieval import Index, index_of, show
-from practicum.data.store import write_atomic
+from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError, did_you_mean
 from practicum.task import content_hash
 from practicum.tools.base import Tool, tool

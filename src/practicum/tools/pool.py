@@ -24,7 +24,7 @@ from typing import Any
 
 from practicum.errors import UserError
 from practicum.tools.errors import ToolFailure
-from practicum.utils.threads import in_thread
+from practicum.utils.concurrency import in_thread
 
 POOL_SIZE = 128
 """Default number of states; as many episodes run at once by default."""

@@ -9,7 +9,7 @@ from practicum.sandbox import base
 from practicum.sandbox.limits import Limits, Reason, Result, SandboxError
 from practicum.tools.base import tool
 from practicum.tools.errors import ToolFailure
-from practicum.utils.deadline import judge_seconds
+from practicum.utils.concurrency import judge_seconds
 
 LIMITS = Limits(wall=10.0, cpu=5, output=16 * 1024)
 MIN_WALL_SECONDS = 0.1

@@ -20,7 +20,7 @@ from practicum.training.checkpoint import MODEL, keep_stored_defaults
 from practicum.training.run import Run, TrainState
 from practicum.training.supervised import place_adapter
 from practicum.utils.memory import out_of_memory_in
-from practicum.utils.progress import Progress
+from practicum.utils.terminal import Progress
 
 StepCallback = Callable[[int, int, Mapping[str, float]], None]
 """Called after each update with its number, from 1, the number of updates in all, and its metrics."""

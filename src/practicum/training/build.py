@@ -13,9 +13,7 @@ from practicum.chat.console import ConsoleEpisodeWatcher
 from practicum.chat.renderer import Renderer
 from practicum.config import overrides
 from practicum.config.train import TrainConfig
-from practicum.data.folder_lock import FolderLock, lock_for_run
-from practicum.data.model_ref import ModelRef, resolve_model
-from practicum.data.store import write_atomic
+from practicum.data.run_folder import FolderLock, ModelRef, lock_for_run, resolve_model, write_atomic
 from practicum.data.task_overlap import num_shared, write_train_tasks
 from practicum.engines.base import PolicyEngine, Sampling
 from practicum.engines.vllm.engine import VLLMEngine, VLLMSettings
@@ -26,7 +24,7 @@ from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult
 from practicum.models import loader, lora
 from practicum.models.decoder import Decoder
-from practicum.models.device import Device
+from practicum.models.loader import Device
 from practicum.registry import environment_maker
 from practicum.rollout import MakeEnvironment
 from practicum.sandbox import base as sandbox

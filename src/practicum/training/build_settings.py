@@ -8,8 +8,8 @@ from pathlib import Path
 from practicum.algorithms import kl
 from practicum.config.train import TrainConfig
 from practicum.errors import UserError
-from practicum.models import device
-from practicum.models.device import Device
+from practicum.models import loader
+from practicum.models.loader import Device
 from practicum.task import content_hash
 from practicum.training.checkpoint import continued_values
 from practicum.training.critic import CriticSettings
@@ -79,7 +79,7 @@ def find_device(config: TrainConfig) -> Device:
     if without_gpu and trainer.device not in ("auto", "cpu"):
         raise UserError(f"trainer.device={trainer.device} and trainer.n_gpus_per_node=0 do not go together; choose.")
     name = "cpu" if without_gpu else trainer.device
-    return device.resolve(name, config.actor_rollout_ref.model.dtype, "trainer.device", f"{MODEL}dtype")
+    return loader.resolve_device(name, config.actor_rollout_ref.model.dtype, "trainer.device", f"{MODEL}dtype")
 
 
 def resolve_device(config: TrainConfig) -> Device:

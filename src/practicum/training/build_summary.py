@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from practicum.config.train import TrainConfig
-from practicum.data.model_ref import resolve_model
+from practicum.data.run_folder import resolve_model
 from practicum.training.build_settings import (
     environment_name,
     find_device,

@@ -12,18 +12,16 @@ import torch
 
 from practicum.config import overrides
 from practicum.config.dpo import DPOConfig, DPOTrainingConfig
-from practicum.config.resolve import check_supervised
+from practicum.config.resolve import LORA_KEYS, check_supervised, is_changed
 from practicum.config.sft import SFTConfig, SFTTrainingConfig
-from practicum.config.unused_keys import LORA_KEYS, is_changed
 from practicum.data.export import DPO_FIELDS
-from practicum.data.folder_lock import FolderLock, lock_for_run
 from practicum.data.jsonl import read_rows
-from practicum.data.model_ref import ModelRef, resolve_model
-from practicum.data.store import read_training_episodes, write_atomic
+from practicum.data.run_folder import FolderLock, ModelRef, lock_for_run, resolve_model, write_atomic
+from practicum.data.store import read_training_episodes
 from practicum.data.task_overlap import write_train_tasks
 from practicum.errors import UserError, did_you_mean
-from practicum.models import device, loader, lora
-from practicum.models.device import Device
+from practicum.models import loader, lora
+from practicum.models.loader import Device
 from practicum.training import dpo, sft
 from practicum.training.checkpoint import check_supervised_continuation, record_version
 from practicum.training.micro_batches import MicroBatchLimits, sft_samples
@@ -96,9 +94,9 @@ def resolve_policy(config: SFTConfig | DPOConfig) -> ModelRef:
 def resolve_device(config: SFTConfig | DPOConfig) -> Device:
     """Find the device and write it into the configuration. With training.bf16 a GPU holds the weights in bfloat16,
     beside float32 masters; a CPU holds them in float32 and computes in bfloat16."""
-    name = device.resolve(config.model.device, key="model.device").device
+    name = loader.resolve_device(config.model.device, key="model.device").device
     config.model.device = name
-    return device.resolve(name, "bfloat16" if name != "cpu" and config.training.bf16 else "float32")
+    return loader.resolve_device(name, "bfloat16" if name != "cpu" and config.training.bf16 else "float32")
 
 
 def read_demonstrations(

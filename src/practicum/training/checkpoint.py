@@ -10,7 +10,9 @@ from __future__ import annotations
 import functools
 import json
 import os
+import platform
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,19 +24,52 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from practicum import __version__
 from practicum.config import overrides
 from practicum.config.dpo import DPOConfig
 from practicum.config.overrides import MODEL as FROM_MODEL
 from practicum.config.overrides import Resolved
 from practicum.config.sft import SFTConfig
 from practicum.config.train import TrainConfig
-from practicum.data.checkpoint_folder import checkpoint_path, checkpoint_steps, damage_of, newest_checkpoint, seal, sync
-from practicum.data.jsonl import UNFINISHED
-from practicum.data.store import write_atomic
+from practicum.data.run_folder import (
+    UNFINISHED,
+    checkpoint_path,
+    checkpoint_steps,
+    damage_of,
+    newest_checkpoint,
+    seal,
+    sync,
+    write_atomic,
+)
 from practicum.errors import UserError
 from practicum.training.critic import Critic
 from practicum.training.trainable_policy import TrainablePolicy
-from practicum.utils.version import source_version
+
+PACKAGE = Path(__file__).parent.parent
+GIT_TIMEOUT_SECONDS = 10.0
+
+
+@functools.cache
+def source_version() -> dict[str, Any]:
+    """Version of the package and of Python; `commit` is null where the package is not under Git, `changed` says whether
+    files of the package differ from that commit."""
+    tracked = _git("ls-files", "--error-unmatch", "__init__.py") is not None
+    commit = _git("rev-parse", "HEAD") if tracked else None
+    changed = bool(_git("status", "--porcelain", "--", ".")) if commit else None
+    return {"practicum": __version__, "commit": commit, "changed": changed, "python": platform.python_version()}
+
+
+def _git(*arguments: str) -> str | None:
+    """The output of a Git command in the package's folder; None where it fails."""
+    try:
+        result = subprocess.run(
+            ["git", "-C", str(PACKAGE), *arguments],
+            capture_output=True, text=True, timeout=GIT_TIMEOUT_SECONDS, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()
+
 
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 MODEL, LAST = "model", "last"

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from practicum.algorithms import kl
 from practicum.errors import UserError
-from practicum.models import device
+from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sample, micro_batches
 from practicum.training.objective import LossStats, Objective
@@ -204,7 +204,7 @@ class Learner:
         self._probe = [parameter for parameter in self.parameters if parameter.dim() == 2][-1]
         self._num_unchanged = 0
         if decoder.device.type == "cuda":
-            device.set_batch_invariant_matmul()
+            loader.set_batch_invariant_matmul()
         small = decoder.shape.hidden < MAX_TWO_THREAD_HIDDEN_SIZE and decoder.device.type == "cpu"
         self._second_decoder = weight_sharing_copy(decoder) if small and self.threads > 1 else None
         self.use_cuda_graphs = True

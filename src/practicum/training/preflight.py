@@ -15,10 +15,10 @@ from practicum.chat.renderer import check_template, check_thoughts
 from practicum.config.dpo import DPOConfig
 from practicum.config.sft import SFTConfig
 from practicum.config.train import TrainConfig
-from practicum.data.model_ref import resolve_model
+from practicum.data.run_folder import resolve_model
 from practicum.data.task_file import task_files
 from practicum.errors import UserError
-from practicum.models import device, loader
+from practicum.models import loader
 from practicum.training import build, build_supervised
 from practicum.training.build_settings import (
     environment_name,
@@ -86,7 +86,7 @@ def check_supervised_run(config: SFTConfig | DPOConfig) -> list[str]:
 def check_supervised_model(config: SFTConfig | DPOConfig) -> list[str]:
     """Check the group `model` of supervised training."""
     check_template(config.model.template)
-    device.resolve(config.model.device, key="model.device")
+    loader.resolve_device(config.model.device, key="model.device")
     loader.quantisation(config.model.load_in_8bit, config.model.load_in_4bit)
     warnings = [
         *_missing_model("model.path", config.model.path),

@@ -20,6 +20,7 @@ import numpy as np
 from practicum.agent import Agent
 from practicum.chat.console import EpisodeWatcher
 from practicum.data import store
+from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError
 from practicum.rollout import MakeEnvironment
 from practicum.task import Task
@@ -186,7 +187,7 @@ class EpisodeSaver:
         row = self._advantages.get(_key(episode))
         if row is not None:  # before the episode: a reader of that finds these
             path = advantages_path(store.episode_path(folder, episode.task.id, episode.attempt))
-            store.write_atomic(path, _encoded(row, self.estimator))
+            write_atomic(path, _encoded(row, self.estimator))
         store.write_episode(folder, episode)
 
 

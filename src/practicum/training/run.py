@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from practicum.config.fields import default_of
 from practicum.config.health import HealthSettings, RewardHackingSettings
 from practicum.config.train import TrainerConfig
-from practicum.data.checkpoint_folder import CHECKPOINT_NAME
-from practicum.data.folder_lock import FolderLock
+from practicum.data.run_folder import CHECKPOINT_NAME, FolderLock
 from practicum.errors import UserError
 from practicum.training import checkpoint
 from practicum.training.checkpoint import ABANDONED, LAST, METRICS, MODEL, TIMING, Checkpoints

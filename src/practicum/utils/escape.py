@@ -4,29 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from typing import Any
 
-INVISIBLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\ufeff]"
-)
-"""Characters that control a terminal, change the direction of the text around them, or cannot be seen."""
+from practicum.utils.terminal import escape_invisible
+
 MAX_INTEGER = 10**300
 """Integers from here on are no rewards; beyond 1.8e308 they are not even floats."""
-
-
-def escape_invisible(text: str) -> str:
-    """The text with invisible and control characters, except tab and newline, written as escapes."""
-    return INVISIBLE.sub(lambda match: _escape(ord(match[0])), text)
-
-
-def _escape(code: int) -> str:
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
-
-
-def printable(text: str) -> str:
-    """A text with characters escaped that control a terminal, cannot be seen or cannot be encoded."""
-    return escape_invisible(text).encode("utf-8", "backslashreplace").decode()
 
 
 def json_number(value: Any) -> float | int | str | None:

@@ -7,8 +7,7 @@ import math
 import sys
 from collections.abc import Sequence
 
-from practicum.utils.escape import printable
-from practicum.utils.terminal import PLAIN_WIDTH, text_width, use_colour
+from practicum.utils.terminal import PLAIN_WIDTH, printable, text_width, use_colour
 
 WIDTH = PLAIN_WIDTH
 MIN_FIRST_COLUMN = 8

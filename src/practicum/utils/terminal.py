@@ -1,10 +1,149 @@
-"""What a stream can show: colour, and how many columns."""
+"""Text on a terminal: a progress line for long jobs, colour, width, and untrusted characters made printable."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
-from typing import TextIO
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
+
+INVISIBLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\ufeff]"
+)
+"""Characters that control a terminal, change the direction of the text around them, or cannot be seen."""
+BAR_WIDTH = 16
+
+
+def escape_invisible(text: str) -> str:
+    """The text with invisible and control characters, except tab and newline, written as escapes."""
+    return INVISIBLE.sub(lambda match: _escape(ord(match[0])), text)
+
+
+def _escape(code: int) -> str:
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def printable(text: str) -> str:
+    """A text with characters escaped that control a terminal, cannot be seen or cannot be encoded."""
+    return escape_invisible(text).encode("utf-8", "backslashreplace").decode()
+
+
+def duration(seconds: float) -> str:
+    """Minutes and seconds: "3:07"."""
+    rounded = max(0, round(seconds))
+    return f"{rounded // 60}:{rounded % 60:02d}"
+
+
+class Progress:
+    """A context manager that redraws one line with a bar on a terminal and prints a line every few seconds elsewhere.
+
+    On a terminal, lines that are printed meanwhile appear above it, and a line that is too long is cut, not wrapped. A
+    thread updates the line also while the work makes no progress. With `shown` false nothing is printed.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        total: int,
+        unit: str = "",
+        stream: TextIO | None = None,
+        every: float = 4.0,
+        shown: bool = True,
+    ) -> None:
+        self.label, self.total, self.unit, self.shown, self.every = label, total, unit, shown, every
+        self.stream = stream or sys.stderr
+        self.done = self._first = 0
+        self.note = ""
+        self._started = time.monotonic()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._print_regularly, daemon=True)
+        self._display: Live | None = None
+
+    def __enter__(self) -> Progress:
+        self._first = self.done  # what was done before this process does not count for the rate
+        if not self.shown:
+            return self
+        if self.stream.isatty():
+            self._display = self._make_display()
+            self._display.start()
+        else:
+            self._print()
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.shown:
+            return
+        if self._display is not None:
+            self._display.stop()
+        else:
+            self._stop.set()
+            self._thread.join()
+            self._print()
+        self.stream.flush()
+
+    def advance(self, count: int = 1, note: str | None = None) -> None:
+        self.done += count
+        if note is not None:
+            self.note = note
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def _status(self) -> str:
+        """Everything after the label."""
+        seconds = self.seconds
+        text = f"{self.done}/{self.total}{' ' + self.unit if self.unit else ''}  {duration(seconds)}"
+        if self._first < self.done < self.total and seconds > 0:
+            rate = (self.done - self._first) / seconds
+            text += f"  {rate:.3g}/s  {duration((self.total - self.done) / rate)} left"
+        return f"{text}  {printable(self.note)}" if self.note else text
+
+    def _print_regularly(self) -> None:
+        while not self._stop.wait(self.every):
+            self._print()
+
+    def _print(self) -> None:
+        self.stream.write(f"{printable(self.label):<22} {self._status()}\n")
+        self.stream.flush()
+
+    def _make_display(self) -> Live:
+        from rich.console import Console  # here, because it is slow to import
+        from rich.live import Live
+
+        # What goes to stdout is left alone unless that is the terminal too: it may be piped into a file.
+        return Live(
+            console=Console(file=self.stream, force_terminal=True),
+            get_renderable=self._render,
+            refresh_per_second=5,
+            redirect_stdout=sys.stdout.isatty(),
+        )
+
+    def _render(self) -> RenderableType:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        line = Table.grid(padding=(0, 1), expand=True)
+        line.add_column(no_wrap=True)
+        line.add_column(width=BAR_WIDTH)
+        line.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+        bar = ProgressBar(total=max(1, self.total), completed=min(self.done, self.total), width=BAR_WIDTH)
+        line.add_row(Text(printable(self.label), style="bold"), bar, Text(self._status()))
+        return line
+
 
 PLAIN_WIDTH = 100
 """Columns of text that is not printed to a terminal."""

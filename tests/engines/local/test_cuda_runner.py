@@ -28,7 +28,7 @@ from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Observation
-from practicum.models import device
+from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.task import Task
 from practicum.training.learner import compute_logprobs
@@ -103,7 +103,7 @@ def test_attention_over_rows_of_every_length(
 def test_a_row_of_a_matrix_product_does_not_depend_on_the_number_of_rows(inner: int, outer: int) -> None:
     from practicum.kernels.lm_head import float32_matmul
 
-    device.set_batch_invariant_matmul()
+    loader.set_batch_invariant_matmul()
     x, weight = random_tensor(4096, inner), random_tensor(outer, inner)
     many = F.linear(x, weight)
     for rows in (8, 64, 256, 1024):

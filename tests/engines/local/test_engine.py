@@ -16,8 +16,7 @@ from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.cpu_runner import CpuRunner
 from practicum.engines.local.engine import LocalEngine
-from practicum.engines.local.request import RunningRequest
-from practicum.engines.local.runner import DecodeOutput
+from practicum.engines.local.runner import DecodeOutput, RunningRequest
 from practicum.environment import Observation
 from practicum.errors import EngineError
 from practicum.models import loader

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from practicum.engines.base import Request, Sampling
-from practicum.engines.local.kv_cache import KVCache
-from practicum.engines.local.prefix_cache import BLOCK_TOKENS, PrefixCache, block_hashes
-from practicum.engines.local.request import RunningRequest
+from practicum.engines.local.kv_cache import BLOCK_TOKENS, KVCache, PrefixCache, block_hashes
+from practicum.engines.local.runner import RunningRequest
 from practicum.environment import Observation
 from practicum.models.decoder import Shape
 from practicum.task import Task

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from practicum.engines.local.prefix_cache import BLOCK_TOKENS, PrefixCache, block_hashes
+from practicum.engines.local.kv_cache import BLOCK_TOKENS, PrefixCache, block_hashes
 
 
 def kv(length: int) -> torch.Tensor:

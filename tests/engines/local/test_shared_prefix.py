@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from practicum.engines.base import Request, Sampling
 from practicum.engines.local import shared_prefix
-from practicum.engines.local.prefix_cache import block_hashes
-from practicum.engines.local.request import RunningRequest
+from practicum.engines.local.kv_cache import block_hashes
+from practicum.engines.local.runner import RunningRequest
 from practicum.engines.local.shared_prefix import SharedPrefixGroups, shared_prefix_groups
 from practicum.environment import Observation
 from practicum.task import Task

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from practicum.engines.local.request import STOP_WINDOW, StopStrings
+from practicum.engines.local.runner import STOP_WINDOW, StopStrings
 from practicum.models import loader
 
 TOKENIZER = loader.load_tokenizer("tiny")

@@ -15,8 +15,7 @@ from practicum.sandbox import base
 from practicum.sandbox.base import Sandbox
 from practicum.sandbox.limits import Reason, Result
 from practicum.task import Task
-from practicum.utils.deadline import Deadline
-from practicum.utils.threads import slot
+from practicum.utils.concurrency import Deadline, slot
 
 PAPER = Task(
     "t",

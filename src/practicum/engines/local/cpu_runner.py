@@ -15,16 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from practicum.engines.local.kv_cache import KEY_BUCKET, KVCache
-from practicum.engines.local.request import RunningRequest
 from practicum.engines.local.runner import (
     BATCH_MULTIPLE,
     DecodeOutput,
     RunnerSettings,
+    RunningRequest,
     SlotState,
     any_adapter,
     any_filtered,
+    sample,
+    uniforms,
 )
-from practicum.engines.local.sampling import sample, uniforms
 from practicum.models.decoder import Decoder
 from practicum.models.multi_lora import MultiLoRA
 

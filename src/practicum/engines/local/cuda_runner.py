@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from practicum.engines.local import sampling
+from practicum.engines.local import runner
 from practicum.engines.local.kv_cache import KVCache
-from practicum.engines.local.request import RunningRequest
 from practicum.engines.local.runner import (
     DecodedTokens,
     DecodeOutput,
     RunnerSettings,
+    RunningRequest,
     SlotState,
     any_adapter,
     any_filtered,
@@ -34,7 +34,7 @@ from practicum.kernels.fused_layers import add_norm, rope_
 from practicum.kernels.lm_head import float32_matmul
 from practicum.kernels.online_softmax import KEY_BLOCK
 from practicum.kernels.packed_forward import linear, prefill_forward
-from practicum.models import device as device_settings
+from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.models.multi_lora import MultiLoRA
 
@@ -77,7 +77,7 @@ class CudaRunner:
         self.device = device
         self.capturing = device.type == "cuda"
         if self.capturing:
-            device_settings.set_batch_invariant_matmul()
+            loader.set_batch_invariant_matmul()
         self.state = SlotState(num_slots + 1, decoder.shape.context, device)
         self._results = torch.zeros(num_slots, settings.steps_per_decode, 2, dtype=torch.float64, device=device)
         """Ids and log-probs of a decode call: both are exact in float64, and one copy transfers them."""
@@ -315,7 +315,7 @@ class CudaRunner:
         state, num_rows, steps = self.state, len(slots), self.state.step[slots]
         noise = state.noise[slots, steps.clamp(max=state.noise.shape[1] - 1)]
         filters = (state.top_k[slots], state.top_p[slots])
-        ids, logprobs = sampling.sample(logits, noise, state.temperature[slots], *filters)
+        ids, logprobs = runner.sample(logits, noise, state.temperature[slots], *filters)
         state.last_id.index_copy_(0, slots, ids)
         positions = torch.where(slots == self.kv_cache.padding_slot, 0, state.position[slots] + 1)
         state.position.index_copy_(0, slots, positions)

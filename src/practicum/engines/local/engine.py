@@ -11,12 +11,13 @@ logits and a fully cached prompt needs no prefill.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,22 +26,65 @@ import torch
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Weights
 from practicum.engines.local.adapters import AdapterEngine
-from practicum.engines.local.kv_cache import KVCache
-from practicum.engines.local.prefix_cache import BLOCK_TOKENS, PrefixCache, block_hashes
-from practicum.engines.local.request import (
+from practicum.engines.local.kv_cache import BLOCK_TOKENS, KVCache, PrefixCache, block_hashes
+from practicum.engines.local.runner import (
+    BATCH_MULTIPLE,
     STOP_WINDOW,
-    AdapterChange,
+    DecodedTokens,
+    RunnerFactory,
+    RunnerSettings,
     RunningRequest,
     StopStrings,
     append_tokens,
-    resolve,
-    resolve_all,
+    runner_for,
 )
-from practicum.engines.local.runner import BATCH_MULTIPLE, DecodedTokens, RunnerFactory, RunnerSettings, runner_for
 from practicum.errors import ContextFull, EngineError, UserError
 from practicum.models.decoder import Decoder
 from practicum.models.multi_lora import BASE, MultiLoRA, read_adapter
 from practicum.trajectory import ActionSource, StopReason
+
+
+@dataclass(eq=False)
+class AdapterChange:
+    """A change of the adapters, made by the engine's thread between two decode calls."""
+
+    action: Callable[[], None]
+    future: asyncio.Future[None]
+    loop: asyncio.AbstractEventLoop
+
+    def apply(self) -> None:
+        try:
+            self.action()
+        except Exception as error:
+            resolve(self, error)
+        else:
+            resolve(self, None)
+
+
+Result = Generation | Exception | None
+
+
+def resolve(item: RunningRequest | AdapterChange, value: Result) -> None:
+    """Set the result of one future from the engine's thread; a cancelled future is left alone."""
+    resolve_all([(item, value)])
+
+
+def resolve_all(results: Sequence[tuple[RunningRequest | AdapterChange, Result]]) -> None:
+    """Set the results of many futures from the engine's thread, waking each event loop once."""
+    for loop in dict.fromkeys(item.loop for item, _ in results):
+        with contextlib.suppress(RuntimeError):  # nobody waits on a loop that is closed
+            loop.call_soon_threadsafe(_set_results, [(item, value) for item, value in results if item.loop is loop])
+
+
+def _set_results(results: Sequence[tuple[RunningRequest | AdapterChange, Result]]) -> None:
+    for item, value in results:
+        if item.future.done():
+            continue
+        if isinstance(value, Exception):
+            item.future.set_exception(value)
+        else:
+            item.future.set_result(value)  # type: ignore[arg-type]
+
 
 GPU_STEPS_PER_DECODE = 4
 """Decode steps on a GPU between two looks from the host."""

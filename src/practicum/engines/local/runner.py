@@ -1,25 +1,182 @@
 """A runner: what computes for the engine's scheduler on one kind of device.
 
-`LocalEngine` decides which requests run; a runner computes their prompts and their next tokens over a `KVCache`. There
-is one for a CPU (`CpuRunner`) and one for a CUDA GPU (`CudaRunner`). `SlotState` is what both keep per slot besides
-keys and values: the next token's input and how to sample.
+`LocalEngine` decides which requests run (`RunningRequest`); a runner computes their prompts and their next tokens over
+a `KVCache`. There is one for a CPU (`CpuRunner`) and one for a CUDA GPU (`CudaRunner`). `SlotState` is what both keep
+per slot besides keys and values: the next token's input and how to sample. `append_tokens` says where a reply ends.
+
+Sampling takes one uniform number per token, drawn from the request's own seed. The numbers that a request gets depend
+on its seed and the token's position alone, never on which other requests share the batch, so the same request gives
+the same reply in any batch.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
-from practicum.engines.local.kv_cache import KVCache
-from practicum.engines.local.request import RunningRequest
-from practicum.models.decoder import Decoder
+from practicum.engines.base import Generation, Request
+from practicum.engines.local.kv_cache import NO_MATCH, KVCache, PrefixMatch
+from practicum.models.decoder import Decoder, token_logprobs
 from practicum.models.multi_lora import MultiLoRA
+from practicum.trajectory import StopReason
+from practicum.utils.splitmix64 import GOLDEN_GAMMA, MIX_1, MIX_2
+
+STOP_WINDOW = 24
+"""Tokens decoded to look for a stop string; longer strings are refused."""
+
+
+class StopStrings:
+    """A search for stop strings in the text of a tokenizer's ids."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self._token_texts: dict[int, str] = {}
+        """The text of single tokens, of those that were looked up."""
+
+    def reached(self, ids: Sequence[int], stops: Sequence[str]) -> bool:
+        """Whether a reply that has just got its last id contains one of the strings in its last tokens."""
+        if not self._can_end(ids[-1], stops):
+            return False
+        tail = self._text(ids[-STOP_WINDOW:])
+        return any(text in tail for text in stops)
+
+    def _can_end(self, token: int, stops: Sequence[str]) -> bool:
+        """Whether one of the strings can end in this token.
+
+        An ASCII character is always within one token; spaces may be missing from a token that is decoded alone.
+        """
+        if token not in self._token_texts:
+            self._token_texts[token] = self._text([token])
+        token_text = self._token_texts[token]
+        return any(not text[-1].isascii() or text[-1].isspace() or text[-1] in token_text for text in stops if text)
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def append_tokens(
+    running: RunningRequest, ids: Sequence[int], logprobs: Sequence[float], end_ids: Sequence[int], stops: StopStrings
+) -> StopReason | None:
+    """Append new tokens to a request up to where it stops; the reason, or None if it goes on."""
+    if running.per_token:
+        size = 1
+    else:
+        size = next((index + 1 for index, token in enumerate(ids) if token in end_ids), len(ids))
+        size = min(size, running.max_new_tokens - len(running.new_ids))
+    start = 0
+    while start < len(ids):
+        new = ids[start : start + size]
+        running.new_ids += new
+        running.ids += new
+        running.logprobs += logprobs[start : start + size]
+        start += size
+        if running.request.on_token is not None:
+            running.loop.call_soon_threadsafe(running.request.on_token, new[0])
+        reason = _stop_reason(running, end_ids, stops)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _stop_reason(running: RunningRequest, end_ids: Sequence[int], stops: StopStrings) -> StopReason | None:
+    if running.new_ids[-1] in end_ids:
+        return StopReason.END
+    sampling = running.request.sampling
+    if sampling.stop and stops.reached(running.new_ids, sampling.stop):
+        return StopReason.STRING
+    if len(running.new_ids) >= running.max_new_tokens:
+        return StopReason.CONTEXT if running.max_new_tokens < sampling.max_tokens else StopReason.LENGTH
+    return None
+
+
+@dataclass(eq=False)
+class RunningRequest:
+    """One request with its tokens so far and its place in the batch and the KV cache."""
+
+    request: Request
+    future: asyncio.Future[Generation]
+    loop: asyncio.AbstractEventLoop
+    ids: list[int]
+    """The prompt's ids, then those that were generated."""
+    max_new_tokens: int
+    hashes: list[int] = field(default_factory=list)
+    """Hashes of the prompt's blocks (`block_hashes`)."""
+    num_cached: int = 0
+    """Prompt tokens whose keys and values came from the cache."""
+    continues_session: bool = False
+    """Whether the prefix was cached by an earlier turn of the same session."""
+    awaited: bool = False
+    """Whether another request waits for the prompt that this one is about to compute."""
+    new_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    prefix_match: PrefixMatch = NO_MATCH
+    """What the prefix cache held of the prompt at admission, until a slot is allocated."""
+    num_scheduled: int = 0
+    """Tokens that a runner was asked for, whether or not they have come back."""
+    finished: bool = False
+    index: int = -1
+    """Index in the running batch."""
+    slot: int = -1
+    """Slot of the KV cache."""
+    per_token: bool = field(init=False)
+    """Whether each token must be looked at alone, for a stop string or a listener."""
+
+    def __post_init__(self) -> None:
+        self.per_token = bool(self.request.sampling.stop) or self.request.on_token is not None
+
+
+def uniforms(seeds: Sequence[int], count: int) -> Tensor:
+    """`count` numbers in [0, 1) for each seed (splitmix64 over a counter) [seeds, count]."""
+    starts = torch.tensor([seed & (2**63 - 1) for seed in seeds], dtype=torch.int64)
+    state = torch.arange(1, count + 1, dtype=torch.int64) * GOLDEN_GAMMA + starts[:, None]
+    state = (state ^ _shift_right(state, 30)) * MIX_1
+    state = (state ^ _shift_right(state, 27)) * MIX_2
+    state = state ^ _shift_right(state, 31)
+    return _shift_right(state, 11).double().mul(2.0**-53).float().clamp(max=1 - 2**-24)
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """A logical shift: the sign bit moves like the others."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def sample(
+    logits: Tensor, uniform: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Ids [B] and their log-probs [B] from logits [B, V] and uniform numbers [B].
+
+    Rows with temperature 0 are greedy and report the log-prob at temperature 1. With `top_k` or
+    `top_p` the log-prob is that of the distribution really sampled from, renormalised.
+    """
+    greedy = temperature <= 0
+    divisor = torch.where(greedy, 1.0, temperature)[:, None]
+    if top_k is not None and top_p is not None:
+        logits = filter_logits(logits.float() / divisor, top_k, top_p) * divisor
+    scaled = logits.float() / divisor
+    cumulative = scaled.softmax(-1).cumsum(-1)
+    sampled = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)[:, 0]
+    ids = sampled.clamp_(max=logits.shape[-1] - 1)
+    if logits.is_cuda or bool(greedy.any()):  # on a GPU the question itself would make the host wait
+        ids = torch.where(greedy, logits.argmax(-1), ids)
+    return ids, token_logprobs(scaled, ids)
+
+
+def filter_logits(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Logits [B, V] with everything outside the k most likely and the p nucleus at -inf; 0 and 1 turn them off."""
+    ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(scaled.shape[-1], device=scaled.device)[None]
+    keep = (rank < top_k[:, None]) | (top_k[:, None] <= 0)
+    before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)  # probability of everything more likely
+    keep &= (before < top_p[:, None]) | (top_p[:, None] >= 1)
+    return torch.full_like(scaled, -torch.inf).scatter(-1, order, ordered.masked_fill(~keep, -torch.inf))
 
 
 class SlotState:

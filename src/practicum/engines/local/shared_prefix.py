@@ -17,8 +17,8 @@ from itertools import chain
 import numpy as np
 import torch
 
-from practicum.engines.local.prefix_cache import BLOCK_TOKENS
-from practicum.engines.local.request import RunningRequest
+from practicum.engines.local.kv_cache import BLOCK_TOKENS
+from practicum.engines.local.runner import RunningRequest
 from practicum.kernels.shared_prefix import SharedPrefixBatch
 
 MIN_JOINT_READ_BYTES = 48 << 20

@@ -27,7 +27,7 @@ from practicum.config.actor_rollout_ref import VLLMConfig
 from practicum.config.fields import default_of
 from practicum.engines.base import Generation, Request, Sampling, Weights
 from practicum.engines.canary import PROMPTS, REPLY_TOKENS, Canary, CanaryReport, Probe, ProbeLogprobs
-from practicum.engines.local.request import STOP_WINDOW
+from practicum.engines.local.runner import STOP_WINDOW
 from practicum.engines.vllm.client import VLLMClient
 from practicum.engines.vllm.protocol import PendingCall, find_stop
 from practicum.engines.vllm.server import KEY, ServerSettings
@@ -35,7 +35,7 @@ from practicum.environment import Message
 from practicum.errors import ContextFull, EngineError, UserError
 from practicum.trajectory import ActionSource, StopReason
 from practicum.utils.arrays import FloatArray
-from practicum.utils.threads import in_thread
+from practicum.utils.concurrency import in_thread
 
 
 class WeightUpdateError(EngineError, UserError):

@@ -21,7 +21,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from practicum.engines.base import Sampling
-from practicum.engines.local.request import STOP_WINDOW, StopStrings
+from practicum.engines.local.runner import STOP_WINDOW, StopStrings
 from practicum.errors import EngineError, UserError
 from practicum.trajectory import StopReason
 

@@ -21,8 +21,7 @@ from practicum.environments.affine.test_cases import read_cases
 from practicum.errors import JudgeError, UserError
 from practicum.rewards.code_reward import CPU_SECONDS, JUDGE_SECONDS, code_reward
 from practicum.task import Task
-from practicum.utils.deadline import agent_time, judge_seconds
-from practicum.utils.threads import in_thread_with_slots
+from practicum.utils.concurrency import agent_time, in_thread_with_slots, judge_seconds
 
 NUM_CASES = 6
 MIN_EXAMPLE_LEVEL = 3

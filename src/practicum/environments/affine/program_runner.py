@@ -10,8 +10,7 @@ from pathlib import Path
 
 from practicum.sandbox import base
 from practicum.sandbox.limits import KIB, MIB, Limits
-from practicum.utils.deadline import agent_time, judge_seconds
-from practicum.utils.threads import in_thread_with_slots
+from practicum.utils.concurrency import agent_time, in_thread_with_slots, judge_seconds
 
 CPU_SECONDS = 2
 """Seconds of CPU time per run; Affine's own executor allows 10."""

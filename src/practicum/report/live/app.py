@@ -24,7 +24,8 @@ from practicum.report.live.watcher import FolderWatcher
 from practicum.report.run_parts import compare_parts
 from practicum.report.run_view import RunView
 from practicum.report.tokens import Tokenizers
-from practicum.utils.escape import encode, escape_invisible
+from practicum.utils.escape import encode
+from practicum.utils.terminal import escape_invisible
 
 NUM_SHOWN_RUNS = 6
 """Runs that a page shows before any are selected."""

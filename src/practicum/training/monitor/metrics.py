@@ -15,7 +15,7 @@ import torch
 from scipy import stats
 
 from practicum.data.jsonl import parse_object, read_lines
-from practicum.data.store import write_atomic
+from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError
 from practicum.training.estimators import num_sampled_tokens
 from practicum.trajectory import Origin, Outcome, StopReason, Trajectory, Turn
