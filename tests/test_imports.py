@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("practicum",),  # practicum/__init__.py, the public API
     ("pipeline", "quickstart", "report"),
     ("training",),
-    ("evaluation",),
+    ("evaluation", "planner"),
     ("collector",),
     ("rollout_settings",),
     ("rollout_setup",),

@@ -1,0 +1,241 @@
+"""The templates of requests: which tasks, with which modifiers, in which order, said how.
+
+The split is by template: a request of `val` or `test` combines tasks, modifiers and orders as no request of `train`
+does, while every task, modifier, pattern and kind of slot occurs in `train` too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+LEVELS = ("simple", "medium", "complex", "edge")
+MENTIONED = "not"
+"""Modifier of a task that the request only mentions: it must not be planned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """How tasks are put into a sentence, and for each task the tasks (from 0) that come before it.
+
+    `{0&1}` is one phrase with both slots: the same task for two.
+    """
+
+    text: str
+    after: tuple[tuple[int, ...], ...]
+
+
+PATTERNS: Mapping[str, Pattern] = {
+    "one": Pattern("{0}", ((),)),
+    "and": Pattern("{0} and {1}", ((), ())),
+    "then": Pattern("{0}, then {1}", ((), (0,))),
+    "before": Pattern("before you {1}, {0}", ((), (0,))),
+    "after": Pattern("{1} after you {0}", ((), (0,))),
+    "three": Pattern("{0}, {1} and {2}", ((), (), ())),
+    "join": Pattern("{0} and {1}, then {2}", ((), (), (0, 1))),
+    "fork": Pattern("{0}, then {1} and {2}", ((), (0,), (0,))),
+    "chain": Pattern("{0}, then {1}, then {2}", ((), (0,), (1,))),
+    "also": Pattern("{0}, then {1}; also {2}", ((), (0,), ())),
+    "join4": Pattern("{0}, {1} and {2}, then {3}", ((), (), (), (0, 1, 2))),
+    "two": Pattern("{0} and {1}, then {2} and {3}", ((), (), (0, 1), (0, 1))),
+    "not": Pattern("{0} but do not {1}", ((), ())),
+    "need": Pattern("{0}; no need to {1}", ((), ())),
+    "pair": Pattern("{0&1}", ((), ())),
+    "pair then": Pattern("{0&1}, then {2}", ((), (), (0, 1))),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One task of a template: its type, the kind of its slot, a modifier or ""."""
+
+    type: str
+    kind: str
+    modifier: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """One kind of request."""
+
+    id: str
+    domain: str
+    level: str
+    split: str
+    pattern: str
+    goals: tuple[Goal, ...]
+
+
+# Per line: level, split, pattern, tasks (`modifier type kind`, separated by semicolons).
+SOURCE: Mapping[str, str] = {
+    "travel": """
+        simple   train  one     trip city
+        simple   train  one     cheap seat city
+        medium   train  and     seat city; room city
+        medium   test   then    room city; seat city
+        medium   train  join    seat city; shared room city; tell person
+        complex  train  join4   trip city; buy thing; letter person; call person
+        complex  test   two     trip city; buy thing; call person; letter person
+        edge     train  not     seat city; not room city
+        edge     val    need    trip city; not letter person
+        simple   train  one     old room city
+        complex  train  then    shared trip city; review book
+    """,
+    "shopping": """
+        simple   train  one     buy thing
+        simple   train  one     cheap buy thing
+        simple   test   one     shared return thing
+        medium   train  then    return thing; buy thing
+        medium   val    and     cheap buy thing; checked gift thing
+        medium   train  before  buy thing; wash food
+        complex  train  fork    gift thing; letter person; tell person
+        complex  test   also    return thing; gift thing; bill due
+        edge     train  need    buy thing; not return thing
+        simple   train  one     old gift thing
+        medium   train  and     checked buy thing; gift thing
+    """,
+    "cooking": """
+        simple   train  one     soup food
+        simple   train  one     shared cake food
+        simple   val    one     checked cake food
+        medium   train  and     cake food; soup food
+        medium   test   then    dinner food; cake food
+        medium   train  after   dinner food; call person
+        complex  train  join    dinner food; cake food; ask person
+        complex  test   chain   cake food; party person; tidy place
+        edge     train  pair    soup food; soup food
+        simple   train  one     checked soup food
+    """,
+    "home": """
+        simple   train  one     repair thing
+        simple   test   one     renovate place
+        simple   train  one     old repair thing
+        medium   train  then    tidy place; repair thing
+        medium   test   and     checked tidy place; shared repair thing
+        complex  train  two     repair thing; repair thing; tidy place; tell person
+        complex  val    fork    renovate place; old repair thing; bill due
+        complex  train  also    renovate place; tidy place; call person
+        edge     train  before  tidy place; renovate place
+    """,
+    "software": """
+        simple   train  one     ship app
+        simple   train  one     old debug app
+        simple   test   one     launch app
+        medium   train  then    debug app; ship app
+        medium   test   before  debug app; tell person
+        medium   val    then    launch app; chart table
+        complex  train  join    launch app; report table; tell person
+        complex  train  chain   debug app; checked launch app; talk topic
+        edge     test   not     ship app; not debug app
+        edge     train  after   ship app; debug app
+        medium   train  and     old ship app; shared launch app
+    """,
+    "data": """
+        simple   train  one     report table
+        simple   train  one     checked chart table
+        simple   test   one     study table
+        medium   train  and     report table; chart table
+        medium   test   then    shared chart table; letter person
+        medium   train  then    study table; talk topic
+        complex  train  join    shared report table; chart table; call person
+        complex  val    join4   report table; study table; chart table; meet person
+        complex  train  also    chart table; report table; audit table
+        edge     train  pair then  report table; report table; tell person
+        medium   train  and     study table; checked seat city
+    """,
+    "events": """
+        simple   train  one     party person
+        simple   train  one     feast person
+        simple   test   one     talk topic
+        medium   train  then    cake food; party person
+        medium   train  and     talk topic; room city
+        medium   test   after   feast person; tidy place
+        complex  train  fork    party person; tidy place; shared letter person
+        complex  test   join    feast person; trip city; bill due
+        edge     val    pair    party person; party person
+        edge     train  need    talk topic; not feast person
+        medium   train  then    shared party person; checked talk topic
+    """,
+    "hiring": """
+        simple   train  one     hire role
+        simple   train  one     shared onboard role
+        simple   val    one     staff role
+        medium   train  then    hire role; letter person
+        medium   test   and     staff role; onboard role
+        medium   train  before  onboard role; meet person
+        complex  train  join    hire role; staff role; tell person
+        complex  test   also    checked hire role; onboard role; report table
+        complex  train  chain   staff role; party person; bill due
+        edge     train  pair    onboard role; onboard role
+        medium   train  and     old hire role; shared staff role
+    """,
+    "publishing": """
+        simple   train  one     letter person
+        simple   train  one     checked letter person
+        simple   test   one     review book
+        medium   train  then    review book; call person
+        medium   val    before  shared review book; letter person
+        medium   train  and     old review book; talk topic
+        complex  train  two     letter person; review book; review book; tell person
+        complex  train  fork    review book; chart table; letter person
+        edge     test   pair then  letter person; letter person; call person
+        edge     train  pair    review book; review book
+        medium   train  then    old letter person; seat city
+    """,
+    "support": """
+        simple   train  one     refund person
+        simple   train  one     claim person
+        simple   test   one     old claim person
+        medium   train  then    refund person; return thing
+        medium   test   and     claim person; repair thing
+        medium   train  join    refund person; refund person; report table
+        complex  train  chain   refund person; cheap buy thing; letter person
+        complex  val    also    claim person; call person; debug app
+        edge     train  not     refund person; not call person
+        medium   train  then    claim person; bill due
+        simple   train  one     old refund person
+    """,
+    "finance": """
+        simple   train  one     bill due
+        simple   train  one     shared audit table
+        simple   val    one     shared close table
+        medium   train  then    audit table; letter person
+        medium   train  and     bill due; old audit table
+        medium   test   before  close table; report table
+        complex  train  three   bill due; close table; refund person
+        complex  test   join    bill due; report table; ask person
+        edge     train  pair    bill due; bill due
+        edge     test   need    close table; not audit table
+        medium   train  and     close table; old bill due
+    """,
+    "garden": """
+        simple   train  one     bed plant
+        simple   train  one     harvest plant
+        simple   train  one     checked yard plant
+        medium   train  and     harvest plant; shared bed plant
+        medium   test   then    old harvest plant; soup food
+        medium   val    after   bed plant; harvest plant
+        complex  train  also    yard plant; harvest plant; dinner food
+        complex  train  three   bed plant; repair thing; shared tidy place
+        complex  test   fork    yard plant; cake food; tell person
+        edge     train  before  bed plant; buy thing
+        simple   train  one     checked bed plant
+    """,
+}
+
+
+def _templates() -> tuple[Template, ...]:
+    made = []
+    for domain, text in SOURCE.items():
+        for number, line in enumerate(text.strip().splitlines()):
+            level, split, rest = line.split(maxsplit=2)
+            pattern = next(name for name in sorted(PATTERNS, key=len, reverse=True) if rest.startswith(f"{name} "))
+            goals = tuple(
+                Goal(words[-2], words[-1], words[0] if len(words) == 3 else "")
+                for words in (goal.split() for goal in rest.removeprefix(pattern).split(";"))
+            )
+            made.append(Template(f"{domain}-{number}", domain, level, split, pattern, goals))
+    return tuple(made)
+
+
+TEMPLATES = _templates()

@@ -1,0 +1,151 @@
+"""What a planner needs of a language model: one method; and such a client for OpenAI-compatible servers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from practicum.engines.chat_client import ChatClient
+from practicum.errors import EngineError, UserError
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_URL = "https://api.openai.com/v1"
+UNKNOWN_CONFIDENCE = 0.8
+"""Confidence in a reply whose token probabilities are not known, as published."""
+JSON_REPLY: Mapping[str, Any] = {"type": "json_object"}
+"""`response_format` of a reply that must be JSON."""
+
+
+class ReplyText(Protocol):
+    """A reply. If it has `logprobs`, those of its tokens, the planner's confidence comes from them."""
+
+    @property
+    def text(self) -> str: ...
+
+
+class LLMClient(Protocol):
+    """A language model that answers a conversation."""
+
+    async def reply(
+        self, messages: Sequence[Mapping[str, str]], response_format: Mapping[str, Any] | None = None
+    ) -> ReplyText:
+        """Return the answer to messages with `role` and `content`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply of an OpenAI-compatible server."""
+
+    text: str
+    logprobs: tuple[float, ...] | None = None
+
+
+class OpenAIClient:
+    """Chat completions of an OpenAI-compatible server; `ChatClient` says how faults are met."""
+
+    def __init__(
+        self,
+        model: str,
+        url: str | None = None,
+        temperature: float = 0.7,
+        max_tokens: int = 1024,
+        timeout: float = 120.0,
+    ) -> None:
+        """`url` None is OPENAI_BASE_URL, or OpenAI's own; the key comes from OPENAI_API_KEY."""
+        base = url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_URL
+        self.model, self.temperature, self.max_tokens = model, temperature, max_tokens
+        self.client = ChatClient(base.rstrip("/") + "/chat/completions", timeout)
+
+    async def reply(
+        self, messages: Sequence[Mapping[str, str]], response_format: Mapping[str, Any] | None = None
+    ) -> Reply:
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [dict(message) for message in messages],
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            "logprobs": True,
+        }
+        if response_format is not None:
+            body["response_format"] = dict(response_format)
+        answer = await self.client.post(body)
+        try:
+            choice = answer["choices"][0]
+            text = str(choice["message"]["content"] or "")
+        except (KeyError, IndexError, TypeError) as error:
+            raise EngineError(f"{self.client.url} answered without a usable choice ({error!r})") from None
+        return Reply(text, _logprobs(choice))
+
+    async def close(self) -> None:
+        await self.client.close()
+
+
+def _logprobs(choice: Any) -> tuple[float, ...] | None:
+    """Return the log-probs of a choice; None where the server gives none."""
+    try:
+        return tuple(float(token["logprob"]) for token in choice["logprobs"]["content"]) or None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def confidence_of(reply: ReplyText) -> float:
+    """Return the geometric mean of the reply's token probabilities; 0.8 where they are not known."""
+    logprobs = getattr(reply, "logprobs", None)
+    if not logprobs:
+        return UNKNOWN_CONFIDENCE
+    return math.exp(sum(logprobs) / len(logprobs))
+
+
+class CircuitBreaker:
+    """Stops calls after failures in a row, for a while; then lets them through until enough have succeeded."""
+
+    def __init__(self, max_failures: int = 5, recovery_seconds: float = 60.0, needed_successes: int = 2) -> None:
+        self.max_failures, self.recovery_seconds = max_failures, recovery_seconds
+        self.needed_successes = needed_successes
+        self.num_failures = self.num_successes = 0
+        self.opened_at: float | None = None
+
+    @property
+    def allows(self) -> bool:
+        """Whether a call may be made now."""
+        return self.opened_at is None or time.monotonic() - self.opened_at >= self.recovery_seconds
+
+    def succeeded(self) -> None:
+        self.num_failures = 0
+        if self.opened_at is not None:
+            self.num_successes += 1
+            if self.num_successes >= self.needed_successes:
+                self.opened_at = None
+
+    def failed(self) -> None:
+        self.num_failures += 1
+        self.num_successes = 0
+        if self.opened_at is not None or self.num_failures >= self.max_failures:
+            self.opened_at = time.monotonic()
+
+
+async def with_retries(
+    call: Callable[[], Awaitable[Any]], retries: int = 3, first_wait: float = 1.0, max_wait: float = 30.0
+) -> Any:
+    """Await a call, again after waits that double; raise what the last try raised. A UserError is not tried again."""
+    wait = first_wait
+    for attempt in range(retries + 1):
+        try:
+            return await call()
+        except UserError:
+            raise
+        except Exception as error:
+            if attempt == retries:
+                raise
+            logger.warning("the planner's model failed (%s); trying again in %g s", error, wait)
+            await asyncio.sleep(wait)
+            wait = min(max_wait, 2 * wait)
+    raise AssertionError("unreachable")

@@ -1,0 +1,78 @@
+"""`Planner`: decisions of a language model with the paper's prompt and JSON, its defaults and its safe action."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from practicum.environments.htdag.actions import SAFE_ACTION, HTDAGAction, UnreadableAction, parse_action
+from practicum.environments.htdag.plan_text import json_prompt
+from practicum.environments.htdag.planning import MAX_STEPS_PER_EPISODE, HTDAGState, PlanningEpisode
+from practicum.environments.htdag.task_dag import TaskDAG
+from practicum.planner.llm_client import JSON_REPLY, UNKNOWN_CONFIDENCE, LLMClient, OpenAIClient, confidence_of
+
+logger = logging.getLogger(__name__)
+
+
+class Planner:
+    """A planner that asks a language model for each decision. The model's client is made once, when first needed."""
+
+    def __init__(
+        self,
+        llm_engine_name: str = "gpt-4o-mini",
+        toolbox_metadata: Mapping[str, Any] | None = None,
+        available_tools: Sequence[str] = (),
+        verbose: bool = False,
+        temperature: float = 0.7,
+        llm_client: LLMClient | None = None,
+    ) -> None:
+        """`llm_client` takes the place of the OpenAI-compatible server that would be asked for `llm_engine_name`."""
+        self.llm_engine_name, self.temperature, self.verbose = llm_engine_name, temperature, verbose
+        self.toolbox_metadata, self.available_tools = dict(toolbox_metadata or {}), tuple(available_tools)
+        self._llm_client = llm_client
+
+    @property
+    def llm_client(self) -> LLMClient:
+        if self._llm_client is None:
+            self._llm_client = OpenAIClient(self.llm_engine_name, temperature=self.temperature)
+        return self._llm_client
+
+    async def _sample_action(self, state: HTDAGState) -> HTDAGAction:
+        """Ask the model for the next decision; a reply that cannot be read is the safe action."""
+        prompt = self._build_decomposition_prompt(state)
+        reply = await self.llm_client.reply([{"role": "user", "content": prompt}], JSON_REPLY)
+        if self.verbose:
+            logger.warning("planner prompt:\n%s\nplanner reply:\n%s", prompt, reply.text)
+        return self._parse_action_from_response(reply.text, state, confidence_of(reply))
+
+    def _build_decomposition_prompt(self, state: HTDAGState) -> str:
+        prompt = json_prompt(state.user_request, state.current_dag, state.step_count)
+        if not self.available_tools:
+            return prompt
+        tools = {name: self.toolbox_metadata.get(name, {}) for name in self.available_tools}
+        return f"{prompt}\nTools that steps may use: {json.dumps(tools, default=str)}\n"
+
+    def _parse_action_from_response(
+        self, response: str, state: HTDAGState, confidence: float = UNKNOWN_CONFIDENCE
+    ) -> HTDAGAction:
+        try:
+            return parse_action(response, confidence)
+        except UnreadableAction as error:
+            logger.error("the planner's reply at step %d cannot be read: %s", state.step_count, error)
+            return SAFE_ACTION
+
+    async def plan(self, request: str, max_steps: int = MAX_STEPS_PER_EPISODE) -> TaskDAG:
+        """Return the DAG that the model's decisions make of a request."""
+        episode = PlanningEpisode(prompt="json", max_steps=max_steps)
+        episode.reset(request)
+        for _ in range(max_steps):
+            action = await self._sample_action(episode.state)
+            episode.state.step_count += 1
+            episode.state.llm_call_count += 1
+            episode.state.decomposition_history.append(action.to_dict())
+            if not action.decompose_further:
+                break
+            episode.apply(action)
+        return episode.dag
