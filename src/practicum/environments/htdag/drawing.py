@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from practicum.data.store import write_atomic
+from practicum.data.run_folder import write_atomic
 from practicum.environments.htdag.task_dag import COMPLETED, FAILED, Duration, TaskDAG, stated_duration
 from practicum.errors import UserError
-from practicum.utils.escape import printable
+from practicum.utils.terminal import printable
 
 BOX_WIDTH, BOX_HEIGHT, COLUMN_GAP, ROW_GAP, MARGIN, TITLE_HEIGHT = 132, 40, 44, 16, 16, 30
 MAX_LABEL, MAX_TITLE = 20, 100
