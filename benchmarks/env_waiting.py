@@ -17,7 +17,7 @@ from practicum.agent import Agent
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
-from practicum.environment import Action, Observation, Policy, Step
+from practicum.environment import Action, Observation, ScriptedPolicy, Step
 from practicum.environments.mix import MixEnvironment
 from practicum.environments.worker import close_pools
 from practicum.models import loader
@@ -72,7 +72,7 @@ class Spoken:
 
     def __init__(self, model: LocalEngine, world: MixEnvironment, renderer: Renderer) -> None:
         self.model, self.world, self.renderer = model, world, renderer
-        self._policies: dict[str, Policy] = {}
+        self._policies: dict[str, ScriptedPolicy] = {}
 
     async def generate(self, request: Request) -> Generation:
         said = await self.model.generate(request)

@@ -19,7 +19,7 @@ from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
 from practicum.engines.scripted import ScriptedEngine
-from practicum.environment import Action, Environment, Observation, Policy, Step, ToolCall
+from practicum.environment import Action, Environment, Observation, ScriptedPolicy, Step, ToolCall
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.models.decoder import Decoder
@@ -64,7 +64,7 @@ class Watched(MathEnvironment):
         self.ledger.answers[place] = step
         return step
 
-    def expert(self, task: Task) -> Policy:
+    def expert(self, task: Task) -> ScriptedPolicy:
         plain = super().expert(task)
 
         def act(observation: Observation) -> Action:

@@ -90,7 +90,7 @@ class Step:
     """JSON that is recorded with the turn and never shown to the agent."""
 
 
-Policy = Callable[[Observation], Action]
+ScriptedPolicy = Callable[[Observation], Action]
 """A scripted policy: an expert, a random one. A new one is made for each episode."""
 
 
@@ -155,7 +155,7 @@ class Environment(abc.ABC):
         """Whether a task is for this environment."""
         return task.environment == self.name
 
-    def expert(self, task: Task) -> Policy:
+    def expert(self, task: Task) -> ScriptedPolicy:
         """Return a policy that solves the task."""
         raise NotImplementedError(f"{type(self).__name__} has no expert")
 
@@ -163,10 +163,10 @@ class Environment(abc.ABC):
         """Wait for what `expert` needs, such as another process; a rollout awaits this before it calls `expert`."""
         return None
 
-    def null(self, task: Task) -> Policy:
+    def null(self, task: Task) -> ScriptedPolicy:
         """Return a policy that does nothing useful: it always gives the same empty answer."""
         return lambda observation: Action(content="nothing")
 
-    def random(self, task: Task, seed: int) -> Policy:
+    def random(self, task: Task, seed: int) -> ScriptedPolicy:
         """Return a policy that acts at random; an environment that can list actions should override this."""
         return self.null(task)

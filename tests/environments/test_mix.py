@@ -13,7 +13,7 @@ from practicum.agent import Agent
 from practicum.chat.renderer import Renderer
 from practicum.data.tasks import read_registry, select
 from practicum.engines.scripted import ScriptedEngine
-from practicum.environment import Action, Policy, Step
+from practicum.environment import Action, ScriptedPolicy, Step
 from practicum.environments.math import MathEnvironment
 from practicum.environments.mix import MixEnvironment, interleave
 from practicum.errors import UserError
@@ -59,7 +59,7 @@ def test_what_an_expert_waits_for_does_not_hold_up_the_others() -> None:
             await asyncio.sleep(0.05)
             heard.append(f"told {task.id}")
 
-        def expert(self, task: Task) -> Policy:
+        def expert(self, task: Task) -> ScriptedPolicy:
             assert f"told {task.id}" in heard
             return super().expert(task)
 

@@ -27,7 +27,7 @@ from practicum.agent import Agent
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
-from practicum.environment import Action, Observation, Policy, ToolCall
+from practicum.environment import Action, Observation, ScriptedPolicy, ToolCall
 from practicum.environments.tool_agent import ToolEnvironment
 from practicum.errors import UserError
 from practicum.models import loader
@@ -288,7 +288,7 @@ def test_over_http(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # -- episodes ---------------------------------------------------------------------------------
 
 
-def scripted(calls: Sequence[tuple[str, dict[str, Any]]]) -> Policy:
+def scripted(calls: Sequence[tuple[str, dict[str, Any]]]) -> ScriptedPolicy:
     turns = iter(calls)
 
     def act(observation: Observation) -> Action:
@@ -406,7 +406,7 @@ class Clocks(ToolEnvironment):
             for number, (city, zone, offset) in enumerate(rows)
         ]
 
-    def expert(self, task: Task) -> Policy:
+    def expert(self, task: Task) -> ScriptedPolicy:
         calls = iter([Action(calls=(ToolCall("get_current_time", {"timezone": task.fields["zone"]}),))])
         return lambda seen: next(calls, None) or Action(content=json.loads(seen.messages[-1].content)["datetime"][-6:])
 

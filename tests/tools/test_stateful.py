@@ -19,7 +19,7 @@ from practicum import registry
 from practicum.agent import Agent, Deadlines
 from practicum.chat.renderer import Renderer
 from practicum.engines.scripted import ScriptedEngine
-from practicum.environment import Action, Observation, Policy, ToolCall
+from practicum.environment import Action, Observation, ScriptedPolicy, ToolCall
 from practicum.environments.tool_agent import ToolEnvironment
 from practicum.errors import UserError
 from practicum.registry import make_format
@@ -106,7 +106,7 @@ def task(number: int, *items: str, owner: str | None = None, **fields: Any) -> T
     return Task(f"t-{number}", "tools", "train", {"question": "Fill it.", **fields})
 
 
-def shopper(given: Task, seed: int) -> Policy:
+def shopper(given: Task, seed: int) -> ScriptedPolicy:
     """Puts every item in, one call a turn, looks once, and is done."""
     turns = iter([*(("put", {"item": item}) for item in given.fields["items"]), ("look", {})])
 

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from practicum.chat.formats.base import Format
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request
-from practicum.environment import Environment, Policy
+from practicum.environment import Environment, ScriptedPolicy
 from practicum.errors import EngineError
 from practicum.task import Task
 from practicum.trajectory import ActionSource, Origin, StopReason, Trajectory
 
-MakePolicy = Callable[[Task, int], Policy]
+MakePolicy = Callable[[Task, int], ScriptedPolicy]
 Ready = Callable[[Task], Awaitable[None]]
 
 
@@ -39,7 +39,7 @@ class ScriptedEngine:
         self.source = source
         self.format = format
         self.renderer = renderer
-        self._policies: dict[str, Policy] = {}
+        self._policies: dict[str, ScriptedPolicy] = {}
 
     @classmethod
     def of(cls, source: str, environment: Environment, format: Format, renderer: Renderer) -> ScriptedEngine:

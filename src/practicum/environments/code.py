@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from practicum.environment import Action, Observation, Policy, ToolCall
+from practicum.environment import Action, Observation, ScriptedPolicy, ToolCall
 from practicum.environments.code_problems import TEMPLATES, draw_problem, make_fields
 from practicum.environments.tool_agent import ToolEnvironment
 from practicum.errors import UserError
@@ -100,7 +100,7 @@ class CodeEnvironment(ToolEnvironment):
             tasks.append(Task(f"code-{split}-{seed}-{len(tasks)}", self.name, split, fields))
         return tasks
 
-    def expert(self, task: Task) -> Policy:
+    def expert(self, task: Task) -> ScriptedPolicy:
         """Return the policy that runs the solution on an example, then submits it."""
         solution = next((str(task.fields[key]) for key in SOLUTIONS if key in task.fields), None)
         if solution is None:
@@ -110,7 +110,7 @@ class CodeEnvironment(ToolEnvironment):
         replies = iter((Action(calls=(ToolCall(self._executor(), {"code": trial}),)),))
         return lambda observation: next(replies, Action(content=solution))
 
-    def random(self, task: Task, seed: int) -> Policy:
+    def random(self, task: Task, seed: int) -> ScriptedPolicy:
         """Return a policy that submits a random function of the right name."""
         rng = random.Random(f"code-random/{seed}")
         question = str(task.fields.get("question", ""))

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from practicum.chat.formats.gui import GUI_ACTIONS, gui_action_error
-from practicum.environment import SPLITS, Action, Environment, Message, Observation, Policy, Step, ToolCall
+from practicum.environment import SPLITS, Action, Environment, Message, Observation, ScriptedPolicy, Step, ToolCall
 from practicum.environments.gui_drawing import require_pillow, screenshot
 from practicum.environments.gui_screens import HEIGHT, WIDTH, Desktop, Widget
 from practicum.environments.gui_tasks import LEVELS, make_task
@@ -124,7 +124,7 @@ class GuiEnvironment(Environment):
             tasks.append(Task(f"gui-{split}-{seed}-{len(tasks)}", self.name, split, fields))
         return tasks
 
-    def expert(self, task: Task) -> Policy:
+    def expert(self, task: Task) -> ScriptedPolicy:
         """Return the policy that meets the goal's conditions one after the other; it tracks a desktop of its own.
 
         Its thoughts repeat a widget's line before the action copies the box: the more there is to copy, the sooner a
@@ -142,7 +142,7 @@ class GuiEnvironment(Environment):
 
         return act
 
-    def random(self, task: Task, seed: int) -> Policy:
+    def random(self, task: Task, seed: int) -> ScriptedPolicy:
         """Return a policy that clicks on random boxes of the screen and sometimes types, scrolls, presses or waits."""
         rng = random.Random(f"gui-random/{seed}")
 

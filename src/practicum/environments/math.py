@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from practicum.environment import Action, Observation, Policy, ToolCall
+from practicum.environment import Action, Observation, ScriptedPolicy, ToolCall
 from practicum.environments.tool_agent import ToolEnvironment
 from practicum.errors import UserError
 from practicum.rewards.math_reward import final_answer
@@ -79,7 +79,7 @@ class MathEnvironment(ToolEnvironment):
             tasks.append(Task(f"math-{split}-{seed}-{len(tasks)}", self.name, split, fields))
         return tasks
 
-    def expert(self, task: Task) -> Policy:
+    def expert(self, task: Task) -> ScriptedPolicy:
         if "steps" not in task.fields:  # from a file
             return _file_task_expert(task)
         steps, position = list(task.fields["steps"]), 0
@@ -93,7 +93,7 @@ class MathEnvironment(ToolEnvironment):
 
         return act
 
-    def random(self, task: Task, seed: int) -> Policy:
+    def random(self, task: Task, seed: int) -> ScriptedPolicy:
         """Return a policy that calculates with random numbers of the story, then answers."""
         rng = random.Random(f"math-random/{seed}")
         numbers = re.findall(r"\d+", str(task.fields.get("question", ""))) or ["1"]
@@ -114,7 +114,7 @@ class MathEnvironment(ToolEnvironment):
         return act
 
 
-def _file_task_expert(task: Task) -> Policy:
+def _file_task_expert(task: Task) -> ScriptedPolicy:
     """Return the expert of a task from a file: it makes the calculations that the solution annotates, then answers.
 
     Without usable annotations it only answers: a call that calculates nothing would be a bad example.

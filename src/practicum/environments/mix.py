@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from practicum import registry
-from practicum.environment import Action, Environment, Observation, Policy, Step
+from practicum.environment import Action, Environment, Observation, ScriptedPolicy, Step
 from practicum.errors import UserError, did_you_mean
 from practicum.task import Task
 
@@ -97,16 +97,16 @@ class MixEnvironment(Environment):
     def plays(self, task: Task) -> bool:
         return self._names.get(task.environment, task.environment) in self._makers
 
-    def expert(self, task: Task) -> Policy:
+    def expert(self, task: Task) -> ScriptedPolicy:
         return self.member(task.environment).expert(task)
 
     async def ready_expert(self, task: Task) -> None:
         await self.member(task.environment).ready_expert(task)
 
-    def null(self, task: Task) -> Policy:
+    def null(self, task: Task) -> ScriptedPolicy:
         return self.member(task.environment).null(task)
 
-    def random(self, task: Task, seed: int) -> Policy:
+    def random(self, task: Task, seed: int) -> ScriptedPolicy:
         return self.member(task.environment).random(task, seed)
 
     @property

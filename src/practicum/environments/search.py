@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from practicum.data.convert import NO_ANSWER_HINT
 from practicum.data.retrieval import index_of
-from practicum.environment import Action, Message, Observation, Policy, ToolCall
+from practicum.environment import Action, Message, Observation, ScriptedPolicy, ToolCall
 from practicum.environments.search_worlds import RELATION, WORLD_NAME, make_world, names_of, world_index, world_name
 from practicum.environments.tool_agent import ToolEnvironment
 from practicum.errors import UserError
@@ -104,7 +104,7 @@ class SearchEnvironment(ToolEnvironment):
         system = "\n".join((self.prompt, *map(_signature, self.tools.values())))
         return replace(observation, messages=(Message("system", system), observation.messages[-1]))
 
-    def expert(self, task: Task) -> Policy:
+    def expert(self, task: Task) -> ScriptedPolicy:
         """Return the policy that searches one fact after the other and reads each from the result.
 
         Its thoughts repeat the fact word for word: there is much to copy, and a small model learns to copy in far
@@ -132,7 +132,7 @@ class SearchEnvironment(ToolEnvironment):
 
         return act
 
-    def random(self, task: Task, seed: int) -> Policy:
+    def random(self, task: Task, seed: int) -> ScriptedPolicy:
         """Return a policy that searches for names it has seen, then answers with one of them."""
         if SEARCH not in self.tools:
             return self._guesser(task, f"search-random/{seed}")
@@ -154,12 +154,12 @@ class SearchEnvironment(ToolEnvironment):
             return Action(calls=(ToolCall("answer", {"answer": text}),), thought=thought)
         return Action(content=text, thought=thought)
 
-    def _guesser(self, task: Task, seed: str) -> Policy:
+    def _guesser(self, task: Task, seed: str) -> ScriptedPolicy:
         """Return a policy that answers with a random name of the split."""
         rng = random.Random(seed)
         return lambda observation: self._answer(rng.choice(names_of(task.split)))
 
-    def _file_task_expert(self, task: Task) -> Policy:
+    def _file_task_expert(self, task: Task) -> ScriptedPolicy:
         """Return the expert of a task from a file: it searches until it has read the answer, then gives it.
 
         Where a few searches do not show it, it says so: finishing with an answer that it has not read would teach to

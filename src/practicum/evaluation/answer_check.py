@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from practicum.engines.scripted import ScriptedEngine
-from practicum.environment import Action, Policy
+from practicum.environment import Action, ScriptedPolicy
 from practicum.registry import make_format
 from practicum.rollout import run_episodes
 from practicum.rollout_setup import RolloutSetup
@@ -83,7 +83,7 @@ async def _play_last(
     ]
 
 
-def _policy(actions: Sequence[Action]) -> Policy:
+def _policy(actions: Sequence[Action]) -> ScriptedPolicy:
     remaining = iter(actions)
     return lambda observation: next(remaining, Action(content="nothing"))
 

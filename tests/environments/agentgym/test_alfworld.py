@@ -17,7 +17,7 @@ import pytest
 
 from practicum import registry
 from practicum.data.tasks import select
-from practicum.environment import SPLITS, Action, Message, Observation, Policy, Step
+from practicum.environment import SPLITS, Action, Message, Observation, ScriptedPolicy, Step
 from practicum.environments.agentgym.alfworld import AlfWorld, made_task, pool_of
 from practicum.environments.agentgym.alfworld_expert import SearchingExpert
 from practicum.environments.agentgym.alfworld_games import KINDS, SeededRandom, kind_of
@@ -40,7 +40,7 @@ def _no_process_stays() -> Iterator[None]:
     close_pools()
 
 
-def play(environment: AlfWorld, task: Task, policy: Policy, limit: int = 40) -> list[Step]:
+def play(environment: AlfWorld, task: Task, policy: ScriptedPolicy, limit: int = 40) -> list[Step]:
     async def run() -> list[Step]:
         observation = await environment.reset(task, 0)
         done: list[Step] = []
@@ -211,7 +211,7 @@ def test_the_searching_expert_solves_every_kind_and_takes_only_what_it_has_seen(
         seen: list[str] = []
         policy = world.expert(task)
 
-        def look(observation: Observation, seen: list[str] = seen, policy: Policy = policy) -> Action:
+        def look(observation: Observation, seen: list[str] = seen, policy: ScriptedPolicy = policy) -> Action:
             seen += [message.content for message in observation.messages if message.role == "user"]
             action = policy(observation)
             if action.content.startswith(("take ", "use ")):

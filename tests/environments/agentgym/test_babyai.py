@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from practicum import registry
-from practicum.environment import SPLITS, Action, Policy, Step
+from practicum.environment import SPLITS, Action, ScriptedPolicy, Step
 from practicum.environments.agentgym import babyai_expert, babyai_levels
 from practicum.environments.agentgym.babyai import BabyAI, make_task, split_of
 from practicum.environments.agentgym.babyai_commands import actions_of, legal_commands
@@ -22,7 +22,7 @@ from practicum.registry import make_format
 from practicum.task import Task
 
 
-def play(world: BabyAI, task: Task, policy: Policy, limit: int = 200) -> list[Step]:
+def play(world: BabyAI, task: Task, policy: ScriptedPolicy, limit: int = 200) -> list[Step]:
     async def run() -> list[Step]:
         observation = await world.reset(task, 0)
         done: list[Step] = []
@@ -246,7 +246,7 @@ def test_the_experts_replies_survive_being_written_and_read(format: str) -> None
     for task in world.tasks("test", 5):
         expert = world.expert(task)
 
-        def through_text(observation: object, expert: Policy = expert) -> Action:
+        def through_text(observation: object, expert: ScriptedPolicy = expert) -> Action:
             return written.parse(written.write(expert(observation), has_tools=False), has_tools=False)  # type: ignore[arg-type]
 
         assert play(world, task, through_text)[-1].success

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from practicum import registry
-from practicum.environment import SPLITS, Action, Observation, Policy, Step
+from practicum.environment import SPLITS, Action, Observation, ScriptedPolicy, Step
 from practicum.environments.agentgym import sciworld_tasks
 from practicum.environments.agentgym.sciworld import BRACKETS, SciWorld, pool_of
 from practicum.environments.worker import close_pools
@@ -33,7 +33,7 @@ def _no_process_stays() -> Iterator[None]:
     close_pools()
 
 
-def play(environment: SciWorld, task: Task, policy: Policy, limit: int = 120) -> list[Step]:
+def play(environment: SciWorld, task: Task, policy: ScriptedPolicy, limit: int = 120) -> list[Step]:
     async def run() -> list[Step]:
         observation = await environment.reset(task, 0)
         done: list[Step] = []

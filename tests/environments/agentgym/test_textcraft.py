@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum import registry
-from practicum.environment import SPLITS, Action, Policy, Step, ToolCall
+from practicum.environment import SPLITS, Action, ScriptedPolicy, Step, ToolCall
 from practicum.environments.agentgym.recipes import full_plan, lines_for, load_book, make_plan
 from practicum.environments.agentgym.textcraft import TextCraft, make_task, split_of
 from practicum.errors import UserError
@@ -37,7 +37,7 @@ def steps(environment: TextCraft, goal: str, commands: list[str]) -> list[Step]:
     return asyncio.run(run())
 
 
-def play(environment: TextCraft, task: Task, policy: Policy, limit: int = 60) -> list[Step]:
+def play(environment: TextCraft, task: Task, policy: ScriptedPolicy, limit: int = 60) -> list[Step]:
     async def run() -> list[Step]:
         observation = await environment.reset(task, 0)
         done: list[Step] = []
@@ -292,7 +292,7 @@ def test_the_experts_replies_survive_being_written_and_read(format: str) -> None
     for task in environment.tasks("test", 10):
         expert = environment.expert(task)
 
-        def through_text(observation: object, expert: Policy = expert) -> Action:
+        def through_text(observation: object, expert: ScriptedPolicy = expert) -> Action:
             return written.parse(written.write(expert(observation), has_tools=False), has_tools=False)  # type: ignore[arg-type]
 
         assert play(environment, task, through_text)[-1].success

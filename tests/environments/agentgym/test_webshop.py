@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum import registry
-from practicum.environment import SPLITS, Action, Policy, Step
+from practicum.environment import SPLITS, Action, ScriptedPolicy, Step
 from practicum.environments.agentgym.webshop import WebShop, read_goal, split_of
 from practicum.environments.agentgym.webshop_catalogue import Product, SeededRandom, generated, make_product
 from practicum.environments.agentgym.webshop_files import read_shop
@@ -59,7 +59,7 @@ WANTED = Goal(
 RIGHT = {"color": "navy blue", "size": "large"}
 
 
-def play(world: WebShop, task: Task, policy: Policy, limit: int = 60) -> list[Step]:
+def play(world: WebShop, task: Task, policy: ScriptedPolicy, limit: int = 60) -> list[Step]:
     async def run() -> list[Step]:
         observation = await world.reset(task, 0)
         done: list[Step] = []
@@ -413,7 +413,7 @@ def test_the_experts_replies_survive_being_written_and_read(format: str) -> None
     for task in world.tasks("val", 10):
         expert = world.expert(task)
 
-        def through_text(observation: object, expert: Policy = expert) -> Action:
+        def through_text(observation: object, expert: ScriptedPolicy = expert) -> Action:
             return written.parse(written.write(expert(observation), has_tools=False), has_tools=False)  # type: ignore[arg-type]
 
         assert play(world, task, through_text)[-1].success

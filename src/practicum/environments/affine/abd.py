@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from practicum.environment import Action, Observation, Policy
+from practicum.environment import Action, Observation, ScriptedPolicy
 from practicum.environments.affine import dataset_readers
 from practicum.environments.affine.abd_expert import work_backwards
 from practicum.environments.affine.answers import read_input, write_input
@@ -107,7 +107,7 @@ class AbdEnvironment(ProgramEnvironment):
         text = f"With that input the program prints:\n{run.output.rstrip()[:MAX_SHOWN_CHARS]}"
         return Verdict(success, matching_line_share(expected, run.output), text, {"ran": 1.0})
 
-    def expert(self, task: Task) -> Policy:
+    def expert(self, task: Task) -> ScriptedPolicy:
         """Return the policy that gives the input with which the output was made.
 
         `working` writes down the steps from the output to an input, where `work_backwards` knows them.
@@ -123,7 +123,7 @@ class AbdEnvironment(ProgramEnvironment):
         answer = write_input(str(task.fields["input"]))
         return lambda observation: Action(content=answer)
 
-    def random(self, task: Task, seed: int) -> Policy:
+    def random(self, task: Task, seed: int) -> ScriptedPolicy:
         """Return a policy that writes a line for every `input()`: a number, a few numbers, or a word."""
         rng = random.Random(f"affine-abd-random/{task.id}/{seed}")
         program = _text(task, "program")

@@ -10,7 +10,7 @@ import random
 import re
 from typing import Any
 
-from practicum.environment import Action, Observation, Policy
+from practicum.environment import Action, Observation, ScriptedPolicy
 from practicum.environments.affine import dataset_readers
 from practicum.environments.affine.answers import read_program, write_program
 from practicum.environments.affine.base import Unreadable, Verdict
@@ -71,14 +71,14 @@ class DedEnvironment(ProgramEnvironment):
         passed = sum(test.passes(run) for test, run in zip(tests, runs, strict=True))
         return _verdict(passed, len(tests), sum(not run.ok for run in runs))
 
-    def expert(self, task: Task) -> Policy:
+    def expert(self, task: Task) -> ScriptedPolicy:
         """Return the policy that gives the solution."""
         if "solution" not in task.fields:
             raise UserError(f"Task '{task.id}' has no 'solution' for the expert to hand in; add that field.")
         answer = write_program(str(task.fields["solution"]))
         return lambda observation: Action(content=answer)
 
-    def random(self, task: Task, seed: int) -> Policy:
+    def random(self, task: Task, seed: int) -> ScriptedPolicy:
         """Return a policy that writes programs of one number from the input and two from the question."""
         rng = random.Random(f"affine-ded-random/{task.id}/{seed}")
         numbers = re.findall(r"\d+", str(task.fields.get("question", ""))) or ["1"]

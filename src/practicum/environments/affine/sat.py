@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from practicum.environment import Action, Observation, Policy
+from practicum.environment import Action, Observation, ScriptedPolicy
 from practicum.environments.affine import formulas
 from practicum.environments.affine.base import AffineEnvironment, TaskDraft, Unreadable, Verdict
 from practicum.environments.affine.formulas import NOTATIONS, THRESHOLDS, Clause
@@ -119,12 +119,12 @@ class SatEnvironment(AffineEnvironment[Mapping[int, bool] | None]):
         components = {"satisfied": float(len(clauses) - len(unsatisfied)), "clauses": float(len(clauses))}
         return Verdict(not unsatisfied, share, text, components)
 
-    def expert(self, task: Task) -> Policy:
+    def expert(self, task: Task) -> ScriptedPolicy:
         """Return the policy that gives python-sat's solution."""
         answer = formulas.write_answer(formulas.solve(clauses_of(task), int(task.fields["n"])))
         return lambda observation: Action(content=answer)
 
-    def random(self, task: Task, seed: int) -> Policy:
+    def random(self, task: Task, seed: int) -> ScriptedPolicy:
         """Return a policy that gives every variable a random value."""
         rng = random.Random(f"affine-sat-random/{task.id}/{seed}")
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from practicum.environment import Action, Policy
+from practicum.environment import Action, ScriptedPolicy
 from practicum.environments.agentgym.alfworld_expert import SearchingExpert
 from practicum.environments.agentgym.alfworld_games import GENERATOR_VERSION, KINDS, kind_of
 from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire, by_hash
@@ -226,7 +226,7 @@ class AlfWorld(AgentGymEnvironment):
             raise UserError(f"There are no games of {', '.join(self.kinds)} in '{where}'.")
         return [_file_task(split, *numbered[n % len(numbered)]) for n in range(count)]
 
-    def expert(self, task: Task) -> Policy:
+    def expert(self, task: Task) -> ScriptedPolicy:
         """Return the policy of a search for the objects, of the game's walkthrough, or of Fast Downward's plan.
 
         Later episodes of a generated game start with it.
@@ -260,7 +260,7 @@ class AlfWorld(AgentGymEnvironment):
         if key not in _plans:
             _plans[key] = tuple(await self._pool.call("plan", game=game, expert=self.expert_kind))
 
-    def random(self, task: Task, seed: int) -> Policy:
+    def random(self, task: Task, seed: int) -> ScriptedPolicy:
         """Return a policy that gives a random possible command."""
         generator = random.Random(seed)
         return lambda observation: Action(content=self.write(generator.choice(observation.legal or ("look",))))

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from practicum.environment import Action, Observation, Policy
+from practicum.environment import Action, Observation, ScriptedPolicy
 from practicum.environments.agentgym.babyai_commands import CHECK, USAGE, actions_of, legal_commands
 from practicum.environments.agentgym.babyai_expert import plan
 from practicum.environments.agentgym.babyai_levels import (
@@ -150,7 +150,7 @@ class BabyAI(AgentGymEnvironment):
                 raise UserError(f"babyai's levels {', '.join(levels)} have only {len(tasks)} '{split}' worlds.")
         raise AssertionError("counting ends only above")
 
-    def expert(self, task: Task) -> Policy:
+    def expert(self, task: Task) -> ScriptedPolicy:
         """Return the policy of minigrid's bot, as commands. Without a plan of the bot it looks around."""
         commands = plan(str(task.fields["level"]), int(task.fields["seed"])) or ()
         thinks = self.format.name == "react"
@@ -158,7 +158,7 @@ class BabyAI(AgentGymEnvironment):
         idle = Action(content=self.write(CHECK))
         return lambda observation: next(actions, idle)
 
-    def random(self, task: Task, seed: int) -> Policy:
+    def random(self, task: Task, seed: int) -> ScriptedPolicy:
         """Return a policy that gives a random command that works."""
         generator = random.Random(f"babyai-random/{task.id}/{seed}")
 

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from practicum.environment import Action, Observation, Policy
+from practicum.environment import Action, Observation, ScriptedPolicy
 from practicum.environments.agentgym import sciworld_tasks
 from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire
 from practicum.environments.agentgym.grammar.bracket import Brackets, Call
@@ -233,7 +233,7 @@ class SciWorld(AgentGymEnvironment):
         self.check_split(split)
         return sciworld_tasks.in_turn(self.names, split, count, seed)
 
-    def expert(self, task: Task) -> Policy:
+    def expert(self, task: Task) -> ScriptedPolicy:
         """Return the policy of the simulator's own solution; later episodes return it when they begin.
 
         `looking` looks around in every room that it enters: the solution names things that it has not seen there.
@@ -257,7 +257,7 @@ class SciWorld(AgentGymEnvironment):
         if key not in _gold:
             _gold[key] = tuple(await self._pool.call("gold", task=name, variation=variation))
 
-    def random(self, task: Task, seed: int) -> Policy:
+    def random(self, task: Task, seed: int) -> ScriptedPolicy:
         """Return a policy that gives a random listed command (`legal`), else a verb and objects of the observation."""
         generator = random.Random(seed)
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from practicum.environment import Action, Observation, Policy
+from practicum.environment import Action, Observation, ScriptedPolicy
 from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire, by_hash
 from practicum.environments.agentgym.commands import USAGE, Command, read_command
 from practicum.environments.agentgym.grammar.line import Refused
@@ -212,7 +212,7 @@ class TextCraft(AgentGymEnvironment):
             return task
         return replace(task, fields={**task.fields, "data_idx": agentgym_goals().index(goal)})
 
-    def expert(self, task: Task) -> Policy:
+    def expert(self, task: Task) -> ScriptedPolicy:
         """Return the policy that plans from the recipes shown, gets all base items, then crafts upwards."""
         goal = str(task.fields["goal"])
         plan = make_plan(goal, task.fields["commands"])
@@ -230,7 +230,7 @@ class TextCraft(AgentGymEnvironment):
         actions = iter([Action(content=text, thought=why if thinks else "") for why, text in lines])
         return lambda observation: next(actions, Action(content="inventory"))
 
-    def random(self, task: Task, seed: int) -> Policy:
+    def random(self, task: Task, seed: int) -> ScriptedPolicy:
         """Return a policy that follows random recipes: gets an ingredient, crafts, sometimes looks."""
         generator = random.Random(f"textcraft-random/{task.id}/{seed}")
         recipes = self.book.recipes_of(task.fields["commands"])

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from practicum.environment import Action, Observation, Policy
+from practicum.environment import Action, Observation, ScriptedPolicy
 from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire, by_hash
 from practicum.environments.agentgym.grammar.bracket import Brackets, read_bracket
 from practicum.environments.agentgym.grammar.line import Refused, one_line
@@ -230,7 +230,7 @@ class WebShop(AgentGymEnvironment):
             del fields["option_names"]
         return Task(f"webshop-{self.catalogue.name}-{number}", self.name, split_of(goal), fields)
 
-    def expert(self, task: Task) -> Policy:
+    def expert(self, task: Task) -> ScriptedPolicy:
         """Return the policy that searches for the instruction, opens the first result that fits, chooses and buys."""
         goal = read_goal(task)
         thinks = self.format.name == "react"
@@ -252,7 +252,7 @@ class WebShop(AgentGymEnvironment):
                     yield "All is as asked.", f"click[{BUY}]"
                     return
 
-    def random(self, task: Task, seed: int) -> Policy:
+    def random(self, task: Task, seed: int) -> ScriptedPolicy:
         """Return a policy that searches for words of the instruction, then clicks random elements."""
         generator = random.Random(f"webshop-random/{task.id}/{seed}")
         words = read_goal(task).instruction.split()
