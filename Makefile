@@ -7,7 +7,7 @@ CORE := $(VENV)/.core
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SEED ?= 0
 
-.PHONY: setup alfworld-planner quickstart test test-slow vllm test-vllm learn ladder affine affine-tiny lint format benchmarks clean
+.PHONY: setup alfworld-planner quickstart test test-slow vllm test-vllm learn ladder affine affine-tiny lint format walk benchmarks clean
 
 setup: $(STAMP)
 
@@ -97,6 +97,10 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix src tests benchmarks
 	$(BIN)/ruff format src tests benchmarks
+
+# Files that one task enters on its way from `practicum train` to a checkpoint.
+walk: $(STAMP)
+	$(BIN)/python benchmarks/walk.py
 
 benchmarks: $(STAMP)
 	$(BIN)/python benchmarks/engine_cpu.py

@@ -46,7 +46,7 @@ from practicum.evaluation.result import EvalResult
 from practicum.models import loader, lora
 from practicum.registry import make_format
 from practicum.rollout import run_episodes
-from practicum.training import build, build_settings
+from practicum.training import build, settings
 from practicum.training.sft import SFTSettings, train_sft
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import plan_attempts
@@ -122,13 +122,13 @@ class OutOfTime(Exception):
 
 
 def agent_of(config: TrainConfig, world: build.RunComponents, temperature: float) -> Agent:
-    sampling = Sampling(temperature, max_tokens=build_settings.max_reply_tokens(config))
+    sampling = Sampling(temperature, max_tokens=settings.max_reply_tokens(config))
     return Agent(format=world.format, max_turns=config.agent.max_turns, sampling=sampling)
 
 
 async def make_start(case: Case, config: TrainConfig, folder: Path, seed: int, clock: Clock) -> None:
     """The SFT start, with `imitation.json` beside the weights: what it took."""
-    begun, where, world = clock.gone, build_settings.find_device(config), build.build_components(config)
+    begun, where, world = clock.gone, settings.find_device(config), build.build_components(config)
     loaded = loader.load(case.model, where.dtype, where.device)
     if case.lora_rank:
         loaded = lora.add_adapter(loaded, lora.LoRASettings(case.lora_rank, 2 * case.lora_rank), seed)
@@ -148,12 +148,12 @@ async def make_start(case: Case, config: TrainConfig, folder: Path, seed: int, c
             raise OutOfTime("imitation")
         return result
 
-    settings = SFTSettings(
+    sft_settings = SFTSettings(
         num_epochs=case.epochs, batch_size=case.batch, gradient_accumulation_steps=1, learning_rate=case.lr,
         warmup_steps=2, scheduler_type="constant", seed=seed, check_every=case.check_every,
     )  # fmt: skip
     try:
-        state = await train_sft(policy, episodes, settings, folder / "sft", evaluate=validate)
+        state = await train_sft(policy, episodes, sft_settings, folder / "sft", evaluate=validate)
         policy.save(folder)
     finally:
         await policy.close()
@@ -217,10 +217,10 @@ async def practise(config: TrainConfig, clock: Clock) -> Path:
 
 def examine(case: Case, config: TrainConfig, policy: Path, result: Path, name: str, panel: Path | None) -> None:
     agent = config.agent
-    flags = ["--env", str(build_settings.environment_name(config)), "--policy", str(policy), "--name", name,
-             "--max-turns", str(agent.max_turns), "--max-tokens", str(build_settings.max_reply_tokens(config)),
+    flags = ["--env", str(settings.environment_name(config)), "--policy", str(policy), "--name", name,
+             "--max-turns", str(agent.max_turns), "--max-tokens", str(settings.max_reply_tokens(config)),
              "--out", str(result), "--level", "0.95", "--concurrency", "512",
-             "--device", build_settings.find_device(config).device,
+             "--device", settings.find_device(config).device,
              *([] if agent.agent_type is None else ["--format", agent.agent_type]),
              *([] if agent.template is None else ["--template", agent.template]),
              *(["--base", case.model] if case.lora_rank else []),

@@ -34,7 +34,7 @@ from practicum.evaluation.result import EvalResult
 from practicum.models import loader
 from practicum.registry import make_format
 from practicum.rollout import run_episodes
-from practicum.training import build, build_settings
+from practicum.training import build, settings
 from practicum.training.sft import SFTSettings, train_sft
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory, plan_attempts
@@ -62,7 +62,7 @@ def agent_of(config: TrainConfig, components: build.RunComponents, temperature: 
     return Agent(
         format=components.format,
         max_turns=config.agent.max_turns,
-        sampling=Sampling(temperature, max_tokens=build_settings.max_reply_tokens(config)),
+        sampling=Sampling(temperature, max_tokens=settings.max_reply_tokens(config)),
     )
 
 
@@ -103,12 +103,12 @@ async def make_sft_model(name: str, plan: SFTPlan, config: TrainConfig, out: Pat
         print(f"  {name}: validation {result.success_rate:.0%}", flush=True)
         return result
 
-    settings = SFTSettings(
+    sft_settings = SFTSettings(
         num_epochs=plan.epochs, batch_size=8, gradient_accumulation_steps=1, learning_rate=1e-3, warmup_steps=30,
         scheduler_type="constant", seed=seed, check_every=plan.check_every,
     )  # fmt: skip
     try:
-        state = await train_sft(policy, episodes, settings, folder, evaluate=validate)
+        state = await train_sft(policy, episodes, sft_settings, folder, evaluate=validate)
         figures = {"steps": state.step, "best_step": state.best_step, "demonstrations": len(episodes)}
         figures |= stopwatch.read()
         (folder / "imitation.json").write_text(json.dumps(figures) + "\n")

@@ -110,9 +110,9 @@ def practicum_side(case: Case, receive_step: ReceiveStep, send_result: SendResul
     from practicum.environment import Observation
     from practicum.models import loader
     from practicum.task import Task
+    from practicum.training.learner import OptimizerSettings
     from practicum.training.micro_batches import Sample
     from practicum.training.objective import Objective
-    from practicum.training.optimizer import OptimizerSettings
     from practicum.training.trainable_policy import TrainablePolicy
 
     loaded = loader.load(case.model)

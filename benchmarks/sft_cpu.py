@@ -56,8 +56,8 @@ def make_samples(model: str, count: int) -> tuple[Any, list[Any]]:
 
 
 def practicum_run(model: str, batches: int) -> dict[str, Any]:
+    from practicum.training.learner import OptimizerSettings
     from practicum.training.objective import CROSS_ENTROPY
-    from practicum.training.optimizer import OptimizerSettings
     from practicum.training.trainable_policy import TrainablePolicy
 
     loaded, samples = make_samples(model, batches * BATCH)

@@ -146,7 +146,7 @@ def leg(size: Size) -> list[Row]:
     for tool in ("calculator", "python_executor"):
         if tool == "python_executor":
             try:
-                sandbox.configure()
+                sandbox.settings = sandbox.Settings()
                 print(f"sandbox: {sandbox.current().describe()}", flush=True)
             except UserError as error:
                 print(f"no sandbox here, so no Python tool: {error}", flush=True)

@@ -12,10 +12,9 @@ import torch
 
 from gpu_legs.common import Row, Size, forget_peak, gib, make_model, make_requests, peak_bytes, synchronise
 from practicum.models.decoder import Decoder
-from practicum.training.learner import Learner
+from practicum.training.learner import Learner, OptimizerSettings
 from practicum.training.micro_batches import MicroBatchLimits, Sample
 from practicum.training.objective import Objective
-from practicum.training.optimizer import OptimizerSettings
 
 
 def make_samples(size: Size, chains: int, mixed: bool) -> list[Any]:

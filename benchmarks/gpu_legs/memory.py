@@ -13,10 +13,9 @@ from gpu_legs.common import SMALL, Row, Size, forget_peak, gib, make_wide_model,
 from practicum.models import loader, lora
 from practicum.models.decoder import Decoder
 from practicum.models.loader import LoadedModel
-from practicum.training.learner import Learner
+from practicum.training.learner import Learner, OptimizerSettings
 from practicum.training.micro_batches import MicroBatchLimits, Sample
 from practicum.training.objective import Objective
-from practicum.training.optimizer import OptimizerSettings
 
 QWEN_7B = {
     "model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944,

@@ -27,10 +27,9 @@ from gpu_legs.learner import make_samples
 from gpu_legs.step import make_trainer
 from practicum.engines.local.engine import LocalEngine
 from practicum.models.decoder import Decoder
-from practicum.training.learner import Learner
+from practicum.training.learner import Learner, OptimizerSettings
 from practicum.training.micro_batches import MicroBatchLimits
 from practicum.training.objective import Objective
-from practicum.training.optimizer import OptimizerSettings
 
 TOP = 12
 EVERY = 0.0005

@@ -28,9 +28,9 @@ from practicum.environments.math import make_problem
 from practicum.task import Task
 from practicum.training.micro_batches import MicroBatchLimits
 from practicum.training.objective import Objective
-from practicum.training.rl_settings import RLSettings
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.rollout_source import OnlineSource
+from practicum.training.settings import RLSettings
 from practicum.training.trainable_policy import TrainablePolicy
 
 LEARNING_RATE = 1e-6

@@ -60,7 +60,8 @@ _MODULES = {
     "practicum.rewards.base": ("reward",),
     "practicum.task": ("Task",),
     "practicum.tools.base": ("tool",),
-    "practicum.training.api": ("TrainResult", "dpo", "sft", "train"),
+    "practicum.training.build": ("TrainResult", "train"),
+    "practicum.training.build_supervised": ("dpo", "sft"),
     "practicum.config.dpo": ("DPOConfig",),
     "practicum.config.sft": ("SFTConfig",),
     "practicum.config.train": ("TrainConfig",),
@@ -83,7 +84,8 @@ if TYPE_CHECKING:
     from practicum.rewards.base import reward
     from practicum.task import Task
     from practicum.tools.base import tool
-    from practicum.training.api import TrainResult, dpo, sft, train
+    from practicum.training.build import TrainResult, train
+    from practicum.training.build_supervised import dpo, sft
     from practicum.trajectory import Outcome, Trajectory
 else:
     # Under `if TYPE_CHECKING` this would make every attribute valid for a type checker.

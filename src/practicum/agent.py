@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from practicum.config.fields import check_fields, default_of
+from practicum.config.fields import default_of
 from practicum.config.train import DeadlinesConfig
 from practicum.engines.base import Sampling
 
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Seconds that each wait of an episode may take; no wait is without a limit."""
+    """Seconds that each wait of an episode may take; no wait is without a limit. Bounds are those of the schema."""
 
     reset: float = default_of(DeadlinesConfig, "reset")
     generate: float = default_of(DeadlinesConfig, "generate")
     step: float = default_of(DeadlinesConfig, "step")
     episode: float = default_of(DeadlinesConfig, "episode")
-
-    def __post_init__(self) -> None:
-        check_fields(self, "deadlines.")
 
 
 @dataclass(frozen=True)

@@ -62,11 +62,6 @@ class Observation:
     tools: tuple[Mapping[str, Any], ...] = ()
     legal: tuple[str, ...] | None = None
 
-    def __post_init__(self) -> None:
-        strange = next((message for message in self.messages if not isinstance(message, Message)), None)
-        if strange is not None:
-            raise TypeError(f"an Observation's messages must be Message objects, not {type(strange).__name__}")
-
 
 @dataclass(frozen=True, slots=True)
 class Step:

@@ -29,10 +29,10 @@ from practicum.registry import make_format
 from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.training.objective import Objective
-from practicum.training.rl_settings import RLSettings
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.rollout_source import OnlineSource
-from practicum.training.run import Run, RunSettings
+from practicum.training.run import Run
+from practicum.training.settings import RLSettings, RunSettings
 from practicum.training.sft import SFTSettings, planned_steps, train_sft
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory, plan_attempts

@@ -300,6 +300,10 @@ def check_returned(method: str, value: object, expected: type) -> None:
     if not isinstance(value, expected):
         article = "an" if expected.__name__[0] in "AEIOU" else "a"
         raise TypeError(f"`{method}` returned a {type(value).__name__}; it must return {article} {expected.__name__}")
+    observation = value.observation if isinstance(value, Step) else value
+    for message in observation.messages if isinstance(observation, Observation) else ():
+        if not isinstance(message, Message):
+            raise TypeError(f"an Observation's messages must be Message objects, not {type(message).__name__}")
 
 
 async def run_episode(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.agent import Deadlines
+from practicum.config.fields import check_fields
 from practicum.data.collection import files_hash
 from practicum.data.run_folder import ModelRef
 from practicum.data.tasks import read_registry, select
@@ -67,6 +68,7 @@ class RolloutSettings:
         for flag, count in counts.items():
             if count is not None and count < 1:
                 raise UserError(f"--{flag} {count} must be at least 1.")
+        check_fields(self.deadlines, "deadlines.")
 
     def sampling(self, default_temperature: float = 1.0) -> Sampling:
         """How replies are sampled; numbers out of range are errors."""

@@ -9,6 +9,8 @@ import torch
 
 from practicum.algorithms.kl import KINDS, Controller, full, penalty
 from practicum.errors import UserError
+from practicum.training.objective import Objective
+from practicum.training.settings import RLSettings
 
 LOGPROBS, REFERENCE = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])  # d = 0.5, -1.0
 
@@ -39,6 +41,8 @@ def test_mse_has_the_right_gradient() -> None:
 
 def test_unknown_kind_names_the_nearest() -> None:
     with pytest.raises(UserError, match="low_var_kl"):
+        Objective(kl_loss_type="low_var")
+    with pytest.raises(ValueError, match="low_var"):
         penalty(LOGPROBS, REFERENCE, "low_var")
 
 
@@ -91,4 +95,4 @@ def test_fixed_controller_stays() -> None:
 )
 def test_controllers_that_cannot_work(arguments: tuple[object, ...], says: str) -> None:
     with pytest.raises(UserError, match=says):
-        Controller(*arguments)  # type: ignore[arg-type]
+        RLSettings(kl_ctrl=Controller(*arguments))  # type: ignore[arg-type]

@@ -224,8 +224,6 @@ def test_a_really_full_disk(
     """Episodes are kept as they come; the one that does not fit says so, and no half of it stays."""
     import errno
 
-    from practicum.data import store
-
     real, count = os.fsync, iter(range(100))
 
     def fsync(handle: int) -> None:
@@ -233,7 +231,7 @@ def test_a_really_full_disk(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(handle)
 
-    monkeypatch.setattr(store.os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
     assert main(["collect", "--env", "math", "--tasks", "8", "--out", str(tmp_path)]) == 2
     assert "No space left on device" in capsys.readouterr().err
     left = [p for p in tmp_path.rglob("*") if p.is_file()]

@@ -16,8 +16,8 @@ from practicum.config.resolve import resolve_train
 from practicum.config.train import TrainConfig
 from practicum.errors import UserError
 from practicum.models import loader, lora
-from practicum.training.build_settings import run_folder
 from practicum.training.checkpoint import check_continuation, keep_stored_defaults
+from practicum.training.settings import run_folder
 from practicum.utils.terminal import Progress
 
 CPU = "trainer.device=cpu"

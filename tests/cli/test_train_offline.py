@@ -16,9 +16,9 @@ from practicum.config.resolve import resolve_train
 from practicum.data.store import read_episodes
 from practicum.models import loader
 from practicum.models.decoder import Decoder
-from practicum.training.learner import compute_logprobs
 from practicum.training.logged_source import has_policy_logprobs
 from practicum.training.micro_batches import MicroBatchLimits, unweighted_samples
+from practicum.training.objective import compute_logprobs
 
 HOLD = "actor_rollout_ref.actor.kl_loss_coef=0.1"
 SMALL = ["actor_rollout_ref.model.path=tiny", "actor_rollout_ref.actor.optim.lr=1e-3", "data.train_batch_size=4",

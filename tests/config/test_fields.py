@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 
-from practicum.config.fields import Bounds, at_least, between, bounds_of, check_fields, unbounded, walk
-from practicum.config.reference import COMMANDS, field_docs, groups_of, reference_page
+from practicum.config.docs import COMMANDS, field_docs, groups_of, reference_page
+from practicum.config.fields import Bounds, at_least, between, bounds_of, check_fields, one_of, unbounded, walk
 from practicum.errors import UserError
 from practicum.training.critic import CriticSettings
 from practicum.training.curriculum import CurriculumSettings, GroupFilter
 from practicum.training.dpo import DPOSettings
 from practicum.training.estimators import EstimatorSettings
+from practicum.training.learner import OptimizerSettings
 from practicum.training.objective import Objective
-from practicum.training.optimizer import OptimizerSettings
-from practicum.training.rl_settings import RLSettings
-from practicum.training.run import RunSettings
+from practicum.training.settings import RLSettings, RunSettings
 from practicum.training.sft import SFTSettings
 
 GROUPS = [(name, prefix, group) for name, schema in COMMANDS.items() for prefix, group in groups_of(schema)]
@@ -61,6 +60,7 @@ class Example:
     share: float = between(0, 1, 0.5, includes_high=False)
     seed: int = unbounded(0)
     limit: int | None = at_least(1, None)
+    action: str = one_of(("warn", "stop"), "warn")
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,7 @@ class Example:
         ({"share": 1.0}, "group.share=1.0: it must be at least 0 and below 1."),
         ({"share": float("nan")}, "group.share=nan is not a finite number"),
         ({"limit": 0}, "group.limit=0: it must be at least 1."),
+        ({"action": "stpo"}, "group.action=stpo is unknown. Did you mean 'stop'?"),
     ],
 )
 def test_a_number_outside_its_bounds_is_an_error_that_names_the_key(changes: dict[str, Any], says: str) -> None:
@@ -110,4 +111,4 @@ def test_settings_of_the_library_have_the_defaults_of_the_configuration(settings
 
 def test_the_page_of_all_keys_is_up_to_date() -> None:
     page = Path(__file__).parents[2] / "docs" / "config.md"
-    assert page.read_text() == reference_page(), "run `python -m practicum.config.reference docs/config.md`"
+    assert page.read_text() == reference_page(), "run `python -m practicum.config.docs docs/config.md`"

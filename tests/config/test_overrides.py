@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from practicum.cli.main import main
+from practicum.config.docs import COMMANDS
 from practicum.config.overrides import RECIPES, REFUSED, RENAMED, SEVERAL, recipe_names, schema_keys
-from practicum.config.reference import COMMANDS
 from practicum.config.resolve import resolve_supervised, resolve_train
 from practicum.config.sft import SFTConfig
 from practicum.config.train import TrainConfig

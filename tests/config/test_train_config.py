@@ -10,7 +10,7 @@ from practicum.config.resolve import resolve_train
 from practicum.config.train import TrainConfig
 from practicum.errors import UserError
 from practicum.pipeline import stages
-from practicum.training import build_settings
+from practicum.training import settings
 
 QWEN = "Qwen/Qwen2.5-3B-Instruct"
 MATH_COMMAND = [
@@ -300,6 +300,8 @@ def test_what_cannot_be_honoured_is_an_error(overrides: list[str], says: str) ->
         (["trainer.total_training_steps=2", "agent.environment=tools"], "needs a reward"),
         (["trainer.total_training_steps=2", "trainer.logger=[tensorbord]"], "Did you mean 'tensorboard'"),
         (["trainer.total_training_steps=2", "health.action=panic"], "panic"),
+        (["trainer.total_training_steps=2", "health.reward_flat_after=70"], "at most health.reward_flat_window"),
+        (["trainer.total_training_steps=2", "sandbox.level=namespace"], "Did you mean 'namespaces'"),
         (["trainer.total_training_steps=2", "trainer.critic_warmup=5", "algorithm.adv_estimator=grpo"], "has none"),
         (["trainer.total_training_steps=2", "trainer.early_stopping_patience=3", "trainer.test_freq=-1"],
          "set trainer.test_freq above 0"),
@@ -322,7 +324,7 @@ def test_a_run_that_cannot_start_says_why(
 
 def test_the_mismatch_that_stops_a_run_follows_the_precision() -> None:
     def limit(*given: str) -> float:
-        return build_settings.rl_settings(resolve_train(["trainer.device=cpu", *given]).config, 1).mismatch_limit
+        return settings.rl_settings(resolve_train(["trainer.device=cpu", *given]).config, 1).mismatch_limit
 
     assert limit() == 0.01
     assert limit("actor_rollout_ref.model.dtype=bfloat16") == 0.1

@@ -22,7 +22,7 @@ from practicum.registry import environment_maker, make_format
 from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.training.curriculum import CurriculumSettings, TaskStream
-from practicum.training.monitor.metrics import rollout_metrics
+from practicum.training.rollout_source import rollout_metrics
 from practicum.trajectory import Trajectory, plan_attempts
 
 MEMBERS = {

@@ -23,9 +23,8 @@ from practicum.models.decoder import Decoder
 from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.training.estimators import num_sampled_tokens
-from practicum.training.learner import Learner
+from practicum.training.learner import Learner, OptimizerSettings
 from practicum.training.micro_batches import build_samples, collate
-from practicum.training.optimizer import OptimizerSettings
 from practicum.trajectory import Origin, Trajectory, plan_attempts
 
 WORDS = ["calc", "12", "+", "7", "=", "get", "iron", "nugget", "<tool_call>", "{}", "naïve", "🙂", "\n", "\t", "''"]

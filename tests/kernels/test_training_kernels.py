@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from practicum.models.prefix_tree import BlockAttentionPlan, PrefixTree, block_attention_plan, build_tree
-from practicum.training.learner import Learner
+from practicum.training.learner import Learner, MasterAdamW, OptimizerSettings
 from practicum.training.micro_batches import MicroBatchLimits, Sample, micro_batches, sort_samples
-from practicum.training.optimizer import MasterAdamW, OptimizerSettings
 from tests.engines.local.test_cuda_runner import build_model
 from tests.training.settings import POLICY_GRADIENT, policy_gradient
 

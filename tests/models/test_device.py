@@ -12,9 +12,9 @@ from practicum.errors import UserError
 from practicum.models import loader, lora
 from practicum.models.loader import Device
 from practicum.rollout_settings import RolloutSettings
-from practicum.training import build, build_settings, build_supervised
-from practicum.training.build_summary import summarize
+from practicum.training import build, build_supervised, settings
 from practicum.training.checkpoint import check_continuation
+from practicum.training.dry_run import summarize
 from practicum.training.micro_batches import MicroBatchLimits
 from practicum.training.trainable_policy import TrainablePolicy
 
@@ -64,33 +64,33 @@ def test_errors_are_one_sentence(name: str, dtype: str, said: str, no_gpu: None)
 
 def test_keys_of_train(no_gpu: None) -> None:
     config = resolve_train(["trainer.total_training_steps=1"]).config
-    assert build_settings.resolve_device(config) == Device()
+    assert settings.resolve_device(config) == Device()
     assert (config.trainer.device, config.actor_rollout_ref.model.dtype) == ("cpu", "float32")
-    assert build_settings.max_num_seqs(config, Device()) == 64
+    assert settings.max_num_seqs(config, Device()) == 64
     for override, said in (
         ("trainer.device=cuda", "trainer.device=cuda, but no CUDA GPU is to be seen here; set it to cpu (or auto)."),
         ("trainer.device=gpu", "trainer.device=gpu is no device."),
         ("actor_rollout_ref.model.dtype=half", "actor_rollout_ref.model.dtype=half is not a dtype of weights."),
     ):
         with pytest.raises(UserError) as raised:
-            build_settings.find_device(resolve_train([override]).config)
+            settings.find_device(resolve_train([override]).config)
         assert said in str(raised.value)
 
 
 def test_on_a_gpu_a_step_is_larger(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a card")
     config = resolve_train(["trainer.total_training_steps=1"]).config
-    where = build_settings.find_device(config)
-    assert build_settings.max_num_seqs(config, where) == 256
+    where = settings.find_device(config)
+    assert settings.max_num_seqs(config, where) == 256
     assert "device: cuda (a card), bfloat16" in summarize(config)
     assert any("at most 16384 tokens" in line for line in summarize(config))
     config.actor_rollout_ref.rollout.max_num_seqs = 16
-    assert build_settings.max_num_seqs(config, where) == 16
+    assert settings.max_num_seqs(config, where) == 16
     config.trainer.n_gpus_per_node = 0
-    assert build_settings.find_device(config) == Device()
+    assert settings.find_device(config) == Device()
     config.trainer.device = "cuda"
     with pytest.raises(UserError, match="trainer.device=cuda and trainer.n_gpus_per_node=0 do not go together"):
-        build_settings.find_device(config)
+        settings.find_device(config)
 
 
 def test_keys_of_imitation(gpus: None) -> None:
@@ -119,7 +119,7 @@ def test_a_run_is_not_continued_on_another_device(tmp_path: Path, no_gpu: None) 
     elsewhere = resolve_train([*words, "algorithm.adv_estimator=grpo", "trainer.logger=[]"]).config
     elsewhere.trainer.device, elsewhere.actor_rollout_ref.model.dtype = "cuda", "bfloat16"
     with pytest.raises(UserError, match="holds a run with actor_rollout_ref.model.dtype=float32, not bfloat16"):
-        check_continuation(elsewhere, build_settings.run_folder(elsewhere))
+        check_continuation(elsewhere, settings.run_folder(elsewhere))
 
 
 def test_only_a_gpu_changes_what_a_result_is(gpus: None) -> None:

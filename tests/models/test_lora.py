@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from practicum.cli.main import main
 from practicum.errors import UserError
 from practicum.models import loader, lora
+from practicum.training.learner import OptimizerSettings
 from practicum.training.objective import CROSS_ENTROPY
-from practicum.training.optimizer import OptimizerSettings
 from practicum.training.trainable_policy import TrainablePolicy
 
 from ..training.test_learner import make_samples

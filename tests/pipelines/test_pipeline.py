@@ -18,7 +18,7 @@ from practicum.cli.main import main
 from practicum.config.pipeline import AGENTGYM_ENVIRONMENTS, PipelineConfig
 from practicum.errors import UserError
 from practicum.pipeline import stages
-from practicum.training import build_settings
+from practicum.training import settings
 
 RECIPE = """
 seed: 0
@@ -148,9 +148,9 @@ def test_the_papers_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     assert train.algorithm.adv_estimator == "gae"
     assert (train.algorithm.gamma, train.algorithm.lam) == (0.99, 0.95)
     assert train.algorithm.turn_rewards
-    assert build_settings.rl_settings(train, 1).estimation.bootstraps
+    assert settings.rl_settings(train, 1).estimation.bootstraps
     config.rl_training.gamma = 1.0  # then a cut-off episode's value has no bound
-    assert not build_settings.rl_settings(stages.rl_config(config), 1).estimation.bootstraps
+    assert not settings.rl_settings(stages.rl_config(config), 1).estimation.bootstraps
     assert train.actor_rollout_ref.actor.ppo_epochs == train.critic.ppo_epochs == 4
     assert train.actor_rollout_ref.model.lora_adapter_path == "runs/affine/sft/model"
     assert set(train.agent.environment_args["environments"]) == set(AGENTGYM_ENVIRONMENTS)

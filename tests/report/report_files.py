@@ -16,7 +16,7 @@ from practicum.data import store
 from practicum.data.store import encode_episode
 from practicum.environment import Action, Message, ToolCall
 from practicum.task import Task
-from practicum.training.monitor.metrics import MetricsFile
+from practicum.training.monitor.loggers import MetricsFile
 from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
 
 CHROMIUM = Path("/usr/bin/chromium")

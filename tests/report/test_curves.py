@@ -13,7 +13,7 @@ from practicum.config.health import HealthSettings
 from practicum.report.curves import Curves, health_settings, mean_interval
 from practicum.report.series import MAX_POINTS, Series
 from practicum.training.monitor.health import Adjustment, HealthFinding, HealthLog, HealthMonitor
-from practicum.training.monitor.metrics import MetricsFile
+from practicum.training.monitor.loggers import MetricsFile
 from tests.report.report_files import step_values, write_training
 
 

@@ -157,16 +157,17 @@ def test_a_level_that_does_not_hold_is_not_used(sandbox: Sandbox, monkeypatch: p
 
 
 def test_the_process_s_own_sandbox(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(base, "_settings", base.Settings())
+    monkeypatch.setattr(base, "settings", base.Settings("rlimits", 3))
     monkeypatch.setattr(base, "_opened", {})
-    base.configure("rlimits", 3)
     assert base.current() is base.current()
     assert base.current().concurrency == 3
     assert capsys.readouterr().err.count("sandbox: ") == 1
+    monkeypatch.setattr(base, "settings", base.Settings("jail"))
     with pytest.raises(UserError, match="Unknown sandbox level"):
-        base.configure("jail")
+        base.current()
+    monkeypatch.setattr(base, "settings", base.Settings("rlimits", 0))
     with pytest.raises(UserError, match="sandbox.concurrency"):
-        base.configure("rlimits", 0)
+        base.current()
 
 
 def test_a_sandbox_that_does_not_start_says_nothing_about_the_program(sandbox: Sandbox) -> None:

@@ -41,7 +41,8 @@ from practicum.tools.errors import ToolFailure
 from practicum.tools.mcp import Address, read_address
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.rollout_source import OnlineSource
-from practicum.training.run import Run, RunSettings
+from practicum.training.run import Run
+from practicum.training.settings import RunSettings
 from practicum.training.sft import train_sft
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import ActionSource, Outcome, Trajectory, plan_attempts

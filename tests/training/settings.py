@@ -8,7 +8,7 @@ from practicum.training.critic import CriticSettings
 from practicum.training.dpo import DPOSettings
 from practicum.training.estimators import EstimatorSettings
 from practicum.training.objective import Objective
-from practicum.training.rl_settings import RLSettings
+from practicum.training.settings import RLSettings
 from practicum.training.sft import SFTSettings
 
 POLICY_GRADIENT = Objective("pg", entropy_coeff=0.0, kl_loss_coef=0.0)

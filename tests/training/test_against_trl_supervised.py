@@ -19,8 +19,8 @@ from torch import Tensor
 
 from practicum.models import loader
 from practicum.training.dpo import DPOSettings, Pair, dpo_update, pair_loss, sum_logprobs
+from practicum.training.learner import OptimizerSettings
 from practicum.training.micro_batches import Sample
-from practicum.training.optimizer import OptimizerSettings
 from practicum.training.sft import sft_update
 from practicum.training.trainable_policy import TrainablePolicy
 from tests.training.settings import dpo_settings, sft_settings

@@ -17,7 +17,8 @@ from practicum.errors import UserError
 from practicum.training.estimators import EstimatorSettings, num_sampled_tokens
 from practicum.training.monitor.health import HEALTH_FILE
 from practicum.training.rollout_source import ADVANTAGES, GROUPS, TOP, advantages_path
-from practicum.training.run import Run, RunSettings
+from practicum.training.run import Run
+from practicum.training.settings import RunSettings
 
 from .test_run import RL, go, make_run
 

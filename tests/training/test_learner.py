@@ -16,10 +16,9 @@ from practicum.algorithms import kl
 from practicum.algorithms import losses as policy_losses
 from practicum.errors import UserError
 from practicum.models.decoder import Decoder
-from practicum.training.learner import Learner, balanced_halves
+from practicum.training.learner import Learner, OptimizerSettings, balanced_halves
 from practicum.training.micro_batches import MicroBatchLimits, Sample
 from practicum.training.objective import CROSS_ENTROPY, Objective
-from practicum.training.optimizer import OptimizerSettings
 from tests.training.settings import POLICY_GRADIENT, policy_gradient
 
 VOCABULARY = 53
@@ -203,7 +202,7 @@ def test_the_split_does_not_matter(seed: int, tokens: int, most: int | None, obj
 def test_pieces_of_the_head_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = make_samples(6, 4)
     whole = gradients(samples, policy_gradient(entropy_coeff=0.01))
-    monkeypatch.setattr("practicum.training.learner.MAX_LOGITS", 3 * VOCABULARY)
+    monkeypatch.setattr("practicum.training.objective.MAX_LOGITS", 3 * VOCABULARY)
     assert distance(gradients(samples, policy_gradient(entropy_coeff=0.01)), whole) < 1e-6
 
 

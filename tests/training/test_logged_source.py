@@ -33,8 +33,8 @@ from practicum.training.logged_source import (
     with_logprobs,
 )
 from practicum.training.micro_batches import MicroBatchLimits, unweighted_samples
-from practicum.training.rl_settings import RLSettings
 from practicum.training.rl_trainer import RLTrainer
+from practicum.training.settings import RLSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Origin, Outcome, Trajectory, plan_attempts
 from tests.training.settings import POLICY_GRADIENT, policy_gradient, rl_settings

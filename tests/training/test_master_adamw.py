@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from practicum.training.optimizer import MasterAdamW, OptimizerSettings, apply_gradient, make_optimizer
+from practicum.training.learner import MasterAdamW, OptimizerSettings, apply_gradient, make_optimizer
 
 SETTINGS = OptimizerSettings(lr=1e-3, weight_decay=0.1, grad_clip=0.5)
 

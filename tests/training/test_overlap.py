@@ -22,11 +22,11 @@ from practicum.errors import UserError
 from practicum.models import loader, lora
 from practicum.task import Task
 from practicum.training.curriculum import GroupFilter
-from practicum.training.optimizer import OptimizerSettings
-from practicum.training.rl_settings import RLSettings
+from practicum.training.learner import OptimizerSettings
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.rollout_batch import RolloutBatch
 from practicum.training.rollout_source import OnEpisode, OnlineSource
+from practicum.training.settings import RLSettings
 from practicum.training.trainable_policy import TrainablePolicy, frozen_copy
 from practicum.trajectory import Trajectory
 from tests.training.settings import rl_settings

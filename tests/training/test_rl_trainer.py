@@ -22,10 +22,9 @@ from practicum.training.critic import with_next_state
 from practicum.training.curriculum import group_scored
 from practicum.training.estimators import EstimatorSettings
 from practicum.training.micro_batches import build_samples, collate, sft_samples, unweighted_samples
-from practicum.training.monitor.metrics import rollout_metrics
-from practicum.training.rl_settings import RLSettings
 from practicum.training.rl_trainer import RLTrainer
-from practicum.training.rollout_source import OnlineSource
+from practicum.training.rollout_source import OnlineSource, rollout_metrics
+from practicum.training.settings import RLSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
 from tests.training.settings import CRITIC, rl_settings

@@ -32,12 +32,12 @@ from practicum.task import Task
 from practicum.training.checkpoint import Checkpoints
 from practicum.training.curriculum import GroupFilter
 from practicum.training.estimators import Advantages, Estimator
+from practicum.training.learner import OptimizerSettings
 from practicum.training.micro_batches import unweighted_samples
-from practicum.training.optimizer import OptimizerSettings
-from practicum.training.rl_settings import RLSettings
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.rollout_source import OnlineSource
-from practicum.training.run import Run, RunMonitor, RunSettings
+from practicum.training.run import Run, RunMonitor
+from practicum.training.settings import RLSettings, RunSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.training.trainer import StepResult, Trainer, Validation
 from practicum.trajectory import Outcome, Trajectory, plan_attempts

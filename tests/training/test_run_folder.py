@@ -20,7 +20,7 @@ from practicum.errors import UserError
 from practicum.models import loader, lora
 from practicum.training import checkpoint
 from practicum.training.checkpoint import Checkpoints
-from practicum.training.run import RunSettings
+from practicum.training.settings import RunSettings
 from tests.training.test_run import RL, go, make_run, written
 
 HOLD = """

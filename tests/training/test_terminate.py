@@ -14,7 +14,7 @@ import pytest
 from practicum.environment import Action, Step
 from practicum.evaluation.result import EvalResult
 from practicum.training.checkpoint import Checkpoints
-from practicum.training.run import RunSettings
+from practicum.training.settings import RunSettings
 from tests.training.test_run import RL, ByLength, go, make_run, validations
 
 SMALL = replace(RL, train_batch_size=1, num_chains=2, total_training_steps=3)

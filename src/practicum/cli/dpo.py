@@ -16,6 +16,6 @@ SWITCHES = {"full": Flag("training.use_lora=false", "train all weights, without 
 
 def run(argv: list[str]) -> int:
     from practicum.config.dpo import DPOConfig
-    from practicum.training.api import dpo
+    from practicum.training.build_supervised import dpo
 
     return run_command(Command("dpo", __doc__, FLAGS, SWITCHES, "dpo/loss"), argv, DPOConfig, dpo)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import textwrap
 
 from practicum import __version__
 from practicum.errors import UserError, did_you_mean
@@ -88,3 +89,16 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def recipes_and_keys(command: str) -> str:
+    """The end of a help text: recipes, where the keys are listed, and what `--dry-run` is for."""
+    from practicum.config.overrides import recipe_names
+
+    kind = [name for name in recipe_names() if name.startswith("affine") == (command == "pipeline")]
+    recipes = textwrap.fill(f"recipes: {', '.join(kind)}", 100, subsequent_indent="  ")
+    return (
+        f"{recipes if command in ('train', 'pipeline') else ''}\n"
+        f"keys: `practicum {command} --dry-run` prints every key with its value and source; docs/config.md says what "
+        "they mean."
+    ).strip()

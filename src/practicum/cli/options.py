@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 import sys
-import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -24,19 +23,6 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         shows = action.default not in (None, argparse.SUPPRESS, False, True, []) and action.option_strings
         text = action.help or ""
         return f"{text} (default: %(default)s)".strip() if shows and "default" not in text else action.help
-
-
-def recipes_and_keys(command: str) -> str:
-    """The end of a help text: recipes, where the keys are listed, and what `--dry-run` is for."""
-    from practicum.config.overrides import recipe_names
-
-    kind = [name for name in recipe_names() if name.startswith("affine") == (command == "pipeline")]
-    recipes = textwrap.fill(f"recipes: {', '.join(kind)}", 100, subsequent_indent="  ")
-    return (
-        f"{recipes if command in ('train', 'pipeline') else ''}\n"
-        f"keys: `practicum {command} --dry-run` prints every key with its value and source; docs/config.md says what "
-        "they mean."
-    ).strip()
 
 
 def add_environment_flags(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import argparse
 
-from practicum.cli.options import HelpFormatter, print_warnings, recipes_and_keys
+from practicum.cli.main import recipes_and_keys
+from practicum.cli.options import HelpFormatter, print_warnings
 
 
 def run(argv: list[str]) -> int:

@@ -28,6 +28,6 @@ SWITCHES = {
 
 def run(argv: list[str]) -> int:
     from practicum.config.sft import SFTConfig
-    from practicum.training.api import sft
+    from practicum.training.build_supervised import sft
 
     return run_command(Command("sft", __doc__, FLAGS, SWITCHES, "actor/loss"), argv, SFTConfig, sft)

@@ -6,10 +6,11 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from practicum.cli.options import HelpFormatter, print_warnings, recipes_and_keys
+from practicum.cli.main import recipes_and_keys
+from practicum.cli.options import HelpFormatter, print_warnings
 
 if TYPE_CHECKING:
-    from practicum.training.api import TrainResult
+    from practicum.training.build import TrainResult
 
 
 class Flag(NamedTuple):
@@ -45,7 +46,7 @@ def run_command(command: Command, argv: list[str], schema: Any, function: Callab
     from_hardware = hardware_overrides(args.hardware) if args.hardware else []
     resolved = resolve_supervised(schema, [*from_hardware, *from_flags, *args.overrides])
     if args.dry_run:
-        from practicum.training.preflight import check_supervised_run
+        from practicum.training.dry_run import check_supervised_run
 
         warnings = check_supervised_run(resolved.config)
         print(annotated_yaml(resolved), end="")

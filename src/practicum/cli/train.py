@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import argparse
 
-from practicum.cli.options import HelpFormatter, print_warnings, recipes_and_keys
+from practicum.cli.main import recipes_and_keys
+from practicum.cli.options import HelpFormatter, print_warnings
 
 
 def run(argv: list[str]) -> int:
@@ -39,10 +40,9 @@ def run(argv: list[str]) -> int:
     resolved = resolve_train(args.overrides)
     if args.dry_run:
         from practicum.config.provenance import annotated_yaml
-        from practicum.training.build_settings import run_folder
-        from practicum.training.build_summary import summarize
         from practicum.training.checkpoint import keep_stored_defaults
-        from practicum.training.preflight import check_train
+        from practicum.training.dry_run import check_train, summarize
+        from practicum.training.settings import run_folder
 
         keep_stored_defaults(resolved, run_folder(resolved.config))
         warnings = check_train(resolved.config)
@@ -52,7 +52,7 @@ def run(argv: list[str]) -> int:
         print("\n".join(f"# {line}" for line in lines))
         print_warnings(warnings)
         return 0
-    from practicum.training.api import train
+    from practicum.training.build import train
 
     result = train(resolved)
     best = f"; best validation at step {result.best_step}" if result.best_step is not None else ""

@@ -1,23 +1,24 @@
-"""Fields of configuration schemas: the bounds of a number stand on its field, and its default stands nowhere else.
+"""Fields of configuration schemas. A field has the bounds of its number or the values of its choice, and its default,
+which is written nowhere else.
 
-A schema field is declared with `at_least(1, 8)`, `between(0, 1, 0.5)`, ... ; a settings class of the library takes
-default and bounds of the schema's field with `default_of(Schema, "name")`. Bounds are kept in the field's metadata, so
-that a schema is still an ordinary dataclass, which OmegaConf reads.
+A schema field is declared with `at_least(1, 8)`, `between(0, 1, 0.5)`, `one_of(("warn", "stop"), "warn")`, ... ; a
+settings class of the library takes default and bounds of the schema's field with `default_of(Schema, "name")`. Both are
+kept in the field's metadata, so that a schema is still an ordinary dataclass, which OmegaConf reads.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from practicum.errors import UserError
+from practicum.errors import UserError, did_you_mean
 
 T = TypeVar("T")
-KEY = "bounds"
-"""Name of the bounds in a field's metadata."""
+KEY, CHOICES = "bounds", "choices"
+"""Names of the bounds and of the choices in a field's metadata."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,12 @@ def unbounded(default: T) -> T:
     return _bounded(default, UNBOUNDED)
 
 
+def one_of(choices: Sequence[str], default: str) -> str:
+    """A text that is one of these."""
+    field: str = dataclasses.field(default=default, metadata={CHOICES: tuple(choices)})
+    return field
+
+
 def _bounded(default: T, bounds: Bounds) -> T:
     return dataclasses.field(default=default, metadata={KEY: bounds})
 
@@ -88,6 +95,11 @@ def default_of(schema: type, name: str) -> Any:
 def bounds_of(field: dataclasses.Field[Any]) -> Bounds | None:
     bounds: Bounds | None = field.metadata.get(KEY)
     return bounds
+
+
+def choices_of(field: dataclasses.Field[Any]) -> tuple[str, ...] | None:
+    choices: tuple[str, ...] | None = field.metadata.get(CHOICES)
+    return choices
 
 
 def walk(settings: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
@@ -109,8 +121,12 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def check_fields(settings: Any, prefix: str = "") -> None:
-    """Require that every number below `settings` is finite and within the bounds of its field."""
+    """Require that every number below `settings` is finite and within the bounds of its field, and that every choice is
+    one that its field has."""
     for key, field, value in walk(settings, prefix):
+        choices = choices_of(field)
+        if choices is not None and value not in choices:
+            raise UserError(f"{key}={value} is unknown.{did_you_mean(str(value), choices)}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         if not math.isfinite(value):

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from practicum.config.fields import at_least, between, check_fields
-from practicum.errors import UserError, did_you_mean
-
-HEALTH_ACTIONS = ("warn", "adjust", "stop")
-HACKING_ACTIONS = ("warn", "stop")
+from practicum.config.fields import at_least, between, one_of
 
 
 @dataclass
 class HealthSettings:
     """Thresholds of the health monitor. A finding at `_warn` is reported; one at `_act` is acted on."""
 
-    action: str = "warn"
+    action: str = one_of(("warn", "adjust", "stop"), "warn")
     """`warn`: report; `adjust`: also lower the learning rate or the clip range; `stop`: end the run."""
     repeat_every: int = at_least(1, 10)
     """Steps before a finding that persists is reported again."""
@@ -88,13 +84,6 @@ class HealthSettings:
     memory_window: int = at_least(6, 30)
     """Steps that the growth is measured over."""
 
-    def __post_init__(self) -> None:
-        check_fields(self, "health.")
-        if self.action not in HEALTH_ACTIONS:
-            raise UserError(f"health.action={self.action} is unknown.{did_you_mean(self.action, HEALTH_ACTIONS)}")
-        if self.reward_flat_window < self.reward_flat_after:
-            raise UserError("health.reward_flat_after must be at most health.reward_flat_window.")
-
 
 @dataclass
 class SupervisedHealthSettings:
@@ -120,12 +109,7 @@ class RewardHackingSettings:
     """Steps averaged at the start and now."""
     alarm: float = between(-2, 2, 0.2)
     """Gap between the rise of the reward and that of the verifier (each in [-1, 1]) that raises an alarm."""
-    action: str = "warn"
+    action: str = one_of(("warn", "stop"), "warn")
     """`warn`: report; `stop`: end the run."""
     keep_top: int = at_least(0, 5)
     """Best-paid episodes kept for a person to read."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "hacking.")
-        if self.action not in HACKING_ACTIONS:
-            raise UserError(f"hacking.action={self.action} is unknown.{did_you_mean(self.action, HACKING_ACTIONS)}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from practicum.config.actor_rollout_ref import ActorRolloutRefConfig, CriticConfig
-from practicum.config.fields import above, at_least, between, unbounded
+from practicum.config.fields import above, at_least, between, one_of, unbounded
 from practicum.config.health import HealthSettings, RewardHackingSettings
 
 
@@ -228,7 +228,7 @@ class DataConfig:
 class SandboxConfig:
     """Where programs written by the model run."""
 
-    level: str = "namespaces"
+    level: str = one_of(("rlimits", "namespaces", "bubblewrap"), "namespaces")
     """The weakest isolation that is accepted."""
     concurrency: int | None = at_least(1, None)
     """Programs running at once; null: as many as there are cores."""

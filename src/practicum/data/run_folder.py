@@ -13,8 +13,16 @@ checkpoint, or the last stage in a run's folder.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import hashlib
 import json
-from collections.abc import Mapping
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,15 +34,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from practicum.models.loader import LoadedModel
-import contextlib
-import errno
-import fcntl
-import hashlib
-import os
-import re
-import secrets
-import shutil
-from collections.abc import Iterator
 
 
 def write_atomic(path: Path, data: bytes) -> None:

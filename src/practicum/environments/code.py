@@ -56,7 +56,7 @@ class CodeEnvironment(ToolEnvironment):
         if not self.levels or not all(level in TEMPLATES for level in self.levels):
             raise UserError(f"code levels must be whole numbers from 1 to {max(TEMPLATES)}, got {list(levels)}.")
         if sandbox_level is not None:
-            base.configure(sandbox_level)
+            base.settings = base.Settings(sandbox_level)
         base.current()  # a machine without a sandbox is an error before the first episode
 
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:

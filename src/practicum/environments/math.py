@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 import random
 import re
 from collections.abc import Sequence
@@ -36,6 +37,8 @@ CHANGES = {
           "{name} shares them equally among {n} people and counts one.", "Only one out of every {n} is kept."),
 }
 # fmt: on
+OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
+"""On whole numbers; a division has no remainder (`_operation`)."""
 QUESTIONS = ("How many {item} are there now?", "How many {item} does {name} have in the end?")
 MAX_LEVEL = 5
 ANNOTATION = re.compile(r"<<([^<>=]+)=([^<>=]+)>>")
@@ -147,10 +150,10 @@ def make_problem(rng: random.Random, level: int) -> dict[str, object]:
     text = [rng.choice(OPENINGS).format(name=name, n=value, item=item)]
     steps: list[str] = []
     for _ in range(level):
-        operator, operand = _operation(rng, value)
-        steps.append(f"{value}{operator}{operand}")
-        value = int(evaluate(steps[-1]))
-        text.append(rng.choice(CHANGES[operator]).format(name=name, n=operand, item=item))
+        sign, operand = _operation(rng, value)
+        steps.append(f"{value}{sign}{operand}")
+        value = OPERATORS[sign](value, operand)
+        text.append(rng.choice(CHANGES[sign]).format(name=name, n=operand, item=item))
     text.append(rng.choice(QUESTIONS).format(name=name, item=item))
     return {"question": " ".join(text), "answer": str(value), "steps": steps, "level": level}
 
@@ -158,14 +161,14 @@ def make_problem(rng: random.Random, level: int) -> dict[str, object]:
 def _operation(rng: random.Random, value: int) -> tuple[str, int]:
     """Return an operation that keeps the count an integer from 1 to 999."""
     while True:
-        operator = rng.choice("+-*/")
-        if operator == "+" and value < 900:
+        sign = rng.choice("+-*/")
+        if sign == "+" and value < 900:
             return "+", rng.randint(2, 99)
-        if operator == "-" and value > 3:
+        if sign == "-" and value > 3:
             return "-", rng.randint(2, min(value - 1, 99))
-        if operator == "*" and value <= 99:
+        if sign == "*" and value <= 99:
             return "*", rng.randint(2, min(9, 999 // value))
-        if operator == "/":
+        if sign == "/":
             divisors = [d for d in range(2, 10) if value % d == 0]
             if divisors:
                 return "/", rng.choice(divisors)

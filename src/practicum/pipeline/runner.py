@@ -23,7 +23,8 @@ from practicum.evaluation.settings import EvalSettings
 from practicum.pipeline import stages
 from practicum.pipeline.log import EpochSummary, PipelineLog, evaluation_line, rollout_line
 from practicum.pipeline.stage_table import StageTable, read_stage_table
-from practicum.training.api import sft, train
+from practicum.training.build import train
+from practicum.training.build_supervised import sft
 from practicum.utils.tables import table
 from practicum.utils.terminal import printable
 

@@ -30,9 +30,9 @@ from practicum.data.run_folder import write_atomic
 from practicum.environments.mix import MixEnvironment, interleave
 from practicum.errors import UserError, did_you_mean
 from practicum.training.build import training_tasks
-from practicum.training.build_settings import rl_settings, training_steps
 from practicum.training.build_supervised import sft_settings
-from practicum.training.preflight import check_supervised_model, missing_files, sentence_of
+from practicum.training.dry_run import check_supervised_model, missing_files, sentence_of
+from practicum.training.settings import rl_settings, training_steps
 
 MODELS = ("base", "sft", "rl")
 """The models that are evaluated, in this order."""

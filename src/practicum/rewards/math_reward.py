@@ -58,7 +58,7 @@ MAX_DIGITS = 1000
 
 def final_answer(reply: str) -> tuple[str, bool]:
     """Return the final answer of a reply, and whether the reply marks it (`\\boxed`, `####`)."""
-    boxed = last_boxed(reply)
+    boxed = last_boxed(reply) if "box" in reply else None
     if boxed is not None:
         return boxed, True
     _, mark, last = reply.rpartition("####")

@@ -50,6 +50,8 @@ class Sandbox:
     def open(cls, level: str = "namespaces", concurrency: int | None = None, *, only: str | None = None) -> Sandbox:
         """Open the strongest sandbox that works here, not weaker than `level`; `only` tries exactly one level."""
         minimum = Level.named(level)
+        if concurrency is not None and concurrency < 1:
+            raise UserError(f"sandbox.concurrency must be at least 1, got {concurrency}.")
         candidates = [Level.named(only)] if only is not None else [step for step in reversed(Level) if step >= minimum]
         faults = []
         for step in candidates:
@@ -174,25 +176,16 @@ class Settings:
     concurrency: int | None = None
 
 
+settings = Settings()
+"""The sandbox that tools and rewards of this process use from now on; it is opened on first use."""
 _lock = threading.Lock()
-_settings = Settings()
 _opened: dict[Settings, Sandbox] = {}
-
-
-def configure(level: str = "namespaces", concurrency: int | None = None) -> None:
-    """Set the sandbox that tools and rewards of this process use from now on."""
-    global _settings
-    Level.named(level)
-    if concurrency is not None and concurrency < 1:
-        raise UserError(f"sandbox.concurrency must be at least 1, got {concurrency}.")
-    with _lock:
-        _settings = Settings(level, concurrency)
 
 
 def current() -> Sandbox:
     """Return the process's sandbox, opened on first use; UserError if the configured level is not supported."""
     with _lock:
-        if _settings not in _opened:
-            _opened[_settings] = Sandbox.open(_settings.level, _settings.concurrency)
-            print(f"sandbox: {_opened[_settings].describe()}", file=sys.stderr)
-        return _opened[_settings]
+        if settings not in _opened:
+            _opened[settings] = Sandbox.open(settings.level, settings.concurrency)
+            print(f"sandbox: {_opened[settings].describe()}", file=sys.stderr)
+        return _opened[settings]

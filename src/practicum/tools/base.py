@@ -20,8 +20,8 @@ from typing import Any, overload
 
 from practicum.errors import UserError, did_you_mean
 from practicum.tools.errors import ToolFailure
-from practicum.tools.pool import Lease, StatePool, perform, pool_for
-from practicum.utils.concurrency import agent_time, with_timer
+from practicum.tools.pool import Lease, StatePool, pool_for
+from practicum.utils.concurrency import agent_time, perform, with_timer
 
 JSON_TYPES: dict[Any, str] = {
     str: "string",
@@ -158,22 +158,21 @@ class Tool:
     agent_code: bool = False
     """Whether it runs a program of the agent: then its time is the agent's, and an exceeded deadline is shown to it."""
 
-    @property
-    def schema(self) -> dict[str, Any]:
-        """The JSON schema in OpenAI's function format, which chat templates render."""
+    schema: Mapping[str, Any] = field(init=False, compare=False, repr=False)
+    """The JSON schema in OpenAI's function format, which chat templates render."""
+
+    def __post_init__(self) -> None:
         parameters = {
             "type": "object",
             "properties": {k: dict(v) for k, v in self.parameters.items()},
             "required": list(self.required),
         }
-        return {
-            "type": "function",
-            "function": {
-                "name": self.name,
-                "description": self.description,
-                "parameters": parameters if self.input_schema is None else dict(self.input_schema),
-            },
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": parameters if self.input_schema is None else dict(self.input_schema),
         }
+        object.__setattr__(self, "schema", {"type": "function", "function": function})
 
     def check(self, arguments: Mapping[str, Any]) -> str | None:
         """Return why the arguments do not fit, or None."""

@@ -24,20 +24,13 @@ from typing import Any
 
 from practicum.errors import UserError
 from practicum.tools.errors import ToolFailure
-from practicum.utils.concurrency import in_thread
+from practicum.utils.concurrency import in_thread, perform
 
 POOL_SIZE = 128
 """Default number of states; as many episodes run at once by default."""
 _order = itertools.count()
 _pools: weakref.WeakSet[StatePool] = weakref.WeakSet()
 _shared: dict[Callable[..., Any], StatePool] = {}
-
-
-async def perform(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a function: a coroutine function is awaited, any other runs in a thread."""
-    if inspect.iscoroutinefunction(function):
-        return await function(*args, **kwargs)
-    return await in_thread(functools.partial(function, *args, **kwargs))  # an argument may have any name
 
 
 class Lease:

@@ -30,10 +30,9 @@ from practicum.task import Task, canonical_json, content_hash
 from practicum.training.curriculum import TaskStream, group_scored, has_signal
 from practicum.training.estimators import ESTIMATORS
 from practicum.training.logged_source import TrajectoryLog, check_same_log
-from practicum.training.monitor.metrics import rollout_metrics
-from practicum.training.rl_settings import RLSettings
 from practicum.training.rollout_batch import RolloutBatch
-from practicum.training.rollout_source import OnEpisode, check_error_budget
+from practicum.training.rollout_source import OnEpisode, check_error_budget, rollout_metrics
+from practicum.training.settings import RLSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn, derive_seed
 

@@ -1,10 +1,12 @@
-"""A training run put together from a resolved TrainConfig."""
+"""`train`: a run of reinforcement learning, put together from a configuration or overrides, and run."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from practicum.agent import Agent, Deadlines
 from practicum.chat.console import ConsoleEpisodeWatcher
 from practicum.chat.renderer import Renderer
 from practicum.config import overrides
+from practicum.config.overrides import Resolved
+from practicum.config.resolve import resolve_train
 from practicum.config.train import TrainConfig
 from practicum.data.run_folder import FolderLock, ModelRef, lock_for_run, resolve_model, write_atomic
 from practicum.data.task_overlap import num_shared, write_train_tasks
@@ -30,7 +34,16 @@ from practicum.rollout import MakeEnvironment
 from practicum.sandbox import base as sandbox
 from practicum.task import Task
 from practicum.training.bandit_source import BanditSource, LoggedState, tabulate_actions
-from practicum.training.build_settings import (
+from practicum.training.checkpoint import MODEL, check_continuation, keep_stored_defaults, record_version
+from practicum.training.estimators import ESTIMATORS
+from practicum.training.logged_source import METHODS, LoggedSource, TrajectoryLog, read_trajectory_log, signal_groups
+from practicum.training.micro_batches import MicroBatchLimits
+from practicum.training.monitor.loggers import make_loggers
+from practicum.training.rl_trainer import RLTrainer
+from practicum.training.rollout_source import OnlineSource, RolloutSource
+from practicum.training.run import Run, RunMonitor
+from practicum.training.settings import (
+    RLSettings,
     environment_name,
     find_device,
     max_micro_batch_tokens,
@@ -45,17 +58,114 @@ from practicum.training.build_settings import (
     training_steps,
     validates,
 )
-from practicum.training.checkpoint import check_continuation, record_version
-from practicum.training.estimators import ESTIMATORS
-from practicum.training.logged_source import METHODS, LoggedSource, TrajectoryLog, read_trajectory_log, signal_groups
-from practicum.training.micro_batches import MicroBatchLimits
-from practicum.training.monitor.loggers import make_loggers
-from practicum.training.rl_settings import RLSettings
-from practicum.training.rl_trainer import RLTrainer
-from practicum.training.rollout_source import OnlineSource, RolloutSource
-from practicum.training.run import Run, RunMonitor
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory
+from practicum.utils.memory import out_of_memory_in
+from practicum.utils.terminal import Progress
+
+StepCallback = Callable[[int, int, Mapping[str, float]], None]
+"""Called after each update with its number, from 1, the number of updates in all, and its metrics."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A finished run: its folder, the trained model in it, and the last value of each metric of this process."""
+
+    folder: Path
+    model: Path
+    num_steps: int
+    best_step: int | None
+    """Step of the best validation, or None where nothing was validated."""
+    best_value: float | None
+    metrics: Mapping[str, float]
+    """Empty where the run was finished before and nothing was left to do."""
+
+
+LESS_MEMORY_TRAIN = (
+    "lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu (learner) or actor_rollout_ref.rollout.max_num_seqs "
+    "(engine), set actor_rollout_ref.model.enable_gradient_checkpointing=true, or train an adapter "
+    "(actor_rollout_ref.model.lora_rank=16)"
+)
+
+
+@contextmanager
+def explain_out_of_memory(remedy: str) -> Iterator[None]:
+    """Raise running out of memory as a UserError that says what to lower. Checkpoints stay as they are."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, ExceptionGroup) as error:
+        cause = out_of_memory_in(error)
+        if cause is None:
+            raise
+        what = (str(cause).splitlines() or ["the machine has no more"])[0][:200]
+        raise UserError(
+            f"Out of memory ({what}): {remedy}; docs/troubleshooting.md has more. The same command goes on from the "
+            "last checkpoint, if there is one."
+        ) from error
+
+
+def train(
+    config: TrainConfig | Resolved[TrainConfig] | Iterable[str],
+    *,
+    model_folder: str | Path | None = None,
+    progress: bool = True,
+    log: Callable[[str], None] = print,
+    on_step: StepCallback | None = None,
+) -> TrainResult:
+    """Train by reinforcement learning, online or from logged episodes, and save the model.
+
+    `config` is a `TrainConfig` or overrides as `practicum train` takes them, such as ["recipe=math-tiny"]. A folder
+    that holds an unfinished run of the same configuration is continued. The model goes to `model_folder`, by default
+    model/ in the run's folder: the best one by validation, or the last where nothing is validated. last/ beside it
+    has the last weights. `log` gets messages, `progress` shows a line on stderr.
+    """
+    resolved = resolve_train(config)
+    keep_stored_defaults(resolved, run_folder(resolved.config))
+    with explain_out_of_memory(LESS_MEMORY_TRAIN):
+        return asyncio.run(_train(resolved.config, model_folder, progress, log, on_step))
+
+
+async def _train(
+    config: TrainConfig,
+    model_folder: str | Path | None,
+    progress: bool,
+    log: Callable[[str], None],
+    on_step: StepCallback | None,
+) -> TrainResult:
+    online = config.data.from_trajectories is None or config.algorithm.offline.method == "bandit"
+    episodes_per_step = config.data.train_batch_size * config.agent.num_chains if online else 1
+    line = Progress("train", 0, "episodes" if online else "steps", shown=progress)
+    metrics: dict[str, float] = {}
+
+    def report(step: int, values: dict[str, float]) -> None:
+        metrics.update(values)
+        if online:
+            line.note = f"step {step}: reward {values.get('reward/mean', float('nan')):.3f}"
+        else:
+            distance = values.get("offline/distance/mean", float("nan"))
+            loss = values.get("actor/loss", float("nan"))
+            line.advance(1, f"loss {loss:+.4f}, distance from the log {distance:.3f}")
+        if on_step is not None:
+            on_step(step, run.settings.total_training_steps, values)
+
+    def show_validation(done: int, total: int) -> None:
+        line.note = f"validation: {done}/{total} tasks" if done < total else ""
+
+    def show_update() -> None:
+        line.note = "updating the policy"
+
+    on_episode = (lambda episode: line.advance(1, "rolling out")) if online else None
+    run = build_run(config, report, on_episode, show_update, log, show_validation)
+    model = run.model_folder = run.folder / MODEL if model_folder is None else Path(model_folder)
+    try:
+        line.total = run.settings.total_training_steps * episodes_per_step
+        line.done = run.state.step * episodes_per_step
+        with line:
+            state = await run.train()
+    finally:
+        await run.policy.close()
+    return TrainResult(run.folder, model, state.step, state.best_step, state.best_value, metrics)
+
 
 MAX_GENERATED_TASKS = 100_000
 
@@ -71,7 +181,7 @@ class RunComponents:
 
 def build_components(config: TrainConfig) -> RunComponents:
     """The environment with its tools, rewards and task files; the sandbox is configured on the way."""
-    sandbox.configure(config.sandbox.level, config.sandbox.concurrency)
+    sandbox.settings = sandbox.Settings(config.sandbox.level, config.sandbox.concurrency)
     return make_components(config)
 
 

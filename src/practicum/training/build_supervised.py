@@ -1,9 +1,10 @@
-"""Supervised runs put together from a resolved SFTConfig or DPOConfig."""
+"""`sft` and `dpo`: supervised runs put together from a configuration or overrides, and run."""
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +13,8 @@ import torch
 
 from practicum.config import overrides
 from practicum.config.dpo import DPOConfig, DPOTrainingConfig
-from practicum.config.resolve import LORA_KEYS, check_supervised, is_changed
+from practicum.config.overrides import Resolved
+from practicum.config.resolve import LORA_KEYS, check_supervised, is_changed, resolve_supervised
 from practicum.config.sft import SFTConfig, SFTTrainingConfig
 from practicum.data.export import DPO_FIELDS
 from practicum.data.jsonl import read_rows
@@ -22,16 +24,19 @@ from practicum.data.task_overlap import write_train_tasks
 from practicum.errors import UserError, did_you_mean
 from practicum.models import loader, lora
 from practicum.models.loader import Device
-from practicum.training import dpo, sft
+from practicum.training.build import StepCallback, TrainResult, explain_out_of_memory
 from practicum.training.checkpoint import check_supervised_continuation, record_version
+from practicum.training.dpo import DPOSettings, DPOTrainer
 from practicum.training.micro_batches import MicroBatchLimits, sft_samples
 from practicum.training.monitor.supervised_health import SupervisedMonitor
 from practicum.training.preference_pairs import fitting_pairs, mine_pairs, pairs_from_rows
-from practicum.training.run import Run
-from practicum.training.supervised import SupervisedTrainer, supervised_run_settings
+from practicum.training.run import Run, TrainState
+from practicum.training.sft import SFTSettings, SFTTrainer, without_too_long
+from practicum.training.supervised import SupervisedTrainer, place_adapter, supervised_run_settings
 from practicum.training.text_dataset import read_demonstration_rows
 from practicum.training.trainable_policy import GPU_TOKENS, TrainablePolicy
 from practicum.trajectory import Outcome, Trajectory
+from practicum.utils.terminal import Progress
 
 Item = TypeVar("Item")
 OnStep = Callable[[int, dict[str, float]], None]
@@ -149,8 +154,8 @@ def check_tokens(policy: TrainablePolicy, episodes: Sequence[Trajectory], model:
             )
 
 
-def sft_settings(training: SFTTrainingConfig) -> sft.SFTSettings:
-    return sft.SFTSettings(
+def sft_settings(training: SFTTrainingConfig) -> SFTSettings:
+    return SFTSettings(
         num_epochs=training.num_epochs,
         batch_size=training.batch_size,
         gradient_accumulation_steps=training.gradient_accumulation_steps,
@@ -164,8 +169,8 @@ def sft_settings(training: SFTTrainingConfig) -> sft.SFTSettings:
     )
 
 
-def dpo_settings(training: DPOTrainingConfig) -> dpo.DPOSettings:
-    return dpo.DPOSettings(
+def dpo_settings(training: DPOTrainingConfig) -> DPOSettings:
+    return DPOSettings(
         num_epochs=training.num_epochs,
         batch_size=training.batch_size,
         gradient_accumulation_steps=training.gradient_accumulation_steps,
@@ -222,8 +227,8 @@ def _build_sft(config: SFTConfig, lock: FolderLock, on_step: OnStep | None, say:
     else:
         split = split_by_task(episodes, lambda episode: episode.task.id, data.val_share, training.seed)
         samples, held_out = (sft_samples(side) for side in split)
-    samples, held_out = (sft.without_too_long(side, policy.decoder.shape.context, say) for side in (samples, held_out))
-    run = _build_run(config, lock, sft.SFTTrainer(policy, samples, settings, held_out), on_step, say)
+    samples, held_out = (without_too_long(side, policy.decoder.shape.context, say) for side in (samples, held_out))
+    run = _build_run(config, lock, SFTTrainer(policy, samples, settings, held_out), on_step, say)
     if episodes:
         write_train_tasks(run.folder, (episode.task for episode in episodes))
     return run
@@ -250,7 +255,7 @@ def _build_dpo(config: DPOConfig, lock: FolderLock, on_step: OnStep | None, say:
         check_tokens(policy, episodes, config.model.path)
         pairs = [mined.pair for mined in mine_pairs(episodes, config.data.pairing)]
     pairs = fitting_pairs(pairs, policy.decoder.shape.context, say)
-    return _build_run(config, lock, dpo.DPOTrainer(policy, pairs, dpo_settings(config.training)), on_step, say)
+    return _build_run(config, lock, DPOTrainer(policy, pairs, dpo_settings(config.training)), on_step, say)
 
 
 def _build_run(
@@ -287,3 +292,78 @@ def describe_parameters(policy: TrainablePolicy) -> str:
     """How many parameters are trained, of how many."""
     trainable, total = lora.parameter_counts(policy.loaded)
     return f"{trainable:,} of {total:,} parameters are trained ({trainable / total:.2%})"
+
+
+LESS_MEMORY_SUPERVISED = (
+    "lower training.batch_size and raise training.gradient_accumulation_steps by as much, set "
+    "training.gradient_checkpointing=true, or train a smaller adapter (training.lora_r)"
+)
+
+
+def sft(
+    config: SFTConfig | Resolved[SFTConfig] | Iterable[str],
+    *,
+    progress: bool = True,
+    log: Callable[[str], None] = print,
+    on_step: StepCallback | None = None,
+) -> TrainResult:
+    """Train on the replies of collected episodes or of a file of rows (supervised fine-tuning).
+
+    `config` is an `SFTConfig` or overrides as `practicum sft` takes them, such as ["data.episodes=runs/collect"].
+    """
+    resolved = resolve_supervised(SFTConfig, config).config
+    build_run = lambda report: build_sft(resolved, report, log)  # noqa: E731
+    with explain_out_of_memory(LESS_MEMORY_SUPERVISED):
+        return _supervised("sft", "actor/loss", build_run, progress, log, on_step)
+
+
+def dpo(
+    config: DPOConfig | Resolved[DPOConfig] | Iterable[str],
+    *,
+    progress: bool = True,
+    log: Callable[[str], None] = print,
+    on_step: StepCallback | None = None,
+) -> TrainResult:
+    """Train on pairs of replies, the better one preferred (direct preference optimization).
+
+    `config` is a `DPOConfig` or overrides as `practicum dpo` takes them, such as ["data.episodes=runs/collect"].
+    """
+    resolved = resolve_supervised(DPOConfig, config).config
+    build_run = lambda report: build_dpo(resolved, report, log)  # noqa: E731
+    with explain_out_of_memory(LESS_MEMORY_SUPERVISED):
+        return _supervised("dpo", "dpo/loss", build_run, progress, log, on_step)
+
+
+def _supervised(
+    name: str,
+    loss: str,
+    build_run: Callable[[Callable[[int, dict[str, float]], None]], Run],
+    progress: bool,
+    log: Callable[[str], None],
+    on_step: StepCallback | None,
+) -> TrainResult:
+    line = Progress(name, 0, "steps", shown=progress)
+    metrics: dict[str, float] = {}
+
+    def report(step: int, values: dict[str, float]) -> None:
+        metrics.update(values)
+        evaluated = f", eval {metrics['eval/loss']:.3f}" if "eval/loss" in metrics else ""
+        line.advance(1, f"loss {values[loss]:.3f}{evaluated}")
+        if on_step is not None:
+            on_step(step, run.settings.total_training_steps, values)
+
+    run = build_run(report)
+    log(describe_parameters(run.policy))
+    line.total, line.done = run.settings.total_training_steps, run.state.step
+
+    async def finish() -> TrainState:
+        try:
+            with line:
+                return await run.train()
+        finally:
+            await run.policy.close()
+
+    state = asyncio.run(finish())
+    if run.policy.loaded.adapter is not None:
+        place_adapter(run.folder)
+    return TrainResult(run.folder, run.folder / "model", state.step, state.best_step, state.best_value, metrics)

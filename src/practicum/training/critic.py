@@ -20,9 +20,9 @@ from practicum.algorithms import losses
 from practicum.config.actor_rollout_ref import CriticConfig, CriticOptimConfig
 from practicum.config.fields import default_of
 from practicum.models.decoder import Decoder
-from practicum.training.learner import gather, hidden_states, per_sample
+from practicum.training.learner import OptimizerSettings, apply_gradient, make_optimizer
 from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sample, micro_batches
-from practicum.training.optimizer import OptimizerSettings, apply_gradient, make_optimizer
+from practicum.training.objective import gather, hidden_states, per_sample
 from practicum.utils.arrays import FloatArray
 
 

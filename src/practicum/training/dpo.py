@@ -21,11 +21,11 @@ from practicum.config.dpo import DPOTrainingConfig
 from practicum.config.fields import check_fields, default_of
 from practicum.errors import UserError
 from practicum.models.decoder import Decoder
-from practicum.training.learner import compute_logprobs
+from practicum.training.learner import OptimizerSettings, learning_rate
 from practicum.training.micro_batches import Sample
-from practicum.training.objective import CROSS_ENTROPY
-from practicum.training.optimizer import OptimizerSettings, learning_rate
-from practicum.training.run import Run, RunSettings
+from practicum.training.objective import CROSS_ENTROPY, compute_logprobs
+from practicum.training.run import Run
+from practicum.training.settings import RunSettings
 from practicum.training.supervised import SupervisedTrainer, fingerprint_samples
 from practicum.training.trainable_policy import TrainablePolicy
 

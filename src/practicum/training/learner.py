@@ -1,170 +1,181 @@
-"""The learner: forward pass, loss and optimizer step. It knows no algorithm.
+"""The learner: gradients of a batch and the optimizer step. It knows no algorithm.
 
-An algorithm has already turned trajectories into per-token weights and advantages. Every loss is a
-weighted sum over tokens divided by a denominator counted over the whole batch beforehand, so the
-gradient does not depend on how the batch is split into micro-batches.
+An algorithm has already turned trajectories into per-token weights and advantages. Every loss is a weighted sum over
+tokens divided by a denominator counted over the whole batch beforehand, so the gradient does not depend on how the
+batch is split into micro-batches.
+
+The optimizer is AdamW. Weights in half precision get float32 master copies (`MasterAdamW`): the copies take the steps,
+since most steps are smaller than half precision can add, and the weights are their rounded copies.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from practicum.algorithms import kl
-from practicum.errors import UserError
+from practicum.config.actor_rollout_ref import ActorConfig, OptimConfig
+from practicum.config.fields import default_of
+from practicum.errors import UserError, did_you_mean
 from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sample, micro_batches
-from practicum.training.objective import LossStats, Objective
-from practicum.training.optimizer import MasterAdamW, OptimizerSettings, apply_gradient, make_optimizer
+from practicum.training.objective import (
+    LossStats,
+    Objective,
+    chunks,
+    compute_logprobs,
+    divergence,
+    fused_head,
+    fused_logprobs,
+    head_logprobs,
+    hidden_states,
+    logprobs_and_entropies,
+)
 
 if TYPE_CHECKING:
     from practicum.kernels.cuda_graphs import LayerGraphs
-import torch.nn.functional as F
-
-from practicum.models.decoder import token_logprobs
-from practicum.models.prefix_tree import BlockAttentionPlan
-
-MAX_LOGITS = 4_000_000
-"""Logits held at once (predictions × vocabulary): more predictions go through the LM head in chunks."""
 
 
-def hidden_states(decoder: Decoder, micro: MicroBatch, graphs: LayerGraphs | None = None) -> Tensor:
-    """Return the hidden states [P, E] at the tokens where predictions are made; `graphs` replays the layers."""
-    if isinstance(micro.attention_plan, BlockAttentionPlan):
-        from practicum.kernels.packed_forward import packed_hidden  # needs Triton
+class MasterAdamW(torch.optim.Optimizer):
+    """AdamW whose state also holds the master copy of each weight, so saving and restoring the state is enough."""
 
-        inputs = (micro.ids, micro.positions, micro.attention_plan)
-        hidden = packed_hidden(decoder, *inputs) if graphs is None else graphs.hidden(*inputs)
-        # Not index_select: on a GPU its backward adds gradients in no fixed order.
-        return hidden[micro.token_index]
-    grouped = decoder.shape.heads != decoder.shape.kv_heads
-    batches, output_index = micro.attention_plan.batches, micro.attention_plan.output_index
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], lr: float, betas: tuple[float, float], weight_decay: float
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": 1e-8})
+        self.weights = list(parameters)
+        self.accumulated: Tensor | None = None
+        """The gradients of a batch so far, in float32, those of all weights end to end."""
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        outputs = []
-        for batch in batches:
-            queries, keys, values = _padded(q, batch.queries), _padded(k, batch.keys), _padded(v, batch.keys)
-            output = F.scaled_dot_product_attention(queries, keys, values, attn_mask=batch.visible, enable_gqa=grouped)
-            outputs.append(output.transpose(1, 2).flatten(0, 1))
-        return torch.cat(outputs).flatten(1).index_select(0, output_index)
+    def accumulate(self) -> None:
+        """Add the weights' gradients to the accumulated ones and clear them; a weight without one counts as zero."""
+        if all(weight.grad is None for weight in self.weights):
+            return
+        gradient = torch.cat([
+            (torch.zeros_like(weight) if weight.grad is None else weight.grad).flatten() for weight in self.weights
+        ])  # fmt: skip
+        self.accumulated = gradient.float() if self.accumulated is None else self.accumulated.add_(gradient)
+        super().zero_grad()
 
-    return decoder.hidden(micro.ids, micro.positions, attend).index_select(0, micro.token_index)
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale the accumulated gradient down to `max_norm` and return the norm it had."""
+        if self.accumulated is None:
+            return torch.zeros(())
+        norm: Tensor = torch.linalg.vector_norm(self.accumulated)
+        self.accumulated.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+        return norm
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        self.accumulated = None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Take one AdamW step on the master copies and round them into the weights."""
+        if self.accumulated is None:
+            return
+        sizes = [weight.numel() for weight in self.weights]
+        gradients = [g.view_as(w) for g, w in zip(torch.split(self.accumulated, sizes), self.weights, strict=True)]
+        for weight in self.weights:
+            if not self.state[weight]:
+                master = weight.detach().float()
+                self.state[weight] |= {
+                    "master": master,
+                    "exp_avg": torch.zeros_like(master),
+                    "exp_avg_sq": torch.zeros_like(master),
+                    "step": torch.zeros((), dtype=torch.float32, device=weight.device),
+                }
+        group, states = self.param_groups[0], [self.state[weight] for weight in self.weights]
+        adamw(
+            [state["master"] for state in states],
+            gradients,
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=True,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+        torch._foreach_copy_([weight.data for weight in self.weights], [state["master"] for state in states])
 
 
-def _padded(x: Tensor, index: Tensor) -> Tensor:
-    """Tokens [N, H, D] as padded rows [B, H, L, D]; `index` is [B, L]."""
-    return x.flatten(1).index_select(0, index.flatten()).view(*index.shape, *x.shape[1:]).transpose(1, 2)
+KINDS = ("constant", "cosine")
 
 
-def chunks(count: int, vocabulary: int) -> Iterator[slice]:
-    """Yield slices of `count` predictions whose logits are at most MAX_LOGITS."""
-    step = max(1, MAX_LOGITS // vocabulary)
-    return (slice(start, start + step) for start in range(0, count, step))
+def learning_rate(
+    step: int, total: int, peak: float, kind: str = "constant", warmup: int = 0, min_ratio: float = 0.1
+) -> float:
+    """Return the rate of a step from 0: linear warm-up, then constant or a cosine down to `min_ratio` of the peak."""
+    if kind not in KINDS:
+        raise UserError(f"Unknown learning-rate schedule '{kind}'.{did_you_mean(kind, KINDS)}")
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    if kind == "constant":
+        return peak
+    progress = (step - warmup) / max(1, total - warmup - 1)
+    return peak * (min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
 
 
-def fused_head(decoder: Decoder) -> bool:
-    """Return whether the LM head is a plain matrix on a GPU: then one kernel computes log-probs from hidden states."""
-    head = decoder.model.lm_head
-    return decoder.device.type == "cuda" and type(head) is torch.nn.Linear and head.bias is None
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """AdamW, and the largest norm of its gradient (`grad_clip`; 0: no bound)."""
+
+    lr: float = default_of(OptimConfig, "lr")
+    weight_decay: float = default_of(OptimConfig, "weight_decay")
+    betas: tuple[float, float] = (0.9, 0.95)
+    grad_clip: float = default_of(ActorConfig, "grad_clip")
 
 
-def fused_logprobs(decoder: Decoder, hidden: Tensor, micro: MicroBatch) -> tuple[Tensor, Tensor]:
-    """Return the log-probs of a micro-batch's targets [P] and the entropies [P], computed by a kernel."""
-    from practicum.kernels.lm_head import HeadLogprobs  # needs Triton
-
-    weight = decoder.model.lm_head.weight
-    result: tuple[Tensor, Tensor] = HeadLogprobs.apply(hidden, weight, micro.targets, micro.temperatures)  # type: ignore[no-untyped-call]
-    return result
-
-
-def head_logprobs(decoder: Decoder, hidden: Tensor, micro: MicroBatch) -> Tensor:
-    """Return the log-probs of a micro-batch's targets [P] from the hidden states [P, E]."""
-    if fused_head(decoder):
-        return fused_logprobs(decoder, hidden, micro)[0]
-    return torch.cat(
-        [
-            token_logprobs(decoder.logits(hidden[chunk]), micro.targets[chunk], micro.temperatures[chunk, None])
-            for chunk in chunks(len(hidden), decoder.shape.vocabulary)
-        ]
+def make_optimizer(parameters: Sequence[torch.nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """Return AdamW over float32 weights, or AdamW with float32 master copies if any weight has another precision."""
+    if any(parameter.dtype != torch.float32 for parameter in parameters):
+        return MasterAdamW(parameters, settings.lr, settings.betas, settings.weight_decay)
+    return torch.optim.AdamW(
+        parameters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
     )
 
 
-def logprobs_and_entropies(
-    logits: Tensor, micro: MicroBatch, chunk: slice, entropy_gradient: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the log-probs of a chunk's targets [C] and the entropies [C] from the logits [C, V]."""
-    scaled = logits.float() / micro.temperatures[chunk, None]
-    logprobs = token_logprobs(scaled, micro.targets[chunk])
-    with torch.set_grad_enabled(entropy_gradient):
-        distribution = scaled.log_softmax(-1)
-        return logprobs, -torch.linalg.vecdot(distribution.exp(), distribution)
+def apply_gradient(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[torch.nn.Parameter],
+    settings: OptimizerSettings,
+    lr: float,
+    get_loss: Callable[[], float],
+) -> float:
+    """Clip the gradient, take one optimizer step and return the gradient's norm before clipping.
 
-
-def gather(micro: MicroBatch, values: Sequence[Tensor]) -> Tensor:
-    """Return values given per sample, one per prediction, in the order of a micro-batch's predictions [P]."""
-    return torch.cat([values[index] for index, _ in _sample_counts(micro)]).to(micro.sample_index.device)
-
-
-def _sample_counts(micro: MicroBatch) -> list[tuple[int, int]]:
-    """The samples of a micro-batch in order, each with the number of its predictions."""
-    indices, counts = torch.unique_consecutive(micro.sample_index.cpu(), return_counts=True)
-    return list(zip(indices.tolist(), counts.tolist(), strict=True))
-
-
-@torch.no_grad()
-def per_sample(
-    samples: Sequence[Sample],
-    limits: MicroBatchLimits,
-    device: torch.device,
-    function: Callable[[MicroBatch], Tensor],
-) -> list[Tensor]:
-    """Return what `function` gives per prediction, as one tensor per sample in the order of its tokens."""
-    result: list[Tensor] = [torch.empty(0)] * len(samples)
-    for micro in micro_batches(samples, limits, device):
-        counts = _sample_counts(micro)
-        values = torch.split(function(micro).cpu(), [count for _, count in counts])
-        for (index, _), own in zip(counts, values, strict=True):
-            result[index] = own.clone()
-    return result
-
-
-def compute_logprobs(decoder: Decoder, samples: Sequence[Sample], limits: MicroBatchLimits) -> list[Tensor]:
-    """Return the log-probs of every sample's predictions, one tensor per sample."""
-    return per_sample(samples, limits, decoder.device, lambda m: head_logprobs(decoder, hidden_states(decoder, m), m))
-
-
-def compute_divergences(
-    decoder: Decoder, reference: Decoder, samples: Sequence[Sample], kind: str, limits: MicroBatchLimits
-) -> list[Tensor]:
-    """Return a KL estimate of every sample's predictions, policy against reference, one tensor per sample."""
-
-    def function(micro: MicroBatch) -> Tensor:
-        hidden, reference_hidden = hidden_states(decoder, micro), hidden_states(reference, micro)
-        return torch.cat(
-            [
-                divergence(decoder.logits(hidden[chunk]), reference.logits(reference_hidden[chunk]), micro, chunk, kind)
-                for chunk in chunks(len(hidden), decoder.shape.vocabulary)
-            ]
-        )
-
-    return per_sample(samples, limits, decoder.device, function)
-
-
-def divergence(logits: Tensor, reference_logits: Tensor, micro: MicroBatch, chunk: slice, kind: str) -> Tensor:
-    """Return the KL estimate of a chunk of predictions [C] from the logits of both models [C, V]."""
-    temperature = micro.temperatures[chunk, None]
-    logprobs = token_logprobs(logits, micro.targets[chunk], temperature)
-    reference = token_logprobs(reference_logits, micro.targets[chunk], temperature)
-    full = kl.full(logits / temperature, reference_logits / temperature) if kind.startswith("full") else None
-    return kl.penalty(logprobs, reference, kind, full)
+    Raises FloatingPointError, and changes no weight, if the loss or the norm is not finite. `get_loss` is called after
+    everything else has been launched, so that the host waits for a GPU once.
+    """
+    max_norm = settings.grad_clip or math.inf
+    if isinstance(optimizer, MasterAdamW):
+        optimizer.accumulate()
+        norm_tensor = optimizer.clip(max_norm)
+    else:
+        norm_tensor = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    loss, norm = get_loss(), float(norm_tensor)
+    if not math.isfinite(norm) or not math.isfinite(loss):
+        raise FloatingPointError(f"the loss is {loss} and its gradient norm {norm}: nothing was updated")
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    return norm
 
 
 NUM_PROBED_WEIGHTS = 4096

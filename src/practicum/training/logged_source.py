@@ -27,12 +27,12 @@ from practicum.errors import UserError
 from practicum.models import loader
 from practicum.training.curriculum import TaskStream, TrajectoryGroups, has_signal
 from practicum.training.estimators import ESTIMATORS
-from practicum.training.learner import compute_logprobs
 from practicum.training.micro_batches import unweighted_samples
-from practicum.training.monitor.metrics import summary_stats
-from practicum.training.rl_settings import RLSettings
+from practicum.training.monitor.loggers import summary_stats
+from practicum.training.objective import compute_logprobs
 from practicum.training.rollout_batch import RolloutBatch
 from practicum.training.rollout_source import OnEpisode
+from practicum.training.settings import RLSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Origin, Outcome, Span, Trajectory
 

@@ -24,7 +24,7 @@ from practicum.models.decoder import Decoder
 from practicum.training.critic import Critic, ValuedSample, explained_variance, with_next_state
 from practicum.training.curriculum import TrajectoryGroups
 from practicum.training.estimators import ESTIMATORS, Advantages, TokenRewards, token_rewards
-from practicum.training.learner import compute_divergences, compute_logprobs
+from practicum.training.learner import learning_rate
 from practicum.training.micro_batches import (
     Sample,
     WeightedTrajectory,
@@ -33,11 +33,11 @@ from practicum.training.micro_batches import (
     scatter,
     unweighted_samples,
 )
-from practicum.training.monitor.metrics import summary_stats
-from practicum.training.optimizer import learning_rate
-from practicum.training.rl_settings import RLSettings
+from practicum.training.monitor.loggers import summary_stats
+from practicum.training.objective import compute_divergences, compute_logprobs
 from practicum.training.rollout_batch import RolloutBatch
 from practicum.training.rollout_source import OnEpisode, RolloutSource
+from practicum.training.settings import RLSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.training.trainer import StepResult, Trainer, Validation, panel_validation
 from practicum.trajectory import Outcome, Trajectory, derive_seed

@@ -8,6 +8,7 @@ prompts of a log. `EpisodeSaver` writes some of the episodes with the advantages
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,12 +31,12 @@ from practicum.training.curriculum import (
     group_scored,
     has_signal,
 )
-from practicum.training.estimators import ESTIMATORS
-from practicum.training.monitor.metrics import rollout_metrics
-from practicum.training.rl_settings import RLSettings
+from practicum.training.estimators import ESTIMATORS, num_sampled_tokens
+from practicum.training.monitor.loggers import summary_stats
 from practicum.training.rollout_batch import RolloutBatch
+from practicum.training.settings import RLSettings
 from practicum.training.trainable_policy import TrainablePolicy
-from practicum.trajectory import Trajectory, plan_attempts
+from practicum.trajectory import Origin, Outcome, StopReason, Trajectory, Turn, plan_attempts
 from practicum.utils.arrays import FloatArray
 
 
@@ -247,3 +248,49 @@ def check_error_budget(step: int, episodes: Sequence[Trajectory], budget: float)
             f"Step {step}: {len(failed)} of {len(episodes)} episodes could not be scored "
             f"(first: {first.outcome}, {first.error}); the run stops rather than learn from the rest."
         )
+
+
+def repetition(ids: Sequence[int], n: int = 4) -> float:
+    """Return the share of a reply's n-grams that occurred in it before: 0 when all differ, near 1 in a loop."""
+    count = len(ids) - n + 1
+    return 1.0 - len(set(zip(*(ids[start:] for start in range(n)), strict=False))) / count if count > 0 else 0.0
+
+
+def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    """Return metrics of rewards, success, lengths, tool calls and unscored outcomes."""
+    scored = [e for e in episodes if e.scored]
+    metrics = {"rollout/episodes": float(len(episodes)), **summary_stats("reward", [e.reward for e in scored])}
+    if scored:
+        turns = sum(len(e.turns) for e in scored)
+        replies = [_reply_ids(turn) for e in scored for turn in e.turns]
+        lengths = [float(num_sampled_tokens(e)) for e in scored]
+        num_cut = sum(t.stop_reason in (StopReason.LENGTH, StopReason.CONTEXT) for e in scored for t in e.turns)
+        metrics |= {
+            "success/mean": sum(e.outcome is Outcome.SUCCESS for e in scored) / len(scored),
+            "rollout/turns/mean": turns / len(scored),
+            "rollout/invalid_replies": sum(e.invalid_replies for e in scored) / turns,
+            "rollout/tool_calls/mean": sum(len(t.action.calls) for e in scored for t in e.turns) / len(scored),
+            "rollout/truncated": sum(e.outcome is Outcome.TRUNCATED for e in scored) / len(scored),
+            "rollout/length_clipped": num_cut / turns,
+            "rollout/repetition": sum(map(repetition, replies)) / turns,
+            "rollout/groups": float(len({e.group for e in scored})),
+            **summary_stats("response_length", lengths),
+        }
+        environments = sorted({e.task.environment for e in scored})
+        for name in environments if len(environments) > 1 else ():
+            own = [e for e in scored if e.task.environment == name]
+            metrics |= {
+                f"reward/{name}/mean": sum(e.reward for e in own) / len(own),
+                f"success/{name}/mean": sum(e.outcome is Outcome.SUCCESS for e in own) / len(own),
+            }
+        for name in sorted({component for e in scored for component in e.components}):
+            metrics |= summary_stats(f"reward_part/{name}", [e.components.get(name, 0.0) for e in scored])
+    for outcome in Outcome:
+        if not outcome.scored:
+            metrics[f"outcome/{outcome.value}"] = float(sum(e.outcome is outcome for e in episodes))
+    return metrics
+
+
+def _reply_ids(turn: Turn) -> tuple[int, ...]:
+    sampled = [span.ids for span in turn.spans if span.origin is Origin.SAMPLED]
+    return sampled[0] if len(sampled) == 1 else tuple(itertools.chain.from_iterable(sampled))

@@ -17,19 +17,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from practicum.config.fields import default_of
 from practicum.config.health import HealthSettings, RewardHackingSettings
-from practicum.config.train import TrainerConfig
 from practicum.data.run_folder import CHECKPOINT_NAME, FolderLock
 from practicum.errors import UserError
 from practicum.training import checkpoint
 from practicum.training.checkpoint import ABANDONED, LAST, METRICS, MODEL, TIMING, Checkpoints
 from practicum.training.monitor.health import HEALTH_FILE, HealthFinding, HealthLog, HealthMonitor
-from practicum.training.monitor.loggers import Logger
-from practicum.training.monitor.metrics import MetricsFile, memory_metrics
+from practicum.training.monitor.loggers import Logger, MetricsFile, memory_metrics
 from practicum.training.monitor.reward_hacking import RewardHackingMonitor
 from practicum.training.monitor.supervised_health import SupervisedMonitor
 from practicum.training.rollout_source import GROUPS, TOP, EpisodeSaver
+from practicum.training.settings import LOSS_METRICS, RunSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.training.trainer import Trainer
 from practicum.trajectory import Trajectory
@@ -37,51 +35,8 @@ from practicum.trajectory import Trajectory
 if TYPE_CHECKING:
     from practicum.training.rl_trainer import RLTrainer
 
-
-RESUME_MODES = ("auto", "disable", "resume_path")
 CLOCK_PREFIXES = ("timing/", "memory/")
 """Metrics in which two equal runs differ."""
-PANEL_METRICS = (
-    *("val/success/mean", "val/success/low", "val/success/high", "val/n", "val/errors"),
-    *("val/reward/mean", "val/reward/std", "val/reward/min", "val/reward/max"),
-)
-"""What a validation by episodes gives; the largest value is the best."""
-LOSS_METRICS = ("eval/loss",)
-"""What a validation by loss gives; the smallest value is the best."""
-
-
-@dataclass(frozen=True)
-class RunSettings:
-    """When to validate, save and stop.
-
-    Frequencies count steps; -1 means never. An `early_stopping_patience` of 0 means no early stopping; None is the
-    same, for runs whose checkpoints do not count validations. With `keep_best` the last weights are written to `last/`
-    at the end; then those of the best validation, if there was one, are loaded and written to `model/`.
-    """
-
-    total_training_steps: int
-    save_freq: int = default_of(TrainerConfig, "save_freq")
-    save_total_limit: int | None = default_of(TrainerConfig, "save_total_limit")
-    test_freq: int = default_of(TrainerConfig, "test_freq")
-    val_before_train: bool = default_of(TrainerConfig, "val_before_train")
-    best_metric: str = default_of(TrainerConfig, "best_metric")
-    early_stopping_patience: int | None = default_of(TrainerConfig, "early_stopping_patience")
-    resume_mode: str = default_of(TrainerConfig, "resume_mode")
-    resume_from_path: str | None = default_of(TrainerConfig, "resume_from_path")
-    keep_best: bool = False
-    save_on_stop: bool = True
-
-    def __post_init__(self) -> None:
-        if self.best_metric not in PANEL_METRICS + LOSS_METRICS:
-            raise UserError(f"trainer.best_metric={self.best_metric}: validation gives {', '.join(PANEL_METRICS)}.")
-        if self.resume_mode not in RESUME_MODES:
-            raise UserError(f"trainer.resume_mode={self.resume_mode}: choose one of {', '.join(RESUME_MODES)}.")
-        patience = self.early_stopping_patience
-        if patience and self.test_freq <= 0:
-            raise UserError(
-                f"trainer.early_stopping_patience={patience} counts validations on the way, and there are none: "
-                "set trainer.test_freq above 0."
-            )
 
 
 @dataclass

@@ -12,10 +12,11 @@ from practicum.config.fields import at_least, check_fields, default_of
 from practicum.config.sft import SFTTrainingConfig
 from practicum.errors import UserError
 from practicum.evaluation.result import EvalResult
+from practicum.training.learner import OptimizerSettings, learning_rate
 from practicum.training.micro_batches import Sample, sft_samples
 from practicum.training.objective import CROSS_ENTROPY
-from practicum.training.optimizer import OptimizerSettings, learning_rate
-from practicum.training.run import Run, RunSettings, TrainState
+from practicum.training.run import Run, TrainState
+from practicum.training.settings import RunSettings
 from practicum.training.supervised import SupervisedTrainer, fingerprint_samples
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.training.trainer import Validation, panel_validation

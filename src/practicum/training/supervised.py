@@ -14,7 +14,7 @@ from typing import Any
 from practicum.errors import UserError
 from practicum.training.checkpoint import MODEL
 from practicum.training.micro_batches import Sample
-from practicum.training.run import RunSettings
+from practicum.training.settings import RunSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.training.trainer import StepResult, Trainer
 

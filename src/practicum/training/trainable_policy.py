@@ -29,10 +29,9 @@ from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.models.loader import LoadedModel
 from practicum.rollout import MakeEnvironment, run_episodes
-from practicum.training.learner import Learner, compute_logprobs
+from practicum.training.learner import Learner, OptimizerSettings
 from practicum.training.micro_batches import MicroBatchLimits, Sample
-from practicum.training.objective import Objective
-from practicum.training.optimizer import OptimizerSettings
+from practicum.training.objective import Objective, compute_logprobs
 from practicum.trajectory import Attempt, Trajectory
 
 GPU_TOKENS = 16384

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from practicum.evaluation.result import EvalResult
 from practicum.evaluation.stats.intervals import LEVEL
 from practicum.training.critic import Critic
-from practicum.training.monitor.metrics import summary_stats
+from practicum.training.monitor.loggers import summary_stats
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory
 

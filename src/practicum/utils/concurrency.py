@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import inspect
 import math
 import os
 import queue
@@ -318,3 +319,10 @@ async def in_thread_with_slots(function: Callable[P, T], *args: P.args, **kwargs
     """Run a function that uses the sandbox in a thread; its waits for a slot do not count against the deadline."""
     with pause_deadline_while_queued() as on_queue:
         return await in_thread(with_queue_callback(on_queue, function), *args, **kwargs)
+
+
+async def perform(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function: a coroutine function is awaited, any other runs in a thread."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*args, **kwargs)
+    return await in_thread(functools.partial(function, *args, **kwargs))  # an argument may have any name

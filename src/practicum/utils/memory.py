@@ -23,11 +23,6 @@ def descendants(pid: int | None = None) -> list[psutil.Process]:
         return []
 
 
-def resident_megabytes() -> float:
-    """Return the resident memory of this process."""
-    return float(psutil.Process().memory_info().rss) / 1e6
-
-
 def tree_resident_megabytes(pid: int | None = None) -> float:
     """Return the resident memory of a process and its descendants; memory that they share is counted in each."""
     return sum(map(_resident_bytes, _process_tree(pid))) / 1e6

@@ -31,8 +31,8 @@ from practicum.environment import Observation
 from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.task import Task
-from practicum.training.learner import compute_logprobs
 from practicum.training.micro_batches import MicroBatchLimits, Sample
+from practicum.training.objective import compute_logprobs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 TASK = Task("t", "x", "train")

@@ -19,7 +19,7 @@ from practicum import registry
 from practicum.data.tasks import select
 from practicum.environment import SPLITS, Action, Message, Observation, ScriptedPolicy, Step
 from practicum.environments.agentgym.alfworld import AlfWorld, made_task, pool_of
-from practicum.environments.agentgym.alfworld_expert import SearchingExpert
+from practicum.environments.agentgym.alfworld_file_expert import SearchingExpert
 from practicum.environments.agentgym.alfworld_games import KINDS, SeededRandom, kind_of
 from practicum.environments.agentgym.alfworld_planning import relevant
 from practicum.environments.worker import close_pools

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from practicum.report.document import document
 from practicum.report.runs import find_runs
 from practicum.training.monitor.health import Adjustment, HealthFinding, HealthLog
-from practicum.training.monitor.metrics import MetricsFile
+from practicum.training.monitor.loggers import MetricsFile
 from practicum.training.rollout_source import EpisodeSaver
 from tests.report.live.test_live import Running
 from tests.report.report_files import (

@@ -18,7 +18,7 @@ from practicum.data import store
 from practicum.report.live.app import make_app
 from practicum.report.live.server import Server, hosts
 from practicum.report.live.watcher import FolderWatcher
-from practicum.training.monitor.metrics import MetricsFile
+from practicum.training.monitor.loggers import MetricsFile
 from tests.report.report_files import an_episode, step_values, write_damaged, write_hostile, write_run, write_training
 
 

@@ -22,7 +22,7 @@ from practicum.training.monitor.health import (
     HealthMonitor,
     checked_values,
 )
-from practicum.training.monitor.metrics import repetition
+from practicum.training.rollout_source import repetition
 
 Metrics = dict[str, float]
 RECORDED = Path(__file__).parent / "quickstart_metrics.json"
@@ -461,7 +461,7 @@ def troubled_once(step: int) -> Metrics:
 def test_wrong_settings_are_an_error_in_the_configuration(override: dict[str, object], says: str) -> None:
     config = OmegaConf.merge(OmegaConf.structured(HealthSettings), override)
     with pytest.raises(UserError, match=says.replace("?", r"\?")):
-        OmegaConf.to_object(config)
+        HealthMonitor(OmegaConf.to_object(config))  # type: ignore[arg-type]
 
 
 def test_settings_go_through_the_configuration() -> None:

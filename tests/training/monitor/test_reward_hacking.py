@@ -18,8 +18,14 @@ from practicum.environment import Action
 from practicum.errors import UserError
 from practicum.task import Task
 from practicum.training.monitor.health import ACT, WARN, HealthFinding
-from practicum.training.monitor.metrics import ScoreStats, compare_windows, score_rise, step_stats
-from practicum.training.monitor.reward_hacking import EpisodeRank, RewardHackingMonitor
+from practicum.training.monitor.reward_hacking import (
+    EpisodeRank,
+    RewardHackingMonitor,
+    ScoreStats,
+    compare_windows,
+    score_rise,
+    step_stats,
+)
 from practicum.trajectory import ActionSource, Outcome, Seeds, StopReason, Trajectory, Turn
 
 TASKS = [Task(f"task-{number}", "x", "train") for number in range(400)]
@@ -458,4 +464,4 @@ def test_the_state_does_not_grow() -> None:
 def test_wrong_settings_are_an_error_in_the_configuration(override: dict[str, object], says: str) -> None:
     config = OmegaConf.merge(OmegaConf.structured(RewardHackingSettings), override)
     with pytest.raises(UserError, match=says):
-        OmegaConf.to_object(config)
+        RewardHackingMonitor(OmegaConf.to_object(config))  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.environment import Action, ScriptedPolicy
-from practicum.environments.agentgym.alfworld_expert import SearchingExpert
+from practicum.environments.agentgym.alfworld_file_expert import SearchingExpert
 from practicum.environments.agentgym.alfworld_games import GENERATOR_VERSION, KINDS, kind_of
 from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire, by_hash
 from practicum.environments.agentgym.grammar.bracket import Brackets, Call

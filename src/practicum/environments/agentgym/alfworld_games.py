@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from practicum.environments.agentgym.alfworld_searching import Search
+from practicum.environments.agentgym.alfworld_generated_expert import Search
 
 T = TypeVar("T")
 GENERATOR_VERSION = 1
@@ -284,7 +284,7 @@ def _search_plan(
     goal_receptacle: str,
     tables: Tables,
 ) -> list[list[str]]:
-    """Return the steps of an expert that has to look for the objects (`alfworld_searching.py`)."""
+    """Return the steps of an expert that has to look for the objects (`alfworld_generated_expert.py`)."""
     contents: dict[str, list[tuple[str, str]]] = {}
     for thing in things:
         contents.setdefault(thing.receptacle, []).append((thing.name, thing.kind))

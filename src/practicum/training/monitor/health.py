@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from practicum.config.fields import check_fields
 from practicum.config.health import HealthSettings
 from practicum.errors import UserError
 from practicum.evaluation.stats.trend import Trend, reversals, trend
-from practicum.training.monitor.metrics import MetricsFile
+from practicum.training.monitor.loggers import MetricsFile
 from practicum.trajectory import Outcome
 
 WARN, ACT = "warn", "act"
@@ -408,6 +409,9 @@ class HealthMonitor:
     """Checks the metrics of one step after the other. The same metrics give the same findings, resumed or not."""
 
     def __init__(self, settings: HealthSettings) -> None:
+        check_fields(settings, "health.")
+        if settings.reward_flat_window < settings.reward_flat_after:
+            raise UserError("health.reward_flat_after must be at most health.reward_flat_window.")
         self.settings = settings
         self.history = MetricHistory()
         self.step = 0

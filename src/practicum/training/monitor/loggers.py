@@ -1,7 +1,7 @@
-"""Loggers: where metrics go besides `metrics.jsonl`: the console, TensorBoard, Weights & Biases.
+"""Where metrics go: the file `metrics.jsonl`, and the loggers (the console, TensorBoard, Weights & Biases).
 
-`trainer.logger` names them. The package of a tracker is imported only where it is named, and a logger that fails is
-dropped with one warning: logging a run must not be able to end it.
+`trainer.logger` names the loggers. The package of a tracker is imported only where it is named, and a logger that fails
+is dropped with one warning: logging a run must not be able to end it.
 
 Adding one: a class with `write` and `close` here, its name in LOGGER_NAMES and its entry in `make_loggers`.
 """
@@ -11,16 +11,22 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import math
 import netrc
 import os
 import re
 import sys
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+import psutil
+import torch
+
+from practicum.data.jsonl import parse_object, read_lines
+from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError, did_you_mean
 
 LOGGER_NAMES = ("console", "jsonl", "tensorboard", "wandb")
@@ -280,3 +286,65 @@ def print_line(text: str, stream: TextIO) -> None:
     """Print one line, over a progress line where one is being drawn."""
     stream.write(f"\r\x1b[2K{text}\n" if stream.isatty() else f"{text}\n")
     stream.flush()
+
+
+def memory_metrics() -> dict[str, float]:
+    """Memory in MB: of this process, and on the GPU in use what tensors have (`allocated`), what torch has taken from
+    the GPU (`reserved`), and the most that tensors had (`peak`) so far."""
+    metrics = {"memory/rss_mb": psutil.Process().memory_info().rss / 1e6}
+    if torch.cuda.is_available():
+        metrics["memory/gpu_allocated_mb"] = torch.cuda.memory_allocated() / 1e6
+        metrics["memory/gpu_reserved_mb"] = torch.cuda.memory_reserved() / 1e6
+        metrics["memory/gpu_peak_mb"] = torch.cuda.max_memory_allocated() / 1e6
+    return metrics
+
+
+class MetricsFile:
+    """Appends one line per step, written at once and flushed.
+
+    A new file replaces an old one; with `keep_to`, the lines of the old one up to that step are kept as they are (a
+    line that a crash cut short is dropped).
+    """
+
+    def __init__(self, path: Path, keep_to: int | None = None) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if keep_to is not None and path.exists():
+                write_atomic(path, b"".join(_lines_up_to(path, keep_to)))
+            self._file = path.open("w" if keep_to is None else "a", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"Cannot write '{path}': {error.strerror}; choose another --out.") from error
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Append the metrics of a step; raises FloatingPointError if one is not finite."""
+        not_finite = [name for name, value in values.items() if not math.isfinite(value)]
+        if not_finite:
+            raise FloatingPointError(f"step {step}: {', '.join(not_finite)} is not a finite number")
+        try:
+            self._file.write(json.dumps({"step": step, **values}) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise UserError(f"Cannot write '{self.path}': {error.strerror}; free some space.") from error
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _lines_up_to(path: Path, step: int) -> Iterator[bytes]:
+    for line in read_lines(path):
+        try:
+            line_step = parse_object(line)["step"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        if line.endswith(b"\n") and line_step <= step:
+            yield line
+
+
+def summary_stats(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Return mean, std, min and max of a list, as `name/stat`; no metrics of an empty one."""
+    if not values:
+        return {}
+    mean = math.fsum(values) / len(values)
+    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / max(1, len(values) - 1))
+    return {f"{name}/mean": mean, f"{name}/std": deviation, f"{name}/min": min(values), f"{name}/max": max(values)}

@@ -9,7 +9,7 @@ from typing import Any
 
 from practicum.config.health import SupervisedHealthSettings
 from practicum.training.monitor.health import HEALTH_FILE, WARN, HealthFinding, HealthLog
-from practicum.training.monitor.metrics import memory_metrics
+from practicum.training.monitor.loggers import memory_metrics
 
 LOSSES = ("dpo/loss", "actor/loss")
 """The training loss: the first of these that a step has."""

@@ -1,7 +1,7 @@
-"""What `--dry-run` checks: everything that a run would refuse, as far as it can be known without running it.
+"""What `--dry-run` prints and checks: everything that a run would refuse, as far as it can be known without running it.
 
 What is wrong raises UserError. What is only not on this machine (a model, a data file, a GPU, a tracker's package) is
-returned as a sentence: the run itself may be meant for another machine.
+returned as a sentence: the run itself may be meant for another machine. `summarize` says what follows from the keys.
 """
 
 from __future__ import annotations
@@ -20,8 +20,16 @@ from practicum.data.task_file import task_files
 from practicum.errors import UserError
 from practicum.models import loader
 from practicum.training import build, build_supervised
-from practicum.training.build_settings import (
+from practicum.training.checkpoint import check_continuation
+from practicum.training.estimators import ESTIMATORS
+from practicum.training.monitor.health import HealthMonitor
+from practicum.training.monitor.loggers import TRACKERS, check_logger_names, import_package
+from practicum.training.settings import (
     environment_name,
+    find_device,
+    max_micro_batch_tokens,
+    max_reply_tokens,
+    max_turns,
     model_name,
     resolve_device,
     rl_settings,
@@ -29,8 +37,80 @@ from practicum.training.build_settings import (
     run_settings,
     training_steps,
 )
-from practicum.training.checkpoint import check_continuation
-from practicum.training.monitor.loggers import TRACKERS, check_logger_names, import_package
+
+
+def summarize(config: TrainConfig) -> list[str]:
+    """The numbers that follow from the settings; UserError for settings that no run can have."""
+    actor, num_tasks, num_chains = (
+        config.actor_rollout_ref.actor,
+        config.data.train_batch_size,
+        config.agent.num_chains,
+    )
+    mini_batch = actor.ppo_mini_batch_size or num_tasks
+    estimator = config.algorithm.adv_estimator
+    settings = rl_settings(config, config.trainer.total_training_steps or 1)
+    run_settings(config, settings.total_training_steps)
+    where = find_device(config)
+    length = config.trainer.total_training_steps or f"{config.trainer.total_epochs} epochs of"
+    size = f" = {mini_batch * num_chains} episodes" if config.data.from_trajectories is None else ""
+    lines = [
+        f"model: {model_name(config)}",
+        f"environment: {environment_name(config)}",
+        f"device: {where.describe()}",
+        f"run folder: {run_folder(config)}",
+        *(_online_lines(config) if config.data.from_trajectories is None else _logged_lines(config)),
+        f"updates per step: {actor.ppo_epochs * num_tasks // mini_batch} ({actor.ppo_epochs} epochs × "
+        f"{num_tasks // mini_batch} mini-batches of {mini_batch} tasks{size})",
+        f"micro-batches: at most {max_micro_batch_tokens(config, where)} tokens"
+        + (f" and {actor.ppo_micro_batch_size_per_gpu} sequences" if actor.ppo_micro_batch_size_per_gpu else "")
+        + "; the gradient does not depend on them",
+        f"steps: {length}",
+        f"loss aggregation: {settings.loss_aggregation}",
+        f"reference model: {_reference(config) if settings.needs_reference else 'none'}",
+    ]
+    if ESTIMATORS[estimator].needs_critic:
+        lines.append(f"critic: {config.critic.model.path or 'a two-layer head on the policy'}")
+    elif config.critic.model.path:
+        lines.append(f"critic.model.path is not used: {estimator} has no critic")
+    return lines
+
+
+def _reference(config: TrainConfig) -> str:
+    model = config.actor_rollout_ref.model
+    if model.lora_adapter_path or resolve_model(model_name(config)).adapter:
+        return "a frozen copy of the adapter at the start, over the same weights"
+    return "the model beneath its new adapter" if model.lora_rank else "a frozen copy of the start"
+
+
+def _online_lines(config: TrainConfig) -> list[str]:
+    num_tasks, num_chains = config.data.train_batch_size, config.agent.num_chains
+    num_tokens = num_tasks * num_chains * max_turns(config) * max_reply_tokens(config)
+    return [
+        f"episodes per step: {num_tasks * num_chains} ({num_tasks} tasks × {num_chains} chains)",
+        f"sampled tokens per step, at most: {num_tokens}",
+    ]
+
+
+def _logged_lines(config: TrainConfig) -> list[str]:
+    """What one step takes from a log."""
+    num_tasks, num_chains, actor = (
+        config.data.train_batch_size,
+        config.agent.num_chains,
+        config.actor_rollout_ref.actor,
+    )
+    log = config.data.from_trajectories
+    if config.algorithm.offline.method == "bandit":
+        share = config.algorithm.offline.top_percent
+        return [
+            f"learns from: the states of '{log}', actions of each task's furthest {share:.0%} of episodes",
+            f"replies per step: {num_tasks * num_chains} ({num_tasks} states × {num_chains} chains)",
+        ]
+    return [
+        f"learns from: the episodes of '{log}'; nothing is rolled out",
+        f"logged tasks per step: {num_tasks}, each with all its episodes",
+        f"a logged token may become {1 + actor.clip_ratio_high:g} times as likely as it was, or "
+        f"{1 - actor.clip_ratio_low:g} times (the floor)",
+    ]
 
 
 def check_train(config: TrainConfig) -> list[str]:
@@ -46,6 +126,7 @@ def check_train(config: TrainConfig) -> list[str]:
     check_thoughts(config.agent.thoughts)
     check_template(config.agent.template)
     check_logger_names(trainer.logger)
+    HealthMonitor(config.health)
     begun = copy.deepcopy(config)
     begun.trainer.experiment_name = run_folder(config).name
     resolve_device(begun)

@@ -1,4 +1,4 @@
-"""An expert of household tasks that searches: it uses only the goal, what it has seen, and what fits where.
+"""An expert for the games in ALFWorld's files: it uses only the goal, what it has seen, and what fits where.
 
 It visits the furniture that can hold the wanted object, opens what is closed, takes the object, treats it if the goal
 says so, and brings it to the goal. What is possible at a place it reads from the list of possible commands.

@@ -1,6 +1,6 @@
 """The reference page of all configuration keys (docs/config.md), written from the schemas.
 
-`python -m practicum.config.reference docs/config.md` writes it; a test requires that the page in docs/ is up to date.
+`python -m practicum.config.docs docs/config.md` writes it; a test requires that the page in docs/ is up to date.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.config.dpo import DPOConfig
-from practicum.config.fields import UNBOUNDED, bounds_of, walk
+from practicum.config.fields import UNBOUNDED, bounds_of, choices_of, walk
 from practicum.config.overrides import ENGINE_OF_BACKEND, REFUSED, RENAMED, SEVERAL, VALUES
 from practicum.config.pipeline import PipelineConfig
 from practicum.config.resolve import TINY
@@ -25,7 +25,7 @@ from practicum.config.train import TrainConfig
 COMMANDS: dict[str, type] = {"train": TrainConfig, "sft": SFTConfig, "dpo": DPOConfig, "pipeline": PipelineConfig}
 HEAD = """# All configuration keys
 
-This page is made from the schemas in `src/practicum/config` by `python -m practicum.config.reference docs/config.md`.
+This page is made from the schemas in `src/practicum/config` by `python -m practicum.config.docs docs/config.md`.
 
 `practicum train`, `sft`, `dpo` and `pipeline` take `KEY=VALUE` overrides in Hydra's grammar, and `recipe=NAME`. A value
 comes from the schema's default, the model's default (a table below), the recipe, or the command line; the later one
@@ -81,6 +81,7 @@ def _rows(group: type, prefix: str) -> list[str]:
             continue
         bounds = bounds_of(field)
         limits = "" if bounds is None or bounds == UNBOUNDED else str(bounds)
+        limits = " or ".join(choices_of(field) or ()) or limits
         meaning = docs[field.name].replace("|", "\\|").replace("<", "&lt;")
         kind = str(field.type).replace(" | None", " or null")
         rows.append(f"| `{key}` | {kind} | `{_yaml(default)}` | {limits} | {meaning} |")
