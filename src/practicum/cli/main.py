@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import textwrap
 
 from practicum import __version__
 from practicum.errors import UserError, did_you_mean
@@ -93,6 +92,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def recipes_and_keys(command: str) -> str:
     """The end of a help text: recipes, where the keys are listed, and what `--dry-run` is for."""
+    import textwrap  # here, because `practicum --help` does not need it
+
     from practicum.config.overrides import recipe_names
 
     kind = [name for name in recipe_names() if name.startswith("affine") == (command == "pipeline")]
