@@ -18,7 +18,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("practicum",),  # practicum/__init__.py, the public API
     ("pipeline", "quickstart", "report"),
     ("training",),
-    ("evaluation", "planner"),
+    ("planner",),
+    ("evaluation",),
     ("collector",),
     ("rollout_settings",),
     ("rollout_setup",),

@@ -1,0 +1,81 @@
+"""`practicum htdag baseline`: planners without training on the panel of 100 requests; `htdag plan`: one request."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from practicum.errors import UserError
+from practicum.utils.tables import table
+
+ROWS = (
+    ("success rate", "success_rate", 100.0, " %"),
+    ("mean depth", "mean_depth", 1.0, ""),
+    ("mean subtasks", "mean_subtasks", 1.0, ""),
+    ("parallelism ratio", "parallelism_ratio", 100.0, " %"),
+    ("mean execution time", "mean_execution_time", 1.0, " s"),
+    ("mean LLM calls", "mean_llm_calls", 1.0, ""),
+    ("mean reward", "mean_reward", 1.0, ""),
+    ("mean waste", "mean_waste", 100.0, " %"),
+    ("cycle errors", "cycle_error_rate", 100.0, " %"),
+)
+"""Rows of the table: title, metric, factor, unit."""
+
+
+def run(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="practicum htdag", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    baseline = commands.add_parser("baseline", help="run the scripted planners on the panel and write the results")
+    baseline.add_argument("--out", type=Path, help="folder of the results (default: data/htdag_benchmarks)")
+    baseline.add_argument("--policy", default="heuristic", help="whose results are the baseline (default: heuristic)")
+    plan = commands.add_parser("plan", help="plan one request without a model and print or draw it")
+    plan.add_argument("request", help="what is to be planned")
+    plan.add_argument("--out", type=Path, help="file of a drawing: .svg, .png or .txt")
+    args = parser.parse_args(argv)
+    return _baseline(args.policy, args.out) if args.command == "baseline" else _plan(args.request, args.out)
+
+
+def _baseline(policy: str, out: Path | None) -> int:
+    from practicum.planner import benchmark
+
+    folder = out or benchmark.FOLDER
+    names = list(dict.fromkeys((*benchmark.BASELINES, policy)))
+    results = {name: benchmark.run_policy(name) for name in names}
+    benchmark.write_results(results[policy], policy, folder / benchmark.BASELINE_FILE)
+    benchmark.write_tasks(folder / benchmark.TASKS_FILE)
+    metrics = {name: benchmark.aggregate(each) for name, each in results.items()}
+    rows: list[Sequence[str]] = []
+    for title, key, factor, unit in ROWS:
+        expected = benchmark.EXPECTED_RANGES.get(key)
+        stated = "" if expected is None else f"{factor * expected[0]:g}-{factor * expected[1]:g}{unit}"
+        rows.append([title, *(_cell(metrics[name][key], factor, unit) for name in names), stated])
+    print(table(["metric", *names, "HTDAG expects"], rows))
+    low, high = metrics[policy]["success_low"], metrics[policy]["success_high"]
+    print(f"success of {policy}: 95 % interval over templates [{100 * (low or 0):.1f}, {100 * (high or 0):.1f}] %")
+    print(f"results in {folder / benchmark.BASELINE_FILE}")
+    warning = benchmark.sanity_warning(metrics[policy]["success_rate"])
+    if warning:
+        print(f"warning: {warning}")
+    return 0
+
+
+def _cell(value: float | int | None, factor: float, unit: str) -> str:
+    return "–" if value is None else f"{factor * value:.2f}{unit}" if unit != " %" else f"{factor * value:.1f}{unit}"
+
+
+def _plan(request: str, out: Path | None) -> int:
+    from practicum.environments.htdag.drawing import tree_text, write_drawing
+    from practicum.planner import HTDAGPlanner
+
+    dag = asyncio.run(HTDAGPlanner().decompose_task(request))
+    if out is None:
+        print(tree_text(dag))
+        return 0
+    try:
+        write_drawing(dag, out, request)
+    except OSError as error:
+        raise UserError(f"Cannot write '{out}': {error.strerror}; choose another --out.") from None
+    print(f"drawing in {out}")
+    return 0

@@ -1,0 +1,84 @@
+"""Planners on the panel: HTDAG's form of results, its expected ranges, the sanity gate, the command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from practicum.cli import htdag as command
+from practicum.cli.main import main
+from practicum.environments.htdag.requests import create_benchmark_tasks
+from practicum.errors import UserError
+from practicum.planner.benchmark import EXPECTED_RANGES, aggregate, run_policy, sanity_warning
+
+
+def test_the_heuristic_lies_between_random_and_expert_and_near_the_expected_ranges() -> None:
+    metrics = {name: aggregate(run_policy(name)) for name in ("random", "heuristic", "adapt", "expert")}
+    assert metrics["random"]["success_rate"] == 0.0
+    assert metrics["expert"]["success_rate"] == 1.0
+    heuristic = metrics["heuristic"]
+    assert 0.5 < heuristic["success_rate"] < 0.95  # type: ignore[operator]
+    for name in ("mean_depth", "mean_subtasks", "parallelism_ratio", "mean_execution_time"):
+        low, high = EXPECTED_RANGES[name]
+        assert low <= heuristic[name] <= high, name  # type: ignore[operator]
+    assert metrics["adapt"]["mean_llm_calls"] > heuristic["mean_llm_calls"]  # type: ignore[operator]
+    assert metrics["adapt"]["mean_execution_time"] > heuristic["mean_execution_time"]  # type: ignore[operator]
+    assert metrics["expert"]["mean_waste"] == 0.0
+
+
+def test_shapes_are_of_solved_requests_and_times_of_all() -> None:
+    solved, failed = run_policy("expert", create_benchmark_tasks()[:2])
+    failed = replace(failed, success=False, decomposition_depth=9, execution_time=solved.execution_time + 10)
+    metrics = aggregate([solved, failed])
+    assert metrics["success_rate"] == 0.5
+    assert metrics["mean_depth"] == solved.decomposition_depth
+    assert metrics["mean_execution_time"] == solved.execution_time + 5
+    assert metrics["std_depth"] is None
+    assert metrics["parallelism_ratio"] == solved.parallel_tasks / solved.num_steps
+    assert aggregate([failed])["mean_depth"] is None
+    with pytest.raises(UserError, match="Unknown planning policy 'heuristics'. Did you mean 'heuristic'"):
+        run_policy("heuristics")
+
+
+def test_a_failed_request_says_why() -> None:
+    reasons = {result.error_message for result in run_policy("published-reward", create_benchmark_tasks()[:3])}
+    assert all(reason and "not everything is covered" in reason for reason in reasons)
+    assert {result.error_message for result in run_policy("expert", create_benchmark_tasks()[:3])} == {None}
+
+
+def test_the_sanity_gate_warns_below_50_and_above_95_percent() -> None:
+    assert sanity_warning(0.7) is None
+    assert sanity_warning(0.5) is None
+    assert sanity_warning(None) is None
+    for rate in (0.49, 0.96):
+        assert "before you train" in (sanity_warning(rate) or "")
+
+
+def test_the_command_without_arguments_writes_what_jq_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command.run(["baseline"]) == 0
+    written = json.loads((tmp_path / "data/htdag_benchmarks/baseline_results.json").read_text())
+    assert written["aggregated_metrics"]["total_tasks"] == written["metadata"]["num_tasks"] == 100
+    assert {"success", "decomposition_depth", "llm_calls", "error_message"} <= written["individual_results"][0].keys()
+    tasks = json.loads((tmp_path / "data/htdag_benchmarks/benchmark_tasks.json").read_text())["tasks"]
+    assert len({task["request"] for task in tasks}) == 100
+    printed = capsys.readouterr().out
+    assert "70-85 %" in printed
+    assert "heuristic" in printed
+    assert "warning" not in printed
+    assert command.run(["baseline", "--policy", "random", "--out", "other"]) == 0
+    assert "warning: A success rate of 0.0 % is below 50 %" in capsys.readouterr().out
+
+
+def test_one_request_is_planned_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["htdag", "plan", "buy a lamp, then tell Ada"]) == 0
+    assert "1.2 pay lamp  (after 1.1)" in capsys.readouterr().out
+    assert main(["htdag", "plan", "buy a lamp", "--out", str(tmp_path / "plan.svg")]) == 0
+    assert (tmp_path / "plan.svg").read_text().startswith("<svg")
+    assert main(["htdag", "plan", " "]) == 2
+    assert "The request is empty" in capsys.readouterr().err
