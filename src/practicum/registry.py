@@ -59,6 +59,8 @@ REWARDS = {
     "math_equal_reward": "practicum.rewards.math_equal_reward:math_equal_reward",
     "qa_f1_reward": "practicum.rewards.qa_f1_reward:qa_f1_reward",
     "qa_em_reward": "practicum.rewards.qa_f1_reward:qa_em_reward",
+    "worfbench_reward": "practicum.rewards.plan_graph_reward:worfbench_reward",
+    "asynchow_reward": "practicum.rewards.plan_graph_reward:asynchow_reward",
 }
 
 

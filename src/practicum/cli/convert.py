@@ -1,4 +1,4 @@
-"""`practicum convert FORMAT INPUT OUTPUT`: a published data set as a JSON file of tasks."""
+"""`practicum convert FORMAT INPUT [OUTPUT]`: a published data set as a JSON file of tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ def run(argv: list[str]) -> int:
         type=Path,
         help="the file of its authors or of the Hugging Face hub: JSON, .gz, .parquet, a folder",
     )
-    parser.add_argument("output", type=Path, help="the JSON file to write")
+    parser.add_argument(
+        "output", type=Path, nargs="?", help="the JSON file to write (default: FORMAT-INPUT.json in this folder)"
+    )
     parser.add_argument(
         "--corpus",
         type=Path,
@@ -25,8 +27,9 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--split", help="only this split of the authors' (mbpp: train, val, test, prompt)")
     args = parser.parse_args(argv)
     converted = convert(args.format, args.input, args.split)
-    corpus = args.corpus or args.output.with_name(f"{args.output.stem}-corpus")
-    write(converted, args.output, corpus)
+    output = args.output or Path(f"{args.format}-{args.input.name.split('.')[0]}.json")
+    corpus = args.corpus or output.with_name(f"{output.stem}-corpus")
+    write(converted, output, corpus)
     texts = f", {len(converted.documents)} documents in {corpus}" if converted.documents else ""
-    print(f"{len(converted.rows)} tasks in {args.output}{texts}")
+    print(f"{len(converted.rows)} tasks in {output}{texts}")
     return 0

@@ -13,7 +13,7 @@ COMMANDS = {
     "quickstart": "SFT and RL of the built-in tiny model on two CPU cores, evaluated, in minutes",
     "envs": "list the environments; `envs check NAME` tests one, `envs serve NAME` serves it",
     "collect": "run episodes of any policy (expert, model, server) and write them to a folder",
-    "convert": "turn published datasets (GSM8K, HotpotQA, SQuAD, HumanEval, MBPP) into task files",
+    "convert": "turn published datasets (GSM8K, HotpotQA, SQuAD, MBPP, WorFBench, …) into task files",
     "export": "write collected episodes as bc.jsonl, dpo.jsonl and sft.jsonl",
     "sft": "supervised fine-tuning on collected episodes (KEY=VALUE overrides)",
     "dpo": "direct preference optimization on pairs of replies (KEY=VALUE overrides)",

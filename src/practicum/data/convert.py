@@ -275,6 +275,110 @@ def _add_document(documents: dict[str, Document], title: str, text: str) -> None
         documents[key] = Document(f"{len(documents):07d}", title, " ".join(text.split()))
 
 
+def worfbench(row: Mapping[str, Any], number: int) -> Row:
+    """WorFBench's `graph_eval.json`: `conversations` whose last message is the gold workflow as text."""
+    messages = list_field(row, "conversations")
+    if len(messages) < 2 or not all(isinstance(m, Mapping) and isinstance(m.get("content"), str) for m in messages):
+        raise InvalidRow("'conversations' must be a list of at least two messages with 'role' and 'content'")
+    workflow = messages[-1]["content"]
+    if not re.search(r"^\s*\d+\s*[:.]", workflow, re.MULTILINE) or "(START" not in workflow:
+        raise InvalidRow("the last message must be the gold workflow, `1: … Edge: (START,1) … (n,END)`")
+    return {
+        "id": str(row.get("id") or f"worfbench-{number}").replace("/", "-"),
+        "question": messages[-2]["content"].strip(),
+        "messages": [{"role": str(m.get("role", "user")), "content": m["content"]} for m in messages[:-1]],
+        "workflow": workflow,
+        "source": str(row.get("source") or ""),
+    }
+
+
+SECONDS_OF_UNIT = {
+    "s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 3600, "hr": 3600, "hour": 3600, "d": 86400,
+    "day": 86400, "w": 604800, "week": 604800, "month": 2592000, "y": 31536000, "year": 31536000,
+}  # fmt: skip
+"""A month is 30 days and a year 365."""
+ASYNCHOW_QUESTION = (
+    "As many people as are needed help. Which steps must end before which begin, so that everything is done as early "
+    "as possible? Reply with pairs: Edge: (1,2) (2,3)"
+)
+SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+?)s?\b", re.IGNORECASE)
+
+
+def asynchow(rows: Located, path: Path) -> Converted:
+    """AsyncHow as JSON: its lists (`titles`, `steps`, `step_deps` or `edge_list`, `time_dic`), or one row per plan.
+
+    The task is to order the steps; neither the required orders nor the shortest time are shown.
+    """
+    converted: list[Row] = []
+    for location, row in _asynchow_rows(rows, path):
+        with _naming(path, location):
+            title, steps = text_field(row, "title"), list_field(row, "steps")
+            if not steps or not all(isinstance(step, str) and step.strip() for step in steps):
+                raise InvalidRow("'steps' must be a list of texts")
+            times = _step_times(_field(row, "time_dic"), len(steps))
+            listed = "\n".join(
+                f"{n}. {step} ({time})" for n, (step, time) in enumerate(zip(steps, times, strict=True), 1)
+            )
+            converted.append({
+                "id": str(row.get("id") or f"asynchow-{len(converted)}"),
+                "question": f"{title.strip()}\n{listed}\n{ASYNCHOW_QUESTION}",
+                "seconds": [_seconds(time) for time in times],
+                "orders": _step_orders(row, len(steps)),
+            })  # fmt: skip
+    return Converted(converted)
+
+
+def _asynchow_rows(rows: Located, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield plans one by one; AsyncHow's own file is an object of lists, one item per plan."""
+    names = {
+        "titles": "title",
+        "steps": "steps",
+        "step_deps": "step_deps",
+        "edge_list": "edge_list",
+        "time_dic": "time_dic",
+    }
+    for location, row in rows:
+        if not isinstance(row, Mapping) or "titles" not in row:
+            yield location, row
+            continue
+        with _naming(path, location):
+            columns = {single: list_field(row, plural) for plural, single in names.items() if plural in row}
+            if len({len(column) for column in columns.values()}) != 1:
+                raise InvalidRow("the lists of the plans must have the same length")
+        for index in range(len(columns["title"])):
+            yield f"plan {index}", {name: column[index] for name, column in columns.items()}
+
+
+def _step_times(times: object, count: int) -> list[str]:
+    """The durations of steps 1, 2, … as text; their keys are `1` or `step 1`."""
+    if not isinstance(times, Mapping) or len(times) != count:
+        raise InvalidRow("'time_dic' must have one duration for each of the 'steps'")
+    keys = sorted(map(str, times), key=lambda key: int("".join(re.findall(r"\d+", key)[:1]) or 0))
+    return [str(times[key]) for key in keys]
+
+
+def _seconds(time: str) -> float:
+    spans = [(float(number), unit.lower()) for number, unit in SPAN.findall(time)]
+    if not spans or any(unit not in SECONDS_OF_UNIT for _, unit in spans):
+        raise InvalidRow(f"'{time[:40]}' of 'time_dic' is no duration such as '5 min'")
+    return sum(number * SECONDS_OF_UNIT[unit] for number, unit in spans)
+
+
+def _step_orders(row: Mapping[str, Any], count: int) -> list[list[int]]:
+    """The required pairs of step numbers, without START, END and 0, which AsyncHow has for none."""
+    pairs = []
+    for pair in list_field(row, "step_deps" if "step_deps" in row else "edge_list"):
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise InvalidRow("an order must be a pair of step numbers")
+        names = [str(name) for name in pair]
+        if "START" in names or "END" in names or "0" in names:
+            continue
+        if not all(name.isdecimal() and 1 <= int(name) <= count for name in names):
+            raise InvalidRow(f"the order {names} names a step that is not there")
+        pairs.append([int(names[0]), int(names[1])])
+    return pairs
+
+
 def _by_row(read: Callable[[Mapping[str, Any], int], Row]) -> Callable[[Located, Path], Converted]:
     """Return the reader of a file, given the reader of one of its rows."""
 
@@ -298,6 +402,8 @@ FORMATS: Mapping[str, Callable[[Located, Path], Converted]] = {
     "humaneval": _by_row(humaneval),
     "mbpp": _by_row(mbpp),
     "verl": _by_row(verl),
+    "worfbench": _by_row(worfbench),
+    "asynchow": asynchow,
 }
 
 

@@ -1,0 +1,184 @@
+"""Rewards of plans against gold graphs: WorFBench's f1_chain and f1_graph, and order and makespan on AsyncHow's plans.
+
+WorFBench matches nodes by sentence embeddings above 0.6; here they are matched by token overlap (F1 of their words) of
+at least 0.5, so scores are not those of its paper. Two faults of its script are not repeated: a plan without any
+matching node scores 0 on the chain, and common edges are compared through the matching, not by equal numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from itertools import islice
+
+from practicum.rewards.base import reward
+from practicum.rewards.qa_f1_reward import compare_answers
+
+MIN_OVERLAP = 0.5
+"""Token F1 of two nodes from which on they may be matched."""
+MAX_ORDERS, MAX_ORDERED_NODES = 20, 10
+"""WorFBench compares with the first 20 orders of the gold graph, or with its list of nodes if that has 10 or more."""
+NODE = re.compile(r"^\s*(\d{1,4})\s*[:.]\s*(\S.*?)\s*$", re.MULTILINE)
+EDGE = re.compile(r"\(\s*(START|\d{1,4})\s*,\s*(END|\d{1,4})\s*\)")
+START, END = "START", "END"
+
+Edge = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Workflow:
+    """Nodes by their number, in the order of the text, and edges; START and END are nodes without a number."""
+
+    nodes: Mapping[str, str]
+    edges: tuple[Edge, ...]
+
+
+def parse_workflow(text: str) -> Workflow:
+    """Read `Node: 1: … 2: … Edge: (START,1) (1,2) (2,END)`; edges of numbers that are no node are left out."""
+    nodes = {str(int(number)): label for number, label in NODE.findall(text)}
+    known = {START, END, *nodes}
+    edges = [tuple(name if name in (START, END) else str(int(name)) for name in edge) for edge in EDGE.findall(text)]
+    return Workflow(nodes, tuple(dict.fromkeys((a, b) for a, b in edges if a in known and b in known)))
+
+
+def match_nodes(given: Sequence[str], gold: Sequence[str]) -> dict[int, int]:
+    """Return the assignment of given to gold nodes with the greatest token overlap in all."""
+    from scipy.optimize import linear_sum_assignment  # slow to import
+
+    if not given or not gold:
+        return {}
+    overlap = [[compare_answers(a, b)["f1"] for b in gold] for a in given]
+    weights = [[value if value >= MIN_OVERLAP else 0.0 for value in row] for row in overlap]
+    rows, columns = linear_sum_assignment(weights, maximize=True)
+    return {int(row): int(column) for row, column in zip(rows, columns, strict=True) if weights[row][column] > 0}
+
+
+def f1_chain(given: Workflow, gold: Workflow) -> float:
+    """Return the F1 of the longest part of the given node list that is in the order of the gold graph."""
+    given_ids, best = list(given.nodes), 0
+    for order in islice(_orders(gold), MAX_ORDERS):
+        matched = match_nodes([given.nodes[i] for i in given_ids], [gold.nodes[i] for i in order])
+        best = max(best, _longest_increasing([matched[i] for i in sorted(matched)]))
+    return _f1(best, len(given.nodes), len(gold.nodes))
+
+
+def f1_graph(given: Workflow, gold: Workflow) -> float:
+    """Return the F1 of the largest connected part of the common edges; START and END count as nodes, as published."""
+    given_ids, gold_ids = list(given.nodes), list(gold.nodes)
+    matched = match_nodes(list(given.nodes.values()), list(gold.nodes.values()))
+    to_gold = {given_ids[i]: gold_ids[j] for i, j in matched.items()} | {START: START, END: END}
+    gold_edges = set(gold.edges)
+    common = [(to_gold[a], to_gold[b]) for a, b in given.edges if a in to_gold and b in to_gold]
+    size = _largest_component([edge for edge in common if edge in gold_edges])
+    return _f1(size, len(given_ids) + 2, len(gold_ids) + 2)
+
+
+@reward()
+def worfbench_reward(answer_given: str | None, workflow: str) -> Mapping[str, float]:
+    """Return f1_graph with the gold workflow, f1_chain beside it; solved if both are 1."""
+    given, gold = parse_workflow(answer_given or ""), parse_workflow(workflow)
+    if not gold.nodes:
+        raise ValueError("the task's 'workflow' has no nodes in WorFBench's form")
+    chain, graph = f1_chain(given, gold), f1_graph(given, gold)
+    return {"reward": graph, "success": float(chain == graph == 1.0), "f1_chain": chain, "f1_graph": graph}
+
+
+@reward()
+def asynchow_reward(
+    answer_given: str | None, seconds: Sequence[float], orders: Sequence[Sequence[int]]
+) -> Mapping[str, float]:
+    """Return the optimal makespan divided by the plan's if every required order holds, else 0; solved at the optimum.
+
+    `seconds` are the durations of steps 1, 2, …; `orders` the required pairs (before, after).
+    """
+    steps = [str(number) for number in range(1, len(seconds) + 1)]
+    durations = dict(zip(steps, map(float, seconds), strict=True))
+    given = [edge for edge in EDGE.findall(answer_given or "") if edge[0] in durations and edge[1] in durations]
+    required = [(str(before), str(after)) for before, after in orders]
+    optimum = makespan(required, durations)
+    if optimum is None:
+        raise ValueError("the task's 'orders' are cyclic")
+    planned = makespan(given, durations) if answer_given and EDGE.search(answer_given) else None
+    valid = planned is not None and all(after in _reached(given, before) for before, after in required)
+    ratio = planned / optimum if planned is not None and optimum > 0 else 0.0
+    score = 1 / ratio if valid and ratio > 0 else float(valid)
+    return {
+        "reward": score,
+        "success": float(valid and ratio <= 1 + 1e-9),
+        "valid_order": float(valid),
+        "makespan_ratio": ratio,
+    }
+
+
+def makespan(edges: Sequence[Edge], durations: Mapping[str, float]) -> float | None:
+    """Return the length of the critical path; None if the edges are cyclic."""
+    before: dict[str, set[str]] = {step: set() for step in durations}
+    for a, b in edges:
+        before[b].add(a)
+    ends: dict[str, float] = {}
+    try:
+        for step in TopologicalSorter(before).static_order():
+            ends[step] = max((ends[other] for other in before[step]), default=0.0) + durations[step]
+    except CycleError:
+        return None
+    return max(ends.values(), default=0.0)
+
+
+def _reached(edges: Sequence[Edge], source: str) -> set[str]:
+    found: set[str] = set()
+    stack = [source]
+    while stack:
+        step = stack.pop()
+        for a, b in edges:
+            if a == step and b not in found:
+                found.add(b)
+                stack.append(b)
+    return found
+
+
+def _orders(gold: Workflow) -> Iterator[list[str]]:
+    """Orders of the gold nodes, first numbers first; the list of nodes where they are many or cyclic."""
+    ids = list(gold.nodes)
+    edges = [(a, b) for a, b in gold.edges if a in gold.nodes and b in gold.nodes]
+    if len(ids) >= MAX_ORDERED_NODES or makespan(edges, dict.fromkeys(ids, 1.0)) is None:
+        yield ids
+        return
+
+    def extend(order: list[str]) -> Iterator[list[str]]:
+        if len(order) == len(ids):
+            yield order
+        for node in ids:
+            if node not in order and all(a in order for a, b in edges if b == node):
+                yield from extend([*order, node])
+
+    yield from extend([])
+
+
+def _longest_increasing(values: Sequence[int]) -> int:
+    best: list[int] = []
+    for index, value in enumerate(values):
+        best.append(1 + max((best[i] for i in range(index) if values[i] < value), default=0))
+    return max(best, default=0)
+
+
+def _largest_component(edges: Sequence[Edge]) -> int:
+    neighbours: dict[str, set[str]] = {}
+    for a, b in edges:
+        neighbours.setdefault(a, set()).add(b)
+        neighbours.setdefault(b, set()).add(a)
+    largest = 0
+    while neighbours:
+        stack, found = [next(iter(neighbours))], set()
+        while stack:
+            node = stack.pop()
+            if node not in found:
+                found.add(node)
+                stack.extend(neighbours.pop(node))
+        largest = max(largest, len(found))
+    return largest
+
+
+def _f1(common: int, given: int, gold: int) -> float:
+    return 2 * common / (given + gold) if common else 0.0
