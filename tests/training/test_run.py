@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Action, Observation, Step
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
+from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import AttemptResult, EvalResult
 from practicum.models import loader, lora
 from practicum.models.decoder import Decoder
@@ -257,6 +259,46 @@ SHORT = ["agent.environment=math", "algorithm.adv_estimator=grpo", "agent.num_ch
 
 def short(folder: Path, *more: str) -> list[str]:
     return ["train", *SHORT, f"trainer.default_local_dir={folder}", "trainer.experiment_name=run", *more]
+
+
+class SamePay(MathEnvironment):
+    """Pays the same for every reply: no group has signal, so that no step has an update."""
+
+    async def step(self, action: Action) -> Step:
+        return Step(reward=0.5, terminated=True, success=False)
+
+    async def truncate(self) -> Step:
+        return Step(reward=0.5, truncated=True)
+
+
+def run_without_updates(folder: Path, num_steps: int) -> list[int]:
+    """Play the same task in every step and validate on it; the prompt tokens that each step has computed."""
+    rl = replace(RL, total_training_steps=num_steps, train_batch_size=1)
+    policy, computed = TrainablePolicy(loader.load_tiny(0)), [0]
+    task = SamePay().tasks("train", 1)[0]
+
+    async def validate() -> EvalResult:
+        return (await policy.evaluate("val", Panel((task,), 0), SamePay, AGENT))[0]
+
+    settings = RunSettings(num_steps, save_freq=1, test_freq=1, val_before_train=False)
+    run = monitored(folder, policy, [task] * num_steps, SamePay, settings, rl, evaluate=validate)
+    assert isinstance(policy.engine, LocalEngine)
+    stats = policy.engine.stats
+    run.on_step = lambda step, values: computed.append(stats.prefilled)
+    run.resume()
+    go(run)
+    assert policy.version == 0
+    return [after - before for before, after in itertools.pairwise(computed)]
+
+
+def test_a_run_resumed_after_a_step_without_an_update_equals_an_unbroken_one(tmp_path: Path) -> None:
+    unbroken, resumed = tmp_path / "unbroken", tmp_path / "resumed"
+    first, second = run_without_updates(unbroken, 2)
+    assert second == first > 0  # no step begins with what the one before has cached
+    run_without_updates(resumed, 1)
+    assert run_without_updates(resumed, 2) == [second]
+    for name in ("metrics.jsonl", "global_step_2/state.json", "global_step_2/actor/model.safetensors"):
+        assert (resumed / name).read_bytes() == (unbroken / name).read_bytes(), name
 
 
 def test_a_failed_start_leaves_the_folder_free(

@@ -208,7 +208,9 @@ class Run:
         last = done == settings.total_training_steps
         interruptible = self.trainer.stops_in_rollout
         before = json.dumps(self._checkpoint_state()) if interruptible else ""
-        self.policy.set_version(self.policy.version)  # every step begins with empty caches, resumed or not
+        # Every step begins with an empty engine cache, resumed or not, also after a validation or a step without an
+        # update: what comes from the cache may differ in the last bit from what is computed again.
+        self.policy.set_version(self.policy.version)
         try:
             work = self.trainer.step(step)
             metrics, episodes = await (self._signals.unless_terminated(work) if interruptible else work)

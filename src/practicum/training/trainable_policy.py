@@ -148,7 +148,11 @@ class TrainablePolicy:
         self._update_stream.synchronize()
 
     def set_version(self, version: int) -> None:
-        """Declare the weights to be those of `version`; the engine is brought up to date before the next rollout."""
+        """Declare the weights to be those of `version`.
+
+        Before the next rollout the engine is brought up to date and its cache emptied, also where the version is the
+        one from before.
+        """
         self.version = version
         self._engine_is_current = False
 

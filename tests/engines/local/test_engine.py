@@ -158,17 +158,22 @@ def test_the_next_turn_starts_where_the_last_one_ended(model: LlamaForCausalLM, 
     assert kept.logprobs == pytest.approx(fresh.logprobs, abs=1e-4)
 
 
-def test_a_new_policy_version_empties_the_prefix_cache(model: LlamaForCausalLM, renderer: Renderer) -> None:
+@pytest.mark.parametrize("version", [0, 1])
+def test_an_update_of_the_weights_empties_the_prefix_cache(
+    version: int, model: LlamaForCausalLM, renderer: Renderer
+) -> None:
+    """Also one to the version from before: a resumed run begins a step with an empty cache."""
+
     async def run() -> tuple[Generation, Generation]:
         engine = LocalEngine(Decoder(model), renderer)
         first = await engine.generate(request(range(30, 90), "s", max_tokens=4))
-        engine.weights_changed(1)
+        engine.weights_changed(version)
         second = await engine.generate(request(range(30, 90), "s", max_tokens=4))
         await engine.close()
         return first, second
 
     first, second = asyncio.run(run())
-    assert (first.policy_version, second.policy_version) == (0, 1)
+    assert (first.policy_version, second.policy_version) == (0, version)
     assert second.prompt_cached == 0
 
 

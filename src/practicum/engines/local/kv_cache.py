@@ -89,13 +89,16 @@ class PrefixCache:
         return len(self._by_session)
 
     def set_version(self, version: int) -> None:
-        """Drop everything that another policy version computed."""
-        if version != self.version:
-            self._entries.clear()
-            self._by_hash.clear()
-            self._by_session.clear()
-            self.resident.clear()
-            self.bytes, self.version = 0, version
+        """Drop everything; what comes from now on is computed by this version.
+
+        Also where the version is the one from before: each step of a training run begins with an empty cache, so that
+        a run which is resumed there computes along the same path as one which was not interrupted.
+        """
+        self._entries.clear()
+        self._by_hash.clear()
+        self._by_session.clear()
+        self.resident.clear()
+        self.bytes, self.version = 0, version
 
     def match(
         self, ids: tuple[int, ...], session: str = "", adapter: str = "", hashes: Sequence[int] | None = None
