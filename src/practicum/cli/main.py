@@ -23,6 +23,7 @@ COMMANDS = {
     "compare": "compare policies on the same panel: is a difference shown?",
     "matrix": "evaluate and compare many policies or settings in one table",
     "htdag": "plan requests as task graphs; `htdag baseline` runs the planners without training",
+    "promote": "hand a model over to production through the gate; --rollback goes back",
     "merge": "merge a LoRA adapter into the full weights",
     "report": "write runs into one HTML file: curves, health, tables, episodes token by token",
     "ui": "serve the same report as a live page over a folder of runs",
