@@ -51,7 +51,7 @@ STAGE_KEYS = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class QuickstartSettings:
     """The sizes and settings of all stages; the SFT model is the best of its validations on `check_tasks` tasks."""
 
     sft: SFTSettings
@@ -65,9 +65,9 @@ class Plan:
     eval_temperature: float = 0.0
 
 
-def default_plan(seed: int, demonstrations: int = DEMONSTRATIONS) -> Plan:
+def default_plan(seed: int, demonstrations: int = DEMONSTRATIONS) -> QuickstartSettings:
     """The plan of `practicum quickstart`; with more demonstrations fewer epochs, at least four."""
-    return Plan(
+    return QuickstartSettings(
         demonstrations=demonstrations,
         sft=SFTSettings(
             num_epochs=max(4, SFT_SAMPLES // demonstrations), batch_size=8, gradient_accumulation_steps=1,
@@ -84,7 +84,7 @@ class Quickstart:
     """One run of the plan into a folder."""
 
     def __init__(
-        self, out: Path, seed: int, plan: Plan, say: Callable[[str], None] = print, sft_only: bool = False
+        self, out: Path, seed: int, plan: QuickstartSettings, say: Callable[[str], None] = print, sft_only: bool = False
     ) -> None:
         """With `sft_only`, it ends with the evaluation of the SFT model."""
         self.out, self.seed, self.plan, self.say, self.sft_only = out, seed, plan, say, sft_only

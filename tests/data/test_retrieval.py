@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from practicum.data import retrieval
-from practicum.data.retrieval import Document, Index, index_of, read_corpus, snippet
+from practicum.data.retrieval import BM25Index, Document, index_of, read_corpus, snippet
 from practicum.errors import UserError
 from practicum.tools.base import ToolResult
 from practicum.tools.errors import ToolFailure
@@ -35,7 +35,7 @@ def test_golden_score() -> None:
     """By hand: N = 3, 'tolen' in 2, 'born' in 1; lengths 5, 5, 4, so the mean is 14/3; k1 = 1.5, b = 0.75."""
     norm = 1.5 * (0.25 + 0.75 * 5 / (14 / 3))
     tolen, born = math.log(1 + 1.5 / 2.5) / (1 + norm), math.log(1 + 2.5 / 1.5) / (1 + norm)
-    hits = Index(FACTS).search("Tolen born")
+    hits = BM25Index(FACTS).search("Tolen born")
     assert [hit.document.id for hit in hits] == ["b", "a"]
     assert [hit.score for hit in hits] == pytest.approx([tolen + born, tolen], abs=1e-8)
 
@@ -47,7 +47,7 @@ def test_scores_agree_with_bm25s() -> None:
     texts = [[rng.choice(vocabulary[: rng.randint(2, 60)]) for _ in range(rng.randint(1, 40))] for _ in range(200)]
     peer = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
     peer.index(texts, show_progress=False)
-    index = Index(Document(f"{number:04d}", "", " ".join(text)) for number, text in enumerate(texts))
+    index = BM25Index(Document(f"{number:04d}", "", " ".join(text)) for number, text in enumerate(texts))
     for _ in range(50):
         query = rng.sample(vocabulary, rng.randint(1, 6))
         mine = {int(hit.document.id): hit.score for hit in index.search(" ".join(query), 200)}
@@ -61,21 +61,21 @@ def test_equals_stand_in_the_order_of_their_ids_and_not_of_their_coming() -> Non
     documents = [Document(f"{number:02d}", "", "the same words") for number in range(30)]
     for seed in range(5):
         random.Random(seed).shuffle(documents)
-        hits = Index(documents).search("same", 4)
+        hits = BM25Index(documents).search("same", 4)
         assert [hit.document.id for hit in hits] == ["00", "01", "02", "03"]
 
 
 def test_a_better_one_is_found_among_many_equals() -> None:
     documents = [Document(f"{number:02d}", "", "red stone") for number in range(50)]
-    hits = Index([*documents, Document("99", "blue", "red stone")]).search("blue red", 2)
+    hits = BM25Index([*documents, Document("99", "blue", "red stone")]).search("blue red", 2)
     assert [hit.document.id for hit in hits] == ["99", "00"]
 
 
 def test_nothing_in_common_is_no_result() -> None:
-    assert Index(FACTS).search("zebra") == []
-    assert Index(FACTS).search("") == []
-    assert Index([]).search("zebra") == []
-    assert Index([Document("a", "", "...")]).search("zebra") == []
+    assert BM25Index(FACTS).search("zebra") == []
+    assert BM25Index(FACTS).search("") == []
+    assert BM25Index([]).search("zebra") == []
+    assert BM25Index([Document("a", "", "...")]).search("zebra") == []
 
 
 def test_snippets_begin_where_the_query_is() -> None:
@@ -162,7 +162,7 @@ def test_one_line_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_over_a_given_index_it_is_the_same_tool() -> None:
-    mine = google_search_over(Index(FACTS), results=1)
+    mine = google_search_over(BM25Index(FACTS), results=1)
     assert mine.schema == google_search.schema
     assert asyncio.run(mine.call({"query": "Tolen"})).text == "Mivar was written by Tolen."
     assert asyncio.run(mine.call({})).text == "Error: google_search needs the argument 'query'."

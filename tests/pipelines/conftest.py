@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from practicum.quickstart import Plan, Quickstart
+from practicum.quickstart import Quickstart, QuickstartSettings
 from tests.training.settings import rl_settings, sft_settings
 
 
@@ -13,7 +13,7 @@ from tests.training.settings import rl_settings, sft_settings
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One run of a small quickstart; its SFT model, half right, is the start of other tests' training."""
     out = tmp_path_factory.mktemp("quickstart")
-    plan = Plan(
+    plan = QuickstartSettings(
         levels=(1,),
         demonstrations=2400,
         panel=300,

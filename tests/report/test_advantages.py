@@ -15,7 +15,7 @@ from practicum.report.highlights import highlights
 from practicum.report.index import FIELDS
 from practicum.report.run_parts import compare_parts, parts_of_run
 from practicum.report.run_view import RunView
-from practicum.report.runs import Run
+from practicum.report.runs import RunFolder
 from practicum.report.tokens import Tokenizers
 from practicum.training.rollout_source import EpisodeSaver, advantages_path
 from tests.report.report_files import an_episode
@@ -34,7 +34,7 @@ def keep(folder: Path, step: int, rows: Sequence[Sequence[float]], tokenizer: Pr
 
 
 def read(folder: Path) -> RunView:
-    reading = RunView(Run("run", folder))
+    reading = RunView(RunFolder("run", folder))
     list(reading.index.read_all())
     return reading
 

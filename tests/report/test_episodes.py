@@ -19,10 +19,10 @@ from practicum.evaluation.result import EvalResult, attempt_result
 from practicum.evaluation.stats.intervals import jeffreys
 from practicum.report.episode import MAX_TURN_CHARACTERS, view
 from practicum.report.highlights import highlights, surprisal
-from practicum.report.index import Index
+from practicum.report.index import EpisodeIndex
 from practicum.report.run_parts import compare_parts, parts_of_run
 from practicum.report.run_view import RunView
-from practicum.report.runs import Run, find_runs, runs_below
+from practicum.report.runs import RunFolder, find_runs, runs_below
 from practicum.report.tokens import Tokenizers, tokenizer_file
 from practicum.trajectory import Outcome
 from practicum.utils.escape import encode
@@ -30,8 +30,8 @@ from practicum.utils.terminal import escape_invisible
 from tests.report.report_files import an_episode, write_damaged, write_hostile, write_run, write_training
 
 
-def index_of(folder: Path) -> Index:
-    index = Index(folder)
+def index_of(folder: Path) -> EpisodeIndex:
+    index = EpisodeIndex(folder)
     list(index.read_all())
     return index
 
@@ -125,7 +125,7 @@ def test_damaged_files_are_listed_and_the_rest_goes_on(tmp_path: Path, tokenizer
 
 def test_hostile_episodes_become_plain_json(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     made = write_hostile(tmp_path, tokenizer)
-    reading = RunView(Run("hostile", tmp_path))
+    reading = RunView(RunFolder("hostile", tmp_path))
     list(reading.index.read_all())
     assert len(reading.index.rows) == len(made)
     assert not reading.index.unreadable

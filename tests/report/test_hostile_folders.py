@@ -16,7 +16,7 @@ from practicum.data import store
 from practicum.data.store import encode_episode
 from practicum.report.live.watcher import FolderWatcher
 from practicum.report.run_view import RunView
-from practicum.report.runs import Run
+from practicum.report.runs import RunFolder
 from tests.report.report_files import an_episode, write_run, write_training
 
 SECRET = "a-private-line-4711"
@@ -38,7 +38,7 @@ def bounded_memory() -> Iterator[None]:
 
 
 def read_whole(folder: Path) -> RunView:
-    view = RunView(Run("r", folder))
+    view = RunView(RunFolder("r", folder))
     view.refresh()
     for _ in view.index.read_all():
         pass

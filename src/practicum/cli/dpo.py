@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from practicum.cli.sft import FLAGS as SFT_FLAGS
-from practicum.cli.supervised import Command, Flag, run_command
+from practicum.cli.supervised import Flag, SupervisedCommand, run_command
 
 FLAGS = {
     **{name: flag for name, flag in SFT_FLAGS.items() if name != "warmup"},
@@ -18,4 +18,4 @@ def run(argv: list[str]) -> int:
     from practicum.config.dpo import DPOConfig
     from practicum.training.build_supervised import dpo
 
-    return run_command(Command("dpo", __doc__, FLAGS, SWITCHES, "dpo/loss"), argv, DPOConfig, dpo)
+    return run_command(SupervisedCommand("dpo", __doc__, FLAGS, SWITCHES, "dpo/loss"), argv, DPOConfig, dpo)

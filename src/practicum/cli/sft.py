@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from practicum.cli.supervised import Command, Flag, run_command
+from practicum.cli.supervised import Flag, SupervisedCommand, run_command
 
 FLAGS = {
     "episodes": Flag("data.episodes", "folder written by `practicum collect`"),
@@ -30,4 +30,4 @@ def run(argv: list[str]) -> int:
     from practicum.config.sft import SFTConfig
     from practicum.training.build_supervised import sft
 
-    return run_command(Command("sft", __doc__, FLAGS, SWITCHES, "actor/loss"), argv, SFTConfig, sft)
+    return run_command(SupervisedCommand("sft", __doc__, FLAGS, SWITCHES, "actor/loss"), argv, SFTConfig, sft)

@@ -20,7 +20,7 @@ class Flag(NamedTuple):
     help: str
 
 
-class Command(NamedTuple):
+class SupervisedCommand(NamedTuple):
     """`practicum sft` or `practicum dpo`: `flags` take a value, `switches` do not."""
 
     name: str
@@ -31,7 +31,9 @@ class Command(NamedTuple):
     """Name of the training loss among the metrics."""
 
 
-def run_command(command: Command, argv: list[str], schema: Any, function: Callable[[Any], TrainResult]) -> int:
+def run_command(
+    command: SupervisedCommand, argv: list[str], schema: Any, function: Callable[[Any], TrainResult]
+) -> int:
     """Read flags and overrides, call `function` with the configuration, print the result."""
     args = make_parser(command, schema).parse_intermixed_args(argv)
 
@@ -56,7 +58,7 @@ def run_command(command: Command, argv: list[str], schema: Any, function: Callab
     return 0
 
 
-def make_parser(command: Command, schema: Any) -> argparse.ArgumentParser:
+def make_parser(command: SupervisedCommand, schema: Any) -> argparse.ArgumentParser:
     from omegaconf import OmegaConf
 
     from practicum.config.overrides import leaves

@@ -46,7 +46,7 @@ def words(text: str) -> list[str]:
     return WORD.findall(text.lower())
 
 
-class Index:
+class BM25Index:
     """A BM25 index. It never changes after it is built, so any number of threads may search it."""
 
     def __init__(self, documents: Iterable[Document], k1: float = 1.5, b: float = 0.75) -> None:
@@ -120,16 +120,16 @@ def read_corpus(folder: Path) -> list[Document]:
     return documents
 
 
-_indexes: dict[Path, Index] = {}
+_indexes: dict[Path, BM25Index] = {}
 _index_lock = threading.Lock()
 
 
-def index_of(folder: str | Path) -> Index:
+def index_of(folder: str | Path) -> BM25Index:
     """Return the index of a corpus folder; it is built once per process, and other threads wait for it."""
     path = Path(folder).expanduser().resolve()
     with _index_lock:
         if path not in _indexes:
-            _indexes[path] = Index(read_corpus(path))
+            _indexes[path] = BM25Index(read_corpus(path))
         return _indexes[path]
 
 

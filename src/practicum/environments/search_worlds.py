@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from practicum.data.retrieval import Document, Index
+from practicum.data.retrieval import BM25Index, Document
 from practicum.errors import UserError
 from practicum.task import split_of_content
 
@@ -143,9 +143,9 @@ def make_world(name: str) -> World:
 
 
 @functools.lru_cache(maxsize=1024)
-def world_index(name: str) -> Index:
+def world_index(name: str) -> BM25Index:
     """Return the index of a world's facts; it takes a few milliseconds, so a bounded cache is enough."""
-    return Index(make_world(name).documents())
+    return BM25Index(make_world(name).documents())
 
 
 def _pairs(rng: random.Random, relation: Relation, things: Mapping[str, tuple[str, ...]]) -> dict[str, str]:

@@ -266,7 +266,7 @@ def health_settings(path: Path) -> HealthSettings:
         if name in known and (isinstance(value, str) if known[name] is str else type(value) in (int, float))
     }
     try:
-        return HealthSettings(**values)
+        return HealthMonitor(HealthSettings(**values)).settings
     except (UserError, TypeError, ValueError):
         return HealthSettings()
 

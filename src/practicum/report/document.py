@@ -15,7 +15,7 @@ from practicum.report.index import FIELDS, EpisodeRow
 from practicum.report.page import data_block, packed_block, self_contained
 from practicum.report.run_parts import compare_parts
 from practicum.report.run_view import RunView
-from practicum.report.runs import Run, find_runs
+from practicum.report.runs import RunFolder, find_runs
 from practicum.report.tokens import Tokenizers
 from practicum.utils.escape import encode
 from practicum.utils.terminal import Progress
@@ -30,7 +30,7 @@ OnRead = Callable[[str, int], None]
 
 
 def document(
-    runs: Sequence[Run], episode_bytes: int = DEFAULT_EPISODE_BYTES, on_read: OnRead = lambda text, waiting: None
+    runs: Sequence[RunFolder], episode_bytes: int = DEFAULT_EPISODE_BYTES, on_read: OnRead = lambda text, waiting: None
 ) -> tuple[bytes, list[RunView]]:
     """The HTML file, and the runs that were read for it.
 

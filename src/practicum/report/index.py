@@ -97,7 +97,7 @@ FIELDS = ("number", "task", "attempt", "part", "step", "environment", "split", "
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class UnreadableFile:
     """A file with an episode's name that cannot be read as one."""
 
     path: str
@@ -117,7 +117,7 @@ class FolderListing:
     metrics: bool
 
 
-class Index:
+class EpisodeIndex:
     """Rows of all episodes below a run's folder. `scan` finds new files, `advance` reads them one by one.
 
     `generation` is incremented when files have been removed and the rows are numbered again.
@@ -126,7 +126,7 @@ class Index:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.rows: list[EpisodeRow] = []
-        self.unreadable: list[Unreadable] = []
+        self.unreadable: list[UnreadableFile] = []
         self.generation = 0
         self.pending: deque[str] = deque()
         self._listed: dict[Path, FolderListing] = {}
@@ -168,7 +168,7 @@ class Index:
             self.rows.append(read_row(self.folder / name, name, len(self.rows), advantages))
         except READ_ERRORS as error:
             if (self.folder / name).exists():
-                self.unreadable.append(Unreadable(name, error_text(error)))
+                self.unreadable.append(UnreadableFile(name, error_text(error)))
         return True
 
     def _advantages(self, name: str) -> EpisodeAdvantages | None:
@@ -176,7 +176,7 @@ class Index:
         try:
             return read_advantages(self.folder / name)
         except READ_ERRORS as error:
-            self.unreadable.append(Unreadable(str(advantages_path(Path(name))), error_text(error)))
+            self.unreadable.append(UnreadableFile(str(advantages_path(Path(name))), error_text(error)))
             return None
 
     def read_all(self) -> Iterator[int]:

@@ -13,9 +13,9 @@ from practicum.report.advantages import EpisodeAdvantages, read_advantages
 from practicum.report.curves import Curves, config_text, planned_steps
 from practicum.report.episode import view
 from practicum.report.highlights import highlights
-from practicum.report.index import READ_ERRORS, EpisodeRow, Index, error_text, read_episode
+from practicum.report.index import READ_ERRORS, EpisodeIndex, EpisodeRow, error_text, read_episode
 from practicum.report.run_parts import RunPart, parts_of_run
-from practicum.report.runs import Run
+from practicum.report.runs import RunFolder
 from practicum.report.tokens import Tokenizers
 from practicum.utils.terminal import escape_invisible
 
@@ -30,10 +30,10 @@ class RunView:
     `lock` guards the curves and the index while one thread reads the run and others answer requests.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunFolder) -> None:
         self.run = run
         self.lock = threading.RLock()
-        self.index = Index(run.folder)
+        self.index = EpisodeIndex(run.folder)
         self.curves: list[Curves] = []
         self.result: EvalResult | None = None
         self.error: str | None = None
@@ -116,6 +116,6 @@ def _readable_advantages(path: Path) -> EpisodeAdvantages | None:
         return None
 
 
-def _stage_name(folder: os.PathLike[str], run: Run) -> str:
+def _stage_name(folder: os.PathLike[str], run: RunFolder) -> str:
     name = os.path.relpath(folder, run.folder)
     return "" if name == "." else name

@@ -22,7 +22,7 @@ MAX_DEPTH = 8
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFolder:
     """A run's folder; `result` is the file of `practicum eval --out` that belongs to it."""
 
     name: str
@@ -35,9 +35,9 @@ class Run:
         return hashlib.sha256(os.fsencode(self.result or self.folder)).hexdigest()[:10]
 
 
-def find_runs(paths: Sequence[Path]) -> list[Run]:
+def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
     """The runs at these paths, or all below a folder that is none itself; each with a distinct name."""
-    runs: dict[Path, Run] = {}
+    runs: dict[Path, RunFolder] = {}
     for path in paths:
         runs_here = _runs_at(path)
         if not runs_here:
@@ -50,22 +50,22 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
     return _with_distinct_names(list(runs.values()))
 
 
-def runs_below(top: Path) -> list[Run]:
+def runs_below(top: Path) -> list[RunFolder]:
     """All runs below a folder, which may still be empty."""
     return _with_distinct_names(_walk(top))
 
 
-def _runs_at(path: Path) -> list[Run]:
+def _runs_at(path: Path) -> list[RunFolder]:
     if path.is_dir():
         return _walk(path)
     if path.suffix == ".json" and path.is_file():
-        return [Run(path.stem, path.with_suffix(".run"), path)]
+        return [RunFolder(path.stem, path.with_suffix(".run"), path)]
     if not path.exists():
         raise UserError(f"There is no run '{path}'; give the folder of a run, or a folder with runs below it.")
     return []
 
 
-def _walk(top: Path) -> list[Run]:
+def _walk(top: Path) -> list[RunFolder]:
     runs, folders = [], [(top, 0)]
     while folders:
         folder, depth = folders.pop()
@@ -77,15 +77,15 @@ def _walk(top: Path) -> list[Run]:
     return sorted(runs, key=lambda run: str(run.folder))
 
 
-def _run_in(folder: Path) -> Run | None:
+def _run_in(folder: Path) -> RunFolder | None:
     result = folder.with_suffix(".json") if folder.suffix == ".run" else None
     if result is not None and is_regular(result):
-        return Run(folder.stem, folder, result)
+        return RunFolder(folder.stem, folder, result)
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name in RUN_FILES or (EPISODE_MARK in entry.name and entry.name.endswith(".jsonl")):
-                    return Run(folder.name or str(folder), folder)
+                    return RunFolder(folder.name or str(folder), folder)
     except OSError:
         return None
     return None
@@ -100,7 +100,7 @@ def _subfolders(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names) if not name.startswith(SKIPPED_FOLDERS)]
 
 
-def _with_distinct_names(runs: list[Run]) -> list[Run]:
+def _with_distinct_names(runs: list[RunFolder]) -> list[RunFolder]:
     """Name each run by the fewest last parts of its path that distinguish all runs."""
     paths = [(run.result or run.folder).absolute() for run in runs]
     short = [path.with_suffix("") if path.suffix in (".json", ".run") else path for path in paths]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from practicum.errors import JudgeError, UserError
 from practicum.rewards.base import reward
 from practicum.rewards.code_answer import complete, extract_code, helpers
-from practicum.rewards.code_tests import Case, called_names, class_names, imported_modules, imports_for, read_cases
+from practicum.rewards.code_tests import CodeTest, called_names, class_names, imported_modules, imports_for, read_cases
 from practicum.sandbox import base
 from practicum.sandbox.harness import program_text
 from practicum.sandbox.limits import KIB, MIB, Limits, Reason, Result
@@ -39,7 +39,7 @@ def check_cpu_seconds(seconds: object) -> int:
 
 
 @dataclass
-class Run:
+class ProgramRun:
     """One answer's program, what its tests need, and the time that its runs have taken so far."""
 
     code: str
@@ -102,7 +102,7 @@ def code_reward(
     code = "" if answer_given is None else complete(extract_code(answer_given, names), prompt, entry_point)
     passed, compiled = 0, False
     if code.strip():
-        run = Run(code, setup, entry_point, prompt, cpu_seconds, min(judge_seconds, JUDGE_SECONDS))
+        run = ProgramRun(code, setup, entry_point, prompt, cpu_seconds, min(judge_seconds, JUDGE_SECONDS))
         compiled, passed = _run_cases(run, [case for case in cases if case.inside is not None])
         for case in cases:
             if compiled and case.inside is None and not run.exhausted:
@@ -132,7 +132,7 @@ def _has_module(name: str) -> bool:
     return result.stdout.strip() == "True"
 
 
-def _run_cases(run: Run, cases: Sequence[Case]) -> tuple[bool, int]:
+def _run_cases(run: ProgramRun, cases: Sequence[CodeTest]) -> tuple[bool, int]:
     """Return whether the program compiles and how many of the cases that are judged here it passes."""
     expressions = [dict(case.inside or {}) for case in cases]
     setup = f"{imports_for([case.get('call', '') for case in expressions], run.entry_point)}\n{run.setup}"
@@ -158,7 +158,7 @@ def _text(output: str) -> str:
         return ""
 
 
-def _run_test_program(run: Run, case: Case) -> bool:
+def _run_test_program(run: ProgramRun, case: CodeTest) -> bool:
     """Return whether the candidate in one sandbox passes a test that runs in another."""
     token = secrets.token_hex(16)
     # What belongs to the problem comes from the problem: the candidate's names are replaced by these.

@@ -44,7 +44,7 @@ BUILTINS = frozenset(dir(builtins))
 
 
 @dataclass(frozen=True)
-class Case:
+class CodeTest:
     """One test: the input of the candidate's sandbox, and the judgement of its output outside."""
 
     inside: Mapping[str, str] | None
@@ -54,7 +54,7 @@ class Case:
     test: str = ""
 
 
-def read_cases(test_cases: object, entry_point: str | None = None) -> list[Case]:
+def read_cases(test_cases: object, entry_point: str | None = None) -> list[CodeTest]:
     """Parse the test cases of a task; ValueError says which one is malformed."""
     if isinstance(test_cases, str):
         test_cases = [test_cases]
@@ -63,13 +63,13 @@ def read_cases(test_cases: object, entry_point: str | None = None) -> list[Case]
     return [_read_case(case, number, entry_point) for number, case in enumerate(test_cases)]
 
 
-def _read_case(case: object, number: int, entry_point: str | None) -> Case:
+def _read_case(case: object, number: int, entry_point: str | None) -> CodeTest:
     if isinstance(case, Mapping):
         if set(case) == {"input", "output"} and all(isinstance(text, str) for text in case.values()):
             expected_lines = lines(case["output"])
-            return Case({"input": case["input"]}, lambda output: lines(output) == expected_lines)
+            return CodeTest({"input": case["input"]}, lambda output: lines(output) == expected_lines)
         if set(case) == {"call", "expected"} and isinstance(case["call"], str):
-            return Case({"call": case["call"]}, _judge_value(lambda value: same(value, case["expected"])))
+            return CodeTest({"call": case["call"]}, _judge_value(lambda value: same(value, case["expected"])))
     if isinstance(case, str):
         try:
             return _read_test(case, entry_point)
@@ -80,24 +80,24 @@ def _read_case(case: object, number: int, entry_point: str | None) -> Case:
     )
 
 
-def _read_test(text: str, entry_point: str | None) -> Case:
+def _read_test(text: str, entry_point: str | None) -> CodeTest:
     tree = ast.parse(textwrap.dedent(text))
     if any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body):
         if not entry_point:
             raise ValueError("a test that defines check(candidate) needs the task's 'entry_point'")
-        return Case(None, test=f"{ast.unparse(_copy_shared_arguments(tree))}\ncheck(__candidate__)\n")
+        return CodeTest(None, test=f"{ast.unparse(_copy_shared_arguments(tree))}\ncheck(__candidate__)\n")
     if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
         raise ValueError("a test written as Python needs an assert")
     if entry_point in BUILTINS:  # the builtin of that name must not stand in for a missing candidate
-        return Case(None, test=f"{entry_point} = __candidate__\n{ast.unparse(tree)}")
+        return CodeTest(None, test=f"{entry_point} = __candidate__\n{ast.unparse(tree)}")
     if len(tree.body) == 1 and isinstance(tree.body[0], ast.Assert):
         split = _split_assert(tree.body[0].test)
         if split is not None:
             return split
-    return Case(None, test=ast.unparse(_copy_shared_arguments(tree)))
+    return CodeTest(None, test=ast.unparse(_copy_shared_arguments(tree)))
 
 
-def _split_assert(test: ast.expr) -> Case | None:
+def _split_assert(test: ast.expr) -> CodeTest | None:
     """Split an assert of a call and a literal: the call runs inside, the literal stays here. None if it is another."""
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         left, right, operator = test.left, test.comparators[0], test.ops[0]
@@ -110,13 +110,13 @@ def _split_assert(test: ast.expr) -> Case | None:
                 except ValueError:
                     continue
                 if _is_plain_call(expression, truth=isinstance(expected, bool)):
-                    return Case({"call": ast.unparse(expression)}, _judge_value(_equals(expected)))
+                    return CodeTest({"call": ast.unparse(expression)}, _judge_value(_equals(expected)))
         return None
     expected_truth = not (isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not))
     expression = test if expected_truth else test.operand  # type: ignore[attr-defined]
     if _is_plain_call(expression, truth=True):
         inside = {"call": ast.unparse(expression), "wanted": "truth"}
-        return Case(inside, _judge_value(lambda value: value is expected_truth))
+        return CodeTest(inside, _judge_value(lambda value: value is expected_truth))
     return None
 
 
@@ -198,7 +198,7 @@ def same(actual: object, expected: object) -> bool:
     return bool(actual == expected)
 
 
-def called_names(cases: Sequence[Case]) -> set[str]:
+def called_names(cases: Sequence[CodeTest]) -> set[str]:
     """Return the names of the functions that the tests call; builtins only if there are no others."""
     names = set()
     for case in cases:

@@ -76,7 +76,7 @@ class Stop:
             return True
 
 
-class Run:
+class RunningProgram:
     """A running sandboxed process. Used by one thread, which stays until the process has ended.
 
     The thread must stay because the kernel kills a sandbox when the *thread* that started it ends.
@@ -245,7 +245,7 @@ def execute(
     """Run a program to its end. No process of it remains when this returns or raises."""
     stop_descriptor = stop.begin()
     try:
-        run = Run(command, job, feed, limits, folder)
+        run = RunningProgram(command, job, feed, limits, folder)
         try:
             try:
                 run.wait(stop_descriptor)

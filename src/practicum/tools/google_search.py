@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from practicum.data.retrieval import Index, index_of, show
+from practicum.data.retrieval import BM25Index, index_of, show
 from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError, did_you_mean
 from practicum.task import content_hash
@@ -50,12 +50,12 @@ def google_search(query: str) -> str:
     return configured_search()(query)
 
 
-def google_search_over(index: Index, results: int = NUM_RESULTS) -> Tool:
+def google_search_over(index: BM25Index, results: int = NUM_RESULTS) -> Tool:
     """Return `google_search` over one index, for an environment with its own corpus."""
     return replace(google_search, function=functools.partial(search_index, index, results))
 
 
-def search_index(index: Index, results: int, query: str) -> str:
+def search_index(index: BM25Index, results: int, query: str) -> str:
     """Return the best documents of an index as the text that the agent sees."""
     return show(index.search(query, results), query, SNIPPET_LENGTH)
 

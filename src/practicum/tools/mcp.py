@@ -23,14 +23,14 @@ from typing import Any
 from practicum.errors import UserError, did_you_mean
 from practicum.tools.base import Tool
 from practicum.tools.errors import ToolFailure
-from practicum.tools.mcp_server import Server
+from practicum.tools.mcp_server import MCPConnection
 from practicum.tools.pool import StatePool
 
 ADDRESS_PATTERN = re.compile(r"mcp(?:\[(?P<options>[^\]]*)\])?:(?P<target>.+?)(?:#(?P<chosen>[^#\s]+))?", re.S)
 OPTIONS: Mapping[str, Callable[[str], float]] = {"servers": int, "timeout": float, "length": int}
 
 _lock = threading.RLock()
-_servers: dict[str, Server] = {}
+_servers: dict[str, MCPConnection] = {}
 _tools: dict[str, tuple[Tool, ...]] = {}
 
 
@@ -84,13 +84,13 @@ def tools_of(name: str) -> tuple[Tool, ...]:
 def _make_tools(address: Address) -> tuple[Tool, ...]:
     pool: StatePool | None = None
     if address.servers:
-        server = Server(address.target).start()
-        make = lambda: Server(address.target).start()  # noqa: E731
+        server = MCPConnection(address.target).start()
+        make = lambda: MCPConnection(address.target).start()  # noqa: E731
         pool = StatePool(make, address.servers, f"the MCP server '{address.target}'")
         pool.add(server)
     else:
         if address.target not in _servers:
-            _servers[address.target] = Server(address.target)
+            _servers[address.target] = MCPConnection(address.target)
         server = _servers[address.target].start()
     names = [offer.name for offer in server.offers]
     for tool_name in address.chosen:
@@ -104,7 +104,7 @@ def _make_tools(address: Address) -> tuple[Tool, ...]:
     return tuple(_make_tool(offer, address, server, pool) for offer in chosen)
 
 
-def _make_tool(offer: Any, address: Address, server: Server, pool: StatePool | None) -> Tool:
+def _make_tool(offer: Any, address: Address, server: MCPConnection, pool: StatePool | None) -> Tool:
     """Return one tool of a server, with the server's own schema."""
     schema: Mapping[str, Any] = offer.input_schema
     properties = schema.get("properties") or {}
@@ -123,7 +123,7 @@ def _make_tool(offer: Any, address: Address, server: Server, pool: StatePool | N
 
 
 def _caller(name: str) -> Callable[..., Awaitable[str]]:
-    async def call_tool(server: Server, /, **arguments: Any) -> str:
+    async def call_tool(server: MCPConnection, /, **arguments: Any) -> str:
         return await server.call(name, arguments)
 
     return call_tool

@@ -47,7 +47,7 @@ class ConnectionThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.connected: set[Server] = set()
+        self.connected: set[MCPConnection] = set()
         self.process = os.getpid()
         threading.Thread(target=self.loop.run_forever, name="practicum-mcp", daemon=True).start()
         atexit.register(self.close)
@@ -78,7 +78,7 @@ def connection_thread() -> ConnectionThread:
         return _connection_threads[os.getpid()]
 
 
-class Server:
+class MCPConnection:
     """One connection to the server at an http address, or to the server that a command starts.
 
     `start`, `reset`, `close` and `call` may be called from any thread; the other coroutines run in the connection
@@ -98,7 +98,7 @@ class Server:
         self._stderr = b""
         self._used = False
 
-    def start(self) -> Server:
+    def start(self) -> MCPConnection:
         """Wait until the server is ready; ToolFailure says why it is not."""
         connection_thread().run(self._ready())
         return self

@@ -13,7 +13,7 @@ from practicum.environment import SPLITS, Action, Step
 from practicum.environments.affine.abd import AbdEnvironment
 from practicum.environments.affine.abd_expert import work_backwards
 from practicum.environments.affine.answers import read_input
-from practicum.environments.affine.base import Unreadable
+from practicum.environments.affine.base import UnreadableAnswer
 from practicum.environments.affine.program_runner import Job, run_jobs, same_output, with_newline
 from practicum.errors import UserError
 from practicum.sandbox import base
@@ -149,7 +149,7 @@ IDS = ["affine-abd-6a3c421e41cf0fb4", "affine-abd-e551d32a3fafbdc4"]
 def test_reading_a_reply_gives_an_input_or_says_so(text: str) -> None:
     world = AbdEnvironment()
     if read_input(text) is None:
-        with pytest.raises(Unreadable, match="<INPUT>"):
+        with pytest.raises(UnreadableAnswer, match="<INPUT>"):
             world.read(text)
     else:
         assert world.read(text) == read_input(text)

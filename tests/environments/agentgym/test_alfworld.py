@@ -20,7 +20,7 @@ from practicum.data.tasks import select
 from practicum.environment import SPLITS, Action, Message, Observation, ScriptedPolicy, Step
 from practicum.environments.agentgym.alfworld import AlfWorld, made_task, pool_of
 from practicum.environments.agentgym.alfworld_file_expert import SearchingExpert
-from practicum.environments.agentgym.alfworld_games import KINDS, SeededRandom, kind_of
+from practicum.environments.agentgym.alfworld_games import KINDS, kind_of
 from practicum.environments.agentgym.alfworld_planning import relevant
 from practicum.environments.worker import close_pools
 from practicum.errors import UserError
@@ -28,6 +28,7 @@ from practicum.rollout import run_episodes
 from practicum.rollout_setup import make_rollout_setup
 from practicum.task import Task
 from practicum.trajectory import plan_attempts
+from practicum.utils.seeded_random import SeededRandom
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("fast_downward") is None, reason="`make alfworld-planner` installs Fast Downward (GPL-3.0)"

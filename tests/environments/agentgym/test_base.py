@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from practicum.environment import SPLITS, Action, Step, ToolCall
-from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, by_hash
+from practicum.environments.agentgym.base import AgentGymEnvironment, CommandResponse, by_hash
 from practicum.environments.agentgym.grammar.bracket import Brackets
 from practicum.environments.agentgym.grammar.line import Refused
 from practicum.environments.agentgym.shaping import Shaping
@@ -26,23 +26,23 @@ class Lamp(AgentGymEnvironment):
     shaping = Shaping(step=0.2)
     limit = 9
 
-    async def begin(self, task: Task, seed: int) -> Reply:
+    async def begin(self, task: Task, seed: int) -> CommandResponse:
         self.opened, self.steps = False, 0
-        return Reply("A door.", legal=("open door",))
+        return CommandResponse("A door.", legal=("open door",))
 
-    async def act(self, command: str) -> Reply:
+    async def act(self, command: str) -> CommandResponse:
         self.steps += 1
         if self.steps >= self.limit:
-            return Reply("Too late.", done=True, cut=True)
+            return CommandResponse("Too late.", done=True, cut=True)
         if command == "look":
-            return Reply("A lamp." if self.opened else "A door.")
+            return CommandResponse("A lamp." if self.opened else "A door.")
         if command == "open door":
             self.opened = True
-            return Reply("It opens.", kind="open", legal=("light lamp",))
+            return CommandResponse("It opens.", kind="open", legal=("light lamp",))
         if command == "light lamp" and self.opened:
-            return Reply("Light!", native=0.9, done=True, success=True)
+            return CommandResponse("Light!", native=0.9, done=True, success=True)
         if command == "light door":
-            return Reply("Fire!", native=-1.0, done=True)
+            return CommandResponse("Fire!", native=-1.0, done=True)
         raise Refused("Nothing happens.")
 
     def progress(self) -> float:

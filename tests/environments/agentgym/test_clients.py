@@ -18,7 +18,7 @@ import requests
 from practicum import registry
 from practicum.environment import Observation
 from practicum.environments.agentgym.base import AgentGymEnvironment
-from practicum.environments.agentgym.server import Server, Sessions
+from practicum.environments.agentgym.server import EnvironmentServer, Sessions
 from practicum.environments.worker import close_pools
 
 Said = tuple[str, float, bool]
@@ -141,7 +141,7 @@ async def visited(name: str, visit: Callable[[str], None]) -> None:
         assert isinstance(world, AgentGymEnvironment)
         return world
 
-    async with Server(Sessions(make)) as server:
+    async with EnvironmentServer(Sessions(make)) as server:
         await asyncio.to_thread(visit, server.address)
 
 

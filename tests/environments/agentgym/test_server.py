@@ -20,7 +20,7 @@ from practicum.environment import Observation
 from practicum.environments.agentgym import server as server_module
 from practicum.environments.agentgym.babyai import BabyAI
 from practicum.environments.agentgym.babyai_expert import plan
-from practicum.environments.agentgym.server import Server, Sessions
+from practicum.environments.agentgym.server import EnvironmentServer, Sessions
 from practicum.environments.agentgym.textcraft import TextCraft
 from practicum.environments.agentgym.webshop import WebShop
 from practicum.errors import UserError
@@ -48,7 +48,7 @@ class Client:
 
 def served(sessions: Sessions, visit: Callable[[Client], None]) -> None:
     async def run() -> None:
-        async with Server(sessions) as server:
+        async with EnvironmentServer(sessions) as server:
             await asyncio.to_thread(visit, Client(server.address))
 
     asyncio.run(run())
@@ -239,7 +239,7 @@ def test_many_clients_at_once_do_not_disturb_each_other() -> None:
     sessions = Sessions(BabyAI)
 
     async def run() -> list[float]:
-        async with Server(sessions) as server:
+        async with EnvironmentServer(sessions) as server:
             client = Client(server.address)
 
             def episode(index: int) -> float:
@@ -258,10 +258,10 @@ def test_many_clients_at_once_do_not_disturb_each_other() -> None:
 
 def test_a_port_that_is_taken_is_one_sentence() -> None:
     async def run() -> None:
-        async with Server(Sessions(BabyAI)) as server:
+        async with EnvironmentServer(Sessions(BabyAI)) as server:
             port = int(server.address.rpartition(":")[2])
             with pytest.raises(UserError, match="choose another --port"):
-                Server(Sessions(BabyAI), port=port)
+                EnvironmentServer(Sessions(BabyAI), port=port)
 
     asyncio.run(run())
 

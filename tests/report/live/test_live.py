@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from practicum.data import store
 from practicum.report.live.app import make_app
-from practicum.report.live.server import Server, hosts
+from practicum.report.live.server import LiveServer, hosts
 from practicum.report.live.watcher import FolderWatcher
 from practicum.training.monitor.loggers import MetricsFile
 from tests.report.report_files import an_episode, step_values, write_damaged, write_hostile, write_run, write_training
@@ -28,7 +28,7 @@ class Running:
     def __init__(self, folder: Path) -> None:
         app = make_app(folder, hosts("127.0.0.1"))
         config = uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=2)
-        self.server = Server(config, app.state.live)
+        self.server = LiveServer(config, app.state.live)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
 
     def __enter__(self) -> str:

@@ -15,7 +15,7 @@ from practicum.environment import Action, Observation, ScriptedPolicy
 from practicum.environments.affine import dataset_readers
 from practicum.environments.affine.abd_expert import work_backwards
 from practicum.environments.affine.answers import read_input, write_input
-from practicum.environments.affine.base import Unreadable, Verdict
+from practicum.environments.affine.base import UnreadableAnswer, Verdict
 from practicum.environments.affine.program_runner import (
     CPU_SECONDS,
     Job,
@@ -90,7 +90,7 @@ class AbdEnvironment(ProgramEnvironment):
     def read(self, text: str) -> str:
         answer = read_input(text)
         if answer is None:
-            raise Unreadable("put the input between <INPUT> and </INPUT>.")
+            raise UnreadableAnswer("put the input between <INPUT> and </INPUT>.")
         return answer
 
     async def judge(self, task: Task, answer: str) -> Verdict:

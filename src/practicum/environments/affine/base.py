@@ -26,7 +26,7 @@ MAX_FAILED_DRAWS = 5000
 Answer = TypeVar("Answer")
 
 
-class Unreadable(Exception):
+class UnreadableAnswer(Exception):
     """A reply without a readable answer; the text of the exception is shown to the agent."""
 
 
@@ -108,9 +108,9 @@ class AffineEnvironment(Environment, Generic[Answer]):
             return self._end("The episode is over.", {}, success=self._best == 1.0)
         try:
             if action.calls:
-                raise Unreadable("There are no tools here; reply with the answer.")
+                raise UnreadableAnswer("There are no tools here; reply with the answer.")
             answer = self.read(action.content)
-        except Unreadable as error:
+        except UnreadableAnswer as error:
             text = f"Your reply could not be used: {error}"
             earned = self._paid_components({"penalty": PENALTY})
             return Step(

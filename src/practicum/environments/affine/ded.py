@@ -13,7 +13,7 @@ from typing import Any
 from practicum.environment import Action, Observation, ScriptedPolicy
 from practicum.environments.affine import dataset_readers
 from practicum.environments.affine.answers import read_program, write_program
-from practicum.environments.affine.base import Unreadable, Verdict
+from practicum.environments.affine.base import UnreadableAnswer, Verdict
 from practicum.environments.affine.program_runner import run_jobs_async
 from practicum.environments.affine.program_tasks import ProgramEnvironment
 from practicum.environments.affine.programs.catalogue import Problem
@@ -53,7 +53,7 @@ class DedEnvironment(ProgramEnvironment):
     def read(self, text: str) -> str:
         program = read_program(text)
         if not program.strip():
-            raise Unreadable("there is no program in it.")
+            raise UnreadableAnswer("there is no program in it.")
         return program
 
     async def judge(self, task: Task, answer: str) -> Verdict:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from practicum.environment import Action, Observation, ScriptedPolicy
 from practicum.environments.affine import formulas
-from practicum.environments.affine.base import AffineEnvironment, TaskDraft, Unreadable, Verdict
+from practicum.environments.affine.base import AffineEnvironment, TaskDraft, UnreadableAnswer, Verdict
 from practicum.environments.affine.formulas import NOTATIONS, THRESHOLDS, Clause
 from practicum.errors import UserError, did_you_mean
 from practicum.task import Task
@@ -27,7 +27,7 @@ HINTS = {"symbols": "", "words": "", "numbers": " 2 is x2, -2 is not x2; each gr
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class FormulaSizes:
     """Ranges of a formula's sizes; a ratio of None is the threshold of each width."""
 
     variables: tuple[int, int]
@@ -35,12 +35,12 @@ class Level:
     ratio: float | None
 
 
-LEVELS: Mapping[int, Level] = {
-    1: Level((3, 4), (2, 2), 1.5),
-    2: Level((5, 7), (3, 3), 3.0),
-    3: Level((8, 10), (3, 3), 4.2),
-    4: Level((10, 20), (3, 5), 4.2),
-    5: Level((10, 20), (3, 5), None),
+LEVELS: Mapping[int, FormulaSizes] = {
+    1: FormulaSizes((3, 4), (2, 2), 1.5),
+    2: FormulaSizes((5, 7), (3, 3), 3.0),
+    3: FormulaSizes((8, 10), (3, 3), 4.2),
+    4: FormulaSizes((10, 20), (3, 5), 4.2),
+    5: FormulaSizes((10, 20), (3, 5), None),
 }
 """Level 4 is Affine's own; level 5 has the number of clauses at which each width is hardest."""
 
@@ -105,7 +105,7 @@ class SatEnvironment(AffineEnvironment[Mapping[int, bool] | None]):
         try:
             return formulas.read_answer(text)
         except ValueError:
-            raise Unreadable("give every variable a value, like x1=True, x2=False, or say UNSAT.") from None
+            raise UnreadableAnswer("give every variable a value, like x1=True, x2=False, or say UNSAT.") from None
 
     async def judge(self, task: Task, answer: Mapping[int, bool] | None) -> Verdict:
         clauses = clauses_of(task)
@@ -151,8 +151,8 @@ def _satisfiable(task: Task, clauses: Sequence[Clause]) -> bool:
 
 
 def _ranges(
-    level: Level, n: int | Sequence[int] | None, k: int | Sequence[int] | None, ratio: float | str | None
-) -> Level:
+    level: FormulaSizes, n: int | Sequence[int] | None, k: int | Sequence[int] | None, ratio: float | str | None
+) -> FormulaSizes:
     """Return the level's ranges, replaced by the options that are set."""
     variables, width = _range("n", n, level.variables), _range("k", k, level.width)
     if width[0] < 1 or width[1] > variables[0] or variables[1] > MAX_VARIABLES:
@@ -168,7 +168,7 @@ def _ranges(
             raise UserError(f"affine:sat knows thresholds for k from 2 to {max(THRESHOLDS)}; give ratio as a number.")
     elif isinstance(clauses, bool | str) or not 0 < clauses <= 1000:
         raise UserError(f"affine:sat needs a ratio above 0 or 'threshold'; got {ratio}.")
-    return Level(variables, width, None if clauses is None else float(clauses))
+    return FormulaSizes(variables, width, None if clauses is None else float(clauses))
 
 
 def _range(name: str, value: int | Sequence[int] | None, default: tuple[int, int]) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from typing import Any
 from practicum.environment import Action, ScriptedPolicy
 from practicum.environments.agentgym.alfworld_file_expert import SearchingExpert
 from practicum.environments.agentgym.alfworld_games import GENERATOR_VERSION, KINDS, kind_of
-from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire, by_hash
+from practicum.environments.agentgym.base import AgentGymEnvironment, CommandResponse, Wire, by_hash
 from practicum.environments.agentgym.grammar.bracket import Brackets, Call
 from practicum.environments.agentgym.grammar.line import Refused
 from practicum.environments.agentgym.shaping import Shaping
@@ -112,7 +112,7 @@ class AlfWorld(AgentGymEnvironment):
         self._legal: tuple[str, ...] = ()
         self._kind = ""
 
-    async def begin(self, task: Task, seed: int) -> Reply:
+    async def begin(self, task: Task, seed: int) -> CommandResponse:
         """Start a game. The environment is deterministic; the seed has no effect."""
         game = self._game(task)
         if self._session is None or not self._session.alive:
@@ -128,7 +128,7 @@ class AlfWorld(AgentGymEnvironment):
         # The first paragraph is the engine's welcome text.
         return self._reply("\n".join(response["text"].split("\n\n")[1:]), response)
 
-    async def act(self, command: str) -> Reply:
+    async def act(self, command: str) -> CommandResponse:
         assert self._session is not None, "begin comes before act"
         response = await self._session.call("step", command=command)
         won = bool(response["won"])
@@ -137,10 +137,10 @@ class AlfWorld(AgentGymEnvironment):
 
     def _reply(
         self, text: str, response: dict[str, Any], native: float = 0.0, kind: str = "", won: bool = False
-    ) -> Reply:
+    ) -> CommandResponse:
         self._legal = tuple(response["legal"])
         actions_text = "" if not self.show_actions or won else f"\nAVAILABLE ACTIONS: {self._actions_text()}"
-        return Reply(
+        return CommandResponse(
             text + actions_text, native=native, kind=kind, done=won, success=won, legal=self._legal,
             valid=response.get("valid", True),
         )  # fmt: skip

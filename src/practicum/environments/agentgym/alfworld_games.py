@@ -7,12 +7,12 @@ objects are drawn here by a generator that depends on the number alone.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from practicum.environments.agentgym.alfworld_generated_expert import Search
+from practicum.utils.seeded_random import SeededRandom
 
 T = TypeVar("T")
 GENERATOR_VERSION = 1
@@ -102,24 +102,6 @@ class Tables:
     """Kind of goal to its PDDL and its wordings."""
 
 
-class SeededRandom:
-    """Random numbers that depend on a number and the count of draws only, on every version of Python."""
-
-    def __init__(self, seed: str) -> None:
-        self._seed, self._throws = seed, 0
-
-    def below(self, count: int) -> int:
-        self._throws += 1
-        digest = hashlib.sha256(f"{self._seed}/{self._throws}".encode()).digest()
-        return int.from_bytes(digest[:8], "big") % count
-
-    def between(self, low: int, high: int) -> int:
-        return low + self.below(high - low + 1)
-
-    def pick(self, options: Sequence[T]) -> T:
-        return options[self.below(len(options))]
-
-
 @dataclass(frozen=True, slots=True)
 class Thing:
     """An object, its type, and the receptacle that contains it."""
@@ -137,7 +119,7 @@ def make_game(number: int, tables: Tables) -> dict[str, Any]:
     """Return the game of a number: PDDL problem, goal in words, and a shortest plan (`verb, names...` per step)."""
     kind = kind_of(number)
     rng = SeededRandom(f"alfworld/{GENERATOR_VERSION}/{number}")
-    room = rng.pick(ROOMS_OF_KIND[kind])
+    room = rng.choice(ROOMS_OF_KIND[kind])
     counts = {piece: rng.between(*limits) for piece, limits in FURNITURE[room].items()}
     furniture = {
         f"{_stem(piece)}_bar_{number:02d}{_tail(piece)}": piece
@@ -149,7 +131,7 @@ def make_game(number: int, tables: Tables) -> dict[str, Any]:
     lamp = next((thing.kind for thing in things if thing.kind in LIT_ROOMS.values()), "")
     words = {"obj": target, "recep": goal_receptacle, "toggle": lamp, "mrecep": ""}
     goal = tables.goals[kind]["pddl"].replace("#", "-").format(**words)
-    wording = rng.pick(tables.goals[kind]["templates"])
+    wording = rng.choice(tables.goals[kind]["templates"])
     return {
         "pddl_problem": _problem(number, furniture, things, goal, tables),
         "goal": wording.format(**{name: word.lower() for name, word in words.items()}),
@@ -179,7 +161,7 @@ def _goal(kind: str, room: str, pieces: set[str], tables: Tables, rng: SeededRan
         and thing in tables.holds.get(piece, ())
         and _other_receptacles(thing, piece, pieces, tables)
     ]
-    thing, piece = rng.pick(pairs)
+    thing, piece = rng.choice(pairs)
     return (thing, "") if kind == "look_at_obj_in_light" else (thing, piece)
 
 
@@ -204,7 +186,7 @@ def _things(
         if not receptacles:
             return []
         count[what] = count.get(what, 0) + 1
-        return [Thing(f"{what}_bar_{count[what]:02d}", what, rng.pick(receptacles))]
+        return [Thing(f"{what}_bar_{count[what]:02d}", what, rng.choice(receptacles))]
 
     pieces = set(furniture.values())
     elsewhere = _other_receptacles(target, goal_receptacle, pieces, tables)

@@ -23,7 +23,7 @@ from practicum.environments.agentgym.babyai_levels import (
     make_world,
 )
 from practicum.environments.agentgym.babyai_view import View, describe, describe_shortly, look
-from practicum.environments.agentgym.base import AgentGymEnvironment, Reply
+from practicum.environments.agentgym.base import AgentGymEnvironment, CommandResponse
 from practicum.environments.agentgym.grammar.bracket import Brackets, Call
 from practicum.environments.agentgym.shaping import Shaping
 from practicum.errors import UserError
@@ -84,7 +84,7 @@ class BabyAI(AgentGymEnvironment):
         self._view: View | None = None
         self._success = False
 
-    async def begin(self, task: Task, seed: int) -> Reply:
+    async def begin(self, task: Task, seed: int) -> CommandResponse:
         """Start a world of the task's level and seed; the episode's seed has no effect."""
         level, world_seed = task.fields.get("level"), task.fields.get("seed")
         if not isinstance(level, str) or not isinstance(world_seed, int):
@@ -93,28 +93,28 @@ class BabyAI(AgentGymEnvironment):
         self._success = False
         return self._see(f"Your goal: {self._world.mission}\n")
 
-    async def act(self, command: str) -> Reply:
+    async def act(self, command: str) -> CommandResponse:
         assert self._world is not None
         assert self._view is not None
         if command == CHECK:
             commands = ", ".join(legal_commands(self._world, self._view))
-            return Reply(f"You can: {commands}", legal=None)
+            return CommandResponse(f"You can: {commands}", legal=None)
         for action in actions_of(command, self._world, self._view):
             _, reward, terminated, truncated, _ = self._world.step(action)
             if terminated or truncated:
                 self._success = float(reward) > 0
                 text = "The goal is reached." if self._success else "The goal is missed." if terminated else "Too late."
                 cut = bool(truncated) and not terminated
-                return Reply(text, float(reward), command, done=True, success=self._success, cut=cut)
+                return CommandResponse(text, float(reward), command, done=True, success=self._success, cut=cut)
         return self._see("", command)
 
-    def _see(self, before: str, kind: str = "") -> Reply:
+    def _see(self, before: str, kind: str = "") -> CommandResponse:
         assert self._world is not None
         self._view = look(self._world)
         legal = legal_commands(self._world, self._view)
         text = describe(self._view) if self.observation == "full" else describe_shortly(self._view)
         commands = f"\nAvailable actions: [{', '.join(map(self.write, legal))}]" if self.actions else ""
-        return Reply(f"{before}{text}{commands}", kind=kind, legal=legal)
+        return CommandResponse(f"{before}{text}{commands}", kind=kind, legal=legal)
 
     def from_brackets(self, call: Call) -> str | None:
         """Translate a bracket command; without a number the nearest object is meant."""

@@ -27,7 +27,7 @@ AGREED = "OK. I will follow these instructions."
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class CommandResponse:
     """The response of an environment to a command."""
 
     text: str
@@ -101,17 +101,17 @@ class AgentGymEnvironment(Environment):
             # A reply that does not parse is an error as well.
             self.invalid_reward = self.shaping.penalty
         self._begun = False
-        self._ended: Reply | None = None
+        self._ended: CommandResponse | None = None
         self._ledger = Ledger(self.shaping)
 
     # To be implemented by an environment.
 
     @abc.abstractmethod
-    async def begin(self, task: Task, seed: int) -> Reply:
+    async def begin(self, task: Task, seed: int) -> CommandResponse:
         """Start the task and return the first observation with the task in it (`text`, and `legal` if listed)."""
 
     @abc.abstractmethod
-    async def act(self, command: str) -> Reply:
+    async def act(self, command: str) -> CommandResponse:
         """Execute a command, an AgentGym sentence of one line in lower case; `Refused` says why it cannot."""
 
     @abc.abstractmethod
@@ -174,12 +174,12 @@ class AgentGymEnvironment(Environment):
         """Write a sentence in the grammar in force, for experts."""
         return self.brackets.write(sentence) if self.grammar == "bracket" else sentence
 
-    async def start(self, task: Task, seed: int) -> Reply:
+    async def start(self, task: Task, seed: int) -> CommandResponse:
         """Begin an episode, with a new reward ledger."""
         self._begun, self._ended, self._ledger = True, None, Ledger(self.shaping)
         return await self.begin(task, seed)
 
-    async def take(self, text: str) -> Reply:
+    async def take(self, text: str) -> CommandResponse:
         """Execute a command of either grammar; one that cannot be read or executed gives an invalid reply."""
         assert self._begun, "reset comes before step"
         if self._ended is not None:
@@ -187,7 +187,7 @@ class AgentGymEnvironment(Environment):
         try:
             reply = await self.act(self.read(text))
         except Refused as refusal:
-            reply = Reply(str(refusal), valid=False)
+            reply = CommandResponse(str(refusal), valid=False)
         if reply.done:
             self._ended = reply
         return reply
@@ -204,7 +204,7 @@ class AgentGymEnvironment(Environment):
             raise Refused(f"Could not execute '{line[:80]}'. Commands: {self.shown_usage}")
         return sentence
 
-    def reward_components(self, reply: Reply, again: bool = False) -> dict[str, float]:
+    def reward_components(self, reply: CommandResponse, again: bool = False) -> dict[str, float]:
         """Return the components of a reply's reward; a command after the end (`again`) has none."""
         if not self.shaped:
             return {self.native_part: 0.0 if again else reply.native}
@@ -230,7 +230,7 @@ class AgentGymEnvironment(Environment):
     async def step(self, action: Action) -> Step:
         again = self._ended is not None
         if action.calls and not again:
-            reply = Reply("There are no tools here; reply with one command.", valid=False)
+            reply = CommandResponse("There are no tools here; reply with one command.", valid=False)
         else:
             reply = await self.take(action.content)
         components = self.reward_components(reply, again)

@@ -213,7 +213,7 @@ def lines_for(goal: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CraftingPlan:
     """What to get, then what to craft and how often, ending with one craft of the goal. Tags are resolved."""
 
     gets: Amounts
@@ -223,12 +223,12 @@ class Plan:
 
 
 @functools.cache
-def full_plan(goal: str) -> Plan:
+def full_plan(goal: str) -> CraftingPlan:
     """Return the plan of a goal if all its recipes are shown."""
     return make_plan(goal, lines_for(goal)[0])
 
 
-def make_plan(goal: str, lines: Iterable[str]) -> Plan:
+def make_plan(goal: str, lines: Iterable[str]) -> CraftingPlan:
     """Return a plan that uses only the recipes shown, with exact counts and few actions."""
     book = load_book()
     recipes_of = book.recipes_of(lines)
@@ -274,4 +274,4 @@ def make_plan(goal: str, lines: Iterable[str]) -> Plan:
     tag_of = {member: tag for tag, members in book.tags.items() for member in members}
     milestones = {item if item in by_name else tag_of[item]: times for item, (_, times) in crafts.items()}
     gets = tuple((item, demand[item]) for item in order if item not in crafts)
-    return Plan(gets, tuple(crafts[item] for item in order if item in crafts), MappingProxyType(milestones))
+    return CraftingPlan(gets, tuple(crafts[item] for item in order if item in crafts), MappingProxyType(milestones))

@@ -17,7 +17,7 @@ from typing import Any
 
 from practicum.environment import Action, Observation, ScriptedPolicy
 from practicum.environments.agentgym import sciworld_tasks
-from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire
+from practicum.environments.agentgym.base import AgentGymEnvironment, CommandResponse, Wire
 from practicum.environments.agentgym.grammar.bracket import Brackets, Call
 from practicum.environments.agentgym.shaping import Shaping
 from practicum.environments.worker import WorkerPool, WorkerSession, shared_pool
@@ -140,7 +140,7 @@ class SciWorld(AgentGymEnvironment):
             raise UserError("sciworld needs a task: 'agentgym', 'all', or a list of names.")
         return names
 
-    async def begin(self, task: Task, seed: int) -> Reply:
+    async def begin(self, task: Task, seed: int) -> CommandResponse:
         """Load the task. Task and variation determine the simulation; the seed has no effect."""
         name, variation = _named(task)
         if self._session is None or not self._session.alive:
@@ -156,9 +156,9 @@ class SciWorld(AgentGymEnvironment):
             "observation": response["text"], "deleted": False, "reward": 0,
         }  # fmt: skip
         legal = tuple(await self._session.call("valid")) if self.legal else None
-        return Reply(f"{response['task']}\n{response['text']}", legal=legal)
+        return CommandResponse(f"{response['task']}\n{response['text']}", legal=legal)
 
-    async def act(self, command: str) -> Reply:
+    async def act(self, command: str) -> CommandResponse:
         assert self._session is not None, "begin comes before act"
         response = await self._session.call("step", command=command, legal=self.legal)
         score = int(response["score"])
@@ -169,7 +169,7 @@ class SciWorld(AgentGymEnvironment):
         text = response["text"]
         valid = text != UNKNOWN
         worked = valid and not text.startswith(QUESTION) and not REFUSALS.search(text)
-        return Reply(
+        return CommandResponse(
             text,
             native=native,
             kind=command if worked and not command.startswith(LOOK_COMMANDS) else "",
@@ -204,7 +204,7 @@ class SciWorld(AgentGymEnvironment):
             return "wait[1]"
         return super().write(sentence)
 
-    def reward_components(self, reply: Reply, again: bool = False) -> dict[str, float]:
+    def reward_components(self, reply: CommandResponse, again: bool = False) -> dict[str, float]:
         components = super().reward_components(reply, again)
         # AgentGym's server returns points.
         self._told["reward"] = sum(components.values()) if self.shaped else round(100 * sum(components.values()))

@@ -182,7 +182,7 @@ class _Http(ThreadingHTTPServer):
     request_queue_size = 128
 
 
-class Server:
+class EnvironmentServer:
     """The HTTP server of `Sessions`. Use it in a running event loop: `async with Server(sessions) as server`."""
 
     def __init__(self, sessions: Sessions, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -201,7 +201,7 @@ class Server:
         host, port = self._http.server_address[:2]
         return f"http://{host!s}:{port}"
 
-    async def __aenter__(self) -> Server:
+    async def __aenter__(self) -> EnvironmentServer:
         self.loop = asyncio.get_running_loop()
         self._thread.start()
         return self
@@ -212,7 +212,7 @@ class Server:
         await self.sessions.close_all()
 
 
-def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
+def _handler(server: EnvironmentServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         """One connection: reads a request and lets the event loop answer it."""
 
@@ -298,6 +298,6 @@ async def serve(name: str, host: str, port: int, options: Mapping[str, Any], on_
         assert isinstance(environment, AgentGymEnvironment)
         return environment
 
-    async with Server(Sessions(make), host, port) as server:
+    async with EnvironmentServer(Sessions(make), host, port) as server:
         on_start(server.address)
         await asyncio.Event().wait()

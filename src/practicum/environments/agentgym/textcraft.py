@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from practicum.environment import Action, Observation, ScriptedPolicy
-from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire, by_hash
+from practicum.environments.agentgym.base import AgentGymEnvironment, CommandResponse, Wire, by_hash
 from practicum.environments.agentgym.commands import USAGE, Command, read_command
 from practicum.environments.agentgym.grammar.line import Refused
 from practicum.environments.agentgym.recipes import Amounts, Recipe, full_plan, lines_for, load_book, make_plan
@@ -77,7 +77,7 @@ class TextCraft(AgentGymEnvironment):
     def shown_usage(self) -> str:
         return USAGE["bracket" if self.grammar == "bracket" else "agentgym"]
 
-    async def begin(self, task: Task, seed: int) -> Reply:
+    async def begin(self, task: Task, seed: int) -> CommandResponse:
         """Begin with an empty inventory. The environment is deterministic; the seed has no effect."""
         goal = str(task.fields.get("goal"))
         if goal not in self.book.items:
@@ -85,18 +85,18 @@ class TextCraft(AgentGymEnvironment):
         self._goal, self._held, self._finished = goal, {}, False
         self._milestones = dict(full_plan(goal).milestones)
         self._listed = "\n".join(task.fields.get("commands", ()))
-        return Reply(f"Crafting commands:\n{self._listed}\n\nGoal: craft {goal}.")
+        return CommandResponse(f"Crafting commands:\n{self._listed}\n\nGoal: craft {goal}.")
 
     def read(self, text: str) -> str:
         """Return the text unchanged: `read_command` parses both grammars and gives better reasons."""
         return text
 
-    async def act(self, command: str) -> Reply:
+    async def act(self, command: str) -> CommandResponse:
         read = read_command(command, self.grammar)
         text = self._do(read)
         if self._finished:
-            return Reply(text, native=1.0, done=True, success=True)
-        return Reply(text, kind=read.verb if read.verb != "inventory" else "")
+            return CommandResponse(text, native=1.0, done=True, success=True)
+        return CommandResponse(text, kind=read.verb if read.verb != "inventory" else "")
 
     def fact(self, name: str) -> str:
         return {"commands": self._listed, "goal": self._goal}[name]

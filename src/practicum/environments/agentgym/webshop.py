@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from practicum.environment import Action, Observation, ScriptedPolicy
-from practicum.environments.agentgym.base import AgentGymEnvironment, Reply, Wire, by_hash
+from practicum.environments.agentgym.base import AgentGymEnvironment, CommandResponse, Wire, by_hash
 from practicum.environments.agentgym.grammar.bracket import Brackets, read_bracket
 from practicum.environments.agentgym.grammar.line import Refused, one_line
 from practicum.environments.agentgym.shaping import Shaping
@@ -33,7 +33,14 @@ from practicum.environments.agentgym.webshop_pages import (
     show,
     show_shortly,
 )
-from practicum.environments.agentgym.webshop_reward import Goal, Nouns, Verdict, judge, spacy_nouns, title_words
+from practicum.environments.agentgym.webshop_reward import (
+    Nouns,
+    PurchaseScore,
+    ShoppingGoal,
+    judge,
+    spacy_nouns,
+    title_words,
+)
 from practicum.errors import UserError
 from practicum.task import Task, split_of_content
 
@@ -85,7 +92,7 @@ class WebShop(AgentGymEnvironment):
         self.products, self.folder = products, catalogue
         self.observation, self.actions = observation, actions
         self._page = Page()
-        self._goal: Goal | None = None
+        self._goal: ShoppingGoal | None = None
         self._bought: float | None = None
 
     @property
@@ -93,11 +100,11 @@ class WebShop(AgentGymEnvironment):
         return generated(self.products) if self.folder is None else read_shop(self.folder, self.products)[0]
 
     @property
-    def goals(self) -> tuple[Goal, ...]:
+    def goals(self) -> tuple[ShoppingGoal, ...]:
         """The goals of all customers, by session number."""
         return generated_goals(self.products) if self.folder is None else read_shop(self.folder, self.products)[1]
 
-    async def begin(self, task: Task, seed: int) -> Reply:
+    async def begin(self, task: Task, seed: int) -> CommandResponse:
         """Open the shop at its search bar. The environment is deterministic; the seed has no effect."""
         self._goal, self._page, self._bought = read_goal(task), Page(), None
         if self._goal.asin not in self.catalogue.by_asin:
@@ -105,7 +112,7 @@ class WebShop(AgentGymEnvironment):
                 f"Task '{task.id}' is about a product that the catalogue '{self.catalogue.name}' lacks; "
                 "set 'products' or 'catalogue' to the one that it was made from."
             )
-        return Reply(self._text(first=True), legal=self._legal())
+        return CommandResponse(self._text(first=True), legal=self._legal())
 
     def read(self, text: str) -> str:
         """Parse a bracket command: the only grammar here, for all settings of `grammar`."""
@@ -115,7 +122,7 @@ class WebShop(AgentGymEnvironment):
             raise Refused(self._nothing(f"'{line[:80]}' is no command; write {self.usage}"))
         return f"{call.verb}[{call.rest}]"
 
-    async def act(self, command: str) -> Reply:
+    async def act(self, command: str) -> CommandResponse:
         verb, _, rest = command.removesuffix("]").partition("[")
         if verb == "search":
             if not self._page.has_search_bar:
@@ -127,7 +134,7 @@ class WebShop(AgentGymEnvironment):
             if rest == BUY:
                 return self._buy()
             self._page = self._clicked(rest)
-        return Reply(self._text(), kind=verb, legal=self._legal())
+        return CommandResponse(self._text(), kind=verb, legal=self._legal())
 
     def write(self, sentence: str) -> str:
         return sentence
@@ -140,7 +147,7 @@ class WebShop(AgentGymEnvironment):
             return 0.0
         return self._judge(self._page.product, self._page.chosen, self._goal).reward
 
-    def _judge(self, product: Product, chosen: Mapping[str, str], goal: Goal) -> Verdict:
+    def _judge(self, product: Product, chosen: Mapping[str, str], goal: ShoppingGoal) -> PurchaseScore:
         return judge(product, chosen, goal, self._nouns)
 
     def fact(self, name: str) -> Any:
@@ -151,13 +158,13 @@ class WebShop(AgentGymEnvironment):
             return self._goal.instruction
         return {"url": "", "html": show(self._page, self._goal.instruction), "instruction_text": self._goal.instruction}
 
-    def _buy(self) -> Reply:
+    def _buy(self) -> CommandResponse:
         assert self._page.product is not None
         assert self._goal is not None
         verdict = self._judge(self._page.product, self._page.chosen, self._goal)
         self._bought = verdict.reward
         text = f"Thank you for shopping with us! [SEP] Your score (min 0.0, max 1.0): {verdict.reward:.3f}"
-        return Reply(
+        return CommandResponse(
             text,
             verdict.reward,
             "buy",
@@ -237,7 +244,7 @@ class WebShop(AgentGymEnvironment):
         steps = iter([Action(content=text, thought=why if thinks else "") for why, text in self._plan(goal)])
         return lambda observation: next(steps, Action(content=f"click[{BACK}]"))
 
-    def _plan(self, goal: Goal) -> Iterator[tuple[str, str]]:
+    def _plan(self, goal: ShoppingGoal) -> Iterator[tuple[str, str]]:
         for keywords in (" ".join((*goal.attributes, goal.query, *goal.options)), goal.name):
             keywords = plain(keywords.replace("[", " ").replace("]", " "))
             for rank, product in enumerate(self.catalogue.search(keywords, MAX_RESULTS)):
@@ -267,7 +274,7 @@ class WebShop(AgentGymEnvironment):
         return act
 
 
-def choose(product: Product, goal: Goal) -> dict[str, str]:
+def choose(product: Product, goal: ShoppingGoal) -> dict[str, str]:
     """Return the options of a product that the goal names."""
     required = {plain(value) for value in goal.options}
     chosen_options = {
@@ -276,20 +283,20 @@ def choose(product: Product, goal: Goal) -> dict[str, str]:
     return {name: value for name, value in chosen_options.items() if value is not None}
 
 
-def split_of(goal: Goal) -> str:
+def split_of(goal: ShoppingGoal) -> str:
     return split_of_content(["webshop", goal.asin])
 
 
-def read_goal(task: Task) -> Goal:
+def read_goal(task: Task) -> ShoppingGoal:
     """Return the goal of a task's fields."""
     try:
         values: dict[str, Any] = {
             name: task.fields[name]
-            for name in Goal.__dataclass_fields__
+            for name in ShoppingGoal.__dataclass_fields__
             if name != "option_names" or name in task.fields
         }
     except KeyError as error:
         raise UserError(
             f"Task '{task.id}' lacks {error} of a shopping goal; make it with webshop's own tasks."
         ) from None
-    return Goal(**values)
+    return ShoppingGoal(**values)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeVar
 
-from practicum.data.retrieval import Document, Index
+from practicum.data.retrieval import BM25Index, Document
 from practicum.environments.agentgym.webshop_words import BRANDS, COLOURS, KINDS, SERIES, Kind
+from practicum.utils.seeded_random import SeededRandom
 
 Item = TypeVar("Item")
 
@@ -49,12 +50,12 @@ class Catalogue:
     name: str
     products: tuple[Product, ...]
     by_asin: Mapping[str, Product] = field(init=False)
-    index: Index = field(init=False)
+    index: BM25Index = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_asin", MappingProxyType({product.asin: product for product in self.products}))
         # The constants of WebShop's Lucene index.
-        object.__setattr__(self, "index", Index(map(_document, self.products), k1=0.9, b=0.4))
+        object.__setattr__(self, "index", BM25Index(map(_document, self.products), k1=0.9, b=0.4))
 
     def search(self, keywords: str, count: int) -> list[Product]:
         """Return the best matching products, best first."""
@@ -64,27 +65,6 @@ class Catalogue:
 def _document(product: Product) -> Document:
     chosen = " ".join(f"{name} {' '.join(values)}" for name, values in product.options.items())
     return Document(product.asin, product.name, " ".join((product.description, *product.bullets, chosen)))
-
-
-class SeededRandom:
-    """Random numbers from a name: the same on every machine and every version of Python."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.drawn = name, 0
-
-    def below(self, limit: int) -> int:
-        self.drawn += 1
-        digest = hashlib.sha256(f"{self.name}/{self.drawn}".encode()).digest()
-        return int.from_bytes(digest[:8], "big") % limit
-
-    def choice(self, items: Sequence[Item]) -> Item:
-        return items[self.below(len(items))]
-
-    def sample(self, items: Sequence[Item], count: int) -> list[Item]:
-        """Return `count` of the items, in their own order."""
-        left = list(range(len(items)))
-        taken = sorted(left.pop(self.below(len(left))) for _ in range(min(count, len(left))))
-        return [items[index] for index in taken]
 
 
 @functools.lru_cache(maxsize=4)

@@ -17,17 +17,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from practicum.environments.agentgym.webshop_catalogue import Catalogue, Product, SeededRandom
+from practicum.environments.agentgym.webshop_catalogue import Catalogue, Product
 from practicum.environments.agentgym.webshop_goals import price_limit, told_options, told_price
-from practicum.environments.agentgym.webshop_reward import Goal
+from practicum.environments.agentgym.webshop_reward import ShoppingGoal
 from practicum.errors import UserError
+from practicum.utils.seeded_random import SeededRandom
 
 SHUFFLE_SEED = 233
 """The seed with which WebShop shuffles its goals."""
 
 
 @functools.lru_cache(maxsize=4)
-def read_shop(folder: str, limit: int | None) -> tuple[Catalogue, tuple[Goal, ...]]:
+def read_shop(folder: str, limit: int | None) -> tuple[Catalogue, tuple[ShoppingGoal, ...]]:
     """Return a folder's catalogue and goals, read once per process; `limit` keeps the first products only."""
     path = Path(folder).expanduser()
     if not path.is_dir():
@@ -96,7 +97,7 @@ def _options(options_record: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str
             yield name.lower(), tuple(one["value"].strip().replace("/", " | ").lower() for one in contents)
 
 
-def _human_goals(catalogue: Catalogue, human: Mapping[str, Any]) -> Iterator[Goal]:
+def _human_goals(catalogue: Catalogue, human: Mapping[str, Any]) -> Iterator[ShoppingGoal]:
     """Return goals written by people; an instruction without attributes is left out, as in WebShop."""
     for product in catalogue.products:
         for number, written in enumerate(human.get(product.asin, ())):
@@ -109,7 +110,7 @@ def _human_goals(catalogue: Catalogue, human: Mapping[str, Any]) -> Iterator[Goa
                 yield _goal(product, text, attributes, tuple(values), upper, tuple(names))
 
 
-def _synthetic_goals(catalogue: Catalogue, details: Mapping[str, Any]) -> Iterator[Goal]:
+def _synthetic_goals(catalogue: Catalogue, details: Mapping[str, Any]) -> Iterator[ShoppingGoal]:
     """Return one goal for each combination of a product's options."""
     for product in catalogue.products:
         paths = details.get(product.asin, {})
@@ -129,8 +130,8 @@ def _goal(
     options: tuple[str, ...],
     upper: float,
     option_names: tuple[str, ...] = (),
-) -> Goal:
-    return Goal(
+) -> ShoppingGoal:
+    return ShoppingGoal(
         text,
         product.asin,
         product.name,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 
-from practicum.environments.agentgym.webshop_catalogue import Catalogue, Product, SeededRandom, generated
-from practicum.environments.agentgym.webshop_reward import Goal
+from practicum.environments.agentgym.webshop_catalogue import Catalogue, Product, generated
+from practicum.environments.agentgym.webshop_reward import ShoppingGoal
 from practicum.task import content_hash
+from practicum.utils.seeded_random import SeededRandom
 
 GOALS_PER_PRODUCT = 3
 NO_LIMIT = 1_000_000.0
@@ -18,25 +19,25 @@ PRICES = tuple(10.0 * step for step in range(1, 100))
 
 
 @functools.lru_cache(maxsize=4)
-def generated_goals(count: int) -> tuple[Goal, ...]:
+def generated_goals(count: int) -> tuple[ShoppingGoal, ...]:
     """Return the goals of a generated catalogue, in the order of session numbers."""
     return make_goals(generated(count))
 
 
-def make_goals(catalogue: Catalogue) -> tuple[Goal, ...]:
+def make_goals(catalogue: Catalogue) -> tuple[ShoppingGoal, ...]:
     """Return some goals for each product, in random order: neighbours are about different products."""
     goals = [make_goal(product, number) for product in catalogue.products for number in range(GOALS_PER_PRODUCT)]
     distinct = {(goal.asin, goal.instruction): goal for goal in goals}
     return tuple(sorted(distinct.values(), key=lambda goal: content_hash([goal.asin, goal.instruction])))
 
 
-def make_goal(product: Product, number: int) -> Goal:
+def make_goal(product: Product, number: int) -> ShoppingGoal:
     rng = SeededRandom(f"webshop-goal/{product.asin}/{number}")
     attributes = tuple(rng.sample(product.attributes, 1 + rng.below(len(product.attributes))))
     options = {name: rng.choice(values) for name, values in sorted(product.options.items())}
     upper = price_limit(product.price, rng)
     request = f"Find me {', '.join(attributes)} {product.query}"
-    return Goal(
+    return ShoppingGoal(
         instruction=f"{request}{told_options(options)}{told_price(upper)}",
         asin=product.asin,
         name=product.name,

@@ -45,7 +45,7 @@ WORD = re.compile(r"[^\W_]+(?:[.&+][^\W_]+)*")
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class ShoppingGoal:
     """Requirements of a customer."""
 
     instruction: str
@@ -71,7 +71,7 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PurchaseScore:
     """Reward of a purchase and its components."""
 
     reward: float
@@ -85,17 +85,17 @@ Nouns = Callable[[str], Sequence[str]]
 """Returns the nouns of a title in lower case, in order, with repetitions."""
 
 
-def judge(product: Product, chosen: Mapping[str, str], goal: Goal, nouns: Nouns | None = None) -> Verdict:
+def judge(product: Product, chosen: Mapping[str, str], goal: ShoppingGoal, nouns: Nouns | None = None) -> PurchaseScore:
     """Return the reward of buying a product with the chosen options."""
     kind = type_reward(product, goal, nouns)
     attributes = sum(_has_attribute(product, required) for required in goal.attributes)
     options = option_matches(chosen.values(), goal.option_texts)
     price = product.price <= goal.price_upper
     reward = kind * (attributes + options + price) / (len(goal.attributes) + len(goal.options) + 1)
-    return Verdict(reward, kind, attributes, options, price)
+    return PurchaseScore(reward, kind, attributes, options, price)
 
 
-def type_reward(product: Product, goal: Goal, nouns: Nouns | None = None) -> float:
+def type_reward(product: Product, goal: ShoppingGoal, nouns: Nouns | None = None) -> float:
     """Return the type factor: 1 for the same kind of product; 0.5, 0.1 or 0 the less similar the titles are."""
     score = title_score(product.name, goal.name, nouns)
     if score == 0.0:

@@ -15,7 +15,7 @@ from practicum.report.live.app import LivePage, make_app
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-class Server(uvicorn.Server):
+class LiveServer(uvicorn.Server):
     """Ends the pages' streams on shutdown; otherwise it would wait for them."""
 
     def __init__(self, config: uvicorn.Config, live: LivePage) -> None:
@@ -50,5 +50,5 @@ def serve(folder: Path, host: str, port: int) -> int:
         print("Everybody who can reach this machine can read these runs.", flush=True)
     app = make_app(folder, hosts(host))
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)
-    Server(config, app.state.live).run(sockets=[listener])
+    LiveServer(config, app.state.live).run(sockets=[listener])
     return 0

@@ -25,7 +25,7 @@ Values = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Shape:
+class InputShape:
     """The input of a program: in words, as lines of code, and how inputs are drawn and written."""
 
     names: tuple[str, ...]
@@ -39,7 +39,7 @@ class Shape:
 class Draft:
     """A template with its random choices made, before inputs are drawn."""
 
-    shape: Shape
+    shape: InputShape
     text: str
     """The output in words."""
     lines: tuple[str, ...]
@@ -73,61 +73,61 @@ def _spaced(values: Sequence[object]) -> str:
     return " ".join(map(str, values))
 
 
-def integer(rng: random.Random, low: int = -20, high: int = 99) -> Shape:
+def integer(rng: random.Random, low: int = -20, high: int = 99) -> InputShape:
     name = rng.choice(NUMBERS)
     words = "an integer" if low < 0 else "a whole number"
-    return Shape(
+    return InputShape(
         (name,), f"{words} {name}", (f"{name} = int(input())",), lambda r: (r.randint(low, high),), _lines
     )  # fmt: skip
 
 
-def integers(rng: random.Random, count: int, low: int = -20, high: int = 60) -> Shape:
+def integers(rng: random.Random, count: int, low: int = -20, high: int = 60) -> InputShape:
     """Several integers, one per line."""
     names = tuple(rng.sample(NUMBERS, count))
     names_text = f"{', '.join(names[:-1])} and {names[-1]}"
     words = f"{'two' if count == 2 else 'three'} integers {names_text}, one a line"
     reading = tuple(f"{name} = int(input())" for name in names)
-    return Shape(names, words, reading, lambda r: tuple(r.randint(low, high) for _ in names), _lines)
+    return InputShape(names, words, reading, lambda r: tuple(r.randint(low, high) for _ in names), _lines)
 
 
-def word(rng: random.Random) -> Shape:
+def word(rng: random.Random) -> InputShape:
     name = rng.choice(TEXTS)
-    return Shape((name,), f"a word {name}", (f"{name} = input()",), lambda r: (r.choice(WORDS),), _lines)
+    return InputShape((name,), f"a word {name}", (f"{name} = input()",), lambda r: (r.choice(WORDS),), _lines)
 
 
-def sentence(rng: random.Random, least: int = 2, most: int = 5) -> Shape:
+def sentence(rng: random.Random, least: int = 2, most: int = 5) -> InputShape:
     name = rng.choice(TEXTS)
 
     def draw(r: random.Random) -> Values:
         return (" ".join(r.choice(WORDS) for _ in range(r.randint(least, most))),)
 
-    return Shape((name,), f"a line of words {name}", (f"{name} = input()",), draw, _lines)
+    return InputShape((name,), f"a line of words {name}", (f"{name} = input()",), draw, _lines)
 
 
-def digits(rng: random.Random, alphabet: str, words: str, least: int = 4, most: int = 12) -> Shape:
+def digits(rng: random.Random, alphabet: str, words: str, least: int = 4, most: int = 12) -> InputShape:
     """A text over a small alphabet."""
     name = rng.choice(TEXTS)
 
     def draw(r: random.Random) -> Values:
         return ("".join(r.choice(alphabet) for _ in range(r.randint(least, most))),)
 
-    return Shape((name,), f"a text {name} of {words}", (f"{name} = input()",), draw, _lines)
+    return InputShape((name,), f"a text {name} of {words}", (f"{name} = input()",), draw, _lines)
 
 
-def numbers(rng: random.Random, low: int = -9, high: int = 30, least: int = 2, most: int = 6) -> Shape:
+def numbers(rng: random.Random, low: int = -9, high: int = 30, least: int = 2, most: int = 6) -> InputShape:
     """A line of integers."""
     name = rng.choice(LISTS)
 
     def draw(r: random.Random) -> Values:
         return ([r.randint(low, high) for _ in range(r.randint(least, most))],)
 
-    return Shape(
+    return InputShape(
         (name,), f"a line of integers {name}", (f"{name} = list(map(int, input().split()))",), draw,
         lambda values: _spaced(values[0]),
     )  # fmt: skip
 
 
-def two_lists(rng: random.Random, low: int = -5, high: int = 12) -> Shape:
+def two_lists(rng: random.Random, low: int = -5, high: int = 12) -> InputShape:
     """Two lines with as many integers each."""
     one, other = rng.sample(LISTS, 2)
 
@@ -137,52 +137,52 @@ def two_lists(rng: random.Random, low: int = -5, high: int = 12) -> Shape:
 
     reading = tuple(f"{name} = list(map(int, input().split()))" for name in (one, other))
     words = f"two lines of integers {one} and {other}, as many in each"
-    return Shape((one, other), words, reading, draw, lambda values: "\n".join(map(_spaced, values)))
+    return InputShape((one, other), words, reading, draw, lambda values: "\n".join(map(_spaced, values)))
 
 
-def list_and_number(rng: random.Random, low: int = 1, high: int = 9, least: int = 3, most: int = 6) -> Shape:
+def list_and_number(rng: random.Random, low: int = 1, high: int = 9, least: int = 3, most: int = 6) -> InputShape:
     """A line of integers, then one integer."""
     name, number = rng.choice(LISTS), rng.choice(NUMBERS)
 
     def draw(r: random.Random) -> Values:
         return ([r.randint(-9, 30) for _ in range(r.randint(least, most))], r.randint(low, high))
 
-    return Shape(
+    return InputShape(
         (name, number), f"a line of integers {name} and on the next line an integer {number}",
         (f"{name} = list(map(int, input().split()))", f"{number} = int(input())"), draw,
         lambda values: f"{_spaced(values[0])}\n{values[1]}",
     )  # fmt: skip
 
 
-def counted(rng: random.Random, low: int = -9, high: int = 40) -> Shape:
+def counted(rng: random.Random, low: int = -9, high: int = 40) -> InputShape:
     """A count, then that many lines with one integer each."""
     name = rng.choice(LISTS)
 
     def draw(r: random.Random) -> Values:
         return ([r.randint(low, high) for _ in range(r.randint(2, 5))],)
 
-    return Shape(
+    return InputShape(
         (name,), f"a count and then that many integers {name}, one a line",
         (f"{name} = []", "for _ in range(int(input())):", f"    {name}.append(int(input()))"), draw,
         lambda values: _lines((len(values[0]), *values[0])),
     )  # fmt: skip
 
 
-def counted_lines(rng: random.Random, words: str, draw: Callable[[random.Random], str]) -> Shape:
+def counted_lines(rng: random.Random, words: str, draw: Callable[[random.Random], str]) -> InputShape:
     """A count, then that many lines of text."""
     name = rng.choice(LISTS)
 
     def lines(r: random.Random) -> Values:
         return ([draw(r) for _ in range(r.randint(2, 5))],)
 
-    return Shape(
+    return InputShape(
         (name,), f"a count and then that many lines {name}, {words}",
         (f"{name} = [input() for _ in range(int(input()))]",), lines,
         lambda values: _lines((len(values[0]), *values[0])),
     )  # fmt: skip
 
 
-def grid(rng: random.Random, low: int = -5, high: int = 12, square: bool = False) -> Shape:
+def grid(rng: random.Random, low: int = -5, high: int = 12, square: bool = False) -> InputShape:
     """A count of rows, then the rows."""
     name = rng.choice(("g", "m", "b"))
 
@@ -192,7 +192,7 @@ def grid(rng: random.Random, low: int = -5, high: int = 12, square: bool = False
         return ([[r.randint(low, high) for _ in range(width)] for _ in range(height)],)
 
     kind = "a square grid" if square else "a grid"
-    return Shape(
+    return InputShape(
         (name,), f"a count of rows and then {kind} of integers {name}, one row a line",
         (f"{name} = [list(map(int, input().split())) for _ in range(int(input()))]",), draw,
         lambda values: "\n".join([str(len(values[0])), *map(_spaced, values[0])]),
