@@ -194,9 +194,9 @@ def test_the_heuristic_reads_orders_and_pairs_but_not_modifiers() -> None:
         return [item.text for item in parse_request(request)]
 
     assert texts(REQUEST) == ["buy lamp", "tidy attic", "tell Ada<1 2"]
-    assert texts("before you call Ben, repair the old door") == ["repair door", "call Ben<1"]
+    assert texts("before you call Ben, repair the old box") == ["repair box", "call Ben<1"]
     assert texts("tidy the hall after you hold a feast for Kim") == ["feast Kim", "tidy hall<1"]
-    assert texts("do a letter to Ada and Ben") == ["letter Ada", "letter Ben"]
+    assert texts("do a note to Ada and Ben") == ["note Ada", "note Ben"]
 
 
 def test_as_needed_decomposition_is_sequential_and_counts_its_tries() -> None:

@@ -156,7 +156,7 @@ def parse_request(request: str) -> tuple[Item, ...]:
             slots = mentioned_slots(clause)
             type = next((KEYWORDS[word] for word in WORD.findall(clause) if word in KEYWORDS), None)
             if type is None and slots and clause.split()[-1] == slots[0] and len(items) >= first:
-                type = items[-1].type  # "a letter to Ada and Ben"
+                type = items[-1].type  # "a note to Ada and Ben"
             if type is not None:
                 items.append(Item(type, slots[0] if slots else "", before))
         before = tuple(range(first, len(items) + 1)) or before

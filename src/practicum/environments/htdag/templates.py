@@ -74,10 +74,10 @@ SOURCE: Mapping[str, str] = {
         medium   train  and     seat city; room city
         medium   test   then    room city; seat city
         medium   train  join    seat city; shared room city; tell person
-        complex  train  join4   trip city; buy thing; letter person; call person
-        complex  test   two     trip city; buy thing; call person; letter person
+        complex  train  join4   trip city; buy thing; note person; call person
+        complex  test   two     trip city; buy thing; call person; note person
         edge     train  not     seat city; not room city
-        edge     val    need    trip city; not letter person
+        edge     val    need    trip city; not note person
         simple   train  one     old room city
         complex  train  then    shared trip city; review book
     """,
@@ -88,7 +88,7 @@ SOURCE: Mapping[str, str] = {
         medium   train  then    return thing; buy thing
         medium   val    and     cheap buy thing; checked gift thing
         medium   train  before  buy thing; wash food
-        complex  train  fork    gift thing; letter person; tell person
+        complex  train  fork    gift thing; note person; tell person
         complex  test   also    return thing; gift thing; bill due
         edge     train  need    buy thing; not return thing
         simple   train  one     old gift thing
@@ -108,26 +108,26 @@ SOURCE: Mapping[str, str] = {
     """,
     "home": """
         simple   train  one     repair thing
-        simple   test   one     renovate place
+        simple   test   one     renew place
         simple   train  one     old repair thing
         medium   train  then    tidy place; repair thing
         medium   test   and     checked tidy place; shared repair thing
         complex  train  two     repair thing; repair thing; tidy place; tell person
-        complex  val    fork    renovate place; old repair thing; bill due
-        complex  train  also    renovate place; tidy place; call person
-        edge     train  before  tidy place; renovate place
+        complex  val    fork    renew place; old repair thing; bill due
+        complex  train  also    renew place; tidy place; call person
+        edge     train  before  tidy place; renew place
     """,
     "software": """
         simple   train  one     ship app
-        simple   train  one     old debug app
+        simple   train  one     old mend app
         simple   test   one     launch app
-        medium   train  then    debug app; ship app
-        medium   test   before  debug app; tell person
+        medium   train  then    mend app; ship app
+        medium   test   before  mend app; tell person
         medium   val    then    launch app; chart table
         complex  train  join    launch app; report table; tell person
-        complex  train  chain   debug app; checked launch app; talk topic
-        edge     test   not     ship app; not debug app
-        edge     train  after   ship app; debug app
+        complex  train  chain   mend app; checked launch app; talk topic
+        edge     test   not     ship app; not mend app
+        edge     train  after   ship app; mend app
         medium   train  and     old ship app; shared launch app
     """,
     "data": """
@@ -135,7 +135,7 @@ SOURCE: Mapping[str, str] = {
         simple   train  one     checked chart table
         simple   test   one     study table
         medium   train  and     report table; chart table
-        medium   test   then    shared chart table; letter person
+        medium   test   then    shared chart table; note person
         medium   train  then    study table; talk topic
         complex  train  join    shared report table; chart table; call person
         complex  val    join4   report table; study table; chart table; meet person
@@ -150,7 +150,7 @@ SOURCE: Mapping[str, str] = {
         medium   train  then    cake food; party person
         medium   train  and     talk topic; room city
         medium   test   after   feast person; tidy place
-        complex  train  fork    party person; tidy place; shared letter person
+        complex  train  fork    party person; tidy place; shared note person
         complex  test   join    feast person; trip city; bill due
         edge     val    pair    party person; party person
         edge     train  need    talk topic; not feast person
@@ -158,29 +158,29 @@ SOURCE: Mapping[str, str] = {
     """,
     "hiring": """
         simple   train  one     hire role
-        simple   train  one     shared onboard role
+        simple   train  one     shared coach role
         simple   val    one     staff role
-        medium   train  then    hire role; letter person
-        medium   test   and     staff role; onboard role
-        medium   train  before  onboard role; meet person
+        medium   train  then    hire role; note person
+        medium   test   and     staff role; coach role
+        medium   train  before  coach role; meet person
         complex  train  join    hire role; staff role; tell person
-        complex  test   also    checked hire role; onboard role; report table
+        complex  test   also    checked hire role; coach role; report table
         complex  train  chain   staff role; party person; bill due
-        edge     train  pair    onboard role; onboard role
+        edge     train  pair    coach role; coach role
         medium   train  and     old hire role; shared staff role
     """,
     "publishing": """
-        simple   train  one     letter person
-        simple   train  one     checked letter person
+        simple   train  one     note person
+        simple   train  one     checked note person
         simple   test   one     review book
         medium   train  then    review book; call person
-        medium   val    before  shared review book; letter person
+        medium   val    before  shared review book; note person
         medium   train  and     old review book; talk topic
-        complex  train  two     letter person; review book; review book; tell person
-        complex  train  fork    review book; chart table; letter person
-        edge     test   pair then  letter person; letter person; call person
+        complex  train  two     note person; review book; review book; tell person
+        complex  train  fork    review book; chart table; note person
+        edge     test   pair then  note person; note person; call person
         edge     train  pair    review book; review book
-        medium   train  then    old letter person; seat city
+        medium   train  then    old note person; seat city
     """,
     "support": """
         simple   train  one     refund person
@@ -189,8 +189,8 @@ SOURCE: Mapping[str, str] = {
         medium   train  then    refund person; return thing
         medium   test   and     claim person; repair thing
         medium   train  join    refund person; refund person; report table
-        complex  train  chain   refund person; cheap buy thing; letter person
-        complex  val    also    claim person; call person; debug app
+        complex  train  chain   refund person; cheap buy thing; note person
+        complex  val    also    claim person; call person; mend app
         edge     train  not     refund person; not call person
         medium   train  then    claim person; bill due
         simple   train  one     old refund person
@@ -199,7 +199,7 @@ SOURCE: Mapping[str, str] = {
         simple   train  one     bill due
         simple   train  one     shared audit table
         simple   val    one     shared close table
-        medium   train  then    audit table; letter person
+        medium   train  then    audit table; note person
         medium   train  and     bill due; old audit table
         medium   test   before  close table; report table
         complex  train  three   bill due; close table; refund person
@@ -210,12 +210,12 @@ SOURCE: Mapping[str, str] = {
     """,
     "garden": """
         simple   train  one     bed plant
-        simple   train  one     harvest plant
+        simple   train  one     crop plant
         simple   train  one     checked yard plant
-        medium   train  and     harvest plant; shared bed plant
-        medium   test   then    old harvest plant; soup food
-        medium   val    after   bed plant; harvest plant
-        complex  train  also    yard plant; harvest plant; dinner food
+        medium   train  and     crop plant; shared bed plant
+        medium   test   then    old crop plant; soup food
+        medium   val    after   bed plant; crop plant
+        complex  train  also    yard plant; crop plant; dinner food
         complex  train  three   bed plant; repair thing; shared tidy place
         complex  test   fork    yard plant; cake food; tell person
         edge     train  before  bed plant; buy thing
