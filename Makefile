@@ -7,7 +7,7 @@ CORE := $(VENV)/.core
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SEED ?= 0
 
-.PHONY: setup alfworld-planner quickstart test test-slow vllm test-vllm learn ladder affine affine-tiny lint format walk benchmarks clean
+.PHONY: setup alfworld-planner quickstart test test-slow vllm test-vllm learn training-stages affine affine-tiny lint format walk benchmarks clean
 
 setup: $(STAMP)
 
@@ -77,8 +77,8 @@ learn: $(STAMP)
 	$(BIN)/python benchmarks/learn_recipes.py --seed $(SEED)
 
 # Base, BC, DPO, offline and online GRPO, three seeds, with intervals: about 25 minutes.
-ladder: $(STAMP)
-	$(BIN)/python benchmarks/ladder.py
+training-stages: $(STAMP)
+	$(BIN)/python benchmarks/training_stages.py
 
 # The Affine pipeline with the tiny model on CPU: all eight environments, about an hour on two idle cores; run it
 # again to go on. `affine-tiny` has three of them, in under ten minutes.

@@ -13,6 +13,7 @@ written again every few seconds. Finished stages are not done again when the sam
 from __future__ import annotations
 
 from gpu_legs import needs
+from gpu_legs.clock import Clock
 
 needs.prepare()
 
@@ -82,24 +83,6 @@ WORLDS = {
     "affine:sat": World(4000, tokens=64, steps=300, slots=256),
 }
 """The slowest first."""
-
-
-class Clock:
-    """Seconds since the start, and how many are left."""
-
-    def __init__(self, minutes: float) -> None:
-        self.begun, self.limit = time.monotonic(), 60 * minutes
-
-    @property
-    def gone(self) -> float:
-        return time.monotonic() - self.begun
-
-    @property
-    def left(self) -> float:
-        return self.limit - self.gone
-
-    def say(self, text: str) -> None:
-        print(f"[{self.gone:5.0f} s] {text}", flush=True)
 
 
 def config_of(name: str, out: Path, tiny: bool) -> PipelineConfig:
@@ -303,7 +286,7 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
 def write_record(out: Path, names: list[str], clock: Clock, wrong: dict[str, str]) -> dict[str, Any]:
     record = {
-        "seconds": clock.gone, "place": loader.resolve_device().describe(), "torch": torch.__version__,
+        "seconds": clock.seconds, "place": loader.resolve_device().describe(), "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d"), "wrong": wrong,
         "worlds": {name: gathered(out / stages.file_name(name)) for name in names},
     }  # fmt: skip
@@ -359,11 +342,11 @@ def run_worlds(names: list[str], args: argparse.Namespace) -> dict[str, Any]:
             log = (args.out / f"{stages.file_name(name)}.log").open("ab")
             command = [sys.executable, "-u", __file__, *words]
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-            running[name] = (process, log, clock.gone + share + GRACE)
+            running[name] = (process, log, clock.seconds + share + GRACE)
             clock.say(f"{name} starts")
         time.sleep(POLL)
         for name, (process, log, end) in list(running.items()):
-            if process.poll() is None and clock.gone < end:
+            if process.poll() is None and clock.seconds < end:
                 continue
             if process.poll() is None:
                 wrong[name] = "ended from outside: its time was up"

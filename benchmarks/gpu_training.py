@@ -14,6 +14,7 @@ checkpoint: run the same command again after a break.
 from __future__ import annotations
 
 from gpu_legs import needs
+from gpu_legs.clock import Clock
 
 needs.prepare()
 
@@ -95,28 +96,6 @@ TINY = {
 }  # fmt: skip
 
 
-class Clock:
-    """Seconds since the start, and whether there are any left."""
-
-    def __init__(self, minutes: float) -> None:
-        self.begun, self.limit = time.monotonic(), 60 * minutes
-
-    @property
-    def gone(self) -> float:
-        return time.monotonic() - self.begun
-
-    @property
-    def left(self) -> float:
-        return self.limit - self.gone
-
-    @property
-    def over(self) -> bool:
-        return self.left < 0
-
-    def say(self, text: str) -> None:
-        print(f"[{self.gone:5.0f} s] {text}", flush=True)
-
-
 class OutOfTime(Exception):
     """A stage had to be left off; what it has written is there."""
 
@@ -128,7 +107,7 @@ def agent_of(config: TrainConfig, world: build.RunComponents, temperature: float
 
 async def make_start(case: Case, config: TrainConfig, folder: Path, seed: int, clock: Clock) -> None:
     """The SFT start, with `imitation.json` beside the weights: what it took."""
-    begun, where, world = clock.gone, settings.find_device(config), build.build_components(config)
+    begun, where, world = clock.seconds, settings.find_device(config), build.build_components(config)
     loaded = loader.load(case.model, where.dtype, where.device)
     if case.lora_rank:
         loaded = lora.add_adapter(loaded, lora.LoRASettings(case.lora_rank, 2 * case.lora_rank), seed)
@@ -162,7 +141,7 @@ async def make_start(case: Case, config: TrainConfig, folder: Path, seed: int, c
         "best_step": state.best_step,
         "demonstrations": len(episodes),
         "validation": rates,
-        "seconds": clock.gone - begun,
+        "seconds": clock.seconds - begun,
     }
     (folder / "imitation.json").write_text(json.dumps(took) + "\n")
     clock.say(
@@ -187,7 +166,7 @@ def training_config(case: Case, out: Path, name: str, seed: int, extra: list[str
 
 async def practise(config: TrainConfig, clock: Clock) -> Path:
     """Practice to its end, or to the end of the time: where the model is, `model` or `model-at-STEP`."""
-    began = clock.gone
+    began = clock.seconds
 
     def stepped(step: int, values: dict[str, float]) -> None:
         if step <= 3 or step % 5 == 0:
@@ -211,7 +190,7 @@ async def practise(config: TrainConfig, clock: Clock) -> Path:
         run.policy.save(target)
     finally:
         await run.policy.close()
-    clock.say(f"practice: steps {before} to {run.state.step} in {clock.gone - began:.0f} s")
+    clock.say(f"practice: steps {before} to {run.state.step} in {clock.seconds - began:.0f} s")
     return target
 
 
@@ -325,7 +304,7 @@ def run_cases(names: list[str], out: Path, seed: int, minutes: float, tiny: bool
         if wrong[name]:
             clock.say(f"{name}: {wrong[name]}")
         record = {
-            "seed": seed, "seconds": clock.gone,
+            "seed": seed, "seconds": clock.seconds,
             "place": loader.resolve_device().describe(), "torch": torch.__version__,
             "date": time.strftime("%Y-%m-%d"), "wrong": {key: text for key, text in wrong.items() if text},
             "cases": {one: gathered(out / one) for one in known if (out / one).is_dir()},

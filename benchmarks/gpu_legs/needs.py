@@ -16,6 +16,17 @@ PACKAGES = {
     "accelerate": "the machine's own: transformers reads GGUF with it",
     "peft": "LoRA; the machine's own, 0.17 or newer",
     "scipy": "the machine's own",
+    "httpx": "the openai engine",
+    "httpcore": "httpx",
+    "h11": "httpcore",
+    "anyio": "httpx",
+    "certifi": "httpx",
+    "idna": "httpx",
+    "psutil": "memory and processor time of a run; compiled, take the machine's Python",
+    "rich": "tables and progress",
+    "markdown-it-py": "rich",
+    "mdurl": "markdown-it-py",
+    "Pygments": "rich",
     "hydra-core": "every practicum command",
     "omegaconf": "every practicum command",
     "antlr4-python3-runtime": "omegaconf; it comes as source: make a wheel of it",
@@ -36,7 +47,10 @@ UNPINNED = {
     "xxhash": "4.1.0", "pandas": "3.1.1", "python-dateutil": "4.0.0", "tzdata": "2026.6",
 }  # fmt: skip
 """Versions that work, of indirect dependencies that constraints.txt does not name."""
-MODULES = {"hydra-core": "hydra", "antlr4-python3-runtime": "antlr4", "python-dateutil": "dateutil"}
+MODULES = {
+    "hydra-core": "hydra", "antlr4-python3-runtime": "antlr4", "python-dateutil": "dateutil",
+    "markdown-it-py": "markdown_it", "Pygments": "pygments",
+}  # fmt: skip
 
 
 def prepare() -> None:

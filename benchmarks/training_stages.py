@@ -1,6 +1,6 @@
 """Does every training stage improve on the one before? `math` with `tiny`, three seeds, one fixed budget.
 
-    python benchmarks/ladder.py [--seeds 3,4,5] [--out runs/ladder]
+    python benchmarks/training_stages.py [--seeds 3,4,5] [--out runs/training_stages]
 
 For each seed a model of its own: base (untrained) → BC (SFT on 400 demonstrations, the best of its validations) →
 DPO on pairs mined from the BC agent's own rollouts, and offline GRPO on the same rollouts → online GRPO from BC. Every
@@ -204,10 +204,11 @@ class StageComparison:
     async def _train(self, name: str, steps: int, *more: str) -> dict[str, EvalResult]:
         """`practicum train` from the BC model, then the panel."""
         label = name.replace(" ", "-")
-        shutil.rmtree(self.folder / "ladder" / label, ignore_errors=True)
+        shutil.rmtree(self.folder / "training_stages" / label, ignore_errors=True)
         overrides = [
             "recipe=math-tiny", f"actor_rollout_ref.model.path={self.start}", f"trainer.total_training_steps={steps}",
-            f"trainer.seed={self.seed}", f"trainer.default_local_dir={self.folder}", "trainer.project_name=ladder",
+            f"trainer.seed={self.seed}", f"trainer.default_local_dir={self.folder}",
+            "trainer.project_name=training_stages",
             f"trainer.experiment_name={label}", "trainer.val_before_train=false", "trainer.test_freq=-1",
             "trainer.logger=[]", *more,
         ]  # fmt: skip
@@ -277,8 +278,8 @@ def table(found: Mapping[int, Mapping[str, EvalResult]]) -> Iterator[str]:
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
-    parser.add_argument("--out", type=Path, default=Path("runs/ladder"))
-    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "ladder.json")
+    parser.add_argument("--out", type=Path, default=Path("runs/training_stages"))
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "training_stages.json")
     args = parser.parse_args()
     found: dict[int, dict[str, EvalResult]] = {}
     record: dict[str, Any] = {"budget": asdict(BUDGET), "held_out": HELD_OUT, "seeds": {}, "pooled": {}}
