@@ -117,7 +117,7 @@ class Environment(abc.ABC):
     ceiling: ClassVar[float] = 1.0
     """The share of tasks that the expert solves; `practicum envs check` verifies it."""
     has_one_answer: ClassVar[bool] = True
-    """Whether any other last reply than the expert's is wrong; if so, `practicum envs check` plays wrong replies."""
+    """Whether any other last reply than the expert's is wrong; if so, `practicum envs check` plays changed replies."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -157,6 +157,18 @@ class Environment(abc.ABC):
     async def ready_expert(self, task: Task) -> None:
         """Wait for what `expert` needs, such as another process; a rollout awaits this before it calls `expert`."""
         return None
+
+    def is_answer_unique(self, task: Task) -> bool:
+        """Whether any other last reply than the expert's is wrong in this task."""
+        return self.has_one_answer
+
+    def wrong_attempts(self, task: Task, solution: Sequence[Action]) -> Sequence[Sequence[Action]]:
+        """Return attempts that must not succeed, made from the actions with which the expert solved the task.
+
+        `practicum envs check` plays them. An environment in which other replies than the expert's may be right should
+        override this.
+        """
+        return ()
 
     def null(self, task: Task) -> ScriptedPolicy:
         """Return a policy that does nothing useful: it always gives the same empty answer."""

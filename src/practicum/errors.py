@@ -52,14 +52,29 @@ def describe_exception(error: BaseException) -> str:
 def place_of(error: BaseException) -> str:
     """Return file, line and function that raised an exception or its cause: the innermost frame of a user's own file,
     else the innermost frame."""
+    frames = _frames(error)
+    return _place((_own(frames) or frames)[-1]) if frames else ""
+
+
+def own_place_of(error: BaseException) -> str:
+    """Return file, line and function of the innermost frame of a user's own file; "" if there is none."""
+    own = _own(_frames(error))
+    return _place(own[-1]) if own else ""
+
+
+def _frames(error: BaseException) -> traceback.StackSummary:
     while error.__cause__ is not None:
         error = error.__cause__
-    frames = traceback.extract_tb(error.__traceback__)
-    if not frames:
-        return ""
+    return traceback.extract_tb(error.__traceback__)
+
+
+def _own(frames: traceback.StackSummary) -> list[traceback.FrameSummary]:
+    """Return the frames that are neither of this package nor of a library."""
     libraries = (str(Path(__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
-    own = [frame for frame in frames if not frame.filename.startswith(("<", *(path + os.sep for path in libraries)))]
-    frame = (own or frames)[-1]
+    return [frame for frame in frames if not frame.filename.startswith(("<", *(path + os.sep for path in libraries)))]
+
+
+def _place(frame: traceback.FrameSummary) -> str:
     in_this_folder = frame.filename.startswith(os.getcwd() + os.sep)
     file = os.path.relpath(frame.filename) if in_this_folder else frame.filename
     return f"{file}:{frame.lineno} in {frame.name}"

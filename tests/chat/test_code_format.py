@@ -114,7 +114,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=5000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(st.lists(PIECES | st.text(max_size=5), max_size=16).map("".join), st.booleans())
 def test_no_reply_raises_or_runs_invented_code(text: str, has_tools: bool) -> None:
     action = CODE.parse(text, has_tools)
@@ -140,7 +140,7 @@ def test_no_reply_raises_or_runs_invented_code(text: str, has_tools: bool) -> No
     assert not any(re.fullmatch(r"[ \t]*```[ \t]*", line) for line in code.split("\n"))
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.text(st.characters(blacklist_characters="`\r", blacklist_categories=("Cs",)), min_size=1, max_size=80))
 def test_any_code_without_fences_reads_back_to_the_letter(code: str) -> None:
     action = CODE.parse(CODE.write(Action(calls=(ToolCall("python_executor", {"code": code}),)), True), True)

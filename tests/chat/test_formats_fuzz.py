@@ -28,8 +28,8 @@ from practicum.registry import FORMATS, make_format
 from practicum.rollout import run_episodes
 from practicum.trajectory import ActionSource, StopReason, plan_attempts
 
-EXAMPLES = 5000
-"""Replies a format: 20,000 for the four."""
+EXAMPLES, MANY_EXAMPLES = 1000, 5000
+"""Replies of one format: in every run, and in `make test-slow`, which has 20,000 for the four."""
 
 # -- replies ----------------------------------------------------------------------------------
 
@@ -256,11 +256,12 @@ def check(name: str, text: str, has_tools: bool) -> Action:
     return action
 
 
+@pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(MANY_EXAMPLES, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", list(FORMATS))
-def test_no_reply_raises_or_calls_with_what_it_does_not_say(name: str) -> None:
+def test_no_reply_raises_or_calls_with_what_it_does_not_say(name: str, examples: int) -> None:
     ends = {"error": 0, "call": 0, "content": 0}
 
-    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(replies(name), st.sampled_from((True, True, True, False)))
     def fuzz(text: str, has_tools: bool) -> None:
         action = check(name, text, has_tools)
@@ -268,8 +269,8 @@ def test_no_reply_raises_or_calls_with_what_it_does_not_say(name: str) -> None:
 
     fuzz()
     # The fuzz is worth something only if it comes to every end, and most of what it says is broken.
-    assert min(ends.values()) > EXAMPLES / 500, ends
-    assert ends["error"] > EXAMPLES / 4, ends
+    assert min(ends.values()) > examples / 500, ends
+    assert ends["error"] > examples / 4, ends
 
 
 @pytest.mark.parametrize("name", list(FORMATS))

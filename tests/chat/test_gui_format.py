@@ -218,7 +218,7 @@ CALLS = st.one_of(
 THOUGHTS = TEXTS.map(str.strip).filter(lambda text: not text.startswith("Thought:") and "\nAction:" not in text)
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(CALLS, THOUGHTS)
 def test_write_and_parse_are_inverse(action: Action, thought: str) -> None:
     written = GUI.write(Action(calls=action.calls, content=action.content, thought=thought), True)

@@ -240,6 +240,32 @@ def test_a_really_full_disk(
         read_episode(path)
 
 
+RAISING_TOOL = '''
+from practicum.tools.base import tool
+
+
+@tool("calculator")
+def calculate(expression: str) -> str:
+    """Work it out."""
+    return {}["rate"]
+'''
+
+
+def test_the_record_says_where_an_own_tool_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(RAISING_TOOL)
+    tools = ["--tools", f"{tmp_path / 'mine.py'}:calculate"]
+    assert main(["collect", "--env", "math", *tools, "--tasks", "1", "--out", str(tmp_path / "out")]) == 0
+    (path,) = episodes(tmp_path / "out")
+    first = read_episode(path).turns[0]
+    place = f"{tmp_path / 'mine.py'}:8 in calculate"
+    assert first.info["tools"] == [{"name": "calculator", "exception": f"KeyError: 'rate' ({place})"}]
+    capsys.readouterr()
+    assert main(["show", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert f"calculator raised KeyError: 'rate' ({place})" in shown
+    assert shown.count("mine.py") == len(read_episode(path).turns) - 1  # the agent is not shown it
+
+
 def test_the_module_is_the_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "practicum.cli", "--version"], capture_output=True, text=True, check=True
@@ -260,11 +286,14 @@ def test_ctrl_c_stops_cleanly_and_keeps_what_is_finished(tmp_path: Path) -> None
     process = subprocess.Popen(
         [sys.executable, "-m", "practicum.cli", *command, "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 120
-    while len(episodes(tmp_path)) < 3 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    try:
+        deadline = time.monotonic() + 120
+        while len(episodes(tmp_path)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert "practicum: stopped; finished episodes" in errors
     assert "Traceback" not in errors

@@ -55,6 +55,7 @@ def test_the_defaults_that_affine_and_halo_document() -> None:
     assert (training.gradient_checkpointing, training.save_steps, training.save_total_limit) == (True, 1000, 3)
     other = DPOConfig()
     assert (other.training.beta, other.training.learning_rate, other.training.num_epochs) == (0.1, 5e-5, 2)
+    assert other.training.lora_dropout == 0.0  # its log-probs are computed without dropout
 
 
 def test_an_adapter_is_trained_and_written(
@@ -160,10 +161,10 @@ def test_rows_with_a_response_are_read(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_preferences_from_episodes(attempts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--episodes", str(attempts), "--out", str(tmp_path / "dpo"), "training.bf16=false", "--lr", "5e-3",
-                 "--epochs", "6", "--batch_size", "2", "--gradient_accumulation_steps", "4",
-                 "training.lora_dropout=0"]  # fmt: skip
+                 "--epochs", "6", "--batch_size", "2", "--gradient_accumulation_steps", "4"]  # fmt: skip
     assert main(["dpo", *arguments]) == 0, capsys.readouterr().err
     lines = [json.loads(line) for line in (tmp_path / "dpo" / "metrics.jsonl").read_text().splitlines()]
+    assert json.loads((tmp_path / "dpo" / "adapter_config.json").read_text())["lora_dropout"] == 0
     assert lines[0]["dpo/loss"] == pytest.approx(0.693147, abs=1e-5)
     assert lines[-1]["dpo/loss"] < 0.5
     assert lines[-1]["dpo/reward_margin"] > lines[1]["dpo/reward_margin"]

@@ -78,8 +78,15 @@ def test_an_expert_is_held_to_its_ceiling_as_far_as_the_tasks_can_tell() -> None
     assert replace(SOUND, tasks=4, oracle=0.25).faults == ["the expert fails"]
 
 
+OWN = [name for name in ENVIRONMENTS if name not in ("tools", "mix")]
+"""The environments that have tasks of their own."""
+QUICK = [name for name in OWN if name != "agentgym:sciworld"]
+"""Those without ScienceWorld, whose Java starts in both processes; `agentgym/test_sciworld.py` plays it."""
+
+
+@pytest.mark.parametrize("own", [pytest.param(QUICK, id="quick"), pytest.param(OWN, id="all", marks=pytest.mark.slow)])
 def test_every_environment_is_sound_and_faults_of_others_are_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    own: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All environments of the package, the documented example, one that differs in another process, and one that
     cannot be played. One call checks them all, because the other process takes seconds to start."""
@@ -94,7 +101,6 @@ def test_every_environment_is_sound_and_faults_of_others_are_found(
     )
     # The child's order is set by this; six words have 720 orders, and this process has another seed of its own.
     monkeypatch.setenv("PYTHONHASHSEED", "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2")
-    own = [name for name in ENVIRONMENTS if name not in ("tools", "mix")]  # these two have no tasks of their own
     assert check_all([f"{missing}:Moody", f"{parrot}:Parrot", f"{moody}:Moody", *own], 2, {}) == 1
     shown = capsys.readouterr().out.splitlines()[1:]
     not_checked, reason, sound, differing, fault = shown[:5]
@@ -107,6 +113,8 @@ def test_every_environment_is_sound_and_faults_of_others_are_found(
     lines = shown[5:-1]
     assert [line.split()[0] for line in lines] == own
     assert all(line.endswith("  sound") for line in lines), lines
+    wrong = {line.split()[0]: line.split()[5] for line in lines}  # accepted/played; "-" if none was played
+    assert {name for name, share in wrong.items() if not share.startswith("0/")} == set()
     assert max(map(len, lines)) <= 100
 
 
@@ -182,6 +190,33 @@ def test_the_cause_of_a_fault_is_shown(
     result = check_own(tmp_path, monkeypatch, change)
     assert isinstance(result, CheckResult)
     assert any(text.startswith(fault) for text in result.faults), result.faults
+
+
+def test_an_environment_says_which_attempts_are_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = (
+        "    def expert",
+        "    has_one_answer = False\n\n    def wrong_attempts(self, task, solution):\n"
+        '        return [(Action(content="no"),), (Action(content=solution[-1].content + "0"),)]\n\n    def expert',
+    )
+    result = check_own(tmp_path, monkeypatch, attempts)
+    assert isinstance(result, CheckResult)
+    assert (result.answers.wrong, result.answers.accepted, result.answers.right) == (6, 0, 0)
+    (tmp_path / "lax").mkdir()
+    result = check_own(tmp_path / "lax", monkeypatch, attempts, ("== self.answer", "!= 'no'"))
+    assert isinstance(result, CheckResult)
+    assert any(
+        text.startswith("accepts 3 of 6 wrong answers: accepts a wrong attempt in task") for text in result.faults
+    )
+
+
+def test_a_mix_plays_the_wrong_attempts_of_its_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment_check, "ReplayProcess", NoReplay)
+    options = {"environments": {"math": {"levels": [1]}, "affine:sat": {"levels": [1], "format": "hf"}}}
+    ((_, result),) = environment_check.check_environments(["mix"], 4, options)
+    assert isinstance(result, CheckResult)
+    assert result.faults == ["another process could not play it"]
+    # Two of math: another's answer and the own one changed; two of SAT: UNSAT and a clause that is false.
+    assert (result.answers.wrong, result.answers.right) == (8, 2)
 
 
 def test_a_plain_reset_and_step_are_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

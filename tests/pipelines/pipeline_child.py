@@ -5,27 +5,28 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from practicum.cli.main import main
 
 
-def die_at(part: str, count: int) -> None:
-    """Die when the `count`-th thing whose path has this part is about to be put in its place."""
+def ending_at(part: str, count: int, end: Callable[[], None]) -> Callable[[Any, Any], None]:
+    """`os.replace`, with `end` called before the `count`-th path that has this part is put in its place."""
     put, left = os.replace, count
 
-    def dying(source: Any, target: Any) -> None:
+    def replace(source: Any, target: Any) -> None:
         nonlocal left
         if part in str(target):
             left -= 1
             if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                end()
         put(source, target)
 
-    os.replace = dying
+    return replace
 
 
 if __name__ == "__main__":
     if sys.argv[1]:
-        die_at(sys.argv[1], int(sys.argv[2]))
+        os.replace = ending_at(sys.argv[1], int(sys.argv[2]), lambda: os.kill(os.getpid(), signal.SIGKILL))
     sys.exit(main(["pipeline", *sys.argv[3:]]))

@@ -39,7 +39,7 @@ class Jittery(MathEnvironment):
         return Step(reward=-0.1, truncated=True)
 
 
-class PowerCut(Exception):
+class PowerCut(BaseException):
     """The end of a run that is cut short inside the test's own process."""
 
 

@@ -19,7 +19,7 @@ def test_a_run_with_a_batch_ahead_that_was_cut_short_equals_an_unbroken_one(tmp_
     train_until(str(unbroken), overrides)
     with pytest.raises(PowerCut):
         train_until(str(broken), overrides, ("update", 3), cut_power)
-    assert train_in_process(broken, overrides, ("episode", 20)) == -signal.SIGKILL
+    assert train_in_process(broken, overrides, ("episode", 6)) == -signal.SIGKILL
     train_until(str(broken), overrides)
     one, two = files(unbroken), files(broken)
     # The last step's episodes may have been played before the cut: their hashes are noted where they were played.

@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from practicum.cli.main import main
 from practicum.config.pipeline import AGENTGYM_ENVIRONMENTS, PipelineConfig
 from practicum.errors import UserError
 from practicum.pipeline import stages
 from practicum.training import settings
+
+from .pipeline_child import ending_at
+from .resume_child import PowerCut, cut_power
 
 RECIPE = """
 seed: 0
@@ -44,8 +48,14 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def leg(recipe: Path, out: Path, part: str = "", count: int = 0) -> int:
-    """One process of the pipeline, which may die on the way; its exit code."""
+def leg(recipe: Path, out: Path) -> int:
+    """The pipeline in this process, on one thread as in its own; its exit code."""
+    torch.set_num_threads(1)
+    return main(["pipeline", f"recipe={recipe}", f"output_dir={out}"])
+
+
+def killed_leg(recipe: Path, out: Path, part: str, count: int) -> int:
+    """The pipeline in a process of its own, which dies on the way; its exit code."""
     child = str(Path(__file__).with_name("pipeline_child.py"))
     command = [sys.executable, child, part, str(count), f"recipe={recipe}", f"output_dir={out}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -65,8 +75,9 @@ def scores(out: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def whole(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("pipeline") / "whole"
+    out, threads = tmp_path_factory.mktemp("pipeline") / "whole", torch.get_num_threads()
     assert leg(recipe, out) == 0
+    torch.set_num_threads(threads)
     return out
 
 
@@ -97,11 +108,19 @@ def test_every_stage_leaves_its_results(whole: Path, recipe: Path, capsys: pytes
     assert (find(str(whole)).stage, find(str(whole)).name) == ("rl", str(whole / "rl" / "model"))
 
 
-def test_killed_in_every_stage_and_resumed(whole: Path, recipe: Path, tmp_path: Path) -> None:
-    out = tmp_path / "killed"
-    for part, count in (("/collect/math/", 4), ("/sft/global_step", 1), ("/eval/sft/", 3), ("/rl/global_step", 2)):
-        assert leg(recipe, out, part, count) == -signal.SIGKILL, part
+def test_cut_short_in_every_stage_and_resumed(
+    whole: Path, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Collecting, SFT and evaluation end by an exception in this process, RL by SIGKILL in its own."""
+    out, threads = tmp_path / "cut", torch.get_num_threads()
+    for part, count in (("/collect/math/", 4), ("/sft/global_step", 1), ("/eval/sft/", 3)):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", ending_at(part, count, cut_power))
+            with pytest.raises((PowerCut, BaseExceptionGroup)):
+                leg(recipe, out)
+    assert killed_leg(recipe, out, "/rl/global_step", 2) == -signal.SIGKILL
     assert leg(recipe, out) == 0
+    torch.set_num_threads(threads)
     for name in ("sft/metrics.jsonl", "rl/metrics.jsonl", "sft/model/model.safetensors", "rl/model/model.safetensors"):
         assert (out / name).read_bytes() == (whole / name).read_bytes(), name
     assert scores(out) == scores(whole)
@@ -273,8 +292,6 @@ def test_the_rows_of_a_hub_id_are_read_through_datasets(tmp_path: Path, monkeypa
 
 
 def test_the_coefficient_of_the_value_loss_acts_through_gradient_clipping() -> None:
-    import torch
-
     from practicum.models import loader
     from practicum.models.decoder import Decoder
     from practicum.training.critic import Critic, CriticSettings, ValuedSample

@@ -13,13 +13,16 @@ from practicum.cli.main import main
 from practicum.config.resolve import resolve_train
 from practicum.data.store import read_episodes
 from practicum.engines.base import Sampling
-from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.evaluation.compare import compare_pair
 from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult
 from practicum.quickstart import Quickstart, default_plan
 from practicum.training import build
+
+from .short_problems import ShortProblems
+
+PROBLEMS = f"{Path(__file__).with_name('short_problems.py')}:ShortProblems"
 
 
 def test_rl_is_better_than_sft_and_sft_than_nothing(finished: Path) -> None:
@@ -31,14 +34,14 @@ def test_rl_is_better_than_sft_and_sft_than_nothing(finished: Path) -> None:
     assert summary["verdict"] == "better"
     for name in ("base", "sft", "rl"):
         assert set(summary[name]) >= {"success_rate", "low", "high", "n"}
-        assert summary[name]["n"] == 300
+        assert summary[name]["n"] == 150
         # Jeffreys' interval of 0 successes begins a hair above 0.
         assert summary[name]["low"] - 1e-4 <= summary[name]["success_rate"] <= summary[name]["high"] + 1e-4
 
 
 def test_engine_and_learner_agree_at_every_step(finished: Path) -> None:
     steps = [json.loads(line) for line in (finished / "rl" / "metrics.jsonl").read_text().splitlines()]
-    assert len(steps) == 30
+    assert len(steps) == 16
     assert max(step["mismatch/logprob/max"] for step in steps) <= 1e-4
 
 
@@ -47,7 +50,7 @@ def test_curve_episodes_and_model_are_written(finished: Path) -> None:
     assert "<svg" in page
     assert "<script" not in page
     episodes = list(read_episodes(finished / "rl" / "examination"))
-    assert len(episodes) == 300
+    assert len(episodes) == 150
     assert {e.provenance["panel"] for e in episodes} == {json.loads((finished / "summary.json").read_text())["panel"]}
     assert (finished / "rl" / "model" / "model.safetensors").exists()
 
@@ -91,27 +94,26 @@ def test_stopped_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
         assert "practicum: stopped; the same command begins again." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("estimator", "steps"), [("gae", 25), pytest.param("rloo", 50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("estimator", "steps"), [("gae", 16), pytest.param("rloo", 30, marks=pytest.mark.slow)])
 def test_other_estimators_improve_the_sft_model(estimator: str, steps: int, finished: Path, tmp_path: Path) -> None:
-    panel = Panel(tuple(MathEnvironment(levels=(1,)).tasks("test", 300, 7)), 7)
+    panel = Panel(tuple(ShortProblems().tasks("test", 150, 7)), 7)
     agent = Agent(format="hf", max_turns=3, sampling=Sampling(0.0, max_tokens=32))
     config = resolve_train(
         [
             "recipe=math-tiny", f"actor_rollout_ref.model.path={finished / 'sft' / 'model'}",
             f"trainer.default_local_dir={tmp_path}", f"trainer.total_training_steps={steps}", "trainer.logger=[]",
             "trainer.val_before_train=false", "trainer.test_freq=-1", "data.train_batch_size=12",
-            "agent.environment_args.levels=[1]", "agent.max_turns=3", f"algorithm.adv_estimator={estimator}",
-            "critic.optim.lr=1e-3",
+            f"agent.environment={PROBLEMS}", "agent.environment_args={}", "agent.max_turns=3",
+            f"algorithm.adv_estimator={estimator}", "critic.optim.lr=1e-3",
         ]
     ).config  # fmt: skip
     run = build.build_run(config, say=lambda text: None)
 
     async def whole() -> tuple[EvalResult, EvalResult]:
-        make = lambda: MathEnvironment(levels=(1,))  # noqa: E731
         try:
-            before, _ = await run.policy.evaluate("sft", panel, make, agent)
+            before, _ = await run.policy.evaluate("sft", panel, ShortProblems, agent)
             await run.train()
-            after, _ = await run.policy.evaluate(estimator, panel, make, agent)
+            after, _ = await run.policy.evaluate(estimator, panel, ShortProblems, agent)
         finally:
             await run.policy.close()
         return before, after

@@ -19,10 +19,11 @@ from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.task import Task
 from practicum.training.critic import with_next_state
-from practicum.training.curriculum import group_scored
+from practicum.training.curriculum import GroupFilter, group_scored
 from practicum.training.estimators import EstimatorSettings
-from practicum.training.micro_batches import build_samples, collate, sft_samples, unweighted_samples
+from practicum.training.micro_batches import Sample, build_samples, collate, sft_samples, unweighted_samples
 from practicum.training.rl_trainer import RLTrainer
+from practicum.training.rollout_batch import RolloutBatch
 from practicum.training.rollout_source import OnlineSource, rollout_metrics
 from practicum.training.settings import RLSettings
 from practicum.training.trainable_policy import TrainablePolicy
@@ -227,6 +228,60 @@ def test_metrics_cover_all_tokens_not_only_those_of_groups_with_signal() -> None
     assert metrics["actor/tokens"] == expected["actor/tokens"] == sum(int(sample.mask.sum()) for sample in samples)
     assert metrics["actor/entropy"] == pytest.approx(expected["actor/entropy"], rel=1e-6)
     assert metrics["mismatch/logprob/mean"] == pytest.approx(expected["mismatch/logprob/mean"], rel=0.2)
+
+
+@pytest.mark.parametrize(("filtered", "groups", "share"), [(False, 2, 1.0), (True, 1, 0.5)])
+def test_a_step_that_dynamic_sampling_could_not_fill_trains_at_a_smaller_rate(
+    filtered: bool, groups: int, share: float
+) -> None:
+    settings = replace(
+        SETTINGS,
+        num_chains=8,
+        lr=1e-4,
+        lr_warmup_steps=0,
+        total_training_steps=1,
+        filter_groups=GroupFilter(filtered, 1),
+    )
+    metrics = step(make_trainer(HalfLottery, settings=settings))
+    assert metrics["rollout/groups_trained"] == groups
+    assert metrics["actor/lr"] == pytest.approx(share * 1e-4)
+
+
+class GivenGroups:
+    """A source of groups that were made before."""
+
+    from_engine, metric_names, agent = False, {}, AGENT
+
+    def __init__(self, groups: list[list[Trajectory]]) -> None:
+        self.groups = groups
+
+    def state(self) -> dict[str, object]:
+        return {}
+
+    def restore(self, state: object) -> None:
+        return None
+
+    async def collect(self, step: int, on_episode: object = None) -> RolloutBatch:
+        return RolloutBatch(step, [one for group in self.groups for one in group], self.groups, {}, {}, {}, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "sizes"), [(7, 3, [3, 4]), (5, 4, [5]), (8, 4, [4, 4]), (9, 2, [2, 2, 2, 3])]
+)
+def test_mini_batches_are_of_equal_size_where_groups_were_dropped(
+    count: int, size: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = [[episode(f"g{n}", 1.0), episode(f"g{n}", 0.0)] for n in range(count)]
+    settings = replace(SETTINGS, train_batch_size=10, ppo_mini_batch_size=size)
+    policy, trained = TrainablePolicy(loader.load_tiny(0)), []
+
+    def update(samples: list[Sample], *rest: object) -> dict[str, float]:
+        trained.append(len(samples) // 2)
+        return {"actor/loss": 0.0}
+
+    monkeypatch.setattr(policy, "update", update)
+    step(RLTrainer(policy, GivenGroups(groups), settings))
+    assert sorted(trained) == sizes
 
 
 def test_returns_of_truncated_episodes_continue_with_the_value_of_the_next_turn() -> None:

@@ -110,6 +110,15 @@ class CodeEnvironment(ToolEnvironment):
         replies = iter((Action(calls=(ToolCall(self._executor(), {"code": trial}),)),))
         return lambda observation: next(replies, Action(content=solution))
 
+    def wrong_attempts(self, task: Task, solution: Sequence[Action]) -> Sequence[Sequence[Action]]:
+        """A function of the right name that returns a text which no test expects, and one that raises."""
+        defined = re.findall(r"^def (\w+)", solution[-1].content, re.M)
+        name = task.fields.get("entry_point") or (defined[-1] if defined else None)
+        if name is None:
+            return ()
+        head = f"def {name}(*arguments, **options):\n    "
+        return [(Action(content=head + body),) for body in ("return 'no such value'", "raise ValueError('wrong')")]
+
     def random(self, task: Task, seed: int) -> ScriptedPolicy:
         """Return a policy that submits a random function of the right name."""
         rng = random.Random(f"code-random/{seed}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from practicum.chat.formats.gui import GUI_ACTIONS, gui_action_error
@@ -142,6 +143,13 @@ class GuiEnvironment(Environment):
 
         return act
 
+    def wrong_attempts(self, task: Task, solution: Sequence[Action]) -> Sequence[Sequence[Action]]:
+        """Stop before the last action; type something else."""
+        attempts = [(*solution[:-1], Action(content="done"))]
+        if any(call.name == "type" for action in solution for call in action.calls):
+            attempts.append(tuple(_typing_otherwise(action) for action in solution))
+        return attempts
+
     def random(self, task: Task, seed: int) -> ScriptedPolicy:
         """Return a policy that clicks on random boxes of the screen and sometimes types, scrolls, presses or waits."""
         rng = random.Random(f"gui-random/{seed}")
@@ -196,6 +204,17 @@ def _visible_widget(desktop: Desktop, kind: str, title: str, label: str) -> Widg
 def _click(desktop: Desktop, kind: str, title: str, label: str, verb: str = "click") -> tuple[str, ToolCall]:
     widget = _visible_widget(desktop, kind, title, label)
     return f"{verb.replace('_', ' ').capitalize()} {widget.line}", ToolCall(verb, {"box": list(widget.box)})
+
+
+def _typing_otherwise(action: Action) -> Action:
+    """Return the action with another text in what it types."""
+    calls = tuple(
+        replace(call, arguments={**call.arguments, "text": f"{call.arguments['text']} not"})
+        if call.name == "type"
+        else call
+        for call in action.calls
+    )
+    return replace(action, calls=calls)
 
 
 def _schema(name: str) -> dict[str, Any]:

@@ -103,6 +103,12 @@ class MixEnvironment(Environment):
     async def ready_expert(self, task: Task) -> None:
         await self.member(task.environment).ready_expert(task)
 
+    def is_answer_unique(self, task: Task) -> bool:
+        return self.member(task.environment).is_answer_unique(task)
+
+    def wrong_attempts(self, task: Task, solution: Sequence[Action]) -> Sequence[Sequence[Action]]:
+        return self.member(task.environment).wrong_attempts(task, solution)
+
     def null(self, task: Task) -> ScriptedPolicy:
         return self.member(task.environment).null(task)
 

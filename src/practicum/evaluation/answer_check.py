@@ -1,7 +1,8 @@
 """Plays wrong answers, and right answers in another form, to see which of them an environment accepts.
 
-The answers are made from the last reply of each episode that the expert solved: changed a little, taken from another
-task, or with spaces around it. A wrong answer that is accepted is a false positive of the judge, a right one that is
+Where a task has one answer, they are made from the last reply of each episode that the expert solved: changed a
+little, taken from another task, or with spaces around it. Other environments say themselves which attempts are wrong
+(`Environment.wrong_attempts`). A wrong answer that is accepted is a false positive of the judge, a right one that is
 refused a false negative.
 """
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from practicum.engines.scripted import ScriptedEngine
-from practicum.environment import Action, ScriptedPolicy
+from practicum.environment import Action, Environment, ScriptedPolicy
 from practicum.registry import make_format
 from practicum.rollout import run_episodes
 from practicum.rollout_setup import RolloutSetup
@@ -38,22 +39,25 @@ class AnswerCheck:
     examples: tuple[str, ...] = ()
 
 
-async def check_answers(setup: RolloutSetup, solved: Sequence[Trajectory]) -> AnswerCheck:
-    """Play changed answers of solved episodes, whose tasks must have one right answer."""
+Script = tuple[Action, ...]
+"""The actions of an episode."""
+
+
+async def check_answers(setup: RolloutSetup, environment: Environment, solved: Sequence[Trajectory]) -> AnswerCheck:
+    """Play wrong attempts at the tasks of solved episodes; where a task has one right answer, that answer changed."""
     solved = solved[:MAX_ANSWER_TASKS]
-    last = [episode.turns[-1].action for episode in solved]
-    others = [_other(last, index) for index in range(len(last))]
-    kinds = (("another task's answer", others), ("the answer changed", [wrong_action(action) for action in last]))
+    unique = [episode for episode in solved if environment.is_answer_unique(episode.task)]
+    last = [episode.turns[-1].action for episode in unique]
     wrong = accepted = 0
     examples: list[str] = []
-    for kind, actions in kinds:
-        outcomes = await _play_last(setup, solved, actions)
+    for kind, scripts in (*_changed_answers(unique, last), *_wrong_attempts(environment, solved)):
+        outcomes = await _play(setup, solved, scripts)
         wrong += len(outcomes)
         for task, action, success in outcomes:
             if success:
                 accepted += 1
                 examples.append(f"accepts {kind} in task '{task}': {_shown(action)}")
-    padded = await _play_last(setup, solved, [padded_action(action) for action in last])
+    padded = await _play(setup, unique, _with_last(unique, [padded_action(action) for action in last]))
     for task, action, success in padded:
         if not success:
             examples.append(f"refuses the right answer with spaces around it in task '{task}': {_shown(action)}")
@@ -61,23 +65,49 @@ async def check_answers(setup: RolloutSetup, solved: Sequence[Trajectory]) -> An
     return AnswerCheck(wrong, accepted, len(padded), refused, tuple(examples[:MAX_EXAMPLES]))
 
 
-async def _play_last(
-    setup: RolloutSetup, solved: Sequence[Trajectory], last: Sequence[Action | None]
+def _changed_answers(episodes: Sequence[Trajectory], last: Sequence[Action]) -> list[tuple[str, Mapping[str, Script]]]:
+    """Return scripts by task: the expert's episodes with a wrong last action, of two kinds."""
+    others = [_other(last, index) for index in range(len(last))]
+    changed = [wrong_action(action) for action in last]
+    kinds = (("another task's answer", others), ("the answer changed", changed))
+    return [(kind, _with_last(episodes, actions)) for kind, actions in kinds]
+
+
+def _wrong_attempts(environment: Environment, episodes: Sequence[Trajectory]) -> list[tuple[str, Mapping[str, Script]]]:
+    """Return scripts by task: the first wrong attempt at each, then the second, and so on."""
+    attempts = {
+        episode.task.id: environment.wrong_attempts(episode.task, [turn.action for turn in episode.turns])
+        for episode in episodes
+    }
+    count = max(map(len, attempts.values()), default=0)
+    return [
+        ("a wrong attempt", {task: tuple(scripts[index]) for task, scripts in attempts.items() if index < len(scripts)})
+        for index in range(count)
+    ]
+
+
+def _with_last(episodes: Sequence[Trajectory], last: Sequence[Action | None]) -> dict[str, Script]:
+    """Return the actions of the episodes with another last one, by task; without those for which there is none."""
+    return {
+        episode.task.id: (*(turn.action for turn in episode.turns[:-1]), action)
+        for episode, action in zip(episodes, last, strict=True)
+        if action is not None
+    }
+
+
+async def _play(
+    setup: RolloutSetup, solved: Sequence[Trajectory], scripts: Mapping[str, Script]
 ) -> list[tuple[str, Action, bool]]:
-    """Play the expert's episodes with another last action; return task, action and success, without unscored ones."""
-    scripts: dict[str, tuple[Action, ...]] = {}
-    for episode, action in zip(solved, last, strict=True):
-        if action is not None:
-            scripts[episode.task.id] = (*(turn.action for turn in episode.turns[:-1]), action)
+    """Play scripts by task; return task, last action and success, without unscored episodes."""
     if not scripts:
         return []
     format = make_format(setup.agent.format)
     engine = ScriptedEngine(lambda task, seed: _policy(scripts[task.id]), ActionSource.REPLAY, format, setup.renderer)
-    agent = replace(setup.agent, max_turns=max(map(len, scripts.values())))
+    agent = replace(setup.agent, max_turns=max(1, *map(len, scripts.values())))
     planned = plan_attempts([episode.task for episode in solved if episode.task.id in scripts], 1, 0)
     episodes = await run_episodes(planned, setup.make_environment, agent, engine, setup.renderer)
     return [
-        (episode.task.id, scripts[episode.task.id][-1], episode.outcome is Outcome.SUCCESS)
+        (episode.task.id, episode.turns[-1].action, episode.outcome is Outcome.SUCCESS)
         for episode in episodes
         if episode.scored
     ]

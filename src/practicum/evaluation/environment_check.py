@@ -82,7 +82,7 @@ class CheckResult:
     blocking: Mapping[str, float] = field(default_factory=dict)
     """Seconds for which half of the calls of a method kept the event loop."""
     answers: AnswerCheck = field(default_factory=AnswerCheck)
-    """Wrong answers played; none where several answers may be right."""
+    """Wrong answers played."""
     near_duplicates: int = 0
     """Number of val and test tasks that are a training task but for names, case or punctuation."""
 
@@ -256,8 +256,9 @@ async def check(name: str, count: int, options: Mapping[str, Any], replay: Repla
         assert isinstance(null.engine, ScriptedEngine)
         null_episodes = await play(CheckSetup(null, null.engine, "null"), count)
         solved = [episode for episode in episodes if episode.outcome is Outcome.SUCCESS]
-        with_answers = environment.has_one_answer and checked.policy != "random"
-        answers = await check_answers(checked.setup, solved) if with_answers else AnswerCheck()
+        answers = (
+            await check_answers(checked.setup, environment, solved) if checked.policy != "random" else AnswerCheck()
+        )
         splits = tasks_of_splits(checked, count)
         digest_elsewhere = replay.digest(name)
         own_digest = episodes_digest(episodes[:NUM_REPLAYED_TASKS])

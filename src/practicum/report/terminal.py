@@ -7,7 +7,7 @@ from pathlib import Path
 from practicum.errors import UserError
 from practicum.report.index import READ_ERRORS, error_text, read_episode
 from practicum.report.tokens import tokenizer_file
-from practicum.trajectory import Origin, Trajectory
+from practicum.trajectory import Origin, Trajectory, Turn
 from practicum.utils.escape import is_number
 from practicum.utils.tables import table
 from practicum.utils.terminal import printable
@@ -97,6 +97,7 @@ def episode_lines(episode: Trajectory, tokenizer: object, coloured: bool, logpro
             f"stopped by {turn.stop_reason.value}, reward {turn.reward:g}{extra}"
             + (f"  unusable: {printable(str(turn.action.error)[:MAX_SPAN_CHARACTERS])}" if turn.action.error else "")
         )
+        result += _tool_exceptions(turn)
         text = ""
         for span in turn.spans:
             piece = shortened(str(decode(list(span.ids), skip_special_tokens=False)))
@@ -110,6 +111,13 @@ def episode_lines(episode: Trajectory, tokenizer: object, coloured: bool, logpro
     if episode.traceback:
         result += ["── the exception that ended it", *shortened(episode.traceback).rstrip().split("\n")]
     return result
+
+
+def _tool_exceptions(turn: Turn) -> list[str]:
+    """A line for each tool of the turn whose own code raised an exception, with file and line."""
+    tools = turn.info.get("tools")
+    raised = [one for one in tools if isinstance(one, dict) and "exception" in one] if isinstance(tools, list) else []
+    return [f"   {printable(str(one.get('name'))[:200])} raised {shortened(str(one['exception']))}" for one in raised]
 
 
 def shortened(text: str) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from practicum.errors import UserError, did_you_mean
+from practicum.errors import UserError, describe_exception, did_you_mean, own_place_of
 from practicum.tools.errors import ToolFailure
 from practicum.tools.pool import Lease, StatePool, pool_for
 from practicum.utils.concurrency import agent_time, perform, with_timer
@@ -215,7 +215,9 @@ class Tool:
                 return ToolResult(f"Error: stopped, it took more than {self.timeout:g} s", failed=True)
             if timer.expired():
                 raise TimeoutError(f"tool '{self.name}' did not answer within {self.timeout:g} s") from None
-            return ToolResult(self._clip(f"Error: {_error_text(error)}"), failed=True)
+            # Where a user's own file raised it is for the record, not for the agent.
+            info = {"exception": describe_exception(error)} if own_place_of(error) else {}
+            return ToolResult(self._clip(f"Error: {_error_text(error)}"), failed=True, info=info)
         return self._result(value)
 
     def _result(self, value: Any) -> ToolResult:

@@ -83,11 +83,8 @@ def test_transcripts_are_the_stock_packages() -> None:
     world = SciWorld()
     wander = ["look around", "inventory", "dance", "open door to kitchen", "go to kitchen", "pick up thermometer",
               "focus on thermometer", "look at sink", "activate sink", "wait1", "examine table"]  # fmt: skip
-    ways = []
-    for task in (LIVING, POWER):
-        name, variation = task.fields["task"], task.fields["variation"]
-        ways.append([name, variation, list(pool_of().ask("gold", task=name, variation=variation))])
-    ways.append(["boil", 3, wander])
+    name, variation = LIVING.fields["task"], LIVING.fields["variation"]
+    ways = [[name, variation, list(pool_of().ask("gold", task=name, variation=variation))], ["boil", 3, wander]]
     process = subprocess.run(
         [sys.executable, "-c", STOCK], input=json.dumps(ways), text=True, capture_output=True, check=False,
         env={**os.environ, "JAVA_TOOL_OPTIONS": "-Xmx512m -XX:+UnlockExperimentalVMOptions -XX:hashCode=2"},

@@ -38,6 +38,7 @@ MAX_SHOWN_CHARS = 500
 """Number of characters of a wrong output that the agent is shown."""
 
 
+WRONG_INPUT = "no such input"
 EVAL = """
 def eval(source, *_):
     import ast, operator
@@ -122,6 +123,15 @@ class AbdEnvironment(ProgramEnvironment):
             raise UserError(f"Task '{task.id}' has no 'input' for the expert to give; add that field.")
         answer = write_input(str(task.fields["input"]))
         return lambda observation: Action(content=answer)
+
+    def wrong_attempts(self, task: Task, solution: Sequence[Action]) -> Sequence[Sequence[Action]]:
+        """Give words to a program that reads numbers: those themselves, and the expected output among them."""
+        program, output = _text(task, "program"), _text(task, "output")
+        if not re.search(r"\b(int|float)\b", program):
+            return ()  # words may be a right input
+        lines = max(1, program.count("input()"))
+        inputs = ("\n".join([WRONG_INPUT] * lines), f"{WRONG_INPUT}\n{output.rstrip()}")
+        return [(Action(content=write_input(text)),) for text in inputs]
 
     def random(self, task: Task, seed: int) -> ScriptedPolicy:
         """Return a policy that writes a line for every `input()`: a number, a few numbers, or a word."""

@@ -124,6 +124,17 @@ class SatEnvironment(AffineEnvironment[Mapping[int, bool] | None]):
         answer = formulas.write_answer(formulas.solve(clauses_of(task), int(task.fields["n"])))
         return lambda observation: Action(content=answer)
 
+    def wrong_attempts(self, task: Task, solution: Sequence[Action]) -> Sequence[Sequence[Action]]:
+        """Say that a satisfiable formula is not, and make every literal of one clause false; or the reverse."""
+        values = formulas.read_answer(solution[-1].content)
+        if values is None:
+            everything = dict.fromkeys(range(1, int(task.fields["n"]) + 1), True)
+            return ((Action(content=formulas.write_answer(everything)),),)
+        clause = clauses_of(task)[0]
+        violated = {**values, **{abs(literal): literal < 0 for literal in clause}}
+        answers = (None, violated) if len({abs(literal) for literal in clause}) == len(set(clause)) else (None,)
+        return [(Action(content=formulas.write_answer(answer)),) for answer in answers]
+
     def random(self, task: Task, seed: int) -> ScriptedPolicy:
         """Return a policy that gives every variable a random value."""
         rng = random.Random(f"affine-sat-random/{task.id}/{seed}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -144,6 +144,10 @@ class AgentGymEnvironment(Environment):
         return self.fact(name)
 
     # Common to all.
+
+    def wrong_attempts(self, task: Task, solution: Sequence[Action]) -> Sequence[Sequence[Action]]:
+        """Leave out the last command, the one that reaches the goal."""
+        return (tuple(solution[:-1]),)
 
     @property
     def short(self) -> str:

@@ -259,6 +259,13 @@ class WebShop(AgentGymEnvironment):
                     yield "All is as asked.", f"click[{BUY}]"
                     return
 
+    def wrong_attempts(self, task: Task, solution: Sequence[Action]) -> Sequence[Sequence[Action]]:
+        """Do not buy; buy without the options that the goal names."""
+        options = {f"click[{plain(value)}]" for value in read_goal(task).options}
+        without = tuple(action for action in solution if action.content not in options)
+        attempts = super().wrong_attempts(task, solution)
+        return attempts if len(without) == len(solution) else (*attempts, without)
+
     def random(self, task: Task, seed: int) -> ScriptedPolicy:
         """Return a policy that searches for words of the instruction, then clicks random elements."""
         generator = random.Random(f"webshop-random/{task.id}/{seed}")
