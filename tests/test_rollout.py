@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,7 +13,7 @@ from practicum.agent import Agent, Deadlines
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
-from practicum.engines.scripted import ReplayEngine, ScriptedEngine
+from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, Environment, Message, Observation, Step
 from practicum.environments.math import MathEnvironment
 from practicum.errors import EngineError, JudgeError, UserError
@@ -294,7 +294,33 @@ def test_seeds_are_separate_and_kept() -> None:
     assert plan_attempts([TASK], 1, 8)[0].seeds.environment != first.seeds.environment
 
 
-def test_replay_says_the_same_again(renderer: Renderer) -> None:
+class ReplayEngine:
+    """Repeats the replies of recorded episodes id for id; the environment may answer differently."""
+
+    name = "replay"
+
+    def __init__(self, episodes: Mapping[str, Trajectory]) -> None:
+        self.episodes = episodes
+        self._next_turn: dict[str, int] = {}
+
+    async def generate(self, request: Request) -> Generation:
+        index = self._next_turn.get(request.session, 0)
+        recorded = self.episodes.get(request.task.id)
+        if recorded is None or index >= len(recorded.turns):
+            raise EngineError(f"no recorded turn {index} for task '{request.task.id}'")
+        self._next_turn[request.session] = index + 1
+        turn = recorded.turns[index]
+        span = next(span for span in turn.spans if span.origin is Origin.SAMPLED)
+        return Generation(span.ids, span.logprobs, turn.stop_reason, turn.policy_version, ActionSource.REPLAY)
+
+    def end_session(self, session: str) -> None:
+        self._next_turn.pop(session, None)
+
+    async def close(self) -> None:
+        self._next_turn.clear()
+
+
+def test_recorded_replies_give_the_same_episode_again(renderer: Renderer) -> None:
     episode = play(renderer, CALL, str(TASK.fields["answer"]))
     attempt = Attempt(TASK, 0, episode.seeds)
     again = asyncio.run(run_episode(attempt, MathEnvironment, Agent(), ReplayEngine({TASK.id: episode}), renderer))

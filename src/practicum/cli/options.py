@@ -13,7 +13,6 @@ from practicum.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from practicum.agent import Deadlines
-    from practicum.rollout_settings import RolloutSettings
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -118,12 +117,6 @@ def deadlines(pairs: Iterable[str]) -> Deadlines:
         except ValueError:
             raise UserError(f"--deadline '{pair}': '{seconds}' is no number of seconds.") from None
     return Deadlines(**values)
-
-
-def rollout_settings(args: argparse.Namespace) -> RolloutSettings:
-    from practicum.rollout_settings import RolloutSettings  # torch is slow to import: not for --help
-
-    return RolloutSettings(**rollout_fields(args))
 
 
 def environment_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Engines without a model: replies of an expert, a random or null policy, or of recorded episodes."""
+"""The engine without a model: replies of an expert, a random or a null policy."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from practicum.chat.formats.base import Format
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request
 from practicum.environment import Environment, ScriptedPolicy
-from practicum.errors import EngineError
 from practicum.task import Task
-from practicum.trajectory import ActionSource, Origin, StopReason, Trajectory
+from practicum.trajectory import ActionSource, StopReason
 
 MakePolicy = Callable[[Task, int], ScriptedPolicy]
 Ready = Callable[[Task], Awaitable[None]]
@@ -67,29 +66,3 @@ class ScriptedEngine:
 
     async def close(self) -> None:
         self._policies.clear()
-
-
-class ReplayEngine:
-    """Repeats the replies of recorded episodes id for id; the environment may answer differently."""
-
-    name = "replay"
-
-    def __init__(self, episodes: Mapping[str, Trajectory]) -> None:
-        self.episodes = episodes
-        self._next_turn: dict[str, int] = {}
-
-    async def generate(self, request: Request) -> Generation:
-        index = self._next_turn.get(request.session, 0)
-        recorded = self.episodes.get(request.task.id)
-        if recorded is None or index >= len(recorded.turns):
-            raise EngineError(f"no recorded turn {index} for task '{request.task.id}'")
-        self._next_turn[request.session] = index + 1
-        turn = recorded.turns[index]
-        span = next(span for span in turn.spans if span.origin is Origin.SAMPLED)
-        return Generation(span.ids, span.logprobs, turn.stop_reason, turn.policy_version, ActionSource.REPLAY)
-
-    def end_session(self, session: str) -> None:
-        self._next_turn.pop(session, None)
-
-    async def close(self) -> None:
-        self._next_turn.clear()

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from practicum import registry
 from practicum.environment import SPLITS, Action, Step, ToolCall
 from practicum.environments.affine import formulas
-from practicum.environments.affine.formulas import THRESHOLDS, read_answer, satisfies, solve, uniform, write_answer
+from practicum.environments.affine.formulas import (
+    THRESHOLDS,
+    read_answer,
+    satisfies_clause,
+    solve,
+    uniform,
+    write_answer,
+)
 from practicum.environments.affine.sat import SatEnvironment
 from practicum.errors import UserError
 from practicum.task import Task
@@ -172,7 +179,7 @@ def test_checker_solver_and_brute_force_agree(n: int, k: int, count: int, seed: 
     found = solve(clauses, n)
     assert (found is not None) == brute_force(clauses, n)
     if found is not None:
-        assert satisfies(clauses, found)
+        assert all(satisfies_clause(clause, found) for clause in clauses)
         assert read_answer(write_answer(found)) == found
         assert steps(SatEnvironment(), task_of([list(c) for c in clauses]), write_answer(found))[0].success
 

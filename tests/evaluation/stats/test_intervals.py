@@ -216,10 +216,3 @@ def test_pass_at_k_counts_the_choices() -> None:
             assert pass_at(k, successes, attempts) == pytest.approx(sum(chosen) / len(chosen), abs=1e-12)
     with pytest.raises(ValueError, match="at least 3 attempts"):
         pass_at(3, 1, 2)
-
-
-def test_an_interval_knows_whether_it_holds_zero() -> None:
-    assert Interval(0.1, 0.2, 0.8).clear_of_zero
-    assert Interval(-0.2, -0.1, 0.8).clear_of_zero
-    assert not Interval(0.0, 0.2, 0.8).clear_of_zero
-    assert not Interval(-0.1, 0.2, 0.8).clear_of_zero

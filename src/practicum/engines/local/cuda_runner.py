@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from practicum.engines.local import runner
 from practicum.engines.local.kv_cache import KVCache
 from practicum.engines.local.runner import (
     DecodedTokens,
@@ -27,6 +26,7 @@ from practicum.engines.local.runner import (
     SlotState,
     any_adapter,
     any_filtered,
+    sample,
 )
 from practicum.engines.local.shared_prefix import SharedPrefixGroups
 from practicum.kernels import CAPTURING, decode_attention, fused_matmul, prefill_attention, slot_init
@@ -315,7 +315,7 @@ class CudaRunner:
         state, num_rows, steps = self.state, len(slots), self.state.step[slots]
         noise = state.noise[slots, steps.clamp(max=state.noise.shape[1] - 1)]
         filters = (state.top_k[slots], state.top_p[slots])
-        ids, logprobs = runner.sample(logits, noise, state.temperature[slots], *filters)
+        ids, logprobs = sample(logits, noise, state.temperature[slots], *filters)
         state.last_id.index_copy_(0, slots, ids)
         positions = torch.where(slots == self.kv_cache.padding_slot, 0, state.position[slots] + 1)
         state.position.index_copy_(0, slots, positions)

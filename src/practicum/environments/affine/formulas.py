@@ -41,10 +41,6 @@ def uniform(rng: random.Random, variables: int, width: int, count: int) -> list[
     ]
 
 
-def satisfies(clauses: Sequence[Clause], assignment: Assignment) -> bool:
-    return all(satisfies_clause(clause, assignment) for clause in clauses)
-
-
 def satisfies_clause(clause: Clause, assignment: Assignment) -> bool:
     """Return whether a literal of the clause is true; an unassigned variable makes none true."""
     return any(assignment.get(abs(literal)) is (literal > 0) for literal in clause)

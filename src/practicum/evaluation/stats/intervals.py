@@ -32,10 +32,6 @@ class Interval:
     high: float
     level: float
 
-    @property
-    def clear_of_zero(self) -> bool:
-        return self.low > 0 or self.high < 0
-
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
