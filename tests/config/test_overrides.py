@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,15 @@ def test_aliases_stand_for_keys_and_are_no_keys_themselves() -> None:
 )
 def test_a_name_of_verl_agentfly_or_trl_sets_our_key(override: str, same: list[str]) -> None:
     assert resolve_train([override]).config == resolve_train(same).config
+
+
+def test_a_list_of_one_needs_no_brackets_and_a_longer_one_does() -> None:
+    config = resolve_train(["trainer.logger=console", "agent.tools=calculator"]).config
+    assert (config.trainer.logger, config.agent.tools) == (["console"], ["calculator"])
+    with pytest.raises(UserError, match=re.escape("'trainer.logger=console,wandb': a list is written in brackets")):
+        resolve_train(["trainer.logger=console,wandb"])
+    with pytest.raises(UserError, match="data.train_batch_size=many: "):
+        resolve_train(["data.train_batch_size=many"])
 
 
 def test_a_key_wins_over_a_name_that_stands_for_several() -> None:

@@ -60,11 +60,13 @@ def train_in_process(folder: Path, overrides: list[str], moment: tuple[str, int]
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """All files of a run, except those that depend on the clock and those that a killed process did not finish."""
+    """All files of a run, without what depends on clock or commit and what a killed process did not finish."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in ("timing.jsonl", "config.yaml") and not path.name.startswith(".writing-")
+        if path.is_file()
+        and path.name not in ("timing.jsonl", "config.yaml", "version.json")
+        and not path.name.startswith(".writing-")
     }
 
 

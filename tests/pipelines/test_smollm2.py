@@ -47,7 +47,7 @@ def test_one_grpo_step(tmp_path: Path) -> None:
     overrides = [
         f"agent.reward_name={reward}",
         "agent.max_turns=1",
-        "agent.max_tokens_per_turn=16",
+        "agent.max_tokens_per_turn=32",
         "data.train_batch_size=1",
         "trainer.test_freq=-1",
         "agent.environment_args.system='Reply with one short word.'",

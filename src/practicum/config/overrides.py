@@ -6,6 +6,7 @@ An override that names no key is an error that names the nearest one. Spellings 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -295,6 +296,8 @@ def _parse(overrides: list[str]) -> list[Override]:
     for override in parsed:
         if override.is_delete() or override.is_add() or override.is_force_add():
             raise UserError(f"'{override.input_line}': keys are set with KEY=VALUE; none can be added or removed.")
+        if override.is_sweep_override():
+            raise UserError(f"'{override.input_line}': a list is written in brackets, KEY=[A,B]; there are no sweeps.")
     return parsed
 
 
@@ -355,9 +358,14 @@ def _set_key(tree: DictConfig, key: str, value: Any) -> None:
         if _is_free(parts[:depth]):
             break
         node = node[part]
+    force = _is_free(parts[:-1])
     try:
-        OmegaConf.update(tree, key, value, merge=True, force_add=_is_free(parts[:-1]))
+        OmegaConf.update(tree, key, value, merge=True, force_add=force)
     except OmegaConfBaseException as error:
+        if isinstance(value, str):  # `trainer.logger=console`: a list of one
+            with contextlib.suppress(OmegaConfBaseException):
+                OmegaConf.update(tree, key, [value], merge=True, force_add=force)
+                return
         raise UserError(f"{key}={value}: {str(error).splitlines()[0]}.") from None
 
 
