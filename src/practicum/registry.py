@@ -27,6 +27,7 @@ ENVIRONMENTS = {
     "search": "practicum.environments.search:SearchEnvironment",
     "code": "practicum.environments.code:CodeEnvironment",
     "gui": "practicum.environments.gui:GuiEnvironment",
+    "htdag": "practicum.environments.htdag.environment:HTDAGEnvironment",
     "affine:sat": "practicum.environments.affine.sat:SatEnvironment",
     "affine:abd": "practicum.environments.affine.abd:AbdEnvironment",
     "affine:ded": "practicum.environments.affine.ded:DedEnvironment",

@@ -136,6 +136,12 @@ class PlanningEpisode:
             return self._end(components, truncated=True)
         return self._answer(components, done=False)
 
+    def truncate(self) -> PlanningStep:
+        """End the episode because a limit that is not its own was reached; the plan so far is executed."""
+        if self.done:
+            return PlanningStep(0.0, {}, True, "", self._success(), info=self.info())
+        return self._end({}, truncated=True)
+
     def apply(self, action: HTDAGAction) -> None:
         """Decompose a leaf of the DAG as far as the limits allow; count what is refused."""
         dag, parent = self.dag, action.task_id

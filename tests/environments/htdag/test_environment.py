@@ -1,0 +1,110 @@
+"""The `htdag` environment: tasks by split, episodes of scripted policies, limits, options."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from practicum.environment import Action, Observation, ScriptedPolicy, Step
+from practicum.environments.htdag.environment import HTDAGEnvironment
+from practicum.errors import UserError
+from practicum.registry import environment_maker
+from practicum.task import Task
+
+
+def play(environment: HTDAGEnvironment, task: Task, policy: ScriptedPolicy) -> list[Step]:
+    async def episode() -> list[Step]:
+        observation: Observation = await environment.reset(task, 0)
+        steps: list[Step] = []
+        while not steps or not (steps[-1].terminated or steps[-1].truncated):
+            steps.append(await environment.step(policy(observation)))
+            observation = steps[-1].observation
+        return steps
+
+    return asyncio.run(episode())
+
+
+def test_the_expert_solves_requests_of_every_level_and_split() -> None:
+    environment = HTDAGEnvironment()
+    for split in ("train", "val", "test"):
+        for task in environment.tasks(split, 12):
+            steps = play(environment, task, environment.expert(task))
+            assert steps[-1].success
+            assert steps[-1].terminated
+            assert steps[-1].progress == 1.0
+            assert [step.success for step in steps[:-1]] == [None] * (len(steps) - 1)
+            assert 1.8 < sum(step.reward for step in steps) <= 2.0
+            assert steps[-1].info["llm_calls"] == len(steps)
+
+
+def test_scripted_planners_of_the_environment_s_own_can_be_played() -> None:
+    environment = HTDAGEnvironment()
+    tasks = environment.tasks("test", 27)
+    rates = {
+        name: sum(bool(play(environment, task, environment.scripted(name, task))[-1].success) for task in tasks) / 27
+        for name in ("random", "heuristic", "adapt", "published-reward")
+    }
+    assert rates["random"] == rates["published-reward"] == 0.0
+    assert 0.4 < rates["heuristic"] < 0.9
+    assert rates["adapt"] == rates["heuristic"]
+
+
+def test_a_policy_that_does_nothing_useful_ends_at_the_limit_and_is_scored() -> None:
+    environment = HTDAGEnvironment(max_steps=4)
+    (task,) = environment.tasks("train", 1)
+    steps = play(environment, task, environment.null(task))
+    assert len(steps) == 4
+    assert steps[-1].truncated
+    assert steps[-1].success is False
+    assert -2.0 <= sum(step.reward for step in steps) < -1.0
+
+
+def test_the_agent_loop_s_own_limit_scores_the_plan_so_far() -> None:
+    environment = HTDAGEnvironment()
+    (task,) = environment.tasks("train", 1)
+
+    async def cut() -> Step:
+        observation = await environment.reset(task, 0)
+        await environment.step(environment.expert(task)(observation))
+        return await environment.truncate()
+
+    step = asyncio.run(cut())
+    assert step.truncated
+    assert step.success is False
+    assert step.components["timeout"] < 0
+    assert step.observation.messages == ()
+
+
+def test_options_choose_reward_prompt_and_levels() -> None:
+    make, format = environment_maker("htdag", None, {"reward": "published", "prompt": "json", "levels": ["edge"]})
+    environment = make()
+    assert isinstance(environment, HTDAGEnvironment)
+    assert format == "hf"
+    tasks = environment.tasks("test", 5)
+    assert {task.fields["level"] for task in tasks} == {"edge"}
+    observation = asyncio.run(environment.reset(tasks[0], 0))
+    assert "You are a task decomposition expert." in observation.messages[0].content
+    steps = play(environment, tasks[0], environment.expert(tasks[0]))
+    assert "depth" in steps[-1].components
+    for options, message in (
+        ({"levels": ["hard"]}, "no level 'hard'"),
+        ({"reward": "mine"}, "no reward 'mine'"),
+        ({"prompt": "long"}, "no prompt 'long'"),
+        ({"max_steps": 0}, "max_steps of at least 1"),
+    ):
+        with pytest.raises(UserError, match=message):
+            environment_maker("htdag", None, options)[0]()
+    with pytest.raises(UserError, match="has no 'request'"):
+        asyncio.run(environment.reset(Task("x", "htdag", "test", {}), 0))
+
+
+def test_a_tool_call_is_an_unreadable_decision() -> None:
+    environment = HTDAGEnvironment()
+    (task,) = environment.tasks("train", 1)
+
+    async def call() -> Step:
+        await environment.reset(task, 0)
+        return await environment.step(Action(text="<tool_call>…</tool_call>", content=""))
+
+    assert asyncio.run(call()).info["refused"] == {"unreadable": 1}
