@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from practicum.algorithms import advantages, kl, losses
-from practicum.algorithms.aggregation import token_weights
+from practicum.algorithms.losses import token_weights
 
 trl = pytest.importorskip("trl", reason="TRL, the implementation compared with, is not installed")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from practicum.algorithms.aggregation import AGGREGATIONS, token_weights
+from practicum.algorithms.losses import AGGREGATIONS, token_weights
 from practicum.errors import UserError
 
 GOLDEN = [

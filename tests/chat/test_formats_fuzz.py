@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from practicum.agent import Agent
 from practicum.chat.formats.base import Format
-from practicum.chat.formats.strict_json import MAX_DEPTH
+from practicum.chat.formats.hermes import MAX_DEPTH
 from practicum.chat.renderer import Renderer
 from practicum.data.store import decode_episode, encode_episode
 from practicum.engines.base import Generation, Request

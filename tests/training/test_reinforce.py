@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from practicum.algorithms import aggregation, losses
+from practicum.algorithms import losses
 from practicum.training.estimators import ESTIMATORS, EstimatorSettings, TokenRewards
 from practicum.training.micro_batches import Sample
 from tests.training.settings import policy_gradient
@@ -32,7 +32,7 @@ def test_the_golden_value() -> None:
     """-0.8 · (-0.5 - 1.25 - 2.0) = 3.0, and -0.8 a log-prob as gradient, whichever loss is chosen."""
     ((advantages,),) = ESTIMATORS["grpo"].function([[rated(REWARD, 3)]], EstimatorSettings()).advantages
     assert advantages.tolist() == [REWARD] * 3
-    ((weight,),), denominator = aggregation.token_weights([[3]], "seq-mean-token-sum")
+    ((weight,),), denominator = losses.token_weights([[3]], "seq-mean-token-sum")
     given = torch.from_numpy(advantages)
     for loss in (losses.cispo, losses.ppo):
         logprobs = torch.tensor(LOGPROBS, dtype=torch.float64, requires_grad=True)

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from practicum.algorithms.aggregation import token_weights
+from practicum.algorithms.losses import token_weights
 from practicum.errors import UserError
 from practicum.models.prefix_tree import (
     BlockAttentionPlan,

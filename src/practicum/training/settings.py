@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from practicum.algorithms import aggregation, kl
+from practicum.algorithms import kl, losses
 from practicum.config.actor_rollout_ref import ActorConfig, OptimConfig
 from practicum.config.fields import at_least, check_fields, default_of
 from practicum.config.train import (
@@ -137,7 +137,7 @@ class RLSettings:
             raise UserError(f"Unknown advantage estimator '{name}'.{did_you_mean(name, ESTIMATORS)}")
         # A misspelt schedule, aggregation or KL estimator is an error now, not after the first rollout.
         learning_rate(0, self.total_training_steps, self.lr, self.warmup_style)
-        aggregation.token_weights([[1]], self.loss_aggregation)
+        losses.token_weights([[1]], self.loss_aggregation)
         check_kl_kind(self.kl_penalty)
         self._check_kl_controller()
         estimator = ESTIMATORS[name]

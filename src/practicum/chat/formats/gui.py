@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from practicum.chat.formats.strict_json import finite_float
+from practicum.chat.formats.hermes import finite_float
 from practicum.environment import Action, Message, ToolCall
 from practicum.errors import UserError, did_you_mean
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from practicum.chat.formats.strict_json import error_detail, strict_json
+from practicum.chat.formats.hermes import error_detail, strict_json
 from practicum.environment import Action, Message, ToolCall
 
 
