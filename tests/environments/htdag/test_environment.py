@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -23,6 +24,11 @@ def play(environment: HTDAGEnvironment, task: Task, policy: ScriptedPolicy) -> l
         return steps
 
     return asyncio.run(episode())
+
+
+def replay(actions: Sequence[Action]) -> ScriptedPolicy:
+    left = iter(actions)
+    return lambda observation: next(left)
 
 
 def test_the_expert_solves_requests_of_every_level_and_split() -> None:
@@ -108,3 +114,16 @@ def test_a_tool_call_is_an_unreadable_decision() -> None:
         return await environment.step(Action(text="<tool_call>…</tool_call>", content=""))
 
     assert asyncio.run(call()).info["refused"] == {"unreadable": 1}
+
+
+def test_wrong_attempts_do_not_succeed() -> None:
+    environment = HTDAGEnvironment()
+    for task in environment.tasks("test", 54):
+        policy, nothing = environment.expert(task), Observation()
+        solution = [policy(nothing)]
+        while solution[-1].content != "go":
+            solution.append(policy(nothing))
+        attempts = environment.wrong_attempts(task, solution)
+        assert len(attempts) >= 3
+        for attempt in attempts:
+            assert play(environment, task, replay(attempt))[-1].success is False

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from practicum.environment import Action, Environment, Message, Observation, ScriptedPolicy, Step
 from practicum.environments.htdag.executor import execute
 from practicum.environments.htdag.planning import PlanningEpisode, PlanningStep
 from practicum.environments.htdag.policies import POLICIES
-from practicum.environments.htdag.requests import ENVIRONMENT, draw_requests, goals_of
+from practicum.environments.htdag.requests import ENVIRONMENT, draw_requests, goals_of, requirement_graph
 from practicum.environments.htdag.templates import LEVELS
 from practicum.errors import UserError, did_you_mean
 from practicum.task import Task
 
+ORDER = re.compile(r"<[\d ]+")
 MAX_STEPS = 20
 """Decisions of an episode. The best plan of the longest generated request takes 11."""
 
@@ -67,6 +70,20 @@ class HTDAGEnvironment(Environment):
     def expert(self, task: Task) -> ScriptedPolicy:
         """Return the policy that decomposes as the hidden requirement graph says."""
         return self.scripted("expert", task)
+
+    def wrong_attempts(self, task: Task, solution: Sequence[Action]) -> Sequence[Sequence[Action]]:
+        """Leave out a decomposition, a part of it, the orders, or nothing but add as many unneeded steps."""
+        *decisions, last, go = solution
+        shorter, _, _ = last.content.rpartition(", ")
+        unordered = [replace(action, content=ORDER.sub("", action.content)) for action in solution]
+        unneeded = ", ".join(["sign nobody"] * len(requirement_graph("", goals_of(task.fields)).leaves))
+        first = replace(solution[0], content=f"{solution[0].content}, {unneeded}")
+        attempts = [(*decisions, go), (first, *solution[1:])]
+        if shorter:
+            attempts.append((*decisions, replace(last, content=shorter), go))
+        if any(action.content != same.content for action, same in zip(unordered, solution, strict=True)):
+            attempts.append(tuple(unordered))
+        return attempts
 
     def random(self, task: Task, seed: int) -> ScriptedPolicy:
         """Return a policy that decomposes random tasks into random parts."""
