@@ -2,7 +2,7 @@
 
     python benchmarks/affine_gpu.py [--only sat,babyai] [--out runs/affine-gpu] [--minutes 18] [--at-once 8]
 
-One model per environment, with the settings of the recipe `affine-smollm2-gpu` and those of `WORLDS` below. Every
+One model per environment, with the settings of the recipe `affine-smollm2-gpu` and those of `SIZES` below. Every
 environment runs in a process of its own: the expert's episodes, the base model evaluated, SFT (the weights with the
 least loss on held-out demonstrations), evaluated, GRPO until the time is up (the weights with the best validation, the
 SFT model among them), evaluated on the same test tasks. `affine_gpu.json` in --out has all figures so far and is
@@ -43,16 +43,16 @@ from practicum.training.run import Run
 
 RECIPE = "affine-smollm2-gpu"
 RESULTS = Path(__file__).parent / "results" / "affine_gpu.json"
-LAST_EVALUATION = 50.0
+MIN_EVALUATION_SECONDS = 50.0
 """Seconds that the RL stage leaves to the last evaluation, at least."""
-GRACE = 45.0
+GRACE_SECONDS = 45.0
 """Seconds beyond its time after which an environment's process is ended from outside."""
-POLL = 5.0
-"""Seconds between two looks at the processes."""
+POLL_SECONDS = 5.0
+"""Seconds between two checks of the processes."""
 
 
 @dataclass(frozen=True)
-class World:
+class EnvironmentSizes:
     """Sizes of one environment: what its episodes need, and what the time allows."""
 
     demonstrations: int
@@ -68,39 +68,39 @@ class World:
     """Requests decoded at once: eight processes share the card's memory, and long episodes need most of it."""
 
 
-WORLDS = {
-    "agentgym:sciworld": World(
+SIZES = {
+    "agentgym:sciworld": EnvironmentSizes(
         786, turns=16, tokens=32, epochs=8, tasks_per_step=16, evaluated=200, validated=64, validate_every=15, slots=128
     ),
-    "agentgym:alfworld": World(
+    "agentgym:alfworld": EnvironmentSizes(
         1400, turns=30, tokens=32, tasks_per_step=16, evaluated=200, validated=64, validate_every=15, slots=128
     ),
-    "agentgym:webshop": World(2000, turns=8, tokens=64),
-    "agentgym:textcraft": World(2000, turns=14, tokens=64),
-    "agentgym:babyai": World(2500, turns=20, tokens=24, steps=100),
-    "affine:abd": World(4000, tokens=128, epochs=5, slots=256),
-    "affine:ded": World(3000, tokens=128, slots=256),
-    "affine:sat": World(4000, tokens=64, steps=300, slots=256),
+    "agentgym:webshop": EnvironmentSizes(2000, turns=8, tokens=64),
+    "agentgym:textcraft": EnvironmentSizes(2000, turns=14, tokens=64),
+    "agentgym:babyai": EnvironmentSizes(2500, turns=20, tokens=24, steps=100),
+    "affine:abd": EnvironmentSizes(4000, tokens=128, epochs=5, slots=256),
+    "affine:ded": EnvironmentSizes(3000, tokens=128, slots=256),
+    "affine:sat": EnvironmentSizes(4000, tokens=64, steps=300, slots=256),
 }
 """The slowest first."""
 
 
 def config_of(name: str, out: Path, tiny: bool) -> PipelineConfig:
-    """The recipe cut down to one environment, with the sizes of `WORLDS`."""
-    config, world = stages.resolve([f"recipe={RECIPE}"]).config, WORLDS[name]
+    """The recipe cut down to one environment, with the sizes of `SIZES`."""
+    config, sizes = stages.resolve([f"recipe={RECIPE}"]).config, SIZES[name]
     data, rl = config.data, config.rl_training
     for group in (data.affine, data.agentgym):
         group.environments = [one for one in group.environments if one == name]
-    data.affine.num_samples = data.agentgym.num_episodes = world.demonstrations
-    data.agentgym.max_episode_length, data.max_response_tokens = world.turns, world.tokens
+    data.affine.num_samples = data.agentgym.num_episodes = sizes.demonstrations
+    data.agentgym.max_episode_length, data.max_response_tokens = sizes.turns, sizes.tokens
     data.environment_args = {name: data.environment_args[name]}
-    config.training.num_epochs = world.epochs
-    rl.rollout_batch_size, rl.num_rollouts = world.tasks_per_step, world.steps
+    config.training.num_epochs = sizes.epochs
+    rl.rollout_batch_size, rl.num_rollouts = sizes.tasks_per_step, sizes.steps
     rl.overrides = [
-        *rl.overrides, f"data.val_batch_size={world.validated}", f"trainer.test_freq={world.validate_every}",
+        *rl.overrides, f"data.val_batch_size={sizes.validated}", f"trainer.test_freq={sizes.validate_every}",
         "trainer.val_before_train=true", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192",
     ]  # fmt: skip
-    config.evaluation.num_eval_samples = world.evaluated
+    config.evaluation.num_eval_samples = sizes.evaluated
     config.output_dir = str(out / stages.file_name(name))
     if tiny:
         make_tiny(config)
@@ -148,20 +148,20 @@ class TimedPipeline(PipelineRunner):
 
     def sft(self) -> None:
         """SFT to its end, then the weights with the least loss on held-out demonstrations; nothing else is saved."""
-        config, best = stages.sft_config(self.config), Best("eval/loss", -1)
+        config, best = stages.sft_config(self.config), BestWeights("eval/loss", -1)
 
-        def stepped(step: int, values: dict[str, float]) -> None:
+        def on_step(step: int, values: dict[str, float]) -> None:
             best.offer(run, step, values)
             if "eval/loss" in values:
                 self.log(f"SFT {step}: loss {values['actor/loss']:.3f}, held out {values['eval/loss']:.3f}")
 
-        run = build_supervised.build_sft(config, stepped, self.log)
+        run = build_supervised.build_sft(config, on_step, self.log)
         run.checkpoints, run.settings = None, replace(run.settings, keep_best=False)
         asyncio.run(self._finish(run, best, stages.model_path(self.config, "sft")))
 
-    async def _finish(self, run: Run, best: Best, model: str) -> None:
+    async def _finish(self, run: Run, best: BestWeights, model: str) -> None:
         """Train to the end or until a stop is requested, and save the best weights."""
-        best.start(run)
+        best.keep(run)
         try:
             try:
                 await run.train()
@@ -176,13 +176,13 @@ class TimedPipeline(PipelineRunner):
 
     def train(self) -> None:
         """RL until the time is up, then the weights with the best validation, those of SFT among them."""
-        clock, best = self.clock, Best("val/success/mean", 1)
-        evaluation = max(LAST_EVALUATION, 1.5 * self.stage_log.usage["eval-sft"].seconds)
-        took: list[float] = []
+        clock, best = self.clock, BestWeights("val/success/mean", 1)
+        evaluation = max(MIN_EVALUATION_SECONDS, 1.5 * self.stage_log.usage["eval-sft"].seconds)
+        step_seconds: list[float] = []
 
-        def stepped(step: int, values: dict[str, float]) -> None:
+        def on_step(step: int, values: dict[str, float]) -> None:
             best.offer(run, step, values)
-            took.append(values.get("timing/rollout", 0.0) + values.get("timing/update", 0.0))
+            step_seconds.append(values.get("timing/rollout", 0.0) + values.get("timing/update", 0.0))
             if step <= 2 or step % 10 == 0:
                 val = f", validation {values['val/success/mean']:.2f}" if "val/success/mean" in values else ""
                 success = values.get("success/mean", values.get("reward/mean", 0.0))
@@ -191,15 +191,15 @@ class TimedPipeline(PipelineRunner):
                     f"{values.get('mismatch/logprob/mean', 0.0):.2g}, {values.get('timing/rollout', 0.0):.1f} + "
                     f"{values.get('timing/update', 0.0):.1f} s"
                 )
-            if clock.left < evaluation + 2 * max(took[-5:]):
+            if clock.left < evaluation + 2 * max(step_seconds[-5:]):
                 run.request_stop()
 
-        run = build.build_run(stages.rl_config(self.config), on_step=stepped, say=self.log)
+        run = build.build_run(stages.rl_config(self.config), on_step=on_step, say=self.log)
         run.checkpoints, run.settings = None, replace(run.settings, keep_best=False, save_on_stop=False)
         asyncio.run(self._finish(run, best, stages.model_path(self.config, "rl")))
 
 
-class Best:
+class BestWeights:
     """The weights of the best validation, kept in memory: a checkpoint of this model has 2 GB. The first of equals."""
 
     def __init__(self, metric: str, sign: int) -> None:
@@ -209,8 +209,8 @@ class Best:
         self.weights: dict[str, torch.Tensor] = {}
         self.values: list[tuple[int, float]] = []
 
-    def start(self, run: Run) -> None:
-        """Take the weights that training starts from."""
+    def keep(self, run: Run) -> None:
+        """Copy the current weights."""
         self.weights = {name: tensor.detach().cpu().clone() for name, tensor in weights_of(run).items()}
 
     def offer(self, run: Run, step: int, values: dict[str, float]) -> None:
@@ -223,7 +223,7 @@ class Best:
         self.values.append((step, value))
         if self.sign * value > self.value:
             self.step, self.value = step, self.sign * value
-            self.start(run)
+            self.keep(run)
 
     def restore(self, run: Run) -> None:
         """Put the best weights back, unless the last ones are they or nothing was validated."""
@@ -240,11 +240,11 @@ def weights_of(run: Run) -> dict[str, torch.Tensor]:
     return dict(run.policy.loaded.model.named_parameters())
 
 
-def gathered(folder: Path) -> dict[str, Any]:
-    """What an environment has to show, finished or not."""
+def read_results(folder: Path) -> dict[str, Any]:
+    """The figures of one environment, finished or not."""
     row: dict[str, Any] = {"evaluations": {}}
-    places = {"stages": folder / "stages.json"} | {key: folder / key / "chosen.json" for key in ("sft", "rl")}
-    row |= {key: read_json(path) for key, path in places.items()}
+    files = {"stages": folder / "stages.json"} | {key: folder / key / "chosen.json" for key in ("sft", "rl")}
+    row |= {key: read_json(path) for key, path in files.items()}
     for model in stages.MODELS:
         for path in sorted((folder / "eval" / model).glob("*.json")):
             row["evaluations"][model] = (read_json(path) or {}).get("aggregated_metrics")
@@ -275,31 +275,31 @@ def read_json(path: Path) -> Any:
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a file; the last one may be half written."""
-    found = []
+    rows = []
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
-            found.append(json.loads(line))
+            rows.append(json.loads(line))
         except ValueError:
             break
-    return found
+    return rows
 
 
-def write_record(out: Path, names: list[str], clock: Clock, wrong: dict[str, str]) -> dict[str, Any]:
+def write_record(out: Path, names: list[str], clock: Clock, errors: dict[str, str]) -> dict[str, Any]:
     record = {
-        "seconds": clock.seconds, "place": loader.resolve_device().describe(), "torch": torch.__version__,
-        "date": time.strftime("%Y-%m-%d"), "wrong": wrong,
-        "worlds": {name: gathered(out / stages.file_name(name)) for name in names},
+        "seconds": clock.seconds, "device": loader.resolve_device().describe(), "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d"), "errors": errors,
+        "environments": {name: read_results(out / stages.file_name(name)) for name in names},
     }  # fmt: skip
-    half = out / "affine_gpu.json.new"
-    half.write_text(json.dumps(record, indent=1) + "\n")
-    half.replace(out / "affine_gpu.json")
+    temporary = out / "affine_gpu.json.new"
+    temporary.write_text(json.dumps(record, indent=1) + "\n")
+    temporary.replace(out / "affine_gpu.json")
     return record
 
 
 def markdown(record: dict[str, Any]) -> str:
     """The figures as a table for docs/affine.md."""
     lines = ["| | base | SFT | RL | RL against SFT | SFT updates | RL steps |", "|---|---|---|---|---|---|---|"]
-    for name, row in record["worlds"].items():
+    for name, row in record["environments"].items():
         cells = []
         for model in stages.MODELS:
             found = row["evaluations"].get(model)
@@ -312,22 +312,22 @@ def markdown(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def run_world(name: str, args: argparse.Namespace) -> None:
+def run_environment(name: str, args: argparse.Namespace) -> None:
     """One environment's pipeline in this process."""
     if sys.platform == "linux":  # whoever started this may be killed: nobody is to go on using the card then
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    faulthandler.dump_traceback_later(max(60.0, 60 * args.minutes + GRACE - 5))
+    faulthandler.dump_traceback_later(max(60.0, 60 * args.minutes + GRACE_SECONDS - 5))
     clock = Clock(args.minutes)
-    loader.GPU_BATCH_SIZE = WORLDS[name].slots
+    loader.GPU_BATCH_SIZE = SIZES[name].slots
     runner = TimedPipeline(config_of(name, args.out, args.tiny), clock)
     result = runner.run(args.until)
     if result is not None:
         print("\n".join(result.lines()), flush=True)
 
 
-def run_worlds(names: list[str], args: argparse.Namespace) -> dict[str, Any]:
+def run_environments(names: list[str], args: argparse.Namespace) -> dict[str, Any]:
     """All environments, `--at-once` processes at a time; each has until the end of the time."""
-    clock, waiting, wrong = Clock(args.minutes), list(names), dict[str, str]()
+    clock, waiting, errors = Clock(args.minutes), list(names), dict[str, str]()
     running: dict[str, tuple[subprocess.Popen[bytes], Any, float]] = {}
     args.out.mkdir(parents=True, exist_ok=True)
     while waiting or running:
@@ -336,49 +336,49 @@ def run_worlds(names: list[str], args: argparse.Namespace) -> dict[str, Any]:
             # A share of the time where not all run at once, and all of what is left in the last round.
             rounds = -(-(len(waiting) + 1) // args.at_once)
             share = clock.left / rounds
-            words = ["--world", name, "--out", str(args.out), "--minutes", f"{share / 60:.3f}"]
+            words = ["--environment", name, "--out", str(args.out), "--minutes", f"{share / 60:.3f}"]
             words += ["--tiny"] if args.tiny else []
             words += ["--until", args.until] if args.until else []
             log = (args.out / f"{stages.file_name(name)}.log").open("ab")
             command = [sys.executable, "-u", __file__, *words]
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-            running[name] = (process, log, clock.seconds + share + GRACE)
+            running[name] = (process, log, clock.seconds + share + GRACE_SECONDS)
             clock.say(f"{name} starts")
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)
         for name, (process, log, end) in list(running.items()):
             if process.poll() is None and clock.seconds < end:
                 continue
             if process.poll() is None:
-                wrong[name] = "ended from outside: its time was up"
+                errors[name] = "ended from outside: its time was up"
                 process.kill()
             elif process.returncode:
-                wrong[name] = f"exit code {process.returncode}"
+                errors[name] = f"exit code {process.returncode}"
             process.wait()
             log.close()
             del running[name]
-            clock.say(f"{name} {wrong.get(name, 'is done')}")
-        write_record(args.out, names, clock, wrong)
-    return write_record(args.out, names, clock, wrong)
+            clock.say(f"{name} {errors.get(name, 'is done')}")
+        write_record(args.out, names, clock, errors)
+    return write_record(args.out, names, clock, errors)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help=f"some of {', '.join(WORLDS)}, without what is before the colon")
-    parser.add_argument("--world", help=argparse.SUPPRESS)  # this process is to do that one itself
+    parser.add_argument("--only", help=f"some of {', '.join(SIZES)}, without what is before the colon")
+    parser.add_argument("--environment", help=argparse.SUPPRESS)  # this process is to do that one itself
     parser.add_argument("--out", type=Path, default=Path("runs/affine-gpu"))
     parser.add_argument("--minutes", type=float, default=18.0)
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--until", choices=stages.STAGES, help="stop after this stage")
-    parser.add_argument("--tiny", action="store_true", help="toy sizes: shows that it works")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, to show that it works")
     parser.add_argument("--table", type=Path, help="print the table of this affine_gpu.json, and do nothing else")
     args = parser.parse_args()
     if args.table:
         print(markdown(json.loads(args.table.read_text())))
         return
-    if args.world:
-        run_world(args.world, args)
+    if args.environment:
+        run_environment(args.environment, args)
         return
-    short = {name.partition(":")[2]: name for name in WORLDS}
+    short = {name.partition(":")[2]: name for name in SIZES}
     unknown = set(args.only.split(",")) - set(short) if args.only else set()
     if unknown:
         raise SystemExit(f"There is no {', '.join(sorted(unknown))}; choose among {', '.join(short)}.")
@@ -387,12 +387,12 @@ def main() -> None:
     loader.model_folder(
         "tiny" if args.tiny else "smollm2"
     )  # converted once, before all processes want it at the same time
-    record = run_worlds(names, args)
+    record = run_environments(names, args)
     print(markdown(record), flush=True)
-    if not args.tiny and not args.until and not record["wrong"]:
+    if not args.tiny and not args.until and not record["errors"]:
         RESULTS.write_text(json.dumps(record, indent=1) + "\n")
-    if record["wrong"]:
-        raise SystemExit("; ".join(f"{name}: {text}" for name, text in record["wrong"].items()))
+    if record["errors"]:
+        raise SystemExit("; ".join(f"{name}: {text}" for name, text in record["errors"].items()))
 
 
 if __name__ == "__main__":

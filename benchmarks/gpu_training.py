@@ -1,14 +1,14 @@
-"""A real training on one GPU: SmolLM2-135M from demonstrations to practice, and what held-out tasks say of it.
+"""SFT and RL of SmolLM2-135M on one GPU, evaluated on held-out tasks.
 
     python benchmarks/gpu_training.py [--only math,math-lora,textcraft] [--out runs/gpu] [--minutes 20] [KEY=VALUE ...]
 
-For each case: demonstrations of the expert, imitation to its best validation, the same test tasks examined, practice by
-the case's recipe, the same test tasks again; then McNemar's test over the pairs, intervals, and one HTML report of all
+For each case: demonstrations of the expert, SFT to its best validation, evaluation on the test tasks, RL by the case's
+recipe, evaluation on the same test tasks; then McNemar's test over the pairs, intervals, and one HTML report of all
 cases. KEY=VALUE are further keys of `practicum train` (`trainer.total_training_steps=80`).
-Every case runs in a process of its own: one that fails or hangs does not take the others with it. Its time is what is
-left, shared among the cases left; practice that has used it up is examined as it stands. `gpu_training.json` in --out
-has all figures so far, after every case. Whatever is finished is not done again, and practice goes on from its last
-checkpoint: run the same command again after a break.
+Every case runs in a process of its own, so that one that fails or hangs does not stop the others. Its time is an equal
+share of what is left; when RL has used it up, the weights of that step are evaluated. `gpu_training.json` in --out has
+all figures so far, after every case. Finished parts are not run again, and RL continues from its last checkpoint: run
+the same command again after an interruption.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import plan_attempts
 
 RESULTS = Path(__file__).parent / "results" / "gpu_training.json"
-EXAMINING = 45.0
-"""Seconds of a case's time that practice leaves to the last examination."""
-GRACE = 60.0
+EVALUATION_SECONDS = 45.0
+"""Seconds of a case's time that RL leaves to the last evaluation."""
+GRACE_SECONDS = 60.0
 """Seconds beyond its time after which a case is ended from outside."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe and its start: the best of the validations of imitation on `checked` tasks."""
+    """A recipe and its SFT model: the best of the validations on `num_validation_tasks` tasks."""
 
     recipe: str
     model: str = "smollm2"
@@ -71,9 +71,9 @@ class Case:
     epochs: int = 6
     batch: int = 16
     lr: float = 5e-5
-    checked: int = 150
+    num_validation_tasks: int = 150
     check_every: int = 16
-    examined: int = 600
+    num_test_tasks: int = 600
 
 
 CASES = {
@@ -82,7 +82,7 @@ CASES = {
         "math-smollm2-gpu", lora_rank=16, lr=3e-4,
         extra=("actor_rollout_ref.actor.optim.lr=2e-4", "trainer.total_training_steps=60"),
     ),
-    "textcraft": Case("textcraft-smollm2-gpu", examined=300, checked=100),
+    "textcraft": Case("textcraft-smollm2-gpu", num_test_tasks=300, num_validation_tasks=100),
 }  # fmt: skip
 TINY = {
     "math": Case(
@@ -97,34 +97,36 @@ TINY = {
 
 
 class OutOfTime(Exception):
-    """A stage had to be left off; what it has written is there."""
+    """The time is up in a stage; what it has written is kept."""
 
 
-def agent_of(config: TrainConfig, world: build.RunComponents, temperature: float) -> Agent:
+def agent_of(config: TrainConfig, components: build.RunComponents, temperature: float) -> Agent:
     sampling = Sampling(temperature, max_tokens=settings.max_reply_tokens(config))
-    return Agent(format=world.format, max_turns=config.agent.max_turns, sampling=sampling)
+    return Agent(format=components.format, max_turns=config.agent.max_turns, sampling=sampling)
 
 
-async def make_start(case: Case, config: TrainConfig, folder: Path, seed: int, clock: Clock) -> None:
-    """The SFT start, with `imitation.json` beside the weights: what it took."""
-    begun, where, world = clock.seconds, settings.find_device(config), build.build_components(config)
+async def train_sft_model(case: Case, config: TrainConfig, folder: Path, seed: int, clock: Clock) -> None:
+    """Train the SFT model; `sft_cost.json` beside its weights says what it took."""
+    started, where, components = clock.seconds, settings.find_device(config), build.build_components(config)
     loaded = loader.load(case.model, where.dtype, where.device)
     if case.lora_rank:
         loaded = lora.add_adapter(loaded, lora.LoRASettings(case.lora_rank, 2 * case.lora_rank), seed)
     policy = TrainablePolicy(loaded, config.agent.template, max_batch=where.batch_size)
-    shown = agent_of(config, world, 1.0)
-    engine = ScriptedEngine.of("expert", world.environment, make_format(shown.format), policy.renderer)
-    tasks = world.environment.tasks("train", case.demonstrations, 1000 * seed + 1)
-    episodes = await run_episodes(plan_attempts(tasks, 1, seed), world.make_environment, shown, engine, policy.renderer)
-    panel = Panel(tuple(world.environment.tasks("val", case.checked, 1000 * seed)), seed)
+    agent = agent_of(config, components, 1.0)
+    engine = ScriptedEngine.of("expert", components.environment, make_format(agent.format), policy.renderer)
+    tasks = components.environment.tasks("train", case.demonstrations, 1000 * seed + 1)
+    episodes = await run_episodes(
+        plan_attempts(tasks, 1, seed), components.make_environment, agent, engine, policy.renderer
+    )
+    panel = Panel(tuple(components.environment.tasks("val", case.num_validation_tasks, 1000 * seed)), seed)
     rates: list[float] = []
 
     async def validate() -> EvalResult:
-        result, _ = await policy.evaluate("val", panel, world.make_environment, agent_of(config, world, 0.0))
+        result, _ = await policy.evaluate("val", panel, components.make_environment, agent_of(config, components, 0.0))
         rates.append(result.success_rate)
-        clock.say(f"imitation: {rates[-1]:.0%} of {case.checked} validation tasks")
+        clock.say(f"SFT: {rates[-1]:.0%} of {case.num_validation_tasks} validation tasks")
         if clock.over:
-            raise OutOfTime("imitation")
+            raise OutOfTime("SFT")
         return result
 
     sft_settings = SFTSettings(
@@ -141,11 +143,11 @@ async def make_start(case: Case, config: TrainConfig, folder: Path, seed: int, c
         "best_step": state.best_step,
         "demonstrations": len(episodes),
         "validation": rates,
-        "seconds": clock.seconds - begun,
+        "seconds": clock.seconds - started,
     }
-    (folder / "imitation.json").write_text(json.dumps(took) + "\n")
+    (folder / "sft_cost.json").write_text(json.dumps(took) + "\n")
     clock.say(
-        f"imitation: {state.step} updates of {case.batch}, the best after {state.best_step}, "
+        f"SFT: {state.step} updates of {case.batch}, the best after {state.best_step}, "
         f"validation {' '.join(f'{rate:.0%}' for rate in rates)}"
     )
 
@@ -164,11 +166,11 @@ def training_config(case: Case, out: Path, name: str, seed: int, extra: list[str
     ).config  # fmt: skip
 
 
-async def practise(config: TrainConfig, clock: Clock) -> Path:
-    """Practice to its end, or to the end of the time: where the model is, `model` or `model-at-STEP`."""
-    began = clock.seconds
+async def train_rl(config: TrainConfig, clock: Clock) -> Path:
+    """RL to its end, or until the time is up; the folder of the model, `model` or `model-at-STEP`."""
+    started = clock.seconds
 
-    def stepped(step: int, values: dict[str, float]) -> None:
+    def on_step(step: int, values: dict[str, float]) -> None:
         if step <= 3 or step % 5 == 0:
             val = f", validation {values['val/success/mean']:.2f}" if "val/success/mean" in values else ""
             clock.say(
@@ -176,10 +178,10 @@ async def practise(config: TrainConfig, clock: Clock) -> Path:
                 f"mismatch {values.get('mismatch/logprob/mean', 0.0):.2g}, "
                 f"{values['timing/rollout']:.2f} + {values['timing/update']:.2f} s"
             )
-        if clock.left < EXAMINING:
+        if clock.left < EVALUATION_SECONDS:
             run.request_stop()
 
-    run = build.build_run(config, on_step=stepped)
+    run = build.build_run(config, on_step=on_step)
     try:
         before, target = run.state.step, run.folder / "model"
         try:
@@ -190,11 +192,11 @@ async def practise(config: TrainConfig, clock: Clock) -> Path:
         run.policy.save(target)
     finally:
         await run.policy.close()
-    clock.say(f"practice: steps {before} to {run.state.step} in {clock.seconds - began:.0f} s")
+    clock.say(f"RL: steps {before} to {run.state.step} in {clock.seconds - started:.0f} s")
     return target
 
 
-def examine(case: Case, config: TrainConfig, policy: Path, result: Path, name: str, panel: Path | None) -> None:
+def evaluate_model(case: Case, config: TrainConfig, policy: Path, result: Path, name: str, panel: Path | None) -> None:
     agent = config.agent
     flags = ["--env", str(settings.environment_name(config)), "--policy", str(policy), "--name", name,
              "--max-turns", str(agent.max_turns), "--max-tokens", str(settings.max_reply_tokens(config)),
@@ -203,7 +205,7 @@ def examine(case: Case, config: TrainConfig, policy: Path, result: Path, name: s
              *([] if agent.agent_type is None else ["--format", agent.agent_type]),
              *([] if agent.template is None else ["--template", agent.template]),
              *(["--base", case.model] if case.lora_rank else []),
-             *(["--panel", str(panel)] if panel else ["--tasks", str(case.examined), "--seed", "7"])]  # fmt: skip
+             *(["--panel", str(panel)] if panel else ["--tasks", str(case.num_test_tasks), "--seed", "7"])]  # fmt: skip
     for key, value in agent.environment_args.items():
         plain = list(value) if not isinstance(value, str | int | float) else value
         flags += ["--env-arg", f"{key}={json.dumps(plain)}"]
@@ -217,44 +219,44 @@ def free() -> None:
         torch.cuda.empty_cache()
 
 
-def learn(name: str, case: Case, out: Path, seed: int, clock: Clock, extra: list[str]) -> None:
-    """One case from whatever stands in its folder to its comparison, or as far as its time goes."""
+def run_case(name: str, case: Case, out: Path, seed: int, clock: Clock, extra: list[str]) -> None:
+    """Run what is left of one case, to its comparison or until its time is up."""
     folder = out / name
     before = folder / "sft.json"
     clock.say(f"-- {name}")
     plain = resolve_train([f"recipe={case.recipe}", *case.extra, *extra]).config
-    if not (folder / "start" / "imitation.json").exists():
-        asyncio.run(make_start(case, plain, folder / "start", seed, clock))
+    if not (folder / "start" / "sft_cost.json").exists():
+        asyncio.run(train_sft_model(case, plain, folder / "start", seed, clock))
         free()
     if not before.exists():
-        examine(case, plain, folder / "start", before, f"{name}: SFT", None)
+        evaluate_model(case, plain, folder / "start", before, f"{name}: SFT", None)
         free()
     model = folder / "rl" / "model"
     if not model.exists():
-        if clock.left < EXAMINING:
-            raise OutOfTime("practice")
-        model = asyncio.run(practise(training_config(case, out, name, seed, extra), clock))
+        if clock.left < EVALUATION_SECONDS:
+            raise OutOfTime("RL")
+        model = asyncio.run(train_rl(training_config(case, out, name, seed, extra), clock))
         free()
-    part = model.name.removeprefix("model")  # "" where practice has come to its end
+    part = model.name.removeprefix("model")  # "" where RL has come to its end
     after = folder / f"rl{part}.json"
     if not after.exists():
-        examine(case, plain, model, after, f"{name}: GRPO{part}", folder / "sft.run" / "panel.json")
+        evaluate_model(case, plain, model, after, f"{name}: GRPO{part}", folder / "sft.run" / "panel.json")
     compare_command.run([str(before), str(after), "--level", "0.95", "--json", str(folder / f"comparison{part}.json")])
 
 
 def lines_of(file: Path) -> list[dict[str, Any]]:
     """JSON lines; the last one may be half written."""
-    found = []
+    rows = []
     for line in file.read_text().splitlines() if file.exists() else []:
         try:
-            found.append(json.loads(line))
+            rows.append(json.loads(line))
         except ValueError:
             break
-    return found
+    return rows
 
 
-def gathered(folder: Path) -> dict[str, Any]:
-    """What a case has to show, finished or not."""
+def read_results(folder: Path) -> dict[str, Any]:
+    """The figures of a case, finished or not."""
     timing, metrics = lines_of(folder / "rl" / "timing.jsonl"), lines_of(folder / "rl" / "metrics.jsonl")
     spent = {key: sum(row.get(f"timing/{key}", 0.0) for row in timing) for key in ("rollout", "credit", "update")}
     curves = {
@@ -263,10 +265,10 @@ def gathered(folder: Path) -> dict[str, Any]:
     }
     row: dict[str, Any] = {
         "finished": (folder / "comparison.json").exists(),
-        "practice": {"steps": len(timing), "seconds": spent, "curves": {k: v for k, v in curves.items() if v}},
+        "rl": {"steps": len(timing), "seconds": spent, "curves": {k: v for k, v in curves.items() if v}},
     }
     compared = sorted(folder.glob("comparison*.json"), key=lambda file: file.stat().st_mtime)
-    for key, file in {"imitation": folder / "start" / "imitation.json", "sft": folder / "sft.json"}.items():
+    for key, file in {"sft_training": folder / "start" / "sft_cost.json", "sft": folder / "sft.json"}.items():
         if file.exists():
             found = json.loads(file.read_text())
             row[key] = found.get("aggregated_metrics", found)
@@ -275,8 +277,8 @@ def gathered(folder: Path) -> dict[str, Any]:
     return row
 
 
-def run_apart(words: list[str], seconds: float) -> str:
-    """A case in a process of its own, at most so long; what went wrong, or nothing."""
+def run_process(words: list[str], seconds: float) -> str:
+    """Run a case in a process of its own, for at most `seconds`; return what went wrong, or ""."""
     process = subprocess.Popen([sys.executable, "-u", __file__, *words])
     try:
         code = process.wait(seconds)
@@ -289,25 +291,25 @@ def run_apart(words: list[str], seconds: float) -> str:
 
 
 def run_cases(names: list[str], out: Path, seed: int, minutes: float, tiny: bool, words: list[str]) -> dict[str, Any]:
-    """`words`: what else a case's process is told."""
-    clock, wrong = Clock(minutes), dict[str, str]()
+    """Run cases one after the other; `words` are further arguments of their processes."""
+    clock, errors = Clock(minutes), dict[str, str]()
     out.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {}
     known = TINY if tiny else CASES
     for number, name in enumerate(names):
         share = clock.left / (len(names) - number)
-        if share < EXAMINING:
-            wrong[name] = "not begun: the time is up"
+        if share < EVALUATION_SECONDS:
+            errors[name] = "not begun: the time is up"
         else:
             own = ["--case", name, "--out", str(out), "--seed", str(seed), "--minutes", f"{share / 60:.3f}"]
-            wrong[name] = run_apart([*own, *(["--tiny"] if tiny else []), *words], share + GRACE)
-        if wrong[name]:
-            clock.say(f"{name}: {wrong[name]}")
+            errors[name] = run_process([*own, *(["--tiny"] if tiny else []), *words], share + GRACE_SECONDS)
+        if errors[name]:
+            clock.say(f"{name}: {errors[name]}")
         record = {
             "seed": seed, "seconds": clock.seconds,
-            "place": loader.resolve_device().describe(), "torch": torch.__version__,
-            "date": time.strftime("%Y-%m-%d"), "wrong": {key: text for key, text in wrong.items() if text},
-            "cases": {one: gathered(out / one) for one in known if (out / one).is_dir()},
+            "device": loader.resolve_device().describe(), "torch": torch.__version__,
+            "date": time.strftime("%Y-%m-%d"), "errors": {key: text for key, text in errors.items() if text},
+            "cases": {one: read_results(out / one) for one in known if (out / one).is_dir()},
         }  # fmt: skip
         (out / "gpu_training.json").write_text(json.dumps(record, indent=1) + "\n")
     made = [out / name for name in known if (out / name / "sft.json").exists()]
@@ -333,9 +335,8 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="the tiny model on CPU: shows that it works")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--target", type=float, help="share of validation tasks at which imitation ends")
     parser.add_argument("--sft-lr", type=float)
-    parser.add_argument("--examined", type=int, help="test tasks")
+    parser.add_argument("--test-tasks", type=int, help="test tasks")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"))
     parser.add_argument("extra", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_intermixed_args()
@@ -344,24 +345,26 @@ def main() -> None:
     for name in wanted:
         if name not in cases:
             raise SystemExit(f"There is no case '{name}'; choose among {', '.join(cases)}.")
-    given = {"target": args.target, "lr": args.sft_lr, "examined": args.examined}
-    changed = {key: value for key, value in given.items() if value is not None}
+    options = {"lr": args.sft_lr, "num_test_tasks": args.test_tasks}
+    changed = {key: value for key, value in options.items() if value is not None}
     if args.case:
         if sys.platform == "linux":  # whoever started this may be killed: nobody is to go on using the card then
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        faulthandler.dump_traceback_later(60 * args.minutes + GRACE - 5)
+        faulthandler.dump_traceback_later(60 * args.minutes + GRACE_SECONDS - 5)
         try:
-            learn(args.case, replace(cases[args.case], **changed), args.out, args.seed, Clock(args.minutes), args.extra)
+            run_case(
+                args.case, replace(cases[args.case], **changed), args.out, args.seed, Clock(args.minutes), args.extra
+            )
         except OutOfTime as error:
             raise SystemExit(f"{args.case}: the time is up in {error}; run the same command again to go on") from None
         return
-    flags = {"target": "--target", "lr": "--sft-lr", "examined": "--examined"}
+    flags = {"lr": "--sft-lr", "num_test_tasks": "--test-tasks"}
     words = [word for key, value in changed.items() for word in (flags[key], str(value))]
     record = run_cases(wanted, args.out, args.seed, args.minutes, args.tiny, [*words, *args.extra])
     if not args.tiny and all(row["finished"] for row in record["cases"].values()):
         RESULTS.write_text(json.dumps(record, indent=1) + "\n")
-    if record["wrong"]:
-        raise SystemExit("; ".join(f"{name}: {text}" for name, text in record["wrong"].items()))
+    if record["errors"]:
+        raise SystemExit("; ".join(f"{name}: {text}" for name, text in record["errors"].items()))
 
 
 if __name__ == "__main__":

@@ -85,9 +85,9 @@ class Stopwatch:
 
 
 async def make_sft_model(name: str, plan: SFTPlan, config: TrainConfig, out: Path, seed: int) -> Path:
-    """Return the folder of the SFT run, trained once, with its cost in `imitation.json` beside `model/`."""
+    """Return the folder of the SFT run, trained once, with its cost in `sft_cost.json` beside `model/`."""
     folder = out / f"start-{name}-{plan.demonstrations}-{seed}"
-    if (folder / "imitation.json").exists():
+    if (folder / "sft_cost.json").exists():
         return folder
     stopwatch = Stopwatch.start()
     components = build.build_components(config)
@@ -111,7 +111,7 @@ async def make_sft_model(name: str, plan: SFTPlan, config: TrainConfig, out: Pat
         state = await train_sft(policy, episodes, sft_settings, folder, evaluate=validate)
         figures = {"steps": state.step, "best_step": state.best_step, "demonstrations": len(episodes)}
         figures |= stopwatch.read()
-        (folder / "imitation.json").write_text(json.dumps(figures) + "\n")
+        (folder / "sft_cost.json").write_text(json.dumps(figures) + "\n")
     finally:
         await policy.close()
     return folder
@@ -150,7 +150,7 @@ async def train_recipe(name: str, out: Path, seed: int, tasks: int, extra: list[
         before, _ = await evaluate(run.policy, "sft", panel, config, components)
         stopwatch = Stopwatch.start()
         await run.train()
-        practice = {"steps": run.state.step, **stopwatch.read()}
+        cost = {"steps": run.state.step, **stopwatch.read()}
         after, episodes = await evaluate(run.policy, name, panel, config, components)
         comparison = compare_pair(before, after)
         gain = comparison.success
@@ -158,8 +158,8 @@ async def train_recipe(name: str, out: Path, seed: int, tasks: int, extra: list[
         row: dict[str, Any] = {
             "sft": before.summary(), "rl": after.summary(), "sft_10x": reference_result.summary(),
             "difference": gain.difference, "low": gain.interval.low, "high": gain.interval.high, "p": gain.p_value,
-            "reward_difference": [interval.low, interval.high], "practice": practice,
-            "imitation": json.loads((start / "imitation.json").read_text()),
+            "reward_difference": [interval.low, interval.high], "rl_training": cost,
+            "sft_training": json.loads((start / "sft_cost.json").read_text()),
             "tool_calls": sum(len(t.action.calls) for e in episodes for t in e.turns) / len(episodes),
         }  # fmt: skip
         if name == "search-tiny":
@@ -197,9 +197,9 @@ async def main() -> None:
             f"{row['sft']['success_rate']:.1%} (reward {row['sft']['mean_reward']:.3f}) → "
             f"{row['rl']['success_rate']:.1%} (reward {row['rl']['mean_reward']:.3f}), "
             f"{100 * row['difference']:+.1f} points [{100 * row['low']:.1f}, {100 * row['high']:.1f}], "
-            f"p = {row['p']:.1g}; imitation {row['imitation']['minutes']:.1f} and practice "
-            f"{row['practice']['minutes']:.1f} minutes ({row['imitation']['processor_minutes']:.1f} and "
-            f"{row['practice']['processor_minutes']:.1f} of the processor)",
+            f"p = {row['p']:.1g}; SFT {row['sft_training']['minutes']:.1f} and RL "
+            f"{row['rl_training']['minutes']:.1f} minutes ({row['sft_training']['processor_minutes']:.1f} and "
+            f"{row['rl_training']['processor_minutes']:.1f} of the processor)",
             flush=True,
         )
         if "no_search" in row:
