@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,8 @@ from practicum.cli import htdag as command
 from practicum.cli.main import main
 from practicum.environments.htdag.requests import create_benchmark_tasks
 from practicum.errors import UserError
+from practicum.evaluation.comparison_report import compare
+from practicum.planner import benchmark
 from practicum.planner.benchmark import EXPECTED_RANGES, aggregate, run_policy, sanity_warning
 
 
@@ -73,6 +75,27 @@ def test_the_command_without_arguments_writes_what_jq_reads(
     assert "warning" not in printed
     assert command.run(["baseline", "--policy", "random", "--out", "other"]) == 0
     assert "warning: A success rate of 0.0 % is below 50 %" in capsys.readouterr().out
+
+
+def test_a_trained_planner_s_results_have_the_same_form_and_can_be_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    panel = create_benchmark_tasks()[::14]
+    monkeypatch.setattr(benchmark, "create_benchmark_tasks", lambda: panel)
+    folder = str(tmp_path)
+    assert command.run(["baseline", "--out", folder]) == 0
+    assert command.run(["evaluate", "expert", "--out", folder]) == 0
+    printed = capsys.readouterr().out
+    assert "Success Rate: 100.0%\nMean Reward: 1.9" in printed
+    assert "compare: practicum compare" in printed
+    trained = json.loads((tmp_path / "training_results.json").read_text())
+    expert = {result.task_id: result for result in run_policy("expert", panel)}
+    assert [asdict(expert[row["task_id"]]) for row in trained["individual_results"]] == trained["individual_results"]
+    baseline_keys = json.loads((tmp_path / "baseline_results.json").read_text())["aggregated_metrics"].keys()
+    assert trained["aggregated_metrics"].keys() == baseline_keys
+    comparison = compare(tmp_path / "baseline_eval.json", tmp_path / "training_eval.json")
+    assert comparison.success.trained == 1.0
+    assert comparison.success.num_clusters == len({task.fields["template"] for task in panel})
 
 
 def test_one_request_is_planned_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

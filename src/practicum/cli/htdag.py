@@ -1,4 +1,4 @@
-"""`practicum htdag baseline`: planners without training on the panel of 100 requests; `htdag plan`: one request."""
+"""`practicum htdag`: planners without training (`baseline`) or trained (`evaluate`) on the panel; `plan` a request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from practicum.errors import UserError
-from practicum.utils.tables import table
+from practicum.utils.tables import shortened, table
 
 ROWS = (
     ("success rate", "success_rate", 100.0, " %"),
@@ -30,11 +30,19 @@ def run(argv: list[str]) -> int:
     baseline = commands.add_parser("baseline", help="run the scripted planners on the panel and write the results")
     baseline.add_argument("--out", type=Path, help="folder of the results (default: data/htdag_benchmarks)")
     baseline.add_argument("--policy", default="heuristic", help="whose results are the baseline (default: heuristic)")
+    trained = commands.add_parser("evaluate", help="evaluate a trained planner on the panel and write the results")
+    trained.add_argument("policy", help="folder of a model, adapter, run or checkpoint; with --url a server's model")
+    trained.add_argument("--url", help="an OpenAI-compatible server (…/v1)")
+    trained.add_argument("--out", type=Path, help="folder of the results (default: data/htdag_benchmarks)")
     plan = commands.add_parser("plan", help="plan one request without a model and print or draw it")
     plan.add_argument("request", help="what is to be planned")
     plan.add_argument("--out", type=Path, help="file of a drawing: .svg, .png or .txt")
     args = parser.parse_args(argv)
-    return _baseline(args.policy, args.out) if args.command == "baseline" else _plan(args.request, args.out)
+    if args.command == "baseline":
+        return _baseline(args.policy, args.out)
+    if args.command == "evaluate":
+        return _evaluate(args.policy, args.url, args.out)
+    return _plan(args.request, args.out)
 
 
 def _baseline(policy: str, out: Path | None) -> int:
@@ -44,6 +52,7 @@ def _baseline(policy: str, out: Path | None) -> int:
     names = list(dict.fromkeys((*benchmark.BASELINES, policy)))
     results = {name: benchmark.run_policy(name) for name in names}
     benchmark.write_results(results[policy], policy, folder / benchmark.BASELINE_FILE)
+    benchmark.eval_result(results[policy], policy).write(folder / benchmark.BASELINE_EVAL)
     benchmark.write_tasks(folder / benchmark.TASKS_FILE)
     metrics = {name: benchmark.aggregate(each) for name, each in results.items()}
     rows: list[Sequence[str]] = []
@@ -58,6 +67,26 @@ def _baseline(policy: str, out: Path | None) -> int:
     warning = benchmark.sanity_warning(metrics[policy]["success_rate"])
     if warning:
         print(f"warning: {warning}")
+    return 0
+
+
+def _evaluate(policy: str, url: str | None, out: Path | None) -> int:
+    from practicum.planner import benchmark
+
+    folder = out or benchmark.FOLDER
+    evaluated, results = benchmark.evaluate_policy(policy, folder / benchmark.TRAINING_EVAL, url)
+    benchmark.write_results(results, policy, folder / benchmark.TRAINING_FILE)
+    metrics = benchmark.aggregate(results)
+    print("Evaluation Results:")
+    print(f"Success Rate: {100 * (metrics['success_rate'] or 0):.1f}%")
+    print(f"Mean Reward: {metrics['mean_reward'] or 0:.3f}")
+    rows = [[title, _cell(metrics[key], factor, unit)] for title, key, factor, unit in ROWS]
+    print(table(["metric", shortened(policy, 40)], rows))
+    if evaluated.unscored:
+        print(f"{len(evaluated.unscored)} requests have no score and are left out")
+    print(f"results in {folder / benchmark.TRAINING_FILE}")
+    if (folder / benchmark.BASELINE_EVAL).is_file():
+        print(f"compare: practicum compare {folder / benchmark.BASELINE_EVAL} {folder / benchmark.TRAINING_EVAL}")
     return 0
 
 

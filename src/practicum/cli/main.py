@@ -22,7 +22,7 @@ COMMANDS = {
     "eval": "score a policy on a frozen panel of held-out tasks, with intervals",
     "compare": "compare policies on the same panel: is a difference shown?",
     "matrix": "evaluate and compare many policies or settings in one table",
-    "htdag": "plan requests as task graphs; `htdag baseline` runs the planners without training",
+    "htdag": "plan requests as task graphs; `htdag baseline` and `evaluate` score planners",
     "promote": "hand a model over to production through the gate; --rollback goes back",
     "merge": "merge a LoRA adapter into the full weights",
     "report": "write runs into one HTML file: curves, health, tables, episodes token by token",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,15 +13,25 @@ from typing import Any
 
 from practicum import __version__
 from practicum.data.run_folder import write_atomic
+from practicum.environments.htdag.environment import MAX_STEPS
 from practicum.environments.htdag.planning import PlanningEpisode
 from practicum.environments.htdag.policies import POLICIES
-from practicum.environments.htdag.requests import create_benchmark_tasks, goals_of
+from practicum.environments.htdag.requests import ENVIRONMENT, create_benchmark_tasks, goals_of
 from practicum.errors import UserError, did_you_mean
+from practicum.evaluation.panel import Panel
+from practicum.evaluation.result import AttemptResult, EvalResult
+from practicum.evaluation.runner import evaluate
+from practicum.evaluation.settings import EvalSettings
 from practicum.evaluation.stats.intervals import Interval, rate_interval
 from practicum.task import Task
+from practicum.trajectory import Outcome
 
 FOLDER = Path("data/htdag_benchmarks")
-BASELINE_FILE, TASKS_FILE = "baseline_results.json", "benchmark_tasks.json"
+BASELINE_FILE, TRAINING_FILE, TASKS_FILE = "baseline_results.json", "training_results.json", "benchmark_tasks.json"
+BASELINE_EVAL, TRAINING_EVAL = "baseline_eval.json", "training_eval.json"
+"""The same results as `practicum compare` and `promote` read them."""
+MAX_TOKENS = 64
+"""Tokens of a reply, at most; the expert's longest has 35 of the tiny model's."""
 BASELINES = ("random", "heuristic", "adapt", "expert")
 EXPECTED_RANGES: Mapping[str, tuple[float, float]] = {
     "success_rate": (0.70, 0.85),
@@ -57,7 +68,14 @@ class PlanResult:
     order: float
     waste: float
     reward: float
+    components: Mapping[str, float]
+    """Parts of the reward, summed over the decisions."""
     template: str
+
+
+def benchmark_panel() -> Panel:
+    """Return the panel of `create_benchmark_tasks` for `practicum eval` and `compare`."""
+    return Panel(tuple(create_benchmark_tasks()), 0, {"max_turns": MAX_STEPS})
 
 
 def run_policy(name: str, tasks: Sequence[Task] | None = None) -> list[PlanResult]:
@@ -66,41 +84,99 @@ def run_policy(name: str, tasks: Sequence[Task] | None = None) -> list[PlanResul
         raise UserError(f"Unknown planning policy '{name}'.{did_you_mean(name, POLICIES)}")
     results = []
     for index, task in enumerate(create_benchmark_tasks() if tasks is None else tasks):
-        episode, policy = PlanningEpisode(), POLICIES[name](index)
+        episode, policy = PlanningEpisode(max_steps=MAX_STEPS), POLICIES[name](index)
         episode.reset(task.fields["request"], goals_of(task.fields))
+        components: Counter[str] = Counter()
         while not episode.done:
-            episode.step(policy(episode))
-        results.append(result_of(task, episode))
+            step = episode.step(policy(episode))
+            components.update(step.components)  # adds them up
+        results.append(result_of(task, bool(step.success), episode.total, components, episode.info()))
     return results
 
 
-def result_of(task: Task, episode: PlanningEpisode) -> PlanResult:
-    """Return the result of a finished episode."""
-    execution, dag = episode.execution, episode.dag
-    assert execution is not None, "the episode has ended"
+def evaluate_policy(
+    policy: str, out: Path | None = None, url: str | None = None, progress: bool = True
+) -> tuple[EvalResult, list[PlanResult]]:
+    """Evaluate a model (folder, run, hub id, or a server's) on the panel, greedily; `out` is a result file."""
+    panel = benchmark_panel()
+    settings = EvalSettings(
+        environment=ENVIRONMENT,
+        policy=policy,
+        url=url,
+        panel=panel,
+        max_turns=MAX_STEPS,
+        max_tokens=MAX_TOKENS,
+        out=out,
+    )
+    evaluated = evaluate(settings, progress=progress)
+    tasks = {task.id: task for task in panel.tasks}
+    results = [
+        result_of(tasks[attempt.task], attempt.success, attempt.reward, attempt.components, attempt.env_metrics)
+        for attempt in evaluated.scored
+    ]
+    return evaluated, results
+
+
+def eval_result(results: Sequence[PlanResult], policy: str) -> EvalResult:
+    """Return a scripted policy's results on the panel as `practicum compare` reads them."""
+    panel = benchmark_panel()
+    tasks = {task.id: task for task in panel.tasks}
+    attempts = tuple(
+        AttemptResult(
+            task=result.task_id,
+            cluster=tasks[result.task_id].hash,
+            attempt=0,
+            outcome=Outcome.SUCCESS if result.success else Outcome.FAILURE,
+            reward=result.reward,
+            turns=result.llm_calls,
+            tokens=0,
+            invalid_replies=0,
+            components=result.components,
+            env_metrics={
+                "depth": float(result.decomposition_depth),
+                "execution_time": result.execution_time,
+                "llm_calls": float(result.llm_calls),
+                "coverage": result.coverage,
+                "order": result.order,
+                "waste": result.waste,
+                "cycles": float(result.has_cycles),
+            },
+            goal=result.template,
+        )
+        for result in results
+    )
+    settings = {"policy": policy, "stage": "scripted", "panel": panel.hash}
+    return EvalResult(policy, ENVIRONMENT, panel.hash, len(panel.tasks), 1, attempts, settings)
+
+
+def result_of(
+    task: Task, success: bool, reward: float, components: Mapping[str, float], info: Mapping[str, Any]
+) -> PlanResult:
+    """Return the result of a finished episode from the figures that it gave with its last step."""
     reasons = {
-        "not everything is covered": execution.coverage < 1,
-        "a required order is not kept": execution.order < 1,
-        "some leaves cannot be executed": execution.infeasible > 0,
-        "too much is unneeded": execution.waste > 0,
+        "not everything is covered": info["coverage"] < 1,
+        "a required order is not kept": info["order"] < 1,
+        "some leaves cannot be executed": info["feasibility"] < 1,
+        "too much is unneeded": info["waste"] > 0,
     }
-    failed = "" if execution.success else "; ".join(reason for reason, holds in reasons.items() if holds)
+    failed = "" if success else "; ".join(reason for reason, holds in reasons.items() if holds)
     return PlanResult(
         task_id=task.id,
         task_description=task.fields["request"],
-        success=execution.success,
-        decomposition_depth=dag.depth,
-        num_subtasks=len(dag) - 1,
-        parallel_tasks=len(dag.leaves) - round(dag.makespan(lambda node: 1.0)),
-        has_cycles=episode.refused["cycle"] > 0,
-        execution_time=execution.seconds,
-        llm_calls=episode.state.llm_call_count,
+        success=success,
+        decomposition_depth=int(info["depth"]),
+        num_subtasks=int(info["dag_size"]) - 1,
+        parallel_tasks=round(info["parallelism"] * info["steps"]),
+        has_cycles=info["cycles"] > 0,
+        execution_time=float(info["execution_time"]),
+        llm_calls=int(info["llm_calls"]),
         error_message=failed or None,
-        num_steps=len(dag.leaves),
-        coverage=execution.coverage,
-        order=execution.order,
-        waste=execution.waste,
-        reward=episode.total,
+        num_steps=int(info["steps"]),
+        coverage=float(info["coverage"]),
+        order=float(info["order"]),
+        waste=float(info["waste"]),
+        reward=reward,
+        components=dict(components),
         template=str(task.fields.get("template", task.id)),
     )
 

@@ -257,7 +257,9 @@ class PlanningEpisode:
             "dag_size": len(self.dag),
             "depth": self.dag.depth,
             "parallelism": self.dag.parallelism,
+            "steps": len(self.dag.leaves),
             "llm_calls": self.state.llm_call_count,
+            "cycles": self.refused["cycle"],
             "refused": {kind: count for kind, count in sorted(self.refused.items()) if count},
         }
         if self.execution is not None:

@@ -62,7 +62,9 @@ def draw(template: Template, rng: random.Random) -> Mapping[str, Any]:
         if goal.modifier != MENTIONED
     ]
     fields = {"request": request, "goals": goals}
-    return {**fields, "template": template.id, "domain": template.domain, "level": template.level}
+    about = {"template": template.id, "domain": template.domain, "level": template.level}
+    # Requests of one template are not independent: evaluation takes `goal` as their cluster.
+    return {**fields, **about, "goal": template.id}
 
 
 def goals_of(fields: Mapping[str, Any]) -> tuple[PlanGoal, ...]:

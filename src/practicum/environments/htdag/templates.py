@@ -80,6 +80,8 @@ SOURCE: Mapping[str, str] = {
         edge     val    need    trip city; not note person
         simple   train  one     old room city
         complex  train  then    shared trip city; review book
+        simple   test   one     shared seat city
+        medium   test   and     trip city; hire role
     """,
     "shopping": """
         simple   train  one     buy thing
@@ -93,6 +95,8 @@ SOURCE: Mapping[str, str] = {
         edge     train  need    buy thing; not return thing
         simple   train  one     old gift thing
         medium   train  and     checked buy thing; gift thing
+        medium   test   then    gift thing; note person
+        complex  test   three   buy thing; return thing; cake food
     """,
     "cooking": """
         simple   train  one     soup food
@@ -105,6 +109,8 @@ SOURCE: Mapping[str, str] = {
         complex  test   chain   cake food; party person; tidy place
         edge     train  pair    soup food; soup food
         simple   train  one     checked soup food
+        simple   test   one     dinner food
+        medium   test   and     soup food; shared dinner food
     """,
     "home": """
         simple   train  one     repair thing
@@ -116,6 +122,8 @@ SOURCE: Mapping[str, str] = {
         complex  val    fork    renew place; old repair thing; bill due
         complex  train  also    renew place; tidy place; call person
         edge     train  before  tidy place; renew place
+        medium   test   after   renew place; bill due
+        complex  test   chain   tidy place; repair thing; call person
     """,
     "software": """
         simple   train  one     ship app
@@ -129,6 +137,8 @@ SOURCE: Mapping[str, str] = {
         edge     test   not     ship app; not mend app
         edge     train  after   ship app; mend app
         medium   train  and     old ship app; shared launch app
+        medium   test   then    ship app; report table
+        complex  test   join    mend app; ship app; note person
     """,
     "data": """
         simple   train  one     report table
@@ -142,6 +152,8 @@ SOURCE: Mapping[str, str] = {
         complex  train  also    chart table; report table; audit table
         edge     train  pair then  report table; report table; tell person
         medium   train  and     study table; checked seat city
+        medium   test   and     chart table; checked study table
+        edge     test   pair    chart table; chart table
     """,
     "events": """
         simple   train  one     party person
@@ -155,6 +167,8 @@ SOURCE: Mapping[str, str] = {
         edge     val    pair    party person; party person
         edge     train  need    talk topic; not feast person
         medium   train  then    shared party person; checked talk topic
+        medium   test   then    party person; tidy place
+        complex  test   also    talk topic; feast person; room city
     """,
     "hiring": """
         simple   train  one     hire role
@@ -168,6 +182,8 @@ SOURCE: Mapping[str, str] = {
         complex  train  chain   staff role; party person; bill due
         edge     train  pair    coach role; coach role
         medium   train  and     old hire role; shared staff role
+        medium   test   then    staff role; party person
+        edge     test   not     hire role; not coach role
     """,
     "publishing": """
         simple   train  one     note person
@@ -181,6 +197,8 @@ SOURCE: Mapping[str, str] = {
         edge     test   pair then  note person; note person; call person
         edge     train  pair    review book; review book
         medium   train  then    old note person; seat city
+        medium   test   and     review book; note person
+        complex  test   fork    talk topic; note person; old review book
     """,
     "support": """
         simple   train  one     refund person
@@ -194,6 +212,8 @@ SOURCE: Mapping[str, str] = {
         edge     train  not     refund person; not call person
         medium   train  then    claim person; bill due
         simple   train  one     old refund person
+        medium   test   then    claim person; refund person
+        complex  test   two     refund person; repair thing; note person; call person
     """,
     "finance": """
         simple   train  one     bill due
@@ -207,6 +227,8 @@ SOURCE: Mapping[str, str] = {
         edge     train  pair    bill due; bill due
         edge     test   need    close table; not audit table
         medium   train  and     close table; old bill due
+        medium   test   and     shared bill due; note person
+        complex  test   chain   bill due; audit table; close table
     """,
     "garden": """
         simple   train  one     bed plant
@@ -220,6 +242,8 @@ SOURCE: Mapping[str, str] = {
         complex  test   fork    yard plant; cake food; tell person
         edge     train  before  bed plant; buy thing
         simple   train  one     checked bed plant
+        simple   test   one     old crop plant
+        medium   test   then    bed plant; yard plant
     """,
 }
 
