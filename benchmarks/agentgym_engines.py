@@ -32,15 +32,15 @@ from textworld.envs.pddl.pddl import PddlEnv
 for line in sys.stdin:
     number, commands = json.loads(line)
     infos = textworld.EnvInfos(won=True, admissible_commands=True, extras=["gamefile"])
-    world = AlfredInfos(AlfredDemangler(PddlEnv(infos), shuffle=False))
+    environment = AlfredInfos(AlfredDemangler(PddlEnv(infos), shuffle=False))
     begun = time.perf_counter()
-    world.load(alfworld_host.load(number))
-    state = world.reset()
-    loaded, told = time.perf_counter(), []
+    environment.load(alfworld_host.load(number))
+    state = environment.reset()
+    loaded, answers = time.perf_counter(), []
     for command in commands:
-        state, _, _ = world.step(command)
-        told.append([state.feedback, state.admissible_commands])
-    print(json.dumps([loaded - begun, time.perf_counter() - loaded, told]), flush=True)
+        state, _, _ = environment.step(command)
+        answers.append([state.feedback, state.admissible_commands])
+    print(json.dumps([loaded - begun, time.perf_counter() - loaded, answers]), flush=True)
 """
 STOCK_SCIWORLD = """
 import json, sys, time
@@ -51,11 +51,11 @@ for line in sys.stdin:
     begun = time.perf_counter()
     env.load(name, variation, "")
     env.reset()
-    loaded, told = time.perf_counter(), []
+    loaded, answers = time.perf_counter(), []
     for command in commands:
         text, _, _, info = env.step(command)
-        told.append([text, info["score"]])
-    print("TOLD" + json.dumps([loaded - begun, time.perf_counter() - loaded, told]), flush=True)
+        answers.append([text, info["score"]])
+    print("RESULT" + json.dumps([loaded - begun, time.perf_counter() - loaded, answers]), flush=True)
 """
 JAVA = "-Xmx1024m -XX:+UseSerialGC -XX:+UnlockExperimentalVMOptions -XX:hashCode=2"
 Way = tuple[Any, list[str]]
@@ -75,8 +75,8 @@ def stock(program: str) -> tuple[Play, subprocess.Popen[str]]:
         assert process.stdout is not None
         process.stdin.write(json.dumps(way) + "\n")
         process.stdin.flush()
-        loaded, stepped, told = json.loads(process.stdout.readline().removeprefix("TOLD"))
-        return loaded, stepped, told
+        loaded, stepped, answers = json.loads(process.stdout.readline().removeprefix("RESULT"))
+        return loaded, stepped, answers
 
     return play, process
 
@@ -87,13 +87,13 @@ def ours(pool: WorkerPool, begin: Callable[[Any], dict[str, Any]], step: dict[st
             session = pool.open_session()
             begun = time.perf_counter()
             await session.call("begin", **begin(way[0]))
-            loaded, told = time.perf_counter(), []
+            loaded, answers = time.perf_counter(), []
             for command in way[1]:
                 answer = await session.call("step", command=command, **step)
-                told.append([answer[key] for key in keys])
+                answers.append([answer[key] for key in keys])
             done = time.perf_counter()
             session.close()
-            return loaded - begun, done - loaded, told
+            return loaded - begun, done - loaded, answers
 
         return asyncio.run(run())
 
@@ -107,8 +107,8 @@ def compare(name: str, ways: list[Way], theirs: Play, mine: Play, rounds: int) -
     same = True
     for _ in range(rounds):
         for way in ways:
-            (a, b, said), (c, d, told) = theirs(way), mine(way)
-            same = same and said == told
+            (a, b, said), (c, d, answers) = theirs(way), mine(way)
+            same = same and said == answers
             rates["stock"].append(len(way[1]) / b)
             rates["ours"].append(len(way[1]) / d)
             loads["stock"].append(a)

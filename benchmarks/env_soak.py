@@ -1,6 +1,6 @@
 """Mixed episodes side by side for a while: does memory grow, does a process stay behind, does an episode get stuck?
 
-Part of `envs.py --soak SECONDS`. Every place plays one of the environments, task after task, with random actions and a
+Part of `envs.py --soak SECONDS`. Every slot plays one of the environments, task after task, with random actions and a
 pause before each, as a policy would make. Memory is that of the whole tree of processes.
 """
 
@@ -33,10 +33,10 @@ GROWTH = 0.05
 
 @dataclass
 class Watch:
-    """What is seen while the places play."""
+    """What is counted while the episodes run."""
 
     moved: dict[int, float] = field(default_factory=dict)
-    """When a place last took a step, by the clock."""
+    """When each slot last took a step."""
     counts: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     lasted: list[float] = field(default_factory=list)
@@ -45,51 +45,51 @@ class Watch:
     samples: list[dict[str, float]] = field(default_factory=list)
 
 
-async def play(watch: Watch, place: int, name: str, tasks: list[Any], think: float, end: float) -> None:
-    """One place: an episode after the other until the time is over."""
-    for number in itertools.count(place):
+async def play(watch: Watch, slot: int, name: str, tasks: list[Any], think: float, end: float) -> None:
+    """Run one episode after the other in one slot until the time is over."""
+    for number in itertools.count(slot):
         if time.monotonic() > end:
             return
-        task, world, begun = tasks[number % len(tasks)], MixEnvironment([name]), time.monotonic()
+        task, environment, started = tasks[number % len(tasks)], MixEnvironment([name]), time.monotonic()
         try:
-            policy = world.random(task, number)
-            observation = await world.reset(task, number)
+            policy = environment.random(task, number)
+            observation = await environment.reset(task, number)
             for _ in range(TURNS):
-                watch.moved[place] = time.monotonic()
+                watch.moved[slot] = time.monotonic()
                 await asyncio.sleep(think)
-                step = await world.step(policy(observation))
+                step = await environment.step(policy(observation))
                 watch.steps, observation = watch.steps + 1, step.observation
                 if step.terminated or step.truncated or time.monotonic() > end:
                     break
             watch.counts[name] += 1
-            watch.lasted.append(time.monotonic() - begun)
+            watch.lasted.append(time.monotonic() - started)
         except Exception as error:  # an environment's failure is what is looked for
             watch.faults[f"{name}: {type(error).__name__}: {str(error)[:100]}"] += 1
         finally:
-            await world.close()
+            await environment.close()
 
 
-async def look(watch: Watch, begun: float, end: float) -> None:
+async def look(watch: Watch, started: float, end: float) -> None:
     while time.monotonic() < end:
-        await asyncio.sleep(min(SAMPLE, (end - begun) / 20))
+        await asyncio.sleep(min(SAMPLE, (end - started) / 20))
         now = time.monotonic()
         watch.stuck = max(watch.stuck, sum(now - last > STILL for last in watch.moved.values()))
         below = descendants()
         watch.samples.append({
-            "second": now - begun, "megabytes": tree_resident_megabytes(), "java": sum(map(_java_megabytes, below)),
+            "second": now - started, "megabytes": tree_resident_megabytes(), "java": sum(map(_java_megabytes, below)),
             "processes": len(below), "episodes": sum(watch.counts.values()), "steps": watch.steps,
         })  # fmt: skip
 
 
-async def soak(seconds: float, names: tuple[str, ...], places: int, think: float) -> dict[str, Any]:
-    """All places at once until the time is over; what was seen, by minutes."""
+async def soak(seconds: float, names: tuple[str, ...], num_slots: int, think: float) -> dict[str, Any]:
+    """Run all slots at once until the time is over; return what was counted."""
     tasks = {name: list(MixEnvironment([name]).tasks("train", 60)) for name in names}
-    before, watch, begun = set(descendants()), Watch(), time.monotonic()
-    end = begun + seconds
-    named = [names[place % len(names)] for place in range(places)]
-    watch.moved = dict.fromkeys(range(places), begun)
+    before, watch, started = set(descendants()), Watch(), time.monotonic()
+    end = started + seconds
+    named = [names[slot % len(names)] for slot in range(num_slots)]
+    watch.moved = dict.fromkeys(range(num_slots), started)
     playing = [asyncio.create_task(play(watch, n, name, tasks[name], think, end)) for n, name in enumerate(named)]
-    await look(watch, begun, end)
+    await look(watch, started, end)
     _, pending = await asyncio.wait(playing, timeout=STILL)  # a step that was under way may still come back
     watch.stuck = max(watch.stuck, len(pending))
     for one in pending:
@@ -97,10 +97,10 @@ async def soak(seconds: float, names: tuple[str, ...], places: int, think: float
     await asyncio.gather(*playing, return_exceptions=True)
     close_pools()
     await asyncio.sleep(1.0)
-    return told(watch, seconds, places, think, len(set(descendants()) - before))
+    return summarize(watch, seconds, num_slots, think, len(set(descendants()) - before))
 
 
-def told(watch: Watch, seconds: float, places: int, think: float, left: int) -> dict[str, Any]:
+def summarize(watch: Watch, seconds: float, num_slots: int, think: float, left: int) -> dict[str, Any]:
     third = len(watch.samples) // 3
     middle = statistics.mean(sample["megabytes"] for sample in watch.samples[third : 2 * third])
     late = statistics.mean(sample["megabytes"] for sample in watch.samples[2 * third :])
@@ -113,13 +113,14 @@ def told(watch: Watch, seconds: float, places: int, think: float, left: int) -> 
             f"{row['processes']} processes, {row['episodes']} episodes, {row['steps']} steps so far",
             flush=True,
         )
-    print(f"soak: {seconds:.0f} s, {places} places, {sum(watch.counts.values())} episodes, {watch.steps} steps, "
+    print(f"soak: {seconds:.0f} s, {num_slots} slots, {sum(watch.counts.values())} episodes, {watch.steps} steps, "
           f"{sum(watch.faults.values())} failed, {watch.stuck} stuck, {left} processes left; longest episode "
           f"{max(watch.lasted, default=0.0):.0f} s; memory {middle:.0f} MB in the second third, {late:.0f} MB in the "
           f"last ({growth:+.1%}){'' if reached else '  NOT REACHED'}", flush=True)  # fmt: skip
     for fault, count in watch.faults.most_common(5):
         print(f"  {count} x {fault}", flush=True)
-    return {"seconds": seconds, "places": places, "think": think, "episodes": dict(watch.counts), "steps": watch.steps,
+    return {"seconds": seconds, "slots": num_slots, "think": think,
+            "episodes": dict(watch.counts), "steps": watch.steps,
             "failed": dict(watch.faults), "stuck": watch.stuck, "processes_left": left,
             "longest_episode": max(watch.lasted, default=0.0), "median_episode": statistics.median(watch.lasted or [0]),
             "memory_mb": {"second_third": middle, "last_third": late, "growth": growth}, "minutes": minutes,

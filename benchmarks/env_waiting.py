@@ -3,8 +3,8 @@
 A batch of mixed episodes is rolled out as a training step does it, all of them side by side. The model waits for
 environments while it neither decodes nor reads prompts although the batch is not over: the time of the batch less
 the engine's own. Processes are up before the clock starts (one episode of each environment has been begun), as they
-are in every batch of a run but the first. A small model that was never trained says little that a world can do, so
-the model's words cost their time and a random action is played in their place: every turn is a step of its world.
+are in every batch of a run but the first. A small untrained model writes few valid actions, so
+its replies are decoded for their time and a random action is played instead: every turn is a step of the environment.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class Timed(MixEnvironment):
-    """A mix that adds up how long its worlds let an episode wait."""
+    """A mix that adds up how long its environments let an episode wait."""
 
     spent: ClassVar[dict[str, float]] = {}
     _name = ""
@@ -66,18 +66,18 @@ class Timed(MixEnvironment):
 
 
 class Spoken:
-    """An engine that takes the model's time for a reply and says what a random player would."""
+    """An engine that decodes a reply for its time and returns a random action."""
 
     name = "local"
 
-    def __init__(self, model: LocalEngine, world: MixEnvironment, renderer: Renderer) -> None:
-        self.model, self.world, self.renderer = model, world, renderer
+    def __init__(self, model: LocalEngine, environment: MixEnvironment, renderer: Renderer) -> None:
+        self.model, self.environment, self.renderer = model, environment, renderer
         self._policies: dict[str, ScriptedPolicy] = {}
 
     async def generate(self, request: Request) -> Generation:
         said = await self.model.generate(request)
         if request.session not in self._policies:
-            self._policies[request.session] = self.world.random(request.task, request.sampling.seed)
+            self._policies[request.session] = self.environment.random(request.task, request.sampling.seed)
         text = self._policies[request.session](request.observation).content
         ids = self.renderer.encode_reply(text)
         return Generation(ids, None, StopReason.END, said.policy_version, ActionSource.RANDOM)
@@ -91,7 +91,7 @@ class Spoken:
 
 
 async def waiting(
-    model: str, names: tuple[str, ...], places: int, turns: int, tokens: int, threads: int
+    model: str, names: tuple[str, ...], num_slots: int, turns: int, tokens: int, threads: int
 ) -> dict[str, Any]:
     """One batch; the share of its time in which the engine had nothing to do."""
     members = {name: OPTIONS.get(name, {}) for name in names}
@@ -104,12 +104,12 @@ async def waiting(
     assert isinstance(mixed, MixEnvironment)
     speaker = Spoken(engine, mixed, renderer)
     for task in mixed.tasks("train", len(names)):
-        world = maker()
-        await world.reset(task, 0)
-        await world.close()
-    planned = plan_attempts(mixed.tasks("train", places, seed=1), 1, 0)
+        environment = maker()
+        await environment.reset(task, 0)
+        await environment.close()
+    planned = plan_attempts(mixed.tasks("train", num_slots, seed=1), 1, 0)
     begun = time.perf_counter()
-    episodes = await run_episodes(planned, lambda: Timed(members), agent, speaker, renderer, concurrency=places)
+    episodes = await run_episodes(planned, lambda: Timed(members), agent, speaker, renderer, concurrency=num_slots)
     wall = time.perf_counter() - begun
     busy = engine.stats.decode_seconds + engine.stats.prefill_seconds
     share = max(0.0, wall - busy) / wall

