@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from practicum.environment import Message
 from practicum.environments.htdag.planning import PlanningEpisode
 from practicum.environments.htdag.policies import POLICIES
 from practicum.environments.htdag.requests import PlanGoal
@@ -18,7 +19,7 @@ from practicum.environments.htdag.task_dag import TaskDAG, TaskNode
 from practicum.errors import UserError
 from practicum.planner import HTDAGPlanner, Planner
 from practicum.planner.htdag_planner import MAX_UPDATES_PER_DAG, trained_policy_wanted
-from practicum.planner.llm_client import CircuitBreaker, Reply, confidence_of, with_retries
+from practicum.planner.llm_client import CircuitBreaker, OpenAIReply, confidence_of, with_retries
 from practicum.planner.sanitise import SecurityError
 
 
@@ -31,14 +32,14 @@ class Replies:
     formats: list[object] = field(default_factory=list)
 
     async def reply(
-        self, messages: Sequence[Mapping[str, str]], response_format: Mapping[str, Any] | None = None
-    ) -> Reply:
-        self.prompts.append(messages[-1]["content"])
+        self, messages: Sequence[Message], *, response_format: Mapping[str, Any] | None = None
+    ) -> OpenAIReply:
+        self.prompts.append(messages[-1].content)
         self.formats.append(response_format)
         text = self.texts[min(len(self.prompts), len(self.texts)) - 1]
         if isinstance(text, Exception):
             raise text
-        return Reply(text)
+        return OpenAIReply(text)
 
 
 def tasks(key: str, *rows: tuple[str, ...]) -> str:
@@ -97,10 +98,10 @@ def test_a_model_that_never_stops_is_held_by_the_limits() -> None:
     class Endless:
         calls = 0
 
-        async def reply(self, messages: Sequence[Mapping[str, str]], response_format: Any = None) -> Reply:
+        async def reply(self, messages: Sequence[Message], *, response_format: Any = None) -> OpenAIReply:
             self.calls += 1
             key = "tasks" if self.calls == 1 else "subtasks"
-            return Reply(tasks(key, *((f"t{self.calls}_{i}", "generic", "more") for i in range(30))))
+            return OpenAIReply(tasks(key, *((f"t{self.calls}_{i}", "generic", "more") for i in range(30))))
 
     dag = plan(HTDAGPlanner(Endless()), "Make a page")
     assert len(dag) == 1000
@@ -235,8 +236,8 @@ def test_the_llm_planner_has_the_paper_s_prompt_defaults_and_safe_action() -> No
 
 
 def test_confidence_comes_from_token_probabilities_where_they_are_known() -> None:
-    assert confidence_of(Reply("x")) == 0.8
-    assert confidence_of(Reply("x", (-0.5, -1.5))) == pytest.approx(0.36787944)
+    assert confidence_of(OpenAIReply("x")) == 0.8
+    assert confidence_of(OpenAIReply("x", (-0.5, -1.5))) == pytest.approx(0.36787944)
 
 
 def test_the_planner_s_client_is_made_once_and_only_when_it_is_needed() -> None:

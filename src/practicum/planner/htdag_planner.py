@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from practicum.environment import Message
 from practicum.environments.htdag.planning import (
     MAX_RECURSION_DEPTH,
     MAX_STEPS_PER_EPISODE,
@@ -118,7 +119,7 @@ class HTDAGPlanner:
         prompt = episode.reset(request)
         try:
             for _ in range(MAX_STEPS_PER_EPISODE):
-                reply = await policy.reply([{"role": "user", "content": prompt}])
+                reply = await policy.reply([Message("user", prompt)])
                 self.llm_calls += 1
                 step = episode.step(reply.text)
                 if step.done:
@@ -196,8 +197,8 @@ class HTDAGPlanner:
             return None
 
         async def ask() -> list[Any]:
-            messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": prompt}]
-            reply = await client.reply(messages, JSON_REPLY)
+            messages = [Message("system", SYSTEM_PROMPT), Message("user", prompt)]
+            reply = await client.reply(messages, response_format=JSON_REPLY)
             begin, end = reply.text.find("{"), reply.text.rfind("}")
             value = json.loads(reply.text[begin : end + 1])
             if not isinstance(value, dict) or not isinstance(value.get(key), list):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from practicum.engines.chat_client import ChatClient
+from practicum.environment import Message
 from practicum.errors import EngineError, UserError
 
 logger = logging.getLogger(__name__)
@@ -34,14 +35,14 @@ class LLMClient(Protocol):
     """A language model that answers a conversation."""
 
     async def reply(
-        self, messages: Sequence[Mapping[str, str]], response_format: Mapping[str, Any] | None = None
+        self, messages: Sequence[Message], *, response_format: Mapping[str, Any] | None = None
     ) -> ReplyText:
-        """Return the answer to messages with `role` and `content`."""
+        """Return the answer to a conversation. `response_format` is that of the chat completions API."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class OpenAIReply:
     """A reply of an OpenAI-compatible server."""
 
     text: str
@@ -65,11 +66,11 @@ class OpenAIClient:
         self.client = ChatClient(base.rstrip("/") + "/chat/completions", timeout)
 
     async def reply(
-        self, messages: Sequence[Mapping[str, str]], response_format: Mapping[str, Any] | None = None
-    ) -> Reply:
+        self, messages: Sequence[Message], *, response_format: Mapping[str, Any] | None = None
+    ) -> OpenAIReply:
         body: dict[str, Any] = {
             "model": self.model,
-            "messages": [dict(message) for message in messages],
+            "messages": [{"role": message.role, "content": message.content} for message in messages],
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
             "logprobs": True,
@@ -82,7 +83,7 @@ class OpenAIClient:
             text = str(choice["message"]["content"] or "")
         except (KeyError, IndexError, TypeError) as error:
             raise EngineError(f"{self.client.url} answered without a usable choice ({error!r})") from None
-        return Reply(text, _logprobs(choice))
+        return OpenAIReply(text, _logprobs(choice))
 
     async def close(self) -> None:
         await self.client.close()

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from practicum.environment import Message
 from practicum.environments.htdag.actions import SAFE_ACTION, HTDAGAction, UnreadableAction, parse_action
 from practicum.environments.htdag.plan_text import json_prompt
 from practicum.environments.htdag.planning import MAX_STEPS_PER_EPISODE, HTDAGState, PlanningEpisode
@@ -42,7 +43,7 @@ class Planner:
     async def _sample_action(self, state: HTDAGState) -> HTDAGAction:
         """Ask the model for the next decision; a reply that cannot be read is the safe action."""
         prompt = self._build_decomposition_prompt(state)
-        reply = await self.llm_client.reply([{"role": "user", "content": prompt}], JSON_REPLY)
+        reply = await self.llm_client.reply([Message("user", prompt)], response_format=JSON_REPLY)
         if self.verbose:
             logger.warning("planner prompt:\n%s\nplanner reply:\n%s", prompt, reply.text)
         return self._parse_action_from_response(reply.text, state, confidence_of(reply))
