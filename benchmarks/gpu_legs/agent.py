@@ -104,9 +104,10 @@ class Following:
 def make_engine(size: Size) -> tuple[LocalEngine, Renderer, str]:
     """An engine whose replies end at their token limit, and the name of its model."""
     loaded, what = load_real(size)
-    renderer = Renderer(loaded.tokenizer, "chatml" if what != "tiny" else None, ())
-    renderer.end_ids = ()
-    return LocalEngine(Decoder(loaded.model), renderer, max_batch=min(256, size.episodes)), renderer, what
+    template = "chatml" if what != "tiny" else None
+    renderer, without_end = Renderer(loaded.tokenizer, template), Renderer(loaded.tokenizer, template)
+    without_end.end_ids = ()  # for the engine only: the expert's replies are read up to their end token
+    return LocalEngine(Decoder(loaded.model), without_end, max_batch=min(256, size.episodes)), renderer, what
 
 
 async def play(size: Size, engine: LocalEngine, renderer: Renderer, tool: str, replay: bool, ledger: Ledger) -> Row:
