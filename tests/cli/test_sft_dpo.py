@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from practicum.cli.main import main
 from practicum.config.dpo import DPOConfig
 from practicum.config.sft import SFTConfig
-from practicum.training import build_supervised
+from practicum.training import dpo as dpo_module
+from practicum.training import sft as sft_module
 from practicum.training.checkpoint import Checkpoints
 
 
@@ -111,10 +112,10 @@ def test_a_stage_cut_short_and_resumed_equals_a_whole_one(
 
     def arguments(out: str) -> list[str]:
         world = ["--episodes", str(demonstrations), "--out", str(tmp_path / out)]
-        return ["sft", *world, *SMALL, *adapter, "training.save_steps=2", "training.eval_steps=3"]
+        return ["sft", *world, *SMALL, *adapter, "--epochs", "2", "training.save_steps=2", "training.eval_steps=3"]
 
     assert main(arguments("whole")) == 0
-    update = build_supervised.sft.sft_update
+    update = sft_module.sft_update
     calls = 0
 
     def dying(*rest: object) -> dict[str, float]:
@@ -124,7 +125,7 @@ def test_a_stage_cut_short_and_resumed_equals_a_whole_one(
             raise RuntimeError("the power went")
         return update(*rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(build_supervised.sft, "sft_update", dying)
+    monkeypatch.setattr(sft_module, "sft_update", dying)
     with pytest.raises(RuntimeError):
         main(arguments("cut"))
     monkeypatch.undo()
@@ -139,7 +140,7 @@ def test_a_stage_cut_short_and_resumed_equals_a_whole_one(
 def test_out_of_memory_says_what_to_lower(
     demonstrations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(build_supervised.sft, "sft_update", lambda *rest: torch.empty(1 << 55))
+    monkeypatch.setattr(sft_module, "sft_update", lambda *rest: torch.empty(1 << 55))
     assert main(["sft", "--episodes", str(demonstrations), "--out", str(tmp_path / "sft"), *SMALL]) == 2
     error = capsys.readouterr().err
     assert "Out of memory" in error
@@ -218,7 +219,7 @@ def test_asked_to_stop_it_finishes_the_update_saves_and_goes_on_later(
     data = ["--episodes", str(attempts)]
     assert main(asked(command, data, tmp_path / "whole")) == 0
     before = signal.getsignal(number)
-    module, name = (build_supervised.sft, "sft_update") if command == "sft" else (build_supervised.dpo, "dpo_update")
+    module, name = (sft_module, "sft_update") if command == "sft" else (dpo_module, "dpo_update")
     before_update(monkeypatch, module, name, 2, lambda: signal.raise_signal(number))
     assert main(asked(command, data, tmp_path / "cut")) == 130
     monkeypatch.undo()
@@ -239,7 +240,7 @@ def test_asked_twice_it_stops_at_once_and_begins_anew(
         for _ in range(2):
             signal.raise_signal(signal.SIGINT)
 
-    before_update(monkeypatch, build_supervised.sft, "sft_update", 2, twice)
+    before_update(monkeypatch, sft_module, "sft_update", 2, twice)
     assert main(asked("sft", data, tmp_path)) == 130
     monkeypatch.undo()
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
@@ -267,7 +268,7 @@ def test_the_best_weights_are_the_result_however_often_it_saves(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     losses = iter([3.0, 1.0, *[2.0] * 9])
-    monkeypatch.setattr(build_supervised.sft, "evaluation_loss", lambda *_: {"eval/loss": next(losses)})
+    monkeypatch.setattr(sft_module, "evaluation_loss", lambda *_: {"eval/loss": next(losses)})
     more = [f"training.save_steps={save_steps}", "training.eval_steps=1", "training.save_total_limit=1"]
     assert main(asked("sft", ["--episodes", str(demonstrations)], tmp_path, *more)) == 0
     told = capsys.readouterr().out
@@ -295,7 +296,7 @@ def test_other_data_is_not_gone_on_with(
     shown, out = tmp_path / "shown", tmp_path / "out"
     shutil.copytree(attempts, shown)
     arguments = asked(command, ["--episodes", str(shown)], out)
-    module, name = (build_supervised.sft, "sft_update") if command == "sft" else (build_supervised.dpo, "dpo_update")
+    module, name = (sft_module, "sft_update") if command == "sft" else (dpo_module, "dpo_update")
     before_update(monkeypatch, module, name, 1, lambda: signal.raise_signal(signal.SIGINT))
     assert main(arguments) == 130
     monkeypatch.undo()

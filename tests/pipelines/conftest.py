@@ -25,7 +25,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plan = QuickstartSettings(
         levels=(1,),
         demonstrations=720,
-        panel=150,
+        panel=100,
         check_tasks=50,
         sft=sft_settings(
             num_epochs=1,

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from .resume_child import PowerCut, cut_power, train_until
-from .test_resume import BASE, STEPS, assert_same_files, files, train_in_process
+from .test_resume import BASE, assert_same_files, files, train_in_process
+
+STEPS = 4
 
 
 def test_a_run_with_a_batch_ahead_that_was_cut_short_equals_an_unbroken_one(tmp_path: Path) -> None:
     overrides = [*BASE, "algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_kl_loss=false",
-                 "trainer.overlap=true"]  # fmt: skip
+                 "trainer.overlap=true", f"trainer.total_training_steps={STEPS}"]  # fmt: skip
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     train_until(str(unbroken), overrides)
     with pytest.raises(PowerCut):

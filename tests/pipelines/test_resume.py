@@ -15,7 +15,7 @@ from practicum.training.estimators import ESTIMATORS
 
 from .resume_child import PowerCut, cut_power, train_until
 
-STEPS = 4
+STEPS = 3
 BASE = [
     f"agent.environment={Path(__file__).with_name('resume_child.py')}:Jittery",
     "agent.environment_args.levels=[1]",
@@ -81,7 +81,7 @@ def test_a_run_that_was_cut_short_equals_an_unbroken_one(estimator: str, tmp_pat
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     train_until(str(unbroken), overrides)
     # After the first checkpoint, and for one of them before it too.
-    for moment in [("update", 2)] * (estimator == "grpo") + [("update", 4)]:
+    for moment in [("update", 2)] * (estimator == "grpo") + [("update", STEPS)]:
         with pytest.raises(PowerCut):
             train_until(str(broken), overrides, moment, cut_power)
     train_until(str(broken), overrides)
@@ -97,7 +97,7 @@ def test_a_killed_run_equals_an_unbroken_one(tmp_path: Path) -> None:
     overrides = [*BASE, "algorithm.adv_estimator=gae", *EXTRAS["gae"]]
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     assert train_in_process(unbroken, overrides) == 0
-    for moment in (("episode", 9), ("checkpoint", 3), ("update", 4)):
+    for moment in (("episode", 9), ("checkpoint", 3), ("update", STEPS)):
         assert train_in_process(broken, overrides, moment) == -signal.SIGKILL, moment
     assert train_in_process(broken, overrides) == 0
     assert_same_files(files(unbroken), files(broken))
@@ -117,6 +117,6 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     sound, complaints = Checkpoints(folder).newest()
     assert sound is not None
     assert sound.name == "global_step_2"
-    assert "global_step_4' is damaged" in complaints[0]
-    train_until(str(tmp_path / "b"), overrides)  # continues from step 2 and writes step 4 again
+    assert "global_step_3' is damaged" in complaints[0]
+    train_until(str(tmp_path / "b"), overrides)  # continues from step 2 and writes step 3 again
     assert files(tmp_path / "a") == files(tmp_path / "b")
