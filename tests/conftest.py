@@ -16,8 +16,9 @@ from practicum.chat.renderer import Renderer
 from practicum.models import loader
 
 LONGEST = (
-    *("test_quickstart", "test_pipeline", "test_resume", "test_environment_check", "test_smollm2", "test_sciworld"),
-    *("test_gpu_benchmarks", "test_server", "test_sft_dpo", "test_formats_fuzz", "test_commands"),
+    *("test_sft_dpo", "test_quickstart", "test_resume", "test_environment_check", "test_pipeline", "test_sciworld"),
+    *("test_smollm2", "test_logged_source", "test_server", "test_paper_commands", "test_run", "test_commands"),
+    *("test_train_offline", "test_gpu_benchmarks", "test_alfworld"),
 )
 """Test modules that take the longest: they come first, so that no worker process is left with one at the end."""
 

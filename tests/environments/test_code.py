@@ -44,7 +44,7 @@ def play(source: str, renderer: Renderer, count: int, format: str = "code") -> l
     return asyncio.run(run_episodes(planned, make, Agent(format=format, max_turns=4), engine, renderer))
 
 
-@pytest.mark.parametrize(("format", "count"), [("code", 40), ("hf", 8), ("react", 8)])
+@pytest.mark.parametrize(("format", "count"), [("code", 16), ("hf", 8), ("react", 8)])
 def test_the_expert_solves_everything(renderer: Renderer, format: str, count: int) -> None:
     episodes = play("expert", renderer, count, format)
     assert {(e.outcome, e.reward, len(e.turns)) for e in episodes} == {(Outcome.SUCCESS, 1.0, 2)}

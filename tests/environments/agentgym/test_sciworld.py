@@ -230,7 +230,7 @@ def test_listed_commands_work() -> None:
     assert asyncio.run(first()).info["valid"]
 
 
-def test_a_killed_java_costs_its_episodes_which_are_tried_again() -> None:
+def test_an_episode_whose_java_was_killed_is_tried_again() -> None:
     bench = make_rollout_setup("agentgym:sciworld", "expert", max_turns=60)
     killed: list[int] = []
 
@@ -243,11 +243,8 @@ def test_a_killed_java_costs_its_episodes_which_are_tried_again() -> None:
             return await super().act(command)
 
     planned = plan_attempts([LIVING], 1, 0)
-    (lost,) = asyncio.run(run_episodes(planned, Fragile, bench.agent, bench.engine, bench.renderer))
-    assert lost.outcome.value == "env_error"
-    assert "the process of ScienceWorldHost is gone" in str(lost.error)
-    killed.clear()
     (won,) = asyncio.run(run_episodes(planned, Fragile, bench.agent, bench.engine, bench.renderer, retries=1))
+    assert killed
     assert won.outcome.value == "success"
     # A new Java process, and the same solution in it: nothing depends on what came before.
     (again,) = asyncio.run(run_episodes(planned, SciWorld, bench.agent, bench.engine, bench.renderer))
