@@ -210,6 +210,14 @@ def test_what_cannot_work_is_said_at_once(overrides: list[str], message: str) ->
         stages.resolve(overrides)
 
 
+def test_tracking_and_the_value_networks_rate_reach_the_rl_stage() -> None:
+    asked = ["rl_training.value_learning_rate=2e-4", "tracking.use_wandb=true", "tracking.wandb_project=mine"]
+    train = stages.rl_config(stages.resolve(asked).config)
+    assert train.critic.optim.lr == 2e-4
+    assert (train.trainer.logger, train.trainer.project_name) == (["wandb"], "mine")
+    assert stages.rl_config(stages.resolve([]).config).trainer.logger == []
+
+
 def test_another_estimator_as_the_message_says() -> None:
     config = stages.resolve(
         ["rl_training.overrides=['algorithm.adv_estimator=grpo']", "rl_training.num_chains=8"]
