@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from practicum.data.model_registry import ModelRegistry
 from practicum.environment import Message
+from practicum.environments.htdag.actions import SAFE_ACTION, HTDAGAction
 from practicum.environments.htdag.planning import PlanningEpisode
 from practicum.environments.htdag.policies import POLICIES
 from practicum.environments.htdag.requests import PlanGoal
 from practicum.environments.htdag.task_dag import TaskDAG, TaskNode
 from practicum.errors import UserError
-from practicum.planner import HTDAGPlanner, Planner
+from practicum.models import tiny
+from practicum.planner import HTDAGPlanner, Planner, htdag_planner
 from practicum.planner.htdag_planner import MAX_UPDATES_PER_DAG, trained_policy_wanted
 from practicum.planner.llm_client import CircuitBreaker, OpenAIReply, confidence_of, with_retries
+from practicum.planner.local_client import LocalClient
 from practicum.planner.sanitise import SecurityError
 
 
@@ -196,8 +200,58 @@ def test_a_trained_policy_plans_with_the_short_prompt_and_heuristics_replace_it_
     for broken in (Replies(["go"]), Replies([RuntimeError("down")])):
         assert len(plan(HTDAGPlanner(use_trained_policy=True, policy=broken), "buy a cheap lamp")) == 4
     assert HTDAGPlanner(use_trained_policy=False, policy=model).policy is None
-    with pytest.raises(UserError, match="pass policy="):
+
+
+def test_the_promoted_model_is_the_trained_policy_and_plans_through_the_local_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTDAG_REGISTRY", str(tmp_path / "registry"))
+    with pytest.raises(UserError, match="No model 'htdag' is promoted"):
         HTDAGPlanner(use_trained_policy=True)
+    tiny.build(tmp_path / "run" / "model")
+    ModelRegistry(tmp_path / "registry").promote("htdag", tmp_path / "run" / "model", {}, "a test")
+    made = HTDAGPlanner(use_trained_policy=True)
+    assert isinstance(made.policy, LocalClient)
+    made.policy.sampling = replace(made.policy.sampling, max_tokens=4)
+    monkeypatch.setattr(htdag_planner, "MAX_STEPS_PER_EPISODE", 2)
+
+    async def decompose() -> TaskDAG:
+        try:
+            return await made.decompose_task("buy a cheap lamp")
+        finally:
+            await made.policy.close()  # type: ignore[union-attr]
+
+    dag = asyncio.run(decompose())
+    assert made.llm_calls == 2  # what an untrained model says is no plan
+    assert [dag[leaf].description for leaf in dag.topological_order()] == ["find lamp", "pay lamp"]
+    made.load_best_checkpoint(tmp_path / "run")
+    assert isinstance(made.policy, LocalClient)
+    assert made.policy.ref.model == str(tmp_path / "run" / "model")
+    with pytest.raises(UserError, match="There is no run"):
+        made.load_best_checkpoint(tmp_path / "other")
+
+
+def test_a_planner_from_a_checkpoint_asks_its_model_with_the_short_prompt(tmp_path: Path) -> None:
+    tiny.build(tmp_path / "model")
+    made = Planner.from_checkpoint(tmp_path)
+    client = made.llm_client
+    assert isinstance(client, LocalClient)
+    client.sampling = replace(client.sampling, max_tokens=3)
+
+    async def sample() -> HTDAGAction:
+        episode = PlanningEpisode()
+        episode.reset("buy a lamp")
+        try:
+            return await made._sample_action(episode.state)
+        finally:
+            await client.close()
+
+    assert asyncio.run(sample()) == SAFE_ACTION
+    assert made._build_decomposition_prompt(PlanningEpisode().state) == "\n-\nstep 0"
+    with pytest.raises(UserError, match="There is no folder"):
+        Planner.from_checkpoint(tmp_path / "other")
+    with pytest.raises(UserError, match="no prompt 'long'"):
+        Planner(prompt="long")
 
 
 def test_the_flag_is_read_from_the_environment_before_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

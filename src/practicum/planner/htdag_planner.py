@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from practicum.data.model_registry import ModelRegistry
 from practicum.environment import Message
 from practicum.environments.htdag.planning import (
     MAX_RECURSION_DEPTH,
@@ -24,7 +25,7 @@ from practicum.environments.htdag.planning import (
     PlanningEpisode,
 )
 from practicum.environments.htdag.policies import HeuristicPolicy, parse_request
-from practicum.environments.htdag.requests import ROOT
+from practicum.environments.htdag.requests import ENVIRONMENT, ROOT
 from practicum.environments.htdag.task_dag import DEFAULT_TYPE, GraphError, TaskDAG, TaskNode
 from practicum.errors import UserError
 from practicum.planner.llm_client import JSON_REPLY, CircuitBreaker, LLMClient, with_retries
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 MAX_UPDATES_PER_DAG = 10
 TRAINED_POLICY_FLAG = "HTDAG_USE_TRAINED_POLICY"
+REGISTRY_VARIABLE, DEFAULT_REGISTRY = "HTDAG_REGISTRY", "registry"
 
 
 def trained_policy_wanted(dotenv: Path = Path(".env")) -> bool:
@@ -48,6 +50,19 @@ def trained_policy_wanted(dotenv: Path = Path(".env")) -> bool:
     return (value or "").lower() in ("1", "true", "yes", "on")
 
 
+def promoted_policy() -> LLMClient:
+    """Return the planner that `practicum promote --name htdag` made current; UserError where there is none."""
+    root = Path(os.environ.get(REGISTRY_VARIABLE) or DEFAULT_REGISTRY)
+    return local_client(str(ModelRegistry(root).current(ENVIRONMENT).model))
+
+
+def local_client(model: str) -> LLMClient:
+    """Return the client of a model on this machine."""
+    from practicum.planner.local_client import LocalClient  # imports torch: only for those who have a model here
+
+    return LocalClient(model)
+
+
 class HTDAGPlanner:
     """Breaks requests into DAGs of tasks within limits; works without a model."""
 
@@ -59,9 +74,13 @@ class HTDAGPlanner:
         retries: int = 3,
         first_wait: float = 1.0,
     ) -> None:
-        """`policy` is a trained planner, asked with the short prompt; `use_trained_policy` needs one."""
+        """`policy` is a trained planner, asked with the short prompt where `use_trained_policy` is set.
+
+        None is the promoted one: the current version of `htdag` in the registry that HTDAG_REGISTRY names, by default
+        the folder `registry`. A model is loaded when it is first asked.
+        """
         if use_trained_policy and policy is None:
-            raise UserError("use_trained_policy=True needs the trained model: pass policy=, an object with `reply`.")
+            policy = promoted_policy()
         self.llm_client, self.policy = llm_client, policy if use_trained_policy else None
         self.retries, self.first_wait = retries, first_wait
         self.breaker = CircuitBreaker()
@@ -69,6 +88,12 @@ class HTDAGPlanner:
         """Calls of a model that were answered."""
         self._num_updates: WeakKeyDictionary[TaskDAG, int] = WeakKeyDictionary()
         self._num_created: WeakKeyDictionary[TaskDAG, int] = WeakKeyDictionary()
+
+    def load_best_checkpoint(self, run: str | Path) -> None:
+        """Plan with the best model of a training run from now on."""
+        if not Path(run).is_dir():
+            raise UserError(f"There is no run '{run}'; give the folder of a training run.")
+        self.policy = local_client(str(run))
 
     async def decompose_task(self, request: str, context: Mapping[str, Any] | None = None) -> TaskDAG:
         """Return the DAG of a request; UserError for one that is empty, too long or an attack."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from practicum.environment import Message
 from practicum.environments.htdag.actions import SAFE_ACTION, HTDAGAction, UnreadableAction, parse_action
-from practicum.environments.htdag.plan_text import json_prompt
+from practicum.environments.htdag.plan_text import PROMPTS
 from practicum.environments.htdag.planning import MAX_STEPS_PER_EPISODE, HTDAGState, PlanningEpisode
 from practicum.environments.htdag.task_dag import TaskDAG
+from practicum.errors import UserError, did_you_mean
 from practicum.planner.llm_client import JSON_REPLY, UNKNOWN_CONFIDENCE, LLMClient, OpenAIClient, confidence_of
 
 logger = logging.getLogger(__name__)
@@ -28,11 +30,28 @@ class Planner:
         verbose: bool = False,
         temperature: float = 0.7,
         llm_client: LLMClient | None = None,
+        prompt: str = "json",
     ) -> None:
-        """`llm_client` takes the place of the OpenAI-compatible server that would be asked for `llm_engine_name`."""
+        """`llm_client` takes the place of the OpenAI-compatible server that would be asked for `llm_engine_name`.
+
+        `prompt` is `json`, the paper's, or `short`, the one that small models are trained with.
+        """
+        if prompt not in PROMPTS:
+            raise UserError(f"A planner has no prompt '{prompt}'.{did_you_mean(prompt, PROMPTS)}")
+        self.prompt = prompt
         self.llm_engine_name, self.temperature, self.verbose = llm_engine_name, temperature, verbose
         self.toolbox_metadata, self.available_tools = dict(toolbox_metadata or {}), tuple(available_tools)
         self._llm_client = llm_client
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path, prompt: str = "short", temperature: float = 0.0) -> Planner:
+        """Return the planner of a trained model: a run's best model, a checkpoint, an adapter or a model's folder."""
+        if not Path(path).is_dir():
+            raise UserError(f"There is no folder '{path}'; give a run, a checkpoint or a model's folder.")
+        from practicum.planner.local_client import LocalClient  # imports torch: only for those who have a model here
+
+        client = LocalClient(str(path), temperature)
+        return cls(client.ref.name, temperature=temperature, llm_client=client, prompt=prompt)
 
     @property
     def llm_client(self) -> LLMClient:
@@ -43,13 +62,14 @@ class Planner:
     async def _sample_action(self, state: HTDAGState) -> HTDAGAction:
         """Ask the model for the next decision; a reply that cannot be read is the safe action."""
         prompt = self._build_decomposition_prompt(state)
-        reply = await self.llm_client.reply([Message("user", prompt)], response_format=JSON_REPLY)
+        response_format = JSON_REPLY if self.prompt == "json" else None
+        reply = await self.llm_client.reply([Message("user", prompt)], response_format=response_format)
         if self.verbose:
             logger.warning("planner prompt:\n%s\nplanner reply:\n%s", prompt, reply.text)
         return self._parse_action_from_response(reply.text, state, confidence_of(reply))
 
     def _build_decomposition_prompt(self, state: HTDAGState) -> str:
-        prompt = json_prompt(state.user_request, state.current_dag, state.step_count)
+        prompt = PROMPTS[self.prompt](state.user_request, state.current_dag, state.step_count)
         if not self.available_tools:
             return prompt
         tools = {name: self.toolbox_metadata.get(name, {}) for name in self.available_tools}
@@ -66,7 +86,7 @@ class Planner:
 
     async def plan(self, request: str, max_steps: int = MAX_STEPS_PER_EPISODE) -> TaskDAG:
         """Return the DAG that the model's decisions make of a request."""
-        episode = PlanningEpisode(prompt="json", max_steps=max_steps)
+        episode = PlanningEpisode(prompt=self.prompt, max_steps=max_steps)
         episode.reset(request)
         for _ in range(max_steps):
             action = await self._sample_action(episode.state)
