@@ -327,12 +327,12 @@ def test_a_run_cut_short_and_resumed_equals_a_whole_one(method: str, folder: Pat
         *(["algorithm.offline.top_percent=0.5"] if method == "bandit" else []),
         "actor_rollout_ref.model.path=tiny", "actor_rollout_ref.actor.optim.lr=1e-3", "data.train_batch_size=2",
         "agent.num_chains=4", "agent.max_turns=1", "agent.max_tokens_per_turn=10", "data.val_batch_size=4",
-        "trainer.total_training_steps=5", "trainer.save_freq=2", "trainer.test_freq=3", "trainer.logger=[]",
+        "trainer.total_training_steps=3", "trainer.save_freq=2", "trainer.test_freq=3", "trainer.logger=[]",
         "actor_rollout_ref.actor.ppo_mini_batch_size=1", "actor_rollout_ref.actor.kl_loss_coef=0.05",
     ]  # fmt: skip
     run_to_the_end(tmp_path / "whole", overrides)
     with pytest.raises(PowerCut):
-        run_to_the_end(tmp_path / "cut", overrides, die_at=4)
+        run_to_the_end(tmp_path / "cut", overrides, die_at=3)
     assert Checkpoints(tmp_path / "cut" / "practicum" / "run").steps()[-1] in (2, 3)
     run_to_the_end(tmp_path / "cut", overrides)
     one, two = everything(tmp_path / "whole"), everything(tmp_path / "cut")
