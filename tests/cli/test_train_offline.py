@@ -42,7 +42,7 @@ def test_from_a_folder_to_a_model(
 ) -> None:
     arguments = ["train", "--from_trajectories", str(attempts), *SMALL, HOLD, f"trainer.default_local_dir={tmp_path}",
                  "trainer.experiment_name=run",
-                 f"algorithm.offline.method={method}", "trainer.total_epochs=2", "trainer.save_freq=2"]  # fmt: skip
+                 f"algorithm.offline.method={method}", "trainer.total_epochs=1", "trainer.save_freq=1"]  # fmt: skip
     assert main(arguments) == 0
     said = capsys.readouterr().out
     folder = tmp_path / "practicum" / "run"
@@ -66,7 +66,7 @@ def test_from_a_folder_to_a_model(
 def test_success_becomes_likelier_and_failure_less_so(attempts: Path, tmp_path: Path) -> None:
     arguments = ["train", "--from-trajectories", str(attempts), *SMALL, HOLD, f"trainer.default_local_dir={tmp_path}",
                  "trainer.experiment_name=run",
-                 "trainer.val_before_train=false", "trainer.total_training_steps=12",
+                 "trainer.val_before_train=false", "trainer.total_training_steps=8",
                  "actor_rollout_ref.actor.optim.lr=5e-5", "actor_rollout_ref.actor.entropy_coeff=0"]  # fmt: skip
     assert main(arguments) == 0
     episodes = list(read_episodes(attempts))
