@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1] / "src" / "practicum"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("practicum",),  # practicum/__init__.py, the public API
-    ("pipeline", "quickstart", "report"),
+    ("pipeline", "quickstart", "report", "pytest_plugin"),
     ("training",),
     ("planner",),
     ("evaluation",),
