@@ -118,7 +118,7 @@ def test_a_tool_call_is_an_unreadable_decision() -> None:
 
 def test_wrong_attempts_do_not_succeed() -> None:
     environment = HTDAGEnvironment()
-    for task in environment.tasks("test", 54):
+    for task in environment.tasks("test", 25):
         policy, nothing = environment.expert(task), Observation()
         solution = [policy(nothing)]
         while solution[-1].content != "go":
