@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from practicum.chat.renderer import Renderer
 from practicum.cli import htdag as command
 from practicum.cli.main import main
 from practicum.environments.htdag.requests import create_benchmark_tasks
 from practicum.errors import UserError
 from practicum.evaluation.comparison_report import compare
+from practicum.models.tiny import build_tokenizer
 from practicum.planner import benchmark
 from practicum.planner.benchmark import EXPECTED_RANGES, aggregate, run_policy, sanity_warning
+from practicum.training.text_dataset import read_demonstration_rows
 
 
 def test_the_heuristic_lies_between_random_and_expert_and_near_the_expected_ranges() -> None:
@@ -97,6 +100,21 @@ def test_a_trained_planner_s_results_have_the_same_form_and_can_be_compared(
     comparison = compare(tmp_path / "baseline_eval.json", tmp_path / "training_eval.json")
     assert comparison.success.trained == 1.0
     assert comparison.success.num_clusters == len({task.fields["template"] for task in panel})
+
+
+def test_the_expert_s_decisions_are_rows_for_sft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rows.jsonl"
+    assert main(["htdag", "demonstrations", str(out), "--requests", "9", "--whole", "2"]) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert f"{len(rows)} decisions of 9 requests" in capsys.readouterr().out
+    whole = [row for row in rows if row["task_id"] in {rows[0]["task_id"]}]
+    assert [row["action"] for row in whole][-1] == "go"
+    assert whole[0]["prompt"].endswith("\n-\nstep 0")
+    assert len({row["task_id"] for row in rows}) == 9
+    assert sum(row["action"] == "go" for row in rows) == 2
+    samples = read_demonstration_rows(out, Renderer(build_tokenizer()))
+    assert len(samples) == len(rows)
+    assert main(["htdag", "demonstrations", str(out), "--requests", "1", "--whole", "2"]) == 2
 
 
 def test_one_request_is_planned_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

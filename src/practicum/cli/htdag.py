@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,6 +35,13 @@ def run(argv: list[str]) -> int:
     trained.add_argument("policy", help="folder of a model, adapter, run or checkpoint; with --url a server's model")
     trained.add_argument("--url", help="an OpenAI-compatible server (…/v1)")
     trained.add_argument("--out", type=Path, help="folder of the results (default: data/htdag_benchmarks)")
+    rows = commands.add_parser("demonstrations", help="write the expert's decisions as rows for `practicum sft`")
+    rows.add_argument("out", type=Path, help="the JSON-lines file, for `practicum sft --dataset-path`")
+    rows.add_argument("--requests", type=int, default=6000, help="training requests (default: 6000)")
+    rows.add_argument(
+        "--whole", type=int, help="requests that give all decisions, the others only the first (default: all)"
+    )
+    rows.add_argument("--seed", type=int, default=0, help="which requests (default: 0)")
     plan = commands.add_parser("plan", help="plan one request without a model and print or draw it")
     plan.add_argument("request", help="what is to be planned")
     plan.add_argument("--out", type=Path, help="file of a drawing: .svg, .png or .txt")
@@ -42,6 +50,8 @@ def run(argv: list[str]) -> int:
         return _baseline(args.policy, args.out)
     if args.command == "evaluate":
         return _evaluate(args.policy, args.url, args.out)
+    if args.command == "demonstrations":
+        return _demonstrations(args.out, args.requests, args.whole, args.seed)
     return _plan(args.request, args.out)
 
 
@@ -87,6 +97,16 @@ def _evaluate(policy: str, url: str | None, out: Path | None) -> int:
     print(f"results in {folder / benchmark.TRAINING_FILE}")
     if (folder / benchmark.BASELINE_EVAL).is_file():
         print(f"compare: practicum compare {folder / benchmark.BASELINE_EVAL} {folder / benchmark.TRAINING_EVAL}")
+    return 0
+
+
+def _demonstrations(out: Path, requests: int, whole: int | None, seed: int) -> int:
+    from practicum.data.run_folder import write_atomic
+    from practicum.environments.htdag.demonstrations import demonstrations
+
+    rows = list(demonstrations(requests, whole, seed=seed))
+    write_atomic(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+    print(f"{len(rows)} decisions of {requests} requests in {out}")
     return 0
 
 
