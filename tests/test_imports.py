@@ -25,6 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rollout_setup",),
     ("rollout",),
     ("agent",),
+    ("policy",),
     ("engines", "environments"),
     ("kernels", "registry"),
     ("tools", "rewards"),

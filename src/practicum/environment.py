@@ -11,7 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from practicum.task import Task
 from practicum.utils.concurrency import in_thread
@@ -19,6 +19,8 @@ from practicum.utils.concurrency import in_thread
 SPLITS = ("train", "val", "test")
 AWAITED_METHODS = ("reset", "step", "truncate", "close", "ready_expert")
 """Methods that the agent loop awaits. Written as a plain `def`, they are run in a thread."""
+DEFAULT_ROLE = "policy"
+"""The role of an episode in which only one model acts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ class Action:
     """A parsed reply. `content` is its plain part: the final answer, or a command to the environment.
 
     `error` says why the reply does not parse. Such an action does not reach the environment: the agent loop answers
-    it with an observation.
+    it with an observation. `confidence` is the geometric mean of the probabilities of the reply's tokens, where the
+    engine reports them; `turn` is the index of the turn in which the agent loop recorded the action.
     """
 
     text: str = ""
@@ -52,15 +55,25 @@ class Action:
     calls: tuple[ToolCall, ...] = ()
     thought: str = ""
     error: str | None = None
+    confidence: float | None = field(default=None, compare=False)
+    turn: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What is new to the agent. `tools` are JSON schemas; `legal` lists the valid commands, where they are known."""
+    """What is new to the role that acts next. `legal` lists the valid commands, where they are known.
+
+    `tools` are JSON schemas; a role has the tools of its first observation, and of every fresh one. A prompt continues
+    what the role was shown before. With `fresh` it begins anew and has these messages only; with `continues` it goes on
+    from the turn of that index (`Action.turn`) instead of the role's last turn, which makes a branch.
+    """
 
     messages: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     legal: tuple[str, ...] | None = None
+    role: str = DEFAULT_ROLE
+    fresh: bool = False
+    continues: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +96,54 @@ class Step:
     """Share of the task that is done, from 0 to 1; None if it cannot be told."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """JSON that is recorded with the turn and never shown to the agent."""
+    role_rewards: Mapping[str, float] = field(default_factory=dict)
+    """Rewards of single roles, used under `algorithm.role_credit=own`; they are no part of the episode's reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one reply: of its prompt, of the reply, and those of the prompt that the engine had cached."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A model's reply outside of an episode; `data` is its JSON, where a response format was asked for and it has one.
+
+    `logprobs` are None where the engine does not report them.
+    """
+
+    text: str
+    action: Action
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+    usage: Usage
+    stop_reason: str
+    policy_version: int = 0
+    data: Any = None
+
+    @property
+    def confidence(self) -> float | None:
+        """The geometric mean of the probabilities of the reply's tokens."""
+        return self.action.confidence
+
+
+class ChatModel(Protocol):
+    """A model that environments and rewards may ask: a judge, a simulated user."""
+
+    async def reply(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        response_format: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+    ) -> Reply:
+        """Return the reply to messages; raise where the model cannot answer."""
+        ...
 
 
 ScriptedPolicy = Callable[[Observation], Action]
@@ -108,6 +169,9 @@ class Environment(abc.ABC):
     """
 
     name: ClassVar[str] = ""
+    roles: ClassVar[tuple[str, ...]] = (DEFAULT_ROLE,)
+    """The roles that act in an episode. The first is the policy's own: it is trained unless `agent.train_roles` names
+    others."""
     formats: ClassVar[tuple[str, ...]] = ("hf", "react")
     """Reply formats that the environment supports; the first is the default."""
     invalid_reward: float = 0.0

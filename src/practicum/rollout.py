@@ -16,16 +16,9 @@ from typing import Any
 
 from practicum.agent import Agent
 from practicum.chat.console import EpisodeWatcher
-from practicum.chat.renderer import (
-    REASONING_CLOSE,
-    REASONING_OPEN,
-    Renderer,
-    check_thoughts,
-    split_reasoning,
-    strip_reasoning,
-)
-from practicum.engines.base import Engine, Generation, Request
-from practicum.environment import Action, Environment, Message, Observation, Step
+from practicum.chat.renderer import Renderer
+from practicum.engines.base import Engine, Generation
+from practicum.environment import DEFAULT_ROLE, Action, Environment, Message, Observation, Step
 from practicum.errors import (
     ContextFull,
     EngineError,
@@ -35,7 +28,7 @@ from practicum.errors import (
     place_of,
     traceback_of,
 )
-from practicum.registry import make_format
+from practicum.policy import Conversation, Policy
 from practicum.task import canonical_json
 from practicum.trajectory import Attempt, Origin, Outcome, Span, StopReason, Trajectory, Turn, derive_seed
 from practicum.utils.concurrency import Deadline, with_timer
@@ -52,7 +45,8 @@ class AgentTimeout(Exception):
 
 
 class Episode:
-    """One run of the agent loop. `turns` holds what is recorded so far."""
+    """One run of the agent loop. `turns` holds what is recorded so far; `policies` are those of roles that have one of
+    their own, all other roles act with `agent`, `engine` and `renderer`."""
 
     def __init__(
         self,
@@ -62,24 +56,18 @@ class Episode:
         engine: Engine,
         renderer: Renderer,
         watcher: EpisodeWatcher | None = None,
+        policies: Mapping[str, Policy] | None = None,
     ) -> None:
         self.attempt = attempt
         self.watcher = watcher
         self.make_environment = make_environment
         self.agent = agent
-        self.engine = engine
-        self.renderer = renderer
-        check_thoughts(agent.thoughts)
-        self.format = make_format(agent.format)
+        self.policy = Policy(engine, renderer, agent.format, agent.sampling, thoughts=agent.thoughts)
+        self.policies = policies or {}
         self.session = f"{attempt.group}#{attempt.number}#{attempt.seeds.sampling}"
+        self.conversations: dict[str, Conversation] = {}
+        """What each role was shown, by its name."""
         self.turns: list[Turn] = []
-        self.context_ids: list[int] = []
-        """Ids of the conversation as the engine sees it: prompts and sampled replies since the last restart."""
-        self.history: list[Span] = []
-        """The last prompt rendered from the beginning, in which earlier replies are observations: they are trained in
-        the turn that sampled them, and not again."""
-        self.conversation: list[Message] = []
-        self.tools: tuple[Mapping[str, Any], ...] = ()
         self.closing: tuple[Message, ...] = ()
         self.phase = "reset"
         self.agent_seconds = 0.0
@@ -122,7 +110,21 @@ class Episode:
             self.traceback = traceback_of(error)
             return Outcome.ENV_ERROR, f"{self.phase}: {describe_exception(error)}"
         finally:
-            self.engine.end_session(self.session)
+            for conversation in self.conversations.values():
+                conversation.policy.engine.end_session(conversation.session)
+
+    @property
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        """The tools of the role that acted first."""
+        return next((conversation.tools for conversation in self.conversations.values()), ())
+
+    def conversation(self, role: str) -> Conversation:
+        """What a role was shown so far; a role without a policy of its own acts with the agent's."""
+        if role not in self.conversations:
+            session = self.session if role == DEFAULT_ROLE else f"{self.session}/{role}"
+            policy = replace(self.policies.get(role, self.policy), role=role)
+            self.conversations[role] = Conversation(policy, session)
+        return self.conversations[role]
 
     async def _run_turns(self) -> Outcome:
         deadlines = self.agent.deadlines
@@ -132,29 +134,28 @@ class Episode:
             self.environment.reset(task, seeds.environment)
         )
         check_returned("reset", observation, Observation)
-        self.tools = observation.tools
         for index in range(self.agent.max_turns):
-            spans, restart = self._next_prompt(observation)
-            if restart:
-                self.context_ids = []
-            for span in spans:
-                self.context_ids.extend(span.ids)
-            self.conversation.extend(observation.messages)
+            role = self.conversation(observation.role)
+            if role.policy.max_turns is not None and role.num_turns >= role.policy.max_turns:
+                return await self._truncate(observation)
+            spans, restart = role.next_prompt(observation, self.turns)
             self.phase = "generate"
             if self.watcher is not None:
                 self.watcher.on_messages(observation.messages)
             seed, final = derive_seed(seeds.sampling, index), index + 1 == self.agent.max_turns
             try:
-                request = self._request(observation, seed, final)
-                generation = await Deadline(deadlines.generate, "engine").of(self.engine.generate(request))
+                request = role.request(task, observation, seed, final)
+                if self.watcher is not None:
+                    request = replace(request, on_token=self.watcher.on_token)
+                generation = await Deadline(deadlines.generate, "engine").of(role.policy.engine.generate(request))
             except ContextFull:
                 if not self.turns:
                     raise  # a first prompt that does not fit is the task's fault, not the agent's
                 return await self._truncate(observation)
             self.phase = "step"
-            action = self._record_turn(spans, restart, observation, generation, seed)
+            action = self._record_turn(role, spans, restart, observation, generation, seed)
             if action.error is not None:
-                step = Step(self._error_observation(action.error), reward=self.environment.invalid_reward)
+                step = Step(role.error_observation(action.error), reward=self.environment.invalid_reward)
             else:
                 step = await self._within_step("environment step", self.environment.step(action))
                 check_returned("step", step, Step)
@@ -194,51 +195,27 @@ class Episode:
         self.closing = (*observation.messages, *step.observation.messages)
         return Outcome.TRUNCATED
 
-    def _next_prompt(self, observation: Observation) -> tuple[tuple[Span, ...], bool]:
-        """Return the spans of the next prompt and whether it restarts: only the new spans where the prompt continues
-        `context_ids`, all of them where reasoning was stripped from the history."""
-        if not self.turns:
-            listed = self.tools if self.format.schema_in_template else ()
-            self.history = list(self.renderer.start(observation.messages, listed))
-            return tuple(self.history), True
-        new = self.renderer.extend(self.context_ids, observation.messages)
-        reply = self.turns[-1].spans[-1].ids
-        kept = strip_reasoning(self.renderer, reply) if self.agent.thoughts == "strip" else reply
-        self.history.append(Span(Origin.OBSERVATION, kept))
-        self.history.extend(new)
-        # Up to the reply, `history` and `context_ids` are the same ids.
-        return (new, False) if kept == reply else (tuple(self.history), True)
-
-    def _request(self, observation: Observation, seed: int, final: bool) -> Request:
-        sampling = replace(self.agent.sampling, seed=seed, stop=self.agent.sampling.stop + self.format.stop)
-        return Request(
-            ids=tuple(self.context_ids),
-            sampling=sampling,
-            task=self.attempt.task,
-            observation=observation,
-            conversation=tuple(self.conversation),
-            tools=self.tools,
-            session=self.session,
-            final=final,
-            on_token=None if self.watcher is None else self.watcher.on_token,
-        )
-
     def _record_turn(
-        self, spans: tuple[Span, ...], restart: bool, observation: Observation, generation: Generation, seed: int
+        self,
+        role: Conversation,
+        spans: tuple[Span, ...],
+        restart: bool,
+        observation: Observation,
+        generation: Generation,
+        seed: int,
     ) -> Action:
         """Parse the reply, append its turn without a reward, and return the action."""
-        text = self.renderer.decode(generation.ids)
-        action = self._parse(text)
-        if generation.stop_reason is StopReason.LENGTH and not action.calls and action.error is None:
-            # Half an answer is not an answer: "47" cut to "4" must not be judged.
-            action = replace(action, error=f"it was cut off after {len(generation.ids)} tokens; be shorter.")
-        self.context_ids.extend(generation.ids)
-        divided = split_reasoning(text) if self.agent.thoughts == "strip" else None
-        self.conversation.append(Message("assistant", divided[1] if divided else text))
-        sampled = Span(Origin.SAMPLED, generation.ids, generation.logprobs)
+        text, action = role.parse(generation)
+        index, policy = len(self.turns), role.policy
+        if generation.sampled:
+            reply = Span(Origin.SAMPLED, generation.ids, generation.logprobs)
+        else:
+            reply = Span(Origin.OBSERVATION, generation.ids)
+        role.add_reply(generation.ids, text, index)
+        temperature = policy.sampling.temperature
         self.turns.append(
             Turn(
-                spans=(*spans, sampled),
+                spans=(*spans, reply),
                 restart=restart,
                 messages=observation.messages,
                 reply=text,
@@ -247,32 +224,20 @@ class Episode:
                 policy_version=generation.policy_version,
                 stop_reason=generation.stop_reason,
                 seed=seed,
+                role=observation.role,
+                continues=None if restart else observation.continues,
+                temperature=None if temperature == self.agent.sampling.temperature else temperature,
             )
         )
         if self.watcher is not None:
             self.watcher.on_reply(self.turns[-1])
-        return action
-
-    def _parse(self, text: str) -> Action:
-        """Parse a reply; its reasoning is no part of what the format reads."""
-        divided = split_reasoning(text)
-        if divided is None:
-            return Action(text, error=f"the {REASONING_OPEN} needs its {REASONING_CLOSE}.")
-        thought, rest = divided
-        action = self.format.parse(rest, bool(self.tools))
-        if not thought and rest == text:
-            return action
-        return replace(action, text=text, thought="\n".join(t for t in (thought, action.thought) if t))
-
-    def _error_observation(self, error: str) -> Observation:
-        """Return the loop's own answer to a reply that does not parse; the environment does not see such a reply."""
-        text = f"Your reply could not be used: {error}"
-        return Observation((self.format.observe("error", text) if self.tools else Message("user", text),))
+        return replace(action, turn=index)
 
     def _add_to_last_turn(self, step: Step) -> None:
         """Add a step's reward, components, progress and info to the last turn; raise ValueError if it has NaN or
         infinity, or info that is not JSON."""
-        for name, value in {"reward": step.reward, "progress": step.progress or 0.0, **step.components}.items():
+        numbers = {"reward": step.reward, "progress": step.progress or 0.0, **step.components, **step.role_rewards}
+        for name, value in numbers.items():
             if not math.isfinite(value):
                 raise ValueError(f"the environment gave the {name} {value}")
         try:
@@ -281,18 +246,24 @@ class Episode:
         except (TypeError, ValueError) as error:
             raise ValueError(f"the environment's info cannot be written as JSON: {error}") from None
         turn = self.turns[-1]
-        components = dict(turn.components)
-        for name, value in step.components.items():
-            components[name] = components.get(name, 0.0) + float(value)
         self.turns[-1] = replace(
             turn,
             reward=turn.reward + float(step.reward),
-            components=components,
+            components=_summed(turn.components, step.components),
             progress=None if step.progress is None else float(step.progress),
             info={**turn.info, **step.info},
+            role_rewards=_summed(turn.role_rewards, step.role_rewards),
         )
         if self.watcher is not None:
             self.watcher.on_step(step)
+
+
+def _summed(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    """Numbers by name, those of the same name added."""
+    result = dict(first)
+    for name, value in second.items():
+        result[name] = result.get(name, 0.0) + float(value)
+    return result
 
 
 def check_returned(method: str, value: object, expected: type) -> None:
@@ -314,10 +285,11 @@ async def run_episode(
     renderer: Renderer,
     provenance: Mapping[str, Any] | None = None,
     watcher: EpisodeWatcher | None = None,
+    policies: Mapping[str, Policy] | None = None,
 ) -> Trajectory:
     """Run one episode and return its record. Only `UserError` is raised: other failures are outcomes."""
     error_on_close: str | None = None
-    episode = Episode(attempt, make_environment, agent, engine, renderer, watcher)
+    episode = Episode(attempt, make_environment, agent, engine, renderer, watcher, policies)
     try:
         outcome, error = await episode.run()
     finally:
@@ -381,11 +353,12 @@ async def run_episodes(
     provenance: Mapping[str, Any] | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
     watcher: EpisodeWatcher | None = None,
+    policies: Mapping[str, Policy] | None = None,
 ) -> list[Trajectory]:
     """Run many episodes, at most `concurrency` at once, and return them in the order of `planned`.
 
     An episode that ends unscored is run again up to `retries` times. `on_done` is called with each result as it
-    comes; `watcher` follows the first episode.
+    comes; `watcher` follows the first episode. `policies` are those of roles that do not act with `engine`.
     """
     planned = list(planned)
     if len(planned) >= FREEZE_GC_MIN_EPISODES:
@@ -396,7 +369,7 @@ async def run_episodes(
         async with semaphore:
             result = await run_with_retries(
                 attempt, make_environment, agent, engine, renderer, retries, provenance,
-                watcher if attempt is planned[0] else None,
+                watcher if attempt is planned[0] else None, policies,
             )  # fmt: skip
             if on_done is not None:
                 on_done(result)
@@ -419,6 +392,7 @@ async def stream_episodes(
     retries: int = 0,
     provenance: Mapping[str, Any] | None = None,
     watcher: EpisodeWatcher | None = None,
+    policies: Mapping[str, Policy] | None = None,
 ) -> None:
     """Run many episodes as `run_episodes` does, but keep none: `on_done` gets each one as it ends, in any order."""
     if len(planned) >= FREEZE_GC_MIN_EPISODES:
@@ -430,7 +404,7 @@ async def stream_episodes(
             own_watcher = watcher if attempt is planned[0] else None
             on_done(
                 await run_with_retries(
-                    attempt, make_environment, agent, engine, renderer, retries, provenance, own_watcher
+                    attempt, make_environment, agent, engine, renderer, retries, provenance, own_watcher, policies
                 )
             )
 
@@ -448,11 +422,12 @@ async def run_with_retries(
     retries: int,
     provenance: Mapping[str, Any] | None,
     watcher: EpisodeWatcher | None,
+    policies: Mapping[str, Policy] | None = None,
 ) -> Trajectory:
     """Run one episode, again while it ends unscored and retries are left. One that is stopped half-way is not a result
     to keep: it raises CancelledError."""
     for retries_left in range(retries, -1, -1):
-        result = await run_episode(attempt, make_environment, agent, engine, renderer, provenance, watcher)
+        result = await run_episode(attempt, make_environment, agent, engine, renderer, provenance, watcher, policies)
         if result.scored or result.outcome is Outcome.CANCELLED or retries_left == 0:
             break
     if result.outcome is Outcome.CANCELLED:

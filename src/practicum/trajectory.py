@@ -7,12 +7,14 @@ searches for them in text.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from practicum.environment import Action, Message
+from practicum.environment import DEFAULT_ROLE, Action, Message
 from practicum.task import Task
 
 
@@ -85,7 +87,7 @@ class StopReason(StrEnum):
 
 
 class ActionSource(StrEnum):
-    """What produced a reply."""
+    """What produced a reply. A turn may name another source, such as a cache or a macro."""
 
     POLICY = "policy"
     EXPERT = "expert"
@@ -111,10 +113,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn: the new spans of the prompt, then the sampled span, then reward, progress and info of the reply.
+    """One turn of one role: the new spans of its prompt, then the sampled span, then reward, progress and info.
 
-    `restart` is true when the prompt does not continue the ids of the turn before (the first turn, or a history from
-    which something was removed): the learner then begins a new sequence.
+    The spans follow those of the turn `continues`; None stands for the role's last turn that has spans. `restart` is
+    true when the prompt continues no turn (a role's first turn, a fresh prompt, or a history from which something was
+    removed): the learner then begins a new sequence. An action that no model wrote has no sampled span, and no spans at
+    all where no prompt shows it.
     """
 
     spans: tuple[Span, ...]
@@ -122,7 +126,7 @@ class Turn:
     messages: tuple[Message, ...]
     reply: str
     action: Action
-    source: ActionSource
+    source: str
     policy_version: int
     stop_reason: StopReason
     seed: int
@@ -130,6 +134,41 @@ class Turn:
     components: Mapping[str, float] = field(default_factory=dict)
     progress: float | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
+    role: str = DEFAULT_ROLE
+    continues: int | None = None
+    temperature: float | None = None
+    """The temperature that the reply was sampled at; None: that of the episode."""
+    role_rewards: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def num_sampled(self) -> int:
+        """The number of sampled tokens."""
+        return sum([len(span.ids) for span in self.spans if span.origin is Origin.SAMPLED])
+
+
+def reply_confidence(logprobs: SequenceABC[float] | None) -> float | None:
+    """Return the geometric mean of the probabilities of a reply's tokens; None where they are not known."""
+    return math.exp(min(0.0, sum(logprobs) / len(logprobs))) if logprobs else None
+
+
+def continued_turns(turns: SequenceABC[Turn]) -> list[int | None]:
+    """Return for every turn the index of the turn whose ids it extends; None where it begins anew or has no spans."""
+    last_of_role: dict[str, int] = {}
+    continued: list[int | None] = []
+    for index, turn in enumerate(turns):
+        parent = last_of_role.get(turn.role) if turn.continues is None else turn.continues
+        continued.append(None if turn.restart or not turn.spans else parent)
+        if turn.spans:
+            last_of_role[turn.role] = index
+    return continued
+
+
+def path_to(continued: SequenceABC[int | None], index: int) -> list[int]:
+    """Return the indices of the turns whose spans are the ids up to the end of a turn, from the first to that one."""
+    path = [index]
+    while (parent := continued[path[-1]]) is not None:
+        path.append(parent)
+    return path[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +181,23 @@ class Seeds:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """Ids that are one input of the model, with origin, log-prob and index of the turn per token."""
+    """Ids that are one input of the model, with origin, log-prob and index of the turn per token.
+
+    The first `num_repeated` tokens are those of an earlier sequence, from which this one branches off.
+    """
 
     ids: tuple[int, ...]
     origins: tuple[Origin, ...]
     logprobs: tuple[float | None, ...]
     turns: tuple[int, ...]
+    num_repeated: int = 0
 
     @property
     def sampled(self) -> tuple[bool, ...]:
-        return tuple(origin is Origin.SAMPLED for origin in self.origins)
+        """Which tokens were sampled; those of an earlier sequence do not count again."""
+        return tuple(
+            origin is Origin.SAMPLED and position >= self.num_repeated for position, origin in enumerate(self.origins)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,25 +227,41 @@ class Trajectory:
     def invalid_replies(self) -> int:
         return sum(turn.action.error is not None for turn in self.turns)
 
-    def runs(self) -> list[list[Span]]:
-        """Return the episode's spans as one list per sequence; a sequence ends where a turn restarts the prompt."""
-        sequences: list[list[Span]] = []
-        for turn in self.turns:
-            if turn.restart or not sequences:
-                sequences.append([])
-            sequences[-1].extend(turn.spans)
-        return sequences
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles that acted, in the order of their first turns."""
+        return tuple(dict.fromkeys(turn.role for turn in self.turns))
+
+    def paths(self) -> list[list[int]]:
+        """Return the turns of every sequence, as indices: a path ends in a turn that no other turn extends."""
+        continued = continued_turns(self.turns)
+        extended = {parent for parent in continued if parent is not None}
+        ends = [index for index, turn in enumerate(self.turns) if turn.spans and index not in extended]
+        return [path_to(continued, end) for end in ends]
 
     def sequences(self) -> tuple[Sequence, ...]:
-        """Return the episode's sequences; a sequence ends where a turn restarts the prompt."""
-        runs: list[tuple[list[int], list[Origin], list[float | None], list[int]]] = []
-        for index, turn in enumerate(self.turns):
-            if turn.restart or not runs:
-                runs.append(([], [], [], []))
-            ids, origins, logprobs, turns = runs[-1]
-            for span in turn.spans:
-                ids.extend(span.ids)
-                origins.extend([span.origin] * len(span.ids))
-                logprobs.extend(span.logprobs if span.logprobs is not None else [None] * len(span.ids))
-                turns.extend([index] * len(span.ids))
-        return tuple(Sequence(tuple(a), tuple(b), tuple(c), tuple(d)) for a, b, c, d in runs)
+        """Return the episode's sequences, one per path; a sampled span belongs to the first that has it."""
+        sequences: list[Sequence] = []
+        seen: set[int] = set()
+        for path in self.paths():
+            ids: list[int] = []
+            origins: list[Origin] = []
+            logprobs: list[float | None] = []
+            turns: list[int] = []
+            num_repeated = 0
+            for index in path:
+                for span in self.turns[index].spans:
+                    ids.extend(span.ids)
+                    origins.extend([span.origin] * len(span.ids))
+                    logprobs.extend(span.logprobs if span.logprobs is not None else [None] * len(span.ids))
+                    turns.extend([index] * len(span.ids))
+                if index in seen:
+                    num_repeated = len(ids)
+            seen.update(path)
+            sequences.append(Sequence(tuple(ids), tuple(origins), tuple(logprobs), tuple(turns), num_repeated))
+        return tuple(sequences)
+
+
+def is_trained(turn: Turn, roles: Collection[str] | None) -> bool:
+    """Whether the sampled tokens of a turn are trained; `roles` are the trained ones, None: all."""
+    return roles is None or turn.role in roles

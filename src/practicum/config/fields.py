@@ -110,6 +110,9 @@ def walk(settings: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Fie
         key = f"{prefix}{field.name}"
         if dataclasses.is_dataclass(value):
             yield from walk(value, f"{key}.")
+        elif isinstance(value, dict) and any(dataclasses.is_dataclass(item) for item in value.values()):
+            for name, item in value.items():
+                yield from walk(item, f"{key}.{name}.")
         else:
             yield key, field, value
 

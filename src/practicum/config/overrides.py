@@ -233,6 +233,8 @@ RECIPES = Path(__file__).parent.parent / "recipes"
 """The recipes that come with the package."""
 FREE_KEYS = ("agent.environment_args", "data.environment_args", "rl_training.shares")
 """Keys below which any name is allowed: options of an environment, names of environments."""
+ROLES = ["agent", "roles"]
+"""The group whose members are named by the user, each with the keys of a role."""
 ENVIRONMENT_REFERENCE = re.compile(r"oc\.(?:env|decode)\s*:\s*(?:\$\{\s*oc\.env\s*:\s*)?['\"]?(\w+)")
 SECRET_NAME = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
 """Names of environment variables whose values are not for a run's folder."""
@@ -352,6 +354,9 @@ def _set(schema: type, tree: DictConfig, name: str, value: Any) -> list[str]:
 def _set_key(tree: DictConfig, key: str, value: Any) -> None:
     node: Any = tree
     parts = key.split(".")
+    if parts[:2] == ROLES and len(parts) == 4 and "roles" in tree.get("agent", ()) and parts[2] not in tree.agent.roles:
+        # A role is named by its first key; which names there are is known when the environment is.
+        tree.agent.roles[parts[2]] = OmegaConf.structured(tree.agent.roles._metadata.element_type)
     for depth, part in enumerate(parts):
         if not OmegaConf.is_dict(node) or (part not in node and not _is_free(parts[:depth])):
             raise UserError(f"Unknown key '{key}'.{did_you_mean(key, schema_keys(tree))}")

@@ -28,6 +28,30 @@ class DeadlinesConfig:
 
 
 @dataclass
+class RoleConfig:
+    """A role of an episode in which several models act. What is null is as for the agent."""
+
+    model: str | None = None
+    """Another model (name or folder), which is not trained; null: the policy's own."""
+    url: str | None = None
+    """OpenAI-compatible server that has the model; it is not trained."""
+    tokenizer: str | None = None
+    """Model whose tokenizer records the replies of a server; null: the policy's."""
+    adapter: bool = False
+    """An adapter of its own over the policy's base model; needs actor_rollout_ref.model.lora_rank."""
+    agent_type: str | None = None
+    """Format of the role's replies."""
+    temperature: float | None = at_least(0, None)
+    """Sampling temperature in training; validation has val_temperature, and an untrained role always this one."""
+    max_tokens_per_turn: int | None = at_least(1, None)
+    """Tokens of one reply, at most."""
+    thoughts: str | None = None
+    """`keep` or `strip`: the reasoning of earlier turns."""
+    max_turns: int | None = at_least(1, None)
+    """Turns of the role in an episode, at most; null: as many as the episode has."""
+
+
+@dataclass
 class AgentConfig:
     """The agent, its environment and its rewards."""
 
@@ -61,6 +85,10 @@ class AgentConfig:
     """Episodes per task."""
     max_tokens_per_turn: int | None = at_least(1, None)
     """Tokens of one reply, at most; null: actor_rollout_ref.rollout.response_length."""
+    roles: dict[str, RoleConfig] = field(default_factory=dict)
+    """Settings of single roles, by name, where several models act in an episode: see docs/roles.md."""
+    train_roles: list[str] | None = None
+    """Roles whose replies are trained; null: the environment's first."""
     deadlines: DeadlinesConfig = field(default_factory=DeadlinesConfig)
 
 
@@ -126,6 +154,8 @@ class AlgorithmConfig:
     """Put every turn's own reward at the last token of that turn, not the whole reward at the end."""
     row_weighted: bool = False
     """flow_grpo: mean and deviation of a group are taken over turns, so that long episodes weigh more."""
+    role_credit: str = "shared"
+    """`shared`: all trained roles have the episode's reward; `own`: each has its own, and its own baseline."""
     bootstrap_truncated: bool | None = None
     """Whether the critic's value stands for the rest of a truncated episode; null: where gamma is below 1."""
     use_kl_in_reward: bool = False

@@ -66,7 +66,7 @@ def rank(episode: Trajectory) -> tuple[float, int, int, str, int]:
 def source_of(turn: Turn) -> str:
     """Return who acted; an environment that acts for the policy at times (a cache, a recovery) names it in `info`."""
     source = turn.info.get("action_source")
-    return source if isinstance(source, str) and source else turn.source.value
+    return source if isinstance(source, str) and source else str(turn.source)
 
 
 def _unequal_pairs(

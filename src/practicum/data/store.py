@@ -17,10 +17,21 @@ from urllib.parse import quote
 
 from practicum.data.jsonl import parse_object, read_lines
 from practicum.data.run_folder import write_atomic
-from practicum.environment import Action, Message, ToolCall
+from practicum.environment import DEFAULT_ROLE, Action, Message, ToolCall
 from practicum.errors import UserError
 from practicum.task import Task, content_hash, plain
-from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
+from practicum.trajectory import (
+    ActionSource,
+    Origin,
+    Outcome,
+    Seeds,
+    Span,
+    StopReason,
+    Trajectory,
+    Turn,
+    continued_turns,
+    reply_confidence,
+)
 from practicum.utils.terminal import Progress
 
 FORMAT_VERSION = 1
@@ -146,14 +157,34 @@ def _checks(episode: Trajectory) -> Iterator[tuple[int, str, bool]]:
     for name in ("temperature", "top_k", "top_p"):
         yield 1, f"provenance.{name}", name not in episode.provenance or _is_finite(episode.provenance[name])
     last = len(episode.turns) + 2
+    continued = continued_turns(episode.turns)
     for index, turn in enumerate(episode.turns):
         line = index + 2
         yield line, "reply", isinstance(turn.reply, str)
         yield line, "messages", all(_is_message(m) for m in turn.messages)
-        yield line, "spans", bool(turn.spans) and turn.spans[-1].origin is Origin.SAMPLED
+        # Replies of a model, and demonstrations, are sampled spans; what else wrote an action may have none.
+        from_model = turn.source in set(ActionSource)
+        yield line, "spans", not from_model or (bool(turn.spans) and turn.spans[-1].origin is Origin.SAMPLED)
+        yield (
+            line,
+            "continues",
+            turn.continues is None
+            or (
+                type(turn.continues) is int
+                and 0 <= turn.continues < index
+                and bool(episode.turns[turn.continues].spans)
+            ),
+        )
+        yield line, "role", isinstance(turn.role, str) and bool(turn.role)
+        yield (
+            line,
+            "role_rewards",
+            isinstance(turn.role_rewards, Mapping) and all(map(_is_finite, turn.role_rewards.values())),
+        )
         yield line, "spans", all(type(i) is int and 0 <= i <= MAX_TOKEN_ID for span in turn.spans for i in span.ids)
         yield line, "spans", all(_is_logprob(value) for span in turn.spans for value in span.logprobs or ())
-        yield line, "spans", not (index == 0 or turn.restart) or bool(turn.spans[0].origin is not Origin.SAMPLED)
+        begins = turn.restart or continued[index] is None
+        yield line, "spans", not (turn.spans and begins) or turn.spans[0].origin is not Origin.SAMPLED
         yield line, "reward", _is_finite(turn.reward)
         yield line, "parts", all(map(_is_finite, turn.components.values()))
         yield line, "progress", turn.progress is None or _is_finite(turn.progress)
@@ -191,7 +222,7 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
             "calls": [_call_record(call) for call in turn.action.calls],
             "error": turn.action.error,
         },
-        "source": turn.source.value,
+        "source": str(turn.source),
         "policy_version": turn.policy_version,
         "stop_reason": turn.stop_reason.value,
         "seed": turn.seed,
@@ -199,16 +230,21 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
         "parts": dict(turn.components),
         "progress": turn.progress,
         "info": dict(turn.info),
+        **({} if turn.role == DEFAULT_ROLE else {"role": turn.role}),
+        **({} if turn.continues is None else {"continues": turn.continues}),
+        **({} if turn.temperature is None else {"temperature": turn.temperature}),
+        **({"role_rewards": dict(turn.role_rewards)} if turn.role_rewards else {}),
     }
 
 
 def _turn(record: Mapping[str, Any]) -> Turn:
     action = record["action"]
+    spans = tuple(
+        Span(Origin(s["origin"]), tuple(s["ids"]), tuple(s["logprobs"]) if "logprobs" in s else None)
+        for s in record["spans"]
+    )
     return Turn(
-        spans=tuple(
-            Span(Origin(s["origin"]), tuple(s["ids"]), tuple(s["logprobs"]) if "logprobs" in s else None)
-            for s in record["spans"]
-        ),
+        spans=spans,
         restart=record["restart"],
         messages=tuple(_message(m) for m in record["messages"]),
         reply=record["reply"],
@@ -218,8 +254,9 @@ def _turn(record: Mapping[str, Any]) -> Turn:
             calls=tuple(_call(c) for c in action["calls"]),
             thought=action["thought"],
             error=action["error"],
+            confidence=reply_confidence(spans[-1].logprobs if spans else None),
         ),
-        source=ActionSource(record["source"]),
+        source=str(record["source"]),
         policy_version=record["policy_version"],
         stop_reason=StopReason(record["stop_reason"]),
         seed=record["seed"],
@@ -227,6 +264,10 @@ def _turn(record: Mapping[str, Any]) -> Turn:
         components=record["parts"],
         progress=record["progress"],
         info=record["info"],
+        role=record.get("role", DEFAULT_ROLE),
+        continues=record.get("continues"),
+        temperature=record.get("temperature"),
+        role_rewards=record.get("role_rewards", {}),
     )
 
 

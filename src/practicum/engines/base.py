@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from practicum.environment import Message, Observation
 from practicum.task import Task
-from practicum.trajectory import ActionSource, StopReason
+from practicum.trajectory import StopReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +48,25 @@ class Request:
     """The LoRA adapter to answer with, where the engine serves several; "" is the policy itself."""
     on_token: Callable[[int], None] | None = None
     """Called with every token id as it is sampled, by engines that generate token by token."""
+    response_format: Mapping[str, Any] | None = None
+    """The form that the reply is asked to have, as in the chat completions API; a chat server is told of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One reply. `logprobs`, one per id, are of the distribution that was sampled from; None where unknown."""
+    """One reply. `logprobs`, one per id, are of the distribution that was sampled from; None where unknown.
+
+    `sampled` is false for an action that no model and no demonstrator wrote, such as one from a cache: its ids are
+    context for later turns and are never trained.
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
     stop_reason: StopReason
     policy_version: int
-    source: ActionSource
+    source: str
     prompt_cached: int = 0
+    sampled: bool = True
 
 
 class Engine(Protocol):

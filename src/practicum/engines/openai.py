@@ -60,6 +60,8 @@ class OpenAIEngine:
             body["top_k"] = sampling.top_k  # not in OpenAI's API; vLLM and others read it, the rest refuse it
         if sampling.stop:
             body["stop"] = list(sampling.stop)
+        if request.response_format is not None:
+            body["response_format"] = dict(request.response_format)
         if request.tools and self.format.schema_in_template:
             body["tools"] = [dict(tool) for tool in request.tools]
         return body

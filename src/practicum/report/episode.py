@@ -67,7 +67,7 @@ def _turn(turn: Turn, pieces: TokenTexts | None, advantages: TokenAdvantages | N
             for c in turn.action.calls[:20]
         ],
         "unusable": None if turn.action.error is None else _text(str(turn.action.error)),
-        "source": turn.source.value,
+        "source": str(turn.source),
         "version": json_number(turn.policy_version),
         "stop": turn.stop_reason.value,
         "reward": json_number(turn.reward),

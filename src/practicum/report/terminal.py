@@ -93,7 +93,7 @@ def episode_lines(episode: Trajectory, tokenizer: object, coloured: bool, logpro
     for index, turn in enumerate(episode.turns):
         extra = "".join(f"  {printable(str(name))} {_format_value(value)}" for name, value in turn.components.items())
         result.append(
-            f"── turn {index}: {turn.source.value}, policy {turn.policy_version}, "
+            f"── turn {index}: {turn.source!s}, policy {turn.policy_version}, "
             f"stopped by {turn.stop_reason.value}, reward {turn.reward:g}{extra}"
             + (f"  unusable: {printable(str(turn.action.error)[:MAX_SPAN_CHARACTERS])}" if turn.action.error else "")
         )

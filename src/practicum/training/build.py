@@ -22,7 +22,7 @@ from practicum.data.task_overlap import num_shared, write_train_tasks
 from practicum.engines.base import PolicyEngine, Sampling
 from practicum.engines.vllm.engine import VLLMEngine, VLLMSettings
 from practicum.engines.vllm.server import ServerSettings, find_python
-from practicum.environment import Environment
+from practicum.environment import DEFAULT_ROLE, Environment
 from practicum.errors import UserError, did_you_mean
 from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult
@@ -40,6 +40,7 @@ from practicum.training.logged_source import METHODS, LoggedSource, TrajectoryLo
 from practicum.training.micro_batches import MicroBatchLimits
 from practicum.training.monitor.loggers import make_loggers
 from practicum.training.rl_trainer import RLTrainer
+from practicum.training.roles import add_roles, check_roles, lora_settings, role_settings
 from practicum.training.rollout_source import OnlineSource, RolloutSource
 from practicum.training.run import Run, RunMonitor
 from practicum.training.settings import (
@@ -58,7 +59,7 @@ from practicum.training.settings import (
     training_steps,
     validates,
 )
-from practicum.training.trainable_policy import TrainablePolicy
+from practicum.training.trainable_policy import TrainablePolicy, sharing_weights
 from practicum.trajectory import Trajectory
 from practicum.utils.memory import out_of_memory_in
 from practicum.utils.terminal import Progress
@@ -208,6 +209,7 @@ def build_agent(config: TrainConfig, components: RunComponents, temperature: flo
         thoughts=config.agent.thoughts,
         deadlines=Deadlines(**vars(config.agent.deadlines)),
         sampling=Sampling(temperature, max_tokens=max_reply_tokens(config)),
+        roles=role_settings(config, temperature) if config.agent.roles else {},
     )
 
 
@@ -281,6 +283,8 @@ def _build_run(
     on, folder = resolve_device(config), lock.folder
     check_continuation(config, folder)
     components = build_components(config)
+    if config.agent.roles or config.agent.train_roles is not None or components.environment.roles != (DEFAULT_ROLE,):
+        check_roles(config, components.environment)
     logged = read_logged_data(config, components) if config.data.from_trajectories else None
     tasks = training_tasks(components.environment, config) if logged is None else ()
     check_sources(config)
@@ -340,8 +344,9 @@ def build_policy(config: TrainConfig, folder: Path, on: Device, template: str | 
     """The policy with its engine; `template` is the chat template where the configuration names none."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     limit = max_micro_batch_tokens(config, on)
+    loaded, base = load_model(config, on)
     policy = TrainablePolicy(
-        load_model(config, on),
+        loaded,
         config.agent.template or template,
         max_batch=max_num_seqs(config, on),
         limits=MicroBatchLimits(limit, actor.ppo_micro_batch_size_per_gpu),
@@ -349,7 +354,10 @@ def build_policy(config: TrainConfig, folder: Path, on: Device, template: str | 
         make_engine=engine_maker(config, folder, on),
         separate_engine_weights=config.trainer.overlap,
     )
-    policy.decoder.checkpointing = config.actor_rollout_ref.model.enable_gradient_checkpointing
+    if config.agent.roles:
+        add_roles(policy, base, config, on, config.agent.template or template)
+    for model in policy.models:
+        model.decoder.checkpointing = config.actor_rollout_ref.model.enable_gradient_checkpointing
     return policy
 
 
@@ -465,14 +473,15 @@ def engine_maker(
     return functools.partial(VLLMEngine, settings=settings)
 
 
-def load_model(config: TrainConfig, on: Device) -> loader.LoadedModel:
-    """The policy's weights, with an adapter where the configuration asks for one."""
+def load_model(config: TrainConfig, on: Device) -> tuple[loader.LoadedModel, loader.LoadedModel | None]:
+    """The policy's weights, with an adapter where the configuration asks for one; and, where roles have adapters of
+    their own, the model without any."""
     model = config.actor_rollout_ref.model
     loaded = resolve_policy(config).load(on.dtype, on.device, trainable=True)
     if loaded.adapter is not None or not model.lora_rank:
-        return loaded
-    settings = lora.LoRASettings(model.lora_rank, model.lora_alpha, targets=model.target_modules or lora.ALL_LINEAR)
-    return lora.add_adapter(loaded, settings, config.trainer.seed)
+        return loaded, None
+    base = sharing_weights(loaded) if any(role.adapter for role in config.agent.roles.values()) else None
+    return lora.add_adapter(loaded, lora_settings(model), config.trainer.seed), base
 
 
 def resolve_policy(config: TrainConfig) -> ModelRef:

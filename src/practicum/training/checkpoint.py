@@ -43,7 +43,7 @@ from practicum.data.run_folder import (
 )
 from practicum.errors import UserError
 from practicum.training.critic import Critic
-from practicum.training.trainable_policy import TrainablePolicy
+from practicum.training.trainable_policy import ROLES, TrainablePolicy
 
 PACKAGE = Path(__file__).parent.parent
 GIT_TIMEOUT_SECONDS = 10.0
@@ -110,7 +110,7 @@ def check_continuation(config: TrainConfig, folder: Path) -> None:
             "choose another trainer.experiment_name."
         )
     before, now = _compared(OmegaConf.load(stored)), _compared(OmegaConf.structured(config))
-    changed = [key for key in sorted(now) if before[key] != now[key]]
+    changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
     refused = [key for key in changed if key not in MAY_CHANGE]
     refused.sort(key=lambda key: key != "actor_rollout_ref.model.path")  # another model brings other defaults
     if refused:
@@ -148,7 +148,8 @@ def _compared(tree: Any) -> dict[str, Any]:
     default; the model has one name, whichever of its keys it was given by."""
     defaults = _flat(OmegaConf.to_container(OmegaConf.structured(TrainConfig)))
     given = _flat(OmegaConf.to_container(tree))
-    free = {key: value for key, value in given.items() if key.startswith(overrides.FREE_KEYS)}
+    free_keys = (*overrides.FREE_KEYS, ".".join(overrides.ROLES))
+    free = {key: value for key, value in given.items() if key.startswith(free_keys)}
     values = {**defaults, **{key: value for key, value in given.items() if key in defaults}, **free}
     path, name = "actor_rollout_ref.model.path", "agent.model_name_or_path"
     values[path] = values[path] or values.pop(name) or "tiny"
@@ -232,9 +233,9 @@ class Checkpoints:
             with tempfile.TemporaryDirectory(dir=self.folder, prefix=UNFINISHED) as scratch:
                 folder = Path(scratch) / target.name
                 folder.mkdir()
-                policy.write(folder / "actor")
-                learner = policy.learner
-                save_file(_moments(learner.optimizer, _names(policy)), folder / "actor_optimizer.safetensors")
+                _write_policy(policy, folder)
+                for name, model in policy.role_policies.items():
+                    _write_policy(model, folder / ROLES / name)
                 if critic is not None:
                     save_file(_critic_weights(critic), folder / "critic.safetensors")
                     moments = _moments(critic.optimizer, _by_index(critic.parameters))
@@ -288,11 +289,9 @@ def load(path: Path, policy: TrainablePolicy, critic: Critic | None) -> dict[str
     if damage is not None:
         raise UserError(f"Checkpoint '{path}' cannot be used ({damage}); point at another one.")
     state: dict[str, Any] = json.loads((path / "state.json").read_text())
-    if policy.loaded.adapter is not None:
-        _copy_adapter(policy.loaded.adapter, path)
-    else:
-        _copy_into(policy.loaded.model, _all_tensors(path / "actor"), path)
-    _restore_moments(policy.learner.optimizer, _names(policy), load_file(path / "actor_optimizer.safetensors"), path)
+    _read_policy(policy, path)
+    for name, model in policy.role_policies.items():
+        _read_policy(model, path / ROLES / name)
     if critic is not None:
         if not (path / "critic.safetensors").exists():
             raise UserError(f"Checkpoint '{path}' has no critic; resume it with the estimator it was made with.")
@@ -303,6 +302,23 @@ def load(path: Path, policy: TrainablePolicy, critic: Critic | None) -> dict[str
         moments = load_file(path / "critic_optimizer.safetensors")
         _restore_moments(critic.optimizer, _by_index(critic.parameters), moments, path)
     return state
+
+
+def _write_policy(policy: TrainablePolicy, folder: Path) -> None:
+    """Write weights (or the adapter) and the moments of the optimizer."""
+    policy.write(folder / "actor")
+    save_file(_moments(policy.learner.optimizer, _names(policy)), folder / "actor_optimizer.safetensors")
+
+
+def _read_policy(policy: TrainablePolicy, path: Path) -> None:
+    """Load what `_write_policy` wrote."""
+    if not (path / "actor").is_dir():
+        raise UserError(f"Checkpoint '{path.parent.parent}' has no adapter of the role '{path.name}'.")
+    if policy.loaded.adapter is not None:
+        _copy_adapter(policy.loaded.adapter, path)
+    else:
+        _copy_into(policy.loaded.model, _all_tensors(path / "actor"), path)
+    _restore_moments(policy.learner.optimizer, _names(policy), load_file(path / "actor_optimizer.safetensors"), path)
 
 
 def _names(policy: TrainablePolicy) -> dict[str, nn.Parameter]:

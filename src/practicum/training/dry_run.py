@@ -24,6 +24,7 @@ from practicum.training.checkpoint import check_continuation
 from practicum.training.estimators import ESTIMATORS
 from practicum.training.monitor.health import HealthMonitor
 from practicum.training.monitor.loggers import TRACKERS, check_logger_names, import_package
+from practicum.training.roles import check_roles
 from practicum.training.settings import (
     environment_name,
     find_device,
@@ -184,6 +185,7 @@ def _check_tasks(config: TrainConfig) -> None:
     # The environment is found by the names of the files, whether they are here or not.
     agent = replace(config.agent, environment=environment_name(config))
     components = build.make_components(replace(config, data=data, agent=agent))
+    check_roles(copy.deepcopy(config), components.environment)
     for split, key in (("train", "train_files"), ("val", "val_files")):
         if key in files:
             components.environment.tasks(split, 1)

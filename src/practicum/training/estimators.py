@@ -7,16 +7,20 @@ golden values in `tests/algorithms/test_advantages.py`, and an entry in ESTIMATO
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from practicum.algorithms import advantages
 from practicum.config.fields import default_of
 from practicum.config.train import AlgorithmConfig
-from practicum.trajectory import Origin, Trajectory
-from practicum.utils.arrays import FloatArray, IntArray
+from practicum.errors import UserError, did_you_mean
+from practicum.trajectory import Trajectory, is_trained
+from practicum.utils.arrays import BoolArray, FloatArray, IntArray
+
+ROLE_CREDITS = ("shared", "own")
+"""Values of `algorithm.role_credit`."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class EstimatorSettings:
 
     `turn_rewards` puts every turn's own reward at that turn's last token; otherwise the whole reward is at the
     trajectory's last one. `bootstrap_truncated`: whether the critic's value stands for the rest of a truncated episode.
+    `train_roles` are the roles whose sampled tokens are trained, None: all. With the `role_credit` "shared" their
+    tokens all have the episode's reward; with "own" every role has its own, and is compared with itself only.
     """
 
     gamma: float = default_of(AlgorithmConfig, "gamma")
@@ -51,6 +57,13 @@ class EstimatorSettings:
     row_weighted: bool = default_of(AlgorithmConfig, "row_weighted")
     bootstrap_truncated: bool | None = default_of(AlgorithmConfig, "bootstrap_truncated")
     overlong_buffer: OverlongBuffer | None = None
+    train_roles: tuple[str, ...] | None = None
+    role_credit: str = default_of(AlgorithmConfig, "role_credit")
+
+    def __post_init__(self) -> None:
+        if self.role_credit not in ROLE_CREDITS:
+            hint = did_you_mean(self.role_credit, ROLE_CREDITS)
+            raise UserError(f"Unknown algorithm.role_credit '{self.role_credit}'.{hint}")
 
     @property
     def bootstraps(self) -> bool:
@@ -107,37 +120,103 @@ class Estimator:
     aggregation: str = "token-mean"
 
 
-def turn_lengths(episode: Trajectory) -> list[int]:
-    """Return the number of sampled tokens of every turn."""
-    return [sum([len(s.ids) for s in turn.spans if s.origin is Origin.SAMPLED]) for turn in episode.turns]
+def turn_lengths(episode: Trajectory, roles: Collection[str] | None = None) -> list[int]:
+    """Return the number of sampled tokens of every turn; of turns of other roles than `roles` it is 0."""
+    return [turn.num_sampled if is_trained(turn, roles) else 0 for turn in episode.turns]
 
 
-def num_sampled_tokens(episode: Trajectory) -> int:
-    """Return the number of sampled tokens of an episode."""
-    return sum(turn_lengths(episode))
+def num_sampled_tokens(episode: Trajectory, roles: Collection[str] | None = None) -> int:
+    """Return the number of sampled tokens of an episode, or only those of some roles."""
+    return sum(turn_lengths(episode, roles))
 
 
 def token_rewards(episode: Trajectory, settings: EstimatorSettings) -> TokenRewards:
-    """Return an episode's rewards, assigned to its sampled tokens."""
-    lengths = turn_lengths(episode)
+    """Return an episode's rewards, assigned to its trained tokens."""
+    lengths = turn_lengths(episode, settings.train_roles)
     turns = np.repeat(np.arange(len(lengths)), lengths)
     rewards = np.zeros(len(turns))
-    if len(turns) and settings.turn_rewards:
-        pending = 0.0  # of turns without a sampled token
-        for index, turn in enumerate(episode.turns):
-            positions = np.flatnonzero(turns == index)
-            pending += turn.reward
-            if len(positions):
-                rewards[positions[-1]], pending = pending, 0.0
-        rewards[-1] += pending
+    if settings.role_credit == "own":
+        roles = np.array([turn.role for turn in episode.turns])
+        for role in {turn.role for turn, length in zip(episode.turns, lengths, strict=True) if length}:
+            own = np.flatnonzero(roles[turns] == role)
+            by_turn = role_turn_rewards(episode, role)
+            rewards[own] = _assigned(by_turn, sum(by_turn), turns[own], settings)
     elif len(turns):
-        rewards[-1] = episode.reward
+        rewards = _assigned([turn.reward for turn in episode.turns], episode.reward, turns, settings)
     if settings.overlong_buffer is not None:
         for end, length in zip(np.cumsum(lengths), lengths, strict=True):
             if length:
                 position = end - 1 if settings.turn_rewards else -1
                 rewards[position] += settings.overlong_buffer.penalty(length)
     return TokenRewards(rewards, turns, episode.outcome == "truncated")
+
+
+def _assigned(by_turn: Sequence[float], total: float, turns: IntArray, settings: EstimatorSettings) -> FloatArray:
+    """Rewards of turns, assigned to tokens whose turns are given: per turn, or all at the last token."""
+    rewards = np.zeros(len(turns))
+    if not settings.turn_rewards:
+        rewards[-1] = total
+        return rewards
+    pending = 0.0  # of turns without a trained token
+    for index, reward in enumerate(by_turn):
+        positions = np.flatnonzero(turns == index)
+        pending += reward
+        if len(positions):
+            rewards[positions[-1]], pending = pending, 0.0
+    rewards[-1] += pending
+    return rewards
+
+
+def role_turn_rewards(episode: Trajectory, role: str) -> list[float]:
+    """Return a role's own reward in every turn: what the environment gave to that role by name, or, where it gave it
+    nothing by name in the whole episode, the rewards of the role's own turns."""
+    if any(role in turn.role_rewards for turn in episode.turns):
+        return [turn.role_rewards.get(role, 0.0) for turn in episode.turns]
+    return [turn.reward if turn.role == role else 0.0 for turn in episode.turns]
+
+
+def estimate(
+    estimator: Estimator, groups: Sequence[Sequence[Trajectory]], rewards: Groups, settings: EstimatorSettings
+) -> Advantages:
+    """Return the advantages of all groups; with `role_credit` "own" each role's tokens among themselves."""
+    if settings.role_credit != "own":
+        return estimator.function(rewards, settings)
+    advantages = [[np.zeros(len(one.rewards)) for one in group] for group in rewards]
+    returns = [[np.full(len(one.rewards), np.nan) for one in group] for group in rewards]
+    has_returns = False
+    for role in sorted({turn.role for group in groups for episode in group for turn in episode.turns}):
+        masks = [
+            [
+                np.array([turn.role == role for turn in episode.turns], dtype=np.bool_)[one.turns]
+                for episode, one in zip(group, group_rewards, strict=True)
+            ]
+            for group, group_rewards in zip(groups, rewards, strict=True)
+        ]
+        # A trajectory in which the role did not act has no token of it, and no place in its baseline.
+        acted = [[index for index, mask in enumerate(group) if mask.any()] for group in masks]
+        numbers = [number for number, indices in enumerate(acted) if len(indices) >= estimator.min_group_size]
+        if not numbers:
+            continue
+        own = estimator.function(
+            [
+                [_tokens_of(rewards[number][index], masks[number][index]) for index in acted[number]]
+                for number in numbers
+            ],
+            settings,
+        )
+        for row, number in enumerate(numbers):
+            for column, index in enumerate(acted[number]):
+                advantages[number][index][masks[number][index]] = own.advantages[row][column]
+                if own.returns is not None:
+                    has_returns = True
+                    returns[number][index][masks[number][index]] = own.returns[row][column]
+    return Advantages(advantages, returns if has_returns else None)
+
+
+def _tokens_of(one: TokenRewards, mask: BoolArray) -> TokenRewards:
+    """The tokens of one role."""
+    values = None if one.values is None else one.values[mask]
+    return replace(one, rewards=one.rewards[mask], turns=one.turns[mask], values=values)
 
 
 def _same_for_all_tokens(groups: Groups, scalars: Sequence[Sequence[float]]) -> Advantages:

@@ -12,8 +12,8 @@ sequence's log-probs belongs to token j+1 and is predicted at token j.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ from practicum.models.prefix_tree import (
     shared_prefix_length,
 )
 from practicum.training.estimators import turn_lengths
-from practicum.trajectory import Origin, Trajectory
+from practicum.trajectory import Origin, Trajectory, is_trained
 from practicum.utils.arrays import BoolArray, Float32Array, FloatArray, IntArray
 
 
@@ -51,26 +51,32 @@ class WeightedTrajectory:
         return not any(sample.advantages.any() for sample in self.samples)
 
 
-def sft_samples(episodes: Sequence[Trajectory]) -> list[Sample]:
-    """Return the samples of scored episodes; every token that the demonstrator wrote has weight one, no other any."""
+def sft_samples(episodes: Sequence[Trajectory], roles: Collection[str] | None = None) -> list[Sample]:
+    """Return the samples of scored episodes; every token that the demonstrator wrote has weight one, no other any.
+
+    `roles` are the roles to train, None: all.
+    """
     return [
         replace(sample, weights=sample.mask.astype(np.float32))
         for episode in episodes
         if episode.scored
-        for sample in unweighted_samples(episode)
+        for sample in unweighted_samples(episode, roles=roles)
     ]
 
 
-def unweighted_samples(episode: Trajectory, temperature: float = 1.0) -> list[Sample]:
+def unweighted_samples(
+    episode: Trajectory,
+    temperature: float = 1.0,
+    roles: Collection[str] | None = None,
+    own: Collection[str] | None = None,
+) -> list[Sample]:
     """Return a sample per sequence of an episode, with mask and sampling log-probs, weights and advantages zero.
 
-    Sequences without a sampled token are left out.
+    `roles` are the trained ones, None: all. With `own`, only the tokens of these roles are in the masks: those of the
+    others are trained by another model. Sequences without a token to train are left out. A turn that was sampled at
+    another temperature than the episode has its own.
     """
-    samples = []
-    for ids, mask, logprobs in _sequences(episode):
-        zeros = np.zeros(len(ids), dtype=np.float32)
-        samples.append(Sample(ids, mask, zeros, zeros, logprobs, temperature))
-    return samples
+    return list(_samples(episode, temperature, roles, own))
 
 
 def build_samples(
@@ -79,35 +85,46 @@ def build_samples(
     aggregation: str,
     temperature: float,
     norm: float = 1.0,
+    roles: Collection[str] | None = None,
+    own: Collection[str] | None = None,
 ) -> list[list[WeightedTrajectory]]:
-    """Return the trajectories of every group with an advantage and a weight on each sampled token.
+    """Return the trajectories of every group with an advantage and a weight on each trained token.
 
-    `advantages` holds, for each trajectory, one number per sampled token. A trajectory counts as one
-    sequence for aggregation, however many sequences of ids it consists of.
+    `advantages` holds, for each trajectory, one number per trained token, in the order of the turns. A trajectory
+    counts as one sequence for aggregation, however many sequences of ids it consists of. `roles` and `own`: see
+    `unweighted_samples`; the tokens of the other roles count for nothing in the denominator.
     """
     return [
         [
-            _weighted_trajectory(episode, own, aggregation, temperature, norm)
-            for episode, own in zip(group, group_advantages, strict=True)
+            _weighted_trajectory(episode, row, aggregation, temperature, norm, roles, own)
+            for episode, row in zip(group, group_advantages, strict=True)
         ]
         for group, group_advantages in zip(groups, advantages, strict=True)
     ]
 
 
 def _weighted_trajectory(
-    episode: Trajectory, advantages: FloatArray, aggregation: str, temperature: float, norm: float
+    episode: Trajectory,
+    advantages: FloatArray,
+    aggregation: str,
+    temperature: float,
+    norm: float,
+    roles: Collection[str] | None,
+    own: Collection[str] | None,
 ) -> WeightedTrajectory:
-    _check_logprobs(episode)
-    lengths = turn_lengths(episode)
-    (turn_weights,), share = token_weights([lengths], aggregation, norm)
+    lengths = turn_lengths(episode, roles)
+    own_lengths = [length if is_trained(turn, own) else 0 for turn, length in zip(episode.turns, lengths, strict=True)]
+    _check_logprobs(episode, own_lengths)
+    (turn_weights,), share = token_weights([own_lengths], aggregation, norm)
     weights = np.repeat(np.array(turn_weights, dtype=np.float32), lengths) if lengths else np.zeros(0, dtype=np.float32)
-    samples = []
-    start = 0
-    for ids, mask, logprobs in _sequences(episode):
-        own = slice(start, start + int(np.count_nonzero(mask)))
-        own_weights, own_advantages = _scatter(mask, weights[own]), _scatter(mask, advantages[own])
-        samples.append(Sample(ids, mask, own_weights, own_advantages, logprobs, temperature))
-        start = own.stop
+    samples = [
+        replace(
+            sample,
+            weights=_scatter(sample.mask, weights[sample.positions]),
+            advantages=_scatter(sample.mask, advantages[sample.positions]),
+        )
+        for sample in _samples(episode, temperature, roles, own)
+    ]
     return WeightedTrajectory(tuple(samples), share)
 
 
@@ -146,25 +163,56 @@ def _scatter(mask: BoolArray, values: FloatArray | Float32Array) -> Float32Array
     return result
 
 
-def _sequences(episode: Trajectory) -> Iterator[tuple[tuple[int, ...], BoolArray, Float32Array]]:
-    """Ids, loss mask [T] and sampling log-probs [T] (0 where there is none) of each sequence with a sampled token."""
-    for spans in episode.runs():
-        ids = tuple(itertools.chain.from_iterable(span.ids for span in spans))
+def _samples(
+    episode: Trajectory, temperature: float, roles: Collection[str] | None, own: Collection[str] | None
+) -> Iterator[Sample]:
+    """A sample for every path of turns that has a token to train; a token is trained in the first path that has it."""
+    lengths = turn_lengths(episode, roles)
+    starts = np.cumsum([0, *lengths])
+    seen: set[int] = set()
+    for path in episode.paths():
+        turns = [episode.turns[index] for index in path]
+        ids = tuple(itertools.chain.from_iterable(span.ids for turn in turns for span in turn.spans))
         mask, logprobs = np.zeros(len(ids), dtype=np.bool_), np.zeros(len(ids), dtype=np.float32)
-        start, any_sampled = 0, False
-        for span in spans:
-            end = start + len(span.ids)
-            if span.origin is Origin.SAMPLED and end > start:
-                mask[start:end] = any_sampled = True
-                if span.logprobs is not None:
-                    logprobs[start:end] = span.logprobs
-            start = end
-        if any_sampled:
-            yield ids, mask, logprobs
+        positions: list[IntArray] = []
+        temperatures: list[tuple[float, int]] = []
+        end = 0
+        for index, turn in zip(path, turns, strict=True):
+            trained = lengths[index] > 0 and index not in seen and is_trained(turn, own)
+            for span in turn.spans:
+                start, end = end, end + len(span.ids)
+                if trained and span.origin is Origin.SAMPLED:
+                    mask[start:end] = True
+                    if span.logprobs is not None:
+                        logprobs[start:end] = span.logprobs
+            if trained:
+                positions.append(np.arange(starts[index], starts[index + 1]))
+                temperatures.append((temperature if turn.temperature is None else turn.temperature, lengths[index]))
+        seen.update(path)
+        if positions:
+            zeros = np.zeros(len(ids), dtype=np.float32)
+            values = {value for value, _ in temperatures}
+            sampled_at: float | Float32Array = temperatures[0][0]
+            if len(values) > 1:
+                counts = [count for _, count in temperatures]
+                sampled_at = _scatter(mask, np.repeat(np.array([value for value, _ in temperatures]), counts))
+            yield Sample(ids, mask, zeros, zeros, logprobs, sampled_at, positions=np.concatenate(positions))
 
 
-def _check_logprobs(episode: Trajectory) -> None:
-    for span in (span for turn in episode.turns for span in turn.spans):
+def in_token_order(samples: Sequence[Sample], values: Sequence[NDArray[Any]]) -> FloatArray:
+    """Return values of the samples of one trajectory, one per prediction, in the order of its trained tokens."""
+    if not samples:
+        return np.zeros(0)
+    result = np.zeros(sum(map(len, values)))
+    for sample, own in zip(samples, values, strict=True):
+        result[sample.positions] = own
+    return result
+
+
+def _check_logprobs(episode: Trajectory, lengths: Sequence[int]) -> None:
+    """Refuse an episode in which a token to train has no log-prob; other roles need none."""
+    trained = (turn for turn, length in zip(episode.turns, lengths, strict=True) if length)
+    for span in (span for turn in trained for span in turn.spans):
         if span.logprobs is None and span.origin is Origin.SAMPLED and span.ids:
             raise UserError(
                 f"Episode '{episode.task.id}' has no sampling log-probs, so it cannot be used for policy gradients; "
@@ -177,7 +225,9 @@ class Sample:
     """One sequence for the learner; all arrays are [T]. The first token cannot be predicted, so its mask is False.
 
     `old_logprobs` are what ratios are taken against: the engine's own unless the learner computed
-    them again, and then `corrections` weighs each token's policy gradient for the difference.
+    them again, and then `corrections` weighs each token's policy gradient for the difference. `temperature` is one
+    number, or one per token. `positions` [P] are the places of the masked tokens among those that are trained in the
+    whole trajectory, in the order of its turns.
     """
 
     ids: tuple[int, ...]
@@ -185,9 +235,10 @@ class Sample:
     weights: Float32Array
     advantages: Float32Array
     sampling_logprobs: Float32Array
-    temperature: float = 1.0
+    temperature: float | Float32Array = 1.0
     old_logprobs: Float32Array | None = None
     corrections: Float32Array | None = None
+    positions: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def __post_init__(self) -> None:
         arrays = (self.mask, self.weights, self.advantages, self.sampling_logprobs, self.old_logprobs, self.corrections)
@@ -314,6 +365,18 @@ def _assemble(
     return MicroBatch(attention_plan=plan, **dict(zip(columns, on_device, strict=False)))
 
 
+def _temperatures(own: Sequence[Sample], predicted: Sequence[IntArray]) -> Float32Array:
+    """The sampling temperature of every prediction [P]."""
+    return np.concatenate(
+        [
+            np.full(len(positions), sample.temperature, dtype=np.float32)
+            if isinstance(sample.temperature, int | float)
+            else sample.temperature[positions].astype(np.float32)
+            for sample, positions in zip(own, predicted, strict=True)
+        ]
+    )
+
+
 def _prediction_columns(
     samples: Sequence[Sample], batch: SortedBatch, ranks: range, tree: PrefixTree
 ) -> dict[str, NDArray[Any]]:
@@ -339,6 +402,6 @@ def _prediction_columns(
         "sampling_logprobs": column(lambda sample: sample.sampling_logprobs),
         "old_logprobs": column(lambda s: s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs),
         "corrections": column(lambda s: ones[: len(s.ids)] if s.corrections is None else s.corrections),
-        "temperatures": np.repeat(np.array([s.temperature for s in own], dtype=np.float32), counts),
+        "temperatures": _temperatures(own, predicted),
         "sample_index": np.repeat([batch.sample_indices[rank] for rank in ranks], counts),
     }

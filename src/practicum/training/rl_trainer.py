@@ -23,13 +23,14 @@ from practicum.evaluation.result import EvalResult
 from practicum.models.decoder import Decoder
 from practicum.training.critic import Critic, ValuedSample, explained_variance, with_next_state
 from practicum.training.curriculum import TrajectoryGroups
-from practicum.training.estimators import ESTIMATORS, Advantages, TokenRewards, token_rewards
+from practicum.training.estimators import ESTIMATORS, Advantages, TokenRewards, estimate, token_rewards
 from practicum.training.learner import learning_rate
 from practicum.training.micro_batches import (
     Sample,
     WeightedTrajectory,
     build_samples,
     collate,
+    in_token_order,
     scatter,
     unweighted_samples,
 )
@@ -53,8 +54,8 @@ def engine_mismatch(samples: Sequence[Sample], learner_logprobs: Sequence[Tensor
 
 def check_mismatch(step: int, metrics: Mapping[str, float], limit: float) -> None:
     """Raise when the mean mismatch per token is above the limit."""
-    mean = metrics.get("mismatch/logprob/mean", 0.0)
-    if mean > limit:
+    mean = max([value for key, value in metrics.items() if key.endswith("mismatch/logprob/mean")], default=0.0)
+    if not mean <= limit:
         raise UserError(
             f"Step {step}: engine and learner disagree by {mean:.3g} per token on average; "
             "the engine is not running the policy being trained, so the run stops."
@@ -94,6 +95,9 @@ class RLTrainer(Trainer):
         self.policy = policy
         self.source = source
         self.settings = settings
+        self.roles = settings.estimation.train_roles
+        """The trained roles; None: all."""
+        self._check_roles()
         self.stops_in_rollout = not settings.overlap
         self.evaluate = evaluate
         self.on_episode, self.on_micro_batch = on_episode, on_micro_batch
@@ -105,9 +109,10 @@ class RLTrainer(Trainer):
         """Called with the groups of a step and their advantages per token."""
         self._next_batch: RolloutBatch | None = None
         """With `overlap`: the batch of the next step."""
-        policy.reset_optimizer(settings.optimizer)
-        if settings.needs_reference:
-            policy.freeze_reference()
+        for model in policy.models:
+            model.reset_optimizer(settings.optimizer)
+            if settings.needs_reference:
+                model.freeze_reference()
         if self.estimator.needs_critic:
             self.critic = Critic(
                 policy.decoder,
@@ -116,6 +121,32 @@ class RLTrainer(Trainer):
                 policy.limits,
                 seed=derive_seed("critic", settings.seed) % 2**31,
             )
+
+    def _check_roles(self) -> None:
+        """Refuse what cannot be trained with several roles."""
+        settings, own = self.settings, self.settings.estimation.role_credit == "own"
+        if own and (settings.filter_groups.enable or ESTIMATORS[settings.adv_estimator].needs_greedy_rollout):
+            raise UserError(
+                "algorithm.role_credit=own compares each role with itself; algorithm.filter_groups and remax go by the "
+                "episode's reward: use role_credit=shared with them."
+            )
+        if self.policy.role_policies and (settings.overlap or ESTIMATORS[settings.adv_estimator].needs_critic):
+            raise UserError(
+                "Roles with adapters of their own are trained without a critic and without trainer.overlap: choose an "
+                "estimator that compares chains, such as grpo."
+            )
+
+    @property
+    def models(self) -> list[tuple[str, TrainablePolicy, tuple[str, ...] | None]]:
+        """The models in training: name ("" is the policy's own), model, and the roles that it trains; None: all."""
+        if not self.policy.role_policies:
+            return [("", self.policy, None)]
+        trained = self.roles or ()
+        shared = tuple(role for role in trained if role not in self.policy.role_policies)
+        found: list[tuple[str, TrainablePolicy, tuple[str, ...] | None]] = []
+        if shared:
+            found.append(("", self.policy, shared))
+        return found + [(n, model, (n,)) for n, model in self.policy.role_policies.items() if n in trained]
 
     # -- state ------------------------------------------------------------------------------
 
@@ -128,6 +159,11 @@ class RLTrainer(Trainer):
                 "lr_scale": self.lr_scale,
                 "clip_scale": self.clip_scale,
                 "version": self.policy.version,
+                **(
+                    {"role_versions": {name: one.version for name, one in self.policy.role_policies.items()}}
+                    if self.policy.role_policies
+                    else {}
+                ),
                 **({"ahead": self._next_batch.record()} if self._next_batch is not None else {}),
             }
         }
@@ -139,6 +175,9 @@ class RLTrainer(Trainer):
         self.lr_scale, self.clip_scale = float(own["lr_scale"]), float(own["clip_scale"])
         self.policy.set_version(int(own["version"]))
         self.policy.learner.version = int(own["version"])
+        for name, model in self.policy.role_policies.items():
+            model.set_version(int(own["role_versions"][name]))
+            model.learner.version = model.version
         self._next_batch = RolloutBatch.read(own["ahead"]) if "ahead" in own else None
 
     # -- one step ---------------------------------------------------------------------------
@@ -189,14 +228,13 @@ class RLTrainer(Trainer):
         rewards, reward_metrics = self._token_rewards(groups, batch.greedy_rewards)
         metrics |= reward_metrics
         rewards, critic_samples = self._add_values(groups, rewards)
-        advantages = self.estimator.function(rewards, self.settings.estimation)
+        advantages = estimate(self.estimator, groups, rewards, self.settings.estimation)
         self.on_advantages(groups, advantages.advantages)
         metrics |= _advantage_metrics(rewards, advantages)
         estimated = time.perf_counter()
         if self.critic is not None and critic_samples:
             metrics |= self._update_critic(step, critic_samples, advantages)
-        weighted = self._weighted(batch, advantages)
-        updated = self._update_actor(step, weighted) if step >= self.settings.critic_warmup else {}
+        updated = self._update_models(step, batch, advantages) if step >= self.settings.critic_warmup else {}
         if self.settings.overlap:  # the learner is ahead of the policy that sampled: that is no mismatch
             updated = {name.replace("mismatch/", "staleness/"): value for name, value in updated.items()}
         elif not updated and groups and self.source.from_engine:  # without an update the engine is checked all the same
@@ -223,16 +261,17 @@ class RLTrainer(Trainer):
             ]
         if not self.settings.use_kl_in_reward or not groups:
             return rewards, {}
-        assert self.policy.reference is not None
-        samples, owners = self._samples(groups)
-        per_sample = compute_divergences(
-            self.policy.decoder,
-            self.policy.reference,
-            samples,
-            self.settings.kl_penalty,
-            self.policy.limits,
-        )
-        per_episode = _join(per_sample, owners, sum(map(len, groups)))
+        samples: list[Sample] = []
+        owners: list[int] = []
+        per_sample: list[Tensor] = []
+        for _, model, own_roles in self.models:
+            assert model.reference is not None
+            own, own_owners = self._samples(groups, own_roles)
+            per_sample += compute_divergences(
+                model.decoder, model.reference, own, self.settings.kl_penalty, model.limits
+            )
+            samples, owners = samples + own, owners + own_owners
+        per_episode = _join(samples, per_sample, owners, sum(map(len, groups)))
         divergences = iter(per_episode)
         coefficient = self.kl_control.kl_coef
         penalised = [
@@ -250,7 +289,8 @@ class RLTrainer(Trainer):
         if self.critic is None or not groups:
             return rewards, []
         episodes = [episode for group in groups for episode in group]
-        samples = [unweighted_samples(episode, self.source.agent.sampling.temperature) for episode in episodes]
+        temperature = self.source.agent.sampling.temperature
+        samples = [unweighted_samples(episode, temperature, self.roles) for episode in episodes]
         extended = [self._with_next_state(episode, own) for episode, own in zip(episodes, samples, strict=True)]
         flat_values = iter(self.critic.values([sample for own in extended for sample in own]))
         pairs = iter(zip(samples, extended, strict=True))
@@ -265,7 +305,7 @@ class RLTrainer(Trainer):
                 last = 0.0
                 if own and longer[-1] is not own[-1]:
                     last, values[-1] = float(values[-1][-1]), values[-1][:-1]
-                joined = torch.cat(values).double().numpy() if values else np.zeros(0)
+                joined = in_token_order(own, [value.double().numpy() for value in values])
                 with_values[-1].append(replace(item, values=joined, last_value=last))
                 valued[-1].append([ValuedSample(sample, value) for sample, value in zip(own, values, strict=True)])
         return with_values, valued
@@ -274,7 +314,10 @@ class RLTrainer(Trainer):
         """The samples of an episode, the last one with the state that the critic values for what truncation cut off.
 
         Where the next prompt would not fit into the model's window, no turn could follow, and there is no such state.
+        Nor is there one where several roles act: the next turn may be another role's.
         """
+        if len(episode.roles) > 1:
+            return samples
         if not samples or episode.outcome is not Outcome.TRUNCATED or not self.settings.estimation.bootstraps:
             return samples
         last = samples[-1]
@@ -296,11 +339,10 @@ class RLTrainer(Trainer):
         for episodes, targets in zip(valued, advantages.returns, strict=True):
             groups.append([])
             for samples, target in zip(episodes, targets, strict=True):
-                start = 0
-                for sample in samples:
-                    returns = torch.from_numpy(target[start : start + len(sample.values)]).float()
-                    groups[-1].append(replace(sample, returns=returns))
-                    start += len(sample.values)
+                groups[-1] += [
+                    replace(valued, returns=torch.from_numpy(target[valued.sample.positions]).float())
+                    for valued in samples
+                ]
         settings = self.settings
         lr = learning_rate(
             step, settings.total_training_steps, settings.critic.lr, settings.warmup_style, 0, settings.min_lr_ratio
@@ -312,7 +354,17 @@ class RLTrainer(Trainer):
                 updates.append(self.critic.update(batch, lr, self.on_micro_batch))
         return _mean_of([metrics for metrics in updates if metrics])
 
-    def _weighted(self, batch: RolloutBatch, advantages: Advantages) -> list[list[WeightedTrajectory]]:
+    def _update_models(self, step: int, batch: RolloutBatch, advantages: Advantages) -> dict[str, float]:
+        """Update every model in training with the tokens of its roles; metrics of a role's own begin with its name."""
+        metrics: dict[str, float] = {}
+        for name, model, own_roles in self.models:
+            updated = self._update_actor(step, model, self._weighted(batch, advantages, own_roles))
+            metrics |= updated if not name else {f"role/{name}/{key}": value for key, value in updated.items()}
+        return metrics
+
+    def _weighted(
+        self, batch: RolloutBatch, advantages: Advantages, own_roles: tuple[str, ...] | None
+    ) -> list[list[WeightedTrajectory]]:
         """Trajectories with an advantage and a loss weight per token, at the temperature they were sampled with."""
         sampling = self.source.agent.sampling
         weighted = build_samples(
@@ -321,6 +373,8 @@ class RLTrainer(Trainer):
             self.settings.loss_aggregation,
             sampling.temperature,
             sampling.max_tokens,
+            self.roles,
+            own_roles,
         )
         if batch.temperatures is None:
             return weighted
@@ -332,8 +386,10 @@ class RLTrainer(Trainer):
             for group, temperatures in zip(weighted, batch.temperatures, strict=True)
         ]
 
-    def _update_actor(self, step: int, weighted: list[list[WeightedTrajectory]]) -> dict[str, float]:
-        """All epochs and mini-batches of the policy in one step; empty when no token has an advantage."""
+    def _update_actor(
+        self, step: int, policy: TrainablePolicy, weighted: list[list[WeightedTrajectory]]
+    ) -> dict[str, float]:
+        """All epochs and mini-batches of a model in one step; empty when no token has an advantage."""
         settings = self.settings
         objective = replace(
             settings.objective,
@@ -352,7 +408,7 @@ class RLTrainer(Trainer):
         if settings.filter_groups.enable:  # a batch that the filter could not fill is a smaller sample
             scheduled *= min(1.0, len(weighted) / settings.train_batch_size)
         if settings.tis_imp_ratio_cap > 0:
-            weighted = self._with_importance_weights(weighted)
+            weighted = self._with_importance_weights(policy, weighted)
         updates: list[dict[str, float]] = []
         for epoch in range(settings.ppo_epochs):
             unmeasured: list[Sample] = []
@@ -362,9 +418,7 @@ class RLTrainer(Trainer):
                 if batch.samples:
                     lr = scheduled * self.lr_scale
                     updates.append(
-                        self.policy.update(
-                            batch.samples, batch.denominator, objective, lr, self.on_micro_batch, unmeasured
-                        )
+                        policy.update(batch.samples, batch.denominator, objective, lr, self.on_micro_batch, unmeasured)
                     )
                     unmeasured = []
         if not updates:
@@ -373,10 +427,12 @@ class RLTrainer(Trainer):
         mismatch = {key: value for key, value in updates[0].items() if key.startswith("mismatch/")}
         return _mean_of(updates) | mismatch | {"actor/updates": float(len(updates))}
 
-    def _with_importance_weights(self, weighted: list[list[WeightedTrajectory]]) -> list[list[WeightedTrajectory]]:
+    def _with_importance_weights(
+        self, policy: TrainablePolicy, weighted: list[list[WeightedTrajectory]]
+    ) -> list[list[WeightedTrajectory]]:
         """Old log-probs by the learner, and each token's importance weight for having been sampled by the engine."""
         samples = [sample for group in weighted for one in group for sample in one.samples]
-        logprobs = iter(zip(samples, self.policy.learner.logprobs(samples, self.policy.logprob_limits), strict=True))
+        logprobs = iter(zip(samples, policy.learner.logprobs(samples, policy.logprob_limits), strict=True))
 
         def corrected(sample: Sample) -> Sample:
             same, old = next(logprobs)
@@ -404,18 +460,29 @@ class RLTrainer(Trainer):
 
     # -- engine mismatch --------------------------------------------------------------------
 
-    def _samples(self, groups: TrajectoryGroups) -> tuple[list[Sample], list[int]]:
+    def _samples(
+        self, groups: TrajectoryGroups, own_roles: tuple[str, ...] | None = None
+    ) -> tuple[list[Sample], list[int]]:
         """Samples of all episodes without weights, and the index of the episode that each belongs to."""
         episodes = [episode for group in groups for episode in group]
         temperature = self.source.agent.sampling.temperature
-        pairs = [(s, index) for index, episode in enumerate(episodes) for s in unweighted_samples(episode, temperature)]
+        pairs = [
+            (sample, index)
+            for index, episode in enumerate(episodes)
+            for sample in unweighted_samples(episode, temperature, self.roles, own_roles)
+        ]
         return [sample for sample, _ in pairs], [owner for _, owner in pairs]
 
     def _measure(self, groups: TrajectoryGroups) -> dict[str, float]:
         """Entropy and engine mismatch of a step that brings no update."""
-        samples, _ = self._samples(groups)
-        metrics = self.policy.learner.measure(samples, replace(self.settings.objective, kl_loss_coef=0.0))
-        return {key: value for key, value in metrics.items() if key == "actor/entropy" or key.startswith("mismatch/")}
+        found: dict[str, float] = {}
+        for name, model, own_roles in self.models:
+            samples, _ = self._samples(groups, own_roles)
+            metrics = model.learner.measure(samples, replace(self.settings.objective, kl_loss_coef=0.0))
+            for key, value in metrics.items():
+                if key == "actor/entropy" or key.startswith("mismatch/"):
+                    found[f"role/{name}/{key}" if name else key] = value
+        return found
 
     def _with_mismatch(self, batch: RolloutBatch) -> RolloutBatch:
         """The batch with the engine mismatch of its first group, against the very weights that it was sampled with.
@@ -432,12 +499,15 @@ class RLTrainer(Trainer):
         return replace(batch, metrics=batch.metrics | engine_mismatch(samples, logprobs))
 
 
-def _join(values: Sequence[torch.Tensor], owners: Sequence[int], count: int) -> list[np.ndarray[Any, Any]]:
-    """Values per sample joined to values per episode."""
-    parts: list[list[np.ndarray[Any, Any]]] = [[] for _ in range(count)]
-    for value, owner in zip(values, owners, strict=True):
-        parts[owner].append(value.double().numpy())
-    return [np.concatenate(own) if own else np.zeros(0) for own in parts]
+def _join(
+    samples: Sequence[Sample], values: Sequence[torch.Tensor], owners: Sequence[int], count: int
+) -> list[FloatArray]:
+    """Values per sample joined to values per episode, in the order of its trained tokens."""
+    parts: list[tuple[list[Sample], list[FloatArray]]] = [([], []) for _ in range(count)]
+    for sample, value, owner in zip(samples, values, owners, strict=True):
+        parts[owner][0].append(sample)
+        parts[owner][1].append(value.double().numpy())
+    return [in_token_order(own, arrays) for own, arrays in parts]
 
 
 def _advantage_metrics(rewards: Sequence[Sequence[TokenRewards]], advantages: Advantages) -> dict[str, float]:

@@ -210,7 +210,8 @@ class Run:
         before = json.dumps(self._checkpoint_state()) if interruptible else ""
         # Every step begins with an empty engine cache, resumed or not, also after a validation or a step without an
         # update: what comes from the cache may differ in the last bit from what is computed again.
-        self.policy.set_version(self.policy.version)
+        for model in self.policy.models:
+            model.set_version(model.version)
         try:
             work = self.trainer.step(step)
             metrics, episodes = await (self._signals.unless_terminated(work) if interruptible else work)
@@ -310,7 +311,8 @@ class Run:
         self.policy.save(self.folder / LAST)
         if best is not None and best != self.state.step:
             checkpoint.load(self.checkpoints.path(best), self.policy, None)
-            self.policy.set_version(self.policy.version + 1)  # what the engine has cached is of other weights
+            for model in self.policy.models:
+                model.set_version(model.version + 1)  # what the engine has cached is of other weights
             self.say(
                 f"The best weights by {self.settings.best_metric} are those of step {best}: they are the result in "
                 f"'{target}'; those of step {self.state.step} are in '{self.folder / LAST}'."

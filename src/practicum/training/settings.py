@@ -338,6 +338,8 @@ def estimator_settings(config: TrainConfig) -> EstimatorSettings:
         row_weighted=algorithm.row_weighted,
         bootstrap_truncated=algorithm.bootstrap_truncated,
         overlong_buffer=OverlongBuffer(buffer.len, buffer.penalty_factor, max_tokens) if buffer.enable else None,
+        train_roles=None if config.agent.train_roles is None else tuple(config.agent.train_roles),
+        role_credit=algorithm.role_credit,
     )
 
 

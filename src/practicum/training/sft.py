@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,13 +156,14 @@ async def train_sft(
     on_step: Callable[[int, dict[str, float]], None] | None = None,
     evaluate: Callable[[], Awaitable[EvalResult]] | None = None,
     say: Callable[[str], None] = print,
+    roles: Collection[str] | None = None,
 ) -> TrainState:
-    """Train on demonstrations; metrics are written below `folder`.
+    """Train on demonstrations, or only on the replies of some roles; metrics are written below `folder`.
 
     With `evaluate`, which needs a folder, the policy is scored every `settings.check_every` updates and at the end. It
     ends with the weights of the best score, which are also written to `folder`/model.
     """
-    samples = sft_samples(demonstrations)
+    samples = sft_samples(demonstrations, roles)
     if not samples:
         raise UserError("There is no scored demonstration to learn from; collect some with `practicum collect` first.")
     if evaluate is not None and folder is None:

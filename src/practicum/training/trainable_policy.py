@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from transformers import PreTrainedModel
 from practicum.agent import Agent
 from practicum.chat.console import EpisodeWatcher
 from practicum.chat.renderer import Renderer
-from practicum.engines.base import PolicyEngine
+from practicum.engines.base import Engine, PolicyEngine
 from practicum.engines.local.engine import LocalEngine
 from practicum.errors import UserError
 from practicum.evaluation.panel import Panel
@@ -28,12 +29,15 @@ from practicum.evaluation.result import EvalResult, result_from_episodes
 from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.models.loader import LoadedModel
+from practicum.policy import Policy
 from practicum.rollout import MakeEnvironment, run_episodes
 from practicum.training.learner import Learner, OptimizerSettings
 from practicum.training.micro_batches import MicroBatchLimits, Sample
 from practicum.training.objective import Objective, compute_logprobs
 from practicum.trajectory import Attempt, Trajectory
 
+ROLES = "roles"
+"""The folder within a model's folder that holds the adapters of its roles."""
 GPU_TOKENS = 16384
 """Maximum number of tokens in one micro-batch on a GPU."""
 
@@ -85,11 +89,20 @@ class TrainablePolicy:
             GPU_TOKENS if self.decoder.device.type == "cuda" else MicroBatchLimits.tokens
         )
         self.logprob_limits = logprob_limits or self.limits
+        self.role_policies: dict[str, TrainablePolicy] = {}
+        """Roles with an adapter of their own over the same base model."""
+        self.role_engines: dict[str, tuple[Engine, Renderer]] = {}
+        """Roles whose model is not trained: another local model, or a server."""
         self.version = 0
         self._engine_is_current = False
         self.reference: Decoder | None = None
         self._learner: Learner | None = None
         self._update_stream: torch.cuda.Stream | None = None
+
+    @property
+    def models(self) -> tuple[TrainablePolicy, ...]:
+        """This model and those of the roles that have an adapter of their own."""
+        return (self, *self.role_policies.values())
 
     def reset_optimizer(self, settings: OptimizerSettings) -> None:
         """Begin a training stage: a new optimizer over the current weights."""
@@ -158,6 +171,8 @@ class TrainablePolicy:
 
     async def refresh(self) -> None:
         """Bring the engine up to date with the current weights. No reply and no update may be in progress."""
+        for model in self.role_policies.values():
+            await model.refresh()
         if self._engine_is_current:
             return
         if self.engine_decoder is not None and self.engine_decoder is not self.decoder:
@@ -166,6 +181,16 @@ class TrainablePolicy:
             torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
         await self.engine.update_weights(self.version, self)
         self._engine_is_current = True
+
+    def policies(self, agent: Agent) -> dict[str, Policy]:
+        """The policies of the agent's roles, each with the engine of its model."""
+        found = {}
+        for name, role in agent.roles.items():
+            engine, renderer = self.role_engines.get(name, (self.engine, self.renderer))
+            if name in self.role_policies:
+                engine, renderer = self.role_policies[name].engine, self.role_policies[name].renderer
+            found[name] = role.policy(engine, renderer, agent, name)
+        return found
 
     def score(self, prompt: Sequence[int], reply: Sequence[int]) -> list[float]:
         """Log-probs of the tokens of a reply under the current weights."""
@@ -202,6 +227,7 @@ class TrainablePolicy:
             provenance={"model": self.loaded.source, **(provenance or {})},
             on_done=on_done,
             watcher=watcher,
+            policies=self.policies(agent),
         )
 
     async def evaluate(
@@ -228,14 +254,26 @@ class TrainablePolicy:
         """Write the model (or only its adapter) and its tokenizer; after a crash the folder is complete or absent."""
         self.loaded.tokenizer.chat_template = self.renderer.template  # what it was trained under
         loader.save(self.loaded, folder)
+        for name, model in self.role_policies.items():
+            model.save(folder / ROLES / name)
 
     async def close(self) -> None:
         await self.engine.close()
+        for model in self.role_policies.values():
+            await model.close()
+        for engine, _ in self.role_engines.values():
+            await engine.close()
 
 
 def adapter_is_zero(model: PreTrainedModel) -> bool:
     """Whether a model's adapter has no effect: all its B matrices are zero."""
     return not any(weight.any() for name, weight in model.named_parameters() if ".lora_B." in name)
+
+
+def sharing_weights(loaded: LoadedModel) -> LoadedModel:
+    """The model as another object with the same weights: each may have an adapter of its own."""
+    shared: dict[int, Any] = {id(weight): weight for weight in (*loaded.model.parameters(), *loaded.model.buffers())}
+    return replace(loaded, model=copy.deepcopy(loaded.model, shared))
 
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
