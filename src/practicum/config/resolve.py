@@ -7,6 +7,7 @@ model on a CPU: the schemas have those of AgentFly, Affine and HALO, for models 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any, TypeVar
@@ -87,7 +88,7 @@ def check_unused_supervised(config: SFTConfig | DPOConfig | PipelineConfig, chos
 
 def is_changed(config: Any, key: str) -> bool:
     """Whether a key has another value than its schema's default."""
-    return bool(_value(config, key) != _value(type(config), key))
+    return bool(_value(config, key) != _value(type(config)(), key))
 
 
 def _check_needs(config: Any, needs: Mapping[str, tuple[str, Any]], chosen: Set[str]) -> None:
@@ -103,7 +104,7 @@ def _check_needs(config: Any, needs: Mapping[str, tuple[str, Any]], chosen: Set[
 
 
 def _value(config: Any, key: str) -> Any:
-    return OmegaConf.select(OmegaConf.structured(config), key)
+    return operator.attrgetter(key)(config)
 
 
 SUPERVISED = {
@@ -335,9 +336,8 @@ def check_engine(config: TrainConfig, chosen: Set[str]) -> None:
         for key in STARTED_SERVER_ONLY:
             if key in chosen:
                 raise UserError(f"{key} is for a server that is started here; leave it out, or leave out {VLLM}url.")
-    tree = OmegaConf.structured(config)
     for key in SHARDED_ONLY:
-        if OmegaConf.select(tree, key):
+        if _value(config, key):
             raise UserError(f"{key}=true: only a sharded (FSDP) learner can offload; this one is not, set it to false.")
 
 
@@ -377,7 +377,7 @@ def check_offline(config: TrainConfig, chosen: Set[str]) -> None:
         return
     if "algorithm.adv_estimator" not in chosen:
         config.algorithm.adv_estimator = "grpo"
-    method, tree = config.algorithm.offline.method, OmegaConf.structured(config)
+    method = config.algorithm.offline.method
     for key, why in (NOT_OFFLINE | (NOT_OFFLINE_GRPO if method == "grpo" else {})).items():
-        if OmegaConf.select(tree, key):
+        if _value(config, key):
             raise UserError(f"{key} does not go with --from-trajectories: {why}.")
