@@ -172,6 +172,8 @@ class Environment(abc.ABC):
     roles: ClassVar[tuple[str, ...]] = (DEFAULT_ROLE,)
     """The roles that act in an episode. The first is the policy's own: it is trained unless `agent.train_roles` names
     others."""
+    models: Mapping[str, ChatModel] = {}
+    """The models that the environment asks by itself, by name (see `model_names`); they are set before `reset`."""
     formats: ClassVar[tuple[str, ...]] = ("hf", "react")
     """Reply formats that the environment supports; the first is the default."""
     invalid_reward: float = 0.0
@@ -205,6 +207,10 @@ class Environment(abc.ABC):
     async def close(self) -> None:
         """Free the resources of the episode."""
         return None
+
+    def model_names(self) -> tuple[str, ...]:
+        """Return the names of the models that it asks, such as a judge or a simulated user."""
+        return ()
 
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
         """Return the first `count` tasks of a split: the same on every machine, splits disjoint."""

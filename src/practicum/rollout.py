@@ -18,7 +18,7 @@ from practicum.agent import Agent
 from practicum.chat.console import EpisodeWatcher
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Engine, Generation
-from practicum.environment import DEFAULT_ROLE, Action, Environment, Message, Observation, Step
+from practicum.environment import DEFAULT_ROLE, Action, ChatModel, Environment, Message, Observation, Step
 from practicum.errors import (
     ContextFull,
     EngineError,
@@ -38,6 +38,17 @@ FREEZE_GC_MIN_EPISODES = 32
 _gc_frozen_for: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 MakeEnvironment = Callable[[], Environment]
+
+
+def with_models(make_environment: MakeEnvironment, models: Mapping[str, ChatModel]) -> MakeEnvironment:
+    """Return a function whose environments have models to ask."""
+
+    def make() -> Environment:
+        environment = make_environment()
+        environment.models = models
+        return environment
+
+    return make
 
 
 class AgentTimeout(Exception):

@@ -13,7 +13,7 @@ from practicum.data.task_file import read_task_file
 from practicum.environment import Action, Environment, Message, Observation, Step, ToolCall
 from practicum.errors import UserError, did_you_mean
 from practicum.registry import make_format
-from practicum.rewards.base import Reward, Score
+from practicum.rewards.base import JUDGE, Reward, Score
 from practicum.task import Task
 from practicum.tools.base import Tool, ToolResult
 from practicum.tools.pool import Lease, StatePool
@@ -65,6 +65,10 @@ class ToolEnvironment(Environment):
         self._seed = 0
         self._calls: list[ToolCall] = []
         self._leases: dict[StatePool, Lease] = {}
+
+    def model_names(self) -> tuple[str, ...]:
+        rewards = (self.reward,) if self.verifier is None else (self.reward, self.verifier)
+        return (JUDGE,) if any(JUDGE in reward.parameters for reward in rewards) else ()
 
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
         if split in self.files:
@@ -156,6 +160,8 @@ class ToolEnvironment(Environment):
         """Score the episode. A reward that takes `judge_seconds` runs the agent's program: that is the agent's time."""
         assert self._task is not None, "reset comes before step"
         arguments = (self._task, answer, tuple(self._calls))
+        if reward.is_async:
+            return await reward.with_arguments(self.models).score_async(*arguments)
         if "judge_seconds" not in reward.parameters:
             return await in_thread_with_slots(reward.score, *arguments)
         limited = reward.with_arguments({"judge_seconds": judge_seconds(math.inf)})

@@ -2,8 +2,10 @@
 
 The function gets what its parameters name: `answer_given` (the agent's final answer, or None), `calls` (the tool calls,
 without failed ones), any field of the task, and the state of a stateful tool under the tool's name; `**kwargs` gets
-everything else. It returns a number, or a mapping with `reward` and further components that are recorded with it. A
-component named `success` (0 or 1) says whether the task was solved; without it, a reward above zero means solved.
+everything else. An `async def` may also name `judge`, a model that it asks (`await judge.reply(messages)`), which
+`agent.roles.judge` configures. It returns a number, or a mapping with `reward` and further components that are recorded
+with it. A component named `success` (0 or 1) says whether the task was solved; without it, a reward above zero means
+solved.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from typing import Any, overload
 from practicum.environment import ToolCall
 from practicum.errors import JudgeError, UserError
 from practicum.task import Task
+
+JUDGE = "judge"
+"""The parameter of a reward that gets a model to ask, and the name of that model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,7 @@ class Reward:
     """A named scoring function."""
 
     name: str
-    function: Callable[..., float | Mapping[str, float]]
+    function: Callable[..., Any]
 
     @functools.cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -46,8 +51,34 @@ class Reward:
         named = {name: arguments[name] for name in self.parameters if name in arguments}
         return replace(self, function=functools.partial(self.function, **named)) if named else self
 
+    @property
+    def is_async(self) -> bool:
+        function = self.function
+        while isinstance(function, functools.partial):
+            function = function.func
+        return inspect.iscoroutinefunction(function)
+
     def score(self, task: Task, answer_given: str | None, calls: Sequence[ToolCall]) -> Score:
         """Score an episode; JudgeError if the function raises or needs a field that the task does not have."""
+        arguments = self._arguments(task, answer_given, calls)
+        try:
+            value = self.function(**arguments)
+        except Exception as error:
+            raise self._failure(error) from error
+        return self._score_of(value)
+
+    async def score_async(self, task: Task, answer_given: str | None, calls: Sequence[ToolCall]) -> Score:
+        """Score an episode with an `async def`; a judge that cannot answer is a JudgeError too."""
+        arguments = self._arguments(task, answer_given, calls)
+        try:
+            value = await self.function(**arguments)
+        except JudgeError:
+            raise
+        except Exception as error:
+            raise self._failure(error) from error
+        return self._score_of(value)
+
+    def _arguments(self, task: Task, answer_given: str | None, calls: Sequence[ToolCall]) -> dict[str, Any]:
         values: dict[str, Any] = {**task.fields, "answer_given": answer_given, "calls": tuple(calls), "task": task}
         arguments: dict[str, Any] = {}
         for key, parameter in self.parameters.items():
@@ -57,13 +88,18 @@ class Reward:
                 arguments[key] = values[key]
             elif parameter.default is parameter.empty:
                 raise JudgeError(f"reward '{self.name}' wants '{key}', which task '{task.id}' does not have")
+        return arguments
+
+    def _failure(self, error: Exception) -> JudgeError:
+        return JudgeError(f"reward '{self.name}' failed: {type(error).__name__}: {error}")
+
+    def _score_of(self, value: Any) -> Score:
         try:
-            value = self.function(**arguments)
             components = (
                 {k: float(v) for k, v in value.items()} if isinstance(value, Mapping) else {"reward": float(value)}
             )
         except Exception as error:
-            raise JudgeError(f"reward '{self.name}' failed: {type(error).__name__}: {error}") from error
+            raise self._failure(error) from error
         if "reward" not in components or not all(math.isfinite(v) for v in components.values()):
             raise JudgeError(f"reward '{self.name}' returned {components}; it must give a finite 'reward'")
         total = components.pop("reward")
@@ -71,7 +107,7 @@ class Reward:
         return Score(total, components, success)
 
 
-Function = Callable[..., float | Mapping[str, float]]
+Function = Callable[..., Any]
 
 
 @overload
@@ -84,8 +120,9 @@ def reward(name: Function | str | None = None) -> Reward | Callable[[Function], 
         return reward()(name)
 
     def decorate(function: Function) -> Reward:
-        if inspect.iscoroutinefunction(function):
-            raise UserError(f"The reward '{name or function.__name__}' is an `async def`; write it as a plain `def`.")
-        return Reward(name or function.__name__, function)
+        chosen = name or function.__name__
+        if JUDGE in inspect.signature(function).parameters and not inspect.iscoroutinefunction(function):
+            raise UserError(f"The reward '{chosen}' asks a judge: write it as an `async def` and await its reply.")
+        return Reward(chosen, function)
 
     return decorate

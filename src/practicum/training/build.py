@@ -30,7 +30,7 @@ from practicum.models import loader, lora
 from practicum.models.decoder import Decoder
 from practicum.models.loader import Device
 from practicum.registry import environment_maker
-from practicum.rollout import MakeEnvironment
+from practicum.rollout import MakeEnvironment, with_models
 from practicum.sandbox import base as sandbox
 from practicum.task import Task
 from practicum.training.bandit_source import BanditSource, LoggedState, tabulate_actions
@@ -40,7 +40,13 @@ from practicum.training.logged_source import METHODS, LoggedSource, TrajectoryLo
 from practicum.training.micro_batches import MicroBatchLimits
 from practicum.training.monitor.loggers import make_loggers
 from practicum.training.rl_trainer import RLTrainer
-from practicum.training.roles import add_roles, check_roles, lora_settings, role_settings
+from practicum.training.roles import (
+    add_roles,
+    asked_models,
+    check_roles,
+    lora_settings,
+    role_settings,
+)
 from practicum.training.rollout_source import OnlineSource, RolloutSource
 from practicum.training.run import Run, RunMonitor
 from practicum.training.settings import (
@@ -283,7 +289,8 @@ def _build_run(
     on, folder = resolve_device(config), lock.folder
     check_continuation(config, folder)
     components = build_components(config)
-    if config.agent.roles or config.agent.train_roles is not None or components.environment.roles != (DEFAULT_ROLE,):
+    has_roles = config.agent.roles or config.agent.train_roles is not None
+    if has_roles or components.environment.roles != (DEFAULT_ROLE,) or components.environment.model_names():
         check_roles(config, components.environment)
     logged = read_logged_data(config, components) if config.data.from_trajectories else None
     tasks = training_tasks(components.environment, config) if logged is None else ()
@@ -292,6 +299,9 @@ def _build_run(
     settings, running = rl_settings(config, steps), run_settings(config, steps)
     agent = build_agent(config, components, config.actor_rollout_ref.rollout.temperature)
     policy = build_policy(config, folder, on, logged.log.template if logged is not None else None)
+    if components.environment.model_names():
+        models = asked_models(policy, components.environment, agent, config)
+        components = replace(components, make_environment=with_models(components.make_environment, models))
     watcher = ConsoleEpisodeWatcher(policy.renderer) if config.agent.stream else None
     source: RolloutSource
     if logged is not None:

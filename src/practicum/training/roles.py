@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from practicum.agent import RoleSettings
+from practicum.agent import Agent, RoleSettings
 from practicum.chat.renderer import Renderer
 from practicum.config.actor_rollout_ref import ModelConfig
 from practicum.config.train import RoleConfig, TrainConfig
@@ -10,11 +10,12 @@ from practicum.data.run_folder import resolve_model
 from practicum.engines.base import Engine
 from practicum.engines.local.engine import LocalEngine
 from practicum.engines.openai import OpenAIEngine
-from practicum.environment import DEFAULT_ROLE, Environment
+from practicum.environment import DEFAULT_ROLE, ChatModel, Environment
 from practicum.errors import UserError, did_you_mean
 from practicum.models import lora
 from practicum.models.decoder import Decoder
 from practicum.models.loader import Device, LoadedModel
+from practicum.policy import Judge
 from practicum.registry import make_format
 from practicum.training.trainable_policy import TrainablePolicy, sharing_weights
 from practicum.trajectory import derive_seed
@@ -37,14 +38,23 @@ def check_roles(config: TrainConfig, environment: Environment) -> None:
 
     Where several roles act, `agent.train_roles` of null becomes the environment's first.
     """
-    roles, agent = environment.roles, config.agent
-    for key, names in (("roles", agent.roles), ("train_roles", agent.train_roles or ())):
+    roles, agent, asked = environment.roles, config.agent, environment.model_names()
+    for key, names, known in (
+        ("roles", agent.roles, (*roles, *asked)),
+        ("train_roles", agent.train_roles or (), roles),
+    ):
         for name in names:
-            if name not in roles:
+            if name not in known:
                 raise UserError(
-                    f"agent.{key}: '{environment.name}' has no role '{name}', its roles are {', '.join(roles)}."
-                    f"{did_you_mean(name, roles)}"
+                    f"agent.{key}: '{environment.name}' has no role '{name}', its roles are {', '.join(known)}."
+                    f"{did_you_mean(name, known)}"
                 )
+    for name in asked:
+        if name not in agent.roles or agent.roles[name].model is None:
+            raise UserError(
+                f"'{environment.name}' asks a model named '{name}': set agent.roles.{name}.model (a model of its own, "
+                f"which is not trained), and agent.roles.{name}.url where a server has it."
+            )
     if agent.train_roles is None and roles != (DEFAULT_ROLE,):
         agent.train_roles = [roles[0]]
     elif agent.train_roles is not None and not agent.train_roles:
@@ -83,6 +93,19 @@ def add_roles(
                 limits=policy.limits,
                 logprob_limits=policy.logprob_limits,
             )
+
+
+def asked_models(
+    policy: TrainablePolicy, environment: Environment, agent: Agent, config: TrainConfig
+) -> dict[str, ChatModel]:
+    """The models that the environment asks by itself, greedy unless `agent.roles` says otherwise."""
+    found: dict[str, ChatModel] = {}
+    for name in environment.model_names():
+        engine, renderer = policy.role_engines[name]
+        role = config.agent.roles[name]
+        settings = RoleSettings(role.agent_type, role.temperature or 0.0, role.max_tokens_per_turn)
+        found[name] = Judge(settings.policy(engine, renderer, agent, name))
+    return found
 
 
 def role_engine(policy: TrainablePolicy, role: RoleConfig, format: str, on: Device) -> tuple[Engine, Renderer]:
