@@ -22,6 +22,7 @@ from practicum.errors import EngineError, JudgeError
 from practicum.models import loader
 from practicum.policy import Judge, Policy
 from practicum.registry import environment_class
+from practicum.report.terminal import episode_lines
 from practicum.rollout import run_episode
 from practicum.task import Task
 from practicum.training.estimators import ESTIMATORS, EstimatorSettings, estimate, token_rewards
@@ -333,3 +334,19 @@ def test_a_judge_is_asked_once_and_its_engine_failing_is_a_judge_error(renderer:
 
     with pytest.raises(JudgeError, match="gone"):
         asyncio.run(Judge(Policy(Broken(renderer, [""]), renderer)).reply([Message("user", "x")]))
+
+
+def test_the_printed_episode_says_who_spoke_and_what_a_prompt_continues(renderer: Renderer) -> None:
+    plan: list[tuple[str, bool, int | None]] = [("a", False, None), ("b", False, None), ("a", False, None)]
+    plan += [("a", True, None), ("b", False, 0)]
+    engine = EchoEngine(renderer, ["x"])
+    episode = play(lambda: Planned(plan), engine, renderer, Agent(max_turns=5))
+    lines = episode_lines(episode, renderer.tokenizer, coloured=False, logprobs=False)
+    heads = [line.partition(", policy")[0] for line in lines if line.startswith("── turn")]
+    assert heads == [
+        "── turn 0: a",
+        "── turn 1: b, new prompt",
+        "── turn 2: a, continues turn 0",
+        "── turn 3: a, new prompt",
+        "── turn 4: b, continues turn 0",
+    ]

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from practicum.environment import Message
+from practicum.environment import DEFAULT_ROLE, Message
 from practicum.report.advantages import EpisodeAdvantages
 from practicum.report.tokens import Tokenizers, TokenTexts
-from practicum.trajectory import Origin, Span, Trajectory, Turn
+from practicum.trajectory import Origin, Span, Trajectory, Turn, continued_turns
 from practicum.utils.escape import json_number, json_value
 from practicum.utils.terminal import escape_invisible
 
@@ -38,7 +38,10 @@ def view(episode: Trajectory, tokenizers: Tokenizers, advantages: EpisodeAdvanta
         "tokenizer": escape_invisible(name) if pieces is not None else None,
         "named": escape_invisible(name),
         "estimator": None if advantages is None else advantages.estimator,
-        "turns": [_turn(turn, pieces, by_token) for turn in episode.turns[:MAX_TURNS]],
+        "turns": [
+            _turn(turn, continued_turn, pieces, by_token)
+            for turn, continued_turn in zip(episode.turns[:MAX_TURNS], continued_turns(episode.turns), strict=False)
+        ],
         "more_turns": max(0, len(episode.turns) - MAX_TURNS),
         "closing": [_message(message) for message in episode.closing[:50]],
     }  # fmt: skip
@@ -55,9 +58,13 @@ def _by_token(episode: Trajectory, advantages: EpisodeAdvantages | None) -> Toke
     return iter(advantages.values) if len(advantages.values) == sampled else None
 
 
-def _turn(turn: Turn, pieces: TokenTexts | None, advantages: TokenAdvantages | None) -> dict[str, Any]:
+def _turn(
+    turn: Turn, continued: int | None, pieces: TokenTexts | None, advantages: TokenAdvantages | None
+) -> dict[str, Any]:
     return {
         "restart": bool(turn.restart),
+        "role": "" if turn.role == DEFAULT_ROLE else escape_invisible(turn.role[:200]),
+        "continues": continued,
         "messages": [_message(message) for message in turn.messages[:100]],
         "reply": _text(turn.reply),
         "spans": _spans(turn.spans, pieces, advantages) if pieces is not None else [],
@@ -67,7 +74,7 @@ def _turn(turn: Turn, pieces: TokenTexts | None, advantages: TokenAdvantages | N
             for c in turn.action.calls[:20]
         ],
         "unusable": None if turn.action.error is None else _text(str(turn.action.error)),
-        "source": str(turn.source),
+        "source": escape_invisible(turn.source[:200]),
         "version": json_number(turn.policy_version),
         "stop": turn.stop_reason.value,
         "reward": json_number(turn.reward),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from practicum.environment import DEFAULT_ROLE
 from practicum.errors import UserError
 from practicum.report.index import READ_ERRORS, error_text, read_episode
 from practicum.report.tokens import tokenizer_file
-from practicum.trajectory import Origin, Trajectory, Turn
+from practicum.trajectory import Origin, Trajectory, Turn, continued_turns
 from practicum.utils.escape import is_number
 from practicum.utils.tables import table
 from practicum.utils.terminal import printable
@@ -90,10 +92,12 @@ def episode_lines(episode: Trajectory, tokenizer: object, coloured: bool, logpro
         f"tokens   {total}, of which {sampled} trained "
         + (f"({COLOURS[Origin.SAMPLED]}like this{RESET})" if coloured else "(⟦like this⟧)"),
     ]
+    continued = continued_turns(episode.turns)
     for index, turn in enumerate(episode.turns):
         extra = "".join(f"  {printable(str(name))} {_format_value(value)}" for name, value in turn.components.items())
+        source = printable(turn.source[:200])
         result.append(
-            f"── turn {index}: {turn.source!s}, policy {turn.policy_version}, "
+            f"── turn {index}: {_role(episode.turns, continued, index)}{source}, policy {turn.policy_version}, "
             f"stopped by {turn.stop_reason.value}, reward {turn.reward:g}{extra}"
             + (f"  unusable: {printable(str(turn.action.error)[:MAX_SPAN_CHARACTERS])}" if turn.action.error else "")
         )
@@ -111,6 +115,19 @@ def episode_lines(episode: Trajectory, tokenizer: object, coloured: bool, logpro
     if episode.traceback:
         result += ["── the exception that ended it", *shortened(episode.traceback).rstrip().split("\n")]
     return result
+
+
+def _role(turns: Sequence[Turn], continued: Sequence[int | None], index: int) -> str:
+    """The role of a turn and what its prompt continues, where an episode has several roles, prompts or branches."""
+    turn, parent = turns[index], continued[index]
+    words = [] if turn.role == DEFAULT_ROLE else [printable(turn.role[:200])]
+    if not turn.spans:
+        words.append("without a prompt")
+    elif parent is None and index:
+        words.append("new prompt")
+    elif parent is not None and parent != index - 1:
+        words.append(f"continues turn {parent}")
+    return "".join(f"{word}, " for word in words)
 
 
 def _tool_exceptions(turn: Turn) -> list[str]:

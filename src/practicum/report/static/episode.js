@@ -98,8 +98,9 @@ function turnsOf(found, row) {
 
 function turnNode(turn, place, found, advantage) {
   const parts = Object.entries(turn.parts).map(([name, value]) => fact(name, figure(value)));
-  const head = el('div', {class: 'turn-head'}, el('b', {}, `Turn ${place + 1}`), el('span', {}, turn.source), fact('tokens', turn.tokens), fact('stopped by', turn.stop), fact('reward', figure(turn.reward)), parts,
-    turn.progress === null ? null : fact('progress', figure(turn.progress)), turn.version ? fact('version', turn.version) : null, turn.restart && place > 0 ? el('span', {}, 'prompt begins anew') : null);
+  const head = el('div', {class: 'turn-head'}, el('b', {}, `Turn ${place + 1}`), turn.role ? el('b', {}, turn.role) : null, el('span', {}, turn.source), fact('tokens', turn.tokens), fact('stopped by', turn.stop), fact('reward', figure(turn.reward)), parts,
+    turn.progress === null ? null : fact('progress', figure(turn.progress)), turn.version ? fact('version', turn.version) : null, turn.restart && place > 0 ? el('span', {}, 'prompt begins anew') : null,
+    turn.continues !== null && turn.continues !== place - 1 ? el('span', {}, `continues turn ${turn.continues + 1}`) : null);
   const asTokens = look.view === 'tokens' && found.tokenizer && turn.spans.length;
   const body = asTokens ? tokensNode(turn, advantage) : [turn.messages.map(messageNode), messageNode({role: 'assistant', text: turn.reply})];
   const calls = turn.calls.map((call) => el('div', {class: 'call'}, el('span', {class: 'faint'}, 'calls '), el('code', {}, call.name), ' ', el('code', {class: 'soft'}, JSON.stringify(call.arguments))));
