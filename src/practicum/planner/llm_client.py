@@ -13,13 +13,12 @@ from typing import Any, Protocol
 
 from practicum.engines.chat_client import ChatClient
 from practicum.environment import Message
+from practicum.environments.htdag.actions import UNKNOWN_CONFIDENCE
 from practicum.errors import EngineError, UserError
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_URL = "https://api.openai.com/v1"
-UNKNOWN_CONFIDENCE = 0.8
-"""Confidence in a reply whose token probabilities are not known, as published."""
 JSON_REPLY: Mapping[str, Any] = {"type": "json_object"}
 """`response_format` of a reply that must be JSON."""
 

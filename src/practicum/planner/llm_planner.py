@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from practicum.environment import Message
-from practicum.environments.htdag.actions import SAFE_ACTION, HTDAGAction, UnreadableAction, parse_action
+from practicum.environments.htdag.actions import (
+    SAFE_ACTION,
+    UNKNOWN_CONFIDENCE,
+    HTDAGAction,
+    UnreadableAction,
+    parse_action,
+)
 from practicum.environments.htdag.plan_text import PROMPTS
 from practicum.environments.htdag.planning import MAX_STEPS_PER_EPISODE, HTDAGState, PlanningEpisode
 from practicum.environments.htdag.task_dag import TaskDAG
 from practicum.errors import UserError, did_you_mean
-from practicum.planner.llm_client import JSON_REPLY, UNKNOWN_CONFIDENCE, LLMClient, OpenAIClient, confidence_of
+from practicum.planner.llm_client import JSON_REPLY, LLMClient, OpenAIClient, confidence_of
 
 logger = logging.getLogger(__name__)
 

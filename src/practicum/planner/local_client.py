@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from practicum.chat.renderer import Renderer
 from practicum.data.run_folder import ModelRef, resolve_model
-from practicum.engines.base import Request, Sampling
+from practicum.engines.base import Sampling
 from practicum.engines.local.engine import LocalEngine
-from practicum.environment import Message, Observation
+from practicum.environment import Message, Reply
 from practicum.models.decoder import Decoder
 from practicum.models.loader import resolve_device
-from practicum.task import Task
-
-NO_TASK = Task("planner", "htdag", "test", {})
-_sessions = itertools.count()
-
-
-@dataclass(frozen=True, slots=True)
-class LocalReply:
-    """A reply of a local model, with the log-probs of its tokens."""
-
-    text: str
-    logprobs: tuple[float, ...] | None
+from practicum.policy import Policy
 
 
 class LocalClient:
@@ -34,34 +21,24 @@ class LocalClient:
     def __init__(self, model: str, temperature: float = 0.0, max_tokens: int = 64, device: str = "auto") -> None:
         self.ref: ModelRef = resolve_model(model)
         self.sampling, self.device = Sampling(temperature, max_tokens=max_tokens), device
-        self._loaded: tuple[LocalEngine, Renderer] | None = None
+        self._policy: Policy | None = None
 
-    def load(self) -> tuple[LocalEngine, Renderer]:
-        """Return the engine and its renderer; the first call loads the model."""
-        if self._loaded is None:
+    @property
+    def policy(self) -> Policy:
+        """The policy; the first use loads the model."""
+        if self._policy is None:
             device = resolve_device(self.device)
             loaded = self.ref.load(device.dtype, device.device)
             renderer = Renderer(loaded.tokenizer, None, loaded.end_ids)
-            self._loaded = LocalEngine(Decoder(loaded.model), renderer, max_batch=device.batch_size), renderer
-        return self._loaded
+            engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=device.batch_size)
+            self._policy = Policy(engine, renderer, sampling=self.sampling)
+        return self._policy
 
-    async def reply(
-        self, messages: Sequence[Message], *, response_format: Mapping[str, Any] | None = None
-    ) -> LocalReply:
+    async def reply(self, messages: Sequence[Message], *, response_format: Mapping[str, Any] | None = None) -> Reply:
         """Return the model's reply. `response_format` has no effect: the model was trained to reply in its own form."""
-        engine, renderer = self.load()
-        session = f"planner#{next(_sessions)}"
-        ids = tuple(token for span in renderer.start(messages) for token in span.ids)
-        request = Request(
-            ids, self.sampling, NO_TASK, Observation(tuple(messages)), tuple(messages), session=session, final=True
-        )
-        try:
-            generation = await engine.generate(request)
-        finally:
-            engine.end_session(session)
-        return LocalReply(renderer.decode(generation.ids), generation.logprobs)
+        return await self.policy.reply(messages)
 
     async def close(self) -> None:
-        if self._loaded is not None:
-            await self._loaded[0].close()
-            self._loaded = None
+        if self._policy is not None:
+            await self._policy.engine.close()
+            self._policy = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -103,6 +104,23 @@ def test_options_choose_reward_prompt_and_levels() -> None:
             environment_maker("htdag", None, options)[0]()
     with pytest.raises(UserError, match="has no 'request'"):
         asyncio.run(environment.reset(Task("x", "htdag", "test", {}), 0))
+
+
+def test_every_prompt_begins_anew_and_the_confidence_of_a_decision_is_recorded() -> None:
+    environment = HTDAGEnvironment()
+    (task,) = environment.tasks("train", 1)
+    policy = environment.expert(task)
+
+    async def first_two() -> tuple[Observation, Observation]:
+        before = await environment.reset(task, 0)
+        action = replace(policy(before), confidence=0.25)
+        return before, (await environment.step(action)).observation
+
+    for number, observation in enumerate(asyncio.run(first_two())):
+        assert observation.fresh
+        assert observation.messages[0].content.startswith(task.fields["request"])
+        assert observation.messages[0].content.endswith(f"step {number}")
+    assert environment.episode.state.decomposition_history[0]["confidence"] == 0.25
 
 
 def test_a_tool_call_is_an_unreadable_decision() -> None:

@@ -19,6 +19,8 @@ from practicum.environments.htdag.vocabulary import Item, parse_items
 
 EXECUTE = "go"
 ROOT_NAMES = ("root", ROOT, "")
+UNKNOWN_CONFIDENCE = 0.8
+"""Confidence in a reply whose token probabilities are not known, as published."""
 MAX_REPLY_CHARACTERS = 50_000
 MAX_ID_CHARACTERS, MAX_DESCRIPTION_CHARACTERS = 64, 1000
 SHORT = re.compile(r"^\s*(?P<task>[\w.\-]+)\s*:(?P<items>.*)$", re.DOTALL)

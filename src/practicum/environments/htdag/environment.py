@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from practicum.environment import Action, Environment, Message, Observation, ScriptedPolicy, Step
+from practicum.environments.htdag.actions import UNKNOWN_CONFIDENCE
 from practicum.environments.htdag.executor import execute
 from practicum.environments.htdag.planning import PlanningEpisode, PlanningStep
 from practicum.environments.htdag.policies import POLICIES
@@ -49,7 +50,8 @@ class HTDAGEnvironment(Environment):
         return _observation(self.episode.reset(request_of(task), goals_of(task.fields)))
 
     async def step(self, action: Action) -> Step:
-        return self._answer(self.episode.step(action.content if not action.calls else action.text))
+        confidence = UNKNOWN_CONFIDENCE if action.confidence is None else action.confidence
+        return self._answer(self.episode.step(action.content if not action.calls else action.text, confidence))
 
     async def truncate(self) -> Step:
         return self._answer(self.episode.truncate())
@@ -110,4 +112,5 @@ def request_of(task: Task) -> str:
 
 
 def _observation(prompt: str) -> Observation:
-    return Observation((Message("user", prompt),) if prompt else ())
+    """Each prompt says all that the next decision needs, so it begins anew."""
+    return Observation((Message("user", prompt),), fresh=True) if prompt else Observation()
