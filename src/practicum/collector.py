@@ -157,6 +157,7 @@ def _recorded_settings(settings: CollectSettings, tasks_hash: str) -> dict[str, 
         "seed": settings.seed,
         "task_seed": settings.task_seed,
         **settings.device_record(),
+        **settings.roles_record,
     }
 
 
@@ -194,10 +195,11 @@ async def _run_missing(settings: CollectSettings, collection: Collection, progre
                     retries=NUM_RETRIES,
                     provenance={**setup.provenance, "policy": settings.policy, "collect": collection.hash},
                     on_done=save,
+                    policies=setup.policies,
                     watcher=ConsoleEpisodeWatcher(setup.renderer) if settings.watch else None,
                 )
         finally:
-            await setup.engine.close()
+            await setup.close()
     collection.finish(rows)
     return CollectResult(collection.folder, rows, len(missing))
 

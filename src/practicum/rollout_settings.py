@@ -58,6 +58,8 @@ class RolloutSettings:
     top_p: float = 1.0
     max_tokens: int = 256
     """Tokens per reply, at most."""
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """Policies of single roles, and of models that the environment asks, by name: NAME of a model, or MODEL@URL."""
     seed: int = 0
     concurrency: int = 64
     """Episodes that run at the same time, at most."""
@@ -84,6 +86,12 @@ class RolloutSettings:
     def recorded_options(self) -> dict[str, Any]:
         """The environment's options without its files: the hash of the tasks identifies what was read from them."""
         return {key: value for key, value in self.environment_options.items() if key != "files"}
+
+    @property
+    def roles_record(self) -> dict[str, Any]:
+        """The policies of single roles, as a result depends on them; empty where there are none."""
+        found = {name: one if "@" in one else policy_identity(one, None) for name, one in self.roles.items()}
+        return {"roles": found} if found else {}
 
     def find_device(self) -> Device:
         """The device and dtype of a local model."""
@@ -128,6 +136,7 @@ class RolloutSettings:
             url=self.url,
             device=self.find_device(),
             ref=ref,
+            roles=self.roles,
         )
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from practicum.cli.main import main
+
 from .test_resume import assert_same_files, files, train_in_process
 
 TOY = Path(__file__).parents[2] / "docs" / "examples" / "manager_worker.py"
@@ -50,3 +52,21 @@ def test_a_killed_run_of_several_roles_equals_an_unbroken_one(mode: str, tmp_pat
     assert_same_files(one, files(broken))
     adapters = [name for name in one if "roles/manager" in name and name.endswith("adapter_model.safetensors")]
     assert bool(adapters) == (mode == "an adapter each")
+
+
+def test_roles_are_collected_and_evaluated_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--env", f"{TOY}:ManagerWorker", "--tasks", "4", "--max-turns", "2", "--max-tokens", "4"]
+    collected = ["collect", *common, "--policy", "null", "--role", "worker=expert", "--out", str(tmp_path)]
+    assert main([*collected, "--role", "manager=expert"]) == 0
+    assert "4 success; mean reward 1.000" in capsys.readouterr().out
+    assert main([*collected, "--role", "judge=expert", "--run-id", "other"]) == 2
+    assert "has no role 'judge', its roles are worker, manager" in capsys.readouterr().err
+    run = tmp_path / "run"
+    assert main(["train", *BASE, *MODES["an adapter each"], "trainer.total_training_steps=1",
+                 f"trainer.default_local_dir={run}", "trainer.experiment_name=x"]) == 0  # fmt: skip
+    out = tmp_path / "result.json"
+    trained = str(run / "practicum" / "x" / "model")
+    assert main(["eval", *common, "--policy", trained, "--out", str(out)]) == 0
+    assert out.is_file()

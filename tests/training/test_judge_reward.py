@@ -14,6 +14,9 @@ import pytest
 
 from practicum.config.resolve import resolve_train
 from practicum.errors import UserError
+from practicum.evaluation.result import EvalResult
+from practicum.evaluation.runner import evaluate
+from practicum.evaluation.settings import EvalSettings
 from practicum.training.build import build_run
 from practicum.training.curriculum import group_scored
 from practicum.trajectory import Outcome, Trajectory
@@ -71,12 +74,11 @@ def test_a_judge_that_is_not_configured_is_an_error_before_any_rollout(tmp_path:
 class Dying(BaseHTTPRequestHandler):
     """Answers two requests, then refuses all."""
 
-    num_requests = 0
+    left = threading.Semaphore(2)
 
     def do_POST(self) -> None:
-        type(self).num_requests += 1
         self.rfile.read(int(self.headers["Content-Length"]))
-        alive = type(self).num_requests <= 2
+        alive = self.left.acquire(blocking=False)
         body = json.dumps({"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}).encode()
         self.send_response(200 if alive else 400)
         self.send_header("Content-Length", str(len(body)))
@@ -88,7 +90,7 @@ class Dying(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    Dying.num_requests = 0
+    Dying.left = threading.Semaphore(2)
     running = ThreadingHTTPServer(("127.0.0.1", 0), Dying)
     thread = threading.Thread(target=running.serve_forever)
     thread.start()
@@ -107,3 +109,24 @@ def test_a_server_that_dies_leaves_unscored_episodes_and_no_baseline_with_them(t
     assert all(episode.scored for group in group_scored(episodes, 2) for episode in group)
     _, stopped = train(tmp_path, *roles, "trainer.experiment_name=strict", "algorithm.error_budget=0.1")
     assert "could not be scored" in stopped or "requests in a row failed" in stopped
+
+
+def evaluate_with_judge(tmp_path: Path, judge: str | None) -> EvalResult:
+    (tmp_path / "judged.py").write_text(REWARD)
+    return evaluate(
+        EvalSettings(
+            environment="math", environment_options={"reward": f"{tmp_path}/judged.py:judged"}, policy="null",
+            split="test", num_tasks=4, max_turns=1, roles={} if judge is None else {"judge": judge},
+        ),
+        progress=False,
+    )  # fmt: skip
+
+
+def test_an_evaluation_asks_a_judge_and_leaves_out_what_it_could_not_judge(tmp_path: Path, server: str) -> None:
+    local = evaluate_with_judge(tmp_path, "tiny")
+    assert len(local.scored) == 4
+    remote = evaluate_with_judge(tmp_path, f"m@{server}")
+    assert len(remote.scored) == 2
+    assert {attempt.outcome for attempt in remote.unscored} == {Outcome.JUDGE_ERROR}
+    with pytest.raises(UserError, match="name it with --role judge=MODEL"):
+        evaluate_with_judge(tmp_path, None)

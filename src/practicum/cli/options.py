@@ -56,6 +56,10 @@ def add_policy_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", default="tiny", help="tokenizer for replies that no local model wrote")
     parser.add_argument("--template", help="chat template by name instead of the model's own")
     parser.add_argument(
+        "--role", action="append", default=[], metavar="NAME=MODEL[@URL]",
+        help="policy of a single role, or of a model that the environment asks, such as a judge",
+    )  # fmt: skip
+    parser.add_argument(
         "--device", default="auto", help="of a model: cpu, cuda, cuda:N (default: a GPU if there is one)"
     )
     parser.add_argument("--dtype", default="auto", help="of its weights: float32 or bfloat16 (default: that on a GPU)")
@@ -91,6 +95,7 @@ def rollout_fields(args: argparse.Namespace) -> dict[str, Any]:
         "url": args.url,
         "tokenizer": args.tokenizer,
         "template": args.template,
+        "roles": role_models(args.role),
         "device": args.device,
         "dtype": args.dtype,
         "temperature": args.temperature,
@@ -151,3 +156,14 @@ def normalize_flags(argv: list[str]) -> list[str]:
         flag, equals, value = word.partition("=")
         result.append(flag.replace("_", "-") + equals + value if flag.startswith("--") else word)
     return result
+
+
+def role_models(given: Iterable[str]) -> dict[str, str]:
+    """The models of roles from `NAME=MODEL` or `NAME=MODEL@URL`."""
+    found = {}
+    for text in given:
+        name, equals, model = text.partition("=")
+        if not (name and equals and model):
+            raise UserError(f"--role {text}: write it as NAME=MODEL, or NAME=MODEL@URL for a model of a server.")
+        found[name] = model
+    return found

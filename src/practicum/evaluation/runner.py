@@ -100,9 +100,10 @@ class EvalRunner:
                     retries=1,
                     provenance=provenance,
                     on_done=on_done,
+                    policies=setup.policies,
                 )
         finally:
-            await setup.engine.close()
+            await setup.close()
 
 
 def evaluate(settings: EvalSettings, *, progress: bool = True) -> EvalResult:
@@ -154,4 +155,5 @@ def recorded_settings(settings: EvalSettings, policy: PolicyRef, panel: Panel) -
         "top_p": sampling.top_p,
         "max_tokens": sampling.max_tokens,
         **settings.device_record(),
+        **settings.roles_record,
     }

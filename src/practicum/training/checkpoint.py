@@ -42,8 +42,9 @@ from practicum.data.run_folder import (
     write_atomic,
 )
 from practicum.errors import UserError
+from practicum.rollout_setup import ROLES
 from practicum.training.critic import Critic
-from practicum.training.trainable_policy import ROLES, TrainablePolicy
+from practicum.training.trainable_policy import TrainablePolicy
 
 PACKAGE = Path(__file__).parent.parent
 GIT_TIMEOUT_SECONDS = 10.0

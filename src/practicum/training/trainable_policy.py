@@ -31,13 +31,12 @@ from practicum.models.decoder import Decoder
 from practicum.models.loader import LoadedModel
 from practicum.policy import Policy
 from practicum.rollout import MakeEnvironment, run_episodes
+from practicum.rollout_setup import ROLES
 from practicum.training.learner import Learner, OptimizerSettings
 from practicum.training.micro_batches import MicroBatchLimits, Sample
 from practicum.training.objective import Objective, compute_logprobs
 from practicum.trajectory import Attempt, Trajectory
 
-ROLES = "roles"
-"""The folder within a model's folder that holds the adapters of its roles."""
 GPU_TOKENS = 16384
 """Maximum number of tokens in one micro-batch on a GPU."""
 
