@@ -16,7 +16,7 @@ from practicum.environments.htdag.requests import (
     requirement_graph,
 )
 from practicum.environments.htdag.task_dag import TaskDAG
-from practicum.environments.htdag.templates import PATTERNS, TEMPLATES, Template
+from practicum.environments.htdag.templates import PATTERNS, TEMPLATES, Template, combination, drawn_templates
 from practicum.environments.htdag.vocabulary import (
     MODIFIERS,
     RECIPES,
@@ -61,6 +61,21 @@ def test_held_out_templates_differ_in_substance_and_use_only_what_training_cover
     assert {t.pattern for t in held_out} <= {t.pattern for t in train} == set(PATTERNS)
     assert {goal.type for t in train for goal in t.goals} >= set(RECIPES)
     assert {goal.modifier for t in train for goal in t.goals} >= set(MODIFIERS)
+
+
+def test_drawn_training_templates_leave_out_every_held_out_combination() -> None:
+    drawn = drawn_templates()
+    assert len(drawn) == 3000
+    held_out = {combination(template) for template in TEMPLATES if template.split != "train"}
+    assert not held_out & {combination(template) for template in drawn}
+    assert {template.pattern for template in drawn} == set(PATTERNS)
+    assert {goal.type for template in drawn for goal in template.goals} >= set(RECIPES)
+    for template in drawn:
+        for goal in template.goals:
+            assert goal.modifier in ("", "not", *allowed_modifiers(goal.type))
+    written = [template for template in TEMPLATES if template.split == "train"]
+    used = {task.fields["template"] for task in draw_requests("train", len(drawn) + len(written))}
+    assert len(used) > 0.99 * (len(drawn) + len(written))
 
 
 def test_splits_are_disjoint_and_lists_grow_without_changing() -> None:

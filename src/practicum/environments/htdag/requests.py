@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from practicum.environments.htdag.task_dag import TaskDAG, TaskNode
-from practicum.environments.htdag.templates import LEVELS, MENTIONED, PATTERNS, TEMPLATES, Template
+from practicum.environments.htdag.templates import LEVELS, MENTIONED, PATTERNS, TEMPLATES, Template, drawn_templates
 from practicum.environments.htdag.vocabulary import PHRASES, RECIPES, SLOTS, STEP_SECONDS, Item, is_step, recipe
 from practicum.errors import UserError
 from practicum.task import Task, content_hash
@@ -146,7 +146,8 @@ def draw_requests(split: str, count: int, seed: int = 0, levels: Sequence[str] =
 
 
 def _drawn(split: str, seed: int, levels: tuple[str, ...]) -> Iterator[Task]:
-    templates = [template for template in TEMPLATES if template.split == split and template.level in levels]
+    source = (*TEMPLATES, *drawn_templates()) if split == "train" else TEMPLATES
+    templates = [template for template in source if template.split == split and template.level in levels]
     if not templates:
         raise UserError(f"htdag has no requests in '{split}' with levels {list(levels)}; it has train, val, test.")
     rng = random.Random(f"htdag/{split}/{seed}/{'-'.join(levels)}")
