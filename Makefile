@@ -98,6 +98,11 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix src tests benchmarks
 	$(BIN)/ruff format src tests benchmarks
 
+# Does each way to train several roles learn? Figures in docs/roles.md.
+roles: $(STAMP)
+	$(BIN)/python benchmarks/roles.py
+
+
 # Files that one task enters on its way from `practicum train` to a checkpoint.
 walk: $(STAMP)
 	$(BIN)/python benchmarks/walk.py

@@ -13,9 +13,9 @@ import pytest
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 TRAINING = """
 import gpu_training
-late = gpu_training.run_apart(["--tiny", "--only", "math"], 0.05)
-wrong = gpu_training.run_apart(["--tiny", "--case", "nonsense"], 100)
-results["training"] = [late, wrong, gpu_training.gathered(folder / "math")]
+late = gpu_training.run_process(["--tiny", "--only", "math"], 0.05)
+wrong = gpu_training.run_process(["--tiny", "--case", "nonsense"], 100)
+results["training"] = [late, wrong, gpu_training.read_results(folder / "math")]
 """
 PROFILE = """
 import asyncio, threading, time
@@ -37,18 +37,18 @@ AFFINE = """
 from types import SimpleNamespace
 import affine_gpu, torch
 from practicum.pipeline import stages
-configs = {name: affine_gpu.config_of(name, folder / "affine", False) for name in affine_gpu.WORLDS}
+configs = {name: affine_gpu.config_of(name, folder / "affine", False) for name in affine_gpu.SIZES}
 assert all(stages.environments(config) == [name] for name, config in configs.items())
 assert len({config.output_dir for config in configs.values()}) == 8
-worlds = affine_gpu.WORLDS
+worlds = affine_gpu.SIZES
 assert all(stages.demonstrations(configs[name])[name] == world.demonstrations for name, world in worlds.items())
 assert all(stages.rl_config(config).algorithm.adv_estimator == "grpo" for config in configs.values())
 
 model = torch.nn.Linear(1, 1, bias=False)
 run = SimpleNamespace(state=SimpleNamespace(step=0, best_step=0, best_value=0.2),
                       policy=SimpleNamespace(loaded=SimpleNamespace(model=model)))
-best = affine_gpu.Best("val/success/mean", 1)
-best.start(run)
+best = affine_gpu.BestWeights("val/success/mean", 1)
+best.keep(run)
 for step, value in enumerate([0.1, 0.6, None, 0.5], 1):
     run.state.step = step
     model.weight.data.fill_(step)
@@ -82,9 +82,9 @@ def test_a_training_case_is_ended_when_its_time_is_up_and_what_it_wrote_is_gathe
     assert late.startswith("ended from outside")
     assert wrong == "exit code 1"
     assert row["finished"] is False
-    assert row["practice"]["steps"] == 2
-    assert row["practice"]["seconds"]["rollout"] == 5.0
-    assert row["practice"]["curves"] == {"success/mean": [[1, 0.25]]}
+    assert row["rl"]["steps"] == 2
+    assert row["rl"]["seconds"]["rollout"] == 5.0
+    assert row["rl"]["curves"] == {"success/mean": [[1, 0.25]]}
 
 
 def test_profile_counts_overlapping_kernels_once_and_sees_every_thread(results: dict[str, Any]) -> None:
