@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from practicum.agent import Agent, RoleSettings
 from practicum.chat.renderer import Renderer
+from practicum.config.resolve import resolve_train
 from practicum.data.store import decode_episode, encode_episode, wrong_field
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.environment import Action, Environment, Message, Observation, Step
@@ -24,12 +25,15 @@ from practicum.policy import Judge, Policy
 from practicum.registry import environment_class
 from practicum.report.terminal import episode_lines
 from practicum.rollout import run_episode
+from practicum.rollout_setup import split_url
 from practicum.task import Task
 from practicum.training.estimators import ESTIMATORS, EstimatorSettings, estimate, token_rewards
 from practicum.training.micro_batches import build_samples, unweighted_samples
+from practicum.training.roles import role_settings
 from practicum.trajectory import Attempt, Origin, Outcome, Seeds, StopReason, Trajectory
 
-TOY = environment_class(f"{Path(__file__).parents[1]}/docs/examples/manager_worker.py:ManagerWorker")
+TOY_PATH = f"{Path(__file__).parents[1]}/docs/examples/manager_worker.py:ManagerWorker"
+TOY = environment_class(TOY_PATH)
 
 
 class EchoEngine:
@@ -350,3 +354,15 @@ def test_the_printed_episode_says_who_spoke_and_what_a_prompt_continues(renderer
         "── turn 3: a, new prompt",
         "── turn 4: b, continues turn 0",
     ]
+
+
+def test_a_role_names_a_model_by_a_path_with_an_at_sign_or_a_server() -> None:
+    assert split_url("runs/a@b/model") == ("runs/a@b/model", None)
+    assert split_url("qwen@http://host:8000/v1") == ("qwen", "http://host:8000/v1")
+
+
+def test_a_role_has_its_temperature_in_training_and_the_agents_in_validation() -> None:
+    keys = ["agent.roles.worker.temperature=0.5", "actor_rollout_ref.rollout.val_temperature=1.0"]
+    config = resolve_train([f"agent.environment={TOY_PATH}", *keys]).config
+    assert role_settings(config, validating=False)["worker"].temperature == 0.5
+    assert role_settings(config, validating=True)["worker"].temperature is None

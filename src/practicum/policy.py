@@ -103,8 +103,13 @@ class Policy:
 
     def content_seed(self, messages: Sequence[Message], response_format: Mapping[str, Any] | None = None) -> int:
         """A sampling seed made of the policy's own seed and what it is asked."""
-        asked = [[message.role, message.content, message.name, list(message.images)] for message in messages]
-        return derive_seed("reply", self.role, self.sampling.seed, canonical_json([asked, response_format]))
+        asked = canonical_json([message_values(messages), response_format])
+        return derive_seed("reply", self.role, self.sampling.seed, asked)
+
+
+def message_values(messages: Sequence[Message]) -> list[list[Any]]:
+    """The fields of messages as JSON values, by which two questions are compared."""
+    return [[message.role, message.content, message.name, list(message.images)] for message in messages]
 
 
 class Judge:
@@ -123,8 +128,7 @@ class Judge:
         seed: int | None = None,
     ) -> Reply:
         """Return the judge's reply; see `Policy.reply`."""
-        asked = [[message.role, message.content, message.name, list(message.images)] for message in messages]
-        key = canonical_json([asked, list(map(dict, tools)), response_format, seed])
+        key = canonical_json([message_values(messages), list(map(dict, tools)), response_format, seed])
         known = self._answers.get(key)
         if known is not None and (known.done() or known.get_loop() is asyncio.get_running_loop()):
             self._answers.move_to_end(key)

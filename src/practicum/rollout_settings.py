@@ -19,7 +19,7 @@ from practicum.errors import UserError
 from practicum.models import loader
 from practicum.models.loader import Device
 from practicum.registry import environment_maker
-from practicum.rollout_setup import SCRIPTED, RolloutSetup, make_rollout_setup
+from practicum.rollout_setup import SCRIPTED, RolloutSetup, make_rollout_setup, split_url
 from practicum.task import Task
 
 
@@ -90,7 +90,7 @@ class RolloutSettings:
     @property
     def roles_record(self) -> dict[str, Any]:
         """The policies of single roles, as a result depends on them; empty where there are none."""
-        found = {name: one if "@" in one else policy_identity(one, None) for name, one in self.roles.items()}
+        found = {name: one if split_url(one)[1] else policy_identity(one, None) for name, one in self.roles.items()}
         return {"roles": found} if found else {}
 
     def find_device(self) -> Device:

@@ -102,9 +102,9 @@ def make_rollout_setup(
     chosen = {**_trained_adapters(ref, instance), **(roles or {})}
     policies: dict[str, Policy] = {}
     for role, spoken in chosen.items():
-        named, _, where = spoken.partition("@")
+        named, where = split_url(spoken)
         own_engine, own_renderer, _ = _engine(
-            instance, named, agent.format, model, template if named in SCRIPTED else None, where or None, device, None
+            instance, named, agent.format, model, template if named in SCRIPTED else None, where, device, None
         )
         settings = RoleSettings(temperature=0.0 if role in instance.model_names() else None)
         policies[role] = settings.policy(own_engine, own_renderer, agent, role)
@@ -118,6 +118,12 @@ def make_rollout_setup(
         policies={role: one for role, one in policies.items() if role not in asked},
         asked=asked,
     )
+
+
+def split_url(role: str) -> tuple[str, str | None]:
+    """Return model and URL of MODEL@URL; the URL is None where there is only a model, whose path may have an @."""
+    model, found, rest = role.partition("@http")
+    return model, f"http{rest}" if found else None
 
 
 def check_role_names(environment: Environment, roles: Mapping[str, str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from practicum.engines.chat_client import ChatClient
 from practicum.environment import Message
 from practicum.environments.htdag.actions import UNKNOWN_CONFIDENCE
 from practicum.errors import EngineError, UserError
+from practicum.trajectory import reply_confidence
 
 logger = logging.getLogger(__name__)
 
@@ -98,10 +98,8 @@ def _logprobs(choice: Any) -> tuple[float, ...] | None:
 
 def confidence_of(reply: ReplyText) -> float:
     """Return the geometric mean of the reply's token probabilities; 0.8 where they are not known."""
-    logprobs = getattr(reply, "logprobs", None)
-    if not logprobs:
-        return UNKNOWN_CONFIDENCE
-    return math.exp(sum(logprobs) / len(logprobs))
+    confidence = reply_confidence(getattr(reply, "logprobs", None))
+    return UNKNOWN_CONFIDENCE if confidence is None else confidence
 
 
 class CircuitBreaker:

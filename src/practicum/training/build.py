@@ -207,15 +207,15 @@ def make_components(config: TrainConfig) -> RunComponents:
     return RunComponents(make_environment, make_environment(), reply_format)
 
 
-def build_agent(config: TrainConfig, components: RunComponents, temperature: float) -> Agent:
-    """The agent of training (or, with another temperature, of validation)."""
+def build_agent(config: TrainConfig, components: RunComponents, temperature: float, validating: bool = False) -> Agent:
+    """The agent of training, or of validation."""
     return Agent(
         format=components.format,
         max_turns=max_turns(config),
         thoughts=config.agent.thoughts,
         deadlines=Deadlines(**vars(config.agent.deadlines)),
         sampling=Sampling(temperature, max_tokens=max_reply_tokens(config)),
-        roles=role_settings(config, temperature) if config.agent.roles else {},
+        roles=role_settings(config, validating) if config.agent.roles else {},
     )
 
 
@@ -385,7 +385,7 @@ def build_evaluation(
 ) -> Callable[[], Awaitable[EvalResult]]:
     """A function that evaluates the policy on the panel of validation tasks."""
     tasks = tuple(components.environment.tasks("val", config.data.val_batch_size))
-    agent = build_agent(config, components, config.actor_rollout_ref.rollout.val_temperature)
+    agent = build_agent(config, components, config.actor_rollout_ref.rollout.val_temperature, validating=True)
     panel = Panel(tasks, config.trainer.seed)
     return functools.partial(_evaluate, policy, panel, components.make_environment, agent, on_validation)
 

@@ -21,9 +21,8 @@ from practicum.training.trainable_policy import TrainablePolicy, sharing_weights
 from practicum.trajectory import derive_seed
 
 
-def role_settings(config: TrainConfig, temperature: float) -> dict[str, RoleSettings]:
-    """The settings of the agent's roles; in validation, trained roles are sampled at the temperature given."""
-    validating = temperature != config.actor_rollout_ref.rollout.temperature
+def role_settings(config: TrainConfig, validating: bool) -> dict[str, RoleSettings]:
+    """The settings of the agent's roles; in validation, trained roles have the temperature of the agent."""
     found = {}
     for name, role in config.agent.roles.items():
         own = role.temperature
@@ -60,7 +59,7 @@ def check_roles(config: TrainConfig, environment: Environment) -> None:
     elif agent.train_roles is not None and not agent.train_roles:
         raise UserError("agent.train_roles is empty: name at least one role to train.")
     for name, role in agent.roles.items():
-        if (role.model is not None) + (role.url is not None and role.model is None) + role.adapter > 1:
+        if role.adapter and (role.model is not None or role.url is not None):
             raise UserError(f"agent.roles.{name}: a role has another model or an adapter of its own, not both.")
         if role.url is not None and role.model is None:
             raise UserError(f"agent.roles.{name}.url needs agent.roles.{name}.model, the server's name of the model.")
@@ -82,10 +81,8 @@ def add_roles(
             policy.role_engines[name] = role_engine(policy, role, config.agent.agent_type, on)
         elif role.adapter:
             assert base is not None
-            settings, seed = (
-                lora_settings(config.actor_rollout_ref.model),
-                derive_seed("role", name, config.trainer.seed) % 2**31,
-            )
+            settings = lora_settings(config.actor_rollout_ref.model)
+            seed = derive_seed("role", name, config.trainer.seed) % 2**31
             policy.role_policies[name] = TrainablePolicy(
                 lora.add_adapter(sharing_weights(base), settings, seed),
                 template,
