@@ -92,7 +92,7 @@ def test_an_update_too_small_to_see_is_added_to_the_next() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_coarse_arithmetic_raises_no_false_alarm_and_hides_nothing(seed: int) -> None:
-    """bfloat16-like: a bias of 0.02 a token, noise of 0.01, updates of 0.03."""
+    """bfloat16-like: a bias of 0.02 per token, noise of 0.01, updates of 0.03."""
     reports, _ = updates(Engine(0.02, 0.01, seed), [0, *[0.03] * 30], [True] * 31)
     assert [r.verdict for r in reports] == ["first", *["proven"] * 30]
     reports, _ = updates(Engine(0.02, 0.01, seed), [0, 0.03, 0.03], [True, True, False])
@@ -127,7 +127,7 @@ def test_half_an_update_is_a_lost_one() -> None:
 def test_another_model_is_refused_at_once() -> None:
     report = Canary(0.05).judge(0, ProbeLogprobs(np.full(8, -2.0), np.full(8, -2.1)), None)
     assert report.verdict == "lost"
-    assert "0.1 a token away from the learner (limit 0.05)" in report.reason
+    assert "0.1 per token away from the learner (limit 0.05)" in report.reason
 
 
 def test_nothing_learned_is_nothing_to_prove() -> None:

@@ -94,7 +94,7 @@ def ok(connection: socket.socket) -> None:
 
 def post(url: str, count: int = 1, seconds: float = 20.0) -> list[Any]:
     async def run() -> list[Any]:
-        client = ChatClient(f"{url}/chat/completions", 20.0)
+        client = ChatClient(url, 20.0)
         try:
             requests = [Deadline(seconds, "engine").of(client.post({"n": n})) for n in range(count)]
             return await asyncio.gather(*requests, return_exceptions=True)

@@ -18,6 +18,7 @@ from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Observation
 from practicum.models.decoder import Decoder
 from practicum.task import Task
+from tests.engines.local.schemas import SCHEMAS, response_format
 from tests.engines.local.test_cuda_runner import build_model
 
 pytestmark = pytest.mark.skipif(
@@ -90,14 +91,44 @@ def test_filtered_sampling_is_that_of_the_cpu(renderer: Renderer, monkeypatch: p
 
     monkeypatch.setattr("practicum.engines.local.shared_prefix.MIN_JOINT_READ_BYTES", 0)
     model = build_model("llama")
-    params = [(1.0, 0, 0.8), (0.7, 5, 1.0), (0.0, 0, 0.5), (1.0, 3, 0.6), (1.0, 0, 1.0)]
-    sampling = [Sampling(temperature, top_k=top_k, top_p=top_p) for temperature, top_k, top_p in params]
+    params = [(1.0, 0, 0.8, 0.0), (0.7, 5, 1.0, 0.0), (0.0, 0, 0.5, 0.0), (1.0, 3, 0.6, 0.1), (1.0, 0, 1.0, 0.0)]
+    sampling = [Sampling(heat, top_k=top_k, top_p=top_p, min_p=min_p) for heat, top_k, top_p, min_p in params]
     requests = make_requests([range(30, 100)] * len(params), sampling)
     expected = play(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), requests)
     engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1, steps_per_decode=2, runner=CudaRunner)
     replies = play(engine, requests)
     assert [reply.ids for reply in replies] == [reply.ids for reply in expected]
+    assert [reply.kept for reply in replies] == [reply.kept for reply in expected]
     assert isinstance(engine.runner, CudaRunner)
     assert int(engine.runner.state.position[engine.kv_cache.padding_slot]) == 0
+    for mine, other in zip(replies, expected, strict=True):
+        assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_constrained_replies_are_those_of_the_cpu(steps: int, renderer: Renderer) -> None:
+    """Beside free replies; requests come and go, so slots change hands while logits are on their way."""
+    from practicum.engines.local.cuda_runner import CudaRunner
+
+    model = build_model("llama")
+    forms = [
+        response_format(SCHEMAS[0]),
+        None,
+        {"type": "regex", "regex": "[ab]{2,6}"},
+        {"type": "choice", "choice": ["x", "yz"]},
+    ]
+    sampling = [Sampling(1.0), Sampling(0.8), Sampling(1.0, top_k=4), Sampling(0.0)]
+    prompts = [range(30, 36 + number % 5) for number in range(12)]
+    asked = [
+        replace(
+            one, response_format=forms[number % 4], sampling=replace(one.sampling, max_tokens=3 if number == 5 else 14)
+        )
+        for number, one in enumerate(make_requests(prompts, [sampling[number % 4] for number in range(12)]))
+    ]
+    expected = play(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), asked)
+    engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1, steps_per_decode=steps, runner=CudaRunner)
+    replies = play(engine, asked)
+    assert [reply.ids for reply in replies] == [reply.ids for reply in expected]
+    assert [reply.stop_reason for reply in replies] == [reply.stop_reason for reply in expected]
     for mine, other in zip(replies, expected, strict=True):
         assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)

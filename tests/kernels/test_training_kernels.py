@@ -200,6 +200,35 @@ def test_head(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_head_over_the_tokens_that_could_be_sampled(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    from practicum.kernels import lm_head
+
+    torch.manual_seed(0)
+    count, vocabulary, hidden = 12, 300, 32
+    monkeypatch.setattr(lm_head, "MAX_LOGITS", vocabulary * 5)  # three chunks
+    temperatures = torch.rand(count, device=DEVICE) + 0.5
+    allowed = torch.rand(4, 288) < 0.3  # the last twelve tokens are beyond the words of a mask
+    rows = torch.randint(-1, 4, (count,))
+    targets = torch.stack([torch.randint(0, 288, ()) if row < 0 else allowed[row].nonzero()[0, 0] for row in rows])
+    table = torch.from_numpy(np.packbits(allowed.numpy(), axis=1, bitorder="little").view(np.int32)).to(DEVICE)
+    wide = torch.cat([allowed, torch.zeros(4, vocabulary - 288, dtype=torch.bool)], 1)
+    forbidden = ((rows >= 0)[:, None] & ~wide[rows.clamp(min=0)]).to(DEVICE)
+    rows, targets = rows.to(DEVICE), targets.to(DEVICE)
+
+    def plain(states: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        logits = (states @ weight.t() / temperatures[:, None].double()).masked_fill(forbidden, -torch.inf)
+        logprobs = logits.log_softmax(-1)
+        finite = logprobs.masked_fill(forbidden, 0.0)
+        entropies = -(finite.exp() * finite).masked_fill(forbidden, 0.0).sum(-1)
+        return logprobs.gather(-1, targets[:, None])[:, 0], entropies
+
+    compare(
+        dtype, lambda states, weight: lm_head.HeadLogprobs.apply(states, weight, targets, temperatures, rows, table),
+        plain, torch.randn(count, hidden), torch.randn(vocabulary, hidden) * 0.3,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_gradients_of_a_whole_model(name: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,23 +9,30 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import unicodedata
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
+from tokenizers.normalizers import NFC
 from transformers import PreTrainedTokenizerBase, TokenizersBackend
 
+from practicum.chat.grammar import Grammars
 from practicum.chat.templates import TEMPLATES
 from practicum.environment import Message
 from practicum.errors import UserError, did_you_mean
 from practicum.trajectory import Origin, Span
 
+LONG_TEXT = 1 << 14
+"""Characters from which on a text is encoded without the GIL; below, waking other threads costs more than it saves."""
 THOUGHTS_POLICIES = ("keep", "strip")
 """Values of `agent.thoughts`."""
 REASONING_OPEN, REASONING_CLOSE = "<think>", "</think>"
@@ -108,6 +115,7 @@ class Renderer:
             self._token_bytes = _TokenBytes(self._fast)
         self.template: str = text
         self._cache: OrderedDict[tuple[str, tuple[Message, ...], str], tuple[Span, ...]] = OrderedDict()
+        self._cache_lock = threading.Lock()  # a server renders long prompts in threads
         self._frames: dict[tuple[Message, ...], str] = {}
         self._tools_shown = False
         self._images_shown: bool | None = None
@@ -124,6 +132,8 @@ class Renderer:
         own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self.end_ids: tuple[int, ...] = tuple(sorted({close_id, *own, *end_ids}))
         """Tokens that end a reply."""
+        self.grammars = Grammars(tokenizer, self.end_ids)
+        """The grammars of replies that must have a response format."""
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[Span, ...]:
         """Return the spans of the first prompt."""
@@ -134,14 +144,16 @@ class Renderer:
     ) -> Spans:
         """Return a rendering from the cache, or render it: the attempts at one task begin with the same messages."""
         key = (kind, tuple(messages), json.dumps(list(map(dict, tools)), default=str) if tools else "")
-        if key in self._cache:
-            self._cache.move_to_end(key)
-            return self._cache[key]
+        with self._cache_lock:
+            if key in self._cache:
+                self._cache.move_to_end(key)
+                return self._cache[key]
         spans = render()
         if sum(len(span.ids) for span in spans) <= MAX_CACHED_IDS:
-            self._cache[key] = spans
-            if len(self._cache) > MAX_CACHED_RENDERINGS:
-                self._cache.popitem(last=False)
+            with self._cache_lock:
+                self._cache[key] = spans
+                if len(self._cache) > MAX_CACHED_RENDERINGS:
+                    self._cache.popitem(last=False)
         return spans
 
     def _start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Spans:
@@ -165,11 +177,12 @@ class Renderer:
 
     def _following(self, messages: Sequence[Message]) -> Spans:
         marked = tuple(_marked(messages))
-        if marked not in self._frames:  # observations differ, the template's text around them hardly ever
+        frame = self._frames.get(marked)  # observations differ, the template's text around them hardly ever
+        if frame is None:
             if len(self._frames) >= MAX_CACHED_FRAMES:
                 self._frames.clear()
-            self._frames[marked] = self._after_reply(marked)
-        return self._spans(self._after_reply(messages), self._frames[marked], messages)
+            frame = self._frames[marked] = self._after_reply(marked)
+        return self._spans(self._after_reply(messages), frame, messages)
 
     def encode_reply(self, text: str) -> tuple[int, ...]:
         """Return the ids of a reply that no model sampled, closed by the end token."""
@@ -185,6 +198,11 @@ class Renderer:
         if self._fast is not None:  # the same result as below, without a look at every id
             return str(self._fast.decode(kept, skip_special_tokens=False))
         return str(self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    @property
+    def token_bytes(self) -> Mapping[int, bytes] | None:
+        """The bytes of every token, where the text of ids is that of their bytes; None for other tokenizers."""
+        return self._token_bytes
 
     def _after_reply(self, messages: Sequence[Message]) -> str:
         text = self.render_text([Message("user", "x"), Message("assistant", REPLY), *messages], ())
@@ -234,10 +252,32 @@ class Renderer:
             # The same result as below, without a batch of one, for which threads are woken and the GIL is released.
             if fast.encode_special_tokens != self.tokenizer.split_special_tokens:
                 fast.encode_special_tokens = self.tokenizer.split_special_tokens
-            encoding = fast.encode(text, add_special_tokens=False)
+            if len(text) > LONG_TEXT:  # other threads go on meanwhile
+                [encoding] = fast.encode_batch([text], add_special_tokens=False)
+            else:
+                encoding = fast.encode(text, add_special_tokens=False)
             return encoding.ids, encoding.offsets
         coded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return coded["input_ids"], coded["offset_mapping"]
+
+    def cannot_fit(self, text: str, num_tokens: int) -> bool:
+        """Whether a text has more than `num_tokens` tokens for its length alone; False where only counting can say."""
+        if len(text) <= num_tokens:
+            return False
+        longest = self._longest_token
+        if longest is None or len(text) <= num_tokens * longest:
+            return False
+        return len(unicodedata.normalize("NFC", text)) > num_tokens * longest
+
+    @cached_property
+    def _longest_token(self) -> int | None:
+        """The most characters that a token stands for; None where a token may stand for any number of them."""
+        fast = self._fast
+        if fast is None or self._token_bytes is None or not isinstance(fast.normalizer, NFC | None):
+            return None
+        if any(token.lstrip or token.rstrip for token in fast.get_added_tokens_decoder().values()):
+            return None
+        return max(map(len, fast.get_vocab()))  # a byte is one character there, so a token is never shorter
 
     def _spans(self, text: str, marked: str, messages: Sequence[Message]) -> tuple[Span, ...]:
         """Return the ids of a text as spans, split where template and message contents meet.

@@ -14,7 +14,7 @@ from practicum.trajectory import StopReason
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
+    """Sampling parameters. Temperature 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -22,9 +22,29 @@ class Sampling:
     max_tokens: int = 256
     stop: tuple[str, ...] = ()
     seed: int = 0
+    min_p: float = 0.0
+    """Tokens with less than this share of the likeliest token's probability are left out."""
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether less than the whole distribution is sampled from."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     def with_seed(self, seed: int) -> Sampling:
         return replace(self, seed=seed)
+
+
+TopLogprobs = tuple[tuple[int, float], ...]
+"""The most likely tokens at one position with their log-probs, the most likely first."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """One token as it is sampled; see `Generation` for its log-probs."""
+
+    id: int
+    logprob: float
+    top: TopLogprobs = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +66,13 @@ class Request:
     """No further turn of the session follows, so the engine need not keep its KV cache."""
     adapter: str = ""
     """The LoRA adapter to answer with, where the engine serves several; "" is the policy itself."""
-    on_token: Callable[[int], None] | None = None
-    """Called with every token id as it is sampled, by engines that generate token by token."""
+    on_tokens: Callable[[Sequence[SampledToken]], None] | None = None
+    """Called with the tokens of every decode step as they are sampled, by engines that generate token by token."""
+    top_logprobs: int = 0
+    """How many of the most likely tokens at every position to report, of the distribution that is sampled from."""
     response_format: Mapping[str, Any] | None = None
-    """The form that the reply is asked to have, as in the chat completions API; a chat server is told of it."""
+    """The form that the reply must have (`chat/response_format.py`): a local engine samples among the tokens that it
+    allows, a chat server is told of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +90,13 @@ class Generation:
     source: str
     prompt_cached: int = 0
     sampled: bool = True
+    top_logprobs: tuple[TopLogprobs, ...] = ()
+    """The most likely tokens at every position, where the request asked for them."""
+    kept: str | None = None
+    """The tokens that each id was sampled among (`chat/kept_tokens.py`), where top-k, top-p or min-p left some out."""
+    response_format: Mapping[str, Any] | None = None
+    """The form that every token was held to; None where there was none, or where a server saw to it by its own means.
+    Log-probs are then of the distribution over the tokens that it allows."""
 
 
 class Engine(Protocol):

@@ -111,13 +111,13 @@ class Canary:
                 share, certainty = share_of_movement(moved, kept.returned - earlier.returned)
                 values |= {"moved": rms(moved), "arrived": None if share is None else round(share, 4)}
                 if share is not None and share < 0.5 and (1 - share) * certainty > MIN_STANDARD_ERRORS:
-                    reason = f"the learner moved by {rms(moved):.3g} a token, the engine by {share:.0%} of that"
+                    reason = f"the learner moved by {rms(moved):.3g} per token, the engine by {share:.0%} of that"
                     break
         if not reason and values["difference_mean"] > self.limit:
-            reason = f"it is {values['difference_mean']:.3g} a token away from the learner (limit {self.limit:g})"
+            reason = f"it is {values['difference_mean']:.3g} per token away from the learner (limit {self.limit:g})"
         elif not reason and self._noise and worst > self.allowed:
             usual = self.allowed / MAX_NOISE_RATIO
-            reason = f"it is {worst:.3g} a token away from the learner, where {usual:.3g} was usual"
+            reason = f"it is {worst:.3g} per token away from the learner, where {usual:.3g} was usual"
         if reason:
             return CanaryReport(version, "lost", reason=reason, **values)
         if kept is None:

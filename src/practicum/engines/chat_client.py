@@ -16,8 +16,8 @@ import ssl
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from practicum.errors import EngineError, UserError
 from practicum.utils.concurrency import queued
@@ -25,6 +25,7 @@ from practicum.utils.concurrency import queued
 if TYPE_CHECKING:
     import httpx
 
+T = TypeVar("T")
 FAULT_WAIT_SECONDS = (0.5, 2.0)
 """Waits before the second and the third try after a fault that may pass."""
 CONNECT_WAIT_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
@@ -55,14 +56,15 @@ class Fault(Exception):
 
 
 class ChatClient:
-    """Posts to one URL. The API key, if one is needed, comes from OPENAI_API_KEY.
+    """Asks one server for chat completions. The API key, if one is needed, comes from OPENAI_API_KEY.
 
     Redirects are not followed: the key is for the server that was named.
     """
 
-    def __init__(self, url: str, timeout: float) -> None:
-        """`timeout` is in seconds, for each of connecting, sending and waiting for data."""
-        self.url = url
+    def __init__(self, base_url: str, timeout: float) -> None:
+        """`base_url` ends before /chat/completions; `timeout` is in seconds, for each of connecting, sending and
+        waiting for data."""
+        self.url = base_url.rstrip("/") + "/chat/completions"
         self.timeout = timeout
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -70,6 +72,16 @@ class ChatClient:
         """Time of the loop until which the server's rate limit holds; no request is sent before."""
         self._num_failures = 0
         """Requests that failed since the last answer."""
+
+    async def first_choice(self, body: Mapping[str, Any], read: Callable[[Any], T]) -> T:
+        """Return what `read` makes of the first choice of the answer; EngineError where it lacks what `read` needs."""
+        answer = await self.post(body)
+        try:
+            return read(answer["choices"][0])
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise EngineError(
+                f"{self.url} answered without a usable choice ({type(error).__name__}: {error})"
+            ) from None
 
     async def post(self, body: Mapping[str, Any]) -> Any:
         """Return the answer's JSON; raise EngineError where this request fails, UserError where every one would."""

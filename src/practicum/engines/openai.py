@@ -15,7 +15,6 @@ from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request
 from practicum.engines.chat_client import ChatClient
 from practicum.environment import Action, Message, ToolCall
-from practicum.errors import EngineError
 from practicum.trajectory import ActionSource, StopReason
 
 
@@ -26,24 +25,19 @@ class OpenAIEngine:
 
     def __init__(self, url: str, model: str, format: Format, renderer: Renderer, timeout: float = 120.0) -> None:
         """`timeout` is in seconds, for each of connecting, sending and waiting for data."""
-        self.url = url.rstrip("/") + "/chat/completions"
         self.model = model
         self.format = format
         self.renderer = renderer
-        self.client = ChatClient(self.url, timeout)
+        self.client = ChatClient(url, timeout)
 
     async def generate(self, request: Request) -> Generation:
-        answer = await self.client.post(self.body(request))
-        try:
-            choice = answer["choices"][0]
-            text = self._text(choice["message"])
-            reason = StopReason.LENGTH if choice.get("finish_reason") == "length" else StopReason.END
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise EngineError(
-                f"{self.url} answered without a usable choice ({type(error).__name__}: {error})"
-            ) from None
+        text, reason = await self.client.first_choice(self.body(request), self._reply)
         ids = self.renderer.encode_reply(text)
         return Generation(ids if reason is StopReason.END else ids[:-1], None, reason, 0, ActionSource.POLICY)
+
+    def _reply(self, choice: Mapping[str, Any]) -> tuple[str, StopReason]:
+        reason = StopReason.LENGTH if choice.get("finish_reason") == "length" else StopReason.END
+        return self._text(choice["message"]), reason
 
     def body(self, request: Request) -> dict[str, Any]:
         """Return the JSON body of a chat completion request."""
@@ -58,6 +52,8 @@ class OpenAIEngine:
         }
         if sampling.top_k:
             body["top_k"] = sampling.top_k  # not in OpenAI's API; vLLM and others read it, the rest refuse it
+        if sampling.min_p:
+            body["min_p"] = sampling.min_p
         if sampling.stop:
             body["stop"] = list(sampling.stop)
         if request.response_format is not None:

@@ -1,8 +1,9 @@
-"""The engine without a model: replies of an expert, a random or a null policy."""
+"""The engine without a model: replies of an expert, a random, a null or another scripted policy."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from practicum.chat.formats.base import Format
 from practicum.chat.renderer import Renderer
@@ -41,15 +42,17 @@ class ScriptedEngine:
         self._policies: dict[str, ScriptedPolicy] = {}
 
     @classmethod
-    def of(cls, source: str, environment: Environment, format: Format, renderer: Renderer) -> ScriptedEngine:
-        """Return the engine of the environment's `expert`, `random` or `null` policy."""
+    def of(cls, policy: str, environment: Environment, format: Format, renderer: Renderer) -> ScriptedEngine:
+        """Return the engine of the environment's `expert`, `random`, `null` or further scripted policy."""
         makers: Mapping[str, MakePolicy] = {
             "expert": lambda task, seed: environment.expert(task),
             "random": environment.random,
             "null": lambda task, seed: environment.null(task),
         }
-        ready = environment.ready_expert if source == "expert" else None
-        return cls(makers[source], ActionSource(source), format, renderer, ready)
+        if policy not in makers:
+            return cls(partial(environment.scripted, policy), ActionSource.SCRIPTED, format, renderer)
+        ready = environment.ready_expert if policy == "expert" else None
+        return cls(makers[policy], ActionSource(policy), format, renderer, ready)
 
     async def generate(self, request: Request) -> Generation:
         policy = self._policies.get(request.session)

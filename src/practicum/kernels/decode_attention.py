@@ -15,6 +15,7 @@ from practicum.kernels.fused_layers import normed_halves
 from practicum.kernels.kv_layout import capacity, head_offset, head_size, key_value_heads, strides, token_offset
 from practicum.kernels.online_softmax import KEY_BLOCK, LOG2E, MASKED_SCORE, SEGMENT_KEYS, accumulate, dot, merge
 from practicum.kernels.shared_prefix import SharedPrefixBatch
+from practicum.kernels.token_masks import allowed_tokens
 
 TARGET_PROGRAMS = 1024
 """Programs that fill a GPU: long rows of a small batch are split until there are about as many."""
@@ -260,8 +261,8 @@ def _num_parts(programs: int, segments: int) -> int:
 
 @triton.jit(do_not_specialize=["step"])
 def _sample(
-    logits, noise, temperatures, slots, last_ids, positions, sampled, results, step, padding_slot, noise_width,
-    num_steps, size, block: tl.constexpr, blocks: tl.constexpr,
+    logits, noise, temperatures, slots, last_ids, positions, sampled, results, masks, num_words, step, padding_slot,
+    noise_width, num_steps, size, block: tl.constexpr, blocks: tl.constexpr, masked: tl.constexpr,
 ) -> None:  # fmt: skip
     row = tl.program_id(0)
     column, order = tl.arange(0, block), tl.arange(0, blocks)
@@ -275,6 +276,8 @@ def _sample(
     for index in range(tl.cdiv(size, block)):
         token = index * block + column
         value = tl.load(source + token, mask=token < size, other=-float("inf")).to(tl.float32) * scale
+        if masked:
+            value = tl.where(allowed_tokens(masks, row, token, num_words), value, -float("inf"))
         block_max = tl.max(value, 0)
         total = tl.sum(tl.exp(value - tl.maximum(block_max, -1e30)), 0)
         maxima, totals = tl.where(order == index, block_max, maxima), tl.where(order == index, total, totals)
@@ -292,6 +295,8 @@ def _sample(
     before = tl.sum(tl.where(order == chosen_block, cumulative - weights, 0.0), 0)
     token = chosen_block * block + column
     value = tl.load(source + token, mask=token < size, other=-float("inf")).to(tl.float32) * scale
+    if masked:
+        value = tl.where(allowed_tokens(masks, row, token, num_words), value, -float("inf"))
     weight = tl.exp(value - block_max)
     rest = (target - before) / tl.exp(block_max - row_max)
     drawn = tl.min(tl.where((tl.cumsum(weight, 0) > rest) & (weight > 0.0), token, size), 0)
@@ -309,16 +314,17 @@ def _sample(
 
 def sample(
     logits: Tensor, noise: Tensor, temperatures: Tensor, slots: Tensor, state: tuple[Tensor, Tensor, Tensor],
-    results: Tensor, step: int, padding_slot: int,
+    results: Tensor, step: int, padding_slot: int, masks: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Sample one id per row of logits [W, V] by its uniform number noise[slot, step] (greedy at temperature 0).
 
     Ids and log-probs go to results[:, step] of [slots, steps, 2], in float64, which holds both exactly. `state`: the
     last id, position and number of sampled tokens by slot, which are advanced; the padding slot, which any number of
-    rows may have, stays at position 0.
+    rows may have, stays at position 0. `masks` [W, words] are the tokens that each row may sample; None: all.
     """
     rows, size = logits.shape
     _sample[(rows,)](
-        logits, noise, temperatures, slots, *state, results, step, padding_slot, noise.stride(0), results.shape[1],
-        size, LOGITS_PER_BLOCK, triton.next_power_of_2(triton.cdiv(size, LOGITS_PER_BLOCK)), num_warps=8,
+        logits, noise, temperatures, slots, *state, results, logits if masks is None else masks,
+        0 if masks is None else masks.shape[1], step, padding_slot, noise.stride(0), results.shape[1], size,
+        LOGITS_PER_BLOCK, triton.next_power_of_2(triton.cdiv(size, LOGITS_PER_BLOCK)), masks is not None, num_warps=8,
     )  # fmt: skip

@@ -24,6 +24,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from practicum.chat.grammar import TokenMasks
+from practicum.chat.kept_tokens import KeptTokens, decode_kept
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
@@ -33,6 +35,7 @@ from practicum.models.decoder import Decoder
 from practicum.task import Task
 from practicum.training.micro_batches import MicroBatchLimits, Sample
 from practicum.training.objective import compute_logprobs
+from tests.engines.local.schemas import SCHEMAS, response_format
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 TASK = Task("t", "x", "train")
@@ -319,3 +322,38 @@ def test_adapters_in_the_decode_path(renderer: Renderer, tmp_path: Path) -> None
         known = rows.log_softmax(-1).gather(-1, torch.tensor(reply.ids, device="cuda")[:, None])[:, 0]
         assert reply.logprobs is not None
         assert torch.allclose(torch.tensor(reply.logprobs, device="cuda").double(), known, atol=3e-3)
+
+
+def test_constrained_and_filtered_replies_agree_with_the_learner(renderer: Renderer) -> None:
+    """Beside free replies, in captured graphs: the forms are kept, and the learner finds the same log-probs."""
+    decoder = Decoder(build_model("llama").to("cuda", torch.bfloat16))
+    forms = [response_format(SCHEMAS[1]), None, {"type": "regex", "regex": "[ab]{2,40}"}]
+    filters = [{}, {"top_p": 0.7, "min_p": 0.01}, {"top_k": 5}]
+    asked = [
+        replace(
+            one,
+            response_format=forms[number % 3],
+            sampling=replace(one.sampling, temperature=0.9, max_tokens=90, **filters[number % 4 % 3]),
+        )
+        for number, one in enumerate(requests(60))
+    ]
+    replies = generate(LocalEngine(decoder, renderer, max_batch=32), asked)
+    samples = []
+    for one, reply in zip(asked, replies, strict=True):
+        ids = (*one.ids, *reply.ids)
+        masks: tuple[tuple[int, TokenMasks | KeptTokens], ...] = ()
+        if reply.kept is not None:
+            masks = ((len(one.ids), KeptTokens(decode_kept(reply.kept))),)
+        elif one.response_format is not None:
+            masks = ((len(one.ids), renderer.grammars.token_masks([(one.response_format, reply.ids)])[0]),)
+        nothing = np.zeros(len(ids), dtype=np.float32)
+        mask = np.arange(len(ids)) >= len(one.ids)
+        samples.append(Sample(ids, mask, nothing, nothing, nothing, 0.9, token_masks=masks))
+        if one.response_format is not None:
+            renderer.grammars.token_masks([(one.response_format, reply.ids)])  # raises where the form is not kept
+    assert any(reply.kept for reply in replies)
+    known = torch.cat([found.cpu() for found in compute_logprobs(decoder, samples, MicroBatchLimits(512))])
+    said = torch.tensor([value for reply in replies for value in reply.logprobs or ()])
+    assert float((known - said).abs().max()) < 1e-4
+    again = generate(LocalEngine(decoder, renderer, max_batch=16), asked)
+    assert [reply.ids for reply in again] == [reply.ids for reply in replies]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from practicum.chat.renderer import Renderer
-from practicum.engines.base import Generation, Request, Sampling
+from practicum.engines.base import Generation, Request, SampledToken, Sampling
 from practicum.engines.local.cpu_runner import CpuRunner
 from practicum.engines.local.engine import LocalEngine
 from practicum.engines.local.runner import DecodeOutput, RunningRequest
@@ -253,6 +255,52 @@ def test_a_failed_step_fails_the_requests_and_says_why(
     asyncio.run(engine.close())
 
 
+class FailingRunner(CpuRunner):
+    """Has memory for few requests at a time, and none for long ones."""
+
+    max_rows, max_tokens, num_failures = 4, 200, 0
+
+    def grow(self, num_tokens: int) -> None:
+        if num_tokens > self.max_tokens:
+            self.num_failures += 1
+            raise RuntimeError("out of memory for long requests")
+        super().grow(num_tokens)
+
+    def decode(self, running: list[RunningRequest], end_ids: Sequence[int]) -> DecodeOutput:
+        output = super().decode(running, end_ids)
+        if len(running) > self.max_rows:
+            self.num_failures += 1
+            raise RuntimeError("out of memory for a large batch")
+        return output
+
+
+def test_a_lack_of_memory_ends_only_what_cannot_be_computed(model: LlamaForCausalLM, renderer: Renderer) -> None:
+    """Of requests that fail together, those that can be computed in smaller batches have the replies of a large one."""
+    asked = [request([5 + number] * (20 + number), max_tokens=16, seed=number) for number in range(14)]
+    expected = generate(LocalEngine(Decoder(model), renderer, max_batch=16), *asked)
+    engine = LocalEngine(Decoder(model), renderer, max_batch=16, runner=FailingRunner)
+    streamed: list[int] = []
+    listening = replace(asked[3], on_tokens=lambda tokens: streamed.extend(token.id for token in tokens))
+    mixed_requests = [*asked[:3], listening, *asked[4:], request([9] * 150, max_tokens=100)]
+
+    async def run() -> list[Generation | BaseException]:
+        try:
+            found = await asyncio.gather(*map(engine.generate, mixed_requests), return_exceptions=True)
+            return [*found, await engine.generate(asked[0])]  # it goes on
+        finally:
+            await engine.close()
+
+    *found, long, again = asyncio.run(run())
+    assert [one.ids for one in found if isinstance(one, Generation)] == [one.ids for one in expected]
+    assert streamed == list(expected[3].ids)
+    assert isinstance(long, EngineError)
+    assert "out of memory for long requests" in str(long)
+    assert isinstance(again, Generation)
+    assert again.ids == expected[0].ids
+    assert isinstance(engine.runner, FailingRunner)
+    assert engine.runner.num_failures < 12
+
+
 def test_a_request_sent_while_the_engine_fails_gets_the_error(
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,3 +415,28 @@ def test_a_cancelled_request_is_not_grouped_with_others_after_new_weights(
     old, new = next(batch for batch in batches if len(batch) == 2)
     assert not old.hashes
     assert new.hashes
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.6, 5, 1.0), (0.0, 0, 1.0), (1.3, 0, 0.8)]
+)
+def test_listeners_hear_the_tokens_with_the_most_likely_ones(
+    engine: LocalEngine, temperature: float, top_k: int, top_p: float
+) -> None:
+    heard: list[SampledToken] = []
+    one = request([5, 6, 7], temperature=temperature, top_k=top_k, top_p=top_p, max_tokens=9, seed=4)
+    alone = generate(engine, one)[0]
+    one = replace(one, on_tokens=heard.extend, top_logprobs=3)
+    reply, _ = generate(engine, one, request([9] * 4, max_tokens=20))
+    assert (reply.ids, reply.logprobs) == (alone.ids, alone.logprobs), "reporting must not change what is sampled"
+    assert tuple(token.id for token in heard) == reply.ids
+    assert tuple(token.logprob for token in heard) == reply.logprobs
+    assert tuple(token.top for token in heard) == reply.top_logprobs
+    for token in heard:
+        values = [value for _, value in token.top]
+        assert values == sorted(values, reverse=True)
+        assert sum(map(math.exp, values)) <= 1 + 1e-5
+        listed = dict(token.top)
+        assert token.id not in listed or listed[token.id] == pytest.approx(token.logprob, abs=1e-5)
+        assert token.id in listed or token.logprob <= values[-1] + 1e-5
+        assert temperature > 0 or token.id == token.top[0][0]

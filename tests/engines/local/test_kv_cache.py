@@ -47,14 +47,12 @@ class Simulation:
         return made
 
     def keys(self, slot: int, num_tokens: int) -> Tensor:
-        k, v = self.kv_cache.read(0, slice(slot, slot + 1), num_tokens)
-        assert torch.equal(k, v)
-        return k[0, 0, :, 0]
+        keys, values = self.kv_cache.layer(0)[:, slot, 0, :num_tokens, 0]
+        assert torch.equal(keys, values)
+        return keys
 
     def write(self, slot: int, start: int, values: Tensor) -> None:
-        positions = torch.arange(start, start + len(values))
-        states = values[:, None, None]
-        self.kv_cache.write(0, torch.full_like(positions, slot), positions, states, states)
+        self.kv_cache.layer(0)[:, slot, 0, start : start + len(values), 0] = values
 
     def start(self, *wave: RunningRequest) -> None:
         self.kv_cache.allocate(wave)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from practicum.chat.response_format import tool_call_schema
 from practicum.environment import Action, Message, ToolCall
 
 MAX_DEPTH = 64
@@ -89,7 +90,7 @@ class HermesFormat:
             return Action(text, error="There are no tools here; reply in plain text.")
         calls = []
         for block in blocks:
-            call = _json_call(block)
+            call = parse_call(block)
             if isinstance(call, str):
                 return Action(text, error=call)
             calls.append(call)
@@ -107,8 +108,12 @@ class HermesFormat:
     def observe(self, name: str, text: str) -> Message:
         return Message("tool", text, name=name)
 
+    def tool_call_grammar(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """Return the Lark grammar of a reply that is one call of one of the tools."""
+        return f'start: "<tool_call>" call "</tool_call>"\ncall: %json {json.dumps(tool_call_schema(tools))}\n'
 
-def _json_call(block: str) -> ToolCall | str:
+
+def parse_call(block: str) -> ToolCall | str:
     """Return the call that a block holds, or what is wrong with it."""
     try:
         call = strict_json(block)

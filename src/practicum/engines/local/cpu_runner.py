@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from practicum.engines.local.kv_cache import KEY_BUCKET, KVCache
+from practicum.engines.local.paged_kv_cache import FIRST_BLOCK, PagedKVCache, block_count, block_start
 from practicum.engines.local.runner import (
     BATCH_MULTIPLE,
     DecodeOutput,
@@ -22,25 +25,16 @@ from practicum.engines.local.runner import (
     RunningRequest,
     SlotState,
     any_adapter,
+    any_constrained,
     any_filtered,
+    filtered_logits,
+    most_likely,
     sample,
     uniforms,
 )
+from practicum.engines.local.token_masks import BatchMasks, apply_masks, batch_masks
 from practicum.models.decoder import Decoder
 from practicum.models.multi_lora import MultiLoRA
-
-FIRST_BLOCK = 64
-"""Keys of the first two blocks: short prompts read half as much."""
-
-
-def block_start(block: int) -> int:
-    """The first key of a block."""
-    return FIRST_BLOCK * block if block < 2 else KEY_BUCKET * (block - 1)
-
-
-def block_count(keys: int) -> int:
-    """The block of blocks that hold `keys` keys."""
-    return 1 if keys <= FIRST_BLOCK else 1 + -(-keys // KEY_BUCKET)
 
 
 def causal_mask(positions: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
@@ -63,24 +57,29 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return result.reshape(rows, width, heads * size)
 
 
-def decode_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, rows_per_block: Sequence[int]) -> Tensor:
-    """One query per row: q [R, H, D] over k, v [R, K, keys, D] with bias [R·K, 1, keys] gives [R, H·D].
+def decode_attention(q: Tensor, blocks: Sequence[tuple[Tensor, Tensor]], bias: Tensor) -> Tensor:
+    """One query per row: q [R, H, D] over blocks of keys and values with bias [R·K, 1, keys] gives [R, H·D].
 
-    Block j of the keys is read for rows 0..rows_per_block[j]-1 only; the others have no keys there.
+    Block j has keys [n·K, D, keys of the block] and values [n·K, keys of the block, D] of rows 0..n-1 only; the others
+    have no keys there.
     """
     rows, heads, size = q.shape
-    kv_heads = k.shape[1]
-    grouped = q.reshape(rows * kv_heads, heads // kv_heads, size)
-    keys, values, scale = k.flatten(0, 1).transpose(-1, -2), v.flatten(0, 1), size**-0.5
-    blocks = [count * kv_heads for count in rows_per_block]
+    scale, num_rows = size**-0.5, len(blocks[0][0])
+    grouped = q.reshape(num_rows, -1, size)
     scores = []
-    for block, count in enumerate(blocks):  # each a tensor of its own: into a slice, the product would go row by row
-        part = slice(block_start(block), block_start(block + 1))
-        block_scores = torch.baddbmm(bias[:count, :, part], grouped[:count], keys[:count, :, part], alpha=scale)
-        rest = len(grouped) - count
+    for block, (keys, _) in enumerate(
+        blocks
+    ):  # each a tensor of its own: into a slice, the product would go row by row
+        count, part = len(keys), slice(block_start(block), block_start(block + 1))
+        block_scores = torch.baddbmm(bias[:count, :, part], grouped[:count], keys, alpha=scale)
+        rest = num_rows - count
         scores.append(F.pad(block_scores, (0, 0, 0, 0, 0, rest), value=-torch.inf) if rest else block_scores)
     weights = (torch.cat(scores, -1) if len(scores) > 1 else scores[0]).softmax(-1)
-    return _weighted_sum(weights, values, blocks).view(rows, heads * size)
+    result = torch.bmm(weights[:, :, :FIRST_BLOCK], blocks[0][1])
+    for block, (_, values) in enumerate(blocks[1:], 1):
+        part = slice(block_start(block), block_start(block + 1))
+        result[: len(values)].baddbmm_(weights[: len(values), :, part], values)
+    return result.view(rows, heads * size)
 
 
 def _weighted_sum(weights: Tensor, values: Tensor, blocks: Sequence[int]) -> Tensor:
@@ -90,6 +89,16 @@ def _weighted_sum(weights: Tensor, values: Tensor, blocks: Sequence[int]) -> Ten
         part = slice(block_start(block), block_start(block + 1))
         result[:count].baddbmm_(weights[:count, :, part], values[:count, part])
     return result
+
+
+def record_kept(running: Sequence[RunningRequest], logits: Tensor) -> None:
+    """Append the ids that each request samples among, where some are left out: those whose logit [B, V] is not -inf."""
+    rows = [row for row, one in enumerate(running) if one.records_kept]
+    if rows:
+        row, ids = np.nonzero((logits[rows] > -torch.inf).numpy())
+        sets = np.split(ids.astype(np.int32), np.cumsum(np.bincount(row, minlength=len(rows)))[:-1])
+        for index, kept in zip(rows, sets, strict=True):
+            running[index].kept.append(kept)
 
 
 MIN_PARALLEL_PREFILL_TOKENS = 512
@@ -104,12 +113,15 @@ class CpuRunner:
     asynchronous = False
     keeps_slots = False
     admission_interval = 4
+    kv_cache_type: ClassVar[type[KVCache]] = PagedKVCache
 
     def __init__(self, decoder: Decoder, kv_cache: KVCache, settings: RunnerSettings) -> None:
+        assert isinstance(kv_cache, PagedKVCache), "a CPU has pages"
         self.decoder, self.kv_cache, self.settings = decoder, kv_cache, settings
         self.adapters: MultiLoRA | None = None
         self._state = SlotState(kv_cache.num_slots + 1, FIRST_NOISE_TOKENS, decoder.device)
         self._slot_indices = torch.arange(kv_cache.num_slots)
+        self._masks: BatchMasks | None = None
 
     def stream(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -137,6 +149,7 @@ class CpuRunner:
         state.temperature[slots] = torch.tensor([p.temperature for p in params])
         state.top_k[slots] = torch.tensor([p.top_k for p in params])
         state.top_p[slots] = torch.tensor([p.top_p for p in params])
+        state.min_p[slots] = torch.tensor([p.min_p for p in params])
         state.step[slots] = 0
         if self.adapters is not None and state.adapter_mask.shape[1]:
             state.adapter_mask[slots] = self.adapters.columns([one.request.adapter for one in wave])
@@ -172,16 +185,36 @@ class CpuRunner:
         self._state.position[count:num_rows] = 0  # rows that only pad the batch start over each time
         self._state.step[count:num_rows] = 0
         rows_per_block = self._sort_by_length(running)
+        self.kv_cache.reserve_pages(0, num_rows)  # also for rows that only pad the batch
         filtered = any_filtered(running)
-        steps = [self._decode_step(running, num_rows, rows_per_block, filtered) for _ in range(num_steps)]
+        masks = self._batch_masks(running)
+        steps: list[tuple[Tensor, Tensor]] = []
+        for _ in range(num_steps):
+            if masks is not None:
+                masks.start(running)
+            steps.append(self._decode_step(running, num_rows, rows_per_block, filtered, masks))
+            if masks is not None:
+                masks.append(running, steps[-1][0].tolist())
         ids = torch.stack([step for step, _ in steps], 1).tolist()
         logprobs = torch.stack([step for _, step in steps], 1).tolist()
         return DecodeOutput(num_steps, list(zip(running, ids, logprobs, [True] * count, strict=False)))
 
+    def _batch_masks(self, running: Sequence[RunningRequest]) -> BatchMasks | None:
+        """The masks of the batch, where any request has one."""
+        if not any_constrained(running):
+            return None
+        self._masks = self._masks or batch_masks(running, self.kv_cache.num_slots)
+        return self._masks
+
+    def reset(self) -> None:
+        """Nothing is under way outside of the calls."""
+        torch.set_num_threads(self.settings.decode_threads)
+
     def release(self, request: RunningRequest, last: RunningRequest) -> None:
         freed = last.slot
+        self.kv_cache.release(request.slot)
         if last is not request:
-            self.kv_cache.copy(last.slot, request.slot, len(last.ids) - 1)
+            self.kv_cache.move(last.slot, request.slot)
             self._state.copy(last.slot, request.slot)
             last.slot = request.slot
         self.kv_cache.free(freed)
@@ -190,20 +223,23 @@ class CpuRunner:
         """Keys and values of several rows (slot, ids, position of the first), padded to one width."""
         decoder, kv_cache = self.decoder, self.kv_cache
         width = -(-max(len(ids) for _, ids, _ in rows) // BATCH_MULTIPLE) * BATCH_MULTIPLE
-        slots = torch.tensor([slot for slot, _, _ in rows])
+        tokens = kv_cache.prompt_tokens([(slot, start, len(ids)) for slot, ids, start in rows])
         ids = torch.tensor([ids + [0] * (width - len(ids)) for _, ids, _ in rows])
         starts = torch.tensor([start for _, _, start in rows])
         positions = (starts[:, None] + torch.arange(width)).clamp(max=kv_cache.capacity - 1)
         num_keys = -(-(int(starts.max()) + width) // KEY_BUCKET) * KEY_BUCKET
         num_keys = min(num_keys, kv_cache.capacity)
         mask = causal_mask(positions, num_keys, decoder.dtype)
+        pages = kv_cache.prompt_pages([slot for slot, _, _ in rows], num_keys)
+        shape = decoder.shape
+        buffer = torch.zeros(2, len(rows), shape.kv_heads, num_keys, shape.head_size, dtype=decoder.dtype)
         limit, last_layer = decoder.shape.context - 1, decoder.shape.layers - 1
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            kv_cache.write(layer, slots[:, None], positions, k, v)
+            kv_cache.write_prompts(layer, tokens, k, v)
             if layer == last_layer:
                 return v
-            return attention(q, *kv_cache.read(layer, slots, num_keys), mask)
+            return attention(q, *kv_cache.read_prompts(layer, pages, buffer), mask)
 
         decoder.hidden(ids, positions.clamp(max=limit), attend, keys_only=True)
 
@@ -215,12 +251,14 @@ class CpuRunner:
                 first = next(other for other, count in enumerate(blocks) if count < blocks[index])
                 self._swap(running, first, index)
                 blocks[first], blocks[index] = blocks[index], blocks[first]
-        most = min(blocks[0], block_count(self.kv_cache.capacity))
-        return tuple(sum(count > block for count in blocks) for block in range(most))
+        for row, count in enumerate(blocks):
+            self.kv_cache.reserve(row, block_start(count))
+        rows_per_block = tuple(sum(count > block for count in blocks) for block in range(blocks[0]))
+        self.kv_cache.arrange(rows_per_block)
+        return rows_per_block
 
     def _swap(self, running: list[RunningRequest], a: int, b: int) -> None:
-        length = max(len(running[a].ids), len(running[b].ids)) - 1
-        self.kv_cache.swap(a, b, length)
+        self.kv_cache.swap(a, b)
         self._state.swap(a, b)
         running[a], running[b] = running[b], running[a]
         for index in (a, b):
@@ -233,9 +271,17 @@ class CpuRunner:
 
     @torch.inference_mode()
     def _decode_step(
-        self, running: Sequence[RunningRequest], num_rows: int, rows_per_block: tuple[int, ...], filtered: bool
+        self,
+        running: Sequence[RunningRequest],
+        num_rows: int,
+        rows_per_block: tuple[int, ...],
+        filtered: bool,
+        masks: BatchMasks | None,
     ) -> tuple[Tensor, Tensor]:
-        """Feed the last token of rows 0..num_rows-1 and sample the next: ids and log-probs [num_rows]."""
+        """Feed the last token of rows 0..num_rows-1 and sample the next: ids and log-probs [num_rows].
+
+        `masks` are being computed meanwhile; they are there before anything is sampled.
+        """
         decoder, kv_cache, state = self.decoder, self.kv_cache, self._state
         num_keys = block_start(len(rows_per_block))
         spans = (num_rows, *rows_per_block[1:])
@@ -246,17 +292,27 @@ class CpuRunner:
         kv_heads = decoder.shape.kv_heads
         mask = causal_mask(positions[:, None], num_keys, decoder.dtype)
         bias = mask.expand(-1, kv_heads, -1, -1).reshape(num_rows * kv_heads, 1, num_keys)
-        rows = slice(num_rows)
+        places = kv_cache.decode_places(positions.tolist())
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            kv_cache.write(layer, slots, positions, k, v)
-            return decode_attention(q, *kv_cache.read(layer, rows, num_keys), bias, spans)
+            kv_cache.write_rows(layer, places, k, v)
+            return decode_attention(q, kv_cache.read_rows(layer, spans), bias)
 
         self._select_adapters(state.adapter_mask[:num_rows], running)
         hidden = decoder.hidden(state.last_id[:num_rows], positions, attend)
         noise = state.noise[slots, state.step[:num_rows].clamp(max=state.noise.shape[1] - 1)]
-        filters = (state.top_k[:num_rows], state.top_p[:num_rows]) if filtered else (None, None)
-        ids, logprobs = sample(decoder.logits(hidden), noise, state.temperature[:num_rows], *filters)
+        logits, temperature = decoder.logits(hidden), state.temperature[:num_rows]
+        if masks is not None and (restricted := masks.wait()):
+            apply_masks(logits, masks.masks, restricted)
+        if filtered:
+            filters = (state.top_k[:num_rows], state.top_p[:num_rows], state.min_p[:num_rows])
+            logits = filtered_logits(logits, temperature, *filters)
+            record_kept(running, logits)
+        ids, logprobs = sample(logits, noise, temperature)
+        if any(one.request.top_logprobs for one in running):
+            count = max(one.request.top_logprobs for one in running)
+            for one, top in zip(running, most_likely(count, logits, temperature), strict=False):
+                one.top_logprobs.append(top[: one.request.top_logprobs])
         state.last_id[:num_rows] = ids
         state.position[:num_rows] += 1
         state.step[:num_rows] += 1

@@ -11,12 +11,14 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from practicum.engines.local.constrained_steps import ConstrainedSteps, masked_logits
+from practicum.engines.local.kept_buffers import KeptBuffers, append_kept
 from practicum.engines.local.kv_cache import KVCache
 from practicum.engines.local.runner import (
     DecodedTokens,
@@ -25,7 +27,9 @@ from practicum.engines.local.runner import (
     RunningRequest,
     SlotState,
     any_adapter,
+    any_constrained,
     any_filtered,
+    filtered_logits,
     sample,
 )
 from practicum.engines.local.shared_prefix import SharedPrefixGroups
@@ -57,6 +61,7 @@ class PendingDecode:
     running: list[RunningRequest]
     results: Tensor  # [slots, steps, 2] ids and log-probs, pinned
     done: Any
+    kept: Tensor | None = None  # [slots, steps, words] the tokens that were sampled among, pinned
 
 
 class CudaRunner:
@@ -67,6 +72,7 @@ class CudaRunner:
 
     asynchronous = True
     keeps_slots = True
+    kv_cache_type: ClassVar[type[KVCache]] = KVCache
 
     def __init__(self, decoder: Decoder, kv_cache: KVCache, settings: RunnerSettings) -> None:
         self.decoder, self.kv_cache, self.settings = decoder, kv_cache, settings
@@ -79,7 +85,7 @@ class CudaRunner:
         if self.capturing:
             loader.set_batch_invariant_matmul()
         self.state = SlotState(num_slots + 1, decoder.shape.context, device)
-        self._results = torch.zeros(num_slots, settings.steps_per_decode, 2, dtype=torch.float64, device=device)
+        self.results = torch.zeros(num_slots, settings.steps_per_decode, 2, dtype=torch.float64, device=device)
         """Ids and log-probs of a decode call: both are exact in float64, and one copy transfers them."""
         self._slots = torch.arange(num_slots, device=device)
         """The slot of each row."""
@@ -87,16 +93,20 @@ class CudaRunner:
         """What `_slots` holds, on the host."""
         shape = decoder.shape
         group_size = decode_attention.group_size(shape.heads, shape.kv_heads)
-        self._groups = SharedPrefixGroups(num_slots, group_size, KEY_BLOCK, kv_cache.bytes_per_token, device)
+        self.groups = SharedPrefixGroups(num_slots, group_size, KEY_BLOCK, kv_cache.bytes_per_token, device)
         self._decode_graphs: dict[GraphKey, Any] = {}
         self._prefill_graphs: dict[int, tuple[Any, Tensor]] = {}
         self._pool: Any = None
         self._stream: Any = high_priority_stream(device) if self.capturing else None
         self._capture_stream: Any = high_priority_stream(device) if self.capturing else None
         self._pending: deque[PendingDecode] = deque()
-        self._host_results = [torch.zeros_like(self._results, device="cpu", pin_memory=self.capturing) for _ in "123"]
+        self._host_results = [torch.zeros_like(self.results, device="cpu", pin_memory=self.capturing) for _ in "123"]
         """Results are read in order and at most two calls are pending: a buffer is free again when its turn comes."""
         self._num_decodes = 0
+        self._constrained: ConstrainedSteps | None = None
+        self._uses_min_p = False
+        self.kept: KeptBuffers | None = None
+        """The tokens that filtered requests sample among, once there is such a request."""
 
     def batch_size(self, count: int) -> int:
         """The number of rows in which `count` requests are decoded; each size is captured when it is first needed."""
@@ -110,12 +120,15 @@ class CudaRunner:
 
     def reset_graphs(self) -> None:
         """Drop captured graphs after buffers have moved; their memory pool is freed with the last of them."""
-        if not (self._decode_graphs or self._prefill_graphs):
+        constrained = self._constrained is not None and self._constrained.has_graphs
+        if not (self._decode_graphs or self._prefill_graphs or constrained):
             return
         if self.capturing:
             torch.cuda.current_stream().synchronize()  # nothing is dropped that still runs
         self._decode_graphs.clear()
         self._prefill_graphs.clear()
+        if self._constrained is not None:
+            self._constrained.reset_graphs()
         self._pool = None
         if self.capturing:
             torch.cuda.empty_cache()  # a pool's memory is of no use to anything else until then
@@ -147,6 +160,13 @@ class CudaRunner:
         if self.kv_cache.grow(num_tokens + 2 * self.settings.steps_per_decode):
             self.reset_graphs()
 
+    def reset(self) -> None:
+        self._pending.clear()
+        if self._constrained is not None:
+            self._constrained.reset()
+        self.reset_graphs()
+        self.groups.update([])
+
     def release(self, request: RunningRequest, last: RunningRequest) -> None:
         self.kv_cache.free(request.slot)
 
@@ -159,6 +179,11 @@ class CudaRunner:
         fields = (state.last_id, state.position, state.temperature, state.top_k, state.top_p, state.step)
         longest = max(one.max_new_tokens for one in wave)
         slot_init.init_slots(params.to(self.device, non_blocking=True), longest, fields, state.noise)
+        if self._uses_min_p or any(one.request.sampling.min_p for one in wave):
+            self._uses_min_p = True
+            numbers = torch.tensor([(one.slot, one.request.sampling.min_p) for one in wave], dtype=torch.float64)
+            on_device = numbers.to(self.device, non_blocking=True)
+            state.min_p[on_device[:, 0].long()] = on_device[:, 1].float()
         if self.adapters is not None and state.adapter_mask.shape[1]:
             slots = torch.tensor([one.slot for one in wave]).to(self.device, non_blocking=True)
             state.adapter_mask[slots] = self.adapters.columns([one.request.adapter for one in wave])
@@ -203,7 +228,7 @@ class CudaRunner:
     def _capture_prefill(self, numbers: Tensor, tokens: int, blocks: int) -> tuple[Any, Tensor]:
         packed = prefill_attention.unpack(numbers, tokens, blocks)
         self._select_adapters(None)
-        return self._capture(lambda: self._prefill_forward(packed), lambda: self._prefill_forward(packed)), numbers
+        return self.capture(lambda: self._prefill_forward(packed), lambda: self._prefill_forward(packed)), numbers
 
     @torch.inference_mode()
     def _prefill_forward(self, packed: prefill_attention.PackedPrompts) -> None:
@@ -223,8 +248,14 @@ class CudaRunner:
     def decode(self, running: list[RunningRequest], end_ids: Sequence[int]) -> DecodeOutput:
         """Start decode steps and return the tokens of the call before, so that the GPU does not wait for the host.
 
-        Requests whose last token is pending already are not worth a further call.
+        Requests whose last token is pending already are not worth a further call. While the reply of any request must
+        have a response format, a call is one step (`ConstrainedSteps`).
         """
+        if any_constrained(running) or (self._constrained is not None and self._constrained.is_pending):
+            if self._pending:  # calls from before the first such request
+                return DecodeOutput(0, self._take(end_ids))
+            self._constrained = self._constrained or ConstrainedSteps(self, running)
+            return self._constrained.decode(running, end_ids)
         num_steps = 0
         if any(one.num_scheduled < one.max_new_tokens for one in running):
             num_steps = self.settings.steps_per_decode
@@ -238,11 +269,9 @@ class CudaRunner:
     def _launch(self, running: list[RunningRequest]) -> None:
         """Start decode steps for a batch; rows behind `running` only pad it."""
         num_rows = self.batch_size(len(running))
-        key = (num_rows, any_filtered(running), any_adapter(running), self._groups.update(running))
-        slots = [one.slot for one in running] + [self.kv_cache.padding_slot] * (num_rows - len(running))
-        if slots != self._sent_slots[:num_rows]:
-            self._slots[:num_rows].copy_(torch.tensor(slots), non_blocking=True)
-            self._sent_slots[:num_rows] = slots
+        key = (num_rows, any_filtered(running), any_adapter(running), self.groups.update(running))
+        self.send_slots([one.slot for one in running], num_rows)
+        kept = self.kept_buffers(running)
         if self.capturing:
             if key not in self._decode_graphs:
                 self._decode_graphs[key] = self.capture_decode(key)
@@ -251,27 +280,39 @@ class CudaRunner:
             self._decode_steps(*key)
         results = self._host_results[self._num_decodes % len(self._host_results)]
         self._num_decodes += 1
-        results[:num_rows].copy_(self._results[:num_rows], non_blocking=True)
-        self._pending.append(PendingDecode(running, results, record_event(self.device)))
+        results[:num_rows].copy_(self.results[:num_rows], non_blocking=True)
+        copy = None if kept is None else kept.copy_to_host(num_rows)
+        self._pending.append(PendingDecode(running, results, record_event(self.device), copy))
+
+    def kept_buffers(self, running: Sequence[RunningRequest]) -> KeptBuffers | None:
+        """The buffers of the tokens that are sampled among, where any request leaves some out."""
+        if not any_filtered(running):
+            return None
+        if self.kept is None:
+            shape = (self.kv_cache.num_slots, self.settings.steps_per_decode, self.decoder.shape.vocabulary)
+            self.kept = KeptBuffers(*shape, self.device, self.capturing)
+        return self.kept
+
+    def send_slots(self, slots: list[int], num_rows: int) -> None:
+        """Set the slots of the rows; those behind `slots` only pad the batch."""
+        slots = slots + [self.kv_cache.padding_slot] * (num_rows - len(slots))
+        if slots != self._sent_slots[:num_rows]:
+            self._slots[:num_rows].copy_(torch.tensor(slots), non_blocking=True)
+            self._sent_slots[:num_rows] = slots
 
     def _take(self, end_ids: Sequence[int]) -> DecodedTokens:
         """The tokens of the oldest pending call, once they are there."""
         pending = self._pending.popleft()
         if pending.done is not None:
             pending.done.synchronize()
-        results = pending.results[: len(pending.running)].numpy()
-        ids = results[..., 0].astype(np.int64)
-        ended: list[bool] = np.isin(ids, np.array(end_ids, dtype=np.int64)).any(axis=1).tolist()  # type: ignore[assignment]
-        return list(zip(pending.running, ids.tolist(), results[..., 1].tolist(), ended, strict=True))
+        if pending.kept is not None:
+            append_kept(pending.running, pending.kept)
+        return decoded_tokens(pending.running, pending.results, end_ids)
 
     def capture_decode(self, key: GraphKey) -> Any:
         """A graph of decode steps; the step that is run to build its kernels leaves no trace in the state."""
         state = (self.state.last_id, self.state.position, self.state.step)
-        saved = [tensor.clone() for tensor in state]
-        graph = self._capture(lambda: self._decode_steps(*key), lambda: self._decode_step(*key, 0))
-        for tensor, before in zip(state, saved, strict=True):
-            tensor.copy_(before)
-        return graph
+        return self.capture_unchanged(state, lambda: self._decode_steps(*key), lambda: self._decode_step(*key, 0))
 
     def _decode_steps(self, num_rows: int, filtered: bool, with_adapter: bool, joint: bool) -> None:
         """All steps of a call, as one graph: each launch releases Python's lock, and regains it late among episodes."""
@@ -281,8 +322,12 @@ class CudaRunner:
     @torch.inference_mode()
     def _decode_step(self, num_rows: int, filtered: bool, with_adapter: bool, joint: bool, step: int) -> None:
         """Feed the last token of every row and sample the next."""
+        self.sample(self.next_logits(num_rows, with_adapter, joint), filtered, step)
+
+    def next_logits(self, num_rows: int, with_adapter: bool, joint: bool) -> Tensor:
+        """Feed the last token of every row: the logits of the next [W, V] in float32."""
         decoder, state = self.decoder, self.state
-        slots, groups = self._slots[:num_rows], self._groups.batch(num_rows)
+        slots, groups = self._slots[:num_rows], self.groups.batch(num_rows)
         self._select_adapters(state.adapter_mask[slots] if with_adapter else None)
         epsilon, tables, heads = decoder.epsilon, decoder.tables, decoder.shape.heads
         embeddings = decoder.model.model.embed_tokens.weight
@@ -300,27 +345,33 @@ class CudaRunner:
         hidden = add_norm(x, delta, decoder.final_norm, epsilon, x)
         head = decoder.model.lm_head
         plain = type(head) is torch.nn.Linear and head.bias is None
-        logits = float32_matmul(hidden, head.weight) if plain else decoder.logits(hidden).float()
+        return float32_matmul(hidden, head.weight) if plain else decoder.logits(hidden).float()
+
+    def sample(self, logits: Tensor, filtered: bool, step: int, masks: Tensor | None = None) -> None:
+        """Sample a token per row of logits [W, V], among those of `masks` [W, words] where it is given."""
+        state, slots = self.state, self._slots[: len(logits)]
         if filtered:
-            self._sample_filtered(logits, slots, step)
+            self._sample_filtered(logits if masks is None else masked_logits(logits, masks), slots, step)
             return
         inputs = (state.last_id, state.position, state.step)
         padding_slot = self.kv_cache.padding_slot
         decode_attention.sample(
-            logits, state.noise, state.temperature, slots, inputs, self._results, step, padding_slot
+            logits, state.noise, state.temperature, slots, inputs, self.results, step, padding_slot, masks
         )
 
     def _sample_filtered(self, logits: Tensor, slots: Tensor, step: int) -> None:
         """What `decode_attention.sample` does, among each row's most likely tokens."""
         state, num_rows, steps = self.state, len(slots), self.state.step[slots]
-        noise = state.noise[slots, steps.clamp(max=state.noise.shape[1] - 1)]
-        filters = (state.top_k[slots], state.top_p[slots])
-        ids, logprobs = sample(logits, noise, state.temperature[slots], *filters)
+        noise, temperature = state.noise[slots, steps.clamp(max=state.noise.shape[1] - 1)], state.temperature[slots]
+        logits = filtered_logits(logits, temperature, state.top_k[slots], state.top_p[slots], state.min_p[slots])
+        assert self.kept is not None, "there are no buffers for the kept tokens"
+        self.kept.write(logits, step)
+        ids, logprobs = sample(logits, noise, temperature)
         state.last_id.index_copy_(0, slots, ids)
         positions = torch.where(slots == self.kv_cache.padding_slot, 0, state.position[slots] + 1)
         state.position.index_copy_(0, slots, positions)
         state.step.index_copy_(0, slots, steps + 1)
-        self._results[:num_rows, step, 0], self._results[:num_rows, step, 1] = ids, logprobs
+        self.results[:num_rows, step, 0], self.results[:num_rows, step, 1] = ids, logprobs
 
     # -- common ------------------------------------------------------------------------------
 
@@ -328,7 +379,7 @@ class CudaRunner:
         if self.adapters is not None:
             self.adapters.select(mask)
 
-    def _capture(self, work: Callable[[], None], warm_up: Callable[[], None]) -> Any:
+    def capture(self, work: Callable[[], None], warm_up: Callable[[], None]) -> Any:
         """A graph of `work`, captured after `warm_up`: its kernels must have been built before.
 
         `torch.cuda.graph` would give all cached memory back to the system first. A batch size may be new at any time,
@@ -341,6 +392,14 @@ class CudaRunner:
         except torch.cuda.OutOfMemoryError:  # during a capture, no cached memory is given back
             torch.cuda.empty_cache()
             return self._record(work, warm_up)
+
+    def capture_unchanged(self, state: Sequence[Tensor], work: Callable[[], None], warm_up: Callable[[], None]) -> Any:
+        """A graph of `work`, after which the tensors of `state` are as before."""
+        saved = [tensor.clone() for tensor in state]
+        graph = self.capture(work, warm_up)
+        for tensor, before in zip(state, saved, strict=True):
+            tensor.copy_(before)
+        return graph
 
     def _record(self, work: Callable[[], None], warm_up: Callable[[], None]) -> Any:
         graph, side, current = torch.cuda.CUDAGraph(), self._capture_stream, torch.cuda.current_stream()
@@ -357,6 +416,14 @@ class CudaRunner:
             graph.capture_end()
         current.wait_stream(side)
         return graph
+
+
+def decoded_tokens(running: list[RunningRequest], results: Tensor, end_ids: Sequence[int]) -> DecodedTokens:
+    """The tokens of a call from its results on the host [slots, steps, 2]."""
+    numbers = results[: len(running)].numpy()
+    ids = numbers[..., 0].astype(np.int64)
+    ended: list[bool] = np.isin(ids, np.array(end_ids, dtype=np.int64)).any(axis=1).tolist()  # type: ignore[assignment]
+    return list(zip(running, ids.tolist(), numbers[..., 1].tolist(), ended, strict=True))
 
 
 def high_priority_stream(device: torch.device) -> Any:

@@ -11,22 +11,26 @@ logits and a fully cached prompt needs no prefill.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from practicum.chat.grammar import GrammarMatcher
+from practicum.chat.kept_tokens import encode_kept
 from practicum.chat.renderer import Renderer
-from practicum.engines.base import Generation, Request, Weights
+from practicum.engines.base import Generation, Request, SampledToken, Weights
 from practicum.engines.local.adapters import AdapterEngine
-from practicum.engines.local.kv_cache import BLOCK_TOKENS, KVCache, PrefixCache, block_hashes
+from practicum.engines.local.kv_cache import BLOCK_TOKENS, PrefixCache, block_hashes
+from practicum.engines.local.paged_kv_cache import PagedKVCache
+from practicum.engines.local.results import AdapterChange, Result, failed_step, notify_all, resolve, resolve_all
 from practicum.engines.local.runner import (
     BATCH_MULTIPLE,
     STOP_WINDOW,
@@ -38,53 +42,10 @@ from practicum.engines.local.runner import (
     append_tokens,
     runner_for,
 )
-from practicum.errors import ContextFull, EngineError, UserError
+from practicum.errors import AdapterInUse, ContextFull, EngineError, UserError
 from practicum.models.decoder import Decoder
 from practicum.models.multi_lora import BASE, MultiLoRA, read_adapter
 from practicum.trajectory import ActionSource, StopReason
-
-
-@dataclass(eq=False)
-class AdapterChange:
-    """A change of the adapters, made by the engine's thread between two decode calls."""
-
-    action: Callable[[], None]
-    future: asyncio.Future[None]
-    loop: asyncio.AbstractEventLoop
-
-    def apply(self) -> None:
-        try:
-            self.action()
-        except Exception as error:
-            resolve(self, error)
-        else:
-            resolve(self, None)
-
-
-Result = Generation | Exception | None
-
-
-def resolve(item: RunningRequest | AdapterChange, value: Result) -> None:
-    """Set the result of one future from the engine's thread; a cancelled future is left alone."""
-    resolve_all([(item, value)])
-
-
-def resolve_all(results: Sequence[tuple[RunningRequest | AdapterChange, Result]]) -> None:
-    """Set the results of many futures from the engine's thread, waking each event loop once."""
-    for loop in dict.fromkeys(item.loop for item, _ in results):
-        with contextlib.suppress(RuntimeError):  # nobody waits on a loop that is closed
-            loop.call_soon_threadsafe(_set_results, [(item, value) for item, value in results if item.loop is loop])
-
-
-def _set_results(results: Sequence[tuple[RunningRequest | AdapterChange, Result]]) -> None:
-    for item, value in results:
-        if item.future.done():
-            continue
-        if isinstance(value, Exception):
-            item.future.set_exception(value)
-        else:
-            item.future.set_result(value)  # type: ignore[arg-type]
-
 
 GPU_STEPS_PER_DECODE = 4
 """Decode steps on a GPU between two looks from the host."""
@@ -110,6 +71,8 @@ class EngineStats:
     prefilled: int = 0
     reused: int = 0
     """Prompt tokens whose KV came from the cache."""
+    preempted: int = 0
+    """Requests that were begun anew for want of memory."""
     decode_seconds: float = 0.0
     prefill_seconds: float = 0.0
 
@@ -118,8 +81,9 @@ class LocalEngine:
     """Ids in, ids and log-probs out, from a decoder in this process.
 
     `max_batch`: requests decoded at once. `prefill_tokens`: prompt tokens computed at once. `cache_bytes`: of prefixes
-    kept outside of running requests. `threads`, `prefill_threads`: of a CPU's decode steps and prompts. `runner`: by
-    default that of the decoder's device.
+    kept outside of running requests. `kv_bytes`: of the keys and values of running requests, on a CPU; None: no bound.
+    Requests wait until there is room, and the last one is begun anew later where the others need it. `threads`,
+    `prefill_threads`: of a CPU's decode steps and prompts. `runner`: by default that of the decoder's device.
     """
 
     name = "local"
@@ -132,6 +96,7 @@ class LocalEngine:
         max_batch: int = 64,
         prefill_tokens: int | None = None,
         cache_bytes: int | None = None,
+        kv_bytes: int | None = None,
         steps_per_decode: int | None = None,
         threads: int | None = None,
         prefill_threads: int | None = None,
@@ -151,8 +116,14 @@ class LocalEngine:
             prefill_threads=prefill_threads or torch.get_num_threads(),
         )
         self.prefixes = PrefixCache((8 << 30 if on_gpu else 1 << 30) if cache_bytes is None else cache_bytes)
-        self.kv_cache = KVCache(decoder.shape, self.max_batch, decoder.dtype, decoder.device, self.prefixes)
-        self.runner = (runner or runner_for(decoder.device))(decoder, self.kv_cache, self.settings)
+        runner = runner or runner_for(decoder.device)
+        self.kv_cache = runner.kv_cache_type(
+            decoder.shape, self.max_batch, decoder.dtype, decoder.device, self.prefixes
+        )
+        self.runner = runner(decoder, self.kv_cache, self.settings)
+        self.kv_bytes = kv_bytes
+        if kv_bytes is not None and not isinstance(self.kv_cache, PagedKVCache):
+            raise UserError("A bound on the bytes of keys and values (kv_cache_gib) is for a CPU; leave it out.")
         self.adapters: MultiLoRA | None = None
         self.stats = EngineStats()
         self._running: list[RunningRequest] = []
@@ -169,6 +140,22 @@ class LocalEngine:
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
         self._steps_since_admission = 0
+        self._num_admitted = 0
+        self._batch_limit = self.max_batch
+        """Requests decoded at once, at most: fewer after a failed step, until the engine has nothing to do."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine answers no more; None while it does."""
+        return self._failure
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting) + self._inbox.qsize()
 
     # -- called from the event loop ----------------------------------------------------------
 
@@ -184,16 +171,27 @@ class LocalEngine:
             raise UserError(f"Stop strings may have at most {STOP_WINDOW} characters.")
         if request.adapter != BASE:
             self._adapters().check(request.adapter)
+        if request.top_logprobs and self.runner.asynchronous:
+            raise UserError("The most likely tokens (top_logprobs) are reported on a CPU only.")
         max_new_tokens = min(request.sampling.max_tokens, context - len(request.ids))
         loop = asyncio.get_running_loop()
         running = RunningRequest(request, loop.create_future(), loop, list(request.ids), max_new_tokens)
         running.hashes = block_hashes(request.ids[:-1], request.adapter)
+        if request.response_format is not None:
+            running.matcher = await self._matcher(request.response_format)
         self._send(running)
         self._num_open += 1
         try:
             return await running.future
         finally:
             self._num_open -= 1
+
+    async def _matcher(self, response_format: Mapping[str, Any]) -> GrammarMatcher:
+        """The grammar of a reply; one that is new is compiled beside the event loop."""
+        grammars = self.renderer.grammars
+        if grammars.is_compiled(response_format):
+            return grammars.matcher(response_format)
+        return await asyncio.to_thread(grammars.matcher, response_format)
 
     def _send(self, item: RunningRequest | AdapterChange) -> None:
         if self._thread is None:
@@ -221,8 +219,9 @@ class LocalEngine:
         """Change an adapter between two decode calls; refused while a request uses it."""
 
         def action() -> None:
+            self._waiting = deque(one for one in self._waiting if not one.future.cancelled())
             if any(one.request.adapter == name for one in (*self._running, *self._waiting)):
-                raise UserError(f"Adapter '{name}' is answering a request; change it when it is not.")
+                raise AdapterInUse(f"Adapter '{name}' is answering a request; change it when it is not.")
             change()
             self.prefixes.remove_adapter(name)
             self.runner.set_adapters(self._adapters(), self._running)
@@ -266,7 +265,7 @@ class LocalEngine:
                 while self._receive():
                     self._admit()
                     if self._running:
-                        self._decode()
+                        self._decode_or_retry()
         except Exception as error:  # a failed step must not leave episodes waiting for ever
             self._failure = f"the local engine failed: {type(error).__name__}: {error}"
             self._fail_all(self._failure)
@@ -284,6 +283,8 @@ class LocalEngine:
         computed meanwhile.
         """
         idle = not self._running and not self._waiting
+        if idle:
+            self._batch_limit = self.max_batch
         gather, num_received, num_seen = idle and self.runner.asynchronous, 0, 0
         while True:
             try:
@@ -340,7 +341,7 @@ class LocalEngine:
                 resolve(item, EngineError(reason))
         self._running.clear()
         self._waiting.clear()
-        self.kv_cache.free_all()
+        self.kv_cache.free_all_but([])
         for one in failed:
             one.finished = True  # a decode call may still be under way with it
             resolve(one, EngineError(reason))
@@ -353,11 +354,15 @@ class LocalEngine:
             return
         self._steps_since_admission = 0
         decoding = bool(self._running) or not self.runner.asynchronous
-        while self._waiting and len(self._running) < self.max_batch:
-            wave, budget = self._next_wave()
-            if not wave:
-                return
-            self._start(wave)
+        while self._waiting and len(self._running) < self._batch_limit:
+            try:
+                wave, budget = self._next_wave()
+                if not wave:
+                    return
+                self._start(wave)
+            except Exception as error:  # it ends no request but those that fail by themselves
+                self._retry_admission(error)
+                continue
             self._admitting = []
             if budget <= 0 and decoding:
                 return  # the others decode a step before the next wave; an idle GPU computes all prompts first
@@ -368,8 +373,12 @@ class LocalEngine:
         computing: dict[int, RunningRequest] = {}
         postponed: deque[RunningRequest] = deque()
         budget = self.settings.prefill_tokens
-        free = self.max_batch - len(self._running)
+        free = self._batch_limit - len(self._running)
         while self._waiting and len(wave) + len(postponed) < free and (budget > 0 or not wave):
+            if self._admitting and (self._waiting[0].alone or self._admitting[-1].alone):
+                break
+            if self._exceeds_kv_bytes([*self._running, *wave, self._waiting[0]]):
+                break
             one = self._waiting.popleft()
             if one.future.cancelled():
                 continue
@@ -398,6 +407,8 @@ class LocalEngine:
         self.kv_cache.allocate(wave)
         for index, one in enumerate(wave, len(self._running)):
             one.index = index
+            self._num_admitted += 1
+            one.admitted = self._num_admitted
         self.runner.set_sampling_params(wave)
         self.runner.prefill(wave)
         for one in wave:
@@ -412,6 +423,72 @@ class LocalEngine:
         self._running.extend(wave)
         self.stats.prefill_seconds += time.perf_counter() - begun
 
+    def _retry_admission(self, error: Exception) -> None:
+        """Admit each of the requests whose admission failed by itself; end the one that has failed by itself.
+
+        Running requests are not concerned. The prefix cache is emptied: that may be the memory which was missing.
+        """
+        failed, self._admitting = self._admitting, []
+        self.prefixes.set_version(self.prefixes.version)
+        self.kv_cache.free_all_but([one.slot for one in self._running])
+        for one in failed:
+            one.restart()
+        if len(failed) == 1:
+            resolve(failed[0], failed_step(error))
+            failed = []
+        for one in reversed(failed):
+            one.alone = True
+            self._waiting.appendleft(one)
+
+    def _decode_or_retry(self) -> None:
+        """One decode call. If it fails, all running requests begin anew, half as many at once; one alone is ended.
+
+        Their tokens depend on their seeds alone, so a request that is computed again gives the same reply.
+        """
+        while self._exceeds_kv_bytes(self._running):
+            self._preempt()
+        try:
+            self._decode()
+        except Exception as error:
+            failed, self._running = self._running, []
+            self.runner.reset()
+            self.prefixes.set_version(self.prefixes.version)
+            self.kv_cache.free_all_but([])
+            self._batch_limit = max(1, len(failed) // 2)
+            if len(failed) == 1:
+                failed[0].finished = True
+                resolve(failed[0], failed_step(error))
+                return
+            for one in reversed(failed):
+                one.restart()
+                self._waiting.appendleft(one)
+
+    def _exceeds_kv_bytes(self, requests: Sequence[RunningRequest]) -> bool:
+        """Whether there is no room for the keys and values of these requests after the next decode call.
+
+        One request alone is computed however much it needs.
+        """
+        if self.kv_bytes is None or len(requests) < 2 or not isinstance(self.kv_cache, PagedKVCache):
+            return False
+        more = self.settings.steps_per_decode
+        return sum(self.kv_cache.bytes_of(len(one.ids) + more) for one in requests) > self.kv_bytes
+
+    def _preempt(self) -> None:
+        """Let the request that came last wait again, so that the others have its room."""
+        one = max(self._running, key=lambda running: running.admitted)
+        self._leave_batch(one)
+        one.restart()
+        self._waiting.appendleft(one)
+        self.stats.preempted += 1
+
+    def _leave_batch(self, one: RunningRequest) -> None:
+        """Give the index of a request to the last one."""
+        last = self._running.pop()
+        if last is not one:
+            self._running[one.index] = last
+            last.index = one.index
+        self.runner.release(one, last)
+
     def _decode(self) -> None:
         """One decode call for all running requests; those that it ends leave the batch."""
         begun = time.perf_counter()
@@ -420,7 +497,7 @@ class LocalEngine:
         self._steps_since_admission += output.num_steps
         finished = self._append(output.tokens)
         self.stats.decode_seconds += time.perf_counter() - begun
-        results: list[tuple[RunningRequest, Generation]] = []
+        results: list[tuple[RunningRequest, Result]] = []
         try:
             for one, reason in sorted(finished, key=lambda item: -item[0].index):
                 self._finish(one, reason, results)
@@ -430,24 +507,33 @@ class LocalEngine:
     def _append(self, tokens: DecodedTokens) -> list[tuple[RunningRequest, StopReason | None]]:
         """Append new tokens to their requests: those that are finished, and why (None: the caller gave up)."""
         finished: list[tuple[RunningRequest, StopReason | None]] = []
+        heard: list[tuple[RunningRequest, list[SampledToken]]] = []
         for one, ids, logprobs, may_end in tokens:
             if one.finished:
                 continue
-            reason = None
+            reason, start = None, len(one.new_ids)
             if may_end or one.per_token or len(one.new_ids) + len(ids) >= one.max_new_tokens:
                 reason = append_tokens(one, ids, logprobs, self.renderer.end_ids, self._stop_strings)
             else:
                 one.new_ids += ids
                 one.ids += ids
                 one.logprobs += logprobs
+            if one.request.on_tokens is not None:
+                start = max(start, one.num_streamed)  # a request that was begun anew repeats its tokens
+                one.num_streamed = max(start, len(one.new_ids))
+                if len(one.new_ids) > start:
+                    heard.append((one, one.sampled_tokens(start)))
+            if one.matcher is not None and one.matcher.error:
+                reason = StopReason.LENGTH  # `_finish` makes an error of it
             if reason is not None or one.future.cancelled():
                 one.finished = True
                 # A caller may have given up because of new weights: what was computed since belongs to no version.
                 finished.append((one, None if one.future.cancelled() else reason))
+        notify_all(heard)
         return finished
 
     def _finish(
-        self, one: RunningRequest, reason: StopReason | None, results: list[tuple[RunningRequest, Generation]]
+        self, one: RunningRequest, reason: StopReason | None, results: list[tuple[RunningRequest, Result]]
     ) -> None:
         """Keep the KV for the session's next turn, give the index to the last request, and add the result."""
         length = len(one.ids) - 1
@@ -455,13 +541,12 @@ class LocalEngine:
         if request.session and not request.final and reason is not None:
             kv = one.slot if self.runner.keeps_slots else self.kv_cache.extract(one.slot, length)
             self.prefixes.put(tuple(one.ids[:length]), kv, request.session, request.adapter, one.hashes)
-        last = self._running.pop()
-        if last is not one:
-            self._running[one.index] = last
-            last.index = one.index
-        self.runner.release(one, last)
+        self._leave_batch(one)
         self.stats.generated += len(one.new_ids)
         if reason is None:
+            return
+        if one.matcher is not None and one.matcher.error:
+            results.append((one, EngineError(f"the response format could not be followed: {one.matcher.error}")))
             return
         result = Generation(
             ids=tuple(one.new_ids),
@@ -470,5 +555,8 @@ class LocalEngine:
             policy_version=self.prefixes.version,
             source=ActionSource.POLICY,
             prompt_cached=one.num_cached,
+            top_logprobs=tuple(one.top_logprobs[: len(one.new_ids)]),
+            response_format=request.response_format,
+            kept=encode_kept(one.kept[: len(one.new_ids)]) if one.records_kept else None,
         )
         results.append((one, result))

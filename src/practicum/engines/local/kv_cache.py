@@ -6,7 +6,7 @@ else knows the shape of the buffer, so that another layout (pages instead of slo
 A request has one slot, which holds all of its tokens. On a GPU a request keeps its slot until it ends. What it leaves
 there stays for the next turn of its session, which continues in the same slot, so that nothing is copied out and in
 again; a slot that holds such a prefix is the last to be given to another request. On CPU the slot is the request's
-index in the batch (see `CpuRunner`), and what is to stay is copied out.
+index in the batch (see `CpuRunner`), its tokens are in pages (`PagedKVCache`), and what is to stay is copied out.
 
 `PrefixCache` keeps prefixes beyond their request, shared by an episode's turns and a prompt's samples. An entry is a
 run of ids and their KV, of one policy version. A lookup finds the entry that shares the longest prefix with a prompt.
@@ -18,7 +18,7 @@ another request.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, count, islice
 from operator import ne
@@ -313,8 +313,9 @@ class KVCache:
         """Return a slot; what it holds stays readable until it is allocated again."""
         self._free.insert(0, slot)
 
-    def free_all(self) -> None:
-        self._free = list(range(self.num_slots))
+    def free_all_but(self, slots: Collection[int]) -> None:
+        """Return all slots but these, whoever has them."""
+        self._free = [slot for slot in range(self.num_slots) if slot not in slots]
 
     def extract(self, slot: int, num_tokens: int) -> Tensor:
         """A copy of a slot's first tokens [layers, 2, K, tokens, D], as `PrefixCache` keeps it."""
@@ -328,26 +329,6 @@ class KVCache:
         else:
             targets = torch.tensor(slots).to(self._buffer.device, non_blocking=True)
             self._buffer[:, :, targets, :, :num_tokens] = source[:, :, None, :, :num_tokens]
-
-    def copy(self, source: int, target: int, num_tokens: int) -> None:
-        """Copy the first tokens of one slot to another."""
-        self._buffer[:, :, target, :, :num_tokens] = self._buffer[:, :, source, :, :num_tokens]
-
-    def swap(self, first: int, second: int, num_tokens: int) -> None:
-        """Exchange the first tokens of two slots."""
-        pair, reversed_pair = [first, second], [second, first]
-        self._buffer[:, :, pair, :, :num_tokens] = self._buffer[:, :, reversed_pair, :, :num_tokens]
-
-    def write(self, layer: int, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store keys and values [.., K, D] of tokens at `positions` [..] of `slots` (broadcast with them)."""
-        buffer = self._buffer[layer]
-        buffer[0, slots, :, positions] = k
-        buffer[1, slots, :, positions] = v
-
-    def read(self, layer: int, slots: Tensor | slice, num_keys: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [slots, K, num_keys, D] of the first positions; a view where `slots` is a slice."""
-        buffer = self._buffer[layer]
-        return buffer[0, slots, :, :num_keys], buffer[1, slots, :, :num_keys]
 
     def layer(self, layer: int) -> Tensor:
         """One layer's part of the buffer, as the kernels take it (`kernels/kv_layout.py`)."""

@@ -12,17 +12,20 @@ the same reply in any batch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from practicum.engines.base import Generation, Request
+from practicum.chat.grammar import GrammarMatcher
+from practicum.engines.base import Generation, Request, SampledToken, TopLogprobs
 from practicum.engines.local.kv_cache import NO_MATCH, KVCache, PrefixMatch
 from practicum.models.decoder import Decoder, token_logprobs
 from practicum.models.multi_lora import MultiLoRA
@@ -78,8 +81,6 @@ def append_tokens(
         running.ids += new
         running.logprobs += logprobs[start : start + size]
         start += size
-        if running.request.on_token is not None:
-            running.loop.call_soon_threadsafe(running.request.on_token, new[0])
         reason = _stop_reason(running, end_ids, stops)
         if reason is not None:
             return reason
@@ -117,20 +118,52 @@ class RunningRequest:
     """Whether another request waits for the prompt that this one is about to compute."""
     new_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
+    """The most likely tokens at the position of every new id, where the request asks for them."""
     prefix_match: PrefixMatch = NO_MATCH
     """What the prefix cache held of the prompt at admission, until a slot is allocated."""
     num_scheduled: int = 0
     """Tokens that a runner was asked for, whether or not they have come back."""
     finished: bool = False
+    alone: bool = False
+    """Whether it is admitted by itself, after it was admitted with others and that failed."""
+    admitted: int = 0
+    """The number of its admission, counted over all requests."""
+    num_streamed: int = 0
+    """Tokens that a listener has been told of."""
     index: int = -1
     """Index in the running batch."""
     slot: int = -1
     """Slot of the KV cache."""
+    kept: list[NDArray[np.integer]] = field(default_factory=list)
+    """The ids that each token was sampled among, where the request leaves some out and is not greedy."""
+    matcher: GrammarMatcher | None = None
+    """The grammar of a reply that must have a response format."""
     per_token: bool = field(init=False)
     """Whether each token must be looked at alone, for a stop string or a listener."""
 
+    def sampled_tokens(self, start: int) -> list[SampledToken]:
+        """The new tokens from an index on."""
+        top = self.top_logprobs[start:] or [()] * (len(self.new_ids) - start)
+        new = zip(self.new_ids[start:], self.logprobs[start:], top, strict=False)
+        return [SampledToken(token, logprob, most) for token, logprob, most in new]
+
+    def restart(self) -> None:
+        """Forget everything but the request. Its tokens depend on its seed alone: they will be the same again."""
+        self.ids, self.new_ids, self.logprobs, self.top_logprobs, self.kept = list(self.request.ids), [], [], [], []
+        self.num_cached, self.num_scheduled, self.prefix_match = 0, 0, NO_MATCH
+        self.continues_session = self.awaited = self.finished = False
+        self.index = self.slot = -1
+        if self.matcher is not None and self.request.response_format is not None:
+            self.matcher = self.matcher.grammars.matcher(self.request.response_format)
+
+    @property
+    def records_kept(self) -> bool:
+        """Whether the tokens that it samples among are recorded."""
+        return self.request.sampling.is_filtered and self.request.sampling.temperature > 0
+
     def __post_init__(self) -> None:
-        self.per_token = bool(self.request.sampling.stop) or self.request.on_token is not None
+        self.per_token = bool(self.request.sampling.stop) or self.request.on_tokens is not None
 
 
 def uniforms(seeds: Sequence[int], count: int) -> Tensor:
@@ -148,18 +181,14 @@ def _shift_right(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def sample(
-    logits: Tensor, uniform: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def sample(logits: Tensor, uniform: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
     """Ids [B] and their log-probs [B] from logits [B, V] and uniform numbers [B].
 
-    Rows with temperature 0 are greedy and report the log-prob at temperature 1. With `top_k` or
-    `top_p` the log-prob is that of the distribution really sampled from, renormalised.
+    Rows with temperature 0 are greedy and report the log-prob at temperature 1. Tokens with a logit of -inf are not
+    sampled: the log-prob is that of the distribution over the others.
     """
     greedy = temperature <= 0
     divisor = torch.where(greedy, 1.0, temperature)[:, None]
-    if top_k is not None and top_p is not None:
-        logits = filter_logits(logits.float() / divisor, top_k, top_p) * divisor
     scaled = logits.float() / divisor
     cumulative = scaled.softmax(-1).cumsum(-1)
     sampled = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)[:, 0]
@@ -169,13 +198,32 @@ def sample(
     return ids, token_logprobs(scaled, ids)
 
 
-def filter_logits(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Logits [B, V] with everything outside the k most likely and the p nucleus at -inf; 0 and 1 turn them off."""
+def most_likely(count: int, logits: Tensor, temperature: Tensor) -> list[TopLogprobs]:
+    """The `count` most likely tokens of each row of logits [B, V], in the distribution that `sample` draws from."""
+    scaled = logits.float() / torch.where(temperature <= 0, 1.0, temperature)[:, None]
+    values, ids = scaled.log_softmax(-1).topk(min(count, logits.shape[-1]), dim=-1)
+    rows = zip(ids.tolist(), values.tolist(), strict=True)
+    return [tuple((i, v) for i, v in zip(*row, strict=True) if v > -torch.inf) for row in rows]
+
+
+def filtered_logits(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Logits [B, V] with -inf for the tokens that top-k, top-p or min-p leave out at a temperature [B]."""
+    divisor = torch.where(temperature <= 0, 1.0, temperature)[:, None]
+    return filter_logits(logits.float() / divisor, top_k, top_p, min_p) * divisor
+
+
+def filter_logits(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Logits [B, V] with -inf outside of the k most likely, of the p nucleus, or below min_p times the highest.
+
+    All three refer to the probabilities before any of them is applied; 0, 1 and 0 turn them off.
+    """
     ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(scaled.shape[-1], device=scaled.device)[None]
     keep = (rank < top_k[:, None]) | (top_k[:, None] <= 0)
-    before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)  # probability of everything more likely
+    probabilities = ordered.softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities  # probability of everything more likely
     keep &= (before < top_p[:, None]) | (top_p[:, None] >= 1)
+    keep &= (probabilities >= min_p[:, None] * probabilities[:, :1]) | (min_p[:, None] <= 0)
     return torch.full_like(scaled, -torch.inf).scatter(-1, order, ordered.masked_fill(~keep, -torch.inf))
 
 
@@ -189,6 +237,7 @@ class SlotState:
         self.temperature = torch.ones(num_slots, device=device)
         self.top_k = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self.top_p = torch.ones(num_slots, device=device)
+        self.min_p = torch.zeros(num_slots, device=device)
         self.step = torch.zeros(num_slots, dtype=torch.int64, device=device)
         """Tokens sampled so far: the column of `noise` that the next one uses."""
         self.noise = torch.zeros(num_slots, noise_length, device=device)
@@ -198,8 +247,8 @@ class SlotState:
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (
-            self.last_id, self.position, self.temperature, self.top_k, self.top_p, self.step, self.noise,
-            self.adapter_mask,
+            self.last_id, self.position, self.temperature, self.top_k, self.top_p, self.min_p, self.step,
+            self.noise, self.adapter_mask,
         )  # fmt: skip
 
     def reserve_noise(self, num_tokens: int) -> None:
@@ -276,11 +325,19 @@ class Runner(Protocol):
     def decode(self, running: list[RunningRequest], end_ids: Sequence[int]) -> DecodeOutput:
         """Sample the next tokens of the running requests; may reorder `running`, and then sets each `index`."""
 
+    def reset(self) -> None:
+        """Drop everything that is under way, after a failure; every request begins anew."""
+
     def release(self, request: RunningRequest, last: RunningRequest) -> None:
         """Free the slot of a request that has left the batch, whose index `last` has taken (itself, if it was last)."""
 
 
-RunnerFactory = Callable[[Decoder, KVCache, RunnerSettings], Runner]
+class RunnerFactory(Protocol):
+    """A class of runners: what makes one, and the type of KV cache that it works on."""
+
+    kv_cache_type: type[KVCache]
+
+    def __call__(self, decoder: Decoder, kv_cache: KVCache, settings: RunnerSettings, /) -> Runner: ...
 
 
 def runner_for(device: torch.device) -> RunnerFactory:
@@ -294,9 +351,14 @@ def runner_for(device: torch.device) -> RunnerFactory:
     return CpuRunner
 
 
+def any_constrained(running: Sequence[RunningRequest]) -> bool:
+    """Whether the reply of any request must have a response format."""
+    return any(one.matcher is not None for one in running)
+
+
 def any_filtered(running: Sequence[RunningRequest]) -> bool:
-    """Whether any request samples among its most likely tokens only (top-k, top-p)."""
-    return any(one.request.sampling.top_k or one.request.sampling.top_p < 1 for one in running)
+    """Whether any request samples among its most likely tokens only (top-k, top-p, min-p)."""
+    return any(one.request.sampling.is_filtered for one in running)
 
 
 def any_adapter(running: Sequence[RunningRequest]) -> bool:

@@ -103,9 +103,9 @@ class VLLMEngine:
             raise ContextFull(f"the prompt has {len(request.ids)} tokens; the server's window is {context}")
         if any(len(text) > STOP_WINDOW for text in sampling.stop):
             raise UserError(f"Stop strings may have at most {STOP_WINDOW} characters.")
-        if not self.logprobs_are_processed and (
-            sampling.temperature not in (0.0, 1.0) or sampling.top_k or sampling.top_p < 1
-        ):
+        if request.response_format is not None:
+            raise UserError("The vllm engine has no response formats; use actor_rollout_ref.rollout.name=local.")
+        if not self.logprobs_are_processed and (sampling.temperature not in (0.0, 1.0) or sampling.is_filtered):
             raise UserError(
                 f"The server at {self.client.url} gives log-probs of another distribution than it samples from; "
                 "start it with --logprobs-mode processed_logprobs, or sample at temperature 1 without top_k and top_p."

@@ -1,0 +1,275 @@
+"""The KV cache on a CPU: pages, so that memory grows with the tokens that requests hold.
+
+A request's keys are divided into blocks, the blocks in which attention adds them up: two of 64 keys, then 128 each. A
+page holds one block of one request, in all layers. The pages of block j of all requests lie in one tensor, in the order
+of the requests' rows; since rows are sorted by length, those that have a block j at all are rows 0..n-1, and attention
+reads their pages as they lie, without a copy. Pages are moved only when rows change their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from practicum.engines.local.kv_cache import KEY_BUCKET, CachedPrefix, KVCache, PrefixCache
+from practicum.models.decoder import Shape
+
+FIRST_BLOCK = 64
+"""Keys of the first two blocks: short prompts read half as much."""
+PAGE_MULTIPLE = 8
+"""Pages by which a large tensor grows."""
+
+
+def block_start(block: int) -> int:
+    """The first key of a block."""
+    return FIRST_BLOCK * block if block < 2 else KEY_BUCKET * (block - 1)
+
+
+def block_size(block: int) -> int:
+    """The keys of a block."""
+    return block_start(block + 1) - block_start(block)
+
+
+def block_count(keys: int) -> int:
+    """The number of blocks that hold `keys` keys."""
+    return 1 if keys <= FIRST_BLOCK else 1 + -(-keys // KEY_BUCKET)
+
+
+def block_of(position: int) -> int:
+    """The block that holds a position."""
+    return block_count(position + 1) - 1
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    """Where new tokens of prompts go, per block: the index of each token (row, column) and its place (page, offset)."""
+
+    block: int
+    rows: Tensor
+    columns: Tensor
+    pages: Tensor
+    offsets: Tensor
+
+
+@dataclass(frozen=True)
+class PromptPages:
+    """The pages of one block that rows of prompts read: rows without one read zeros."""
+
+    block: int
+    rows: Tensor
+    pages: Tensor
+
+
+@dataclass(frozen=True)
+class DecodePlaces:
+    """Where the next tokens of consecutive rows go that are in one block: an index per row and head."""
+
+    block: int
+    rows: slice
+    index: Tensor
+
+
+class LayerViews:
+    """One layer of a block's tensor in the shapes that a decode step uses; made once, since each costs microseconds."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.keys = tensor[0].flatten(0, 1).transpose(-1, -2)  # [pages·K, D, keys]
+        self.values = tensor[1].flatten(0, 1)  # [pages·K, keys, D]
+        self.key_vectors, self.value_vectors = tensor[0].flatten(0, 2), self.values.flatten(0, 1)  # [.., D]
+
+
+class PagedKVCache(KVCache):
+    """Pages of blocks, each block a tensor [layers, 2 (keys, values), pages, K, keys of the block, D]."""
+
+    def __init__(
+        self, shape: Shape, num_slots: int, dtype: torch.dtype, device: torch.device, prefixes: PrefixCache
+    ) -> None:
+        super().__init__(shape, num_slots, dtype, device, prefixes)
+        self.capacity = block_start(block_count(shape.context + KEY_BUCKET))
+        self._pages: list[list[int]] = [[] for _ in range(num_slots)]
+        """Per slot its page in every block that it has."""
+        self._owners: list[list[int]] = []
+        """Per block the slot of every page."""
+        self._blocks: list[Tensor] = []
+        self._views: list[list[LayerViews]] = []
+        """Per block and layer."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are allocated."""
+        return sum(block.numel() * block.element_size() for block in self._blocks)
+
+    def bytes_of(self, num_tokens: int) -> int:
+        """Bytes of the pages that a request of this many tokens has."""
+        return block_start(block_count(num_tokens)) * self.shape.layers * self.bytes_per_token
+
+    def grow(self, num_tokens: int) -> bool:
+        """Nothing to do: pages are added as tokens come."""
+        return False
+
+    def reserve(self, slot: int, num_tokens: int) -> None:
+        """Give a slot the pages that this many tokens need."""
+        pages = self._pages[slot]
+        for block in range(len(pages), block_count(num_tokens)):
+            if block == len(self._blocks):
+                self._owners.append([])
+                self._blocks.append(torch.empty(0))
+                self._views.append([])
+                self._replace(block, self._tensor(block, 0))
+            pages.append(len(self._owners[block]))
+            self._owners[block].append(slot)
+            self.reserve_pages(block, len(self._owners[block]))
+
+    def reserve_pages(self, block: int, count: int) -> None:
+        """Make room for so many pages of a block."""
+        old = self._blocks[block]
+        if count <= old.shape[2]:
+            return
+        wanted = count if count <= 2 else -(-count // PAGE_MULTIPLE) * PAGE_MULTIPLE if count > 4 else 4
+        larger = self._tensor(block, wanted)
+        larger[:, :, : old.shape[2]] = old
+        self._replace(block, larger)
+
+    def _replace(self, block: int, tensor: Tensor) -> None:
+        self._blocks[block], self._views[block] = tensor, [LayerViews(layer) for layer in tensor]
+
+    def _tensor(self, block: int, pages: int) -> Tensor:
+        shape = self.shape
+        return torch.zeros(
+            shape.layers, 2, pages, shape.kv_heads, block_size(block), shape.head_size, dtype=self.dtype,
+            device=self.device,
+        )  # fmt: skip
+
+    def release(self, slot: int) -> None:
+        """Take back the pages of a slot; the last page of each block takes the place of its page there."""
+        for block, page in enumerate(self._pages[slot]):
+            tensor, owners = self._blocks[block], self._owners[block]
+            last = len(owners) - 1
+            if page != last:
+                tensor[:, :, page] = tensor[:, :, last]
+                owners[page] = owners[last]
+                self._pages[owners[page]][block] = page
+            owners.pop()
+            if 4 * last <= tensor.shape[2] and tensor.shape[2] > PAGE_MULTIPLE:
+                self._replace(block, tensor[:, :, : max(2 * last, PAGE_MULTIPLE)].clone())
+            elif not last and block:
+                self._replace(block, self._tensor(block, 0))
+        self._pages[slot] = []
+
+    def move(self, source: int, target: int) -> None:
+        """Give the pages of one slot to another, which has none."""
+        self._pages[target], self._pages[source] = self._pages[source], self._pages[target]
+        for block, page in enumerate(self._pages[target]):
+            self._owners[block][page] = target
+
+    def swap(self, first: int, second: int, num_tokens: int = 0) -> None:
+        """Exchange the pages of two slots; nothing is copied."""
+        self.move(first, second)
+        for block, page in enumerate(self._pages[first]):
+            self._owners[block][page] = first
+
+    def arrange(self, rows_per_block: Sequence[int]) -> None:
+        """Put the pages of slots 0..n-1 of each block into their order, which attention reads them in."""
+        for block, count in enumerate(rows_per_block):
+            owners, tensor = self._owners[block], self._blocks[block]
+            for row in range(count):
+                if owners[row] == row:
+                    continue
+                page, other = self._pages[row][block], owners[row]
+                tensor[:, :, [row, page]] = tensor[:, :, [page, row]]
+                owners[row], owners[page] = row, other
+                self._pages[row][block], self._pages[other][block] = row, page
+
+    def free_all_but(self, slots: Collection[int]) -> None:
+        super().free_all_but(slots)
+        for slot in self._free:
+            self.release(slot)
+
+    def extract(self, slot: int, num_tokens: int) -> Tensor:
+        pages = self._pages[slot][: block_count(num_tokens)]
+        parts = [self._blocks[block][:, :, page] for block, page in enumerate(pages)]
+        parts[-1] = parts[-1][:, :, :, : num_tokens - block_start(len(parts) - 1)]
+        return torch.cat(parts, 3)
+
+    def _insert(self, entry: CachedPrefix, slots: Sequence[int], num_tokens: int) -> None:
+        assert entry.kv is not None, "prefixes are kept outside of the pages"
+        for slot in slots:
+            self.reserve(slot, num_tokens)
+        for block in range(block_count(num_tokens)):
+            start, end = block_start(block), min(block_start(block + 1), num_tokens)
+            pages = [self._pages[slot][block] for slot in slots]
+            self._blocks[block][:, :, pages, :, : end - start] = entry.kv[:, :, None, :, start:end]
+
+    # -- attention ---------------------------------------------------------------------------
+
+    def prompt_tokens(self, rows: Sequence[tuple[int, int, int]]) -> list[PromptTokens]:
+        """Where the tokens of prompts go: rows of slot, position of the first token and number of tokens."""
+        found: dict[int, list[tuple[Tensor, Tensor, Tensor, Tensor]]] = {}
+        for row, (slot, start, count) in enumerate(rows):
+            self.reserve(slot, start + count)
+            for block in range(block_of(start), block_of(start + count - 1) + 1):
+                positions = torch.arange(max(start, block_start(block)), min(start + count, block_start(block + 1)))
+                page = torch.full_like(positions, self._pages[slot][block])
+                places = (torch.full_like(positions, row), positions - start, page, positions - block_start(block))
+                found.setdefault(block, []).append(places)
+        return [PromptTokens(block, *map(torch.cat, zip(*parts, strict=True))) for block, parts in found.items()]
+
+    def write_prompts(self, layer: int, tokens: Sequence[PromptTokens], k: Tensor, v: Tensor) -> None:
+        """Store keys and values [R, T, K, D] of prompts."""
+        joined = torch.stack((k, v), 2)
+        for part in tokens:
+            self._blocks[part.block][layer][:, part.pages, :, part.offsets] = joined[part.rows, part.columns]
+
+    def prompt_pages(self, slots: Sequence[int], num_keys: int) -> list[PromptPages]:
+        """The pages that rows of prompts read, of the first `num_keys` keys."""
+        found = []
+        for block in range(block_count(num_keys)):
+            rows = [row for row, slot in enumerate(slots) if len(self._pages[slot]) > block]
+            pages = [self._pages[slots[row]][block] for row in rows]
+            if rows:
+                found.append(PromptPages(block, torch.tensor(rows), torch.tensor(pages)))
+        return found
+
+    def read_prompts(self, layer: int, pages: Sequence[PromptPages], out: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [R, K, keys, D] of rows of prompts, in the buffer `out` [2, R, K, keys, D] of zeros."""
+        for part in pages:
+            span = slice(block_start(part.block), block_start(part.block + 1))
+            out[:, part.rows, :, span] = self._blocks[part.block][layer][
+                :, part.pages, :, : out[:, :1, :, span].shape[3]
+            ]
+        return out[0], out[1]
+
+    def decode_places(self, positions: Sequence[int]) -> list[DecodePlaces]:
+        """Where the tokens of rows 0..n-1 go that are at these positions.
+
+        Rows are sorted by their number of blocks; those of one block are consecutive.
+        """
+        found: list[DecodePlaces] = []
+        kv_heads, start = self.shape.kv_heads, 0
+        while start < len(positions):
+            block = block_of(positions[start])
+            end = start + 1
+            while end < len(positions) and block_of(positions[end]) == block:
+                end += 1
+            offsets = torch.tensor([position - block_start(block) for position in positions[start:end]])
+            heads = torch.arange(start * kv_heads, end * kv_heads).view(-1, kv_heads) * block_size(block)
+            found.append(DecodePlaces(block, slice(start, end), (heads + offsets[:, None]).flatten()))
+            start = end
+        return found
+
+    def write_rows(self, layer: int, places: Sequence[DecodePlaces], k: Tensor, v: Tensor) -> None:
+        """Store keys and values [R, K, D] of one token per row."""
+        for place in places:
+            views = self._views[place.block][layer]
+            views.key_vectors.index_copy_(0, place.index, k[place.rows].flatten(0, 1))
+            views.value_vectors.index_copy_(0, place.index, v[place.rows].flatten(0, 1))
+
+    def read_rows(self, layer: int, rows_per_block: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """Per block the keys [rows·K, D, keys] and values [rows·K, keys, D] of the rows that have it, as they lie."""
+        kv_heads, found = self.shape.kv_heads, []
+        for views, count in zip(self._views, rows_per_block, strict=False):
+            found.append((views[layer].keys[: count * kv_heads], views[layer].values[: count * kv_heads]))
+        return found

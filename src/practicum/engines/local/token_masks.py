@@ -1,0 +1,79 @@
+"""Masks of the tokens that a batch's requests may sample next, for those whose replies must have a response format.
+
+The masks of a step are computed by a thread of their own while the model computes the step's logits: they depend on the
+tokens before it only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from practicum.chat.grammar import Grammars, WordArray, unpack_masks
+from practicum.engines.local.runner import RunningRequest
+
+
+class BatchMasks:
+    """The masks of a batch [rows, words] in host memory; rows of other requests allow every token."""
+
+    def __init__(self, grammars: Grammars, num_rows: int, pin_memory: bool = False) -> None:
+        """`grammars` are those of the engine's tokenizer, which all requests share."""
+        self.grammars = grammars
+        self.tensor: Tensor = torch.full((num_rows, grammars.num_words), -1, dtype=torch.int32, pin_memory=pin_memory)
+        self.masks: WordArray = self.tensor.numpy()
+        self._restricted: set[int] = set()
+        """Rows that hold a mask."""
+        self._thread = ThreadPoolExecutor(1, "practicum-token-masks")
+        self._future: Future[None] | None = None
+
+    def start(self, running: Sequence[RunningRequest]) -> None:
+        """Begin to compute the masks of a batch's next tokens; row i is that of the request at index i."""
+        matchers = [
+            (one.matcher, row)
+            for row, one in enumerate(running)
+            if one.matcher is not None and not one.finished and not one.matcher.finished
+        ]
+        rows = {row for _, row in matchers}
+        for row in self._restricted - rows:
+            self.masks[row] = -1
+        self._restricted = rows
+        self._future = self._thread.submit(self.grammars.fill, matchers, self.masks) if matchers else None
+
+    def wait(self) -> list[int]:
+        """Wait for the masks and return the rows that hold one, in order."""
+        if self._future is not None:
+            self._future.result()
+            self._future = None
+        return sorted(self._restricted)
+
+    def append(self, running: Sequence[RunningRequest], ids: Sequence[int]) -> None:
+        """Let the matchers of a batch follow the tokens that were sampled; they are consumed by the next `start`."""
+        for one, token in zip(running, ids, strict=False):
+            matcher = one.matcher
+            if matcher is None or matcher.finished:
+                continue
+            if token in self.grammars.end_ids or matcher.error:
+                matcher.finished = True
+            else:
+                matcher.pending = token
+
+
+def batch_masks(running: Sequence[RunningRequest], num_rows: int, pin_memory: bool = False) -> BatchMasks | None:
+    """Masks for the batches of an engine, once one of its requests needs them."""
+    grammars = next((one.matcher.grammars for one in running if one.matcher is not None), None)
+    return None if grammars is None else BatchMasks(grammars, num_rows, pin_memory)
+
+
+def apply_masks(logits: Tensor, masks: WordArray, rows: Sequence[int]) -> None:
+    """Set the logits [B, V] of tokens that a row's mask does not have to -inf, on a CPU."""
+    if len(rows) > len(logits) // 2 and logits.shape[1] <= 32 * masks.shape[1]:  # without a copy; other rows allow all
+        forbidden = unpack_masks(masks[: len(logits)], logits.shape[1]) == 0
+        logits.masked_fill_(torch.from_numpy(forbidden), -torch.inf)
+        return
+    index = torch.tensor(rows)
+    allowed = torch.from_numpy(unpack_masks(np.ascontiguousarray(masks[list(rows)]), logits.shape[1]))
+    logits[index] = logits[index].masked_fill_(~allowed, -torch.inf)
