@@ -1,0 +1,1 @@
+"""The web environment: a browser, sites on the loopback address, their tasks and evaluators."""
