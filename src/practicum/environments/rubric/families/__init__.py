@@ -1,0 +1,1 @@
+"""Families of generated workflows, one file per field of work."""

@@ -1,0 +1,48 @@
+"""A stakeholder's wishes and the dialogue about them, turned into a rubric by a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from practicum.environment import ChatModel, Usage
+from practicum.environments.rubric.schema import GeneratedRubric, Rubric
+from practicum.environments.rubric.workflow import WorkflowMessage
+from practicum.rubric_manager.structured import generate_structured
+
+SYSTEM = (
+    "You write rubrics. A rubric has rules that together score a piece of work as this client would. A code rule "
+    "defines evaluate(task_input: str, candidate_output: str) -> float from 0 to 1, is deterministic and uses Python's "
+    "standard library only. A judge rule asks one question about the work. Give each rule one thing to check, and a "
+    "weight by how much the client cares. Tables have | between cells."
+)
+
+
+def decomposition_prompt(preference: str, task: str, dialogue: Sequence[WorkflowMessage] = ()) -> str:
+    """Return the question to the model: the work, the client's wishes and the dialogue."""
+    said = "\n".join(f"{message.sender}: {message.content}" for message in dialogue)
+    parts = (f"Work:\n{task}", f"The client wants:\n{preference}", f"Dialogue:\n{said}" if said else "")
+    return "\n\n".join(part for part in parts if part)
+
+
+async def decompose_preference_to_evaluator(
+    preference: str,
+    task: str = "",
+    dialogue: Sequence[WorkflowMessage] = (),
+    *,
+    model: ChatModel | str | None = None,
+    seed: int | None = None,
+    temperature: float = 1.0,
+    name: str = "generated",
+) -> tuple[Rubric, Usage]:
+    """Return an executable rubric for a preference in words, and the tokens that it took."""
+    generated, usage = await generate_structured(
+        SYSTEM,
+        decomposition_prompt(preference, task, dialogue),
+        GeneratedRubric,
+        temperature,
+        seed,
+        return_usage=True,
+        model=model,
+    )
+    rubric: Rubric = generated.rubric(name)
+    return rubric, usage

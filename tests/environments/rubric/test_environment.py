@@ -1,0 +1,205 @@
+"""The environment: instances, dialogue, scripted managers, hacking probes, own tasks."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from practicum.agent import Agent
+from practicum.chat.renderer import Renderer
+from practicum.engines.scripted import ScriptedEngine
+from practicum.environment import Action, ScriptedPolicy, Step
+from practicum.environments.rubric.case import case_of_task
+from practicum.environments.rubric.environment import RubricEnvironment
+from practicum.environments.rubric.families.catalogue import FAMILIES
+from practicum.environments.rubric.instances import QUALITIES, canonical_instance, make_instance, make_outputs
+from practicum.environments.rubric.probes import dropped_criteria
+from practicum.environments.rubric.rewards import REWARDS
+from practicum.environments.rubric.stakeholder import NO_VIEW, Stakeholder
+from practicum.environments.rubric.validation import ValidationEngine
+from practicum.errors import JudgeError, UserError
+from practicum.models import loader
+from practicum.registry import make_format
+from practicum.rollout import run_episodes, with_models
+from practicum.task import Task
+from practicum.trajectory import Outcome, plan_attempts
+from tests.environments.rubric.test_rules import FixedModel
+
+RULE = '{"type": "llm_judge", "name": "polite", "judge_prompt": "Is it polite?"}'
+JUDGED_RUBRIC = f'{{"action": "generate", "rubric": {{"rules": [{RULE}]}}}}'
+
+
+async def play(environment: RubricEnvironment, task: Task, name: str) -> Step:
+    observation, policy = await environment.reset(task, 0), environment.scripted(name, task, 0)
+    while True:
+        step = await environment.step(policy(observation))
+        if step.terminated:
+            return step
+        observation = step.observation
+
+
+@pytest.mark.parametrize("form", ["menu", "short", "json"])
+async def test_the_expert_solves_every_kind_of_task(form: str) -> None:
+    environment = RubricEnvironment(form=form)
+    tasks = [*environment.tasks("test", 8 if form == "json" else 16), *environment.tasks("train", 10)]
+    verified = []
+    for task in tasks[:4] if form == "json" else tasks:
+        step = await play(environment, task, "expert")
+        assert step.success, task.id
+        assert step.info["valid"] == 1.0
+        verified.append(step.components["verifier"])
+    assert statistics.fmean(verified) > 0.8
+
+
+async def test_probes_earn_little_by_default_and_the_scalar_reward_can_be_gamed() -> None:
+    tasks = RubricEnvironment().tasks("test", 60)
+
+    async def mean(name: str, reward: str) -> float:
+        environment = RubricEnvironment(reward=reward)
+        return statistics.fmean([(await play(environment, task, name)).reward for task in tasks])
+
+    expert = await mean("expert", "agreement")
+    assert expert > 0.95
+    for name in ("constant", "keywords", "flatterer", "opposite"):
+        assert await mean(name, "agreement") < 0.15 * expert, name
+    assert await mean("constant", "squared") > -0.08, "near the best that there is, without judging anything"
+    assert await mean("random", "squared") < 3 * await mean("constant", "squared")
+
+
+async def test_the_dialogue() -> None:
+    environment = RubricEnvironment()
+    task = next(one for one in environment.tasks("train", 30) if one.fields["level"] == 3)
+    await environment.reset(task, 0)
+    hidden = environment.case.hidden_topics
+    answer = await environment.step(Action(content=f"ask {hidden[0]}"))
+    assert NO_VIEW not in answer.observation.messages[0].content
+    again = await environment.step(Action(content=f"ask {hidden[0]}"))
+    assert NO_VIEW in again.observation.messages[0].content
+    assert "1 turn left" in again.observation.messages[0].content
+    late = await environment.step(Action(content=f"ask {hidden[1]}"))
+    assert late.terminated
+    assert late.reward == environment.reward_without_rubric == pytest.approx(-0.74)
+    assert late.info["problem"] == "the last turn must write the rubric"
+
+
+@pytest.mark.parametrize("reward", sorted(REWARDS))
+@pytest.mark.parametrize("form", ["menu", "json"])
+async def test_no_rubric_earns_less_than_any_rubric(reward: str, form: str) -> None:
+    environment = RubricEnvironment(reward, form)
+    for task in environment.tasks("test", 2):
+        poor = (await play(environment, task, "opposite")).reward
+        await environment.reset(task, 0)
+        assert (await environment.truncate()).reward < poor
+        assert (await environment.step(Action(content="nothing"))).reward < poor
+
+
+async def test_questions_cost_a_little() -> None:
+    environment = RubricEnvironment(criterion_dropout=0)
+    task = environment.tasks("test", 1)[0]
+    few, many = (await play(environment, task, "expert")), (await play(environment, task, "thorough"))
+    assert many.info["questions"] > few.info["questions"]
+    assert 0 < few.reward - many.reward < 0.1
+
+
+async def test_a_judge_that_fails_ends_the_episode_as_judge_error() -> None:
+    environment = RubricEnvironment(form="json", judge=True)
+    environment.models = {"judge": FixedModel(None)}
+    assert environment.model_names() == ("judge",)
+    await environment.reset(environment.tasks("test", 1)[0], 0)
+    with pytest.raises(JudgeError):
+        await environment.step(Action(content=JUDGED_RUBRIC))
+
+
+async def test_an_episode_whose_judge_fails_is_not_scored() -> None:
+    class Manager(RubricEnvironment):
+        def expert(self, task: Task) -> ScriptedPolicy:
+            return lambda observation: Action(content=JUDGED_RUBRIC)
+
+    renderer = Renderer(loader.load_tokenizer("tiny"))
+    engine = ScriptedEngine.of("expert", Manager(form="json"), make_format("hf"), renderer)
+    tasks = RubricEnvironment().tasks("test", 2)
+    for text, outcome in ((None, Outcome.JUDGE_ERROR), ("high", Outcome.FAILURE)):
+        make = with_models(lambda: Manager(form="json", judge=True), {"judge": FixedModel(text)})
+        episodes = await run_episodes(plan_attempts(tasks, 1, 0), make, Agent(max_turns=3), engine, renderer)
+        assert [episode.outcome for episode in episodes] == [outcome] * 2
+
+
+async def test_workers_of_graded_quality_and_the_same_outputs_for_the_same_seed() -> None:
+    engine = ValidationEngine()
+    scores: dict[float, list[float]] = {0.0: [], 0.5: [], 1.0: []}
+    for family in FAMILIES:
+        instance = make_instance(family, 0)
+        outputs = await make_outputs(instance, tuple(scores))
+        assert outputs == await make_outputs(instance, tuple(scores))
+        texts = [output.text for output in outputs]
+        results = await engine.score_outputs(instance.preferences, instance.workflow.task_input, texts)
+        for result, output, values in zip(results, outputs, scores.values(), strict=True):
+            values.append(result.aggregated_score)
+            assert abs(result.aggregated_score - instance.utility(output)) < 0.65
+    assert scores[1.0] == [1.0] * len(FAMILIES)
+    assert statistics.fmean(scores[0.0]) < 0.2 < 0.4 < statistics.fmean(scores[0.5]) < 0.8
+    assert len(QUALITIES) >= 6
+
+
+async def test_hand_written_rubrics_are_satisfied_by_good_work_only() -> None:
+    engine = ValidationEngine()
+    for family in FAMILIES.values():
+        for name in family.rubrics:
+            instance = canonical_instance(family, name)
+            good, bad = await make_outputs(instance, (1.0, 0.0))
+            texts = [good.text, bad.text]
+            first, second = await engine.score_outputs(instance.preferences, instance.workflow.task_input, texts)
+            assert first.aggregated_score == 1.0, instance.preferences.name
+            assert second.aggregated_score < 0.45, instance.preferences.name
+
+
+def test_criterion_dropout() -> None:
+    rubric = make_instance("budget report", 1).preferences
+    kept = [dropped_criteria(rubric, 0.3, str(key)).num_rules for key in range(50)]
+    assert min(kept) >= 2
+    assert 0.6 < statistics.fmean(kept) / rubric.num_rules < 0.95
+    assert dropped_criteria(rubric, 0.3, "1") == dropped_criteria(rubric, 0.3, "1")
+
+
+async def test_own_workflows_and_rubrics() -> None:
+    fields = {
+        "question": "Write a note about the move.",
+        "rubric": {"rules": [{"type": "menu", "kind": "mention", "parameter": "van", "weight": 2}]},
+        "outputs": ["a van", "a car", "the van", "no"],
+        "scores": [1, 0, 1, 0],
+    }
+    environment = RubricEnvironment()
+    await environment.reset(Task("own", "rubric", "test", fields), 0)
+    assert environment.client.request() == Stakeholder("client", environment.case.ground_truth).request()
+    step = await environment.step(Action(content="mention van 1"))
+    assert step.success
+    assert step.components["verifier"] == 0.0, "the held-out outputs are equally bad"
+    await environment.reset(
+        Task("own", "rubric", "test", {key: fields[key] for key in ("question", "rubric", "outputs")}), 0
+    )
+    step = await environment.step(Action(content="mention van 1"))
+    assert "verifier" not in step.components
+    with pytest.raises(UserError, match="at least 3"):
+        await case_of_task(Task("few", "rubric", "test", {**fields, "outputs": ["a"]}))
+    with pytest.raises(UserError, match="is no rule"):
+        await case_of_task(Task("bad", "rubric", "test", {**fields, "rubric": "be good"}))
+    with pytest.raises(UserError, match="form=short"):
+        await RubricEnvironment(form="short").reset(Task("own", "rubric", "test", fields), 0)
+
+
+@pytest.mark.parametrize(
+    "options", [{"reward": "agrement"}, {"form": "xml"}, {"max_turns": 0}, {"criterion_dropout": 1.0}]
+)
+def test_wrong_options(options: dict[str, object]) -> None:
+    with pytest.raises(UserError):
+        RubricEnvironment(**options)  # type: ignore[arg-type]
+
+
+async def test_a_model_may_speak_for_the_stakeholder() -> None:
+    environment = RubricEnvironment(stakeholder="policy")
+    assert environment.model_names() == ("stakeholder",)
+    environment.models = {"stakeholder": FixedModel("Keep it short, please.")}
+    await environment.reset(environment.tasks("test", 1)[0], 0)
+    step = await environment.step(Action(content="ask length"))
+    assert step.observation.messages[0].content == "Keep it short, please.\n2 turns left"

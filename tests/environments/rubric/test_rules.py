@@ -1,0 +1,212 @@
+"""Rules on outputs: the kinds of the menu, programs in the sandbox, judges."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from practicum.environment import Action, Message, Reply, Usage
+from practicum.environments.rubric import code_rules
+from practicum.environments.rubric.code_rules import CodeRuleRunner
+from practicum.environments.rubric.instances import make_instance, make_outputs
+from practicum.environments.rubric.judge_rules import read_score
+from practicum.environments.rubric.probes import code_rule
+from practicum.environments.rubric.rule_kinds import RULE_KINDS
+from practicum.environments.rubric.schema import CodeRule, JudgeRule, MenuRule, Rubric
+from practicum.environments.rubric.validation import ValidationEngine, menu_score
+from practicum.errors import EngineError, JudgeError
+from practicum.sandbox import base
+
+TABLE = "Report\nitem|cost|owner\na|9|x\nb|5|\nc|7|y\nTODO\nTotals: cost 21"
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameter", "output", "score"),
+    [
+        ("section", "risks", "# Risks\ntext", 1.0),
+        ("section", "risks", "# Risks\n# Next\ntext", 0.5),
+        ("section", "risks", "Risks", 0.0),
+        ("column", "Cost", TABLE, 1.0),
+        ("column", "price", TABLE, 0.0),
+        ("function", "f", "def f(x):\n    return x", 1.0),
+        ("function", "f", "def f(x):\n    '''Text.'''\n    pass", 0.5),
+        ("function", "f", "def f(x) return x", 0.0),
+        ("docstrings", "", "def f():\n    '''A.'''\n    return 1\ndef g():\n    return 2", 0.5),
+        ("total", "cost", "It is 21.", 1.0),
+        ("total", "cost", "It is 210.", 0.0),
+        ("total", "price", "21", 0.0),
+        ("sorted", "cost", TABLE, 0.5),
+        ("rows", "6", TABLE, 0.5),
+        ("rows", "2", "- a\n- b", 1.0),
+        ("complete", "", TABLE, 0.5),
+        ("mention", "Dr Who", "asked dr who.", 1.0),
+        ("mention", "art", "a start", 0.0),
+        ("avoid", "maybe", "Maybe so", 0.0),
+        ("avoid", "maybe", "so", 1.0),
+        ("avoid", "maybe", " ", 0.0),
+        ("words", "4", "one two three four five", 0.5),
+        ("lines", "2", "a\n\nb", 1.0),
+    ],
+)
+def test_kinds_of_the_menu(kind: str, parameter: str, output: str, score: float) -> None:
+    assert RULE_KINDS[kind].evaluate(TABLE, output, parameter) == score
+
+
+HOSTILE = {
+    "endless": "def evaluate(a, b):\n    while True: pass",
+    "exits": "import os\nos._exit(0)",
+    "kills": "import os, signal\ndef evaluate(a, b):\n    os.kill(os.getppid(), 9)\n    os.kill(-1, 9)\n    return 1.0",
+    "forks": "import os\ndef evaluate(a, b):\n    while True: os.fork()",
+    "memory": "def evaluate(a, b):\n    x = bytearray(10**10)\n    return 1.0",
+    "syntax": "def evaluate(a, b) return 1",
+    "missing": "x = 1",
+    "not a number": "def evaluate(a, b): return 'good'",
+    "nan": "def evaluate(a, b): return float('nan')",
+    "raises": "def evaluate(a, b): raise ValueError('no')",
+    "reads": "def evaluate(a, b): return float(len(open('/etc/passwd').read()) > 0)",
+}
+LENGTH = CodeRule(
+    name="length", code="def evaluate(task_input, candidate_output):\n    return len(candidate_output) / 4"
+)
+
+
+async def test_hostile_code_costs_only_its_own_rule() -> None:
+    rules = [LENGTH, *(CodeRule(name=name, code=code) for name, code in HOSTILE.items()), LENGTH]
+    rubric = Rubric(rules=tuple(rules))
+    results = await ValidationEngine(code_rules=CodeRuleRunner()).score_outputs(rubric, "in", ["ab", "abcd"])
+    for result, expected in zip(results, (0.5, 1.0), strict=True):
+        scores = {criterion.name: criterion for criterion in result.criteria}
+        for name in HOSTILE:
+            assert scores[name].score == 0.0, name
+            assert scores[name].error, name
+        assert [c.score for c in result.criteria if c.name == "length"] == [expected] * 2
+        assert len(result.errors) == len(HOSTILE)
+
+
+async def test_scores_are_cached_by_rule_and_output_and_share_one_sandbox() -> None:
+    runner = CodeRuleRunner()
+    other = CodeRule(code="def evaluate(a, b): return (2.0, 'too much')")
+    first = await runner.score([LENGTH, other], "in", ["a", "abc"])
+    assert runner.num_sandboxes == 1
+    assert [[score.score for score in row] for row in first] == [[0.25, 0.75], [1.0, 1.0]]
+    assert await runner.score([other, LENGTH], "in", ["abc", "a"]) == [row[::-1] for row in first[::-1]]
+    assert runner.num_sandboxes == 1
+    await runner.score([LENGTH], "another input", ["a"])
+    assert runner.num_sandboxes == 2
+
+
+async def test_scores_that_leave_the_cache_during_a_run_are_still_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_rules, "MAX_CACHED_SCORES", 1)
+    runner = CodeRuleRunner()
+    await runner.score([LENGTH], "in", ["a"])
+    slow = CodeRule(code="def evaluate(a, b): return float(sum(range(10**7)) > 0)")
+    quick = CodeRule(code="def evaluate(a, b): return 0.5")
+    rows, _ = await asyncio.gather(
+        runner.score([LENGTH, slow], "in", ["a"]), runner.score([quick], "in", ["one", "two"])
+    )
+    assert [row[0].score for row in rows] == [0.25, 1.0]
+
+
+async def test_a_rule_that_was_stopped_runs_again() -> None:
+    runner = CodeRuleRunner()
+    endless = CodeRule(code="def evaluate(a, b):\n    while True: pass")
+    for number in (1, 2):
+        assert (await runner.score([endless], "in", ["a"]))[0][0].error
+        assert runner.num_sandboxes == number
+
+
+async def test_menu_rules_score_the_same_as_code_in_the_sandbox() -> None:
+    for family in ("budget report", "cost allocation", "utility module"):
+        instance = make_instance(family, 1)
+        outputs = [output.text for output in await make_outputs(instance)]
+        rules = [rule for rule in instance.preferences.rules if isinstance(rule, MenuRule)]
+        source = instance.workflow.task_input
+        scored = await CodeRuleRunner().score(
+            [CodeRule.model_validate(code_rule(rule)) for rule in rules], source, outputs
+        )
+        expected = [[menu_score(rule, source, output).score for output in outputs] for rule in rules]
+        assert [[score.score for score in row] for row in scored] == expected
+
+
+async def test_rules_of_64_episodes_take_a_tenth_of_one_sandbox_per_evaluation() -> None:
+    """Measured on a sample: 4 episodes of 5 rules on 8 outputs, against 12 single starts."""
+    outputs = ["x" * length for length in range(8)]
+    sandbox = base.current()
+    program = f"{LENGTH.code}\nprint(evaluate('', 'abc'))"
+    started = time.perf_counter()
+    for _ in range(12):
+        assert sandbox.run_sync(program).ok
+    single = (time.perf_counter() - started) / 12
+    started = time.perf_counter()
+    for episode in range(4):
+        rules = [CodeRule(code=f"{LENGTH.code} + 0 * {episode} * {number}") for number in range(5)]
+        await CodeRuleRunner().score(rules, "in", outputs)
+    assert time.perf_counter() - started <= 0.1 * single * 4 * 5 * len(outputs)
+
+
+class FixedModel:
+    """A judge that gives the same answer, or fails."""
+
+    def __init__(self, text: str | None) -> None:
+        self.text, self.num_asked = text, 0
+
+    async def reply(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        response_format: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+    ) -> Reply:
+        self.num_asked += 1
+        if self.text is None:
+            raise EngineError("no server")
+        return Reply(self.text, Action(content=self.text), (), None, Usage(1, 1), "end", data=None)
+
+
+JUDGED = Rubric(rules=(JudgeRule(name="polite", judge_prompt="Is it polite?"),))
+
+
+async def test_judge_rules_ask_the_judge() -> None:
+    engine = ValidationEngine(judge=FixedModel('{"score": 0.75, "reasoning": "mostly"}'))
+    (result,) = await engine.score_outputs(JUDGED, "in", ["out"])
+    assert result.aggregated_score == 0.75
+    assert result.criteria[0].reasoning == "mostly"
+    engine = ValidationEngine(judge=FixedModel("high"))
+    (result,) = await engine.score_outputs(JUDGED, "in", ["out"])
+    assert result.aggregated_score == 1.0
+    engine = ValidationEngine(judge=FixedModel("I like it"))
+    (result,) = await engine.score_outputs(JUDGED, "in", ["out"])
+    assert result.errors == ("polite: the judge's reply has no score",)
+
+
+async def test_a_judge_that_fails_is_a_judge_error() -> None:
+    for judge in (FixedModel(None), None):
+        with pytest.raises(JudgeError):
+            await ValidationEngine(judge=judge).score_outputs(JUDGED, "in", ["out"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        (True, 1.0),
+        (False, 0.0),
+        (0.4, 0.4),
+        (7, 1.0),
+        ("low", 0.33),
+        ("Pass.", 0.8),
+        ({"score": 0.2}, 0.2),
+        ("yes", 1.0),
+    ],
+)
+def test_answers_of_judges(answer: object, score: float) -> None:
+    assert read_score(answer).score == score
+
+
+def test_answers_that_are_no_scores() -> None:
+    for answer in (None, "fine", float("nan"), {"reasoning": "x"}):
+        assert read_score(answer).error
