@@ -1,0 +1,1 @@
+"""Serving: the OpenAI and Anthropic dialects over the engine, and recording of external agents."""

@@ -1,0 +1,229 @@
+"""The models of a server by name: a base model, its adapters, and how one is replaced while requests are under way.
+
+Every name leads to a `ServedModel`. A request holds a lease on the one that it began with; a model that was replaced or
+removed is freed when its last lease ends, so that no request is dropped and none changes its weights half-way. An
+adapter has a new name within the engine each time it is loaded, so that nothing cached of the old one is used for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from practicum.chat.renderer import Renderer
+from practicum.data.run_folder import ModelRef, resolve_model
+from practicum.engines.local.engine import LocalEngine
+from practicum.errors import AdapterInUse, UserError, did_you_mean
+from practicum.models.decoder import Decoder
+from practicum.models.loader import Device
+from practicum.serving.errors import APIError
+
+RETRY_SECONDS = 0.05
+MIN_BATCH_SIZE = 8
+"""Requests decoded at once, at least: with less room the window must be shorter."""
+
+
+@dataclass(eq=False)
+class ServedModel:
+    """A model or adapter under a name."""
+
+    name: str
+    engine: LocalEngine
+    renderer: Renderer
+    root: str
+    """Where its files are."""
+    adapter: str = ""
+    """Its name within the engine; "" is the engine's own model."""
+    parent: str | None = None
+    version: int | None = None
+    """Its number in the registry of promoted models."""
+    max_model_len: int | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+    num_leases: int = 0
+    retired: bool = False
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and reply together, at most."""
+        own = self.engine.decoder.shape.context
+        return own if self.max_model_len is None else min(own, self.max_model_len)
+
+    @property
+    def fingerprint(self) -> str:
+        version = "" if self.version is None else f"-v{self.version}"
+        return f"practicum-{self.adapter or self.name}{version}"
+
+
+class ServedModels:
+    """All models of a server. The first name is the default."""
+
+    def __init__(self, base: ServedModel) -> None:
+        self._models: dict[str, ServedModel] = {base.name: base}
+        self._aliases: dict[str, str] = {}
+        self._numbers = itertools.count(1)
+        self._freeing: set[asyncio.Task[None]] = set()
+
+    @property
+    def default(self) -> ServedModel:
+        return next(iter(self._models.values()))
+
+    def listed(self) -> list[ServedModel]:
+        """All names with their models, other names of one model too."""
+        named = {**self._models, **{alias: self._models[name] for alias, name in self._aliases.items()}}
+        return [_renamed(model, name) for name, model in named.items()]
+
+    def add_alias(self, alias: str, name: str) -> None:
+        if alias in self._models or alias in self._aliases:
+            raise UserError(f"Two models would be served as '{alias}'; choose another name.")
+        self._aliases[alias] = name
+
+    def get(self, name: str) -> ServedModel:
+        model = self._models.get(self._aliases.get(name, name))
+        if model is None:
+            known = (*self._models, *self._aliases)
+            raise APIError(
+                404, f"The model '{name}' does not exist.{did_you_mean(name, known)}", "model", "model_not_found"
+            )
+        return model
+
+    @contextlib.contextmanager
+    def lease(self, name: str) -> Iterator[ServedModel]:
+        """The model of a name, which stays as it is until the block ends."""
+        model = self.get(name)
+        model.num_leases += 1
+        try:
+            yield model
+        finally:
+            model.num_leases -= 1
+            if model.retired and model.num_leases == 0:
+                self._free_later(model)
+
+    async def load_adapter(self, name: str, folder: str | Path, version: int | None = None) -> ServedModel:
+        """Serve an adapter under a name, in place of the one that has the name."""
+        base = self.default
+        if name == base.name or name in self._aliases:
+            raise UserError(f"'{name}' is the name of the base model; give the adapter another one.")
+        return self.put(await self.prepare_adapter(name, folder, version))
+
+    async def prepare_adapter(self, name: str, folder: str | Path, version: int | None = None) -> ServedModel:
+        """Load an adapter over the base model without giving it its name yet."""
+        base = self.default
+        ref = await asyncio.to_thread(resolve_model, str(folder), base.root)
+        if ref.adapter is None:
+            raise UserError(f"'{folder}' is no adapter; it has no adapter_config.json.")
+        internal = f"{name}#{next(self._numbers)}"
+        await base.engine.load_adapter(internal, ref.adapter)
+        renderer = await asyncio.to_thread(_renderer_of, ref, base)
+        return ServedModel(
+            name, base.engine, renderer, ref.adapter, internal, base.name, version, base.max_model_len
+        )  # fmt: skip
+
+    def put(self, model: ServedModel) -> ServedModel:
+        """Serve a model under its name from here on; the one that had the name ends with its last request."""
+        before = self._models.get(model.name)
+        self._models[model.name] = model
+        if before is not None:
+            self._retire(before)
+        return model
+
+    def remove(self, name: str) -> None:
+        """Stop serving an adapter."""
+        model = self.get(name)
+        if not model.adapter:
+            raise UserError(f"'{name}' is the base model; only adapters can be unloaded.")
+        del self._models[model.name]
+        self._aliases = {alias: target for alias, target in self._aliases.items() if target != model.name}
+        self._retire(model)
+
+    def _retire(self, model: ServedModel) -> None:
+        model.retired = True
+        if model.num_leases == 0:
+            self._free_later(model)
+
+    def _free_later(self, model: ServedModel) -> None:
+        task = asyncio.get_running_loop().create_task(self._free(model))
+        self._freeing.add(task)
+        task.add_done_callback(self._freeing.discard)
+
+    async def free(self, model: ServedModel) -> None:
+        """Free a model that was loaded and never served."""
+        await self._free(model)
+
+    async def _free(self, model: ServedModel) -> None:
+        while model.adapter:
+            try:
+                await model.engine.unload_adapter(model.adapter)
+                break
+            except AdapterInUse:  # a cancelled request leaves the engine at its next step
+                await asyncio.sleep(RETRY_SECONDS)
+        if all(other.engine is not model.engine for other in self._models.values()):
+            await model.engine.close()
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._freeing, return_exceptions=True)
+        for engine in {id(model.engine): model.engine for model in self._models.values()}.values():
+            await engine.close()
+
+
+def _renamed(model: ServedModel, name: str) -> ServedModel:
+    return model if name == model.name else ServedModel(
+        name, model.engine, model.renderer, model.root, model.adapter, model.parent, model.version,
+        model.max_model_len, model.created,
+    )  # fmt: skip
+
+
+def _renderer_of(ref: ModelRef, base: ServedModel) -> Renderer:
+    """The renderer of an adapter, whose chat template may be another one than its base model's."""
+    tokenizer = ref.load_tokenizer()
+    if tokenizer.chat_template == base.renderer.template or not tokenizer.chat_template:
+        return base.renderer
+    return Renderer(tokenizer, None, base.renderer.end_ids)
+
+
+@dataclass(frozen=True)
+class ModelLoader:
+    """How models of this server are loaded."""
+
+    device: Device
+    template: str | None = None
+    max_num_seqs: int | None = None
+    max_model_len: int | None = None
+    gpu_memory_utilization: float = 0.9
+    on_fewer_seqs: Callable[[str], None] = lambda sentence: None
+    """Called with a sentence where the memory has room for fewer requests at once than were asked for."""
+
+    def load_base(self, name: str, ref: ModelRef, version: int | None = None) -> ServedModel:
+        """Load a full model; of an adapter, its base model."""
+        plain = ModelRef(ref.model)
+        loaded = plain.load(self.device.dtype, self.device.device)
+        renderer = Renderer(loaded.tokenizer, self.template, loaded.end_ids)
+        decoder = Decoder(loaded.model)
+        engine = LocalEngine(decoder, renderer, max_batch=self._batch_size(decoder))
+        return ServedModel(name, engine, renderer, ref.model, version=version, max_model_len=self.max_model_len)
+
+    def _batch_size(self, decoder: Decoder) -> int:
+        """Requests at once: on a GPU as many as have room beside the weights, each with a whole window."""
+        wanted = self.max_num_seqs or self.device.batch_size
+        if not self.device.on_gpu:
+            return wanted
+        import torch
+
+        shape = decoder.shape
+        window = min(shape.context, self.max_model_len or shape.context)
+        element = torch.empty(0, dtype=decoder.dtype).element_size()
+        slot_bytes = 2 * shape.layers * shape.kv_heads * shape.head_size * element * window
+        free, total = torch.cuda.mem_get_info(self.device.device)
+        room = int((free - (1 - self.gpu_memory_utilization) * total) // slot_bytes)
+        if room < MIN_BATCH_SIZE:
+            raise UserError(
+                f"Beside the weights there is room for {max(0, room)} requests of {window} tokens, and at least "
+                f"{MIN_BATCH_SIZE} are needed; give a shorter --max-model-len or a higher --gpu-memory-utilization."
+            )
+        if room < wanted:
+            self.on_fewer_seqs(f"{room} requests of {window} tokens have room at once, not {wanted}.")
+        return min(room, wanted)

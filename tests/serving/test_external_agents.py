@@ -1,0 +1,158 @@
+"""External agents: their record is the one that the agent loop would have made, token by token."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from practicum.agent import Agent, Deadlines, ExternalAgent
+from practicum.chat.renderer import Renderer
+from practicum.engines.base import Sampling
+from practicum.engines.local.engine import LocalEngine
+from practicum.environments.math import MathEnvironment
+from practicum.errors import UserError
+from practicum.models import loader
+from practicum.models.decoder import Decoder
+from practicum.rollout import run_episodes
+from practicum.trajectory import Origin, Outcome, Trajectory, plan_attempts
+
+AGENTS = Path(__file__).with_name("agents.py")
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """A tiny model that often calls the calculator: fine-tuned for a moment on the expert's replies."""
+    loaded = loader.load_tiny(0)
+    renderer = Renderer(loaded.tokenizer)
+    environment, texts = MathEnvironment(levels=(1,)), []
+    for task in environment.tasks("train", 24):
+        expert = environment.expert(task)
+        text = environment.format.write(expert(None), True)  # type: ignore[arg-type]
+        question = asyncio.run(environment.reset(task, 0))
+        prompt = [token for span in renderer.start(question.messages, question.tools) for token in span.ids]
+        texts.append((prompt, list(renderer.encode_reply(text))))
+    optimizer = torch.optim.Adam(loaded.model.parameters(), 3e-3)
+    for step in range(30):
+        prompt, reply = texts[step % len(texts)]
+        ids = torch.tensor([prompt + reply])
+        labels = torch.tensor([[-100] * len(prompt) + reply])
+        loaded.model(input_ids=ids, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return loaded.model.eval()
+
+
+def episodes(
+    model: Any, renderer: Renderer, agent: ExternalAgent | None, count: int = 4, **more: Any
+) -> list[Trajectory]:
+    async def run() -> list[Trajectory]:
+        engine = LocalEngine(Decoder(model), renderer, max_batch=8)
+        settings = Agent("hf", more.pop("max_turns", 4), Sampling(1.0, max_tokens=32), external=agent, **more)
+        tasks = MathEnvironment(levels=(1,)).tasks("val", count)
+        try:
+            return await run_episodes(
+                plan_attempts(tasks, 2, 0), lambda: MathEnvironment(levels=(1,)), settings, engine, renderer
+            )
+        finally:
+            await engine.close()
+
+    return asyncio.run(run())
+
+
+def spans(episode: Trajectory) -> list[Any]:
+    return [(turn.spans, turn.restart, turn.continues, turn.seed, turn.role) for turn in episode.turns]
+
+
+@pytest.mark.parametrize("name", ["chat", "streaming_chat", "responses", "messages_api"])
+def test_the_record_is_the_agent_loops(model: Any, renderer: Renderer, name: str) -> None:
+    own = episodes(model, renderer, None)
+    external = episodes(model, renderer, ExternalAgent(f"{AGENTS}:{name}"))
+    num_turns = 0
+    for ours, theirs in zip(own, external, strict=True):
+        assert theirs.outcome.scored, theirs.error
+        # The agent loop answers a reply that does not parse; what an agent does with one is its own business.
+        count = next((i for i, turn in enumerate(ours.turns) if turn.action.error is not None), len(ours.turns) - 1) + 1
+        assert spans(theirs)[:count] == spans(ours)[: len(theirs.turns)][:count]
+        assert not any(turn.branch_reason for turn in theirs.turns)
+        if len(theirs.turns) == len(ours.turns) and not ours.invalid_replies:
+            assert (theirs.reward, theirs.outcome) == (ours.reward, ours.outcome)
+        num_turns = max(num_turns, len(theirs.turns))
+    assert num_turns > 1, "the model never called its tool: nothing was continued"
+
+
+def test_what_the_agent_asks_for_is_recorded_and_the_run_decides(model: Any, renderer: Renderer) -> None:
+    [episode, *_] = episodes(model, renderer, ExternalAgent(f"{AGENTS}:chat"), 1)
+    assert episode.turns[0].info == {"asked": {"temperature": 0.3}, "model": "gpt-4o"}
+    assert episode.provenance["temperature"] == 1.0
+    assert [tool["function"]["name"] for tool in episode.provenance["tools"]] == ["calculator"]
+
+
+def test_rewards_by_callback(model: Any, renderer: Renderer) -> None:
+    [episode, *_] = episodes(model, renderer, ExternalAgent(f"{AGENTS}:rewarding", "callback"), 1)
+    assert (episode.reward, episode.outcome) == (0.75, Outcome.FAILURE)
+    assert episode.components == {"form": 0.25}
+    [episode, *_] = episodes(model, renderer, ExternalAgent(f"{AGENTS}:silent", "callback"), 1)
+    assert episode.outcome is Outcome.JUDGE_ERROR
+    assert "no reward" in (episode.error or "")
+    [episode, *_] = episodes(model, renderer, ExternalAgent(f"{AGENTS}:rewarding"), 1)
+    assert episode.outcome is Outcome.ENV_ERROR, "this run takes no rewards from the agent, and says so to it"
+    [episode, *_] = episodes(model, renderer, ExternalAgent(f"{AGENTS}:idle"), 1)
+    assert episode.outcome is Outcome.JUDGE_ERROR
+
+
+def test_the_limit_of_turns_truncates(model: Any, renderer: Renderer) -> None:
+    found = episodes(model, renderer, ExternalAgent(f"{AGENTS}:chat"), max_turns=1)
+    assert all(len(episode.turns) == 1 for episode in found)
+    assert any(episode.outcome is Outcome.TRUNCATED for episode in found)
+
+
+PROGRAM = """
+import json, os, sys, urllib.request
+task = json.load(open(os.environ["PRACTICUM_TASK_FILE"]))
+assert "answer" not in json.dumps(task["messages"])
+body = json.dumps({"model": "m", "messages": task["messages"]}).encode()
+headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+json.load(urllib.request.urlopen(request))
+mode = sys.argv[1]
+if mode == "hang":
+    import time; time.sleep(60)
+sys.exit(int(mode))
+"""
+
+
+def test_programs_their_exit_codes_and_their_deadline(model: Any, renderer: Renderer, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(PROGRAM)
+    command = f"{sys.executable} {tmp_path}/agent.py"
+    zero, *_ = episodes(model, renderer, ExternalAgent(f"{command} 0", "exit_code"), 1)
+    assert (zero.outcome, zero.reward) == (Outcome.SUCCESS, 1.0)
+    three, *_ = episodes(model, renderer, ExternalAgent(f"{command} 3", "exit_code"), 1)
+    assert (three.outcome, three.reward) == (Outcome.FAILURE, 0.0)
+    broken, *_ = episodes(model, renderer, ExternalAgent(f"{command} 3"), 1)
+    assert broken.outcome is Outcome.ENV_ERROR
+    assert "exit code 3" in (broken.error or "")
+    deadlines = replace(Deadlines(), episode=2.0)
+    hung, *_ = episodes(model, renderer, ExternalAgent(f"{command} hang"), 1, deadlines=deadlines)
+    assert hung.outcome is Outcome.TIMEOUT
+    assert len(hung.turns) == 1, "what was sampled before the deadline is in the record"
+
+
+def test_commands_that_cannot_run() -> None:
+    for command, word in (("", "needs agent.command"), ("no-such-program x", "no program"), ("none.py:f", "no file")):
+        with pytest.raises(UserError, match=word):
+            ExternalAgent(command).checked()
+    with pytest.raises(UserError, match="reward_from"):
+        ExternalAgent("true", "judge").checked()
+
+
+def test_sampled_tokens_have_log_probs(model: Any, renderer: Renderer) -> None:
+    for episode in episodes(model, renderer, ExternalAgent(f"{AGENTS}:chat"), 2):
+        for turn in episode.turns:
+            assert turn.spans[-1].origin is Origin.SAMPLED
+            assert turn.spans[-1].logprobs is not None
