@@ -99,6 +99,8 @@ def test_a_trained_planner_s_results_have_the_same_form_and_can_be_compared(
     assert trained["aggregated_metrics"].keys() == baseline_keys
     comparison = compare(tmp_path / "baseline_eval.json", tmp_path / "training_eval.json")
     assert comparison.success.trained == 1.0
+    compared = {delta.name for delta in comparison.deltas}
+    assert compared >= {f"Mean {name}" for name in ("depth", "dag_size", "parallelism", "execution_time", "llm_calls")}
     assert comparison.success.num_clusters == len({task.fields["template"] for task in panel})
 
 
@@ -109,7 +111,7 @@ def test_the_expert_s_decisions_are_rows_for_sft(tmp_path: Path, capsys: pytest.
     assert f"{len(rows)} decisions of 9 requests" in capsys.readouterr().out
     whole = [row for row in rows if row["task_id"] in {rows[0]["task_id"]}]
     assert [row["action"] for row in whole][-1] == "go"
-    assert whole[0]["prompt"].endswith("\n-\nstep 0")
+    assert whole[0]["prompt"].endswith("\n-\n0")
     assert len({row["task_id"] for row in rows}) == 9
     assert sum(row["action"] == "go" for row in rows) == 2
     samples = read_demonstration_rows(out, Renderer(build_tokenizer()))

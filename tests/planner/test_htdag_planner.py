@@ -9,20 +9,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
+from practicum.config.resolve import resolve_train
 from practicum.data.model_registry import ModelRegistry
 from practicum.environment import Message
-from practicum.environments.htdag.actions import SAFE_ACTION, HTDAGAction
+from practicum.environments.htdag.actions import DECISION_SCHEMA, SAFE_ACTION, HTDAGAction, parse_action
 from practicum.environments.htdag.planning import PlanningEpisode
 from practicum.environments.htdag.policies import POLICIES
 from practicum.environments.htdag.requests import PlanGoal
 from practicum.environments.htdag.task_dag import TaskDAG, TaskNode
-from practicum.errors import UserError
+from practicum.errors import EngineError, UserError
 from practicum.models import tiny
 from practicum.planner import HTDAGPlanner, Planner, htdag_planner
 from practicum.planner.htdag_planner import MAX_UPDATES_PER_DAG, trained_policy_wanted
-from practicum.planner.llm_client import CircuitBreaker, OpenAIReply, confidence_of, with_retries
+from practicum.planner.llm_client import JSON_REPLY, CircuitBreaker, OpenAIReply, confidence_of, with_retries
 from practicum.planner.local_client import LocalClient
 from practicum.planner.sanitise import SecurityError
 
@@ -196,7 +198,7 @@ def test_a_trained_policy_plans_with_the_short_prompt_and_heuristics_replace_it_
     made = HTDAGPlanner(use_trained_policy=True, policy=model)
     dag = plan(made, "buy a cheap lamp")
     assert [dag[leaf].description for leaf in dag.topological_order()] == ["find lamp", "pick lamp", "pay lamp"]
-    assert model.prompts[1] == "buy a cheap lamp\n1 buy lamp\nstep 1"
+    assert model.prompts[1] == "buy a cheap A\n1 buy A\n1"
     for broken in (Replies(["go"]), Replies([RuntimeError("down")])):
         assert len(plan(HTDAGPlanner(use_trained_policy=True, policy=broken), "buy a cheap lamp")) == 4
     assert HTDAGPlanner(use_trained_policy=False, policy=model).policy is None
@@ -231,6 +233,32 @@ def test_the_promoted_model_is_the_trained_policy_and_plans_through_the_local_en
         made.load_best_checkpoint(tmp_path / "other")
 
 
+def test_a_model_of_this_machine_that_is_asked_for_json_begins_an_object(tmp_path: Path) -> None:
+    tiny.build(tmp_path / "model")
+    made = Planner.from_checkpoint(tmp_path, prompt="json")
+    client = made.llm_client
+    assert isinstance(client, LocalClient)
+    assert client.sampling.max_tokens == 512
+    client.sampling = replace(client.sampling, max_tokens=2)
+
+    async def reply() -> str:
+        try:
+            return (await client.reply([Message("user", "plan")], response_format=JSON_REPLY)).text
+        finally:
+            await client.close()
+
+    assert asyncio.run(reply()).startswith("{")
+
+
+def test_the_recipe_decodes_decisions_only() -> None:
+    config = resolve_train(["recipe=htdag"]).config
+    schema = json.loads(str(config.agent.response_format))["json_schema"]["schema"]
+    assert schema == DECISION_SCHEMA
+    decision = {"decompose_further": True, "task_id": "0", "subtasks": [{"task_type": "find", "description": "a lamp"}]}
+    jsonschema.validate(decision, schema)
+    assert parse_action(json.dumps(decision)).subtasks[0].task_type == "find"
+
+
 def test_a_planner_from_a_checkpoint_asks_its_model_with_the_short_prompt(tmp_path: Path) -> None:
     tiny.build(tmp_path / "model")
     made = Planner.from_checkpoint(tmp_path)
@@ -247,7 +275,7 @@ def test_a_planner_from_a_checkpoint_asks_its_model_with_the_short_prompt(tmp_pa
             await client.close()
 
     assert asyncio.run(sample()) == SAFE_ACTION
-    assert made._build_decomposition_prompt(PlanningEpisode().state) == "\n-\nstep 0"
+    assert made._build_decomposition_prompt(PlanningEpisode().state) == "\n-\n0"
     with pytest.raises(UserError, match="There is no folder"):
         Planner.from_checkpoint(tmp_path / "other")
     with pytest.raises(UserError, match="no prompt 'long'"):
@@ -321,6 +349,18 @@ def test_retries_wait_longer_each_time_and_the_breaker_closes_after_successes() 
     assert breaker.opened_at is not None
     breaker.succeeded()
     assert breaker.opened_at is None
+
+
+def test_a_server_s_error_is_not_tried_again_because_its_client_has_done_so() -> None:
+    tries: list[int] = []
+
+    async def call() -> str:
+        tries.append(1)
+        raise EngineError("answered 500")
+
+    with pytest.raises(EngineError):
+        asyncio.run(with_retries(call, retries=2, first_wait=0.0))
+    assert tries == [1]
 
 
 def test_the_expert_plans_through_the_same_episode_as_a_model() -> None:

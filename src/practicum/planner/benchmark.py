@@ -16,7 +16,7 @@ from practicum.data.run_folder import write_atomic
 from practicum.environments.htdag.environment import MAX_STEPS
 from practicum.environments.htdag.planning import PlanningEpisode
 from practicum.environments.htdag.policies import POLICIES
-from practicum.environments.htdag.requests import ENVIRONMENT, create_benchmark_tasks, goals_of
+from practicum.environments.htdag.requests import ENVIRONMENT, create_benchmark_tasks, draw_requests, goals_of
 from practicum.errors import UserError, did_you_mean
 from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import AttemptResult, EvalResult
@@ -94,11 +94,16 @@ def run_policy(name: str, tasks: Sequence[Task] | None = None) -> list[PlanResul
     return results
 
 
+def held_out_panel(count: int, seed: int = 1) -> Panel:
+    """Return a larger panel than the benchmark's: `count` requests of the test templates in turn."""
+    return Panel(tuple(draw_requests("test", count, seed)), 0, {"max_turns": MAX_STEPS})
+
+
 def evaluate_policy(
-    policy: str, out: Path | None = None, url: str | None = None, progress: bool = True
+    policy: str, out: Path | None = None, url: str | None = None, progress: bool = True, panel: Panel | None = None
 ) -> tuple[EvalResult, list[PlanResult]]:
-    """Evaluate a model (folder, run, hub id, or a server's) on the panel, greedily; `out` is a result file."""
-    panel = benchmark_panel()
+    """Evaluate a model (folder, run, hub id, or a server's) greedily, by default on the panel; `out` is a file."""
+    panel = panel or benchmark_panel()
     settings = EvalSettings(
         environment=ENVIRONMENT,
         policy=policy,
@@ -117,9 +122,9 @@ def evaluate_policy(
     return evaluated, results
 
 
-def eval_result(results: Sequence[PlanResult], policy: str) -> EvalResult:
-    """Return a scripted policy's results on the panel as `practicum compare` reads them."""
-    panel = benchmark_panel()
+def eval_result(results: Sequence[PlanResult], policy: str, panel: Panel | None = None) -> EvalResult:
+    """Return a scripted policy's results, by default on the panel, as `practicum compare` reads them."""
+    panel = panel or benchmark_panel()
     tasks = {task.id: task for task in panel.tasks}
     attempts = tuple(
         AttemptResult(
@@ -134,6 +139,9 @@ def eval_result(results: Sequence[PlanResult], policy: str) -> EvalResult:
             components=result.components,
             env_metrics={
                 "depth": float(result.decomposition_depth),
+                "dag_size": float(result.num_subtasks + 1),
+                "steps": float(result.num_steps),
+                "parallelism": result.parallel_tasks / result.num_steps if result.num_steps else 0.0,
                 "execution_time": result.execution_time,
                 "llm_calls": float(result.llm_calls),
                 "coverage": result.coverage,

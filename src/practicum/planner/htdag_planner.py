@@ -7,15 +7,16 @@ request; tasks are decomposed only while they are leaves.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from practicum.data.model_registry import ModelRegistry
 from practicum.environment import Message
 from practicum.environments.htdag.planning import (
     MAX_RECURSION_DEPTH,
@@ -25,10 +26,11 @@ from practicum.environments.htdag.planning import (
     PlanningEpisode,
 )
 from practicum.environments.htdag.policies import HeuristicPolicy, parse_request
-from practicum.environments.htdag.requests import ENVIRONMENT, ROOT
+from practicum.environments.htdag.requests import ROOT
 from practicum.environments.htdag.task_dag import DEFAULT_TYPE, GraphError, TaskDAG, TaskNode
 from practicum.errors import UserError
 from practicum.planner.llm_client import JSON_REPLY, CircuitBreaker, LLMClient, with_retries
+from practicum.planner.promoted_model import PromotedModel
 from practicum.planner.prompts import SYSTEM_PROMPT, subtasks_prompt, top_level_prompt, update_prompt
 from practicum.planner.sanitise import ATOMIC_TYPES, SecurityError, check_tasks, sanitise_request
 
@@ -36,7 +38,6 @@ logger = logging.getLogger(__name__)
 
 MAX_UPDATES_PER_DAG = 10
 TRAINED_POLICY_FLAG = "HTDAG_USE_TRAINED_POLICY"
-REGISTRY_VARIABLE, DEFAULT_REGISTRY = "HTDAG_REGISTRY", "registry"
 
 
 def trained_policy_wanted(dotenv: Path = Path(".env")) -> bool:
@@ -48,12 +49,6 @@ def trained_policy_wanted(dotenv: Path = Path(".env")) -> bool:
             if name.strip() == TRAINED_POLICY_FLAG:
                 value = text.strip().strip("'\"")
     return (value or "").lower() in ("1", "true", "yes", "on")
-
-
-def promoted_policy() -> LLMClient:
-    """Return the planner that `practicum promote --name htdag` made current; UserError where there is none."""
-    root = Path(os.environ.get(REGISTRY_VARIABLE) or DEFAULT_REGISTRY)
-    return local_client(str(ModelRegistry(root).current(ENVIRONMENT).model))
 
 
 def local_client(model: str) -> LLMClient:
@@ -77,10 +72,14 @@ class HTDAGPlanner:
         """`policy` is a trained planner, asked with the short prompt where `use_trained_policy` is set.
 
         None is the promoted one: the current version of `htdag` in the registry that HTDAG_REGISTRY names, by default
-        the folder `registry`. A model is loaded when it is first asked.
+        the folder `registry`. A later switch of `current` is seen by the next plan. A model is loaded when it is first
+        asked.
         """
-        if use_trained_policy and policy is None:
-            policy = promoted_policy()
+        self._promoted = PromotedModel() if use_trained_policy and policy is None else None
+        if self._promoted is not None:
+            policy = local_client(str(self._promoted.version.model))
+        self._num_plans: Counter[int] = Counter()
+        """By the identity of a policy: plans that it is making."""
         self.llm_client, self.policy = llm_client, policy if use_trained_policy else None
         self.retries, self.first_wait = retries, first_wait
         self.breaker = CircuitBreaker()
@@ -93,7 +92,7 @@ class HTDAGPlanner:
         """Plan with the best model of a training run from now on."""
         if not Path(run).is_dir():
             raise UserError(f"There is no run '{run}'; give the folder of a training run.")
-        self.policy = local_client(str(run))
+        self._promoted, self.policy = None, local_client(str(run))
 
     async def decompose_task(self, request: str, context: Mapping[str, Any] | None = None) -> TaskDAG:
         """Return the DAG of a request; UserError for one that is empty, too long or an attack."""
@@ -137,9 +136,34 @@ class HTDAGPlanner:
 
     async def _planned_by_policy(self, request: str) -> TaskDAG | None:
         """The DAG that the trained policy makes; None where there is none or it fails."""
+        async with self._policy_of_one_plan() as policy:
+            return None if policy is None else await self._asked(policy, request)
+
+    @contextlib.asynccontextmanager
+    async def _policy_of_one_plan(self) -> AsyncIterator[LLMClient | None]:
+        """The trained policy for a whole plan. One that was replaced is closed when its last plan is made."""
+        switched = None if self._promoted is None else await self._promoted.switched()
+        before = self.policy
+        if switched is not None:
+            logger.info("planning with version %d of '%s' from now on", switched.number, switched.name)
+            self.policy = local_client(str(switched.model))
+            await self._close_unused(before)
         policy = self.policy
-        if policy is None:
-            return None
+        self._num_plans[id(policy)] += 1
+        try:
+            yield policy
+        finally:
+            self._num_plans[id(policy)] -= 1
+            if policy is not self.policy:
+                await self._close_unused(policy)
+
+    async def _close_unused(self, policy: LLMClient | None) -> None:
+        close = getattr(policy, "close", None)
+        if close is not None and not self._num_plans[id(policy)]:
+            del self._num_plans[id(policy)]
+            await close()
+
+    async def _asked(self, policy: LLMClient, request: str) -> TaskDAG | None:
         episode = PlanningEpisode()
         prompt = episode.reset(request)
         try:

@@ -62,7 +62,7 @@ class OpenAIClient:
         """`url` None is OPENAI_BASE_URL, or OpenAI's own; the key comes from OPENAI_API_KEY."""
         base = url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_URL
         self.model, self.temperature, self.max_tokens = model, temperature, max_tokens
-        self.client = ChatClient(base.rstrip("/") + "/chat/completions", timeout)
+        self.client = ChatClient(base, timeout)
 
     async def reply(
         self, messages: Sequence[Message], *, response_format: Mapping[str, Any] | None = None
@@ -76,16 +76,14 @@ class OpenAIClient:
         }
         if response_format is not None:
             body["response_format"] = dict(response_format)
-        answer = await self.client.post(body)
-        try:
-            choice = answer["choices"][0]
-            text = str(choice["message"]["content"] or "")
-        except (KeyError, IndexError, TypeError) as error:
-            raise EngineError(f"{self.client.url} answered without a usable choice ({error!r})") from None
-        return OpenAIReply(text, _logprobs(choice))
+        return await self.client.first_choice(body, _reply)
 
     async def close(self) -> None:
         await self.client.close()
+
+
+def _reply(choice: Any) -> OpenAIReply:
+    return OpenAIReply(str(choice["message"]["content"] or ""), _logprobs(choice))
 
 
 def _logprobs(choice: Any) -> tuple[float, ...] | None:
@@ -133,12 +131,15 @@ class CircuitBreaker:
 async def with_retries(
     call: Callable[[], Awaitable[Any]], retries: int = 3, first_wait: float = 1.0, max_wait: float = 30.0
 ) -> Any:
-    """Await a call, again after waits that double; raise what the last try raised. A UserError is not tried again."""
+    """Await a call, again after waits that double; raise what the last try raised.
+
+    Neither a UserError nor an EngineError is tried again: `ChatClient` has done so where it can help.
+    """
     wait = first_wait
     for attempt in range(retries + 1):
         try:
             return await call()
-        except UserError:
+        except (UserError, EngineError):
             raise
         except Exception as error:
             if attempt == retries:

@@ -23,6 +23,8 @@ from practicum.errors import UserError, did_you_mean
 from practicum.planner.llm_client import JSON_REPLY, LLMClient, OpenAIClient, confidence_of
 
 logger = logging.getLogger(__name__)
+MAX_REPLY_TOKENS: Mapping[str, int] = {"short": 64, "json": 512}
+"""Tokens of a reply to each prompt, for a model on this machine."""
 
 
 class Planner:
@@ -56,7 +58,7 @@ class Planner:
             raise UserError(f"There is no folder '{path}'; give a run, a checkpoint or a model's folder.")
         from practicum.planner.local_client import LocalClient  # imports torch: only for those who have a model here
 
-        client = LocalClient(str(path), temperature)
+        client = LocalClient(str(path), temperature, max_tokens=MAX_REPLY_TOKENS[prompt])
         return cls(client.ref.name, temperature=temperature, llm_client=client, prompt=prompt)
 
     @property

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from practicum.chat.renderer import Renderer
 from practicum.data.run_folder import ModelRef, resolve_model
 from practicum.engines.base import Sampling
-from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Message, Reply
-from practicum.models.decoder import Decoder
 from practicum.models.loader import resolve_device
 from practicum.policy import Policy
+from practicum.rollout_setup import local_engine
 
 
 class LocalClient:
@@ -27,16 +25,13 @@ class LocalClient:
     def policy(self) -> Policy:
         """The policy; the first use loads the model."""
         if self._policy is None:
-            device = resolve_device(self.device)
-            loaded = self.ref.load(device.dtype, device.device)
-            renderer = Renderer(loaded.tokenizer, None, loaded.end_ids)
-            engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=device.batch_size)
+            engine, renderer = local_engine(self.ref, resolve_device(self.device))
             self._policy = Policy(engine, renderer, sampling=self.sampling)
         return self._policy
 
     async def reply(self, messages: Sequence[Message], *, response_format: Mapping[str, Any] | None = None) -> Reply:
-        """Return the model's reply. `response_format` has no effect: the model was trained to reply in its own form."""
-        return await self.policy.reply(messages)
+        """Return the model's reply; one with a `response_format` is sampled among the tokens that it allows."""
+        return await self.policy.reply(messages, response_format=response_format)
 
     async def close(self) -> None:
         if self._policy is not None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from practicum.cli.main import main
+from practicum.data.store import read_episodes
 from practicum.environment import Action, Observation, ScriptedPolicy, Step
 from practicum.environments.htdag.environment import HTDAGEnvironment
+from practicum.environments.htdag.planning import PlanningEpisode
 from practicum.errors import UserError
+from practicum.evaluation.result import read_result
 from practicum.registry import environment_maker
 from practicum.task import Task
 
@@ -116,10 +121,11 @@ def test_every_prompt_begins_anew_and_the_confidence_of_a_decision_is_recorded()
         action = replace(policy(before), confidence=0.25)
         return before, (await environment.step(action)).observation
 
+    request, _, _ = PlanningEpisode().reset(task.fields["request"]).partition("\n")
     for number, observation in enumerate(asyncio.run(first_two())):
         assert observation.fresh
-        assert observation.messages[0].content.startswith(task.fields["request"])
-        assert observation.messages[0].content.endswith(f"step {number}")
+        assert observation.messages[0].content.startswith(request)
+        assert observation.messages[0].content.endswith(f"\n{number}")
     assert environment.episode.state.decomposition_history[0]["confidence"] == 0.25
 
 
@@ -145,3 +151,30 @@ def test_wrong_attempts_do_not_succeed() -> None:
         assert len(attempts) >= 3
         for attempt in attempts:
             assert play(environment, task, replay(attempt))[-1].success is False
+
+
+def test_eval_and_collect_take_the_environment_s_own_scripted_policies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = {}
+    for name in ("random", "heuristic", "adapt", "expert"):
+        path = tmp_path / f"{name}.json"
+        command = ["eval", "--env", "htdag", "--policy", name, "--tasks", "9", "--max-turns", "20", "--out", str(path)]
+        assert main(command) == 0
+        result = read_result(path)
+        assert result.settings["stage"] == "scripted"
+        rates[name] = sum(attempt.success for attempt in result.scored) / 9
+    assert rates["random"] == 0
+    assert 0 < rates["heuristic"] == rates["adapt"] < rates["expert"] == 1
+    out = ["--out", str(tmp_path), "--run-id", "h"]
+    assert main(["collect", "--env", "htdag", "--policy", "heuristic", "--tasks", "2", *out]) == 0
+    episodes = read_episodes(tmp_path / "collect" / "h")
+    assert {turn.source for episode in episodes for turn in episode.turns} == {"scripted"}
+    capsys.readouterr()
+    assert main(["eval", "--env", "htdag", "--policy", "heuristc", "--tasks", "2"]) == 2
+    assert (
+        "Unknown policy 'heuristc'. Did you mean 'heuristic'? Scripted policies of 'htdag': expert, random, null, "
+        "heuristic, adapt, published-reward; models: "
+    ) in capsys.readouterr().err
+    assert main(["envs", "show", "htdag"]) == 0
+    assert "heuristic, adapt, published-reward (--policy)" in capsys.readouterr().out

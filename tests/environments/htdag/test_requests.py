@@ -16,7 +16,7 @@ from practicum.environments.htdag.requests import (
     requirement_graph,
 )
 from practicum.environments.htdag.task_dag import TaskDAG
-from practicum.environments.htdag.templates import PATTERNS, TEMPLATES, Template, combination, drawn_templates
+from practicum.environments.htdag.templates import PATTERNS, TEMPLATES, RequestTemplate, combination, drawn_templates
 from practicum.environments.htdag.vocabulary import (
     MODIFIERS,
     RECIPES,
@@ -33,7 +33,7 @@ from practicum.environments.htdag.vocabulary import (
 from practicum.errors import UserError
 
 
-def substance(template: Template) -> tuple[str, tuple[tuple[str, str], ...]]:
+def substance(template: RequestTemplate) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Pattern, tasks and modifiers of a template: what it is besides names."""
     return template.pattern, tuple((goal.type, goal.modifier) for goal in template.goals)
 

@@ -25,6 +25,31 @@ MAX_REPLY_CHARACTERS = 50_000
 MAX_ID_CHARACTERS, MAX_DESCRIPTION_CHARACTERS = 64, 1000
 SHORT = re.compile(r"^\s*(?P<task>[\w.\-]+)\s*:(?P<items>.*)$", re.DOTALL)
 AFTER_KEYS = ("after", "dependencies", "depends_on")
+DECISION_SCHEMA: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "decompose_further": {"type": "boolean"},
+        "task_id": {"type": "string", "maxLength": 16},
+        "subtasks": {
+            "type": "array",
+            "maxItems": 20,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "task_id": {"type": "string", "maxLength": 16},
+                    "task_type": {"type": "string", "maxLength": 32},
+                    "description": {"type": "string", "maxLength": 200},
+                    "after": {"type": "array", "items": {"type": "string", "maxLength": 16}, "maxItems": 20},
+                },
+                "required": ["task_type", "description"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    "required": ["decompose_further"],
+    "additionalProperties": False,
+}
+"""The JSON schema of a decision, for constrained decoding (`agent.response_format` of the recipe htdag)."""
 
 
 class UnreadableAction(ValueError):

@@ -6,11 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from practicum.environment import Action, Environment, Message, Observation, ScriptedPolicy, Step
+from practicum.environment import Action, Drawing, Environment, Message, Observation, ScriptedPolicy, Step
 from practicum.environments.htdag.actions import UNKNOWN_CONFIDENCE
+from practicum.environments.htdag.drawing import svg, tree_text
 from practicum.environments.htdag.executor import execute
 from practicum.environments.htdag.planning import PlanningEpisode, PlanningStep
 from practicum.environments.htdag.policies import POLICIES
+from practicum.environments.htdag.replay import plan_of_actions
 from practicum.environments.htdag.requests import ENVIRONMENT, draw_requests, goals_of, requirement_graph
 from practicum.environments.htdag.templates import LEVELS
 from practicum.errors import UserError, did_you_mean
@@ -26,6 +28,7 @@ class HTDAGEnvironment(Environment):
 
     name = ENVIRONMENT
     formats = ("hf",)
+    scripted_policies = ("heuristic", "adapt", "published-reward")
     floor = 0.0
     has_one_answer = False
 
@@ -86,6 +89,12 @@ class HTDAGEnvironment(Environment):
         if any(action.content != same.content for action, same in zip(unordered, solution, strict=True)):
             attempts.append(tuple(unordered))
         return attempts
+
+    @classmethod
+    def draw_episode(cls, task: Task, actions: Sequence[Action]) -> Drawing:
+        """Return the plan: its steps and orders as SVG, its decomposition as text."""
+        dag = plan_of_actions(task, actions)
+        return Drawing(svg(dag, request_of(task)), tree_text(dag))
 
     def random(self, task: Task, seed: int) -> ScriptedPolicy:
         """Return a policy that decomposes random tasks into random parts."""

@@ -1,4 +1,4 @@
-"""Prompts of a planner: the plan so far in one line for small models, and the paper's prompt for larger ones."""
+"""Prompts of a planner: a short one for small models, with letters for slots, and the paper's for larger ones."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 
 from practicum.environments.htdag.requests import ROOT
 from practicum.environments.htdag.task_dag import TaskDAG
-from practicum.environments.htdag.vocabulary import STEP_SECONDS, is_step
+from practicum.environments.htdag.vocabulary import STEP_SECONDS, WORD, is_step, slot_letters
 
 NO_PLAN = "-"
+READY = "+"
+"""Marks a task of the short prompt that can be executed: a step, or a task whose parts are all ready."""
 
 
 def plan_line(dag: TaskDAG) -> str:
@@ -31,9 +33,42 @@ def _node_text(dag: TaskDAG, task_id: str, parent_slot: str) -> str:
     return f"{name}{f'({children})' if children else ''}{'<' + ' '.join(after) if after else ''}"
 
 
+def open_plan_line(dag: TaskDAG, letters: Mapping[str, str]) -> str:
+    """Return what is planned and what is open in one line: `1 buy A+; 2 study B(2.2 report)<1`.
+
+    Of a task's parts only those that are not ready are shown. Letters stand for slots.
+    """
+    siblings = dag.children(ROOT)
+    shown = []
+    for task_id in siblings:
+        after = " ".join(str(siblings.index(before) + 1) for before in dag.dependencies(task_id) if before in siblings)
+        shown.append(f"{_open_text(dag, task_id, letters)}{'<' + after if after else ''}")
+    return "; ".join(shown) or NO_PLAN
+
+
+def _open_text(dag: TaskDAG, task_id: str, letters: Mapping[str, str]) -> str:
+    node = dag[task_id]
+    slot = str(node.metadata.get("slot", "")) if dag.parent(task_id) == ROOT else ""
+    label = f"{task_id} {node.task_type}{f' {letters.get(slot, slot)}' if slot else ''}"
+    if _ready(dag, task_id):
+        return label + READY
+    parts = ", ".join(_open_text(dag, child, letters) for child in dag.children(task_id) if not _ready(dag, child))
+    return f"{label}({parts})" if parts else label
+
+
+def _ready(dag: TaskDAG, task_id: str) -> bool:
+    children = dag.children(task_id)
+    return all(_ready(dag, child) for child in children) if children else is_step(dag[task_id].task_type)
+
+
 def short_prompt(request: str, dag: TaskDAG, step_count: int) -> str:
-    """Return the prompt for small models: request, plan so far, number of decisions."""
-    return f"{request}\n{plan_line(dag)}\nstep {step_count}"
+    """Return the prompt for small models: request, what is planned and open, number of decisions.
+
+    The slots that the request mentions are named by letters in their order, so that a reply names one by one token.
+    """
+    letters = slot_letters(request)
+    text = WORD.sub(lambda match: letters.get(match[0], match[0]), request)
+    return f"{text}\n{open_plan_line(dag, letters)}\n{step_count}"
 
 
 def json_prompt(request: str, dag: TaskDAG, step_count: int) -> str:

@@ -25,7 +25,7 @@ from practicum.environments.htdag.requests import (
 )
 from practicum.environments.htdag.rewards import DecompositionResult
 from practicum.environments.htdag.task_dag import CycleError, GraphError, TaskDAG, TaskNode
-from practicum.environments.htdag.vocabulary import match_slot, match_type, mentioned_slots
+from practicum.environments.htdag.vocabulary import match_slot, match_type, mentioned_slots, slot_letters
 from practicum.errors import UserError, did_you_mean
 
 MAX_RECURSION_DEPTH = 5
@@ -93,6 +93,7 @@ class PlanningEpisode:
         self.state = HTDAGState(request, dag)
         self.requirement = requirement_graph(request, goals)
         self.slots = mentioned_slots(request)
+        self.slot_of_letter = {letter: slot for slot, letter in slot_letters(request).items()}
         self.refused: Counter[str] = Counter()
         self.execution: Execution | None = None
         self.done = False
@@ -165,7 +166,7 @@ class PlanningEpisode:
         ids: list[str | None] = []
         for position, task in enumerate(proposed, 1):
             task_id = task.task_id or child_id(parent, position)
-            slot = match_slot(task.description, self.slots) if task.slot is None else task.slot
+            slot = match_slot(task.description, self.slots) if task.slot is None else self._slot(task.slot)
             type = match_type(task.description, task.task_type) or task.task_type
             node = plan_node(task_id, type, slot or inherited, task.description if task.slot is None else "")
             try:
@@ -178,6 +179,10 @@ class PlanningEpisode:
             if after is not None:
                 for name in task.after:
                     self._add_order(name, after, ids)
+
+    def _slot(self, name: str) -> str:
+        """Return the slot that a reply in the short form names, by its letter or by itself."""
+        return self.slot_of_letter.get(name, name)
 
     def _add_order(self, name: str, after: str, siblings: Sequence[str | None]) -> None:
         before: str | None = name if name in siblings else None

@@ -23,6 +23,7 @@ from practicum.environments.htdag.vocabulary import (
     is_step,
     mentioned_slots,
     recipe,
+    slot_letters,
 )
 
 Decide = Callable[[PlanningEpisode], str]
@@ -67,7 +68,7 @@ class HeuristicPolicy:
         items = parse_request(dag[leaf].description) if leaf == ROOT else self._parts(dag[leaf].task_type)
         if not items:
             return EXECUTE
-        return short_action(leaf, in_sequence(items) if self.sequential else items)
+        return lettered_action(episode, leaf, in_sequence(items) if self.sequential else items)
 
     def _parts(self, type: str) -> tuple[Item, ...]:
         return recipe(type) if type in RECIPES else ()
@@ -97,7 +98,7 @@ class ExpertPolicy:
         required = episode.requirement
         for leaf in _in_order(episode):
             if leaf in required and required.children(leaf):
-                return short_action(leaf, _items_of(episode, leaf))
+                return lettered_action(episode, leaf, _items_of(episode, leaf))
         return EXECUTE
 
 
@@ -118,7 +119,7 @@ class RandomPolicy:
         items = [
             Item(self.rng.choice(sorted(TYPES)), self.rng.choice(slots)) for _ in range(self.rng.randint(*RANDOM_PARTS))
         ]
-        return short_action(leaf, tuple(items))
+        return lettered_action(episode, leaf, items)
 
 
 @dataclass
@@ -161,6 +162,12 @@ def parse_request(request: str) -> tuple[Item, ...]:
                 items.append(Item(type, slots[0] if slots else "", before))
         before = tuple(range(first, len(items) + 1)) or before
     return tuple(items)
+
+
+def lettered_action(episode: PlanningEpisode, task_id: str, items: Sequence[Item]) -> str:
+    """Write a decomposition in the short form, with the letters of the request's slots."""
+    letters = slot_letters(episode.state.user_request)
+    return short_action(task_id, tuple(replace(item, slot=letters.get(item.slot, item.slot)) for item in items))
 
 
 def in_sequence(items: Sequence[Item]) -> tuple[Item, ...]:

@@ -10,7 +10,14 @@ from functools import cache
 from typing import Any
 
 from practicum.environments.htdag.task_dag import TaskDAG, TaskNode
-from practicum.environments.htdag.templates import LEVELS, MENTIONED, PATTERNS, TEMPLATES, Template, drawn_templates
+from practicum.environments.htdag.templates import (
+    LEVELS,
+    MENTIONED,
+    PATTERNS,
+    TEMPLATES,
+    RequestTemplate,
+    drawn_templates,
+)
 from practicum.environments.htdag.vocabulary import PHRASES, RECIPES, SLOTS, STEP_SECONDS, Item, is_step, recipe
 from practicum.errors import UserError
 from practicum.task import Task, content_hash
@@ -34,7 +41,7 @@ class PlanGoal:
     after: tuple[int, ...] = ()
 
 
-def draw(template: Template, rng: random.Random) -> Mapping[str, Any]:
+def draw(template: RequestTemplate, rng: random.Random) -> Mapping[str, Any]:
     """Return the fields of one request of a template: its text and the hidden tasks."""
     pattern = PATTERNS[template.pattern]
     chosen: dict[str, list[str]] = {}

@@ -52,7 +52,7 @@ PATTERNS: Mapping[str, Pattern] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class TemplateTask:
     """One task of a template: its type, the kind of its slot, a modifier or ""."""
 
     type: str
@@ -61,7 +61,7 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class RequestTemplate:
     """One kind of request."""
 
     id: str
@@ -69,7 +69,7 @@ class Template:
     level: str
     split: str
     pattern: str
-    goals: tuple[Goal, ...]
+    goals: tuple[TemplateTask, ...]
 
 
 # Per line: level, split, pattern, tasks (`modifier type kind`, separated by semicolons).
@@ -254,17 +254,17 @@ SOURCE: Mapping[str, str] = {
 }
 
 
-def _templates() -> tuple[Template, ...]:
+def _templates() -> tuple[RequestTemplate, ...]:
     made = []
     for domain, text in SOURCE.items():
         for number, line in enumerate(text.strip().splitlines()):
             level, split, rest = line.split(maxsplit=2)
             pattern = next(name for name in sorted(PATTERNS, key=len, reverse=True) if rest.startswith(f"{name} "))
             goals = tuple(
-                Goal(words[-2], words[-1], words[0] if len(words) == 3 else "")
+                TemplateTask(words[-2], words[-1], words[0] if len(words) == 3 else "")
                 for words in (goal.split() for goal in rest.removeprefix(pattern).split(";"))
             )
-            made.append(Template(f"{domain}-{number}", domain, level, split, pattern, goals))
+            made.append(RequestTemplate(f"{domain}-{number}", domain, level, split, pattern, goals))
     return tuple(made)
 
 
@@ -282,13 +282,13 @@ PATTERN_WEIGHTS: Mapping[str, tuple[str, int]] = {
 """Level and weight of each pattern among the drawn templates."""
 
 
-def combination(template: Template) -> tuple[str, tuple[str, ...]]:
+def combination(template: RequestTemplate) -> tuple[str, tuple[str, ...]]:
     """Return the pattern and the tasks of a template in any order: a drawn one shares them with no held-out one."""
     return template.pattern, tuple(sorted(goal.type for goal in template.goals))
 
 
 @cache
-def drawn_templates() -> tuple[Template, ...]:
+def drawn_templates() -> tuple[RequestTemplate, ...]:
     """Return further templates of `train`: drawn tasks and modifiers in every pattern, none a held-out combination."""
     rng = random.Random("htdag templates")
     held_out = {combination(template) for template in TEMPLATES if template.split != "train"}
@@ -297,7 +297,7 @@ def drawn_templates() -> tuple[Template, ...]:
     domains = {template.goals[0].type: template.domain for template in reversed(TEMPLATES)}
     types = sorted(kinds)
     patterns, weights = list(PATTERN_WEIGHTS), [weight for _, weight in PATTERN_WEIGHTS.values()]
-    made: list[Template] = []
+    made: list[RequestTemplate] = []
     for _ in range(20 * NUM_DRAWN_TEMPLATES):
         if len(made) == NUM_DRAWN_TEMPLATES:
             break
@@ -305,13 +305,16 @@ def drawn_templates() -> tuple[Template, ...]:
         drawn = rng.sample(types, len(PATTERNS[pattern].after))
         if pattern.startswith("pair"):
             drawn[1] = drawn[0]
-        goals = [Goal(type, kinds[type], _drawn_modifier(rng, type)) for type in drawn]
+        goals = [TemplateTask(type, kinds[type], _drawn_modifier(rng, type)) for type in drawn]
         if pattern.startswith("pair"):
-            goals[:2] = [Goal(drawn[0], kinds[drawn[0]])] * 2  # a modifier before the first noun only would be unclear
+            # A modifier before the first noun only would be unclear.
+            goals[:2] = [TemplateTask(drawn[0], kinds[drawn[0]])] * 2
         if pattern in ("not", "need"):
-            goals[1] = Goal(drawn[1], kinds[drawn[1]], MENTIONED)
+            goals[1] = TemplateTask(drawn[1], kinds[drawn[1]], MENTIONED)
         level = PATTERN_WEIGHTS[pattern][0]
-        template = Template(f"drawn-{len(made)}", domains.get(drawn[0], "mixed"), level, "train", pattern, tuple(goals))
+        template = RequestTemplate(
+            f"drawn-{len(made)}", domains.get(drawn[0], "mixed"), level, "train", pattern, tuple(goals)
+        )
         if combination(template) in held_out or (pattern, template.goals) in known:
             continue
         known.add((pattern, template.goals))

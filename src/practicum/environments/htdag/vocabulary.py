@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from string import ascii_uppercase
 
 STEP_SECONDS: Mapping[str, float] = {
     "find": 3.0, "pick": 2.0, "pay": 1.0, "book": 1.0, "send": 2.0, "tell": 1.0, "ask": 2.0, "call": 2.0, "read": 4.0,
@@ -280,3 +281,8 @@ def match_slot(text: str, slots: Iterable[str]) -> str:
 def mentioned_slots(request: str) -> tuple[str, ...]:
     """Return the slot values that a request mentions, in order."""
     return tuple(dict.fromkeys(word for word in WORD.findall(request) if word in SLOT_VALUES))
+
+
+def slot_letters(request: str) -> dict[str, str]:
+    """Return the letters that stand for the slots of a request in the short prompt: `A` is the first one mentioned."""
+    return dict(zip(mentioned_slots(request), ascii_uppercase, strict=False))
