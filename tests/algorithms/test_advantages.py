@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from practicum.algorithms.advantages import (
+    discounted_return,
     flow_grpo,
     gae,
     grpo,
@@ -99,3 +100,9 @@ def test_flow_grpo_without_division_only_centres() -> None:
     rewards, turns = [1.0, 0.0, 0.0, 1.0], [1, 3, 2, 2]
     assert flow_grpo(rewards, turns, normalise=False) == [0.5, -0.5, -0.5, 0.5]
     assert flow_grpo(rewards, turns, row_weighted=True, normalise=False) == [0.625, -0.375, -0.375, 0.625]
+
+
+def test_a_discounted_return_by_hand() -> None:
+    """1 + ½·2 + ¼·4 = 3."""
+    assert discounted_return(np.array([1.0, 2.0, 4.0]), 0.5) == 3.0
+    assert discounted_return(np.array([0.0, 0.0, 1.0]), 0.99) == pytest.approx(0.9801)

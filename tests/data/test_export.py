@@ -20,7 +20,7 @@ from practicum.data.export import (
     bc_rows,
     dpo_rows,
     has_images,
-    one_conversation,
+    has_whole_histories,
     plain_prompt,
     sft_rows,
     site_of,
@@ -192,8 +192,8 @@ def test_states_are_prompts() -> None:
     assert prompt_ids(rewritten, 1) == ids_of("goal next")
     assert list(histories(rewritten))[1] == next(histories(make([("goal next", "b")])))
     assert list(histories(rewritten))[1] != list(histories(episode))[1]
-    assert one_conversation(episode)
-    assert not one_conversation(rewritten)
+    assert has_whole_histories(episode)
+    assert not has_whole_histories(rewritten)
 
 
 def test_conversations_say_what_is_trained() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from practicum.agent import Agent
+from practicum.agent import Agent, RoleSettings
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.environment import Action, Message, ToolCall
@@ -17,6 +18,7 @@ from practicum.errors import EngineError, UserError
 from practicum.models import loader
 from practicum.task import Task
 from practicum.training.bandit_source import BanditSource, action_key, single_action_warning, tabulate_actions
+from practicum.training.estimators import EstimatorSettings
 from practicum.training.logged_source import TrajectoryLog
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.trainable_policy import TrainablePolicy
@@ -102,9 +104,11 @@ class Answering:
     def __init__(self, renderer: Renderer, replies: Sequence[str], stop: StopReason = StopReason.END) -> None:
         self.renderer, self.rest, self.stop = renderer, iter(replies), stop
         self.prompts: list[tuple[int, ...]] = []
+        self.samplings: list[Sampling] = []
 
     async def generate(self, request: Request) -> Generation:
         self.prompts.append(request.ids)
+        self.samplings.append(request.sampling)
         text = next(self.rest)
         if text == "broken":
             raise EngineError("out of order")
@@ -156,3 +160,45 @@ def test_greedy_baselines_are_refused() -> None:
     settings = rl_settings(adv_estimator="remax", train_batch_size=1)
     with pytest.raises(UserError, match="remax needs whole greedy episodes"):
         BanditSource(TrainablePolicy(loader.load_tiny(0)), states, Agent(), settings)
+
+
+def test_a_role_replies_with_its_own_engine_format_and_sampling_and_is_paid_by_itself() -> None:
+    def of_worker(episode: Trajectory) -> Trajectory:
+        return replace(episode, turns=tuple(replace(turn, role="worker") for turn in episode.turns))
+
+    engines: list[Answering] = []
+
+    def engine(renderer: Renderer) -> Answering:
+        replies = [] if not engines else ["Thought: add\nAction: calculator\nInput: {}", CALL % "2+3"]
+        engines.append(Answering(renderer, replies))
+        return engines[-1]
+
+    policy = TrainablePolicy(loader.load_tiny(0), make_engine=engine)
+    policy.role_policies["worker"] = TrainablePolicy(loader.load_tiny(1), make_engine=engine)
+    log = log_of(of_worker(GOOD), of_worker(HALF))
+    states = [state for state in tabulate_actions(log, 1.0, roles=["worker"]) if state.prompt == (7, 8, 9)]
+    estimation = EstimatorSettings(train_roles=("worker",), role_credit="own")
+    settings = rl_settings(
+        total_training_steps=1, train_batch_size=1, num_chains=2, mismatch_limit=99.0, estimation=estimation
+    )
+    agent = Agent(sampling=Sampling(max_tokens=64), roles={"worker": RoleSettings(temperature=0.7, max_tokens=32)})
+    source = BanditSource(policy, states, agent, settings)
+    metrics, episodes = asyncio.run(RLTrainer(policy, source, settings).step(0))
+    assert engines[0].prompts == []
+    assert [(request.temperature, request.max_tokens) for request in engines[1].samplings] == [(0.7, 32)] * 2
+    assert [(e.reward, e.turns[0].reward, e.turns[0].temperature) for e in episodes] == [(0, 0, 0.7), (1, 1, 0.7)]
+    assert metrics["role/worker/actor/grad_norm"] > 0
+
+
+def test_a_reply_ends_at_the_stop_strings_of_its_format() -> None:
+    made: list[Answering] = []
+
+    def engine(renderer: Renderer) -> Answering:
+        made.append(Answering(renderer, ["5", "6"]))
+        return made[0]
+
+    policy = TrainablePolicy(loader.load_tiny(0), make_engine=engine)
+    settings = rl_settings(total_training_steps=1, train_batch_size=1, num_chains=2, mismatch_limit=99.0)
+    states = tabulate_actions(log_of(GOOD), 1.0)[:1]
+    asyncio.run(BanditSource(policy, states, Agent(format="react"), settings).collect(0))
+    assert [sampling.stop for sampling in made[0].samplings] == [("\nObservation:",)] * 2

@@ -6,7 +6,8 @@ import pytest
 
 from practicum.errors import UserError
 from practicum.task import Task
-from practicum.training.curriculum import CurriculumSettings, TaskStream
+from practicum.training.rollout_source import TaskStream
+from practicum.training.settings import CurriculumSettings
 from practicum.trajectory import Outcome, Seeds, Trajectory
 
 TASKS = [Task(f"{level}-{n}", "x", "train", {"level": level}) for n in range(4) for level in (3, 1, 2)]

@@ -83,6 +83,17 @@ def test_the_division_can_be_left_out(name: str) -> None:
     assert [row.tolist() for row in found] == [[0.5] * 2, [-0.5] * 2, [-0.5] * 2, [0.5] * 2]
 
 
+def test_flow_grpo_discounts_by_turns() -> None:
+    """Both are solved, in one turn and in three: with γ=.5 they are worth 1 and .25, so ±.375 around the mean."""
+    short = TokenRewards(np.array([0.0, 1.0]), np.array([0, 0]))
+    long = TokenRewards(np.array([0.0, 0.0, 1.0]), np.array([0, 1, 2]))
+    settings = EstimatorSettings(gamma=0.5, norm_adv_by_std_in_grpo=False)
+    found = ESTIMATORS["flow_grpo"].function([[short, long]], settings).advantages[0]
+    assert [row.tolist() for row in found] == [[0.375] * 2, [-0.375] * 3]
+    undiscounted = ESTIMATORS["flow_grpo"].function([[short, long]], EstimatorSettings()).advantages[0]
+    assert [row.tolist() for row in undiscounted] == [[0.0] * 2, [0.0] * 3]
+
+
 def test_the_reward_is_on_the_last_sampled_token() -> None:
     assert token_rewards(groups()[0][0], EstimatorSettings()).rewards.tolist() == [0, 0, 0, 0, 1]
 

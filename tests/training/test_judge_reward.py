@@ -18,7 +18,7 @@ from practicum.evaluation.result import EvalResult
 from practicum.evaluation.runner import evaluate
 from practicum.evaluation.settings import EvalSettings
 from practicum.training.build import build_run
-from practicum.training.curriculum import group_scored
+from practicum.training.rollout_source import group_scored
 from practicum.trajectory import Outcome, Trajectory
 
 REWARD = """

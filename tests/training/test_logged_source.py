@@ -23,7 +23,6 @@ from practicum.errors import UserError
 from practicum.models import loader
 from practicum.training import build
 from practicum.training.checkpoint import Checkpoints
-from practicum.training.curriculum import TrajectoryGroups
 from practicum.training.logged_source import (
     GROUP_ESTIMATORS,
     LoggedSource,
@@ -34,6 +33,7 @@ from practicum.training.logged_source import (
 )
 from practicum.training.micro_batches import MicroBatchLimits, unweighted_samples
 from practicum.training.rl_trainer import RLTrainer
+from practicum.training.rollout_batch import TrajectoryGroups
 from practicum.training.settings import RLSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Origin, Outcome, Trajectory, plan_attempts

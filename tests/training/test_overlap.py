@@ -21,12 +21,11 @@ from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.models import loader, lora
 from practicum.task import Task
-from practicum.training.curriculum import GroupFilter
 from practicum.training.learner import OptimizerSettings
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.rollout_batch import RolloutBatch
 from practicum.training.rollout_source import OnEpisode, OnlineSource
-from practicum.training.settings import RLSettings
+from practicum.training.settings import GroupFilter, RLSettings
 from practicum.training.trainable_policy import TrainablePolicy, frozen_copy
 from practicum.trajectory import Trajectory
 from tests.training.settings import rl_settings

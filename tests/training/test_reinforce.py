@@ -28,6 +28,14 @@ def rated(reward: float, tokens: int) -> TokenRewards:
     return TokenRewards(rewards, np.zeros(tokens, dtype=np.int64))
 
 
+def test_the_estimator_is_the_reward_and_sums_tokens() -> None:
+    estimator = ESTIMATORS["reinforce"]
+    groups = [[rated(REWARD, 3)], [rated(-0.5, 1), rated(0.25, 2)]]
+    values = estimator.function(groups, EstimatorSettings()).advantages
+    assert [[row.tolist() for row in group] for group in values] == [[[REWARD] * 3], [[-0.5], [0.25] * 2]]
+    assert (estimator.min_group_size, estimator.aggregation) == (1, "seq-mean-token-sum")
+
+
 def test_the_golden_value() -> None:
     """-0.8 · (-0.5 - 1.25 - 2.0) = 3.0, and -0.8 a log-prob as gradient, whichever loss is chosen."""
     ((advantages,),) = ESTIMATORS["grpo"].function([[rated(REWARD, 3)]], EstimatorSettings()).advantages

@@ -19,13 +19,12 @@ from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.task import Task
 from practicum.training.critic import with_next_state
-from practicum.training.curriculum import GroupFilter, group_scored
 from practicum.training.estimators import EstimatorSettings
 from practicum.training.micro_batches import Sample, build_samples, collate, sft_samples, unweighted_samples
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.rollout_batch import RolloutBatch
-from practicum.training.rollout_source import OnlineSource, rollout_metrics
-from practicum.training.settings import RLSettings
+from practicum.training.rollout_source import OnlineSource, group_scored, rollout_metrics
+from practicum.training.settings import GroupFilter, RLSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
 from tests.training.settings import CRITIC, rl_settings
@@ -193,7 +192,6 @@ def test_an_engine_that_does_not_run_the_trained_policy_stops_the_run() -> None:
 @pytest.mark.parametrize(
     ("agent", "settings", "says"),
     [
-        (replace(AGENT, sampling=Sampling(top_k=5)), SETTINGS, "top_k at 0"),
         (replace(AGENT, sampling=Sampling(temperature=0.0)), SETTINGS, "temperature above 0"),
         (AGENT, replace(SETTINGS, train_batch_size=9), "fewer than the 9 of one step"),
     ],

@@ -32,14 +32,13 @@ from practicum.models.decoder import Decoder
 from practicum.rewards.base import reward
 from practicum.task import Task
 from practicum.training.checkpoint import Checkpoints
-from practicum.training.curriculum import GroupFilter
 from practicum.training.estimators import Advantages, Estimator
 from practicum.training.learner import OptimizerSettings
 from practicum.training.micro_batches import unweighted_samples
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.rollout_source import OnlineSource
 from practicum.training.run import Run, RunMonitor
-from practicum.training.settings import RLSettings, RunSettings
+from practicum.training.settings import GroupFilter, RLSettings, RunSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.training.trainer import StepResult, Trainer, Validation
 from practicum.trajectory import Outcome, Trajectory, plan_attempts

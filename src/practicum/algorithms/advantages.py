@@ -61,6 +61,11 @@ def returns_to_go(rewards: FloatArray, gamma: float) -> FloatArray:
     return returns
 
 
+def discounted_return(rewards: FloatArray, gamma: float) -> float:
+    """Return the sum of γ^t·r_t over the turns [T] of a trajectory: its return at the first turn."""
+    return math.fsum(gamma**turn * float(reward) for turn, reward in enumerate(rewards))
+
+
 def remax(rewards: FloatArray, baseline: float) -> FloatArray:
     """Return the returns-to-go of a trajectory's tokens [T] minus the reward of the greedy rollout of the same task.
 

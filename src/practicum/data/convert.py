@@ -9,59 +9,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from practicum.data.convert_rows import Converted, InvalidRow, Located, Row, field_of, list_field, text_field
+from practicum.data.convert_rubrics import biggen, manager_agent_gym, paperbench, writingbench
 from practicum.data.dataset_rows import read_dataset_rows
 from practicum.data.retrieval import Document
 from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError, did_you_mean
 from practicum.utils.latex import last_boxed
 
-Row = dict[str, Any]
-Located = Sequence[tuple[str, Any]]
-"""Rows with the location of each in its file."""
 NO_ANSWER = "no answer"
 NO_ANSWER_HINT = "If the texts do not say, answer: no answer."
 MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "val": range(511, 601), "train": range(601, 975)}
 """The authors' split of MBPP by `task_id`; the ten of `prompt` are for few-shot prompts."""
-
-
-@dataclass(frozen=True)
-class Converted:
-    """Rows for a task file; documents for a corpus, where there are any."""
-
-    rows: Sequence[Row]
-    documents: Sequence[Document] = field(default=())
-
-
-class InvalidRow(ValueError):
-    """What is wrong with a row; `_naming` adds the file and the location."""
-
-
-def text_field(row: Mapping[str, Any], name: str) -> str:
-    """Return a field that must be a non-empty text."""
-    value = _field(row, name)
-    if not isinstance(value, str) or not value.strip():
-        raise InvalidRow(f"'{name}' must be a non-empty text")
-    return value
-
-
-def list_field(row: Mapping[str, Any], name: str) -> list[Any]:
-    value = _field(row, name)
-    if not isinstance(value, list):
-        raise InvalidRow(f"'{name}' must be a list")
-    return value
-
-
-def _field(row: Any, name: str) -> Any:
-    if not isinstance(row, Mapping):
-        raise InvalidRow(f"expected an object with '{name}', found {type(row).__name__}")
-    if name not in row:
-        raise InvalidRow(f"the field '{name}' is missing (it has: {', '.join(map(str, row)) or 'nothing'})")
-    return row[name]
 
 
 def gsm8k(row: Mapping[str, Any], number: int) -> Row:
@@ -100,7 +64,7 @@ def mbpp(row: Mapping[str, Any], number: int) -> Row:
     # The two files have different fields for what the tests need: a block of code, or import lines.
     needs = {key: row[key] for key in ("test_setup_code", "test_imports") if row.get(key)}
     return {
-        "id": f"mbpp-{_field(row, 'task_id')}",
+        "id": f"mbpp-{field_of(row, 'task_id')}",
         # Only the tests name the function, so the first one is shown.
         "question": f"{question} Your code should pass this test:\n\n{tests[0]}",
         "test_cases": tests,
@@ -143,7 +107,7 @@ def verl(row: Mapping[str, Any], number: int) -> Row:
         "id": f"{source}-{extra.get('split', '')}-{extra.get('index', number)}".replace("--", "-"),
         "question": str(extra.get("question") or messages[-1]["content"]).strip(),
         "messages": [{"role": str(m.get("role", "user")), "content": m["content"]} for m in messages],
-        **_ground_truth(_field(_field(row, "reward_model"), "ground_truth")),
+        **_ground_truth(field_of(field_of(row, "reward_model"), "ground_truth")),
         "data_source": row.get("data_source"),
     }
     if isinstance(extra.get("answer"), str):
@@ -189,7 +153,7 @@ def hotpotqa(rows: Located, path: Path) -> Converted:
             supporting = dict.fromkeys(title for title, _ in _pairs(row.get("supporting_facts") or [], "sent_id"))
             if supporting:
                 converted[-1]["supporting"] = list(supporting)
-            for title, sentences in _pairs(_field(row, "context"), "sentences"):
+            for title, sentences in _pairs(field_of(row, "context"), "sentences"):
                 if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
                     raise InvalidRow("'context' must hold pairs of a title and its sentences")
                 _add_document(documents, title, "".join(sentences))
@@ -255,7 +219,7 @@ def _squad_questions(rows: Located, path: Path) -> Iterator[tuple[str, str, str,
 def _squad_answer(asked: Mapping[str, Any]) -> str | list[str]:
     if asked.get("is_impossible"):
         return NO_ANSWER
-    answers = _field(asked, "answers")
+    answers = field_of(asked, "answers")
     if isinstance(answers, Mapping):  # the hub: an empty list is a question without an answer
         answers = [{"text": text} for text in list_field(answers, "text")]
         if not answers:
@@ -315,7 +279,7 @@ def asynchow(rows: Located, path: Path) -> Converted:
             title, steps = text_field(row, "title"), list_field(row, "steps")
             if not steps or not all(isinstance(step, str) and step.strip() for step in steps):
                 raise InvalidRow("'steps' must be a list of texts")
-            times = _step_times(_field(row, "time_dic"), len(steps))
+            times = _step_times(field_of(row, "time_dic"), len(steps))
             listed = "\n".join(
                 f"{n}. {step} ({time})" for n, (step, time) in enumerate(zip(steps, times, strict=True), 1)
             )
@@ -404,7 +368,12 @@ FORMATS: Mapping[str, Callable[[Located, Path], Converted]] = {
     "verl": _by_row(verl),
     "worfbench": _by_row(worfbench),
     "asynchow": asynchow,
+    "paperbench": paperbench,
+    "writingbench": _by_row(writingbench),
+    "biggen": _by_row(biggen),
 }
+FOLDER_FORMATS: Mapping[str, Callable[[Path], Converted]] = {"manager_agent_gym": manager_agent_gym}
+"""Formats that are read from a folder of other files than JSON."""
 
 
 def convert(name: str, source: Path, split: str | None = None) -> Converted:
@@ -412,9 +381,12 @@ def convert(name: str, source: Path, split: str | None = None) -> Converted:
 
     Raise UserError naming the location of what is wrong.
     """
-    if name not in FORMATS:
-        raise UserError(f"Unknown data set '{name}'.{did_you_mean(name, FORMATS)}")
-    converted = FORMATS[name](read_dataset_rows(source), source)
+    if name not in (*FORMATS, *FOLDER_FORMATS):
+        raise UserError(f"Unknown data set '{name}'.{did_you_mean(name, (*FORMATS, *FOLDER_FORMATS))}")
+    if name in FOLDER_FORMATS:
+        converted = FOLDER_FORMATS[name](source)
+    else:
+        converted = FORMATS[name](read_dataset_rows(source), source)
     if split is not None:
         splits = sorted({row["split"] for row in converted.rows if isinstance(row.get("split"), str)})
         if not splits:

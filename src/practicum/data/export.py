@@ -1,22 +1,32 @@
 """Episodes as rows of text for behaviour cloning and preference training, with the fields that HALO uses.
 
-`bc.jsonl` has a row per step, `dpo.jsonl` a row per pair of replies, `sft.jsonl` a row per conversation. Rows are for
-training elsewhere; Practicum itself trains on the episodes, whose ids are never made again from text.
+`bc.jsonl` has a row per step, `dpo.jsonl` a row per pair of replies, `sft.jsonl` a row per conversation: an episode in
+which several roles act, or with fresh prompts or branches, has several. Rows are for training elsewhere; Practicum
+itself trains on the episodes, whose ids are never made again from text.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from practicum.data.preferences import Preference, group_by_task, rank, source_of
+from practicum.data.preferences import PreferencePair, group_by_task, rank, source_of
 from practicum.data.state_index import failed, prompt_ids
-from practicum.environment import Message
-from practicum.errors import UserError
+from practicum.environment import DEFAULT_ROLE, Message
+from practicum.errors import UserError, did_you_mean
 from practicum.task import Task
-from practicum.trajectory import Outcome, Trajectory
+from practicum.trajectory import (
+    Origin,
+    Outcome,
+    Trajectory,
+    Turn,
+    conversation_parents,
+    is_trained,
+    learned_roles,
+    path_to,
+)
 
 BC_FIELDS = ("prompt", "action", "task_id", "site_id", "step_idx", "action_source")
 DPO_FIELDS = ("prompt", "chosen", "rejected", "task_id", "site_id", "state_key")
@@ -61,20 +71,30 @@ def check_strategy(strategy: str, top_percent: float | None = None) -> None:
         raise UserError("--top_percent is a share: above 0 and at most 1.")
 
 
+def check_roles(episodes: Sequence[Trajectory], roles: Collection[str] | None, setting: str) -> None:
+    """Refuse the name of a role that acts in none of the episodes."""
+    known = sorted({role for episode in episodes for role in episode.roles})
+    for role in roles or ():
+        if episodes and role not in known:
+            hint = did_you_mean(role, known)
+            raise UserError(f"{setting}: no episode has a role '{role}', their roles are {', '.join(known)}.{hint}")
+
+
 # -- rows ---------------------------------------------------------------------------------------
 
 
-def bc_rows(episodes: Iterable[Trajectory], prompt: MakePrompt) -> Iterator[Row]:
-    """Yield a row for every step whose action worked; steps count from 1."""
+def bc_rows(episodes: Iterable[Trajectory], prompt: MakePrompt, roles: Collection[str] | None = None) -> Iterator[Row]:
+    """Yield a row for every step whose action worked; steps count from 1. A turn without a prompt makes none."""
     for episode in episodes:
+        learned = learned_roles(episode, roles)
         for number, turn in enumerate(episode.turns):
-            if turn.reply.strip() and not failed(episode, number):
+            if turn.reply.strip() and turn.spans and is_trained(turn, learned) and not failed(episode, number):
                 values = (prompt(episode, number), turn.reply, episode.task.id, site_of(episode.task), number + 1,
                           source_of(turn))  # fmt: skip
                 yield dict(zip(BC_FIELDS, values, strict=True))
 
 
-def dpo_rows(pairs: Iterable[Preference], prompt: MakePrompt) -> Iterator[Row]:
+def dpo_rows(pairs: Iterable[PreferencePair], prompt: MakePrompt) -> Iterator[Row]:
     """Yield a row per pair; the prompt is that of the chosen reply."""
     for pair in pairs:
         task = pair.chosen.episode.task
@@ -83,19 +103,52 @@ def dpo_rows(pairs: Iterable[Preference], prompt: MakePrompt) -> Iterator[Row]:
         yield dict(zip(DPO_FIELDS, values, strict=True))
 
 
-def sft_rows(episodes: Iterable[Trajectory]) -> Iterator[Row]:
-    """Yield a row per episode: its messages in order, each with whether it is trained on, which only replies are."""
+def sft_rows(episodes: Iterable[Trajectory], roles: Collection[str] | None = None) -> Iterator[Row]:
+    """Yield a row per conversation: its messages in order, each with whether it is trained on.
+
+    Trained are the replies of the learned roles that a model or a demonstrator wrote, each in the first conversation
+    that has it; a conversation without one makes no row.
+    """
     for episode in episodes:
-        messages: list[Row] = []
-        for turn in episode.turns:
-            messages += [
-                {"role": m.role, "content": _content(m), **({"name": m.name} if m.name else {}), "train": False}
-                for m in turn.messages
-            ]
-            messages.append({"role": "assistant", "content": turn.reply, "train": True})
-        tools = episode.provenance.get("tools")
-        schemas = {"tools": tools} if tools else {}
-        yield {"messages": messages, **schemas, "task_id": episode.task.id, "site_id": site_of(episode.task)}
+        learned, trained = learned_roles(episode, roles), set[int]()
+        for path in conversations(episode):
+            new = {n for n in path if n not in trained and _is_learned(episode.turns[n], learned)}
+            trained |= new
+            if not new:
+                continue
+            messages: list[Row] = []
+            for number in path:
+                turn = episode.turns[number]
+                messages += [
+                    {"role": m.role, "content": _content(m), **({"name": m.name} if m.name else {}), "train": False}
+                    for m in turn.messages
+                ]
+                messages.append({"role": "assistant", "content": turn.reply, "train": number in new})
+            role = episode.turns[path[-1]].role
+            tools = role_tools(episode, role)
+            schemas = {"tools": tools} if tools else {}
+            who = {} if role == DEFAULT_ROLE else {"agent_role": role}
+            yield {"messages": messages, **schemas, **who, "task_id": episode.task.id, "site_id": site_of(episode.task)}
+
+
+def conversations(episode: Trajectory) -> list[list[int]]:
+    """Return the turns of every conversation, as indices: one ends in a turn that no other turn follows."""
+    parents = conversation_parents(episode.turns)
+    followed = {parent for parent in parents if parent is not None}
+    ends = [index for index, turn in enumerate(episode.turns) if turn.spans and index not in followed]
+    return [path_to(parents, end) for end in ends]
+
+
+def _is_learned(turn: Turn, learned: Collection[str] | None) -> bool:
+    return is_trained(turn, learned) and turn.spans[-1].origin is Origin.SAMPLED
+
+
+def role_tools(episode: Trajectory, role: str) -> Any:
+    """Return the tool schemas of a role, if it has any; the record's `tools` are those of the role that acted first."""
+    if episode.turns[0].role == role:
+        return episode.provenance.get("tools")
+    of_roles = episode.provenance.get("role_tools")
+    return of_roles.get(role) if isinstance(of_roles, dict) else None
 
 
 def has_images(episode: Trajectory) -> bool:
@@ -103,9 +156,11 @@ def has_images(episode: Trajectory) -> bool:
     return any(message.images for turn in episode.turns for message in turn.messages)
 
 
-def one_conversation(episode: Trajectory) -> bool:
-    """Whether each prompt continues the one before; an episode that rewrote its history is no single conversation."""
-    return bool(episode.turns) and not any(turn.restart for turn in episode.turns[1:])
+def has_whole_histories(episode: Trajectory) -> bool:
+    """Whether the messages are all that was shown: of a history that was rewritten they are not."""
+    parents = conversation_parents(episode.turns)
+    rewritten = (turn.restart and parent is not None for turn, parent in zip(episode.turns, parents, strict=True))
+    return bool(episode.turns) and not any(rewritten)
 
 
 def _content(message: Message) -> str | list[Row]:
@@ -132,9 +187,10 @@ def site_of(task: Task) -> str:
 def plain_prompt(episode: Trajectory, number: int) -> str:
     """Return the messages before a turn's reply, each under its role, for models with another chat template."""
     sections = []
-    for index, turn in enumerate(episode.turns[: number + 1]):
+    for index in path_to(conversation_parents(episode.turns), number):
+        turn = episode.turns[index]
         sections += [f"[{message.role}]\n{message.content}" for message in turn.messages]
-        if index < number:
+        if index != number:
             sections.append(f"[assistant]\n{turn.reply}")
     return "\n\n".join(sections)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from practicum.data.jsonl import write_files
 from practicum.data.preferences import mine_preferences
 from practicum.data.store import read_training_episodes
 from practicum.errors import UserError
-from practicum.trajectory import Trajectory
+from practicum.trajectory import Trajectory, Turn, is_trained, learned_roles
 
 FORMATS = ("bc", "dpo", "sft")
 Rows = Iterable[Mapping[str, Any]]
@@ -37,6 +37,8 @@ class ExportSettings:
     """Prompts are messages under their roles instead of the text that the model was shown."""
     tokenizer: str | None = None
     """Tokenizer that renders the prompts; None: the one that the episodes name."""
+    roles: Sequence[str] | None = None
+    """Roles whose replies are learned; None: those in training, as the episodes record them."""
     dry_run: bool = False
     """Count the rows and write nothing."""
 
@@ -65,7 +67,7 @@ def export_episodes(
 
 def read_episodes(settings: ExportSettings, progress: bool = True) -> list[Trajectory]:
     """The episodes below the folder; a step without an action is an error unless it is to be skipped."""
-    episodes = []
+    episodes: list[Trajectory] = []
     for path, episode in read_training_episodes(
         Path(settings.input_dir),
         include_held_out=settings.include_held_out,
@@ -73,13 +75,19 @@ def read_episodes(settings: ExportSettings, progress: bool = True) -> list[Traje
         progress=progress,
     ):
         episodes.append(episode)
-        empty = next((index for index, turn in enumerate(episode.turns) if not turn.reply.strip()), None)
+        empty = next((n for n, turn in enumerate(episode.turns) if _is_empty(episode, turn, settings.roles)), None)
         if empty is not None and not settings.skip_empty:
             raise UserError(
                 f"'{path}', line {empty + 2}: 'reply' is empty, so there is no action to learn; "
                 "give --skip-empty to pass over such steps."
             )
+    export.check_roles(episodes, settings.roles, "--roles")
     return episodes
+
+
+def _is_empty(episode: Trajectory, turn: Turn, roles: Collection[str] | None) -> bool:
+    """Whether a learned role said nothing."""
+    return not turn.reply.strip() and is_trained(turn, learned_roles(episode, roles))
 
 
 def make_rows(
@@ -94,23 +102,31 @@ def make_rows(
     if len(texts) < len(episodes) and set(settings.formats) & {"bc", "dpo"}:
         log(f"{len(episodes) - len(texts)} episodes show images, which rows of text cannot: only in sft.jsonl")
     if "bc" in settings.formats:
-        rows["bc"] = export.bc_rows([e for e in chosen if not export.has_images(e)], prompt)
+        rows["bc"] = export.bc_rows([e for e in chosen if not export.has_images(e)], prompt, settings.roles)
     if "dpo" in settings.formats:
-        pairs = mine_preferences(texts, strategy)
+        pairs = mine_preferences(texts, strategy, settings.roles)
         if strategy == "progress_ranked" and pairs:
             num_apart = sum(not pair.same_state for pair in pairs)
             log(f"{num_apart} of {len(pairs)} pairs compare replies given in different states (see --pairing_strategy)")
         rows["dpo"] = export.dpo_rows(pairs, prompt)
     if "sft" in settings.formats:
-        rows["sft"] = export.sft_rows(_conversations(chosen, log))
+        rows["sft"] = export.sft_rows(_conversations(chosen, settings.roles, log), settings.roles)
     return rows
 
 
-def _conversations(episodes: Sequence[Trajectory], log: Callable[[str], None]) -> list[Trajectory]:
+def _conversations(
+    episodes: Sequence[Trajectory], roles: Collection[str] | None, log: Callable[[str], None]
+) -> list[Trajectory]:
     """The episodes that sft.jsonl can hold."""
-    single = [e for e in episodes if export.one_conversation(e) and all(t.reply.strip() for t in e.turns)]
-    if len(single) < len(episodes):
-        log(f"{len(episodes) - len(single)} episodes are no single conversation of full replies: not in sft.jsonl")
-    if any(turn.action.calls for e in single if not e.provenance.get("tools") for turn in e.turns):
+    full = [
+        e for e in episodes if export.has_whole_histories(e) and not any(_is_empty(e, turn, roles) for turn in e.turns)
+    ]
+    if len(full) < len(episodes):
+        log(f"{len(episodes) - len(full)} episodes are no conversations of full replies: not in sft.jsonl")
+    if any(turn.action.calls for e in full if not _has_schemas(e) for turn in e.turns):
         log("these episodes call tools but do not record their schemas: sft.jsonl names none, bc.jsonl shows them")
-    return single
+    return full
+
+
+def _has_schemas(episode: Trajectory) -> bool:
+    return bool(episode.provenance.get("tools") or episode.provenance.get("role_tools"))

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from practicum.data.state_index import Visit, failed, histories, progress, visits
+from practicum.environment import DEFAULT_ROLE
 from practicum.errors import UserError
-from practicum.trajectory import Outcome, Trajectory, Turn
+from practicum.trajectory import Origin, Trajectory, Turn, is_trained, learned_roles
 
+Roles = Collection[str] | None
 Value = tuple[float, ...]
 """What a reply is worth; the larger tuple is the better one."""
 
 
 @dataclass(frozen=True)
-class Preference:
-    """Two replies, and a key that names where they were given. Of whole episodes each visit is the first turn."""
+class PreferencePair:
+    """Two replies, and a key that names where they were given. Of episodes each visit is the role's first turn."""
 
     chosen: Visit
     rejected: Visit
@@ -34,19 +36,22 @@ class Preference:
         return self.chosen.episode.task.hash == self.rejected.episode.task.hash and names[0] == names[1]
 
 
-def mine_preferences(episodes: Sequence[Trajectory], strategy: str) -> list[Preference]:
+def mine_preferences(episodes: Sequence[Trajectory], strategy: str, roles: Roles = None) -> list[PreferencePair]:
     """Return the pairs of scored episodes that a strategy finds, each pair once, in the order of the episodes.
 
     `default`: in one state, an action that worked over one that failed; where both worked, the one whose episodes
     succeeded more often. `same_state`: in one state, the reply whose episodes were rewarded more, then came further;
     chance rewards after a failed action do not put it above one that worked. `progress_ranked`: a task's best episode
     over its worst, step by step by index, whatever state either was in. `same_ids`: after the same ids, the sampled
-    ids whose episodes were rewarded more. `trajectory`: of one task, the episode that was rewarded more; an episode
-    that rewrote its history is no single sequence and makes no such pair. Replies of equal value make no pair.
+    ids whose episodes were rewarded more. `trajectory`: of one task, the episode that was rewarded more; where a role's
+    replies are no single sequence (a history was rewritten, a branch), it makes no such pair. Replies of equal value
+    make no pair. Of several replies to one prompt within an episode each is worth what followed it.
+
+    `roles`: whose replies are compared, each role's with its own; None: those in training, as the episodes record them.
     """
     if strategy not in STRATEGIES:
         raise UserError(f"Unknown pairing strategy '{strategy}'. Known: {', '.join(STRATEGIES)}.")
-    return list(STRATEGIES[strategy](episodes))
+    return list(STRATEGIES[strategy](episodes, roles))
 
 
 def group_by_task(episodes: Iterable[Trajectory]) -> list[list[Trajectory]]:
@@ -86,55 +91,69 @@ def _unequal_pairs(
             yield better, worse, abs(one[0] - other[0])
 
 
-def _default(episodes: Sequence[Trajectory]) -> Iterator[Preference]:
-    return _by_text("default", episodes, _action_value)
+def _default(episodes: Sequence[Trajectory], roles: Roles) -> Iterator[PreferencePair]:
+    return _by_text("default", episodes, roles, _action_value)
 
 
-def _same_state(episodes: Sequence[Trajectory]) -> Iterator[Preference]:
-    return _by_text("same_state", episodes, _reward_and_progress)
+def _same_state(episodes: Sequence[Trajectory], roles: Roles) -> Iterator[PreferencePair]:
+    return _by_text("same_state", episodes, roles, _reward_and_progress)
 
 
 def _by_text(
-    strategy: str, episodes: Sequence[Trajectory], value: Callable[[Sequence[Visit]], Value]
-) -> Iterator[Preference]:
+    strategy: str, episodes: Sequence[Trajectory], roles: Roles, value: Callable[[Sequence[Visit]], Value]
+) -> Iterator[PreferencePair]:
     """Yield pairs of different texts in one state; a failed action is chosen over failed ones only."""
-    for state, own in visits(episodes).items():
+    for state, own in visits(episodes, roles).items():
         candidates = [(visit.turn.reply, visit) for visit in own if _has_text(visit)]
         for better, worse, margin in _unequal_pairs(candidates, value):
             if not failed(better.episode, better.number) or failed(worse.episode, worse.number):
-                yield Preference(better, worse, f"{strategy}_{state.key}", margin)
+                yield PreferencePair(better, worse, f"{strategy}_{state.key}", margin)
 
 
-def _same_ids(episodes: Sequence[Trajectory]) -> Iterator[Preference]:
-    for state, own in visits(episodes).items():
-        candidates = [(ids, visit) for visit in own if (ids := visit.turn.spans[-1].ids)]
+def _same_ids(episodes: Sequence[Trajectory], roles: Roles) -> Iterator[PreferencePair]:
+    for state, own in visits(episodes, roles).items():
+        sampled = [visit for visit in own if visit.turn.spans[-1].origin is Origin.SAMPLED]
+        candidates = [(ids, visit) for visit in sampled if (ids := visit.turn.spans[-1].ids)]
         for better, worse, margin in _unequal_pairs(candidates, _mean_reward):
-            yield Preference(better, worse, state.key, margin)
+            yield PreferencePair(better, worse, state.key, margin)
 
 
-def _trajectory(episodes: Sequence[Trajectory]) -> Iterator[Preference]:
-    tasks: dict[tuple[str, str, str], list[tuple[Hashable, Visit]]] = {}
-    for episode in episodes:
-        sequences = episode.sequences()
-        if episode.scored and len(sequences) == 1 and any(sequences[0].sampled):
-            key = (episode.task.id, episode.task.hash, str(episode.provenance.get("tokenizer", "")))
-            tasks.setdefault(key, []).append((sequences[0].ids, Visit(episode, 0)))
-    for (task, _, _), candidates in tasks.items():
+def _trajectory(episodes: Sequence[Trajectory], roles: Roles) -> Iterator[PreferencePair]:
+    tasks: dict[tuple[str, str, str, str], list[tuple[Hashable, Visit]]] = {}
+    for episode in (episode for episode in episodes if episode.scored):
+        learned = learned_roles(episode, roles)
+        for role in episode.roles:
+            own = [index for index, turn in enumerate(episode.turns) if turn.role == role and turn.num_sampled]
+            paths = [path for path in episode.paths() if any(index in own for index in path)]
+            if not own or len(paths) != 1 or not is_trained(episode.turns[own[0]], learned):
+                continue
+            ids = tuple(i for index in paths[0] for span in episode.turns[index].spans for i in span.ids)
+            key = (episode.task.id, episode.task.hash, str(episode.provenance.get("tokenizer", "")), role)
+            tasks.setdefault(key, []).append((ids, Visit(episode, own[0])))
+    for (task, _, _, role), candidates in tasks.items():
+        name = task if role == DEFAULT_ROLE else f"{task}_{role}"
         for better, worse, margin in _unequal_pairs(candidates, _mean_reward):
-            yield Preference(better, worse, f"trajectory_{task}", margin)
+            yield PreferencePair(better, worse, f"trajectory_{name}", margin)
 
 
-def _progress_ranked(episodes: Sequence[Trajectory]) -> Iterator[Preference]:
+def _progress_ranked(episodes: Sequence[Trajectory], roles: Roles) -> Iterator[PreferencePair]:
     for group in group_by_task(e for e in episodes if e.scored):
         ordered = sorted(group, key=rank)
         best, worst = ordered[0], ordered[-1]
-        for index in range(min(len(best.turns), len(worst.turns))):
-            good, bad = Visit(best, index), Visit(worst, index)
-            if best is not worst and good.turn.reply != bad.turn.reply and _has_text(good) and _has_text(bad):
-                yield Preference(good, bad, f"progress_ranked_{best.task.id}_{index + 1}")
+        for role in best.roles if best is not worst else ():
+            for good, bad in zip(_visits_of(best, role, roles), _visits_of(worst, role, roles), strict=False):
+                if good.turn.reply != bad.turn.reply and _has_text(good) and _has_text(bad):
+                    yield PreferencePair(good, bad, f"progress_ranked_{best.task.id}_{good.number + 1}")
 
 
-STRATEGIES: Mapping[str, Callable[[Sequence[Trajectory]], Iterator[Preference]]] = {
+def _visits_of(episode: Trajectory, role: str, roles: Roles) -> list[Visit]:
+    """The replies of a role, in their order; none where the role is not learned from."""
+    learned = learned_roles(episode, roles)
+    turns = [index for index, turn in enumerate(episode.turns) if turn.role == role and is_trained(turn, learned)]
+    return [Visit(episode, index) for index in turns if episode.turns[index].spans]
+
+
+STRATEGIES: Mapping[str, Callable[[Sequence[Trajectory], Roles], Iterator[PreferencePair]]] = {
     "default": _default,
     "progress_ranked": _progress_ranked,
     "same_state": _same_state,
@@ -147,15 +166,15 @@ def _action_value(group: Sequence[Visit]) -> Value:
     """Whether the action worked; of actions that did, how often their episodes succeeded."""
     if any(failed(visit.episode, visit.number) for visit in group):
         return (0.0,)
-    return (1.0, math.fsum(v.episode.outcome is Outcome.SUCCESS for v in group) / len(group))
+    return (1.0, math.fsum(visit.succeeded for visit in group) / len(group))
 
 
 def _mean_reward(group: Sequence[Visit]) -> Value:
-    return (math.fsum(visit.episode.reward for visit in group) / len(group),)
+    return (math.fsum(visit.reward for visit in group) / len(group),)
 
 
 def _reward_and_progress(group: Sequence[Visit]) -> Value:
-    return (*_mean_reward(group), math.fsum(progress(visit.episode) for visit in group) / len(group))
+    return (*_mean_reward(group), math.fsum(visit.progress for visit in group) / len(group))
 
 
 def _has_text(visit: Visit) -> bool:

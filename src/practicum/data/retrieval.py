@@ -12,13 +12,15 @@ import re
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from practicum.data.jsonl import iter_objects, read_text
 from practicum.errors import UserError
+from practicum.resources import Resource
+from practicum.utils.concurrency import in_thread
 
 WORD = re.compile(r"\w+")
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
@@ -104,12 +106,20 @@ def snippet(text: str, query: str, limit: int) -> str:
     return piece
 
 
-def read_corpus(folder: Path) -> list[Document]:
-    """Return the documents below a folder: `*.txt`, one each, and `*.jsonl`, objects with `text`, `title`, `id`."""
+def corpus_files(folder: Path) -> list[Path]:
+    """Return the files of a corpus below a folder, `*.txt` and `*.jsonl`; UserError if there are none."""
     if not folder.is_dir():
         raise UserError(f"The search corpus '{folder}' is not a folder; give one that holds *.txt or *.jsonl files.")
+    files = sorted(path for path in folder.rglob("*") if path.suffix in (".txt", ".jsonl") and path.is_file())
+    if not files:
+        raise UserError(f"The search corpus '{folder}' holds no documents; put *.txt or *.jsonl files into it.")
+    return files
+
+
+def read_corpus(folder: Path) -> list[Document]:
+    """Return the documents below a folder: `*.txt`, one each, and `*.jsonl`, objects with `text`, `title`, `id`."""
     documents: list[Document] = []
-    for path in sorted(p for p in folder.rglob("*") if p.suffix in (".txt", ".jsonl") and p.is_file()):
+    for path in corpus_files(folder):
         name = path.relative_to(folder).with_suffix("").as_posix()
         documents += _documents(path, name) if path.suffix == ".jsonl" else [Document(name, path.stem, read_text(path))]
     if not documents:
@@ -131,6 +141,28 @@ def index_of(folder: str | Path) -> BM25Index:
         if path not in _indexes:
             _indexes[path] = BM25Index(read_corpus(path))
         return _indexes[path]
+
+
+@dataclass
+class CorpusIndex(Resource):
+    """The index of a corpus folder as a resource: built once, in a thread, before the first episode that needs it."""
+
+    folder: str
+    _index: BM25Index | None = field(default=None, compare=False, repr=False)
+
+    def check(self) -> None:
+        corpus_files(Path(self.folder).expanduser())
+
+    async def open(self) -> None:
+        self._index = await in_thread(index_of, self.folder)
+
+    async def close(self) -> None:
+        self._index = None
+
+    @property
+    def index(self) -> BM25Index:
+        assert self._index is not None, "the index is open while episodes run"
+        return self._index
 
 
 def _documents(path: Path, name: str) -> Iterator[Document]:

@@ -1,8 +1,11 @@
 """The states in which replies were given, and what followed each reply.
 
-Two replies can be compared only if they were given in one state: the same task, and the same ids before the reply. An
-environment is taken to be deterministic (the same state and reply always get the same answer) until the episodes
-themselves show that it is not; then the environment's seed is part of the state as well.
+Two replies can be compared only if they were given in one state: the same task, the same role, and the same ids before
+the reply. An environment is taken to be deterministic (the same state and reply always get the same answer) until the
+episodes themselves show that it is not; then the environment's seed is part of the state as well.
+
+Within one episode several replies may follow the same prompt: a retry, or alternatives of which one is continued. Each
+of them is worth what followed it, and not what followed the others.
 """
 
 from __future__ import annotations
@@ -10,13 +13,26 @@ from __future__ import annotations
 import hashlib
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from practicum.trajectory import Outcome, Trajectory, Turn
+from practicum.environment import DEFAULT_ROLE, Message
+from practicum.trajectory import (
+    Outcome,
+    Trajectory,
+    Turn,
+    continued_turns,
+    conversation_parents,
+    is_trained,
+    learned_roles,
+    path_to,
+)
 
 TOOL_ERROR = re.compile(r"(Observation: |Output:\n)?Error: ")
 """How an observation begins when a tool call failed, in every reply format."""
+ALTERNATIVE_REASONS = ("alternative", "retry")
+"""What an environment calls a fresh prompt (`branch_reason`) that asks for another reply in the same situation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,51 +49,125 @@ class State:
         return f"{self.task}_{self.history[:16]}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Visit:
-    """One reply: its episode and the index of its turn."""
+    """One reply: its episode, the index of its turn, and all turns of the episode that reply to the same prompt, where
+    there are several."""
 
     episode: Trajectory
     number: int
+    alternatives: tuple[int, ...] = ()
 
     @property
     def turn(self) -> Turn:
         return self.episode.turns[self.number]
 
+    @property
+    def reward(self) -> float:
+        """The episode's reward, without what followed other replies to the same prompt."""
+        return sum(turn.reward for turn in self._turns) if self.alternatives else self.episode.reward
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the episode succeeded, and with this reply rather than with another one to the same prompt."""
+        if self.episode.outcome is not Outcome.SUCCESS:
+            return False
+        return not self.alternatives or self._turns[-1] is self.episode.turns[-1]
+
+    @property
+    def progress(self) -> float:
+        """The largest progress; the reward where the environment reports no progress."""
+        if not self.alternatives:
+            return progress(self.episode)
+        values = [turn.progress for turn in self._turns if turn.progress is not None]
+        return max(values) if values else self.reward
+
+    @cached_property
+    def _turns(self) -> list[Turn]:
+        owners = branch_owners(self.episode.turns, self.alternatives)
+        turns = zip(self.episode.turns, owners, strict=True)
+        return [turn for turn, owner in turns if owner is None or owner == self.number]
+
+
+def branch_owners(turns: Sequence[Turn], alternatives: Sequence[int]) -> list[int | None]:
+    """Return for every turn the alternative that it follows; None where it follows none of them.
+
+    A turn of the same role follows the alternative on whose ids its prompt is built. A turn of another role, or with a
+    fresh prompt, follows what the turn before it follows: the environment asked for it in answer to that.
+    """
+    continued = continued_turns(turns)
+    owners: list[int | None] = []
+    for index, turn in enumerate(turns):
+        parent = continued[index]
+        if index in alternatives:
+            owners.append(index)
+        elif parent is not None and turn.role == turns[alternatives[0]].role:
+            owners.append(owners[parent])
+        else:
+            owners.append(owners[index - 1] if index else None)
+    return owners
+
 
 def prompt_ids(episode: Trajectory, number: int) -> tuple[int, ...]:
-    """Return all ids that the policy was shown before the reply of a turn."""
-    first = max(index for index in range(number + 1) if index == 0 or episode.turns[index].restart)
-    earlier = [i for turn in episode.turns[first:number] for span in turn.spans for i in span.ids]
-    return (*earlier, *(i for span in episode.turns[number].spans[:-1] for i in span.ids))
+    """Return all ids that the role was shown before the reply of a turn."""
+    *earlier, last = path_to(continued_turns(episode.turns), number)
+    shown = [i for index in earlier for span in episode.turns[index].spans for i in span.ids]
+    return (*shown, *(i for span in episode.turns[last].spans[:-1] for i in span.ids))
 
 
 def histories(episode: Trajectory) -> Iterator[str]:
-    """Yield for each turn a hash of what was shown before its reply: ids, their vocabulary, and images."""
-    empty = hashlib.sha256(str(episode.provenance.get("tokenizer", "")).encode())
-    running = empty.copy()
-    for turn in episode.turns:
-        if turn.restart:
-            running = empty.copy()
+    """Yield for each turn a hash of what its role was shown before its reply: ids, their vocabulary, and images."""
+    vocabulary = str(episode.provenance.get("tokenizer", ""))
+    after: list[hashlib._Hash] = []
+    for turn, parent in zip(episode.turns, continued_turns(episode.turns), strict=True):
+        if parent is None:
+            role = "" if turn.role == DEFAULT_ROLE else f"/{turn.role}"
+            running = hashlib.sha256(f"{vocabulary}{role}".encode())
+        else:
+            running = after[parent].copy()
         for span in turn.spans[:-1]:
             running.update(array("q", span.ids))
         for image in (image for message in turn.messages for image in message.images):
             running.update(image.encode())  # ids say only that there is an image, not which
         yield running.hexdigest()
-        running.update(array("q", turn.spans[-1].ids))
+        if turn.spans:
+            running.update(array("q", turn.spans[-1].ids))
+        after.append(running)
 
 
-def visits(episodes: Sequence[Trajectory]) -> dict[State, list[Visit]]:
-    """Return the replies of the scored episodes by the state that they were given in, in the order of the episodes."""
+def visits(episodes: Sequence[Trajectory], roles: Collection[str] | None = None) -> dict[State, list[Visit]]:
+    """Return the replies of the scored episodes by the state that they were given in, in the order of the episodes.
+
+    `roles`: whose replies; None: those in training, as each episode records them.
+    """
     nondeterministic = nondeterministic_environments(episodes)
     by_state: dict[State, list[Visit]] = {}
     for episode in episodes:
-        if episode.scored:
-            task = episode.task
-            seed = episode.seeds.environment if task.environment in nondeterministic else None
-            for number, history in enumerate(histories(episode)):
-                by_state.setdefault(State(task.id, task.hash, history, seed), []).append(Visit(episode, number))
+        if not episode.scored:
+            continue
+        task, learned = episode.task, learned_roles(episode, roles)
+        seed = episode.seeds.environment if task.environment in nondeterministic else None
+        hashes = list(histories(episode))
+        alternatives = replies_to_one_prompt(episode.turns, hashes)
+        for number, (turn, history) in enumerate(zip(episode.turns, hashes, strict=True)):
+            if turn.spans and is_trained(turn, learned):
+                visit = Visit(episode, number, alternatives.get(number, ()))
+                by_state.setdefault(State(task.id, task.hash, history, seed), []).append(visit)
     return by_state
+
+
+def replies_to_one_prompt(turns: Sequence[Turn], hashes: Sequence[str]) -> dict[int, tuple[int, ...]]:
+    """Return for every turn that is one of several replies to the same prompt all of these.
+
+    They continue the same turn, or are fresh prompts that the environment calls an alternative or a retry: a prompt may
+    also look the same again because the episode has come back to where it was.
+    """
+    groups: dict[tuple[int | None, str], list[int]] = {}
+    for index, (turn, parent) in enumerate(zip(turns, continued_turns(turns), strict=True)):
+        key = (parent, hashes[index])
+        if turn.spans and (parent is not None or key not in groups or turn.branch_reason in ALTERNATIVE_REASONS):
+            groups.setdefault(key, []).append(index)
+    return {index: tuple(group) for group in groups.values() if len(group) > 1 for index in group}
 
 
 def nondeterministic_environments(episodes: Sequence[Trajectory]) -> set[str]:
@@ -85,12 +175,27 @@ def nondeterministic_environments(episodes: Sequence[Trajectory]) -> set[str]:
     answers: dict[tuple[str, str, str], object] = {}
     environments: set[str] = set()
     for episode in episodes:
-        for number, history in enumerate(histories(episode)):
+        for number, history in enumerate(_environment_histories(episode)):
             answer = _answer(episode, number)
             key = (episode.task.hash, history, episode.turns[number].reply)
             if answer is not None and answers.setdefault(key, answer) != answer:
                 environments.add(episode.task.environment)
     return environments
+
+
+def _environment_histories(episode: Trajectory) -> list[str]:
+    """A hash per turn of all that the environment saw before its reply: every role's turns, where several act or
+    prompts do not follow each other."""
+    hashes = list(histories(episode))
+    parents = conversation_parents(episode.turns)
+    if parents == [None, *range(len(parents) - 1)]:
+        return hashes
+    found, running = [], hashlib.sha256()
+    for turn, own in zip(episode.turns, hashes, strict=True):
+        running.update(own.encode())
+        found.append(running.hexdigest())
+        running.update(turn.reply.encode())
+    return found
 
 
 def failed(episode: Trajectory, number: int) -> bool:
@@ -100,8 +205,20 @@ def failed(episode: Trajectory, number: int) -> bool:
         return True
     if turn.info.get("error") or turn.info.get("last_action_error"):
         return True
-    after = episode.turns[number + 1].messages if number + 1 < len(episode.turns) else episode.closing
-    return any(TOOL_ERROR.match(message.content) for message in after)
+    return any(TOOL_ERROR.match(message.content) for message in _messages_after(episode, number))
+
+
+def _messages_after(episode: Trajectory, number: int) -> Sequence[Message]:
+    """The messages that answered the reply of a turn: to another role they are no answer to this one."""
+    turns = episode.turns
+    if number + 1 == len(turns):
+        return episode.closing
+    parents = conversation_parents(turns)
+    following = next((index for index in range(number + 1, len(turns)) if parents[index] == number), None)
+    if following is not None:
+        return turns[following].messages
+    after = turns[number + 1]
+    return after.messages if after.restart and after.role == turns[number].role else ()
 
 
 def progress(episode: Trajectory) -> float:

@@ -154,7 +154,7 @@ def _checks(episode: Trajectory) -> Iterator[tuple[int, str, bool]]:
     """Yield line, field, and whether the field holds what it should."""
     yield 1, "task.id", isinstance(episode.task.id, str) and bool(episode.task.id)
     yield 1, "provenance", isinstance(episode.provenance, Mapping)
-    for name in ("temperature", "top_k", "top_p"):
+    for name in ("temperature", "top_k", "top_p", "min_p"):
         yield 1, f"provenance.{name}", name not in episode.provenance or _is_finite(episode.provenance[name])
     last = len(episode.turns) + 2
     continued = continued_turns(episode.turns)
@@ -176,6 +176,8 @@ def _checks(episode: Trajectory) -> Iterator[tuple[int, str, bool]]:
             ),
         )
         yield line, "role", isinstance(turn.role, str) and bool(turn.role)
+        yield line, "branch_reason", isinstance(turn.branch_reason, str)
+        yield line, "response_format", turn.response_format is None or isinstance(turn.response_format, Mapping)
         yield (
             line,
             "role_rewards",
@@ -185,6 +187,7 @@ def _checks(episode: Trajectory) -> Iterator[tuple[int, str, bool]]:
         yield line, "spans", all(_is_logprob(value) for span in turn.spans for value in span.logprobs or ())
         begins = turn.restart or continued[index] is None
         yield line, "spans", not (turn.spans and begins) or turn.spans[0].origin is not Origin.SAMPLED
+        yield line, "spans", all(span.kept is None or isinstance(span.kept, str) for span in turn.spans)
         yield line, "reward", _is_finite(turn.reward)
         yield line, "parts", all(map(_is_finite, turn.components.values()))
         yield line, "progress", turn.progress is None or _is_finite(turn.progress)
@@ -213,6 +216,7 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
         "spans": [
             {"origin": span.origin.value, "ids": list(span.ids)}
             | ({"logprobs": list(span.logprobs)} if span.logprobs is not None else {})
+            | ({"kept": span.kept} if span.kept is not None else {})
             for span in turn.spans
         ],
         "reply": turn.reply,
@@ -234,13 +238,15 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
         **({} if turn.continues is None else {"continues": turn.continues}),
         **({} if turn.temperature is None else {"temperature": turn.temperature}),
         **({"role_rewards": dict(turn.role_rewards)} if turn.role_rewards else {}),
+        **({"branch_reason": turn.branch_reason} if turn.branch_reason else {}),
+        **({} if turn.response_format is None else {"response_format": turn.response_format}),
     }
 
 
 def _turn(record: Mapping[str, Any]) -> Turn:
     action = record["action"]
     spans = tuple(
-        Span(Origin(s["origin"]), tuple(s["ids"]), tuple(s["logprobs"]) if "logprobs" in s else None)
+        Span(Origin(s["origin"]), tuple(s["ids"]), tuple(s["logprobs"]) if "logprobs" in s else None, s.get("kept"))
         for s in record["spans"]
     )
     return Turn(
@@ -268,6 +274,8 @@ def _turn(record: Mapping[str, Any]) -> Turn:
         continues=record.get("continues"),
         temperature=record.get("temperature"),
         role_rewards=record.get("role_rewards", {}),
+        branch_reason=record.get("branch_reason", ""),
+        response_format=record.get("response_format"),
     )
 
 

@@ -35,6 +35,11 @@ class LoRASettings:
             raise UserError(f"A LoRA dropout must be from 0 to below 1, got {self.dropout}.")
 
 
+def settings_of(model: ModelConfig) -> LoRASettings:
+    """Return the settings of the new adapters of a training run."""
+    return LoRASettings(model.lora_rank, model.lora_alpha, targets=model.target_modules or ALL_LINEAR)
+
+
 def _peft() -> Any:
     try:
         import peft

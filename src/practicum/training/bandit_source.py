@@ -14,27 +14,32 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from practicum.agent import Agent
-from practicum.chat.renderer import REASONING_CLOSE, REASONING_OPEN, split_reasoning
-from practicum.data.export import successful_episodes
-from practicum.data.state_index import failed, progress, prompt_ids, visits
-from practicum.engines.base import Generation, Request
-from practicum.environment import Action, Observation
+from practicum.data.export import role_tools, successful_episodes
+from practicum.data.state_index import failed, prompt_ids, visits
+from practicum.engines.base import Generation, Sampling
+from practicum.environment import DEFAULT_ROLE, Action, Observation
 from practicum.errors import EngineError, UserError
-from practicum.registry import make_format
+from practicum.policy import Conversation, Policy
 from practicum.task import Task, canonical_json, content_hash
-from practicum.training.curriculum import TaskStream, group_scored, has_signal
 from practicum.training.estimators import ESTIMATORS
 from practicum.training.logged_source import TrajectoryLog, check_same_log
 from practicum.training.rollout_batch import RolloutBatch
-from practicum.training.rollout_source import OnEpisode, check_error_budget, rollout_metrics
+from practicum.training.rollout_source import (
+    OnEpisode,
+    TaskStream,
+    check_error_budget,
+    group_scored,
+    has_signal,
+    rollout_metrics,
+)
 from practicum.training.settings import RLSettings
 from practicum.training.trainable_policy import TrainablePolicy
-from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn, derive_seed
+from practicum.trajectory import ActionSource, Origin, Outcome, Seeds, Span, Trajectory, Turn, derive_seed
 
 UNPARSABLE_REWARD = -1.0
 """The reward of a reply that cannot be parsed."""
@@ -48,6 +53,7 @@ class LoggedState:
     prompt: tuple[int, ...]
     has_tools: bool
     action_values: Mapping[str, float]
+    role: str = DEFAULT_ROLE
 
     @property
     def best_value(self) -> float:
@@ -59,24 +65,28 @@ def action_key(action: Action) -> str:
     return canonical_json([[[call.name, dict(call.arguments)] for call in action.calls], action.content.strip()])
 
 
-def tabulate_actions(log: TrajectoryLog, top_percent: float, seed: int = 0) -> list[LoggedState]:
+def tabulate_actions(
+    log: TrajectoryLog, top_percent: float, seed: int = 0, roles: Collection[str] | None = None
+) -> list[LoggedState]:
     """The states of the best episodes, in an order drawn from the seed; those without a valuable action are left out.
 
-    A state is the task and all that was shown before the reply.
+    A state is the task and all that the role was shown before the reply. `roles`: whose replies; None: those in
+    training, as the episodes record them.
     """
     states = []
-    for state, state_visits in visits(successful_episodes(log.episodes, "progress_ranked", top_percent)).items():
+    best = successful_episodes(log.episodes, "progress_ranked", top_percent)
+    for state, state_visits in visits(best, roles).items():
         values: dict[str, float] = {}
         for visit in state_visits:
             if not failed(visit.episode, visit.number) and visit.turn.reply.strip():
                 key = action_key(visit.turn.action)
-                values[key] = max(values.get(key, -float("inf")), progress(visit.episode))
+                values[key] = max(values.get(key, -float("inf")), visit.progress)
         if values and max(values.values()) > 0:
             episode, number = state_visits[0].episode, state_visits[0].number
             name = f"{state.key}_{state.seed}" if state.seed is not None else state.key
             task = Task(name, state.task, "train", {"history": state.history, "content": state.content})
-            tools = bool(episode.provenance.get("tools"))
-            states.append(LoggedState(task, prompt_ids(episode, number), tools, values))
+            tools = bool(role_tools(episode, state_visits[0].turn.role))
+            states.append(LoggedState(task, prompt_ids(episode, number), tools, values, state_visits[0].turn.role))
     if not states:
         raise UserError(
             f"No action below '{log.folder}' worked in an episode that came anywhere, so the table is empty; "
@@ -121,7 +131,7 @@ class BanditSource:
         self.states = {state.task.id: state for state in states}
         self.stream = TaskStream([state.task for state in states], settings.curriculum, settings.train_batch_size)
         self.fingerprint = content_hash([[s.task.id, list(s.prompt), dict(s.action_values)] for s in states])
-        self.format = make_format(agent.format)
+        self.policies = policy.policies(agent)
         warning = single_action_warning(states)
         if warning is not None:
             say(warning)
@@ -160,37 +170,44 @@ class BanditSource:
     async def _sample_reply(self, state: LoggedState, attempt: int, label: str) -> Trajectory:
         """One reply to a logged prompt, rewarded by the table."""
         seed = derive_seed("sampling", self.settings.seed, label, state.task.id, attempt)
-        sampling = self.agent.sampling.with_seed(derive_seed(seed, 0))
-        session = f"{label}{state.task.id}#{attempt}"
-        request = Request(state.prompt, sampling, state.task, Observation(), (), session=session)
+        conversation = Conversation(self._policy_of(state.role), f"{label}{state.task.id}#{attempt}")
+        conversation.context_ids = list(state.prompt)
+        conversation.tools = ({},) if state.has_tools else ()  # the prompt lists them; the format asks if there are any
+        request = conversation.request(state.task, Observation(), derive_seed(seed, 0), final=True)
+        engine = conversation.policy.engine
         try:
             async with asyncio.timeout(self.agent.deadlines.generate):
-                reply = await self.policy.engine.generate(request)
+                reply = await engine.generate(request)
         except (EngineError, TimeoutError) as error:
             outcome = Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.ENGINE_ERROR
             message = str(error) or "engine: time was up"
             return self._episode(state, attempt, label, seed, outcome, (), 0.0, message)
         finally:
-            self.policy.engine.end_session(session)
-        action, turn = self._parse(state, reply, sampling.seed)
-        reward = UNPARSABLE_REWARD if action.error is not None else state.action_values.get(action_key(action), 0.0)
+            engine.end_session(request.session)
+        turn = self._turn(state, conversation, reply, request.sampling)
+        reward = UNPARSABLE_REWARD
+        if turn.action.error is None:
+            reward = state.action_values.get(action_key(turn.action), 0.0)
         outcome = Outcome.SUCCESS if reward == state.best_value else Outcome.FAILURE
-        return self._episode(state, attempt, label, seed, outcome, (turn,), reward, None)
+        return self._episode(state, attempt, label, seed, outcome, (replace(turn, reward=reward),), reward, None)
 
-    def _parse(self, state: LoggedState, reply: Generation, seed: int) -> tuple[Action, Turn]:
-        text = self.policy.renderer.decode(reply.ids)
-        split_reply = split_reasoning(text)
-        if split_reply is None:
-            action = Action(text, error=f"the {REASONING_OPEN} needs its {REASONING_CLOSE}.")
-        else:
-            action = self.format.parse(split_reply[1], state.has_tools)
-        if reply.stop_reason is StopReason.LENGTH and not action.calls and action.error is None:
-            action = Action(text, error=f"it was cut off after {len(reply.ids)} tokens; be shorter.")
-        spans = (Span(Origin.OBSERVATION, state.prompt), Span(Origin.SAMPLED, reply.ids, reply.logprobs))
-        turn = Turn(
-            spans, True, (), text, action, ActionSource.POLICY, reply.policy_version, reply.stop_reason, seed
+    def _policy_of(self, role: str) -> Policy:
+        agent, policy = self.agent, self.policy
+        own = self.policies.get(role)
+        return own or Policy(
+            policy.engine, policy.renderer, agent.format, agent.sampling, role=role,
+            response_format=agent.response_format,
         )  # fmt: skip
-        return action, turn
+
+    def _turn(self, state: LoggedState, conversation: Conversation, reply: Generation, sampling: Sampling) -> Turn:
+        text, action = conversation.parse(reply)
+        spans = (Span(Origin.OBSERVATION, state.prompt), Span(Origin.SAMPLED, reply.ids, reply.logprobs, reply.kept))
+        return Turn(
+            spans, True, (), text, action, ActionSource.POLICY, reply.policy_version, reply.stop_reason, sampling.seed,
+            role=state.role,
+            temperature=None if sampling.temperature == self.agent.sampling.temperature else sampling.temperature,
+            response_format=reply.response_format,
+        )  # fmt: skip
 
     def _episode(
         self,

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from practicum.agent import Agent, Deadlines
+from practicum.agent import EXTERNAL, Agent, Deadlines, ExternalAgent
 from practicum.chat.console import ConsoleEpisodeWatcher
 from practicum.chat.renderer import Renderer
+from practicum.chat.response_format import read_response_format
 from practicum.config import overrides
 from practicum.config.overrides import Resolved
 from practicum.config.resolve import resolve_train
@@ -30,6 +31,7 @@ from practicum.models import loader, lora
 from practicum.models.decoder import Decoder
 from practicum.models.loader import Device
 from practicum.registry import environment_maker
+from practicum.resources import RunResources
 from practicum.rollout import MakeEnvironment, with_models
 from practicum.sandbox import base as sandbox
 from practicum.task import Task
@@ -38,13 +40,13 @@ from practicum.training.checkpoint import MODEL, check_continuation, keep_stored
 from practicum.training.estimators import ESTIMATORS
 from practicum.training.logged_source import METHODS, LoggedSource, TrajectoryLog, read_trajectory_log, signal_groups
 from practicum.training.micro_batches import MicroBatchLimits
-from practicum.training.monitor.loggers import make_loggers
+from practicum.training.monitor.log_file import LogFile, open_log_file
+from practicum.training.monitor.loggers import Logger, make_loggers
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.roles import (
     add_roles,
     asked_models,
     check_roles,
-    lora_settings,
     role_settings,
 )
 from practicum.training.rollout_source import OnlineSource, RolloutSource
@@ -52,6 +54,7 @@ from practicum.training.run import Run, RunMonitor
 from practicum.training.settings import (
     RLSettings,
     environment_name,
+    estimator_settings,
     find_device,
     max_micro_batch_tokens,
     max_num_seqs,
@@ -65,10 +68,11 @@ from practicum.training.settings import (
     training_steps,
     validates,
 )
+from practicum.training.supervised import place_adapter
 from practicum.training.trainable_policy import TrainablePolicy, sharing_weights
 from practicum.trajectory import Trajectory
 from practicum.utils.memory import out_of_memory_in
-from practicum.utils.terminal import Progress
+from practicum.utils.terminal import Progress, sparkline
 
 StepCallback = Callable[[int, int, Mapping[str, float]], None]
 """Called after each update with its number, from 1, the number of updates in all, and its metrics."""
@@ -143,11 +147,13 @@ async def _train(
     episodes_per_step = config.data.train_batch_size * config.agent.num_chains if online else 1
     line = Progress("train", 0, "episodes" if online else "steps", shown=progress)
     metrics: dict[str, float] = {}
+    rewards: list[float] = []
 
     def report(step: int, values: dict[str, float]) -> None:
         metrics.update(values)
         if online:
-            line.note = f"step {step}: reward {values.get('reward/mean', float('nan')):.3f}"
+            rewards.append(values.get("reward/mean", float("nan")))
+            line.note = f"step {step}: reward {rewards[-1]:.3f} {sparkline(rewards)}".rstrip()
         else:
             distance = values.get("offline/distance/mean", float("nan"))
             loss = values.get("actor/loss", float("nan"))
@@ -171,6 +177,8 @@ async def _train(
             state = await run.train()
     finally:
         await run.policy.close()
+    if model_folder is None and (model / loader.ADAPTER_CONFIG).is_file():
+        place_adapter(run.folder)
     return TrainResult(run.folder, model, state.step, state.best_step, state.best_value, metrics)
 
 
@@ -179,11 +187,13 @@ MAX_GENERATED_TASKS = 100_000
 
 @dataclass(frozen=True)
 class RunComponents:
-    """Where the episodes of a run take place, and the format of its replies."""
+    """Where the episodes of a run take place, the format of its replies, and what its episodes share."""
 
     make_environment: MakeEnvironment
     environment: Environment
     format: str
+    resources: RunResources
+    """What all episodes of the run share."""
 
 
 def build_components(config: TrainConfig) -> RunComponents:
@@ -203,8 +213,11 @@ def make_components(config: TrainConfig) -> RunComponents:
     files = {split: path for split, path in (("train", data.train_files), ("val", data.val_files)) if path}
     if files:
         options["files"] = files
-    make_environment, reply_format = environment_maker(environment_name(config), agent.agent_type, options)
-    return RunComponents(make_environment, make_environment(), reply_format)
+    format_name = "hf" if agent.agent_type == EXTERNAL else agent.agent_type
+    make_environment, reply_format = environment_maker(environment_name(config), format_name, options)
+    environment = make_environment()
+    resources = environment.run_resources(agent.deadlines.open)
+    return RunComponents(make_environment, environment, reply_format, resources)
 
 
 def build_agent(config: TrainConfig, components: RunComponents, temperature: float, validating: bool = False) -> Agent:
@@ -214,15 +227,46 @@ def build_agent(config: TrainConfig, components: RunComponents, temperature: flo
         max_turns=max_turns(config),
         thoughts=config.agent.thoughts,
         deadlines=Deadlines(**vars(config.agent.deadlines)),
-        sampling=Sampling(temperature, max_tokens=max_reply_tokens(config)),
+        sampling=training_sampling(config, temperature, validating),
         roles=role_settings(config, validating) if config.agent.roles else {},
+        train_roles=None if config.agent.train_roles is None else tuple(config.agent.train_roles),
+        response_format=None
+        if config.agent.response_format is None
+        else read_response_format(config.agent.response_format, "agent.response_format"),
+        external=external_agent(config),
     )
 
 
+def external_agent(config: TrainConfig) -> ExternalAgent | None:
+    """The agent's own program, where it has one; keys of it without agent.agent_type=external are errors."""
+    agent = config.agent
+    if agent.agent_type == EXTERNAL:
+        return ExternalAgent(agent.command or "", agent.reward_from, agent.keep_system, agent.train_abandoned).checked()
+    for name, unused in (("command", None), ("reward_from", "environment"), ("keep_system", False)):
+        if getattr(agent, name) != unused:
+            raise UserError(f"agent.{name} is for external agents: set agent.agent_type=external too.")
+    return None
+
+
+def training_sampling(config: TrainConfig, temperature: float, validating: bool) -> Sampling:
+    """How replies are sampled: in validation from the whole distribution."""
+    sampling, rollout = Sampling(temperature, max_tokens=max_reply_tokens(config)), config.actor_rollout_ref.rollout
+    if validating:
+        return sampling
+    return replace(sampling, top_k=max(0, rollout.top_k), top_p=rollout.top_p, min_p=rollout.min_p)
+
+
 def training_tasks(environment: Environment, config: TrainConfig) -> Sequence[Task]:
-    """A file's tasks, all of them; or as many generated ones as the run will see."""
+    """A file's tasks, all of them; or as many generated ones as data.num_train_tasks says, or the run will see."""
     if config.data.train_files:
         return environment.tasks("train", MAX_GENERATED_TASKS)
+    if (wanted := config.data.num_train_tasks) is not None:
+        tasks = environment.tasks("train", wanted, config.trainer.seed)
+        if len(tasks) < wanted:
+            raise UserError(
+                f"data.num_train_tasks={wanted}: '{environment.name}' has {len(tasks)} training tasks; lower it."
+            )
+        return tasks
     num_tasks = config.data.train_batch_size * training_steps(config)
     return environment.tasks("train", min(num_tasks, MAX_GENERATED_TASKS), config.trainer.seed)
 
@@ -230,9 +274,9 @@ def training_tasks(environment: Environment, config: TrainConfig) -> Sequence[Ta
 def task_order(
     components: RunComponents, config: TrainConfig
 ) -> tuple[Callable[[int], Sequence[Task]] | None, int | None]:
-    """How to generate more tasks than `training_tasks` has, and the seed that the tasks of a file are shuffled with."""
+    """How to generate more tasks than `training_tasks` has, and the seed that a fixed list of them is shuffled by."""
     data, seed = config.data, config.trainer.seed
-    if data.train_files:
+    if data.train_files or data.num_train_tasks is not None:
         return None, (seed if data.seed is None else data.seed) if data.shuffle else None
 
     def more(count: int) -> Sequence[Task]:
@@ -287,11 +331,13 @@ def _build_run(
     on_validation: Callable[[int, int], None] | None,
 ) -> Run:
     on, folder = resolve_device(config), lock.folder
-    check_continuation(config, folder)
     components = build_components(config)
     has_roles = config.agent.roles or config.agent.train_roles is not None
     if has_roles or components.environment.roles != (DEFAULT_ROLE,) or components.environment.model_names():
-        check_roles(config, components.environment)
+        check_roles(config, components.environment)  # it may set agent.train_roles, which a resumed run has stored
+    check_continuation(config, folder)
+    log_file = None if config.trainer.log_file is None else open_log_file(config.trainer, folder)
+    say = say if log_file is None else log_file.with_copy(say)
     logged = read_logged_data(config, components) if config.data.from_trajectories else None
     tasks = training_tasks(components.environment, config) if logged is None else ()
     check_sources(config)
@@ -308,22 +354,22 @@ def _build_run(
         source, critic = logged.make_source(policy, agent, settings, say), None
     else:
         source = OnlineSource(
-            policy, tasks, components.make_environment, agent, settings, watcher, *task_order(components, config)
-        )
+            policy, tasks, components.make_environment, agent, settings, watcher, *task_order(components, config),
+            components.resources,
+        )  # fmt: skip
         critic = load_critic(config, on) if ESTIMATORS[settings.adv_estimator].needs_critic else None
     evaluate = build_evaluation(config, components, policy, on_validation) if validates(config) else None
-    trainer = RLTrainer(policy, source, settings, critic, evaluate, on_episode, on_micro_batch)
+    trainer = RLTrainer(policy, source, settings, critic, evaluate, on_episode, on_micro_batch, components.resources)
     if trainer.critic is not None and config.critic.ppo_micro_batch_size_per_gpu is not None:
         limit = max_micro_batch_tokens(config, on)
         trainer.critic.limits = MicroBatchLimits(limit, config.critic.ppo_micro_batch_size_per_gpu)
     write_atomic(folder / "config.yaml", overrides.to_yaml(config).encode())
-    keys = config.trainer
     run = Run(
         folder,
         trainer,
         running,
         RunMonitor(folder, trainer, config.health, config.hacking, say),
-        lambda resumed: make_loggers(keys.logger, folder, keys.project_name, folder.name, asdict(config), resumed),
+        functools.partial(_loggers, config, folder, log_file),
         say,
         on_step,
         lock=lock,
@@ -333,6 +379,13 @@ def _build_run(
     if config.data.train_files:
         report_overlap(config, components, write_train_tasks(folder, tasks), say)
     return run
+
+
+def _loggers(config: TrainConfig, folder: Path, log_file: LogFile | None, resumed: bool) -> list[Logger]:
+    """Where the metrics of the run go besides its own files."""
+    keys = config.trainer
+    loggers = make_loggers(keys.logger, folder, keys.project_name, folder.name, asdict(config), resumed)
+    return loggers if log_file is None else [*loggers, log_file]
 
 
 def report_overlap(
@@ -359,11 +412,13 @@ def build_policy(config: TrainConfig, folder: Path, on: Device, template: str | 
         loaded,
         config.agent.template or template,
         max_batch=max_num_seqs(config, on),
+        kv_bytes=None if rollout.kv_cache_gib is None else int(rollout.kv_cache_gib * 2**30),
         limits=MicroBatchLimits(limit, actor.ppo_micro_batch_size_per_gpu),
         logprob_limits=MicroBatchLimits(limit, rollout.log_prob_micro_batch_size_per_gpu),
         make_engine=engine_maker(config, folder, on),
         separate_engine_weights=config.trainer.overlap,
     )
+    policy.concurrency = config.agent.concurrency or policy.concurrency
     if config.agent.roles:
         add_roles(policy, base, config, on, config.agent.template or template)
     for model in policy.models:
@@ -387,13 +442,13 @@ def build_evaluation(
     tasks = tuple(components.environment.tasks("val", config.data.val_batch_size))
     agent = build_agent(config, components, config.actor_rollout_ref.rollout.val_temperature, validating=True)
     panel = Panel(tasks, config.trainer.seed)
-    return functools.partial(_evaluate, policy, panel, components.make_environment, agent, on_validation)
+    return functools.partial(_evaluate, policy, panel, components, agent, on_validation)
 
 
 async def _evaluate(
     policy: TrainablePolicy,
     panel: Panel,
-    make_environment: MakeEnvironment,
+    components: RunComponents,
     agent: Agent,
     on_validation: Callable[[int, int], None] | None,
 ) -> EvalResult:
@@ -405,7 +460,9 @@ async def _evaluate(
 
     if on_validation is not None:
         on_validation(0, len(panel.tasks))
-    result, _ = await policy.evaluate("val", panel, make_environment, agent, on_done)
+    result, _ = await policy.evaluate(
+        "val", panel, components.make_environment, agent, on_done, resources=components.resources
+    )
     return result
 
 
@@ -425,7 +482,7 @@ class LoggedData:
     def make_source(
         self, policy: TrainablePolicy, agent: Agent, settings: RLSettings, say: Callable[[str], None]
     ) -> RolloutSource:
-        self.log.check_tokens(policy)
+        self.log.check_tokens(policy, settings.estimation.train_roles)
         if self.states:
             return BanditSource(policy, self.states, agent, settings, say)
         return LoggedSource(policy, list(self.groups), agent, settings, say)
@@ -447,8 +504,10 @@ def read_logged_data(config: TrainConfig, components: RunComponents) -> LoggedDa
             f"The log's replies are in the format {', '.join(formats)}, not {components.format}; set agent.agent_type."
         )
     if method == "bandit":
-        return LoggedData(log, states=tabulate_actions(log, config.algorithm.offline.top_percent, seed))
-    return LoggedData(log, groups=signal_groups(log, seed))
+        return LoggedData(
+            log, states=tabulate_actions(log, config.algorithm.offline.top_percent, seed, config.agent.train_roles)
+        )
+    return LoggedData(log, groups=signal_groups(log, seed, estimator_settings(config)))
 
 
 def engine_maker(
@@ -491,7 +550,7 @@ def load_model(config: TrainConfig, on: Device) -> tuple[loader.LoadedModel, loa
     if loaded.adapter is not None or not model.lora_rank:
         return loaded, None
     base = sharing_weights(loaded) if any(role.adapter for role in config.agent.roles.values()) else None
-    return lora.add_adapter(loaded, lora_settings(model), config.trainer.seed), base
+    return lora.add_adapter(loaded, lora.settings_of(model), config.trainer.seed), base
 
 
 def resolve_policy(config: TrainConfig) -> ModelRef:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +16,7 @@ from practicum.config.dpo import DPOConfig, DPOTrainingConfig
 from practicum.config.overrides import Resolved
 from practicum.config.resolve import LORA_KEYS, check_supervised, is_changed, resolve_supervised
 from practicum.config.sft import SFTConfig, SFTTrainingConfig
-from practicum.data.export import DPO_FIELDS
+from practicum.data.export import DPO_FIELDS, check_roles
 from practicum.data.jsonl import read_rows
 from practicum.data.run_folder import FolderLock, ModelRef, lock_for_run, resolve_model, write_atomic
 from practicum.data.store import read_training_episodes
@@ -35,7 +35,7 @@ from practicum.training.sft import SFTSettings, SFTTrainer, without_too_long
 from practicum.training.supervised import SupervisedTrainer, place_adapter, supervised_run_settings
 from practicum.training.text_dataset import read_demonstration_rows
 from practicum.training.trainable_policy import GPU_TOKENS, TrainablePolicy
-from practicum.trajectory import Outcome, Trajectory
+from practicum.trajectory import Outcome, Trajectory, is_trained, learned_roles
 from practicum.utils.terminal import Progress
 
 Item = TypeVar("Item")
@@ -124,7 +124,8 @@ def read_demonstrations(
     ):
         if not episode.scored or (is_wanted is not None and not is_wanted(episode)):
             continue
-        if is_wanted is not None and any(not turn.reply.strip() for turn in episode.turns):
+        learned = learned_roles(episode, config.data.roles)
+        if is_wanted is not None and any(not t.reply.strip() and is_trained(t, learned) for t in episode.turns):
             with_empty_reply.append(path)
             continue
         episodes.append(episode)
@@ -139,14 +140,18 @@ def read_demonstrations(
         raise UserError(
             f"These episodes were rendered under different chat templates ({templates}); train on one kind."
         )
+    check_roles(episodes, config.data.roles, "data.roles")
     return episodes
 
 
-def check_tokens(policy: TrainablePolicy, episodes: Sequence[Trajectory], model: str) -> None:
-    """Require that the episodes hold tokens of the policy's own tokenizer."""
+def check_tokens(
+    policy: TrainablePolicy, episodes: Sequence[Trajectory], model: str, roles: Collection[str] | None = None
+) -> None:
+    """Require that the learned roles' turns hold tokens of the policy's own tokenizer."""
     vocabulary, size = loader.tokenizer_hash(policy.loaded.tokenizer), policy.decoder.shape.vocabulary
     for episode in episodes:
-        largest = max((max(span.ids, default=0) for turn in episode.turns for span in turn.spans), default=0)
+        turns = [turn for turn in episode.turns if is_trained(turn, learned_roles(episode, roles))]
+        largest = max((max(span.ids, default=0) for turn in turns for span in turn.spans), default=0)
         if episode.provenance.get("tokenizer", vocabulary) != vocabulary or largest >= size:
             raise UserError(
                 f"Episode '{episode.task.id}' holds tokens of '{episode.provenance.get('model')}', not of '{model}'; "
@@ -218,17 +223,20 @@ def _build_sft(config: SFTConfig, lock: FolderLock, on_step: OnStep | None, say:
             )
     template = episodes[0].provenance.get("template") if episodes else None
     policy = load_policy(config, config.model.template or template)
-    check_tokens(policy, episodes, config.model.path)
+    check_tokens(policy, episodes, config.model.path, config.data.roles)
     settings = sft_settings(training)
     if data.dataset_path is not None:
         rows = read_demonstration_rows(Path(data.dataset_path), policy.renderer)
-        sides = split_by_task(rows, lambda row: row[0], data.val_share, training.seed)
-        samples, held_out = ([sample for _, sample in side] for side in sides)
+        train, val = split_by_task(rows, lambda row: row[0], data.val_share, training.seed)
     else:
-        split = split_by_task(episodes, lambda episode: episode.task.id, data.val_share, training.seed)
-        samples, held_out = (sft_samples(side) for side in split)
-    samples, held_out = (without_too_long(side, policy.decoder.shape.context, say) for side in (samples, held_out))
-    run = _build_run(config, lock, SFTTrainer(policy, samples, settings, held_out), on_step, say)
+        train, val = (
+            [(e.task.id, sample) for e in side for sample in sft_samples([e], learned_roles(e, data.roles))]
+            for side in split_by_task(episodes, lambda episode: episode.task.id, data.val_share, training.seed)
+        )
+    context = policy.decoder.shape.context
+    samples, held_out = (without_too_long([sample for _, sample in side], context, say) for side in (train, val))
+    tasks = [task for task, sample in train if len(sample.ids) <= context] if data.group_by_task else None
+    run = _build_run(config, lock, SFTTrainer(policy, samples, settings, held_out, tasks=tasks), on_step, say)
     if episodes:
         write_train_tasks(run.folder, (episode.task for episode in episodes))
     return run
@@ -252,8 +260,8 @@ def _build_dpo(config: DPOConfig, lock: FolderLock, on_step: OnStep | None, say:
         episodes = read_demonstrations(config, log=say)
         template = config.model.template or (episodes[0].provenance.get("template") if episodes else None)
         policy = load_policy(config, template)
-        check_tokens(policy, episodes, config.model.path)
-        pairs = [mined.pair for mined in mine_pairs(episodes, config.data.pairing)]
+        check_tokens(policy, episodes, config.model.path, config.data.roles)
+        pairs = [mined.pair for mined in mine_pairs(episodes, config.data.pairing, roles=config.data.roles)]
     pairs = fitting_pairs(pairs, policy.decoder.shape.context, say)
     return _build_run(config, lock, DPOTrainer(policy, pairs, dpo_settings(config.training)), on_step, say)
 

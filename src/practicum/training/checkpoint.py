@@ -76,9 +76,16 @@ METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 MODEL, LAST = "model", "last"
 """Folders of a run: the best model by validation (the last where nothing was validated), and the last model."""
 MAY_CHANGE = (
+    "agent.concurrency",
+    "agent.deadlines.open",
+    "agent.deadlines.tool",
+    "agent.deadlines.judge",
     "trainer.total_training_steps",
     "trainer.total_epochs",
     "trainer.logger",
+    "trainer.log_file",
+    "trainer.log_file_max_bytes",
+    "trainer.log_file_backups",
     "trainer.save_freq",
     "trainer.save_total_limit",
     "trainer.resume_mode",

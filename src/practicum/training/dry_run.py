@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from practicum.chat.renderer import check_template, check_thoughts
+from practicum.chat.response_format import read_response_format
 from practicum.config.dpo import DPOConfig
 from practicum.config.sft import SFTConfig
 from practicum.config.train import TrainConfig
@@ -22,6 +23,7 @@ from practicum.models import loader
 from practicum.training import build, build_supervised
 from practicum.training.checkpoint import check_continuation
 from practicum.training.estimators import ESTIMATORS
+from practicum.training.group_reward import find_group_reward
 from practicum.training.monitor.health import HealthMonitor
 from practicum.training.monitor.loggers import TRACKERS, check_logger_names, import_package
 from practicum.training.roles import check_roles
@@ -52,7 +54,9 @@ def summarize(config: TrainConfig) -> list[str]:
     settings = rl_settings(config, config.trainer.total_training_steps or 1)
     run_settings(config, settings.total_training_steps)
     where = find_device(config)
-    length = config.trainer.total_training_steps or f"{config.trainer.total_epochs} epochs of"
+    length: object = config.trainer.total_training_steps or f"{config.trainer.total_epochs} epochs of the tasks"
+    if config.data.num_train_tasks is not None:
+        length = f"{training_steps(config)} ({config.data.num_train_tasks} generated tasks)"
     size = f" = {mini_batch * num_chains} episodes" if config.data.from_trajectories is None else ""
     lines = [
         f"model: {model_name(config)}",
@@ -126,11 +130,16 @@ def check_train(config: TrainConfig) -> list[str]:
     build.check_sources(config)
     check_thoughts(config.agent.thoughts)
     check_template(config.agent.template)
+    read_response_format(config.agent.response_format, "agent.response_format")
+    build.external_agent(config)
     check_logger_names(trainer.logger)
+    if config.algorithm.group_reward.name is not None:
+        find_group_reward(config.algorithm.group_reward.name, config.algorithm.group_reward.weight)
     HealthMonitor(config.health)
     begun = copy.deepcopy(config)
     begun.trainer.experiment_name = run_folder(config).name
     resolve_device(begun)
+    _check_tasks(begun)  # it sets agent.train_roles, as a run does before it is compared with the one in its folder
     check_continuation(begun, run_folder(config))
     warnings = [
         *missing_files("data.train_files", data.train_files),
@@ -144,7 +153,6 @@ def check_train(config: TrainConfig) -> list[str]:
     build.resolve_policy(config)
     for name in sorted(TRACKERS.intersection(trainer.logger)):
         warnings += sentence_of(lambda name=name: import_package(name))  # type: ignore[misc]
-    _check_tasks(config)
     return warnings
 
 
@@ -179,13 +187,13 @@ def check_supervised_model(config: SFTConfig | DPOConfig) -> list[str]:
 
 
 def _check_tasks(config: TrainConfig) -> None:
-    """Make the environment with its tools and rewards, and read the task files that are here."""
+    """Make the environment with its tools and rewards, check its roles, and read the task files that are here."""
     files = {key: path for key in ("train_files", "val_files") if (path := _present(getattr(config.data, key)))}
     data = replace(config.data, train_files=files.get("train_files"), val_files=files.get("val_files"))
     # The environment is found by the names of the files, whether they are here or not.
     agent = replace(config.agent, environment=environment_name(config))
     components = build.make_components(replace(config, data=data, agent=agent))
-    check_roles(copy.deepcopy(config), components.environment)
+    check_roles(config, components.environment)
     for split, key in (("train", "train_files"), ("val", "val_files")):
         if key in files:
             components.environment.tasks(split, 1)

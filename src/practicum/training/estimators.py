@@ -7,14 +7,15 @@ golden values in `tests/algorithms/test_advantages.py`, and an entry in ESTIMATO
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from practicum.algorithms import advantages
 from practicum.config.fields import default_of
 from practicum.config.train import AlgorithmConfig
+from practicum.environment import DEFAULT_ROLE
 from practicum.errors import UserError, did_you_mean
 from practicum.trajectory import Trajectory, is_trained
 from practicum.utils.arrays import BoolArray, FloatArray, IntArray
@@ -33,10 +34,12 @@ class OverlongBuffer:
     length: int
     penalty_factor: float
     max_tokens: int
+    role_max_tokens: Mapping[str, int] = field(default_factory=dict)
+    """The limits of roles whose replies have another one than `max_tokens`."""
 
-    def penalty(self, num_tokens: int) -> float:
+    def penalty(self, num_tokens: int, role: str = DEFAULT_ROLE) -> float:
         """The reward, 0 or below, of a reply of that length."""
-        excess = num_tokens - (self.max_tokens - self.length)
+        excess = num_tokens - (self.role_max_tokens.get(role, self.max_tokens) - self.length)
         return -self.penalty_factor * min(max(excess / self.length, 0.0), 1.0)
 
 
@@ -135,8 +138,8 @@ def token_rewards(episode: Trajectory, settings: EstimatorSettings) -> TokenRewa
     lengths = turn_lengths(episode, settings.train_roles)
     turns = np.repeat(np.arange(len(lengths)), lengths)
     rewards = np.zeros(len(turns))
+    roles = np.array([turn.role for turn in episode.turns])
     if settings.role_credit == "own":
-        roles = np.array([turn.role for turn in episode.turns])
         for role in {turn.role for turn, length in zip(episode.turns, lengths, strict=True) if length}:
             own = np.flatnonzero(roles[turns] == role)
             by_turn = role_turn_rewards(episode, role)
@@ -144,10 +147,12 @@ def token_rewards(episode: Trajectory, settings: EstimatorSettings) -> TokenRewa
     elif len(turns):
         rewards = _assigned([turn.reward for turn in episode.turns], episode.reward, turns, settings)
     if settings.overlong_buffer is not None:
-        for end, length in zip(np.cumsum(lengths), lengths, strict=True):
+        for role, end, length in zip(roles.tolist(), np.cumsum(lengths), lengths, strict=True):
             if length:
                 position = end - 1 if settings.turn_rewards else -1
-                rewards[position] += settings.overlong_buffer.penalty(length)
+                if settings.role_credit == "own" and not settings.turn_rewards:
+                    position = np.flatnonzero(roles[turns] == role)[-1]
+                rewards[position] += settings.overlong_buffer.penalty(length, role)
     return TokenRewards(rewards, turns, episode.outcome == "truncated")
 
 
@@ -245,12 +250,24 @@ def _grpo(groups: Groups, settings: EstimatorSettings) -> Advantages:
 
 
 def _flow_grpo(groups: Groups, settings: EstimatorSettings) -> Advantages:
+    """Every trajectory's reward, discounted per turn, compared within its group and given to all of its turns."""
     counts = [[one.num_turns for one in group] for group in groups]
+    totals = [[_return_at_start(one, settings.gamma) for one in group] for group in groups]
     scalars = [
-        advantages.flow_grpo(_totals(group), num_turns, settings.row_weighted, settings.norm_adv_by_std_in_grpo)
-        for group, num_turns in zip(groups, counts, strict=True)
+        advantages.flow_grpo(group, num_turns, settings.row_weighted, settings.norm_adv_by_std_in_grpo)
+        for group, num_turns in zip(totals, counts, strict=True)
     ]
     return _same_for_all_tokens(groups, scalars)
+
+
+def _return_at_start(one: TokenRewards, gamma: float) -> float:
+    """The discounted return of a trajectory's first turn; undiscounted, its whole reward."""
+    if gamma == 1:
+        return one.total
+    turns, owner = np.unique(one.turns, return_inverse=True)
+    rewards = np.zeros(len(turns))
+    np.add.at(rewards, owner, one.rewards)
+    return advantages.discounted_return(rewards, gamma)
 
 
 def _rloo(groups: Groups, settings: EstimatorSettings) -> Advantages:
@@ -265,6 +282,11 @@ def _remax(groups: Groups, settings: EstimatorSettings) -> Advantages:
         return advantages.remax(one.rewards, one.greedy_reward)
 
     return Advantages([[row(one) for one in group] for group in groups])
+
+
+def _plain_reinforce(groups: Groups, settings: EstimatorSettings) -> Advantages:
+    """The reward itself, without a baseline: with tokens summed the loss is -R · Σ log p."""
+    return _same_for_all_tokens(groups, [_totals(group) for group in groups])
 
 
 def _reinforce(groups: Groups, settings: EstimatorSettings) -> Advantages:
@@ -324,6 +346,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "flow_grpo": Estimator(_flow_grpo, min_group_size=2, aggregation="seq-mean-turn-mean-token-mean"),
     "rloo": Estimator(_rloo, min_group_size=2),
     "remax": Estimator(_remax, needs_greedy_rollout=True),
+    "reinforce": Estimator(_plain_reinforce, aggregation="seq-mean-token-sum"),
     "reinforce_plus_plus": Estimator(_reinforce),
     "reinforce_plus_plus_baseline": Estimator(_reinforce_baseline, min_group_size=2),
 }

@@ -32,6 +32,7 @@ from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sampl
 from practicum.training.objective import (
     LossStats,
     Objective,
+    chunk_logits,
     chunks,
     compute_logprobs,
     divergence,
@@ -433,13 +434,13 @@ def _losses_in_chunks(
         logprobs = head_logprobs(decoder, hidden, micro) if objective.uses_sequence_ratio else hidden
         log_ratios = objective.sequence_log_ratios(logprobs, micro)
     for chunk in chunks(len(hidden), decoder.shape.vocabulary):
-        logits = decoder.logits(hidden[chunk])
+        logits = chunk_logits(decoder, hidden, micro, chunk)
         read = logprobs_and_entropies(logits, micro, chunk, objective.entropy_coeff != 0 and hidden.requires_grad)
         own_ratios = None if log_ratios is None else log_ratios[chunk]
         token_losses, figures = objective.token_losses(*read, micro, chunk, own_ratios)
         if reference is not None and reference_hidden is not None:
             with torch.no_grad():
-                reference_logits = reference.logits(reference_hidden[chunk])
+                reference_logits = chunk_logits(reference, reference_hidden, micro, chunk)
                 figures["kl"] = divergence(logits, reference_logits, micro, chunk, "low_var_kl")
             if objective.kl_loss_coef:
                 kl_term = divergence(logits, reference_logits, micro, chunk, objective.kl_loss_type)

@@ -15,7 +15,7 @@ import hashlib
 import random
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,15 @@ from practicum.data.preferences import group_by_task
 from practicum.data.store import read_training_episodes
 from practicum.errors import UserError
 from practicum.models import loader
-from practicum.training.curriculum import TaskStream, TrajectoryGroups, has_signal
-from practicum.training.estimators import ESTIMATORS
-from practicum.training.micro_batches import unweighted_samples
+from practicum.training.estimators import ESTIMATORS, EstimatorSettings
+from practicum.training.micro_batches import in_token_order, unweighted_samples
 from practicum.training.monitor.loggers import summary_stats
 from practicum.training.objective import compute_logprobs
-from practicum.training.rollout_batch import RolloutBatch
-from practicum.training.rollout_source import OnEpisode
+from practicum.training.rollout_batch import RolloutBatch, TrajectoryGroups
+from practicum.training.rollout_source import OnEpisode, TaskStream, has_signal
 from practicum.training.settings import RLSettings
 from practicum.training.trainable_policy import TrainablePolicy
-from practicum.trajectory import Origin, Outcome, Span, Trajectory
+from practicum.trajectory import Origin, Outcome, Span, Trajectory, is_trained
 
 METHODS = ("grpo", "bandit")
 GROUP_ESTIMATORS = tuple(name for name, estimator in ESTIMATORS.items() if estimator.min_group_size > 1)
@@ -61,12 +60,13 @@ class TrajectoryLog:
         template = self.episodes[0].provenance.get("template")
         return None if template is None else str(template)
 
-    def check_tokens(self, policy: TrainablePolicy) -> None:
-        """Raise when an episode holds ids of another vocabulary than the policy's."""
+    def check_tokens(self, policy: TrainablePolicy, roles: Collection[str] | None = None) -> None:
+        """Raise when a trained turn of an episode holds ids of another vocabulary than the policy's."""
         tokenizer, size = policy.loaded.tokenizer, policy.decoder.shape.vocabulary
         vocabulary = loader.tokenizer_hash(tokenizer)
         for episode in self.episodes:
-            largest = max((i for turn in episode.turns for span in turn.spans for i in span.ids), default=0)
+            turns = [turn for turn in episode.turns if is_trained(turn, roles)]
+            largest = max((i for turn in turns for span in turn.spans for i in span.ids), default=0)
             if episode.provenance.get("tokenizer", vocabulary) != vocabulary or largest >= size:
                 raise UserError(
                     f"Episode '{episode.task.id}' below '{self.folder}' holds ids of another tokenizer "
@@ -90,10 +90,10 @@ def read_trajectory_log(folder: Path) -> TrajectoryLog:
     return TrajectoryLog(folder, episodes, len(read) - len(episodes))
 
 
-def signal_groups(log: TrajectoryLog, seed: int = 0) -> TrajectoryGroups:
+def signal_groups(log: TrajectoryLog, seed: int = 0, estimation: EstimatorSettings | None = None) -> TrajectoryGroups:
     """A log's episodes by task, in an order drawn from the seed, without groups whose rewards are all equal."""
     all_groups = group_by_task(log.episodes)
-    groups = [group for group in all_groups if len(group) > 1 and has_signal(group, {})]
+    groups = [group for group in all_groups if len(group) > 1 and has_signal(group, {}, estimation)]
     if not groups:
         raise UserError(
             f"No task below '{log.folder}' ({len(all_groups)} of them) has episodes of different reward, so there is "
@@ -120,6 +120,7 @@ class LoggedSource:
         """`policy` has the weights of the start: they fill in the log-probs that the log lacks."""
         _check_settings(settings)
         self.policy, self.agent, self.settings = policy, agent, settings
+        self.roles = settings.estimation.train_roles
         self.fingerprint = fingerprint(groups)
         tasks = [group[0].task for group in groups]
         self.stream = TaskStream(tasks, settings.curriculum, settings.train_batch_size)
@@ -157,27 +158,33 @@ class LoggedSource:
 
     def _temperature(self, episode: Trajectory) -> float:
         """The temperature that an episode's log-probs, its own or the start policy's, belong to."""
-        if not has_policy_logprobs(episode):
+        if not has_policy_logprobs(episode, self.roles):
             return self.agent.sampling.temperature
         return float(episode.provenance.get("temperature", self.agent.sampling.temperature))
 
     def _fill_logprobs(self, groups: TrajectoryGroups, say: Callable[[str], None]) -> TrajectoryGroups:
         """Groups in which every sampled token has a log-prob: where the log has none, the start policy's is used."""
-        without_logprobs = [episode for group in groups for episode in group if not has_policy_logprobs(episode)]
+        episodes = [episode for group in groups for episode in group]
+        without_logprobs = [episode for episode in episodes if not has_policy_logprobs(episode, self.roles)]
         if not without_logprobs:
             return groups
         say(
-            f"{len(without_logprobs)} of {sum(map(len, groups))} logged episodes lack the log-probs they were sampled "
+            f"{len(without_logprobs)} of {len(episodes)} logged episodes lack the log-probs they were sampled "
             "with (an expert's, a greedy or a truncated policy's): those of the start policy are used instead, so "
             "their ratios begin at 1."
         )
         temperature = self.agent.sampling.temperature
-        samples = [unweighted_samples(episode, temperature) for episode in without_logprobs]
+        # All of them at one temperature: the turns' own belong to the log-probs that are replaced.
+        unlogged = [without_turn_temperatures(episode) for episode in without_logprobs]
+        grammars = self.policy.renderer.grammars
+        samples = [unweighted_samples(episode, temperature, self.roles, grammars=grammars) for episode in unlogged]
         flat = [sample for own in samples for sample in own]
         logprobs = iter(compute_logprobs(self.policy.decoder, flat, self.policy.logprob_limits))
         filled = {
-            id(episode): with_logprobs(episode, [value for _ in own for value in next(logprobs).tolist()])
-            for episode, own in zip(without_logprobs, samples, strict=True)
+            id(episode): with_logprobs(
+                blank, in_token_order(own, [next(logprobs).double().numpy() for _ in own]).tolist(), self.roles
+            )
+            for episode, blank, own in zip(without_logprobs, unlogged, samples, strict=True)
         }
         return [[filled.get(id(episode), episode) for episode in group] for group in groups]
 
@@ -218,23 +225,41 @@ def check_same_log(state: Mapping[str, Any], log_fingerprint: str) -> None:
         )
 
 
-def has_policy_logprobs(episode: Trajectory) -> bool:
-    """Whether all sampled tokens have log-probs of an untruncated softmax: only from those can a ratio be computed."""
+def has_policy_logprobs(episode: Trajectory, roles: Collection[str] | None = None) -> bool:
+    """Whether all trained tokens have log-probs of a softmax that is known: only from those can a ratio be computed.
+
+    It is known where all tokens could be sampled, or where the record says which (`Span.kept`).
+    """
     provenance = episode.provenance
-    if provenance.get("temperature", 1.0) <= 0 or provenance.get("top_k", 0) or provenance.get("top_p", 1.0) < 1:
+    default = provenance.get("temperature", 1.0)
+    turns = [turn for turn in episode.turns if is_trained(turn, roles) and turn.num_sampled]
+    is_filtered = provenance.get("top_k", 0) or provenance.get("top_p", 1.0) < 1 or provenance.get("min_p", 0.0) > 0
+    replies = [span for turn in turns for span in turn.spans if _sampled(span) and span.ids]
+    if is_filtered and any(span.kept is None for span in replies):
         return False
-    return all(span.logprobs is not None for turn in episode.turns for span in turn.spans if _sampled(span))
+    if (default if not turns else min(default if t.temperature is None else t.temperature for t in turns)) <= 0:
+        return False
+    return all(span.logprobs is not None for turn in turns for span in turn.spans if _sampled(span))
 
 
-def with_logprobs(episode: Trajectory, values: Sequence[float]) -> Trajectory:
-    """The episode with these log-probs on its sampled tokens, in their order."""
+def without_turn_temperatures(episode: Trajectory) -> Trajectory:
+    """The episode with one temperature for all of its turns."""
+    if all(turn.temperature is None for turn in episode.turns):
+        return episode
+    return replace(episode, turns=tuple(replace(turn, temperature=None) for turn in episode.turns))
+
+
+def with_logprobs(episode: Trajectory, values: Sequence[float], roles: Collection[str] | None = None) -> Trajectory:
+    """The episode with these log-probs on its trained tokens, in the order of the turns."""
     rest = iter(values)
 
     def filled(spans: Sequence[Span]) -> Iterator[Span]:
         for span in spans:
             yield replace(span, logprobs=tuple(next(rest) for _ in span.ids)) if _sampled(span) else span
 
-    turns = tuple(replace(turn, spans=tuple(filled(turn.spans))) for turn in episode.turns)
+    turns = tuple(
+        replace(turn, spans=tuple(filled(turn.spans))) if is_trained(turn, roles) else turn for turn in episode.turns
+    )
     if next(rest, None) is not None:
         raise ValueError("more log-probs than sampled tokens")
     return replace(episode, turns=turns)

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from practicum.algorithms.losses import token_weights
+from practicum.chat.grammar import Grammars, TokenMasks
+from practicum.chat.kept_tokens import KeptTokens, decode_kept
 from practicum.errors import UserError
 from practicum.models.prefix_tree import (
     BlockAttentionPlan,
@@ -34,7 +36,7 @@ from practicum.models.prefix_tree import (
     shared_prefix_length,
 )
 from practicum.training.estimators import turn_lengths
-from practicum.trajectory import Origin, Trajectory, is_trained
+from practicum.trajectory import Origin, Span, Trajectory, Turn, is_trained
 from practicum.utils.arrays import BoolArray, Float32Array, FloatArray, IntArray
 
 
@@ -69,14 +71,33 @@ def unweighted_samples(
     temperature: float = 1.0,
     roles: Collection[str] | None = None,
     own: Collection[str] | None = None,
+    grammars: Grammars | None = None,
 ) -> list[Sample]:
     """Return a sample per sequence of an episode, with mask and sampling log-probs, weights and advantages zero.
 
     `roles` are the trained ones, None: all. With `own`, only the tokens of these roles are in the masks: those of the
     others are trained by another model. Sequences without a token to train are left out. A turn that was sampled at
-    another temperature than the episode has its own.
+    another temperature than the episode has its own. With `grammars`, a reply that was sampled under a response format
+    or with top-k, top-p or min-p is predicted among the tokens that it was sampled among; without, among all, as in
+    supervised fine-tuning.
     """
-    return list(_samples(episode, temperature, roles, own))
+    return list(_samples(episode, temperature, roles, own, grammars))
+
+
+def cache_token_masks(episodes: Iterable[Trajectory], roles: Collection[str] | None, grammars: Grammars | None) -> None:
+    """Compute the masks of all trained replies with a response format at once, on several threads."""
+    if grammars is None:
+        return
+    replies = [
+        (turn.response_format, span.ids)
+        for episode in episodes
+        for turn in episode.turns
+        if turn.response_format is not None and is_trained(turn, roles)
+        for span in turn.spans
+        if span.origin is Origin.SAMPLED and span.ids and span.kept is None
+    ]
+    if replies:
+        grammars.token_masks(replies)
 
 
 def build_samples(
@@ -87,16 +108,18 @@ def build_samples(
     norm: float = 1.0,
     roles: Collection[str] | None = None,
     own: Collection[str] | None = None,
+    grammars: Grammars | None = None,
 ) -> list[list[WeightedTrajectory]]:
     """Return the trajectories of every group with an advantage and a weight on each trained token.
 
     `advantages` holds, for each trajectory, one number per trained token, in the order of the turns. A trajectory
-    counts as one sequence for aggregation, however many sequences of ids it consists of. `roles` and `own`: see
-    `unweighted_samples`; the tokens of the other roles count for nothing in the denominator.
+    counts as one sequence for aggregation, however many sequences of ids it consists of. `roles`, `own` and `grammars`:
+    see `unweighted_samples`; the tokens of the other roles count for nothing in the denominator.
     """
+    cache_token_masks((episode for group in groups for episode in group), roles, grammars)
     return [
         [
-            _weighted_trajectory(episode, row, aggregation, temperature, norm, roles, own)
+            _weighted_trajectory(episode, row, aggregation, temperature, norm, roles, own, grammars)
             for episode, row in zip(group, group_advantages, strict=True)
         ]
         for group, group_advantages in zip(groups, advantages, strict=True)
@@ -111,6 +134,7 @@ def _weighted_trajectory(
     norm: float,
     roles: Collection[str] | None,
     own: Collection[str] | None,
+    grammars: Grammars | None,
 ) -> WeightedTrajectory:
     lengths = turn_lengths(episode, roles)
     own_lengths = [length if is_trained(turn, own) else 0 for turn, length in zip(episode.turns, lengths, strict=True)]
@@ -123,7 +147,7 @@ def _weighted_trajectory(
             weights=_scatter(sample.mask, weights[sample.positions]),
             advantages=_scatter(sample.mask, advantages[sample.positions]),
         )
-        for sample in _samples(episode, temperature, roles, own)
+        for sample in _samples(episode, temperature, roles, own, grammars)
     ]
     return WeightedTrajectory(tuple(samples), share)
 
@@ -164,7 +188,11 @@ def _scatter(mask: BoolArray, values: FloatArray | Float32Array) -> Float32Array
 
 
 def _samples(
-    episode: Trajectory, temperature: float, roles: Collection[str] | None, own: Collection[str] | None
+    episode: Trajectory,
+    temperature: float,
+    roles: Collection[str] | None,
+    own: Collection[str] | None,
+    grammars: Grammars | None,
 ) -> Iterator[Sample]:
     """A sample for every path of turns that has a token to train; a token is trained in the first path that has it."""
     lengths = turn_lengths(episode, roles)
@@ -176,6 +204,7 @@ def _samples(
         mask, logprobs = np.zeros(len(ids), dtype=np.bool_), np.zeros(len(ids), dtype=np.float32)
         positions: list[IntArray] = []
         temperatures: list[tuple[float, int]] = []
+        masks: list[tuple[int, TokenMasks | KeptTokens]] = []
         end = 0
         for index, turn in zip(path, turns, strict=True):
             trained = lengths[index] > 0 and index not in seen and is_trained(turn, own)
@@ -185,6 +214,8 @@ def _samples(
                     mask[start:end] = True
                     if span.logprobs is not None:
                         logprobs[start:end] = span.logprobs
+                    if grammars is not None and (allowed := _allowed_tokens(turn, span, grammars)) is not None:
+                        masks.append((start, allowed))
             if trained:
                 positions.append(np.arange(starts[index], starts[index + 1]))
                 temperatures.append((temperature if turn.temperature is None else turn.temperature, lengths[index]))
@@ -196,7 +227,22 @@ def _samples(
             if len(values) > 1:
                 counts = [count for _, count in temperatures]
                 sampled_at = _scatter(mask, np.repeat(np.array([value for value, _ in temperatures]), counts))
-            yield Sample(ids, mask, zeros, zeros, logprobs, sampled_at, positions=np.concatenate(positions))
+            yield Sample(
+                ids, mask, zeros, zeros, logprobs, sampled_at, positions=np.concatenate(positions),
+                token_masks=tuple(masks),
+            )  # fmt: skip
+
+
+def _allowed_tokens(turn: Turn, span: Span, grammars: Grammars) -> TokenMasks | KeptTokens | None:
+    """The tokens that each token of a reply was sampled among; None: all."""
+    if span.kept is not None:
+        sets = decode_kept(span.kept)
+        if len(sets) != len(span.ids):
+            raise UserError(f"A reply of {len(span.ids)} tokens has the kept tokens of {len(sets)}; collect it again.")
+        return KeptTokens(sets)
+    if turn.response_format is None or not span.ids:
+        return None
+    return grammars.token_masks([(turn.response_format, span.ids)])[0]
 
 
 def in_token_order(samples: Sequence[Sample], values: Sequence[NDArray[Any]]) -> FloatArray:
@@ -227,7 +273,8 @@ class Sample:
     `old_logprobs` are what ratios are taken against: the engine's own unless the learner computed
     them again, and then `corrections` weighs each token's policy gradient for the difference. `temperature` is one
     number, or one per token. `positions` [P] are the places of the masked tokens among those that are trained in the
-    whole trajectory, in the order of its turns.
+    whole trajectory, in the order of its turns. `token_masks` are the tokens that parts of the sequence were sampled
+    among, each with the position of its first token; all others were sampled among all tokens.
     """
 
     ids: tuple[int, ...]
@@ -239,6 +286,7 @@ class Sample:
     old_logprobs: Float32Array | None = None
     corrections: Float32Array | None = None
     positions: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    token_masks: tuple[tuple[int, TokenMasks | KeptTokens], ...] = ()
 
     def __post_init__(self) -> None:
         arrays = (self.mask, self.weights, self.advantages, self.sampling_logprobs, self.old_logprobs, self.corrections)
@@ -266,6 +314,8 @@ class MicroBatch:
     corrections: Tensor  # [P]
     temperatures: Tensor  # [P]
     sample_index: Tensor  # [P] the sample a prediction belongs to
+    mask_rows: Tensor | None = None  # [P] row of `mask_table`, -1: any token may be sampled; None: all of them
+    mask_table: Tensor | None = None  # [U, words] the tokens that may be sampled, one bit each
 
 
 @dataclass(frozen=True)
@@ -357,12 +407,33 @@ def _assemble(
     if len(tree.ids) % bucket:
         tree = tree.padded(-(-len(tree.ids) // bucket) * bucket)
     columns = {"ids": tree.ids, "positions": tree.depths, **_prediction_columns(samples, batch, ranks, tree)}
-    tensors = [torch.from_numpy(np.ascontiguousarray(values)) for values in columns.values()]
+    columns |= _mask_columns(samples, batch, ranks)
+    tensors = [torch.from_numpy(np.ascontiguousarray(values).ravel()) for values in columns.values()]
     plan = attention_plan(tree, device)
     on_device = copy_to_device([*tensors, *(plan.arrays() if isinstance(plan, BlockAttentionPlan) else ())], device)
     if isinstance(plan, BlockAttentionPlan):
         plan = BlockAttentionPlan(*on_device[len(tensors) :])
-    return MicroBatch(attention_plan=plan, **dict(zip(columns, on_device, strict=False)))
+    fields = {name: tensor.view(columns[name].shape) for name, tensor in zip(columns, on_device, strict=False)}
+    return MicroBatch(attention_plan=plan, **fields)
+
+
+def _mask_columns(samples: Sequence[Sample], batch: SortedBatch, ranks: range) -> dict[str, NDArray[Any]]:
+    """The fields of a MicroBatch that say which tokens could be sampled; none where that is all of them."""
+    own = [(samples[batch.sample_indices[rank]], batch.predicted[rank]) for rank in ranks]
+    words = max((part.num_words for sample, _ in own for _, part in sample.token_masks), default=0)
+    if not words:
+        return {}
+    index: dict[bytes, int] = {}
+    rows: list[IntArray] = []
+    for sample, predicted in own:
+        row_of_token = np.full(len(sample.ids), -1, dtype=np.int64)
+        for start, part in sample.token_masks:
+            table = np.pad(part.table, ((0, 0), (0, words - part.num_words)))
+            numbers = np.array([index.setdefault(mask.tobytes(), len(index)) for mask in table] + [-1])  # -1 stays -1
+            row_of_token[start : start + len(part.rows)] = numbers[part.rows]
+        rows.append(row_of_token[predicted])
+    table = np.frombuffer(bytearray(b"".join(index)), dtype=np.int32).reshape(len(index), words)
+    return {"mask_rows": np.concatenate(rows), "mask_table": table}
 
 
 def _temperatures(own: Sequence[Sample], predicted: Sequence[IntArray]) -> Float32Array:

@@ -228,8 +228,32 @@ def fused_logprobs(decoder: Decoder, hidden: Tensor, micro: MicroBatch) -> tuple
     from practicum.kernels.lm_head import HeadLogprobs  # needs Triton
 
     weight = decoder.model.lm_head.weight
-    result: tuple[Tensor, Tensor] = HeadLogprobs.apply(hidden, weight, micro.targets, micro.temperatures)  # type: ignore[no-untyped-call]
+    masks = (micro.mask_rows, micro.mask_table)
+    result: tuple[Tensor, Tensor] = HeadLogprobs.apply(hidden, weight, micro.targets, micro.temperatures, *masks)  # type: ignore[no-untyped-call]
     return result
+
+
+MASKED_LOGIT = -1e9
+"""The logit of a token that could not be sampled. Its probability is 0, and products with it are not NaN."""
+
+
+def mask_logits(logits: Tensor, micro: MicroBatch, chunk: slice) -> Tensor:
+    """Return the logits of a chunk [C, V] with MASKED_LOGIT for the tokens that could not be sampled there."""
+    if micro.mask_rows is None or micro.mask_table is None:
+        return logits
+    rows = micro.mask_rows[chunk]
+    table = micro.mask_table.view(torch.uint8)[rows.clamp(min=0)]
+    bits = (table[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=table.device)) & 1
+    masked = (bits.flatten(1)[:, : logits.shape[1]] == 0) & (rows >= 0)[:, None]
+    if masked.shape[1] < logits.shape[1]:  # ids that the tokenizer does not have
+        beyond = (rows >= 0)[:, None].expand(-1, logits.shape[1] - masked.shape[1])
+        masked = torch.cat([masked, beyond], 1)
+    return logits.masked_fill(masked, MASKED_LOGIT)
+
+
+def chunk_logits(decoder: Decoder, hidden: Tensor, micro: MicroBatch, chunk: slice) -> Tensor:
+    """Return the logits of a chunk of predictions [C, V], masked where not every token could be sampled."""
+    return mask_logits(decoder.logits(hidden[chunk]), micro, chunk)
 
 
 def head_logprobs(decoder: Decoder, hidden: Tensor, micro: MicroBatch) -> Tensor:
@@ -238,7 +262,9 @@ def head_logprobs(decoder: Decoder, hidden: Tensor, micro: MicroBatch) -> Tensor
         return fused_logprobs(decoder, hidden, micro)[0]
     return torch.cat(
         [
-            token_logprobs(decoder.logits(hidden[chunk]), micro.targets[chunk], micro.temperatures[chunk, None])
+            token_logprobs(
+                chunk_logits(decoder, hidden, micro, chunk), micro.targets[chunk], micro.temperatures[chunk, None]
+            )
             for chunk in chunks(len(hidden), decoder.shape.vocabulary)
         ]
     )
@@ -297,7 +323,13 @@ def compute_divergences(
         hidden, reference_hidden = hidden_states(decoder, micro), hidden_states(reference, micro)
         return torch.cat(
             [
-                divergence(decoder.logits(hidden[chunk]), reference.logits(reference_hidden[chunk]), micro, chunk, kind)
+                divergence(
+                    chunk_logits(decoder, hidden, micro, chunk),
+                    chunk_logits(reference, reference_hidden, micro, chunk),
+                    micro,
+                    chunk,
+                    kind,
+                )
                 for chunk in chunks(len(hidden), decoder.shape.vocabulary)
             ]
         )

@@ -5,7 +5,7 @@ Pairs hold the ids that were sampled, never text tokenised again; only rows that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,13 +46,17 @@ class MinedPair:
 
 
 def mine_pairs(
-    episodes: Sequence[Trajectory], strategy: str = "same_state", limit_per_task: int | None = None
+    episodes: Sequence[Trajectory],
+    strategy: str = "same_state",
+    limit_per_task: int | None = None,
+    roles: Collection[str] | None = None,
 ) -> list[MinedPair]:
     """Return the pairs of the scored episodes, each once: tasks in their order, the widest margins of a task first.
 
     `same_state`: replies to the same ids; the value of a reply is the mean reward of the episodes that gave it there,
     and only the reply is trained on. `trajectory`: whole episodes of one task; all that the policy sampled is trained
     on. An episode that rewrote its history is no single sequence and makes no trajectory pair. Ties make no pair.
+    `roles`: whose replies are compared and trained; None: those in training, as the episodes record them.
     """
     if strategy not in STRATEGIES:
         raise UserError(f"Unknown pairing strategy '{strategy}'. Known: {', '.join(STRATEGIES)}.")
@@ -60,7 +64,7 @@ def mine_pairs(
         raise UserError("limit_per_task must be at least 1.")
     mined_by, sample = STRATEGIES[strategy]
     by_task: dict[TaskKey, list[MinedPair]] = {}
-    for mined in mine_preferences([episode for episode in episodes if episode.scored], mined_by):
+    for mined in mine_preferences([episode for episode in episodes if episode.scored], mined_by, roles):
         chosen, task = mined.chosen, mined.chosen.episode.task
         pair = MinedPair(task.id, mined.key, chosen.number, sample(chosen), sample(mined.rejected), mined.margin)
         by_task.setdefault((task.id, task.hash), []).append(pair)
@@ -105,8 +109,8 @@ def _reply_sample(visit: Visit) -> Sample:
 
 
 def _episode_sample(visit: Visit) -> Sample:
-    """A whole episode, which is one sequence."""
-    return unweighted_samples(visit.episode)[0]
+    """All that a role sampled in an episode, which is one sequence."""
+    return unweighted_samples(visit.episode, roles=(visit.turn.role,))[0]
 
 
 STRATEGIES: Mapping[str, tuple[str, Callable[[Visit], Sample]]] = {

@@ -21,14 +21,15 @@ from practicum.algorithms import losses
 from practicum.errors import UserError
 from practicum.evaluation.result import EvalResult
 from practicum.models.decoder import Decoder
+from practicum.resources import RunResources
 from practicum.training.critic import Critic, ValuedSample, explained_variance, with_next_state
-from practicum.training.curriculum import TrajectoryGroups
 from practicum.training.estimators import ESTIMATORS, Advantages, TokenRewards, estimate, token_rewards
 from practicum.training.learner import learning_rate
 from practicum.training.micro_batches import (
     Sample,
     WeightedTrajectory,
     build_samples,
+    cache_token_masks,
     collate,
     in_token_order,
     scatter,
@@ -36,12 +37,12 @@ from practicum.training.micro_batches import (
 )
 from practicum.training.monitor.loggers import summary_stats
 from practicum.training.objective import compute_divergences, compute_logprobs
-from practicum.training.rollout_batch import RolloutBatch
+from practicum.training.rollout_batch import RolloutBatch, TrajectoryGroups
 from practicum.training.rollout_source import OnEpisode, RolloutSource
 from practicum.training.settings import RLSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.training.trainer import StepResult, Trainer, Validation, panel_validation
-from practicum.trajectory import Outcome, Trajectory, derive_seed
+from practicum.trajectory import Outcome, Trajectory, derive_seed, is_trained
 from practicum.utils.arrays import FloatArray
 
 
@@ -79,18 +80,23 @@ class RLTrainer(Trainer):
         evaluate: Callable[[], Awaitable[EvalResult]] | None = None,
         on_episode: OnEpisode | None = None,
         on_micro_batch: Callable[[], None] | None = None,
+        resources: RunResources | None = None,
     ) -> None:
         """`critic_model` is the critic's own model; without one the critic is a head on the policy.
 
         `evaluate` scores the policy on the validation panel. `on_episode` is called with each episode played,
-        `on_micro_batch` after each micro-batch of an update.
+        `on_micro_batch` after each micro-batch of an update. `resources` are what all episodes of the run share: their
+        state is part of the trainer's, and they are closed with it.
         """
         sampling = source.agent.sampling
-        if sampling.top_k or sampling.top_p < 1:
-            raise UserError("Training samples from the whole distribution: leave top_k at 0 and top_p at 1.")
+        if sampling.is_filtered and policy.engine.name != "local":
+            raise UserError(
+                f"The engine '{policy.engine.name}' does not say which tokens top_k, top_p and min_p left to sample "
+                "from; leave them out, or set actor_rollout_ref.rollout.name=local."
+            )
         if sampling.temperature <= 0:
             raise UserError("Training needs a temperature above 0: greedy chains are all alike.")
-        if settings.overlap and not policy.has_engine_weights:
+        if settings.overlap and not all(model.has_engine_weights for model in policy.models):
             raise ValueError("overlap needs an engine with weights of its own")
         self.policy = policy
         self.source = source
@@ -100,6 +106,7 @@ class RLTrainer(Trainer):
         self._check_roles()
         self.stops_in_rollout = not settings.overlap
         self.evaluate = evaluate
+        self.resources = resources if resources is not None else RunResources({})
         self.on_episode, self.on_micro_batch = on_episode, on_micro_batch
         self.estimator = ESTIMATORS[settings.adv_estimator]
         self.kl_control = replace(settings.kl_ctrl)
@@ -124,16 +131,17 @@ class RLTrainer(Trainer):
 
     def _check_roles(self) -> None:
         """Refuse what cannot be trained with several roles."""
-        settings, own = self.settings, self.settings.estimation.role_credit == "own"
-        if own and (settings.filter_groups.enable or ESTIMATORS[settings.adv_estimator].needs_greedy_rollout):
+        for name, role in self.source.agent.roles.items():
+            if role.temperature is not None and role.temperature <= 0 and (self.roles is None or name in self.roles):
+                raise UserError(
+                    f"agent.roles.{name}.temperature must be above 0, because '{name}' is trained: greedy chains are "
+                    "all alike."
+                )
+        own = self.settings.estimation.role_credit == "own"
+        if own and ESTIMATORS[self.settings.adv_estimator].needs_greedy_rollout:
             raise UserError(
-                "algorithm.role_credit=own compares each role with itself; algorithm.filter_groups and remax go by the "
-                "episode's reward: use role_credit=shared with them."
-            )
-        if self.policy.role_policies and (settings.overlap or ESTIMATORS[settings.adv_estimator].needs_critic):
-            raise UserError(
-                "Roles with adapters of their own are trained without a critic and without trainer.overlap: choose an "
-                "estimator that compares chains, such as grpo."
+                f"algorithm.role_credit=own compares each role with itself; {self.settings.adv_estimator} goes by the "
+                "episode's reward of a greedy rollout: use role_credit=shared with it."
             )
 
     @property
@@ -165,8 +173,12 @@ class RLTrainer(Trainer):
                     else {}
                 ),
                 **({"ahead": self._next_batch.record()} if self._next_batch is not None else {}),
+                **({"resources": states} if (states := self.resources.state_dict()) else {}),
             }
         }
+
+    async def close(self) -> None:
+        await self.resources.close()
 
     def restore(self, state: dict[str, Any]) -> None:
         own = state["practice"]
@@ -179,6 +191,7 @@ class RLTrainer(Trainer):
             model.set_version(int(own["role_versions"][name]))
             model.learner.version = model.version
         self._next_batch = RolloutBatch.read(own["ahead"]) if "ahead" in own else None
+        self.resources.load_state_dict(own.get("resources", {}))
 
     # -- one step ---------------------------------------------------------------------------
 
@@ -201,8 +214,9 @@ class RLTrainer(Trainer):
             batch = self._with_mismatch(await self.source.collect(step, self.on_episode))
         self._next_batch, rollout = None, None
         await self.policy.refresh()
-        turns = [turn for episode in batch.episodes for turn in episode.turns]
-        ages = [float(self.policy.version - turn.policy_version) for turn in turns]
+        turns = [turn for episode in batch.episodes for turn in episode.turns if is_trained(turn, self.roles)]
+        models = self.policy.role_policies
+        ages = [float(models.get(turn.role, self.policy).version - turn.policy_version) for turn in turns]
         if step + 1 < self.settings.total_training_steps:
             rollout = asyncio.create_task(self.source.collect(step + 1, self.on_episode))
         try:
@@ -232,7 +246,7 @@ class RLTrainer(Trainer):
         self.on_advantages(groups, advantages.advantages)
         metrics |= _advantage_metrics(rewards, advantages)
         estimated = time.perf_counter()
-        if self.critic is not None and critic_samples:
+        if self.critic is not None and critic_samples and advantages.returns is not None:
             metrics |= self._update_critic(step, critic_samples, advantages)
         updated = self._update_models(step, batch, advantages) if step >= self.settings.critic_warmup else {}
         if self.settings.overlap:  # the learner is ahead of the policy that sampled: that is no mismatch
@@ -278,7 +292,10 @@ class RLTrainer(Trainer):
             [replace(item, rewards=item.rewards - coefficient * next(divergences)) for item in items]
             for items in rewards
         ]
-        mean = float(np.mean([row.mean() for row in per_episode if len(row)]))
+        means = [row.mean() for row in per_episode if len(row)]
+        if not means:  # no trained role has acted
+            return rewards, {}
+        mean = float(np.mean(means))
         self.kl_control.update(mean, len(per_episode))
         return penalised, {"reward_kl/mean": mean, "reward_kl/coefficient": coefficient}
 
@@ -375,6 +392,7 @@ class RLTrainer(Trainer):
             sampling.max_tokens,
             self.roles,
             own_roles,
+            self.policy.renderer.grammars,
         )
         if batch.temperatures is None:
             return weighted
@@ -465,11 +483,12 @@ class RLTrainer(Trainer):
     ) -> tuple[list[Sample], list[int]]:
         """Samples of all episodes without weights, and the index of the episode that each belongs to."""
         episodes = [episode for group in groups for episode in group]
-        temperature = self.source.agent.sampling.temperature
+        temperature, grammars = self.source.agent.sampling.temperature, self.policy.renderer.grammars
+        cache_token_masks(episodes, self.roles, grammars)
         pairs = [
             (sample, index)
             for index, episode in enumerate(episodes)
-            for sample in unweighted_samples(episode, temperature, self.roles, own_roles)
+            for sample in unweighted_samples(episode, temperature, self.roles, own_roles, grammars)
         ]
         return [sample for sample, _ in pairs], [owner for _, owner in pairs]
 
@@ -478,6 +497,8 @@ class RLTrainer(Trainer):
         found: dict[str, float] = {}
         for name, model, own_roles in self.models:
             samples, _ = self._samples(groups, own_roles)
+            if not samples:  # none of its roles has acted
+                continue
             metrics = model.learner.measure(samples, replace(self.settings.objective, kl_loss_coef=0.0))
             for key, value in metrics.items():
                 if key == "actor/entropy" or key.startswith("mismatch/"):
@@ -490,13 +511,16 @@ class RLTrainer(Trainer):
         The learner's own weights have changed meanwhile. An engine in another process has no decoder to compare with;
         its weights are checked by its canary.
         """
-        decoder = self.policy.engine_decoder
-        samples, _ = self._samples(batch.groups[:1])
-        if decoder is None or not samples:
-            return batch
-        torch.set_num_threads(self.policy.learner.threads)
-        logprobs = compute_logprobs(decoder, samples, self.policy.logprob_limits)
-        return replace(batch, metrics=batch.metrics | engine_mismatch(samples, logprobs))
+        metrics = dict(batch.metrics)
+        for name, model, own_roles in self.models:
+            samples, _ = self._samples(batch.groups[:1], own_roles)
+            if model.engine_decoder is None or not samples:
+                continue
+            torch.set_num_threads(model.learner.threads)
+            logprobs = compute_logprobs(model.engine_decoder, samples, model.logprob_limits)
+            found = engine_mismatch(samples, logprobs)
+            metrics |= {f"role/{name}/{key}" if name else key: value for key, value in found.items()}
+        return replace(batch, metrics=metrics)
 
 
 def _join(

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from practicum.agent import Agent, RoleSettings
 from practicum.chat.renderer import Renderer
-from practicum.config.actor_rollout_ref import ModelConfig
+from practicum.chat.response_format import ANY_TEXT, ResponseFormat, read_response_format
 from practicum.config.train import RoleConfig, TrainConfig
 from practicum.data.run_folder import resolve_model
 from practicum.engines.base import Engine
-from practicum.engines.local.engine import LocalEngine
-from practicum.engines.openai import OpenAIEngine
 from practicum.environment import DEFAULT_ROLE, ChatModel, Environment
-from practicum.errors import UserError, did_you_mean
+from practicum.errors import UserError
 from practicum.models import lora
-from practicum.models.decoder import Decoder
 from practicum.models.loader import Device, LoadedModel
 from practicum.policy import Judge
-from practicum.registry import make_format
+from practicum.rollout_setup import check_asked_models, check_role_names, local_engine, served_engine
 from practicum.training.trainable_policy import TrainablePolicy, sharing_weights
 from practicum.trajectory import derive_seed
 
@@ -28,8 +25,16 @@ def role_settings(config: TrainConfig, validating: bool) -> dict[str, RoleSettin
         own = role.temperature
         if validating and role.model is None and role.url is None:
             own = None
-        found[name] = RoleSettings(role.agent_type, own, role.max_tokens_per_turn, role.thoughts, role.max_turns)
+        found[name] = RoleSettings(
+            role.agent_type, own, role.max_tokens_per_turn, role.thoughts, role.max_turns, _response_format(name, role)
+        )
     return found
+
+
+def _response_format(name: str, role: RoleConfig) -> ResponseFormat | None:
+    """The response format of a role that has one; `ANY_TEXT` where it says that it has none."""
+    found = read_response_format(role.response_format, f"agent.roles.{name}.response_format")
+    return ANY_TEXT if found is None and role.response_format is not None else found
 
 
 def check_roles(config: TrainConfig, environment: Environment) -> None:
@@ -37,23 +42,15 @@ def check_roles(config: TrainConfig, environment: Environment) -> None:
 
     Where several roles act, `agent.train_roles` of null becomes the environment's first.
     """
-    roles, agent, asked = environment.roles, config.agent, environment.model_names()
-    for key, names, known in (
-        ("roles", agent.roles, (*roles, *asked)),
-        ("train_roles", agent.train_roles or (), roles),
-    ):
-        for name in names:
-            if name not in known:
-                raise UserError(
-                    f"agent.{key}: '{environment.name}' has no role '{name}', its roles are {', '.join(known)}."
-                    f"{did_you_mean(name, known)}"
-                )
-    for name in asked:
-        if name not in agent.roles or agent.roles[name].model is None:
-            raise UserError(
-                f"'{environment.name}' asks a model named '{name}': set agent.roles.{name}.model (a model of its own, "
-                f"which is not trained), and agent.roles.{name}.url where a server has it."
-            )
+    roles, agent = environment.roles, config.agent
+    check_role_names(environment, agent.roles, key="agent.roles")
+    check_role_names(environment, agent.train_roles or (), known=roles, key="agent.train_roles")
+    check_asked_models(
+        environment,
+        [name for name, role in agent.roles.items() if role.model is not None],
+        "set agent.roles.{name}.model (a model of its own, which is not trained), and agent.roles.{name}.url where a "
+        "server has it",
+    )
     if agent.train_roles is None and roles != (DEFAULT_ROLE,):
         agent.train_roles = [roles[0]]
     elif agent.train_roles is not None and not agent.train_roles:
@@ -63,6 +60,14 @@ def check_roles(config: TrainConfig, environment: Environment) -> None:
             raise UserError(f"agent.roles.{name}: a role has another model or an adapter of its own, not both.")
         if role.url is not None and role.model is None:
             raise UserError(f"agent.roles.{name}.url needs agent.roles.{name}.model, the server's name of the model.")
+        if role.tokenizer is not None and role.url is None:
+            raise UserError(f"agent.roles.{name}.tokenizer is for a server's model: it needs agent.roles.{name}.url.")
+        for key, value in (("thoughts", role.thoughts), ("max_turns", role.max_turns)):
+            if value is not None and name in environment.model_names():
+                raise UserError(
+                    f"agent.roles.{name}.{key}: '{name}' is asked single questions and has no earlier turns; leave it "
+                    "out."
+                )
         if role.model is not None and name in (agent.train_roles or ()):
             raise UserError(
                 f"agent.roles.{name} has a model of its own, which is not trained: take '{name}' out of "
@@ -70,6 +75,11 @@ def check_roles(config: TrainConfig, environment: Environment) -> None:
             )
         if role.adapter and not config.actor_rollout_ref.model.lora_rank:
             raise UserError(f"agent.roles.{name}.adapter needs actor_rollout_ref.model.lora_rank above 0.")
+        if role.adapter and config.actor_rollout_ref.rollout.name != "local":
+            raise UserError(
+                f"agent.roles.{name}.adapter needs actor_rollout_ref.rollout.name=local: adapters of roles are sampled "
+                "from by the engine in this process."
+            )
 
 
 def add_roles(
@@ -81,7 +91,7 @@ def add_roles(
             policy.role_engines[name] = role_engine(policy, role, config.agent.agent_type, on)
         elif role.adapter:
             assert base is not None
-            settings = lora_settings(config.actor_rollout_ref.model)
+            settings = lora.settings_of(config.actor_rollout_ref.model)
             seed = derive_seed("role", name, config.trainer.seed) % 2**31
             policy.role_policies[name] = TrainablePolicy(
                 lora.add_adapter(sharing_weights(base), settings, seed),
@@ -89,6 +99,7 @@ def add_roles(
                 max_batch=policy.max_batch,
                 limits=policy.limits,
                 logprob_limits=policy.logprob_limits,
+                separate_engine_weights=config.trainer.overlap,
             )
 
 
@@ -100,8 +111,13 @@ def asked_models(
     for name in environment.model_names():
         engine, renderer = policy.role_engines[name]
         role = config.agent.roles[name]
-        settings = RoleSettings(role.agent_type, role.temperature or 0.0, role.max_tokens_per_turn)
-        found[name] = Judge(settings.policy(engine, renderer, agent, name))
+        settings = RoleSettings(
+            role.agent_type,
+            role.temperature or 0.0,
+            role.max_tokens_per_turn,
+            response_format=_response_format(name, role) or ANY_TEXT,
+        )
+        found[name] = Judge(settings.policy(engine, renderer, agent, name), agent.deadlines.judge)
     return found
 
 
@@ -111,12 +127,5 @@ def role_engine(policy: TrainablePolicy, role: RoleConfig, format: str, on: Devi
     if role.url is not None:
         tokenizer = role.tokenizer
         renderer = Renderer(resolve_model(tokenizer).load_tokenizer()) if tokenizer else policy.renderer
-        return OpenAIEngine(role.url, role.model, make_format(role.agent_type or format), renderer), renderer
-    loaded = resolve_model(role.model).load(on.dtype, on.device)
-    renderer = Renderer(loaded.tokenizer, None, loaded.end_ids)
-    return LocalEngine(Decoder(loaded.model), renderer, max_batch=policy.max_batch), renderer
-
-
-def lora_settings(model: ModelConfig) -> lora.LoRASettings:
-    """The settings of new adapters."""
-    return lora.LoRASettings(model.lora_rank, model.lora_alpha, targets=model.target_modules or lora.ALL_LINEAR)
+        return served_engine(role.url, role.model, role.agent_type or format, renderer), renderer
+    return local_engine(resolve_model(role.model), on, max_batch=policy.max_batch)

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from practicum.data.store import decode_episode, encode_episode
-from practicum.training.curriculum import TrajectoryGroups
 from practicum.trajectory import Trajectory
 
 Metrics = dict[str, float]
+TrajectoryGroups = list[list[Trajectory]]
+"""The trajectories of one task each, in the order in which the tasks were drawn."""
 
 
 @dataclass(frozen=True)

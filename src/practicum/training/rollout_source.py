@@ -2,7 +2,9 @@
 
 `RLTrainer` trains on whatever a `RolloutSource` gives it. There are three: `OnlineSource` plays episodes with the
 policy, `logged_source` reads episodes that were collected before, `bandit_source` samples single replies to the
-prompts of a log. `EpisodeSaver` writes some of the episodes with the advantages that their tokens were trained with.
+prompts of a log. `TaskStream` draws the tasks: one after another, round and round, or from easy to hard as the success
+rate rises (a curriculum). A group is trained on when it is scored, large enough to compare, and its rewards differ.
+`EpisodeSaver` writes some of the episodes with the advantages that their tokens were trained with.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import random
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,21 +27,205 @@ from practicum.chat.console import EpisodeWatcher
 from practicum.data import store
 from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError
+from practicum.resources import RunResources
 from practicum.rollout import MakeEnvironment
 from practicum.task import Task
-from practicum.training.curriculum import (
-    TaskStream,
-    TrajectoryGroups,
-    group_scored,
-    has_signal,
+from practicum.training.estimators import (
+    ESTIMATORS,
+    EstimatorSettings,
+    num_sampled_tokens,
+    role_turn_rewards,
+    turn_lengths,
 )
-from practicum.training.estimators import ESTIMATORS, num_sampled_tokens
+from practicum.training.group_reward import find_group_reward
 from practicum.training.monitor.loggers import summary_stats
-from practicum.training.rollout_batch import RolloutBatch
-from practicum.training.settings import RLSettings
+from practicum.training.rollout_batch import RolloutBatch, TrajectoryGroups
+from practicum.training.settings import CurriculumSettings, RLSettings
 from practicum.training.trainable_policy import TrainablePolicy
-from practicum.trajectory import Origin, Outcome, StopReason, Trajectory, Turn, plan_attempts
+from practicum.trajectory import (
+    EXTERNAL_AGENT,
+    Origin,
+    Outcome,
+    StopReason,
+    Trajectory,
+    Turn,
+    derive_seed,
+    is_trained,
+    plan_attempts,
+)
 from practicum.utils.arrays import FloatArray
+
+MIN_REWARD_DIFFERENCE = 1e-9
+
+
+def group_scored(episodes: Sequence[Trajectory], min_size: int = 2) -> TrajectoryGroups:
+    """Scored episodes by group, in order; a group that failures left with fewer than `min_size` is dropped."""
+    groups: dict[str, list[Trajectory]] = {}
+    for episode in episodes:
+        if episode.scored:
+            groups.setdefault(episode.group, []).append(episode)
+    return [group for group in groups.values() if len(group) >= min_size]
+
+
+def has_signal(
+    group: Sequence[Trajectory], greedy_rewards: Mapping[str, float], estimation: EstimatorSettings | None = None
+) -> bool:
+    """Whether a group's rewards differ, from each other or from the reward of its greedy rollout.
+
+    Where the roles have rewards of their own (`estimation.role_credit`), those of one trained role have to differ.
+    """
+    if estimation is not None and estimation.role_credit == "own":
+        totals = role_totals(group, estimation.train_roles)
+        return len(group) == 1 or any(max(own) - min(own) > MIN_REWARD_DIFFERENCE for own in totals.values())
+    rewards = {episode.reward for episode in group}
+    if group[0].group in greedy_rewards:
+        rewards.add(greedy_rewards[group[0].group])
+    return len(group) == 1 or max(rewards) - min(rewards) > MIN_REWARD_DIFFERENCE
+
+
+def role_totals(group: Sequence[Trajectory], roles: Collection[str] | None) -> dict[str, list[float]]:
+    """The rewards of each trained role in the episodes of a group in which it acted."""
+    totals: dict[str, list[float]] = {}
+    for episode in group:
+        for role in sorted({turn.role for turn in episode.turns if turn.num_sampled and is_trained(turn, roles)}):
+            totals.setdefault(role, []).append(sum(role_turn_rewards(episode, role)))
+    return totals
+
+
+class TaskStream:
+    """Draws tasks from a list; no task comes twice in one draw.
+
+    The tasks of a file are drawn in an order of their own in every epoch (`shuffle_seed`), and the rest of an epoch
+    that is smaller than a draw is left out. Generated tasks come in order; with `more`, which returns a longer list
+    that begins with the same tasks, they do not repeat as long as it has new ones.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        curriculum: CurriculumSettings | None = None,
+        draw: int = 1,
+        shuffle_seed: int | None = None,
+        more: Callable[[int], Sequence[Task]] | None = None,
+    ) -> None:
+        self.curriculum, self.shuffle_seed, self.more = curriculum, shuffle_seed, more
+        self.levels: list[list[Task]] = []
+        self._set_tasks(tasks)
+        if len(self.levels[0]) < draw:
+            easiest = "" if curriculum is None else " of the easiest level"
+            raise UserError(
+                f"{len(self.levels[0])} training tasks{easiest} are fewer than the {draw} of one step; "
+                "lower data.train_batch_size."
+            )
+        self.open = 1
+        self.cursors = [0] * len(self.levels)
+        window = curriculum.window if curriculum is not None else 1
+        self.recent: list[deque[int]] = [deque(maxlen=window) for _ in self.levels]
+
+    def _set_tasks(self, tasks: Sequence[Task]) -> None:
+        self.num_tasks, self._ids = len(tasks), [task.id for task in tasks]
+        levels = [list(tasks)] if self.curriculum is None else _by_level(tasks, self.curriculum.field)
+        if self.levels and len(levels) != len(self.levels):
+            raise UserError(
+                f"{len(tasks)} generated tasks have {len(levels)} levels, fewer tasks had {len(self.levels)}: "
+                "name another data.curriculum.field, or give the tasks as data.train_files."
+            )
+        self.levels = levels
+        self._level_of = {task.id: index for index, level in enumerate(self.levels) for task in level}
+
+    def take(self, count: int) -> list[Task]:
+        """The next `count` tasks, from the open levels in turn; fewer where these have fewer tasks."""
+        wanted = [0] * self.open
+        left = [len(level) for level in self.levels[: self.open]]
+        for draw in itertools.count():
+            if sum(wanted) == count or not any(left):
+                break
+            level = draw % self.open
+            if left[level]:
+                left[level] -= 1
+                wanted[level] += 1
+        drawn = [iter(self._draw(level, number)) for level, number in enumerate(wanted)]
+        return [task for row in itertools.zip_longest(*drawn) for task in row if task is not None]
+
+    def _draw(self, level: int, count: int) -> list[Task]:
+        """The next tasks of a level, at most as many as it has."""
+        start = self.cursors[level]
+        self._extend(level, start + count)
+        tasks = self.levels[level]
+        if self.shuffle_seed is not None and start % len(tasks) + count > len(tasks):
+            start += len(tasks) - start % len(tasks)  # the next epoch
+        self.cursors[level] = start + count
+        if self.shuffle_seed is None:
+            return [tasks[index % len(tasks)] for index in range(start, start + count)]
+        order = list(range(len(tasks)))
+        random.Random(derive_seed("shuffle", self.shuffle_seed, level, start // len(tasks))).shuffle(order)
+        return [tasks[order[index % len(tasks)]] for index in range(start, start + count)]
+
+    def _extend(self, level: int, count: int) -> None:
+        """Generate more tasks until a level has `count`, or a longer list brings it none: then they come again."""
+        while self.more is not None and len(self.levels[level]) < count:
+            tasks, before = self.more(2 * self.num_tasks), len(self.levels[level])
+            if len(tasks) > self.num_tasks and [task.id for task in tasks[: self.num_tasks]] == self._ids:
+                self._set_tasks(tasks)
+            if len(self.levels[level]) == before:
+                self.more = None
+
+    def update(self, episodes: Sequence[Trajectory]) -> None:
+        """Count the successes of scored episodes; open the next level once the hardest open one is mastered."""
+        if self.curriculum is None:
+            return
+        for episode in episodes:
+            if episode.scored:
+                self.recent[self._level_of[episode.task.id]].append(int(episode.outcome is Outcome.SUCCESS))
+        recent = self.recent[self.open - 1]
+        mastered = len(recent) == recent.maxlen and sum(recent) >= self.curriculum.threshold * len(recent)
+        if mastered and self.open < len(self.levels):
+            self.open += 1
+
+    def metrics(self) -> dict[str, float]:
+        return {} if self.curriculum is None else {"curriculum/open_levels": float(self.open)}
+
+    def state(self) -> dict[str, Any]:
+        return {"open": self.open, "cursors": list(self.cursors), "recent": [list(recent) for recent in self.recent]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.open, self.cursors = int(state["open"]), [int(n) for n in state["cursors"]]
+        for recent, values in zip(self.recent, state["recent"], strict=True):
+            recent.clear()
+            recent.extend(values)
+
+
+def _by_level(tasks: Sequence[Task], field: str) -> list[list[Task]]:
+    """Tasks by the rank of their field's value among those of their own environment.
+
+    So the levels of several environments, whatever their values are, are opened together. An environment whose tasks
+    have no such field is open from the start, unless it is the only one.
+    """
+    if not any(field in task.fields for task in tasks):
+        raise _no_field(field, tasks[0])
+    by_environment: dict[str, dict[Any, list[Task]]] = {}
+    without_field = {task.environment for task in tasks} - {task.environment for task in tasks if field in task.fields}
+    for task in tasks:
+        if field not in task.fields and task.environment not in without_field:
+            raise _no_field(field, task)
+        by_environment.setdefault(task.environment, {}).setdefault(task.fields.get(field), []).append(task)
+    levels: list[list[Task]] = []
+    for by_value in by_environment.values():
+        try:
+            ranked = sorted(by_value)
+        except TypeError:
+            raise UserError(f"data.curriculum.field={field}: its values cannot be put in order.") from None
+        for rank, value in enumerate(ranked):
+            levels.extend([] for _ in range(rank + 1 - len(levels)))
+            levels[rank] += by_value[value]
+    position = {task.id: index for index, task in enumerate(tasks)}
+    return [sorted(level, key=lambda task: position[task.id]) for level in levels]
+
+
+def _no_field(field: str, task: Task) -> UserError:
+    return UserError(
+        f"data.curriculum.field={field}: task '{task.id}' has no such field; name one that all tasks have."
+    )
 
 
 class OnlineSource:
@@ -56,14 +244,19 @@ class OnlineSource:
         watcher: EpisodeWatcher | None = None,
         more_tasks: Callable[[int], Sequence[Task]] | None = None,
         shuffle_seed: int | None = None,
+        resources: RunResources | None = None,
     ) -> None:
-        """`watcher` is shown the first episode of every rollout as it happens; the others: see `TaskStream`."""
+        """`watcher` is shown the first episode of every rollout as it happens; `resources` are what all episodes of the
+        run share; the others: see `TaskStream`."""
         self.policy = policy
         self.make_environment = make_environment
         self.agent = agent
         self.settings = settings
         self.watcher = watcher
+        self.resources = resources
         self.estimator = ESTIMATORS[settings.adv_estimator]
+        name, weight = settings.group_reward, settings.group_reward_weight
+        self.group_reward = None if name is None else find_group_reward(name, weight)
         self.stream = TaskStream(tasks, settings.curriculum, settings.train_batch_size, shuffle_seed, more_tasks)
 
     def state(self) -> dict[str, Any]:
@@ -73,7 +266,10 @@ class OnlineSource:
         self.stream.restore(state["stream"])
 
     async def collect(self, step: int, on_episode: OnEpisode | None = None) -> RolloutBatch:
-        """Episodes of a step's tasks; with the group filter, of more tasks until enough groups have signal."""
+        """Episodes of a step's tasks; with the group filter, of more tasks until enough groups have signal.
+
+        What they write to shared resources is visible from the next step on.
+        """
         begun, settings = time.perf_counter(), self.settings
         episodes: list[Trajectory] = []
         accepted: TrajectoryGroups = []
@@ -83,19 +279,23 @@ class OnlineSource:
             label = f"step-{step}/" if round_index == 0 else f"step-{step}+{round_index}/"
             tasks = self.stream.take(settings.train_batch_size)
             played = await self._roll_out(tasks, settings.num_chains, label, self.agent, on_episode, self.watcher)
-            episodes += played
             check_error_budget(step, played, settings.error_budget)
             self.stream.update(played)
             groups = group_scored(played, self.estimator.min_group_size)
+            if self.group_reward is not None:
+                groups, played = self.group_reward.apply(groups, played)
+            episodes += played
             if self.estimator.needs_greedy_rollout:
                 greedy_rewards |= await self._greedy_rewards(tasks, label)
                 groups = [group for group in groups if group[0].group in greedy_rewards]
-            with_signal = [group for group in groups if has_signal(group, greedy_rewards)]
+            with_signal = [group for group in groups if has_signal(group, greedy_rewards, settings.estimation)]
             num_groups += len(groups)
             num_with_signal += len(with_signal)
             accepted += with_signal if settings.filter_groups.enable else groups
             if len(accepted) >= settings.train_batch_size:
                 break
+        if self.resources is not None:
+            self.resources.commit()
         metrics = rollout_metrics(episodes)
         metrics["rollout/dead_groups"] = 1.0 - num_with_signal / num_groups if num_groups else 1.0
         metrics["rollout/groups_trained"] = float(min(len(accepted), settings.train_batch_size))
@@ -113,7 +313,12 @@ class OnlineSource:
 
     async def _greedy_rewards(self, tasks: Sequence[Task], label: str) -> dict[str, float]:
         """By group: the reward of one greedy rollout of the whole agent, tools included."""
-        greedy = replace(self.agent, sampling=replace(self.agent.sampling, temperature=0.0))
+        untrained = self.policy.role_engines  # another model, which acts here as it does in training
+        roles = {
+            name: role if name in untrained else replace(role, temperature=None)
+            for name, role in self.agent.roles.items()
+        }
+        greedy = replace(self.agent, sampling=replace(self.agent.sampling, temperature=0.0), roles=roles)
         episodes = await self._roll_out(tasks, 1, label, greedy)
         return {episode.group: episode.reward for episode in episodes if episode.scored}
 
@@ -134,6 +339,7 @@ class OnlineSource:
             watcher=watcher,
             # Beside an update, the weights are in motion: whoever runs both has given them to the engine before.
             refresh=not self.settings.overlap,
+            resources=self.resources,
         )
 
 
@@ -141,14 +347,15 @@ TOP, GROUPS = "top_episodes", "groups"
 ADVANTAGES = "practicum advantages 1"
 
 Group = Sequence[Trajectory]
-EpisodeKey = tuple[str, str, int, int]
+EpisodeKey = tuple[str, str, int, int, tuple[str, ...]]
 
 
 class EpisodeSaver:
     """Writes a run's episodes; `set_advantages` comes before a step's episodes are saved, `clear` after it."""
 
-    def __init__(self, folder: Path, estimator: str) -> None:
-        self.folder, self.estimator = folder, estimator
+    def __init__(self, folder: Path, estimator: str, roles: Collection[str] | None = None) -> None:
+        """`roles` are the trained ones, None: all; the tokens of others have no advantage."""
+        self.folder, self.estimator, self.roles = folder, estimator, roles
         self._groups: Sequence[Group] = ()
         self._advantages: dict[EpisodeKey, FloatArray] = {}
 
@@ -166,16 +373,23 @@ class EpisodeSaver:
         self._groups, self._advantages = (), {}
 
     def save_group(self, step: int) -> None:
-        """Save the first group of a step whose number is a power of two: about a dozen groups in a long run."""
-        if self._groups and step & (step - 1) == 0:
-            for episode in self._groups[0]:
-                self._write(self.folder / GROUPS / f"step_{step}", episode)
+        """Save the first group of a step whose number is a power of two: about a dozen groups in a long run.
+
+        Logged episodes of several policies may have the same attempt number; they are numbered anew.
+        """
+        if not self._groups or step & (step - 1) != 0:
+            return
+        group = self._groups[0]
+        is_numbered = len({episode.attempt for episode in group}) == len(group)
+        for index, episode in enumerate(group):
+            attempt = episode.attempt if is_numbered else index
+            self._write(self.folder / GROUPS / f"step_{step}", episode, attempt)
 
     def save_top(self, step: int, new: Group, top: Collection[tuple[int, str, int]]) -> None:
         """Save the new episodes among those of the highest reward, and delete all but `top` (step, task, attempt)."""
         folder = self.folder / TOP
         for episode in new:
-            self._write(folder / f"step_{step}", episode)
+            self._write(folder / f"step_{step}", episode, episode.attempt)
         paths = {store.episode_path(folder / f"step_{at}", task, attempt) for at, task, attempt in top}
         for path in folder.glob("step_*/*.jsonl"):
             if path not in paths:
@@ -184,12 +398,12 @@ class EpisodeSaver:
                 with contextlib.suppress(OSError):  # other episodes are still in it
                     path.parent.rmdir()
 
-    def _write(self, folder: Path, episode: Trajectory) -> None:
+    def _write(self, folder: Path, episode: Trajectory, attempt: int) -> None:
         row = self._advantages.get(_key(episode))
         if row is not None:  # before the episode: a reader of that finds these
-            path = advantages_path(store.episode_path(folder, episode.task.id, episode.attempt))
-            write_atomic(path, _encoded(row, self.estimator))
-        store.write_episode(folder, episode)
+            path = advantages_path(store.episode_path(folder, episode.task.id, attempt))
+            write_atomic(path, _encoded(_of_all_tokens(episode, row, self.roles), self.estimator))
+        store.write_episode(folder, replace(episode, attempt=attempt))
 
 
 def advantages_path(episode: Path) -> Path:
@@ -198,8 +412,20 @@ def advantages_path(episode: Path) -> Path:
 
 
 def _key(episode: Trajectory) -> EpisodeKey:
-    """Identifies an episode of a step, whether or not it was read back from a checkpoint."""
-    return episode.group, episode.task.id, episode.attempt, episode.seeds.sampling
+    """Identifies an episode of a step, whether or not it was read back from a checkpoint. The replies are part of it:
+    logged episodes of one task may come from several policies, each with an attempt 0 of the same seed."""
+    replies = tuple(turn.reply for turn in episode.turns)
+    return episode.group, episode.task.id, episode.attempt, episode.seeds.sampling, replies
+
+
+def _of_all_tokens(episode: Trajectory, row: FloatArray, roles: Collection[str] | None) -> FloatArray:
+    """Advantages of the trained tokens, put among those of all sampled tokens; NaN where a token is not trained."""
+    if len(row) == num_sampled_tokens(episode):
+        return row
+    trained = np.repeat([is_trained(turn, roles) for turn in episode.turns], turn_lengths(episode))
+    result = np.full(len(trained), np.nan)
+    result[trained] = row
+    return result
 
 
 def _encoded(row: FloatArray, estimator: str) -> bytes:
@@ -276,6 +502,10 @@ def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
             "rollout/groups": float(len({e.group for e in scored})),
             **summary_stats("response_length", lengths),
         }
+        external = [e for e in scored if EXTERNAL_AGENT in e.provenance]
+        if external:  # how often an agent's program changed what was said, or began anew
+            branches = sum(bool(t.branch_reason) for e in external for t in e.turns)
+            metrics["rollout/branches/mean"] = branches / len(external)
         environments = sorted({e.task.environment for e in scored})
         for name in environments if len(environments) > 1 else ():
             own = [e for e in scored if e.task.environment == name]

@@ -23,6 +23,7 @@ from practicum.errors import UserError
 from practicum.training import checkpoint
 from practicum.training.checkpoint import ABANDONED, LAST, METRICS, MODEL, TIMING, Checkpoints
 from practicum.training.monitor.health import HEALTH_FILE, HealthFinding, HealthLog, HealthMonitor
+from practicum.training.monitor.log_file import LogFile
 from practicum.training.monitor.loggers import Logger, MetricsFile, memory_metrics
 from practicum.training.monitor.reward_hacking import RewardHackingMonitor
 from practicum.training.monitor.supervised_health import SupervisedMonitor
@@ -30,6 +31,7 @@ from practicum.training.rollout_source import GROUPS, TOP, EpisodeSaver
 from practicum.training.settings import LOSS_METRICS, RunSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.training.trainer import Trainer
+from practicum.training.validation_results import VALIDATION, write_validation
 from practicum.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -83,7 +85,7 @@ class Run:
         self._make_loggers = make_loggers
         self._lock = FolderLock(folder) if lock is None and folder is not None else lock
         if self._lock is not None:
-            self._lock.delete_unfinished(TOP, GROUPS)
+            self._lock.delete_unfinished(TOP, GROUPS, VALIDATION)
         self._signals = StopSignals(self._announce_stop, trainer.stops_by_exception)
 
     @property
@@ -172,8 +174,11 @@ class Run:
         except Terminated:
             raise KeyboardInterrupt from None
         finally:
-            if self._lock is not None:
-                self._lock.release()
+            try:
+                await self.trainer.close()
+            finally:
+                if self._lock is not None:
+                    self._lock.release()
 
     async def _train(self) -> TrainState:
         state, settings = self.state, self.settings
@@ -282,6 +287,8 @@ class Run:
         if validation.problem is not None:
             self.say(f"Step {step}: {validation.problem}; it does not count.")
             return validation.metrics
+        if validation.result is not None and self._folder is not None:
+            write_validation(self._folder, step, validation.result)
         metric, state = self.settings.best_metric, self.state
         value, best = validation.metrics[metric], state.best_value
         if best is None or (value < best if metric in LOSS_METRICS else value > best):
@@ -331,6 +338,9 @@ class Run:
         log = RunLog(self._folder, keep_to, loggers)
         try:
             yield log
+        except BaseException as error:
+            log.failed(error)
+            raise
         finally:
             if self.monitor is not None:
                 self.monitor.close()
@@ -361,6 +371,12 @@ class RunLog:
         for logger in self.loggers:
             logger.write(step, values)
 
+    def failed(self, error: BaseException) -> None:
+        """Write why the run stops into its log file."""
+        for logger in self.loggers:
+            if isinstance(logger, LogFile):
+                logger.failed(error)
+
     def close(self) -> None:
         for file in (self.metrics, self._timing, *self.loggers):
             if file is not None:
@@ -382,7 +398,7 @@ class RunMonitor:
         self.hacking_settings = hacking or RewardHackingSettings()
         self.health = HealthMonitor(health or HealthSettings())
         self.hacking = RewardHackingMonitor(self.hacking_settings)
-        self.saver = EpisodeSaver(folder, trainer.settings.adv_estimator)
+        self.saver = EpisodeSaver(folder, trainer.settings.adv_estimator, trainer.roles)
         trainer.on_advantages = self.saver.set_advantages
         self._log: HealthLog | None = None
         self._findings: list[HealthFinding] = []

@@ -15,7 +15,10 @@ from practicum.config.fields import at_least, check_fields, default_of
 from practicum.config.train import (
     AgentConfig,
     AlgorithmConfig,
+    CurriculumConfig,
     DataConfig,
+    FilterGroupsConfig,
+    GroupRewardConfig,
     KLControlConfig,
     TrainConfig,
     TrainerConfig,
@@ -26,7 +29,6 @@ from practicum.models.loader import Device
 from practicum.task import content_hash
 from practicum.training.checkpoint import continued_values
 from practicum.training.critic import CriticSettings
-from practicum.training.curriculum import CurriculumSettings, GroupFilter
 from practicum.training.estimators import ESTIMATORS, EstimatorSettings, OverlongBuffer
 from practicum.training.learner import OptimizerSettings, learning_rate
 from practicum.training.micro_batches import MicroBatchLimits
@@ -92,6 +94,27 @@ def default_kl_controller() -> kl.Controller:
 
 
 @dataclass(frozen=True)
+class GroupFilter:
+    """With `enable`, a step trains only on groups with signal, and draws up to
+    `max_num_gen_batches` batches of tasks to fill up."""
+
+    enable: bool = default_of(FilterGroupsConfig, "enable")
+    max_num_gen_batches: int = default_of(FilterGroupsConfig, "max_num_gen_batches")
+
+
+@dataclass(frozen=True)
+class CurriculumSettings:
+    """Tasks are sorted by `field` into levels.
+
+    The next level is opened once `threshold` of the last `window` episodes of the hardest open level succeeded.
+    """
+
+    field: str = default_of(CurriculumConfig, "field")
+    threshold: float = default_of(CurriculumConfig, "threshold")
+    window: int = default_of(CurriculumConfig, "window")
+
+
+@dataclass(frozen=True)
 class RLSettings:
     """How to train by reinforcement, under the names of the configuration's keys.
 
@@ -124,6 +147,8 @@ class RLSettings:
     critic: CriticSettings = field(default_factory=CriticSettings)
     critic_warmup: int = default_of(TrainerConfig, "critic_warmup")
     filter_groups: GroupFilter = field(default_factory=GroupFilter)
+    group_reward: str | None = default_of(GroupRewardConfig, "name")
+    group_reward_weight: float = default_of(GroupRewardConfig, "weight")
     curriculum: CurriculumSettings | None = None
     error_budget: float = default_of(AlgorithmConfig, "error_budget")
     mismatch_limit: float = at_least(0, MISMATCH_LIMIT)
@@ -148,6 +173,11 @@ class RLSettings:
         if self.critic_warmup > 0 and not estimator.needs_critic:
             raise UserError(
                 f"trainer.critic_warmup={self.critic_warmup} trains a critic alone, and {name} has none; leave it out."
+            )
+        if self.group_reward is not None and self.estimation.role_credit == "own":
+            raise UserError(
+                "algorithm.group_reward adjusts the episode's reward, and algorithm.role_credit=own gives each role "
+                "its own: use role_credit=shared with it."
             )
         if self.filter_groups.enable and self.num_chains < 2:
             raise UserError(
@@ -272,15 +302,28 @@ def mismatch_limit(config: TrainConfig) -> float:
 
 
 def training_steps(config: TrainConfig, num_tasks: int | None = None) -> int:
-    """The number of steps: as given, or from epochs over the `num_tasks` tasks of a file."""
+    """The number of steps: as given, or from epochs over the `num_tasks` tasks of a file or of data.num_train_tasks."""
     trainer = config.trainer
     if trainer.total_training_steps is not None:
         return trainer.total_training_steps
     if trainer.total_epochs is None:
-        raise UserError("How long? Set trainer.total_training_steps (or trainer.total_epochs with data.train_files).")
-    if not (config.data.train_files or config.data.from_trajectories) or num_tasks is None:
-        raise UserError("trainer.total_epochs counts passes over data.train_files; set trainer.total_training_steps.")
+        raise UserError(
+            "How long? Set trainer.total_training_steps (or trainer.total_epochs with data.train_files or "
+            "data.num_train_tasks)."
+        )
+    num_tasks = config.data.num_train_tasks if num_tasks is None else num_tasks
+    if not _has_epochs(config) or num_tasks is None:
+        raise UserError(
+            "trainer.total_epochs counts passes over data.train_files or data.num_train_tasks generated tasks; set one "
+            "of these, or trainer.total_training_steps."
+        )
     return max(1, trainer.total_epochs * (num_tasks // config.data.train_batch_size))
+
+
+def _has_epochs(config: TrainConfig) -> bool:
+    """Whether the tasks are finitely many, so that they can be passed over."""
+    data = config.data
+    return bool(data.train_files or data.from_trajectories or data.num_train_tasks)
 
 
 def rl_settings(config: TrainConfig, steps: int) -> RLSettings:
@@ -311,6 +354,8 @@ def rl_settings(config: TrainConfig, steps: int) -> RLSettings:
         critic=critic_settings(config),
         critic_warmup=config.trainer.critic_warmup,
         filter_groups=GroupFilter(algorithm.filter_groups.enable, algorithm.filter_groups.max_num_gen_batches),
+        group_reward=algorithm.group_reward.name,
+        group_reward_weight=algorithm.group_reward.weight,
         curriculum=CurriculumSettings(curriculum.field, curriculum.threshold, curriculum.window)
         if curriculum.enable
         else None,
@@ -326,10 +371,17 @@ def rl_settings(config: TrainConfig, steps: int) -> RLSettings:
 def estimator_settings(config: TrainConfig) -> EstimatorSettings:
     algorithm, buffer = config.algorithm, config.algorithm.overlong_buffer
     max_tokens = max_reply_tokens(config)
-    if buffer.enable and buffer.len > max_tokens:
+    role_limits = {
+        name: role.max_tokens_per_turn
+        for name, role in config.agent.roles.items()
+        if role.max_tokens_per_turn is not None and name in (config.agent.train_roles or ())
+    }
+    shortest = min([max_tokens, *role_limits.values()])
+    if buffer.enable and buffer.len > shortest:
         raise UserError(
-            f"algorithm.overlong_buffer.len={buffer.len} is more than a reply may have ({max_tokens} tokens); lower it."
+            f"algorithm.overlong_buffer.len={buffer.len} is more than a reply may have ({shortest} tokens); lower it."
         )
+    overlong = OverlongBuffer(buffer.len, buffer.penalty_factor, max_tokens, role_limits) if buffer.enable else None
     return EstimatorSettings(
         gamma=algorithm.gamma,
         lam=algorithm.lam,
@@ -337,7 +389,7 @@ def estimator_settings(config: TrainConfig) -> EstimatorSettings:
         turn_rewards=algorithm.turn_rewards,
         row_weighted=algorithm.row_weighted,
         bootstrap_truncated=algorithm.bootstrap_truncated,
-        overlong_buffer=OverlongBuffer(buffer.len, buffer.penalty_factor, max_tokens) if buffer.enable else None,
+        overlong_buffer=overlong,
         train_roles=None if config.agent.train_roles is None else tuple(config.agent.train_roles),
         role_credit=algorithm.role_credit,
     )

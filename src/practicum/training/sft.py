@@ -67,11 +67,13 @@ class SFTTrainer(SupervisedTrainer):
         settings: SFTSettings,
         eval_samples: Sequence[Sample] = (),
         evaluate: Callable[[], Awaitable[EvalResult]] | None = None,
+        tasks: Sequence[str] | None = None,
     ) -> None:
+        """`tasks` names the task of every sample, to learn the samples of a task together."""
         policy.reset_optimizer(settings.optimizer)
         self.samples, self.eval_samples, self.settings = samples, eval_samples, settings
         self.evaluate = evaluate
-        self.batches = plan_batches(len(samples), settings)
+        self.batches = plan_batches(len(samples), settings, tasks)
         super().__init__(policy, len(self.batches), fingerprint_samples([*samples, *eval_samples]))
 
     def update(self, step: int) -> dict[str, float]:
@@ -106,13 +108,17 @@ def planned_steps(num_samples: int, settings: SFTSettings) -> int:
     return settings.num_epochs * -(-num_samples // settings.update_size)
 
 
-def plan_batches(num_samples: int, settings: SFTSettings) -> list[list[int]]:
-    """For every update of a run the indices of its samples."""
+def plan_batches(num_samples: int, settings: SFTSettings, tasks: Sequence[str] | None = None) -> list[list[int]]:
+    """For every update of a run the indices of its samples, shuffled; with `tasks` the samples of a task in a row."""
     rng = random.Random(f"sft/{settings.seed}")
+    units: dict[str | int, list[int]] = {}
+    for index in range(num_samples):
+        units.setdefault(index if tasks is None else tasks[index], []).append(index)
     batches = []
     for _ in range(settings.num_epochs):
-        order = list(range(num_samples))
-        rng.shuffle(order)
+        shuffled = list(units.values())
+        rng.shuffle(shuffled)
+        order = [index for unit in shuffled for index in unit]
         batches += [
             order[start : start + settings.update_size] for start in range(0, num_samples, settings.update_size)
         ]

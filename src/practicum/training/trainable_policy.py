@@ -30,6 +30,7 @@ from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.models.loader import LoadedModel
 from practicum.policy import Policy
+from practicum.resources import RunResources
 from practicum.rollout import MakeEnvironment, run_episodes
 from practicum.rollout_setup import ROLES
 from practicum.training.learner import Learner, OptimizerSettings
@@ -50,6 +51,7 @@ class TrainablePolicy:
         template: str | None = None,
         *,
         max_batch: int = 64,
+        kv_bytes: int | None = None,
         limits: MicroBatchLimits | None = None,
         logprob_limits: MicroBatchLimits | None = None,
         make_engine: Callable[[Renderer], PolicyEngine] | None = None,
@@ -58,7 +60,7 @@ class TrainablePolicy:
         """`separate_engine_weights` gives the engine a copy of the trained weights, to sample from during updates.
 
         An engine of `make_engine` has weights of its own in any case. `limits` are those of micro-batches with a
-        gradient, `logprob_limits` of those without.
+        gradient, `logprob_limits` of those without. `kv_bytes`: of the keys and values of running requests on a CPU.
         """
         self.loaded = loaded
         self.decoder = Decoder(loaded.model)
@@ -78,12 +80,15 @@ class TrainablePolicy:
                 self.engine_decoder,
                 self.renderer,
                 max_batch=max_batch,
+                kv_bytes=kv_bytes,
                 threads=self._threads,
                 prefill_threads=self._threads,
             )
         else:
             self.engine_decoder, self.engine = None, make_engine(self.renderer)
         self.max_batch = max_batch
+        self.concurrency = 2 * max_batch
+        """Episodes that run at the same time, at most."""
         self.limits = limits or MicroBatchLimits(
             GPU_TOKENS if self.decoder.device.type == "cuda" else MicroBatchLimits.tokens
         )
@@ -211,6 +216,7 @@ class TrainablePolicy:
         provenance: Mapping[str, Any] | None = None,
         watcher: EpisodeWatcher | None = None,
         refresh: bool = True,
+        resources: RunResources | None = None,
     ) -> list[Trajectory]:
         """Episodes of the current policy; without `refresh`, of the weights that the engine has."""
         if refresh:
@@ -221,12 +227,13 @@ class TrainablePolicy:
             agent,
             self.engine,
             self.renderer,
-            concurrency=concurrency or 2 * self.max_batch,
+            concurrency=concurrency or self.concurrency,
             retries=1,
             provenance={"model": self.loaded.source, **(provenance or {})},
             on_done=on_done,
             watcher=watcher,
             policies=self.policies(agent),
+            resources=resources,
         )
 
     async def evaluate(
@@ -236,11 +243,18 @@ class TrainablePolicy:
         make_environment: MakeEnvironment,
         agent: Agent,
         on_done: Callable[[Trajectory], None] | None = None,
+        resources: RunResources | None = None,
     ) -> tuple[EvalResult, list[Trajectory]]:
-        """Score the current policy on a panel; the result, and the episodes."""
-        episodes = await self.roll_out(
-            panel.attempts(), make_environment, agent, on_done=on_done, provenance={"panel": panel.hash}
-        )
+        """Score the current policy on a panel; the result, and the episodes. Shared state is the first in here."""
+        with contextlib.nullcontext() if resources is None else resources.evaluation():
+            episodes = await self.roll_out(
+                panel.attempts(),
+                make_environment,
+                agent,
+                on_done=on_done,
+                provenance={"panel": panel.hash},
+                resources=resources,
+            )
         return result_from_episodes(name, panel, episodes), episodes
 
     def write(self, folder: Path) -> None:

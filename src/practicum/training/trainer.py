@@ -31,6 +31,8 @@ class Validation:
 
     metrics: dict[str, float]
     problem: str | None = None
+    result: EvalResult | None = None
+    """Task by task, where a panel was played."""
 
 
 def panel_validation(result: EvalResult) -> Validation:
@@ -47,7 +49,7 @@ def panel_validation(result: EvalResult) -> Validation:
         **counts,
         **summary_stats("val/reward", [attempt.reward for attempt in result.scored]),
     }
-    return Validation(metrics)
+    return Validation(metrics, result=result)
 
 
 class Trainer(ABC):
@@ -75,6 +77,10 @@ class Trainer(ABC):
     @abstractmethod
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from the state of a checkpoint, whose weights and optimizers are already in place."""
+
+    async def close(self) -> None:
+        """Close what the run has opened for its steps and validations."""
+        return None
 
     async def validate(self) -> Validation | None:
         """Measure the policy on data that is not trained on; None where there is no such data."""

@@ -21,6 +21,7 @@ from practicum.training.monitor.health import (
     HealthFinding,
     HealthMonitor,
     checked_values,
+    reversals,
 )
 from practicum.training.rollout_source import repetition
 
@@ -467,3 +468,18 @@ def test_wrong_settings_are_an_error_in_the_configuration(override: dict[str, ob
 def test_settings_go_through_the_configuration() -> None:
     config = OmegaConf.merge(OmegaConf.structured(HealthSettings), {"action": "stop", "kl_act": 1})
     assert OmegaConf.to_object(config) == HealthSettings(action="stop", kl_act=1.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "size", "count"),
+    [
+        ([], 1.0, 0),
+        ([0, 1, 2, 3, 9], 1.0, 0),  # steep, never back
+        ([0, 1, 0, 1, 0], 1.0, 3),  # the first rise is no reversal
+        ([0, 1, 0, 1, 0], 1.1, 0),
+        ([0, 0.6, 0.4, 1.0, 0.5, 0.1, 0.5, 0.9], 0.8, 2),  # 0 up to 1, down to 0.1, up to 0.9
+        ([1, 0, 1, 0], 1.0, 2),
+    ],
+)
+def test_reversals_of_a_series_are_counted(values: list[float], size: float, count: int) -> None:
+    assert reversals(values, size) == count

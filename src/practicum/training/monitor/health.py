@@ -17,7 +17,7 @@ from typing import Any
 from practicum.config.fields import check_fields
 from practicum.config.health import HealthSettings
 from practicum.errors import UserError
-from practicum.evaluation.stats.trend import Trend, reversals, trend
+from practicum.evaluation.stats.trend import Trend, trend
 from practicum.training.monitor.loggers import MetricsFile
 from practicum.trajectory import Outcome
 
@@ -164,6 +164,26 @@ def _reward_oscillating(history: MetricHistory, settings: HealthSettings) -> Hea
     cause, remedy = "the reward oscillates wildly", "lower the learning rate to a third (3e-4 to 1e-4)"
     limits = settings.reward_swings_warn, settings.reward_swings_act
     return _above("reward_oscillating", count, limits, (cause, remedy), (cause, remedy))
+
+
+def reversals(values: Sequence[float], size: float) -> int:
+    """How often the series turns back by at least `size` from its last high or low.
+
+    A steady rise has no reversal however steep it is, and noise smaller than `size` has none however long it lasts.
+    """
+    if not values:
+        return 0
+    high = low = values[0]
+    direction, count = 0, 0
+    for value in values[1:]:
+        high, low = max(high, value), min(low, value)
+        if direction >= 0 and value <= high - size:
+            count += direction > 0
+            direction, low = -1, value
+        elif direction <= 0 and value >= low + size:
+            count += direction < 0
+            direction, high = 1, value
+    return count
 
 
 def _entropy_collapse(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:

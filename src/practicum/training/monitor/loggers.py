@@ -28,6 +28,8 @@ import torch
 from practicum.data.jsonl import parse_object, read_lines
 from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError, did_you_mean
+from practicum.utils.tables import percent
+from practicum.utils.terminal import text_width, wrap
 
 LOGGER_NAMES = ("console", "jsonl", "tensorboard", "wandb")
 TRACKERS = {"tensorboard", "wandb"}
@@ -41,12 +43,13 @@ CONSOLE_COLUMNS = (
     ("±", ("reward/std",), "<7.3f"),
     ("min", ("reward/min",), "<8.3f"),
     ("max", ("reward/max",), "<8.3f"),
-    ("loss", ("actor/pg_loss",), "<9.3g"),
+    ("loss", ("actor/loss", "actor/pg_loss"), "<9.3g"),
     ("value loss", ("critic/vf_loss",), "<9.3g"),
     ("KL", ("actor/kl", "actor/ppo_kl"), "<9.3g"),
     ("entropy", ("actor/entropy",), "<7.3f"),
     ("lr", ("actor/lr",), "<9.3g"),
 )
+LEAST_IMPORTANT_COLUMNS = ("min", "max", "lr", "value loss", "±", "loss")
 
 
 class Logger(Protocol):
@@ -124,22 +127,45 @@ class ConsoleLogger:
     """Prints one line per step with the main metrics on standard output."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        print_line(console_line(step, values), sys.stdout)
+        width = text_width(sys.stdout) if sys.stdout.isatty() else None
+        print_line(console_line(step, values, width), sys.stdout)
 
     def close(self) -> None:
         sys.stdout.flush()
 
 
-def console_line(step: int, values: Mapping[str, float]) -> str:
-    """Return `step 12  reward 0.5 ± ...`, in columns of fixed width; metrics that are absent are left out."""
-    columns = [f"step {step:>5}"]
+def console_line(step: int, values: Mapping[str, float], width: int | None = None) -> str:
+    """Return `step 12  reward 0.5 ± ...`, in columns of fixed width; metrics that are absent are left out.
+
+    With a `width`, columns are left out, the least important first, until the line with a validation would fit.
+    """
+    columns = {"step": f"step {step:>5}"}
     for label, names, form in CONSOLE_COLUMNS:
         present = [values[name] for name in names if name in values]
         if present:
-            columns.append(f"{label} {present[0]:{form}}")
+            columns[label] = f"{label} {present[0]:{form}}"
+    for label in LEAST_IMPORTANT_COLUMNS:
+        if width is not None and len("  ".join(columns.values())) + len("  val 100.0%") > width:
+            columns.pop(label, None)
     if "val/success/mean" in values:
-        columns.append(f"val {values['val/success/mean']:.1%}")
-    return "  ".join(columns).rstrip()
+        columns["val"] = f"val {values['val/success/mean']:.1%}"
+    return "  ".join(columns.values()).rstrip()
+
+
+def validation_lines(folder: Path) -> list[str]:
+    """What the run's validations say, in one sentence: the first, the best and the last one, each with its interval."""
+    rows = [row for row in map(parse_object, read_lines(folder / "metrics.jsonl")) if "val/success/mean" in row]
+    if len(rows) < 2:
+        return []
+
+    def text(row: Mapping[str, Any]) -> str:
+        value, low, high = (row.get(f"val/success/{name}") for name in ("mean", "low", "high"))
+        interval = "" if low is None or high is None else f" [{percent(low)}, {percent(high)}]"
+        return f"{percent(value)}{interval} at step {row['step']}"
+
+    best = max(rows, key=lambda row: float(row["val/success/mean"]))
+    line = f"validation: {text(rows[0])}, best {text(best)}, last {text(rows[-1])}"
+    return wrap(f"{line}; the same tasks each time, and the best of several is flattering", sys.stdout, "    ")
 
 
 class TensorBoardLogger:

@@ -1,0 +1,62 @@
+"""Results of the validations of a run, task by task (`validation/step_N.jsonl`), and the change from first to last."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from practicum.data.run_folder import write_atomic
+from practicum.errors import UserError
+from practicum.evaluation.compare import Comparison, compare_pair
+from practicum.evaluation.result import EvalResult, read_result
+
+VALIDATION = "validation"
+"""Folder of the results in a run's folder."""
+MAX_FILE_BYTES = 64 << 20
+FILE_NAME = re.compile(r"step_(\d{1,9})\.jsonl")
+
+
+def write_validation(folder: Path, step: int, result: EvalResult) -> None:
+    """Write the result of a step; those of later steps are from before the run was taken up again, and are deleted."""
+    for later, path in validation_files(folder).items():
+        if later > step:
+            path.unlink(missing_ok=True)
+    timeless = replace(result, attempts=tuple(replace(attempt, seconds=None) for attempt in result.attempts))
+    text = json.dumps(timeless.record(), ensure_ascii=False, allow_nan=False)
+    write_atomic(folder / VALIDATION / f"step_{step}.jsonl", (text + "\n").encode("utf-8", "backslashreplace"))
+
+
+def validation_files(folder: Path) -> dict[int, Path]:
+    """The files of a run's validations by step, in order; links, and files too large for a result, are left out."""
+    found: dict[int, Path] = {}
+    with contextlib.suppress(OSError):
+        if (folder / VALIDATION).is_symlink():
+            return found
+        for path in (folder / VALIDATION).iterdir():
+            match = FILE_NAME.fullmatch(path.name)
+            if match is None or path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
+                continue
+            found[int(match[1])] = path
+    return dict(sorted(found.items()))
+
+
+def first_and_last(folder: Path) -> list[EvalResult]:
+    """The results of the first and of the last validation, named by their steps; fewer where there are fewer."""
+    steps = list(validation_files(folder).items())
+    chosen = steps[:1] + steps[1:][-1:]
+    return [replace(read_result(path), policy=f"step {step}") for step, path in chosen]
+
+
+def compare_first_and_last(folder: Path) -> Comparison | None:
+    """The paired comparison of the last validation with the first; None where there are not two of one panel.
+
+    The last one is not the best of several, so its p-value needs no correction for the choice.
+    """
+    try:
+        results = first_and_last(folder)
+        return compare_pair(results[0], results[1]) if len(results) == 2 else None
+    except (UserError, ValueError):
+        return None
