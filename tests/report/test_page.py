@@ -166,6 +166,19 @@ def test_an_address_of_another_machine_is_not_a_matter_of_ports(
     assert "--host 192.0.2.1 cannot be listened on" in capsys.readouterr().err
 
 
+def test_without_a_run_the_report_is_of_the_folder_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["report"]) == 2
+    assert "There is no run 'runs'" in capsys.readouterr().err
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "runs" / "first" / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
+    assert main(["report"]) == 0
+    assert "1 runs" in capsys.readouterr().out
+    assert (tmp_path / "report.html").is_file()
+
+
 def test_wrong_places_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert main(["report", str(tmp_path), "-o", str(tmp_path)]) == 2

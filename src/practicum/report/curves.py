@@ -159,7 +159,7 @@ class Curves:
             if name not in self.series:
                 if len(self.series) >= MAX_CURVES:
                     continue
-                self.series[name] = Series()
+                self.series[name] = Series(independent=not name.startswith("val/"))
             low, high = mean_interval(name, value, values)
             self.series[name].add(step, value, low, high)
             points[escape_invisible(name)] = [value] if low is None or high is None else [value, low, high]
@@ -218,6 +218,8 @@ def mean_interval(name: str, value: float, row: Mapping[str, float]) -> tuple[fl
     groups = row.get("rollout/groups", 0.0)
     if name == "success/mean" and groups >= 1:
         return _rate_interval(round(value * groups, 6), groups)
+    if name == "reward/mean" and groups >= 1 and value == row.get("success/mean"):
+        return _rate_interval(round(value * groups, 6), groups)  # rewards of 0 and 1: the interval does not leave them
     kind, count = ("val/reward", row.get("val/n", 0.0)) if name == "val/reward/mean" else ("reward", groups)
     deviation = row.get(f"{kind}/std")
     if name == f"{kind}/mean" and deviation is not None and count >= 2:

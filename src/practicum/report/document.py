@@ -10,6 +10,7 @@ from typing import Any
 from practicum import __version__
 from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError
+from practicum.report.drawings import Drawings, first_and_last
 from practicum.report.highlights import highlights
 from practicum.report.index import FIELDS, EpisodeRow
 from practicum.report.page import data_block, packed_block, self_contained
@@ -30,15 +31,19 @@ OnRead = Callable[[str, int], None]
 
 
 def document(
-    runs: Sequence[RunFolder], episode_bytes: int = DEFAULT_EPISODE_BYTES, on_read: OnRead = lambda text, waiting: None
+    runs: Sequence[RunFolder],
+    episode_bytes: int = DEFAULT_EPISODE_BYTES,
+    on_read: OnRead = lambda text, waiting: None,
+    drawings: Drawings | None = None,
 ) -> tuple[bytes, list[RunView]]:
     """The HTML file, and the runs that were read for it.
 
-    All episodes are listed; as many as fit into `episode_bytes` can be opened.
+    All episodes are listed; as many as fit into `episode_bytes` can be opened. `drawings` knows the environments that
+    draw them.
     """
     views = []
     for run in runs:
-        view = RunView(run)
+        view = RunView(run, drawings)
         view.refresh()
         for waiting in view.index.read_all():
             on_read(run.name, waiting)
@@ -50,20 +55,25 @@ def document(
 
 
 def write_report(
-    folders: Sequence[Path], out: Path, episode_bytes: int = DEFAULT_EPISODE_BYTES, progress: bool = True
+    folders: Sequence[Path],
+    out: Path,
+    episode_bytes: int = DEFAULT_EPISODE_BYTES,
+    progress: bool = True,
+    environments: Sequence[str] = (),
 ) -> tuple[list[RunView], int]:
     """Write the report on the runs in these folders to `out`; returns the runs and the size of the file in bytes.
 
-    If nothing can be read, no file is written and an error is raised.
+    If nothing can be read, no file is written and an error is raised. `environments` are further ones that draw their
+    episodes, besides those of the package.
     """
-    runs = find_runs(folders)
+    drawings, runs = Drawings(environments), find_runs(folders)
     with Progress("read", 0, "episodes", shown=progress) as line:
 
         def on_read(name: str, waiting: int) -> None:
             line.total = line.done + waiting + 1
             line.advance(1)
 
-        page, views = document(runs, episode_bytes, on_read)
+        page, views = document(runs, episode_bytes, on_read, drawings)
     if not any(view.index.rows for view in views) and all(view.error is not None for view in views):
         raise UserError(f"There is nothing to report, so {out} was not written: {views[0].error}")
     write_atomic(out, page)
@@ -112,7 +122,8 @@ def by_interest(views: Sequence[RunView]) -> Iterator[tuple[RunView, EpisodeRow]
     tasks: set[str] = set()
     for view in views:
         rows = view.index.rows
-        for number in dict.fromkeys(n for numbers in highlights(rows).values() for n in numbers):
+        chosen = [*highlights(rows).values(), first_and_last(rows, view.drawings)]
+        for number in dict.fromkeys(n for numbers in chosen for n in numbers):
             groups.add((view.run.key, rows[number].part, rows[number].group))
             tasks.add(rows[number].result.cluster)
             if is_new(view, rows[number]):

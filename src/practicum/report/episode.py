@@ -8,8 +8,9 @@ from typing import Any
 
 from practicum.environment import DEFAULT_ROLE, Message
 from practicum.report.advantages import EpisodeAdvantages
+from practicum.report.drawings import Drawings
 from practicum.report.tokens import Tokenizers, TokenTexts
-from practicum.trajectory import Origin, Span, Trajectory, Turn, continued_turns
+from practicum.trajectory import Origin, Span, Trajectory, Turn, continued_turns, describe_branch
 from practicum.utils.escape import json_number, json_value
 from practicum.utils.terminal import escape_invisible
 
@@ -19,10 +20,16 @@ MAX_TURNS = 400
 """Turns of an episode that are shown; the page says how many more the file has."""
 
 
-def view(episode: Trajectory, tokenizers: Tokenizers, advantages: EpisodeAdvantages | None = None) -> dict[str, Any]:
+def view(
+    episode: Trajectory,
+    tokenizers: Tokenizers,
+    advantages: EpisodeAdvantages | None = None,
+    drawings: Drawings | None = None,
+) -> dict[str, Any]:
     """The episode as the page's script expects it."""
-    name = str(episode.provenance.get("tokenizer") or episode.provenance.get("model") or "")
-    pieces = tokenizers.get(name) if any(span.ids for turn in episode.turns for span in turn.spans) else None
+    name = str(episode.provenance.get("model") or episode.provenance.get("tokenizer") or "")
+    has_tokens = any(span.ids for turn in episode.turns for span in turn.spans)
+    pieces = tokenizers.of_episode(episode.provenance) if has_tokens else None
     by_token = _by_token(episode, advantages)
     return {
         "task": {"id": escape_invisible(episode.task.id), "environment": escape_invisible(episode.task.environment),
@@ -39,9 +46,12 @@ def view(episode: Trajectory, tokenizers: Tokenizers, advantages: EpisodeAdvanta
         "named": escape_invisible(name),
         "estimator": None if advantages is None else advantages.estimator,
         "turns": [
-            _turn(turn, continued_turn, pieces, by_token)
-            for turn, continued_turn in zip(episode.turns[:MAX_TURNS], continued_turns(episode.turns), strict=False)
+            _turn(turn, continued_turn, describe_branch(episode.turns, index), pieces, by_token)
+            for index, (turn, continued_turn) in enumerate(
+                zip(episode.turns[:MAX_TURNS], continued_turns(episode.turns), strict=False)
+            )
         ],
+        "drawing": None if drawings is None else drawings.record(episode),
         "more_turns": max(0, len(episode.turns) - MAX_TURNS),
         "closing": [_message(message) for message in episode.closing[:50]],
     }  # fmt: skip
@@ -59,12 +69,13 @@ def _by_token(episode: Trajectory, advantages: EpisodeAdvantages | None) -> Toke
 
 
 def _turn(
-    turn: Turn, continued: int | None, pieces: TokenTexts | None, advantages: TokenAdvantages | None
+    turn: Turn, continued: int | None, reason: str, pieces: TokenTexts | None, advantages: TokenAdvantages | None
 ) -> dict[str, Any]:
     return {
         "restart": bool(turn.restart),
         "role": "" if turn.role == DEFAULT_ROLE else escape_invisible(turn.role[:200]),
         "continues": continued,
+        "reason": escape_invisible(str(reason)[:200]),
         "messages": [_message(message) for message in turn.messages[:100]],
         "reply": _text(turn.reply),
         "spans": _spans(turn.spans, pieces, advantages) if pieces is not None else [],

@@ -16,7 +16,9 @@ from practicum.data.store import EPISODE_MARK
 from practicum.errors import UserError
 from practicum.evaluation.result import AttemptResult, attempt_result
 from practicum.report.advantages import EpisodeAdvantages, read_advantages
+from practicum.report.row_text import NO_TEXT, TEXT_FIELDS, RowText, row_text
 from practicum.report.runs import MAX_DEPTH, METRICS, SKIPPED_FOLDERS
+from practicum.report.stage_order import StageKey, natural_key, stage_key
 from practicum.training.rollout_source import GROUPS, TOP, advantages_path
 from practicum.trajectory import Trajectory
 from practicum.utils.escape import is_number, json_number
@@ -47,6 +49,7 @@ class EpisodeRow:
     size: int
     advantage: float | None = None
     """Mean advantage of its tokens in training, where the run saved it."""
+    text: RowText = NO_TEXT
 
     @property
     def selected(self) -> bool:
@@ -89,11 +92,12 @@ class EpisodeRow:
             {escape_invisible(name): json_number(value) for name, value in result.components.items()},
             result.cluster,
             None if self.advantage is None else json_number(self.advantage),
+            *self.text.record(),
         ]
 
 
 FIELDS = ("number", "task", "attempt", "part", "step", "environment", "split", "group", "outcome", "reward", "turns",
-          "tokens", "invalid", "logprob", "parts", "hash", "credit")  # fmt: skip
+          "tokens", "invalid", "logprob", "parts", "hash", "credit", *TEXT_FIELDS)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,7 @@ class EpisodeIndex:
                 new_files += [os.path.relpath(folder / name, self.folder) for name in names]
             if depth < MAX_DEPTH:
                 folders += [(subfolder, depth + 1) for subfolder in listing.subfolders]
-        self.pending.extend(sorted(new_files, key=_natural_key))
+        self.pending.extend(sorted(new_files, key=natural_key))
         if any(
             folder not in self._listed or old.episodes - self._listed[folder].episodes for folder, old in before.items()
         ):
@@ -156,7 +160,11 @@ class EpisodeIndex:
 
     def metrics_files(self) -> list[Path]:
         """Every metrics file of the run: its own, or one per stage."""
-        return sorted(folder / METRICS for folder, listing in self._listed.items() if listing.metrics)
+        folders = [folder for folder, listing in self._listed.items() if listing.metrics]
+        return [folder / METRICS for folder in sorted(folders, key=self._stage_key)]
+
+    def _stage_key(self, folder: Path) -> StageKey:
+        return stage_key(os.path.relpath(folder, self.folder))
 
     def advance(self) -> bool:
         """Read one more file; False when none is pending."""
@@ -242,6 +250,7 @@ def read_row(path: Path, name: str, number: int, advantages: EpisodeAdvantages |
         policy=str(episode.provenance.get("policy") or episode.provenance.get("model") or ""),
         size=size,
         advantage=None if advantages is None else advantages.mean,
+        text=row_text(episode),
     )
 
 
@@ -291,9 +300,3 @@ def error_text(error: BaseException) -> str:
     if isinstance(error, KeyError):
         return f"{text} is missing"
     return (text or type(error).__name__)[:300]
-
-
-def _natural_key(name: str) -> list[tuple[int, int, str]]:
-    """A sort key that orders numbers in names by value: attempt 10 after attempt 9."""
-    parts = re.split(r"([0-9]{1,18})", name)  # text and number in turn
-    return [(0, int(part), "") if index % 2 else (1, 0, part) for index, part in enumerate(parts)]

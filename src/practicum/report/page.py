@@ -14,7 +14,17 @@ import re
 from importlib import resources
 from typing import Any
 
-SCRIPTS = ("dom.js", "source.js", "charts.js", "overview.js", "list.js", "episode.js", "compare.js", "main.js")
+SCRIPTS = (
+    "dom.js",
+    "source.js",
+    "charts.js",
+    "result.js",
+    "overview.js",
+    "list.js",
+    "episode.js",
+    "compare.js",
+    "main.js",
+)
 POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; require-trusted-types-for 'script'"
 
 

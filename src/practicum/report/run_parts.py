@@ -15,11 +15,12 @@ from practicum.evaluation.result import AttemptResult, EvalResult
 from practicum.evaluation.stats.intervals import LEVEL
 from practicum.evaluation.stats.multiple_testing import holm
 from practicum.report.index import EpisodeRow
+from practicum.report.stage_order import stage_key
 from practicum.utils.escape import json_number
 from practicum.utils.terminal import escape_invisible
 
 MAX_COMPARISONS = 40
-"""Parts that are compared with the first, at most."""
+"""Comparisons, at most."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ def parts_of_run(run: str, label: str, rows: Iterable[EpisodeRow]) -> list[RunPa
     groups: dict[tuple[str, str, str], list[EpisodeRow]] = {}
     for row in rows:
         groups.setdefault((row.part, row.environment, row.split), []).append(row)
-    return [_make_part(run, label, part, split, group) for (part, _, split), group in groups.items()]
+    ordered = sorted(groups.items(), key=lambda item: stage_key(item[0][0]))  # stable: else in the order of the rows
+    return [_make_part(run, label, part, split, group) for (part, _, split), group in ordered]
 
 
 def _make_part(run: str, label: str, part: str, split: str, rows: list[EpisodeRow]) -> RunPart:
@@ -102,17 +104,21 @@ def _renumbered(results: Sequence[AttemptResult]) -> list[AttemptResult]:
 
 
 def compare_parts(parts: Sequence[RunPart]) -> list[dict[str, Any]]:
-    """In every environment, compare each part with the first one; p-values corrected over all of these (Holm)."""
+    """In every environment, compare each part with the first one and with the one before it.
+
+    p-values are corrected over all of these comparisons (Holm).
+    """
     pairs: list[tuple[RunPart, RunPart, Comparison, str]] = []
-    first: dict[str, RunPart] = {}
+    before: dict[tuple[str, str], list[RunPart]] = {}
     for part in parts:
-        if part.unrated or not part.result.scored or len(pairs) >= MAX_COMPARISONS:
+        if part.unrated or not part.result.scored:
             continue
-        baseline = first.setdefault(part.result.environment, part)
-        if baseline is not part:
-            pair = _compare(baseline, part)
+        earlier = before.setdefault((part.result.environment, part.split or "test"), [])
+        for baseline in earlier[:1] if len(earlier) < 2 else (earlier[0], earlier[-1]):
+            pair = _compare(baseline, part) if len(pairs) < MAX_COMPARISONS else None
             if pair is not None:
                 pairs.append((baseline, part, *pair))
+        earlier.append(part)
     corrected = holm([comparison.p_corrected for _, _, comparison, _ in pairs])
     return [
         _record(a, b, replace(comparison, p_corrected=p, num_comparisons=len(pairs)), basis)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ from practicum.errors import UserError
 from practicum.evaluation.result import EvalResult, read_result
 from practicum.report.advantages import EpisodeAdvantages, read_advantages
 from practicum.report.curves import Curves, config_text, planned_steps
+from practicum.report.drawings import Drawings, first_and_last
 from practicum.report.episode import view
 from practicum.report.highlights import highlights
 from practicum.report.index import READ_ERRORS, EpisodeIndex, EpisodeRow, error_text, read_episode
 from practicum.report.run_parts import RunPart, parts_of_run
 from practicum.report.runs import RunFolder
 from practicum.report.tokens import Tokenizers
+from practicum.training.validation_results import VALIDATION, validation_files
+from practicum.training.validation_results import first_and_last as first_and_last_validation
 from practicum.utils.terminal import escape_invisible
 
 MAX_RESULT_BYTES = 512 << 20
@@ -30,14 +34,15 @@ class RunView:
     `lock` guards the curves and the index while one thread reads the run and others answer requests.
     """
 
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self, run: RunFolder, drawings: Drawings | None = None) -> None:
         self.run = run
+        self.drawings = drawings or Drawings()
         self.lock = threading.RLock()
         self.index = EpisodeIndex(run.folder)
         self.curves: list[Curves] = []
         self.result: EvalResult | None = None
         self.error: str | None = None
-        self._parts_cache: tuple[tuple[int, int], list[RunPart]] | None = None
+        self._parts_cache: tuple[tuple[int, int, int], list[RunPart]] | None = None
         if run.result is not None:
             try:
                 if run.result.stat().st_size > MAX_RESULT_BYTES:
@@ -63,14 +68,30 @@ class RunView:
     def parts(self) -> list[RunPart]:
         """The parts of the run; a result takes the place of the episodes that it was made of."""
         with self.lock:
-            state, rows = (self.index.generation, len(self.index.rows)), list(self.index.rows)
+            validations = sum(len(validation_files(curves.path.parent)) for curves in self.curves)
+            state, rows = (self.index.generation, len(self.index.rows), validations), list(self.index.rows)
         if self._parts_cache is None or self._parts_cache[0] != state:
             parts = parts_of_run(self.run.key, self.name, rows)
             if self.result is not None:
                 evaluated = RunPart(self.run.key, self.name, "", "", self.result, True)
                 parts = [evaluated, *(part for part in parts if part.part != "episodes")]
+            parts += self._validation_parts()
             self._parts_cache = (state, parts)
         return self._parts_cache[1]
+
+    def _validation_parts(self) -> list[RunPart]:
+        """The first and the last validation of every stage of a training, which played the same panel."""
+        parts = []
+        for curves in self.curves:
+            stage = f"{self.name} · {curves.name}" if curves.name else self.name
+            try:
+                results = first_and_last_validation(curves.path.parent)
+            except (UserError, *READ_ERRORS):
+                continue
+            for result in results:
+                label = f"{stage} · validation, {result.policy}"
+                parts.append(RunPart(self.run.key, label, VALIDATION, "val", replace(result, policy=label), True))
+        return parts
 
     def record(self) -> dict[str, Any]:
         """The run as JSON for the page, without its episodes."""
@@ -90,6 +111,7 @@ class RunView:
             "curves": curves,
             "table": [part.record() for part in parts],
             "samples": highlights(rows),
+            "drawings": first_and_last(rows, self.drawings),
             "episodes": len(rows),
             "waiting": waiting,
             "generation": generation,
@@ -103,7 +125,8 @@ class RunView:
         path = self.index.path(row)
         try:
             episode, _ = read_episode(path)
-            return {**view(episode, tokenizers, _readable_advantages(path)), "path": escape_invisible(os.fspath(path))}
+            shown = view(episode, tokenizers, _readable_advantages(path), self.drawings)
+            return {**shown, "path": escape_invisible(os.fspath(path))}
         except READ_ERRORS as error:
             return {"fault": escape_invisible(error_text(error)), "path": escape_invisible(os.fspath(path))}
 

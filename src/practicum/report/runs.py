@@ -11,6 +11,7 @@ from pathlib import Path
 
 from practicum.data.store import EPISODE_MARK
 from practicum.errors import UserError
+from practicum.report.stage_order import stage_key
 from practicum.utils.regular_files import is_regular
 
 METRICS, TIMING, HEALTH, CONFIG = "metrics.jsonl", "timing.jsonl", "health.jsonl", "config.yaml"
@@ -74,7 +75,7 @@ def _walk(top: Path) -> list[RunFolder]:
             runs.append(run)
         elif depth < MAX_DEPTH:
             folders += [(subfolder, depth + 1) for subfolder in _subfolders(folder)]
-    return sorted(runs, key=lambda run: str(run.folder))
+    return sorted(runs, key=lambda run: [stage_key(part) for part in run.folder.parts])
 
 
 def _run_in(folder: Path) -> RunFolder | None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from practicum.environment import DEFAULT_ROLE
 from practicum.errors import UserError
+from practicum.report.drawings import Drawings
 from practicum.report.index import READ_ERRORS, error_text, read_episode
 from practicum.report.tokens import tokenizer_file
-from practicum.trajectory import Origin, Trajectory, Turn, continued_turns
+from practicum.trajectory import Origin, Trajectory, Turn, continued_turns, describe_branch
 from practicum.utils.escape import is_number
 from practicum.utils.tables import table
 from practicum.utils.terminal import printable
@@ -23,8 +24,19 @@ MAX_SPAN_CHARACTERS = 60_000
 """Characters printed of one span at most; the rest stays in the file."""
 
 
-def show_episode(path: Path, model: str | None = None, coloured: bool = False, logprobs: bool = False) -> str:
-    """The episode of a file. `model` names the tokenizer to decode with; None: the one that the episode names."""
+def show_episode(
+    path: Path,
+    model: str | None = None,
+    coloured: bool = False,
+    logprobs: bool = False,
+    environments: Sequence[str] = (),
+) -> str:
+    """The episode of a file, and its drawing where its environment has one.
+
+    `model` names the tokenizer to decode with; None: the one that the episode names. `environments` are further ones
+    that draw their episodes, besides those of the package.
+    """
+    drawings = Drawings(environments)
     try:
         episode, _ = read_episode(path, follow_links=True)
     except FileNotFoundError:
@@ -34,7 +46,9 @@ def show_episode(path: Path, model: str | None = None, coloured: bool = False, l
     source = model or str(episode.provenance.get("model", "tiny"))
     tokenizer = load_tokenizer(model) if model else local_tokenizer(source)
     try:
-        return "\n".join(episode_lines(episode, tokenizer, coloured, logprobs))
+        drawing = drawings.text(episode)
+        lines = episode_lines(episode, tokenizer, coloured, logprobs)
+        return "\n".join([*lines, *(["── drawing", *shortened(drawing).split("\n")] if drawing else [])])
     except READ_ERRORS as error:  # ids that no vocabulary has
         raise UserError(f"'{path}' does not fit the tokenizer of '{source}': {printable(error_text(error))}.") from None
 
@@ -93,6 +107,7 @@ def episode_lines(episode: Trajectory, tokenizer: object, coloured: bool, logpro
         + (f"({COLOURS[Origin.SAMPLED]}like this{RESET})" if coloured else "(⟦like this⟧)"),
     ]
     continued = continued_turns(episode.turns)
+    result += tree_lines(episode.turns, continued)
     for index, turn in enumerate(episode.turns):
         extra = "".join(f"  {printable(str(name))} {_format_value(value)}" for name, value in turn.components.items())
         source = printable(turn.source[:200])
@@ -117,6 +132,27 @@ def episode_lines(episode: Trajectory, tokenizer: object, coloured: bool, logpro
     return result
 
 
+def tree_lines(turns: Sequence[Turn], continued: Sequence[int | None]) -> list[str]:
+    """The turns as a tree: a line for each run of turns that go on from each other; none where there is one run."""
+    children: dict[int | None, list[int]] = {}
+    for index, parent in enumerate(continued):
+        if turns[index].spans:
+            children.setdefault(parent, []).append(index)
+    lines: list[str] = []
+    waiting = [(index, 0) for index in reversed(children.get(None, []))]
+    while waiting:
+        first, depth = waiting.pop()
+        run = [first]
+        while len(following := children.get(run[-1], [])) == 1:
+            run.append(following[0])
+        waiting += [(index, depth + 1) for index in reversed(following)]
+        reason, role = describe_branch(turns, first), turns[first].role
+        why = f"  {printable(str(reason)[:200])}" if reason else ""
+        name = "" if role == DEFAULT_ROLE else f"{printable(role[:200])} "
+        lines.append(f"tree     {'  ' * depth}{name}{' → '.join(map(str, run))}{why}")
+    return lines if len(lines) > 1 else []
+
+
 def _role(turns: Sequence[Turn], continued: Sequence[int | None], index: int) -> str:
     """The role of a turn and what its prompt continues, where an episode has several roles, prompts or branches."""
     turn, parent = turns[index], continued[index]
@@ -127,6 +163,11 @@ def _role(turns: Sequence[Turn], continued: Sequence[int | None], index: int) ->
         words.append("new prompt")
     elif parent is not None and parent != index - 1:
         words.append(f"continues turn {parent}")
+    reason = describe_branch(turns, index)
+    if reason and words:
+        words[-1] += f" ({printable(str(reason)[:200])})"
+    elif reason:
+        words.append(printable(str(reason)[:200]))
     return "".join(f"{word}, " for word in words)
 
 

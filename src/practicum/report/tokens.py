@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from practicum import __version__
+from practicum.task import content_hash
 from practicum.utils.terminal import escape_invisible
 
 BUILT_IN = ("tiny", "smollm2")
+VOCABULARY_HASH = re.compile(r"[0-9a-f]{16}")
 HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 MAX_TOKENIZER_BYTES = 256 << 20
 MAX_TOKENS_PER_CHARACTER = 4
@@ -26,10 +29,18 @@ class TokenTexts:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.size = tokenizer.get_vocab_size()
+        self._hash: str | None = None
         self._texts: dict[int, str] = {}
         self._joined: dict[tuple[int, ...], str] = {}
         # Byte-level vocabularies say a token's text whatever stands before it; others drop a space at the start.
         self._alone = "ByteLevel" in type(tokenizer.decoder).__name__ or _is_byte_level(tokenizer)
+
+    @property
+    def vocabulary_hash(self) -> str:
+        """The name of the vocabulary that episodes record (`provenance["tokenizer"]`)."""
+        if self._hash is None:
+            self._hash = content_hash(self.tokenizer.get_vocab())
+        return self._hash
 
     def split(self, ids: Sequence[int]) -> list[tuple[str, int]]:
         """The text with invisible characters escaped, and its number of tokens, for each token in order."""
@@ -79,7 +90,7 @@ def _is_byte_level(tokenizer: Tokenizer) -> bool:
 
 
 class Tokenizers:
-    """Tokenizers by the names in episodes; a missing one is None, and is searched for once."""
+    """Tokenizers by the names of models in episodes; a missing one is None, and is searched for once."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, TokenTexts | None] = {}
@@ -89,6 +100,21 @@ class Tokenizers:
             path = tokenizer_file(name)
             self._loaded[name] = None if path is None else _load(path)
         return self._loaded[name]
+
+    def of_episode(self, provenance: Mapping[str, Any]) -> TokenTexts | None:
+        """The tokenizer that an episode's ids are from: its model's, or that of `tiny` where the model is not here.
+
+        Episodes of `collect`, `eval` and trainings record the model, which may be a folder that is gone, and the hash
+        of the vocabulary, which tells whether `tiny` has the same. Old episodes may name a tokenizer there.
+        """
+        vocabulary = provenance.get("tokenizer")
+        model = self.get(str(provenance.get("model") or ""))
+        if not isinstance(vocabulary, str) or not VOCABULARY_HASH.fullmatch(vocabulary):
+            return model or (self.get(vocabulary) if isinstance(vocabulary, str) else None)
+        if model is not None and model.vocabulary_hash == vocabulary:
+            return model
+        tiny = self.get("tiny")
+        return tiny if tiny is not None and tiny.vocabulary_hash == vocabulary else model
 
 
 def tokenizer_file(name: str) -> Path | None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from practicum.data.store import write_episode
+from practicum.environment import Action
 from practicum.report.document import document
 from practicum.report.runs import find_runs
+from practicum.task import Task
 from practicum.training.monitor.health import Adjustment, HealthFinding, HealthLog
 from practicum.training.monitor.loggers import MetricsFile
 from practicum.training.rollout_source import EpisodeSaver
@@ -110,6 +114,81 @@ def test_the_report_shows_curves_health_tables_and_comparison(browser: Any, repo
         page.locator(".run input").nth(3).uncheck()
         assert page.locator("[data-metric='success/mean'] path.line").count() == 1
         assert watched.requests == [report.as_uri()]
+
+
+def test_the_result_is_first_and_a_filtered_link_shows_the_same_elsewhere(
+    browser: Any, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    for stage, solved in (("base", 1), ("rl", 20), ("sft", 10)):
+        write_run(tmp_path / "run" / stage / "examination", [[float(n < solved)] for n in range(20)], tokenizer)
+    (tmp_path / "run" / "plan.json").write_text("{}")
+    path = tmp_path / "report.html"
+    path.write_bytes(document(find_runs([tmp_path / "run"]))[0])
+    with Watched(browser) as watched:
+        page = watched.page
+        page.goto(path.as_uri())
+        assert page.locator("section").first.get_attribute("aria-label") == "Result"
+        names = page.locator("#result tbody td:first-child").all_inner_texts()
+        assert [name.split("· ")[1] for name in names] == ["base/examination", "sft/examination", "rl/examination"]
+        assert page.locator("#result .whisker.better").count() == 2
+        page.keyboard.press("/")
+        page.keyboard.type("task-7? calculator")
+        assert page.locator(".count").inner_text() == "3 of 60 episodes"
+        page.locator(".list .row").first.click()
+        page.keyboard.press("l")
+        address = page.evaluate("location.href")
+        assert page.locator(".list .row[aria-selected=true] .name").all_inner_texts() == ["task-7"]
+    with Watched(browser) as watched:
+        watched.page.goto(address)
+        assert watched.page.locator(".count").inner_text() == "3 of 60 episodes"
+        assert watched.page.locator("[data-choice=logprob]").get_attribute("aria-pressed") == "true"
+        with watched.page.expect_download() as download:
+            watched.page.locator("#csv").click()
+        rows = Path(download.value.path()).read_text().splitlines()
+        assert len(rows) == 4
+        assert "What is task-7?" in rows[1]
+
+
+def test_charts_are_smoothed_logarithmic_hidden_and_saved(browser: Any, report: Path) -> None:
+    with Watched(browser) as watched:
+        page = watched.page
+        page.goto(report.as_uri())
+        chart = page.locator("[data-metric='success/mean']")
+        page.locator("#smooth").fill("0.9")
+        assert chart.locator("path.raw").count() == 2
+        page.locator("#log-axis").check()
+        assert "NaN" not in page.locator("#curves").inner_html()
+        chart.locator("svg").hover()
+        assert page.locator("#curves .cross").count() == page.locator("#curves .chart").count()
+        chart.locator(".key").first.click()
+        assert chart.locator("path.line:not(.raw)").count() == 1
+        chart.locator(".key").first.click()
+        for kind, beginning in (("SVG", "<svg"), ("CSV", "line,step,mean,low,high")):
+            with page.expect_download() as download:
+                chart.locator(".save", has_text=kind).click()
+            assert Path(download.value.path()).read_text().startswith(beginning)
+        assert "Keys that differ" not in page.inner_text("body")  # both trainings have the same configuration
+        assert "All keys have the same values" in page.inner_text("body")
+
+
+def test_side_by_side_folds_the_common_prompt_and_marks_differences(
+    browser: Any, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    for attempt, reply in enumerate(("the answer is 4", "the answer is 5 or 6", "the answer is 4")):
+        write_episode(tmp_path / "run", an_episode("task", attempt, 0.0, tokenizer, reply=reply))
+    path = tmp_path / "report.html"
+    path.write_bytes(document(find_runs([tmp_path / "run"]))[0])
+    with Watched(browser) as watched:
+        page = watched.page
+        page.goto(path.as_uri() + "#/episodes")
+        page.locator(".list .row").first.click()
+        page.locator("#group-side").click()
+        page.locator(".column").nth(2).locator(".tokens").wait_for()
+        becomes(page, "document.querySelectorAll('#common-prompt').length === 1")
+        assert "What is task?" not in page.locator(".columns").inner_text()
+        assert "".join(page.locator(".column").nth(1).locator(".apart").all_inner_texts()).strip() == "5 or 6"
+        assert page.locator(".column").nth(2).locator(".apart").count() == 0
+        assert page.locator(".turn-head .badge").all_inner_texts() == ["differs", "same reply"]
 
 
 def test_what_a_run_kept_of_itself_is_shown_as_it_was(
@@ -213,6 +292,26 @@ def test_a_group_and_two_runs_stand_side_by_side(browser: Any, report: Path) -> 
         becomes(page, "document.querySelectorAll('.column .turn').length === 8")
         heads = page.locator(".column-head").all_inner_texts()
         assert sum("first" in head for head in heads) == sum("second" in head for head in heads) == 4
+
+
+def test_drawings_of_plans_are_images_on_the_page(
+    browser: Any, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    for step, reward in ((1, 0.0), (4, 1.0)):
+        for attempt in (0, 1):
+            episode = an_episode("plan", attempt, reward, tokenizer, reply="0: buy lamp, tell Ada<1")
+            task = Task(f"plan {step}", "htdag", "train", {"request": "buy a lamp, then tell Ada"})
+            turn = replace(episode.turns[0], action=Action(content="0: buy lamp, tell Ada<1"))
+            write_episode(tmp_path / "run" / "groups" / f"step_{step}", replace(episode, task=task, turns=(turn,)))
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
+    (tmp_path / "report.html").write_bytes(document(find_runs([tmp_path / "run"]))[0])
+    with Watched(browser) as seen:
+        seen.page.goto((tmp_path / "report.html").as_uri())
+        becomes(seen.page, "document.querySelectorAll('#drawings .drawing img').length === 2")
+        becomes(seen.page, "[...document.querySelectorAll('#drawings img')].every((image) => image.naturalWidth > 100)")
+        assert "step 1" in seen.page.inner_text("#drawings")
+        seen.page.click("#drawings a.item")
+        becomes(seen.page, "document.querySelectorAll('.detail .drawing img').length === 1")
 
 
 def test_light_dark_keys_and_a_phone(browser: Any, report: Path) -> None:

@@ -18,9 +18,25 @@ function ticks(low, high, count) {
 }
 
 function pointsOf(series) {
-  const pending = series.pending;
-  if (!pending[0]) return series.points;
-  return [...series.points, [pending[1], pending[2] / pending[0], pending[3] / pending[0], pending[4] / pending[0]]];
+  return series.pending[0] ? [...series.points, pendingPoint(series)] : series.points;
+}
+
+// How all charts are drawn: smoothing (0: none), a logarithmic axis where all values are positive, and lines that are hidden.
+const drawing = {smooth: 0, log: false, hidden: new Set()};
+
+// An exponential moving average without the bias of its start.
+function smoothed(points, weight) {
+  let sum = 0, total = 0;
+  return points.map((point) => { sum = weight * sum + point[1]; total = weight * total + 1; return [point[0], sum / total, sum / total, sum / total]; });
+}
+
+function logTicks(low, high) {
+  const found = [];
+  for (let power = Math.floor(low); power <= Math.ceil(high); power += 1) for (const factor of high - low < 2.5 ? [1, 2, 5] : [1]) {
+    const at = power + Math.log10(factor);
+    if (at >= low && at <= high) found.push(at);
+  }
+  return found.length > 8 ? found.filter((at, place) => place % Math.ceil(found.length / 8) === 0) : found;
 }
 
 // lines: [{label, colour, series, events}], options: {share: y from 0 to 1, stacked}
@@ -30,23 +46,55 @@ class Chart {
     this.lines = [];
     this.picture = svg('svg', {role: 'img', 'aria-label': title});
     this.keys = el('div', {class: 'keys'});
-    this.node = el('div', {class: 'chart card', 'data-metric': name}, el('h3', {}, title, name && name !== title ? el('code', {}, name) : null), this.picture, this.keys);
+    const save = (kind, act) => el('button', {type: 'button', class: 'save', title: `Save as ${kind}`, 'aria-label': `Save ${title} as ${kind}`, on: {click: act}}, kind);
+    this.name = name || title;
+    this.node = el('div', {class: 'chart card', 'data-metric': name}, el('h3', {}, title, name && name !== title ? el('code', {}, name) : null, el('span', {class: 'saves'}, save('SVG', () => this.saveSvg()), save('CSV', () => this.saveCsv()))), this.picture, this.keys);
     this.picture.addEventListener('pointermove', (event) => this.point(event));
-    this.picture.addEventListener('pointerleave', () => { hideTip(); if (this.cross) this.cross.remove(); });
+    this.picture.addEventListener('pointerleave', () => { hideTip(); for (const chart of this.peers()) chart.uncross(); });
     this.watch = new ResizeObserver(() => this.draw());
     this.watch.observe(this.picture);
   }
 
   set(lines) {
     this.lines = lines;
-    this.keys.replaceChildren(...(this.options.keys ? lines.map((line) => el('span', {}, el('span', {class: 'dot ' + line.colour + (line.style || '')}), line.label)) : []));
+    this.keys.replaceChildren(...(this.options.keys ? lines.map((line) => el('button', {type: 'button', class: 'key', 'aria-pressed': String(!drawing.hidden.has(line.label)), title: 'Hide or show', on: {click: () => { if (!drawing.hidden.delete(line.label)) drawing.hidden.add(line.label); redrawAll(); }}},
+      el('span', {class: 'dot ' + line.colour + (line.style || '')}), line.label)) : []));
     this.draw();
+  }
+
+  // All charts of its stage: their cursors go together.
+  peers() { return [...charts.values()].flat().filter((chart) => chart === this || (this.options.stage && chart.options.stage === this.options.stage)); }
+  uncross() { if (this.cross) this.cross.remove(); }
+  crossAt(step) {
+    this.uncross();
+    if (!this.scale || !this.drawn || !this.drawn.length || step < this.scale.x0 || step > this.scale.x1) return;
+    this.cross = svg('line', {class: 'cross', x1: this.scale.X(step), x2: this.scale.X(step), y1: MARGIN.top, y2: this.scale.height - MARGIN.bottom});
+    this.picture.append(this.cross);
+  }
+
+  saveCsv() {
+    const lines = this.lines.flatMap((line) => pointsOf(line.series).map((point) => [line.label, ...point]));
+    saveFile(`${this.name.replaceAll('/', '-')}.csv`, 'text/csv', ['line,step,mean,low,high', ...lines.map((cells) => cells.map(csvCell).join(','))].join('\n') + '\n');
+  }
+
+  // The style sheet stays behind, so each element takes its style along.
+  saveSvg() {
+    const copy = this.picture.cloneNode(true), own = [...this.picture.querySelectorAll('*')], copies = [...copy.querySelectorAll('*')];
+    own.forEach((node, place) => { const style = getComputedStyle(node); for (const name of ['fill', 'stroke', 'stroke-width', 'stroke-dasharray', 'opacity', 'font-size', 'font-family']) copies[place].setAttribute(name, style.getPropertyValue(name)); });
+    copy.setAttribute('xmlns', SVG);
+    copy.setAttribute('viewBox', `0 0 ${this.picture.clientWidth} ${this.picture.clientHeight}`);
+    saveFile(`${this.name.replaceAll('/', '-')}.svg`, 'image/svg+xml', new XMLSerializer().serializeToString(copy));
   }
 
   draw() {
     const width = this.picture.clientWidth, height = this.picture.clientHeight;
     if (!width || !height) return;
-    const drawn = this.lines.map((line) => ({...line, points: pointsOf(line.series)})).filter((line) => line.points.length);
+    const shown = this.lines.filter((line) => !drawing.hidden.has(line.label)).map((line) => ({...line, points: pointsOf(line.series)})).filter((line) => line.points.length);
+    const smooth = drawing.smooth > 0 && !this.options.stacked;
+    const log = drawing.log && !this.options.share && !this.options.stacked && shown.every((line) => line.points.every((point) => point[1] > 0));
+    const T = log ? Math.log10 : (value) => value, back = log ? (value) => 10 ** value : (value) => value;
+    const scaled = (point) => (log ? [point[0], T(point[1]), T(Math.max(point[2], point[1] / 10)), T(point[3])] : point);
+    const drawn = shown.map((line) => ({...line, raw: line.points.map(scaled), points: (smooth ? smoothed(line.points, drawing.smooth) : line.points).map(scaled)}));
     this.drawn = drawn;
     this.picture.replaceChildren();
     if (!drawn.length) return;
@@ -57,32 +105,41 @@ class Chart {
       const means = line.points.map((point) => point[1]);
       const low = Math.min(...means), high = Math.max(...means), room = (high - low) || Math.abs(high) || 1;
       // A wide interval may not squeeze the curve itself flat.
-      for (const point of line.points) { y0 = Math.min(y0, Math.max(point[2], low - room)); y1 = Math.max(y1, Math.min(point[3], high + room)); }
+      for (const point of smooth ? [...line.points, ...line.raw] : line.points) { y0 = Math.min(y0, Math.max(point[2], low - room)); y1 = Math.max(y1, Math.min(point[3], high + room)); }
+    }
+    // Rounding noise may not fill the picture: below a millionth of the values, or the metric's own floor, it is a flat line.
+    const size = Math.max(Math.abs(y0), Math.abs(y1)), floor = this.options.floor || 0;
+    if (!this.options.share && y1 - y0 <= Math.max(log ? 0 : floor, 1e-6 * size)) {
+      const span = Math.max(floor, 0.1 * size) || 1, middle = y0 / 2 + y1 / 2;
+      y0 = y0 >= 0 && middle < span / 2 ? 0 : middle - span / 2;
+      y1 = y0 + span;
     }
     if (this.options.share) { y0 = 0; y1 = Math.max(1, Math.min(y1, 1)); } else {
-      if (y0 > 0 && y0 < 0.5 * y1) y0 = 0;
-      const room = (y1 - y0) || Math.abs(y1) || 1;
-      if (y1 === y0) { y0 -= room / 2; y1 += room / 2; } else { if (y0 !== 0) y0 -= 0.04 * room; y1 += 0.04 * room; }
+      if (!log && y0 > 0 && y0 < 0.5 * y1) y0 = 0;
+      const room = y1 - y0;
+      if (y0 !== 0 || log) y0 -= 0.04 * room;
+      y1 += 0.04 * room;
     }
     if (x1 === x0) { x0 -= 0.5; x1 += 0.5; }
     const X = (step) => MARGIN.left + (step - x0) / (x1 - x0) * (width - MARGIN.left - MARGIN.right);
     const Y = (value) => MARGIN.top + (y1 - Math.max(y0, Math.min(y1, value))) / (y1 - y0) * (height - MARGIN.top - MARGIN.bottom);
-    this.scale = {X, Y, x0, x1, height, width};
+    this.scale = {X, Y, x0, x1, height, width, back};
     const parts = [];
-    for (const at of ticks(y0, y1, 4)) {
+    for (const at of log ? logTicks(y0, y1) : ticks(y0, y1, 4)) {
       parts.push(svg('line', {class: 'grid', x1: MARGIN.left, x2: width - MARGIN.right, y1: Y(at), y2: Y(at)}));
-      parts.push(svg('text', {x: MARGIN.left - 6, y: Y(at) + 3.5, 'text-anchor': 'end'}, this.options.share ? Math.round(100 * at) + ' %' : figure(at)));
+      parts.push(svg('text', {x: MARGIN.left - 6, y: Y(at) + 3.5, 'text-anchor': 'end'}, this.options.share ? Math.round(100 * at) + ' %' : figure(back(at))));
     }
     for (const at of ticks(x0, x1, Math.max(2, Math.floor(width / 62))).filter(Number.isInteger)) {
       parts.push(svg('text', {x: X(at), y: height - 6, 'text-anchor': 'middle'}, at.toLocaleString('en')));
     }
     const grid = parts.length;
     for (const line of drawn) {
-      const around = line.points.some((point) => point[2] !== point[1] || point[3] !== point[1]);
+      const around = !smooth && line.points.some((point) => point[2] !== point[1] || point[3] !== point[1]);
+      if (smooth) parts.splice(grid, 0, svg('path', {class: 'line raw ' + line.colour, d: 'M' + line.raw.map((point) => `${X(point[0]).toFixed(1)},${Y(point[1]).toFixed(1)}`).join('L')}));
       const there = line.points.map((point) => `${X(point[0]).toFixed(1)},${Y(point[3]).toFixed(1)}`);
-      const back = line.points.map((point) => `${X(point[0]).toFixed(1)},${Y(point[2]).toFixed(1)}`).reverse();
+      const under = line.points.map((point) => `${X(point[0]).toFixed(1)},${Y(point[2]).toFixed(1)}`).reverse();
       // Intervals lie beneath all lines, and the more there are the fainter each is.
-      if (around || this.options.stacked) parts.splice(grid, 0, svg('path', {class: (this.options.stacked ? 'stack ' : drawn.length > 3 ? 'area faint-area ' : 'area ') + line.colour, d: `M${there.join('L')}L${back.join('L')}Z`}));
+      if (around || this.options.stacked) parts.splice(grid, 0, svg('path', {class: (this.options.stacked ? 'stack ' : drawn.length > 3 ? 'area faint-area ' : 'area ') + line.colour, d: `M${there.join('L')}L${under.join('L')}Z`}));
       if (this.options.stacked) continue;
       parts.push(svg('path', {class: 'line ' + line.colour + (line.style || ''), d: 'M' + line.points.map((point) => `${X(point[0]).toFixed(1)},${Y(point[1]).toFixed(1)}`).join('L')}));
       if (line.points.length < 30) for (const point of line.points) parts.push(svg('circle', {class: 'point ' + line.colour, cx: X(point[0]), cy: Y(point[1]), r: 2.2}));
@@ -97,7 +154,7 @@ class Chart {
 
   point(event) {
     if (!this.drawn || !this.drawn.length || !this.scale) return;
-    const {X, x0, x1, height} = this.scale;
+    const {X, x0, x1, back} = this.scale;
     const box = this.picture.getBoundingClientRect();
     const step = x0 + (event.clientX - box.left - MARGIN.left) / (X(x1) - X(x0)) * (x1 - x0);
     const texts = [];
@@ -105,16 +162,25 @@ class Chart {
     for (const line of this.drawn) {
       const point = near(line.points, step);
       if (nearest === null || Math.abs(point[0] - step) < Math.abs(nearest - step)) nearest = point[0];
-      const value = line.shareOf ? line.shareOf(point) : point[1];
-      const range = !this.options.stacked && point[2] !== point[3] ? ` [${figure(point[2])}, ${figure(point[3])}]` : '';
+      const value = line.shareOf ? line.shareOf(point) : back(point[1]);
+      const range = !this.options.stacked && point[2] !== point[3] ? ` [${figure(back(point[2]))}, ${figure(back(point[3]))}]` : '';
       const over = line.series.stride > 1 ? `, mean of ${line.series.stride} steps` : '';
       texts.push(`${line.label}: ${figure(value)}${range}${point[0] !== nearest || over ? ` (step ${point[0]}${over})` : ''}`);
     }
-    if (this.cross) this.cross.remove();
-    this.cross = svg('line', {class: 'cross', x1: X(nearest), x2: X(nearest), y1: MARGIN.top, y2: height - MARGIN.bottom});
-    this.picture.append(this.cross);
+    for (const chart of this.peers()) chart.crossAt(nearest);
     showTip(`step ${nearest}\n${texts.join('\n')}`, event.clientX, event.clientY);
   }
+}
+
+function redrawAll() {
+  for (const chart of [...charts.values()].flat()) if (chart.node.isConnected) chart.set(chart.lines);
+}
+function drawingControls() {
+  const smooth = el('input', {type: 'range', min: '0', max: '0.95', step: '0.05', value: String(drawing.smooth), 'aria-label': 'Smoothing', id: 'smooth'});
+  smooth.addEventListener('input', () => { drawing.smooth = Number(smooth.value); redrawAll(); });
+  const log = el('input', {type: 'checkbox', checked: drawing.log, id: 'log-axis'});
+  log.addEventListener('change', () => { drawing.log = log.checked; redrawAll(); });
+  return el('span', {class: 'soft small drawing-controls'}, el('label', {}, 'smoothing ', smooth), el('label', {}, log, ' logarithmic'));
 }
 
 function near(points, step) {

@@ -22,7 +22,7 @@ function comparePage() {
   const pick = (name, label) => {
     const select = el('select', {'aria-label': label, id: 'compare-' + name}, cohorts.map((one) => el('option', {value: one.name}, one.label)));
     select.value = versus[name];
-    select.addEventListener('change', () => { versus[name] = select.value; fill(); });
+    select.addEventListener('change', () => { versus[name] = select.value; remember(); fill(); });
     return select;
   };
   const only = el('input', {type: 'checkbox', checked: versus.only, id: 'compare-only'});
@@ -60,26 +60,57 @@ function taskTable(a, b) {
   const wanted = rows.filter((row) => !versus.only || Math.abs(row.apart) > 1e-9).sort((x, y) => Math.abs(y.apart) - Math.abs(x.apart));
   const dots = (list) => el('span', {class: 'outcomes'}, list.slice(0, 16).map((row) => el('span', {class: 'dot ' + dotKind(row.outcome), title: `${row.outcome}, ${figure(row.reward)}`})), el('span', {class: 'faint small'}, ' ' + figure(meanOf(list))));
   const better = rows.filter((row) => row.apart > 1e-9).length, worse = rows.filter((row) => row.apart < -1e-9).length;
+  // A task is solved where at least half of its attempts are.
+  const solved = (list) => list.filter((row) => row.outcome === 'success').length >= list.length / 2;
+  const count = (one, two) => rows.filter((row) => solved(row.a) === one && solved(row.b) === two).length;
   if (!shared.length) return [el('p', {class: 'card note'}, 'They have no task in common.')];
   const open = (row) => side(row.a.length + row.b.length <= 2 ? [...row.a, ...row.b] : [...row.a.slice(0, 4), ...row.b.slice(0, 4)]);
-  return [el('p', {class: 'soft small'}, `${plural(shared.length, 'shared task')}: the second got more on ${better}, less on ${worse}. A row opens both side by side.`),
+  return [el('p', {class: 'soft small'}, `${plural(shared.length, 'shared task')}: ${count(true, true)} solved by both, ${count(false, true)} gained, ${count(true, false)} lost, ${count(false, false)} by neither; the second got more reward on ${better}, less on ${worse}. A row opens both side by side.`),
     el('div', {class: 'card scroll'}, el('table', {id: 'tasks'}, el('thead', {}, el('tr', {}, el('th', {}, 'Task'), el('th', {}, a.label), el('th', {}, b.label), el('th', {class: 'n'}, 'Difference'))),
       el('tbody', {}, wanted.slice(0, 300).map((row) => el('tr', {class: 'link', tabindex: '0', on: {click: () => open(row), keydown: (event) => { if (event.key === 'Enter') open(row); }}},
         el('td', {}, row.a[0].task), el('td', {}, dots(row.a)), el('td', {}, dots(row.b)), el('td', {class: 'n'}, signed(row.apart))))))),
     wanted.length > 300 ? el('p', {class: 'faint small'}, `The first 300 of ${wanted.length}.`) : null].filter(Boolean);
 }
 
+// Whether all episodes begin with the same messages, which are then shown once.
+function samePrompt(found) {
+  const prompts = found.map((one) => (one && one.turns && one.turns.length ? JSON.stringify(one.turns[0].messages) : null));
+  return found.length > 1 && prompts[0] !== null && prompts[0] !== '[]' && prompts.every((prompt) => prompt === prompts[0]);
+}
+
+// An episode for its column: without the common prompt, and with the place in each turn where its reply leaves the first one's.
+function besideOthers(found, place, folded) {
+  const one = found[place], first = found[0];
+  if (!one.turns) return one;
+  const written = (turn) => turn.spans.filter((span) => span.origin === 'sampled').flatMap((span) => span.texts);
+  const turns = one.turns.map((turn, at) => {
+    const shown = folded && at === 0 ? {...turn, messages: [], spans: turn.spans.filter((span) => span.origin === 'sampled')} : {...turn};
+    const other = place && first && first.turns ? first.turns[at] : null;
+    if (!place || !first || !first.turns) return shown;
+    const [mine, theirs] = [written(turn), other ? written(other) : []];
+    let same = 0;
+    while (same < mine.length && mine[same] === theirs[same]) same += 1;
+    shown.apart = same === mine.length && mine.length === theirs.length ? null : same;
+    shown.compared = !other ? 'no such turn in the first' : JSON.stringify(other.reply) === JSON.stringify(turn.reply) ? 'same reply' : 'differs';
+    return shown;
+  });
+  return {...one, turns};
+}
+
 function sidePage(rows) {
   const tools = el('div', {class: 'tools'});
   const columns = el('div', {class: 'columns'});
-  const page = el('div', {class: 'wide'}, el('div', {class: 'section-head'}, el('h2', {}, new Set(rows.map((row) => row.task)).size === 1 ? rows[0].task : 'Side by side'), el('span', {class: 'soft small'}, plural(rows.length, 'episode'))), tools, columns);
+  const prompt = el('div', {});
+  const page = el('div', {class: 'wide full'}, el('div', {class: 'section-head'}, el('h2', {}, new Set(rows.map((row) => row.task)).size === 1 ? rows[0].task : 'Side by side'), el('span', {class: 'soft small'}, plural(rows.length, 'episode'), rows.length > 1 ? '; underlined: what differs from the first one’s reply' : '')), tools, prompt, columns);
   const found = new Array(rows.length).fill(null);
   const again = () => {
     tools.replaceChildren(...put(el('div', {}), controls(again, rows, found)).childNodes);
+    const folded = samePrompt(found);
+    prompt.replaceChildren(...(folded ? [el('details', {id: 'common-prompt'}, el('summary', {class: 'small'}, 'The prompt, the same in all'), found[0].turns[0].messages.map(messageNode))] : []));
     columns.replaceChildren(...rows.map((row, place) => el('div', {class: 'column'},
       el('div', {class: 'card column-head'}, el('div', {class: 'episode-head'}, el('a', {href: `#/episode/${row.run}/${row.number}`}, el('span', {class: 'dot ' + colourOf(row.run)}), `${runOf(row.run).name}${row.part ? ' · ' + row.part : ''}`), badge(row.outcome)),
         el('div', {class: 'facts'}, fact('attempt', row.attempt), fact('reward', figure(row.reward)), advantageOf(row) === null ? null : fact('advantage', signed(advantageOf(row))), fact('turns', row.turns), row.logprob === null ? null : fact('mean log-prob', figure(row.logprob)))),
-      found[place] ? turnsOf(found[place], row) : el('p', {class: 'faint'}, 'Opening …'))));
+      found[place] ? turnsOf(besideOthers(found, place, folded), row) : el('p', {class: 'faint'}, 'Opening …'))));
   };
   shownEpisode = {row: rows[0], again, group: rows};
   again();

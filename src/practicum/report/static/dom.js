@@ -43,6 +43,13 @@ const signed = (value, digits = 3) => (isNumber(value) && value > 0 ? '+' : '') 
 const percent = (value) => (isNumber(value) ? (100 * value).toFixed(1) + ' %' : '–');
 const plural = (count, one, many) => `${count.toLocaleString('en')} ${count === 1 ? one : many || one + 's'}`;
 
+const csvCell = (value) => { const text = value === null || value === undefined ? '' : String(value); return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text; };
+function saveFile(name, type, text) {
+  const link = el('a', {href: URL.createObjectURL(new Blob([text], {type})), download: name});
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
 const tip = document.getElementById('tip');
 function showTip(text, x, y) {
   tip.textContent = text;

@@ -33,7 +33,7 @@ function lean(value) {
 
 function controls(again, rows, found) {
   const choice = (name, options) => el('span', {class: 'segmented', role: 'group', 'aria-label': name}, options.map(([value, title, key]) => el('button', {type: 'button', 'data-choice': value, title: `Key ${key}`,
-    'aria-pressed': String(look[name] === value), on: {click: () => { look[name] = value; again(); }}}, title)));
+    'aria-pressed': String(look[name] === value), on: {click: () => { look[name] = value; remember(); again(); }}}, title)));
   return [choice('view', [['tokens', 'Tokens', 't'], ['messages', 'Messages', 't']]),
     look.view === 'tokens' ? choice('by', [['origin', 'Origin', 'o'], ['logprob', 'Log-prob', 'l'], ['advantage', 'Advantage', 'a']]) : null,
     look.view === 'tokens' ? el('span', {class: 'legend'}, LEGENDS[look.by](rows, found)) : null];
@@ -54,10 +54,10 @@ function episodePane(row) {
       row.logprob === null ? null : fact('mean log-prob', figure(row.logprob)), row.invalid ? fact('unusable replies', row.invalid) : null,
       el('span', {}, el('span', {class: 'dot ' + colourOf(row.run)}), runOf(row.run).name, row.part ? ' · ' + row.part : '', row.step !== null ? ` · step ${row.step}` : '')),
     group.length > 1 ? el('div', {class: 'group'}, el('span', {class: 'soft small'}, `Its group of ${group.length}:`), group.slice(0, 32).map((one) => el('button', {type: 'button', class: 'chip ' + one.outcome,
-      'aria-current': one === row, title: `attempt ${one.attempt}, ${one.outcome}`, on: {click: () => { location.hash = `#/episode/${one.run}/${one.number}`; }}}, figure(one.reward))),
+      'aria-current': one === row, title: `attempt ${one.attempt}, ${one.outcome}`, on: {click: () => { go(`episode/${one.run}/${one.number}`); }}}, figure(one.reward))),
       el('button', {type: 'button', class: 'small-button', id: 'group-side', on: {click: () => side(group)}}, 'Side by side')) : null,
     others.length ? el('div', {class: 'group'}, el('span', {class: 'soft small'}, 'The same task elsewhere:'), others.slice(0, 12).map((one) => el('button', {type: 'button', class: 'chip ' + one.outcome, title: one.outcome,
-      on: {click: () => { location.hash = `#/episode/${one.run}/${one.number}`; }}}, el('span', {class: 'dot ' + colourOf(one.run)}), `${runOf(one.run).name}${one.part ? ' · ' + one.part : ''} ${figure(one.reward)}`)),
+      on: {click: () => { go(`episode/${one.run}/${one.number}`); }}}, el('span', {class: 'dot ' + colourOf(one.run)}), `${runOf(one.run).name}${one.part ? ' · ' + one.part : ''} ${figure(one.reward)}`)),
       el('button', {type: 'button', class: 'small-button', id: 'task-side', on: {click: () => side([row, ...others])}}, 'Side by side')) : null,
     tools, body);
   const again = () => { tools.replaceChildren(...put(el('div', {}), controls(again, [row], [node.found])).childNodes); if (node.found) body.replaceChildren(...turnsOf(node.found, row)); };
@@ -88,6 +88,7 @@ function turnsOf(found, row) {
   const nodes = [];
   if (look.view === 'tokens' && !found.tokenizer) nodes.push(el('p', {class: 'faint small'}, found.named ? `The tokenizer of '${found.named}' is not on this machine: messages are shown instead of tokens.` : 'It has no tokens on record: messages are shown instead.'));
   if (look.view === 'tokens' && look.by === 'advantage' && advantage === null) nodes.push(el('p', {class: 'faint small'}, 'No advantage: its group has no second scored episode here.'));
+  if (found.drawing) nodes.push(drawingNode(found));
   found.turns.forEach((turn, place) => nodes.push(turnNode(turn, place, found, advantage)));
   if (found.more_turns) nodes.push(el('p', {class: 'cut'}, `${plural(found.more_turns, 'more turn')} in its file.`));
   if (found.closing.length) nodes.push(el('div', {class: 'turn card'}, el('div', {class: 'turn-head'}, el('b', {}, 'Closing')), found.closing.map(messageNode)));
@@ -96,11 +97,18 @@ function turnsOf(found, row) {
   return nodes;
 }
 
+// As an image an SVG runs no script and loads nothing.
+function drawingNode(found) {
+  if (!found.drawing.svg) return el('p', {class: 'faint small'}, `No drawing: ${found.drawing.fault}`);
+  return el('div', {class: 'card drawing'}, el('img', {alt: 'Drawing of the episode', src: 'data:image/svg+xml,' + encodeURIComponent(found.drawing.svg)}));
+}
+
 function turnNode(turn, place, found, advantage) {
   const parts = Object.entries(turn.parts).map(([name, value]) => fact(name, figure(value)));
   const head = el('div', {class: 'turn-head'}, el('b', {}, `Turn ${place + 1}`), turn.role ? el('b', {}, turn.role) : null, el('span', {}, turn.source), fact('tokens', turn.tokens), fact('stopped by', turn.stop), fact('reward', figure(turn.reward)), parts,
     turn.progress === null ? null : fact('progress', figure(turn.progress)), turn.version ? fact('version', turn.version) : null, turn.restart && place > 0 ? el('span', {}, 'prompt begins anew') : null,
-    turn.continues !== null && turn.continues !== place - 1 ? el('span', {}, `continues turn ${turn.continues + 1}`) : null);
+    turn.continues !== null && turn.continues !== place - 1 ? el('span', {}, `continues turn ${turn.continues + 1}`) : null,
+    turn.reason ? el('span', {class: 'faint'}, `(${turn.reason})`) : null, turn.compared ? badge(turn.compared, turn.compared === 'same reply' ? '' : 'warn') : null);
   const asTokens = look.view === 'tokens' && found.tokenizer && turn.spans.length;
   const body = asTokens ? tokensNode(turn, advantage) : [turn.messages.map(messageNode), messageNode({role: 'assistant', text: turn.reply})];
   const calls = turn.calls.map((call) => el('div', {class: 'call'}, el('span', {class: 'faint'}, 'calls '), el('code', {}, call.name), ' ', el('code', {class: 'soft'}, JSON.stringify(call.arguments))));
@@ -120,17 +128,18 @@ function textNodes(text) {
 function tokensNode(turn, advantage) {
   const node = el('div', {class: `tokens by-${look.by}`, tabindex: '0'});
   const all = [];
+  let written = 0;
   for (const span of turn.spans) {
-    span.texts.forEach((text, place) => all.push([span, place, text]));
+    span.texts.forEach((text, place) => { all.push([span, place, text, span.origin === 'sampled' && isNumber(turn.apart) && written >= turn.apart ? ' apart' : '']); if (span.origin === 'sampled') written += 1; });
     if (span.left) all.push([span, -1, '']);
   }
   let done = 0;
   const more = () => {
     const piece = document.createDocumentFragment();
-    for (const [span, place, text] of all.slice(done, done + STEP)) {
+    for (const [span, place, text, apart] of all.slice(done, done + STEP)) {
       if (place < 0) { piece.append(el('span', {class: 'cut'}, `… ${plural(span.left, 'more token')} (${span.origin}) in its file …`)); continue; }
       const kind = span.origin !== 'sampled' ? '' : look.by === 'logprob' ? (span.logprobs ? heat(span.logprobs[place]) : '') : look.by === 'advantage' ? lean(span.advantages ? span.advantages[place] : advantage) : '';
-      const token = el('span', {class: `t ${span.origin} ${kind}`}, text);
+      const token = el('span', {class: `t ${span.origin} ${kind}${apart}`}, text);
       token.told = [span, place];
       piece.append(token);
     }

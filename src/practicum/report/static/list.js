@@ -1,5 +1,5 @@
 // All episodes: filters, and a list that only builds the rows that can be seen.
-const ROW = 52;
+const ROW = 70;
 const ORDERS = {
   'as played': null,
   'reward, highest first': (a, b) => order(b.reward, a.reward),
@@ -21,14 +21,14 @@ function openList(wanted) {
   const own = !wanted.part && (state.rows.get(wanted.run) || []).some((row) => !row.part);
   Object.assign(filter, {text: '', run: '', environment: '', outcome: ''}, wanted, {part: own ? OWN : wanted.part || ''});
   list = null;
-  if (location.hash === '#/episodes') route(); else location.hash = '#/episodes';
+  if (pathNow() === 'episodes') route(); else location.hash = '#/episodes';
 }
 
 class List {
   constructor() {
     this.found = [];
     this.selected = null;
-    this.search = el('input', {type: 'search', placeholder: 'Search tasks, parts, outcomes …   ( / )', 'aria-label': 'Search episodes', value: filter.text, id: 'search'});
+    this.search = el('input', {type: 'search', placeholder: 'Search questions, replies, tools, errors …   ( / )', 'aria-label': 'Search episodes', value: filter.text, id: 'search'});
     this.search.addEventListener('input', () => { filter.text = this.search.value; this.apply(); });
     this.selects = {};
     this.count = el('span', {class: 'count', role: 'status'});
@@ -43,7 +43,7 @@ class List {
       this.selects[name] = [select, title];
       this.filters.append(select);
     }
-    this.filters.append(this.count);
+    this.filters.append(el('div', {class: 'count-line'}, this.count, el('button', {type: 'button', class: 'small-button', id: 'csv', title: 'The listed episodes as a file', on: {click: () => saveCsv(this.found)}}, 'CSV')));
     this.node = el('div', {class: 'pane'}, this.filters, this.rows);
     this.watch = new ResizeObserver(() => this.paint());
     this.watch.observe(this.rows);
@@ -81,6 +81,7 @@ class List {
     const waiting = shownRuns().reduce((sum, run) => sum + (run.waiting || 0), 0);
     this.count.textContent = (found.length === all.length ? plural(all.length, 'episode') : `${found.length.toLocaleString('en')} of ${plural(all.length, 'episode')}`) + (waiting ? `, reading ${waiting.toLocaleString('en')} more …` : '');
     this.space.style.height = `${found.length * ROW}px`;
+    remember();
     this.paint();
   }
 
@@ -90,9 +91,9 @@ class List {
     const nodes = [];
     for (let place = from; place < to; place += 1) {
       const row = this.found[place];
-      const node = el('div', {class: 'row', role: 'option', 'data-place': place, 'aria-selected': this.selected !== null && row.run === this.selected.run && row.number === this.selected.number, on: {click: () => { location.hash = `#/episode/${row.run}/${row.number}`; }}},
+      const node = el('div', {class: 'row', role: 'option', 'data-place': place, 'aria-selected': String(this.selected !== null && row.run === this.selected.run && row.number === this.selected.number), on: {click: () => { go(`episode/${row.run}/${row.number}`); }}},
         el('span', {class: 'dot ' + dotKind(row.outcome)}), el('span', {class: 'name'}, row.task), el('span', {class: 'value'}, figure(row.reward)),
-        el('span', {class: 'sub'}, several ? el('span', {class: colourOf(row.run)}, runOf(row.run).name + ' · ') : null, subtitle(row)));
+        el('span', {class: 'sub'}, row.question || ' '), el('span', {class: 'sub'}, several ? el('span', {class: colourOf(row.run)}, runOf(row.run).name + ' · ') : null, subtitle(row)));
       node.style.top = `${place * ROW}px`;
       nodes.push(node);
     }
@@ -114,8 +115,15 @@ class List {
     if (!this.found.length) return;
     const now = this.selected ? this.found.findIndex((row) => row.run === this.selected.run && row.number === this.selected.number) : -1;
     const next = this.found[Math.max(0, Math.min(this.found.length - 1, now < 0 ? 0 : now + by))];
-    location.hash = `#/episode/${next.run}/${next.number}`;
+    go(`episode/${next.run}/${next.number}`);
   }
 }
 
 const distinct = (rows, name) => [...new Set(rows.map((row) => row[name]))].sort();
+
+function saveCsv(rows) {
+  const names = state.fields.filter((name) => !['number', 'replies', 'tools', 'parts'].includes(name));
+  const tools = (row) => Object.entries(row.tools || {}).map(([name, [calls, errors]]) => `${name} ${calls}/${errors}`).join('; ');
+  const lines = rows.map((row) => [runOf(row.run).name, ...names.map((name) => row[name]), tools(row)].map(csvCell).join(','));
+  saveFile('episodes.csv', 'text/csv', [['run', ...names, 'tools'].join(','), ...lines].join('\n') + '\n');
+}

@@ -3,8 +3,40 @@ const main = document.getElementById('main');
 const status = document.getElementById('status');
 const stop = () => { shownEpisode = null; hideTip(); };
 
+// The address has the filters, the colouring and the compared pair: whoever opens it sees the same.
+const pathNow = () => location.hash.replace(/^#\/?/, '').split('?')[0];
+const SHARED = [['', filter, {text: '', run: '', part: '', environment: '', outcome: '', order: 'as played'}], ['', look, {by: 'origin', view: 'tokens'}], ['compare-', versus, {a: '', b: ''}]];
+function addressOf(path) {
+  const wanted = new URLSearchParams();
+  const tab = path.split('/')[0];
+  for (const [prefix, values, usual] of SHARED) {
+    if (values === filter ? !tab.startsWith('episode') : values === look ? !['episode', 'side'].includes(tab) : tab !== 'compare') continue;
+    for (const [name, value] of Object.entries(usual)) if (values[name] !== value && values[name]) wanted.set(prefix + name, values[name]);
+  }
+  return `#/${path}${String(wanted) ? '?' + wanted : ''}`;
+}
+function go(path) { location.hash = addressOf(path); }
+function remember() {
+  const address = addressOf(pathNow());
+  if (address !== location.hash && (location.hash || address !== '#/')) history.replaceState(history.state, '', address);
+}
+function recall() {
+  const found = new URLSearchParams(location.hash.split('?')[1] || '');
+  if (!String(found)) return;
+  let changed = false;
+  for (const [prefix, values, usual] of SHARED) for (const name of Object.keys(usual)) {
+    const value = found.get(prefix + name);
+    if (value === null || value === values[name]) continue;
+    values[name] = value;
+    changed = changed || values === filter;
+  }
+  if (ORDERS[filter.order] === undefined) filter.order = 'as played';
+  if (changed) list = null; // the list is built anew only for another filter: a search box that is being typed into stays
+}
+
 function route() {
-  const path = location.hash.replace(/^#\/?/, '').split('/');
+  const path = pathNow().split('/');
+  recall();
   stop();
   let tab = path[0] || 'overview';
   if (tab === 'episode' || tab === 'episodes') {
@@ -19,6 +51,7 @@ function route() {
   else { tab = 'overview'; main.replaceChildren(overview()); }
   for (const link of document.querySelectorAll('[data-tab]')) { if (link.dataset.tab === tab) link.setAttribute('aria-current', 'page'); else link.removeAttribute('aria-current'); }
   if (tab !== 'episodes') scrollTo(0, 0);
+  remember();
 }
 
 function episodesPage(row) {
@@ -61,12 +94,12 @@ function pressed(event) {
     if (help.open) help.close();
     else if (typing) { if (event.target.value && event.target.id === 'search') { event.target.value = ''; event.target.dispatchEvent(new Event('input')); } event.target.blur(); }
     else if (location.hash.startsWith('#/side/')) history.back();
-    else if (location.hash.startsWith('#/episode/')) location.hash = '#/episodes';
+    else if (location.hash.startsWith('#/episode/')) go('episodes');
     else location.hash = '#/';
     return;
   }
   if (typing) { if (event.key === 'ArrowDown' && event.target.id === 'search') { event.target.blur(); list.move(0); event.preventDefault(); } return; }
-  const again = (name, value) => { look[name] = value; if (shownEpisode) shownEpisode.again(); };
+  const again = (name, value) => { look[name] = value; remember(); if (shownEpisode) shownEpisode.again(); };
   const acts = {
     j: () => step(1), ArrowDown: () => onEpisodes && step(1), k: () => step(-1), ArrowUp: () => onEpisodes && step(-1),
     '/': () => { if (!onEpisodes) { location.hash = '#/episodes'; route(); } document.getElementById('search').focus(); },
@@ -134,7 +167,7 @@ function soon(name, act) {
   if (due.has(name)) return;
   due.set(name, setTimeout(() => { due.delete(name); act().catch((error) => { status.textContent = error.message; }); }, 700));
 }
-const isOverview = () => !location.hash.replace(/^#\/?/, '');
+const isOverview = () => !pathNow();
 
 function stepped(told) {
   const run = runOf(told.run);
@@ -146,7 +179,7 @@ function stepped(told) {
   if (told.again || !curve || (size && told.row !== curve.rows + 1)) { soon('run ' + run.key, () => loadRun(run.key).then(stay)); return; }
   let unknown = false;
   for (const [name, value] of Object.entries(told.points)) {
-    if (!curve.series[name]) { curve.series[name] = {stride: 1, points: [], pending: [0, 0, 0, 0, 0]}; unknown = true; }
+    if (!curve.series[name]) { curve.series[name] = {stride: 1, independent: !name.startsWith('val/'), points: [], pending: [0, 0, 0, 0, 0]}; unknown = true; }
     addPoint(curve.series[name], told.step, value);
   }
   if (size) { curve.step = told.step; curve.rows = told.row; }

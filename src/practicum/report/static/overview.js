@@ -1,4 +1,4 @@
-// The overview: runs, curves, health, reward parts, figures by environment, comparison, episodes worth reading.
+// The overview: result, health, runs, curves by stage, reward parts, figures by environment, comparison, episodes to read.
 const CURVES = [
   ['val/success/mean', 'Success on held-out tasks', {share: true}],
   ['success/mean', 'Success while training', {share: true}],
@@ -8,27 +8,35 @@ const CURVES = [
   ['sft/perplexity', 'Perplexity'],
   ['dpo/accuracy', 'Preferred reply is likelier', {share: true}],
   ['actor/entropy', 'Entropy, nats a token'],
-  ['actor/kl', 'KL to the reference'],
-  ['actor/ppo_kl', 'KL of one update'],
+  ['actor/kl', 'KL to the reference', {floor: 1e-3}],
+  ['actor/ppo_kl', 'KL of one update', {floor: 1e-3}],
   ['response_length/mean', 'Tokens a reply'],
   ['rollout/turns/mean', 'Turns an episode'],
   ['rollout/invalid_replies', 'Unusable replies', {share: true}],
   ['rollout/dead_groups', 'Groups without a difference', {share: true}],
   ['actor/grad_norm', 'Gradient norm'],
-  ['mismatch/logprob/mean', 'Engine against learner, log-prob'],
+  ['mismatch/logprob/mean', 'Engine against learner, log-prob', {floor: 1e-4}],
 ];
 const SHARE = 'hacking/share/';
 let charts = new Map();
 
-// A run's second stage has its run's colour too, and is drawn in dashes.
-const linesOf = () => shownRuns().flatMap((run) => run.curves.map((curve, place) => ({
-  run, curve, style: place % 2 ? ' dashes' : '', colour: colourOf(run.key), label: curve.name ? `${run.name} · ${curve.name}` : run.name,
+// Stages have axes of their own: a step of SFT is no step of RL.
+const STAGES = [['sft', 'Supervised fine-tuning'], ['dpo', 'Preferences (DPO)'], ['rl', 'Reinforcement learning'], ['other', 'Other metrics']];
+function stageOf(curve) {
+  const names = Object.keys(curve.series);
+  if (names.some((name) => name === 'reward/mean' || name === 'success/mean')) return 'rl';
+  for (const stage of ['dpo', 'sft']) if (names.some((name) => name.startsWith(stage + '/'))) return stage;
+  return 'other';
+}
+// Six colours that colour-blind readers can tell apart, solid and dashed.
+const linesOf = () => shownRuns().flatMap((run) => run.curves.map((curve) => ({
+  run, curve, stage: stageOf(curve), style: Number(colourOf(run.key).slice(1)) >= 6 ? ' dashes' : '', colour: colourOf(run.key), label: curve.name ? `${run.name} · ${curve.name}` : run.name,
 })));
 
 function overview() {
   charts = new Map();
   const page = el('div', {class: 'wide'});
-  const parts = [runsSection(), curvesSection(), healthSection(), partsSection(), tableSection(), comparisonSection(), samplesSection(), faultsSection()];
+  const parts = [resultSection(), runsSection(), healthSection(), curvesSection(), partsSection(), tableSection(), failuresSection(), comparisonSection(), drawingsSection(), samplesSection(), faultsSection()];
   put(page, parts);
   if (!state.runs.length) put(page, [el('p', {class: 'soft'}, live ? 'No run here yet. This page shows one as soon as it begins.' : 'There is nothing to show.')]);
   return page;
@@ -52,33 +60,57 @@ function runsSection() {
 function fillRun(card, run) {
   const facts = card.querySelector('.facts');
   const found = [];
-  const step = Math.max(0, ...run.curves.map((curve) => curve.step));
-  if (run.curves.length) found.push(fact('step', run.planned ? `${step} / ${run.planned}` : String(step)));
+  const rated = run.table.filter((line) => !line.kept && isNumber(line.success_rate)).pop();
+  if (rated) found.push(fact(rated.part ? rated.part : 'success', percent(rated.success_rate) + (isNumber(rated.success_low) ? ` [${(100 * rated.success_low).toFixed(1)}, ${(100 * rated.success_high).toFixed(1)}]` : '')));
+  // The last stage's step: that of an earlier one says nothing about this.
+  const newest = STAGES.map(([stage]) => run.curves.filter((curve) => stageOf(curve) === stage)).filter((curves) => curves.length && stageOf(curves[0]) !== 'other').pop() || run.curves;
+  const step = Math.max(0, ...newest.map((curve) => curve.step));
+  if (run.curves.length) found.push(fact(stageOf(newest[0]) === 'other' ? 'step' : `${stageOf(newest[0]).toUpperCase()} step`, run.planned ? `${step} / ${run.planned}` : String(step)));
   for (const name of ['val/success/mean', 'success/mean']) {
-    const curve = run.curves.find((one) => one.series[name]);
+    const curve = newest.find((one) => one.series[name]);
     const points = curve ? pointsOf(curve.series[name]) : [];
     if (points.length) { found.push(fact(name.startsWith('val') ? 'held-out success' : 'training success', percent(points[points.length - 1][1]))); break; }
   }
-  const rated = run.table.find((line) => isNumber(line.success_rate));
-  if (!run.curves.length && rated) found.push(fact('success', percent(rated.success_rate)));
   if (run.episodes) found.push(fact('episodes', run.episodes.toLocaleString('en') + (run.waiting ? ' …' : '')));
   if (run.unreadable_count) found.push(fact('not readable', String(run.unreadable_count)));
   const ago = run.changed ? (Date.now() - run.changed) / 1000 : Infinity;
-  if (live && ago < 120) found.push(el('span', {}, ago < 2 ? 'changes now' : `changed ${Math.round(ago)} s ago`));
+  if (live) found.push(el('span', {class: 'pace'}, paceText(run, step, ago)));
   facts.replaceChildren(...found);
   const bar = card.querySelector('.progress');
   bar.hidden = !run.planned || !run.curves.length;
   bar.firstChild.style.width = `${Math.min(100, 100 * step / (run.planned || 1))}%`;
 }
+// What a run is doing: finished, how long it will take at the pace seen here, or for how long nothing has changed.
+function paceText(run, step, ago) {
+  if (run.planned && step >= run.planned) return 'finished';
+  if (!Number.isFinite(ago)) return '';
+  if (ago > 600) return `nothing new for ${clock(ago)}`;
+  if (!run.pace || run.pace.step > step) run.pace = {step, at: Date.now()};
+  const steps = step - run.pace.step, seconds = (Date.now() - ago * 1000 - run.pace.at) / 1000;
+  const left = run.planned && steps > 0 && seconds > 0 ? `, about ${clock((run.planned - step) * seconds / steps)} left` : '';
+  return (ago < 2 ? 'changes now' : `changed ${clock(ago)} ago`) + left;
+}
+const clock = (seconds) => (seconds < 90 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`);
 const fact = (name, value) => el('span', {}, name + ' ', el('b', {}, value));
 
 function curvesSection() {
   const lines = linesOf();
+  const stages = STAGES.filter(([stage]) => lines.some((line) => line.stage === stage && Object.keys(line.curve.series).length));
+  if (!stages.length) return null;
+  const strides = Math.max(1, ...lines.flatMap((line) => Object.values(line.curve.series).map((series) => series.stride)));
+  return el('section', {'aria-label': 'Learning curves'}, el('div', {class: 'section-head'}, el('h2', {}, 'Learning curves'),
+    el('span', {class: 'soft small'}, 'Shaded: 95 % interval; for training figures it counts tasks, not episodes.',
+      strides > 1 ? ` A point of the longest curves is the mean of ${strides} steps.` : ''), drawingControls()),
+    el('div', {id: 'curves'}, stages.map(([stage, title]) => stageCurves(stage, title, lines.filter((line) => line.stage === stage)))));
+}
+
+function stageCurves(stage, title, lines) {
   const names = new Set(lines.flatMap((line) => Object.keys(line.curve.series)));
-  if (!names.size) return null;
-  const first = CURVES.filter(([name]) => names.has(name));
-  const grid = el('div', {class: 'charts', id: 'curves'}, first.map(([name, title, options]) => curve(title, name, options)));
-  const rest = [...names].filter((name) => !first.some(([known]) => known === name)).sort();
+  // Rewards of 0 and 1 are successes: one picture is enough.
+  const twice = (name, other) => lines.every((line) => { const [a, b] = [line.curve.series[name], line.curve.series[other]]; return !a || (b && a.points.length === b.points.length && a.points.every((point, place) => point[1] === b.points[place][1])); });
+  const known = CURVES.filter(([name]) => names.has(name));
+  const first = known.filter(([name]) => !(name.endsWith('reward/mean') && twice(name, name.replace('reward', 'success'))));
+  const rest = [...names].filter((name) => !known.some(([one]) => one === name)).sort();
   const more = el('details', {}, el('summary', {}, `All other metrics (${rest.length})`));
   more.addEventListener('toggle', () => {
     if (!more.open || more.querySelector('.charts')) return;
@@ -86,27 +118,23 @@ function curvesSection() {
     const all = el('div', {class: 'charts'});
     const fill = () => {
       const wanted = rest.filter((name) => name.includes(box.value.trim()));
-      all.replaceChildren(...wanted.slice(0, 60).map((name) => curve(name, name)));
+      all.replaceChildren(...wanted.slice(0, 60).map((name) => curve(name, name, {}, stage)));
     };
     box.addEventListener('input', fill);
     more.append(el('p', {}, box), all);
     fill();
   });
-  const strides = Math.max(1, ...lines.flatMap((line) => Object.values(line.curve.series).map((series) => series.stride)));
-  return el('section', {'aria-label': 'Learning curves'}, el('div', {class: 'section-head'}, el('h2', {}, 'Learning curves'),
-    el('span', {class: 'soft small'}, 'Shaded: 95 % interval; for training figures it counts tasks, not episodes.',
-      strides > 1 ? ` A point of the longest curves is the mean of ${strides} steps.` : '')),
-    grid, rest.length ? el('p', {}, more) : null);
+  return el('div', {class: 'of-run', 'data-stage': stage}, el('h3', {class: 'soft'}, title), el('div', {class: 'charts'}, first.map(([name, one, options]) => curve(one, name, options, stage))), rest.length ? el('p', {}, more) : null);
 }
 
-function curve(title, name, options) {
-  const chart = new Chart(title, name, {...options, keys: linesOf().filter((line) => line.curve.series[name]).length > 1});
+function curve(title, name, options, stage) {
+  const chart = new Chart(title, name, {...options, stage, keys: linesOf().filter((line) => line.stage === stage && line.curve.series[name]).length > 1});
   charts.set(name, [...(charts.get(name) || []), chart]);
   fillCurve(chart, name);
   return chart.node;
 }
 function fillCurve(chart, name) {
-  chart.set(linesOf().filter((line) => line.curve.series[name]).map((line) => ({...line, series: line.curve.series[name], events: line.curve.events})));
+  chart.set(linesOf().filter((line) => line.stage === chart.options.stage && line.curve.series[name]).map((line) => ({...line, series: line.curve.series[name], events: line.curve.events})));
 }
 
 function healthSection() {
@@ -141,13 +169,13 @@ function eventList(lines) {
 function partsSection() {
   const stacks = linesOf().map((line) => {
     const names = Object.keys(line.curve.series).filter((name) => name.startsWith(SHARE));
-    if (!names.length) return null;
+    if (names.length < 2) return null; // of a single part there is nothing to share
     const chart = new Chart(line.label, '', {share: true, stacked: true, keys: true});
     charts.set(SHARE, [...(charts.get(SHARE) || []), chart]);
-    chart.set(names.map((name, place) => ({label: name.slice(SHARE.length), colour: 'c' + ((place + 2) % 8), series: line.curve.series[name]})));
+    chart.set(names.map((name, place) => ({label: name.slice(SHARE.length), colour: 'c' + ((place + 2) % 6), series: line.curve.series[name]})));
     return chart.node;
   }).filter(Boolean);
-  const tables = shownRuns().flatMap((run) => run.table).filter((line) => Object.keys(line.parts).length);
+  const tables = shownRuns().flatMap((run) => run.table).filter((line) => Object.keys(line.parts).length > 1);
   if (!stacks.length && !tables.length) return null;
   const names = [...new Set(tables.flatMap((line) => Object.keys(line.parts)))];
   return el('section', {'aria-label': 'Reward parts'}, el('div', {class: 'section-head'}, el('h2', {}, 'Reward parts'),
@@ -201,6 +229,21 @@ function verdict(found) {
       [found.baseline.label, found.trained.label, 'Difference [95 %]', 'p'].map((name) => el('th', {class: 'n'}, name)))), el('tbody', {}, rows)))));
 }
 
+// The best episode of the first and of the last saved step of a training run, where its environment draws episodes.
+function drawingsSection() {
+  const blocks = shownRuns().filter((run) => (run.drawings || []).length).map((run) => {
+    const cards = run.drawings.map((number) => rowAt(run.key, number)).filter(Boolean).map((row) => {
+      const card = el('div', {class: 'drawn'}, item(row));
+      episodeAt(run.key, row.number).then((found) => { if (found && found.drawing) put(card, [drawingNode(found)]); });
+      return card;
+    });
+    return el('div', {class: 'of-run'}, shownRuns().length > 1 ? el('h3', {class: 'soft'}, el('span', {class: 'dot ' + colourOf(run.key)}), run.name) : null, cards);
+  });
+  if (!blocks.length) return null;
+  return el('section', {'aria-label': 'Drawings', id: 'drawings'}, el('div', {class: 'section-head'}, el('h2', {}, 'First and last step'),
+    el('span', {class: 'soft small'}, 'The episode of the highest reward in the first and in the last group that the run saved.')), blocks);
+}
+
 function samplesSection() {
   const kinds = [['best', 'Best'], ['worst', 'Worst'], ['surprising', 'Most surprising']];
   const blocks = shownRuns().filter((run) => run.samples && kinds.some(([kind]) => (run.samples[kind] || []).length)).map((run) => {
@@ -217,10 +260,10 @@ function samplesSection() {
 
 function item(row) {
   return el('a', {class: 'item', href: `#/episode/${row.run}/${row.number}`}, el('span', {class: 'dot ' + dotKind(row.outcome)}), el('span', {class: 'name'}, row.task),
-    el('span', {class: 'value'}, figure(row.reward)), el('span', {class: 'sub'}, subtitle(row)));
+    el('span', {class: 'value'}, figure(row.reward)), el('span', {class: 'sub'}, row.question || ' '), el('span', {class: 'sub'}, subtitle(row)));
 }
 function subtitle(row) {
-  const words = [row.outcome, row.part, row.step !== null ? `step ${row.step}` : '', `attempt ${row.attempt}`, plural(row.turns, 'turn'), plural(row.tokens, 'token')];
+  const words = [row.target || row.answer ? `${row.answer || '–'}${row.target ? ` (target ${row.target})` : ''}` : '', row.outcome, row.part, row.step !== null ? `step ${row.step}` : '', `attempt ${row.attempt}`, plural(row.turns, 'turn'), plural(row.tokens, 'token')];
   return words.filter(Boolean).join(' · ');
 }
 
@@ -231,9 +274,30 @@ function faultsSection() {
   const counted = shownRuns().reduce((sum, run) => sum + Math.max(0, run.unreadable_count - run.unreadable.length), 0);
   const configs = shownRuns().filter((run) => run.config);
   const config = configs.length ? el('section', {'aria-label': 'Configuration'}, el('h2', {}, 'Configuration'),
-    configs.map((run) => el('details', {}, el('summary', {}, run.name), el('pre', {class: 'mono'}, run.config)))) : null;
+    configDifferences(configs), configs.map((run) => el('details', {}, el('summary', {}, run.name), el('pre', {class: 'mono'}, run.config)))) : null;
   if (!faults.length) return config;
   return [el('section', {'aria-label': 'Not readable', id: 'faults'}, el('div', {class: 'section-head'}, el('h2', {}, 'Not readable'), el('span', {class: 'soft small'}, 'These files are damaged or no episodes; all others are shown.')),
     el('div', {class: 'card scroll'}, el('table', {}, el('tbody', {}, faults.slice(0, 200).map((fault) => el('tr', {}, el('td', {class: 'mono'}, fault.path), el('td', {class: 'soft'}, fault.reason)))))),
     counted ? el('p', {class: 'soft small'}, `… and ${counted} more.`) : null), config];
+}
+
+// `a: {b: 1}` of a YAML text as [['a.b', '1']]: enough for files that this package wrote.
+function flatConfig(text) {
+  const found = new Map(), path = [];
+  for (const line of text.split('\n')) {
+    const match = /^(\s*)([^\s#:-][^:]*):\s*(.*)$/.exec(line);
+    if (!match) { if (path.length && /^\s*- /.test(line)) { const name = path.map(([, one]) => one).join('.'); found.set(name, [found.get(name), line.trim().slice(2)].filter(Boolean).join(', ')); } continue; }
+    while (path.length && path[path.length - 1][0] >= match[1].length) path.pop();
+    path.push([match[1].length, match[2]]);
+    if (match[3]) found.set(path.map(([, name]) => name).join('.'), match[3]);
+  }
+  return found;
+}
+function configDifferences(runs) {
+  if (runs.length < 2) return null;
+  const configs = runs.slice(0, 8).map((run) => flatConfig(run.config));
+  const names = [...new Set(configs.flatMap((config) => [...config.keys()]))].filter((name) => new Set(configs.map((config) => config.get(name))).size > 1);
+  if (!names.length) return el('p', {class: 'soft small'}, 'All keys have the same values.');
+  return el('div', {class: 'card scroll'}, el('table', {id: 'config-differences'}, el('thead', {}, el('tr', {}, el('th', {}, 'Keys that differ'), runs.slice(0, 8).map((run) => el('th', {}, run.name)))),
+    el('tbody', {}, names.slice(0, 60).map((name) => el('tr', {}, el('td', {class: 'mono'}, name), configs.map((config) => el('td', {}, config.get(name) ?? '–')))))));
 }

@@ -8,7 +8,7 @@ const shownRuns = () => state.runs.filter((run) => !state.hidden.has(run.key));
 // A run keeps its colour, whichever runs come and go around it.
 const colours = new Map();
 function colourOf(key) {
-  if (!colours.has(key)) colours.set(key, 'c' + (colours.size % 8));
+  if (!colours.has(key)) colours.set(key, 'c' + (colours.size % 12));
   return colours.get(key);
 }
 
@@ -18,7 +18,7 @@ function takeRows(key, lists, from) {
   for (const list of lists) {
     const row = {run: key};
     state.fields.forEach((name, place) => { row[name] = list[place]; });
-    row.search = `${row.task} ${row.part} ${row.environment} ${row.outcome} ${row.group}`.toLowerCase();
+    row.search = [row.task, row.part, row.environment, row.outcome, row.group, row.question, row.target, row.answer, row.error, row.replies, ...Object.keys(row.tools || {})].join(' ').toLowerCase();
     rows.push(row);
   }
   state.rows.set(key, rows);
@@ -79,21 +79,29 @@ async function episodeAt(key, number) {
   return found;
 }
 
-// The same rule as the server's series: a point is the mean over `stride` steps, and 600 points become 300.
+// The same rule as the server's series: a point is the mean over `stride` steps, and 600 points become 300. The interval of
+// a mean over steps with different tasks is narrower by the root of their number.
 const LIMIT = 600;
+const marginOf = (series, total, count) => (series.independent ? Math.sqrt(total) : total) / count;
+function pendingPoint(series) {
+  const [count, step, sum, below, above] = series.pending;
+  return [step, sum / count, sum / count - marginOf(series, below, count), sum / count + marginOf(series, above, count)];
+}
 function addPoint(series, step, value) {
-  const pending = series.pending;
-  pending[0] += 1; pending[1] = step; pending[2] += value[0];
-  pending[3] += value.length > 1 ? value[1] : value[0];
-  pending[4] += value.length > 1 ? value[2] : value[0];
-  if (pending[0] < series.stride) return;
-  series.points.push([step, pending[2] / pending[0], pending[3] / pending[0], pending[4] / pending[0]]);
-  series.pending = [0, 0, 0, 0, 0];
+  const [low, high] = value.length > 1 ? [value[1], value[2]] : [value[0], value[0]];
+  if (series.stride === 1) series.points.push([step, value[0], low, high]);
+  else {
+    const pending = series.pending, summand = (margin) => (series.independent ? margin * margin : margin);
+    pending[0] += 1; pending[1] = step; pending[2] += value[0]; pending[3] += summand(value[0] - low); pending[4] += summand(high - value[0]);
+    if (pending[0] < series.stride) return;
+    series.points.push(pendingPoint(series));
+    series.pending = [0, 0, 0, 0, 0];
+  }
   if (series.points.length < LIMIT) return;
-  const half = [];
+  const half = [], both = (a, b) => (series.independent ? Math.hypot(a, b) : a + b) / 2;
   for (let place = 0; place + 1 < series.points.length; place += 2) {
-    const [a, b] = [series.points[place], series.points[place + 1]];
-    half.push([b[0], (a[1] + b[1]) / 2, (a[2] + b[2]) / 2, (a[3] + b[3]) / 2]);
+    const [a, b] = [series.points[place], series.points[place + 1]], mean = (a[1] + b[1]) / 2;
+    half.push([b[0], mean, mean - both(a[1] - a[2], b[1] - b[2]), mean + both(a[3] - a[1], b[3] - b[1])]);
   }
   series.points = half;
   series.stride *= 2;

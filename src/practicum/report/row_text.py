@@ -1,0 +1,84 @@
+"""What an episode was about, in few words: question, target, answer, tools and a text to search, for the list."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from practicum.trajectory import Trajectory
+from practicum.utils.terminal import escape_invisible
+
+QUESTION_FIELDS = ("question", "goal", "instruction", "request", "problem", "prompt", "task")
+TARGET_FIELDS = ("answer", "target", "expected", "solution", "label")
+MAX_QUESTION_CHARACTERS, MAX_ANSWER_CHARACTERS, MAX_ERROR_CHARACTERS = 240, 120, 160
+MAX_SEARCH_CHARACTERS = 400
+"""Characters of replies that can be searched beyond the last one."""
+MAX_TOOLS, MAX_TOOL_CHARACTERS = 12, 60
+TOOL_ERROR = "Error"
+"""How the observation of a tool begins that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowText:
+    """`tools`: calls and failed calls by name."""
+
+    question: str = ""
+    target: str = ""
+    answer: str = ""
+    error: str = ""
+    replies: str = ""
+    tools: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def record(self) -> list[Any]:
+        """The values in the order of TEXT_FIELDS."""
+        return [self.question, self.target, self.answer, self.error, self.replies, self.tools]
+
+
+NO_TEXT = RowText()
+TEXT_FIELDS = ("question", "target", "answer", "error", "replies", "tools")
+
+
+def row_text(episode: Trajectory) -> RowText:
+    """The words of one episode, cut to what a list shows; white space is joined, invisible characters are escaped."""
+    fields = dict(episode.task.fields)
+    asked = [message.content for turn in episode.turns[:1] for message in turn.messages if message.role == "user"]
+    question = _first_text(fields, QUESTION_FIELDS) or (asked[-1] if asked else "")
+    last = episode.turns[-1] if episode.turns else None
+    unusable = [str(turn.action.error) for turn in episode.turns if turn.action.error is not None]
+    error = str(episode.error) if episode.error is not None else unusable[-1] if unusable else ""
+    answer = (last.action.content or last.reply) if last is not None else ""
+    return RowText(
+        question=_short(question, MAX_QUESTION_CHARACTERS),
+        target=_short(_first_text(fields, TARGET_FIELDS), MAX_ANSWER_CHARACTERS),
+        answer=_short(answer, MAX_ANSWER_CHARACTERS),
+        error=_short(error, MAX_ERROR_CHARACTERS),
+        replies=_short(" ".join(turn.reply for turn in episode.turns[:-1]), MAX_SEARCH_CHARACTERS),
+        tools=_tools(episode),
+    )
+
+
+def _tools(episode: Trajectory) -> dict[str, tuple[int, int]]:
+    """Calls and failed calls per tool; the observation of a call is in the messages of the next turn."""
+    calls, errors = Counter[str](), Counter[str]()
+    for turn in episode.turns:
+        calls.update(_short(str(call.name), MAX_TOOL_CHARACTERS) for call in turn.action.calls)
+    for message in itertools.chain(*(turn.messages for turn in episode.turns), episode.closing):
+        if message.role == "tool" and message.content.startswith(TOOL_ERROR):
+            errors[_short(str(message.name or ""), MAX_TOOL_CHARACTERS)] += 1
+    return {name: (count, min(count, errors[name])) for name, count in calls.most_common(MAX_TOOLS)}
+
+
+def _first_text(fields: dict[str, Any], names: tuple[str, ...]) -> str:
+    for name in names:
+        value = fields.get(name)
+        if isinstance(value, str | int | float) and not isinstance(value, bool) and str(value):
+            return str(value)
+    return ""
+
+
+def _short(text: str, limit: int) -> str:
+    """The beginning of a text on one line."""
+    line = " ".join(text[: 4 * limit].split())
+    return escape_invisible(line if len(line) <= limit else line[: limit - 1] + "…")

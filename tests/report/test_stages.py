@@ -1,0 +1,86 @@
+"""Stages in their order, the words of an episode, and the tokenizer that its ids are from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
+
+from practicum.environment import Message
+from practicum.models import loader
+from practicum.report.document import document
+from practicum.report.episode import view
+from practicum.report.row_text import MAX_QUESTION_CHARACTERS, row_text
+from practicum.report.runs import find_runs
+from practicum.report.series import MAX_POINTS, Series
+from practicum.report.stage_order import stage_key
+from practicum.report.tokens import Tokenizers
+from practicum.task import Task
+from tests.report.report_files import an_episode, data_of, write_run
+
+
+def test_stages_are_ordered_by_training_and_numbers_by_value() -> None:
+    names = ["rl-at-240", "rl-at-60", "dpo", "sft", "base", "other"]
+    assert sorted(names, key=stage_key) == ["base", "sft", "dpo", "rl-at-60", "rl-at-240", "other"]
+
+
+def test_each_stage_is_compared_with_the_first_and_with_the_one_before(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    for stage, solved in (("base", 1), ("sft", 10), ("rl", 20)):
+        write_run(tmp_path / "run" / stage / "examination", [[float(n < solved)] for n in range(20)], tokenizer)
+    (tmp_path / "run" / "plan.json").write_text("{}")
+    data = data_of(document(find_runs([tmp_path]))[0])
+    pairs = [(found["baseline"]["part"], found["trained"]["part"]) for found in data["comparisons"]]
+    base, sft, rl = "base/examination", "sft/examination", "rl/examination"
+    assert pairs == [(base, sft), (base, rl), (sft, rl)]
+    assert [line["part"] for line in data["runs"][0]["table"]] == [base, sft, rl]
+    assert {found["verdict"] for found in data["comparisons"]} == {"better"}
+
+
+def test_runs_found_in_a_folder_are_in_the_order_of_their_stages(tmp_path: Path) -> None:
+    for stage in ("rl", "base", "sft"):
+        write_run(tmp_path / stage, [[1.0]])
+    assert [run.name for run in find_runs([tmp_path])] == ["base", "sft", "rl"]
+    assert [run.name for run in find_runs([tmp_path / "rl", tmp_path / "sft"])] == ["rl", "sft"]
+
+
+def test_a_row_has_question_target_answer_and_tools() -> None:
+    episode = an_episode("t", 0, 0.0, reply="it is 5")
+    turn = episode.turns[0]
+    failed = replace(turn, messages=(Message("tool", "Error: no number", name="calculator"),))
+    episode = replace(
+        episode,
+        task=Task("t", "math", "test", {"question": "What\nis  2+2?" + "x" * 999, "answer": 4}),
+        turns=(turn, failed),
+    )
+    text = row_text(episode)
+    assert text.question.startswith("What is 2+2?xxx")
+    assert len(text.question) == MAX_QUESTION_CHARACTERS
+    assert (text.target, text.answer) == ("4", "it is 5")
+    assert text.tools == {"calculator": (2, 1)}
+
+
+def test_ids_of_collected_episodes_are_shown_as_text(tokenizer: PreTrainedTokenizerBase) -> None:
+    """They record the hash of the vocabulary, and a model that may be a folder which is gone."""
+    recorded = {"model": "/gone/model", "tokenizer": loader.tokenizer_hash(tokenizer)}
+    shown = view(an_episode("t", 0, 1.0, tokenizer, provenance=recorded), Tokenizers())
+    assert "".join(shown["turns"][0]["spans"][-1]["texts"]) == "the answer is 4"
+    other = {"model": "/gone/model", "tokenizer": "0123456789abcdef"}
+    assert view(an_episode("t", 0, 1.0, tokenizer, provenance=other), Tokenizers())["tokenizer"] is None
+
+
+@given(st.integers(MAX_POINTS, 5 * MAX_POINTS))
+def test_intervals_of_merged_steps_are_narrower_by_the_root_of_their_number(count: int) -> None:
+    series, repeated = Series(), Series(independent=False)
+    for step in range(1, count + 1):
+        series.add(step, 0.5, 0.4, 0.7)
+        repeated.add(step, 0.5, 0.4, 0.7)
+    _, mean, low, high = series.points[0]
+    assert mean == pytest.approx(0.5)
+    assert (mean - low, high - mean) == pytest.approx((0.1 / series.stride**0.5, 0.2 / series.stride**0.5))
+    assert repeated.points[0][2:] == pytest.approx((0.4, 0.7))
