@@ -36,10 +36,10 @@ def normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def imported() -> dict[str, set[str]]:
+def imported(folder: Path = ROOT / "src") -> dict[str, set[str]]:
     """Top-level modules that are neither ours nor Python's, with the files that import them."""
     modules: dict[str, set[str]] = {}
-    for path in sorted((ROOT / "src").rglob("*.py")):
+    for path in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             names = []
             if isinstance(node, ast.Import):
@@ -79,9 +79,9 @@ def requirements(name: str) -> list[Requirement]:
         return []
 
 
-def installed_with_us() -> set[str]:
-    """All declared packages and everything that they bring along, as far as it is installed."""
-    names, waiting = set[str](), list(declared())
+def installed_with(requested: set[str]) -> set[str]:
+    """These packages and everything that they bring along, as far as it is installed."""
+    names, waiting = set[str](), list(requested)
     while waiting:
         name = waiting.pop()
         if name in names:
@@ -96,6 +96,15 @@ def installed_with_us() -> set[str]:
             if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
                 waiting.append(normalised(requirement.name))
     return names
+
+
+def test_report_and_live_page_need_no_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    core = installed_with({normalised(Requirement(text).name) for text in project["dependencies"]})
+    distributions = packages_distributions()
+    modules = imported(ROOT / "src" / "practicum" / "report")
+    assert {"starlette", "uvicorn"} <= set(modules)
+    assert {normalised(distributions[module][0]) for module in modules} <= core
 
 
 def pins() -> dict[str, str]:
@@ -115,7 +124,7 @@ def licence(name: str) -> str:
 
 
 def table() -> str:
-    rows = {name: pins().get(name, "") for name in installed_with_us()}
+    rows = {name: pins().get(name, "") for name in installed_with(declared())}
     lines = [f"| {name} | {version} | {licence(name)} |" for name, version in sorted(rows.items())]
     return TABLE_HEAD + "\n".join(lines) + "\n"
 
@@ -124,7 +133,7 @@ def test_everything_that_is_installed_is_pinned() -> None:
     pinned = pins()
     different = {
         name: (distribution(name).version, pinned.get(name))
-        for name in installed_with_us()
+        for name in installed_with(declared())
         if distribution(name).version.partition("+")[0] != pinned.get(name)
     }
     assert different == {}, "pin these in constraints.txt"
@@ -133,7 +142,7 @@ def test_everything_that_is_installed_is_pinned() -> None:
 def test_the_page_of_licences_names_every_package() -> None:
     text = LICENCES.read_text()
     rows = dict(re.findall(r"^\| ([\w.-]+) \| [^|]* \| ([^|]+) \|$", text, re.MULTILINE))
-    assert set(rows) >= installed_with_us() | set(SEPARATE), "run `python -m tests.test_dependencies`"
+    assert set(rows) >= installed_with(declared()) | set(SEPARATE), "run `python -m tests.test_dependencies`"
     assert "not said" not in rows.values()
 
 

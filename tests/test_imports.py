@@ -16,14 +16,15 @@ ROOT = Path(__file__).parents[1] / "src" / "practicum"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("practicum",),  # practicum/__init__.py, the public API
-    ("pipeline", "quickstart", "report", "pytest_plugin"),
+    ("pipeline", "quickstart", "report", "pytest_plugin", "rubric_manager"),
     ("training",),
     ("planner",),
     ("evaluation",),
-    ("collector",),
+    ("collector", "task_snapshot"),
     ("rollout_settings",),
     ("rollout_setup",),
     ("rollout",),
+    ("serving",),
     ("agent",),
     ("policy",),
     ("engines", "environments"),
@@ -35,9 +36,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("algorithms", "config"),
     ("trajectory",),
     ("environment",),
+    ("resources",),
     ("task",),
     ("utils",),
-    ("errors",),
+    ("errors", "user_files"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,22 @@ from practicum.config.resolve import resolve_train
 from practicum.data.store import decode_episode, encode_episode, wrong_field
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.environment import Action, Environment, Message, Observation, Step
-from practicum.errors import EngineError, JudgeError
+from practicum.errors import EngineError, JudgeError, UserError
 from practicum.models import loader
 from practicum.policy import Judge, Policy
 from practicum.registry import environment_class
+from practicum.report.advantages import read_advantages
+from practicum.report.episode import view
 from practicum.report.terminal import episode_lines
+from practicum.report.tokens import Tokenizers
 from practicum.rollout import run_episode
 from practicum.rollout_setup import split_url
 from practicum.task import Task
-from practicum.training.estimators import ESTIMATORS, EstimatorSettings, estimate, token_rewards
+from practicum.training.estimators import ESTIMATORS, EstimatorSettings, OverlongBuffer, estimate, token_rewards
 from practicum.training.micro_batches import build_samples, unweighted_samples
-from practicum.training.roles import role_settings
+from practicum.training.roles import check_roles, role_settings
+from practicum.training.rollout_source import EpisodeSaver
+from practicum.training.settings import estimator_settings
 from practicum.trajectory import Attempt, Origin, Outcome, Seeds, StopReason, Trajectory
 
 TOY_PATH = f"{Path(__file__).parents[1]}/docs/examples/manager_worker.py:ManagerWorker"
@@ -228,6 +234,26 @@ def test_shared_credit_gives_all_roles_the_reward_and_own_credit_each_its_own(re
     assert advantages_of(episodes, train_roles=("manager",), role_credit="own") == [[0.0] * 2, [0.0] * 2]
 
 
+def test_a_long_reply_costs_the_role_that_wrote_it(renderer: Renderer) -> None:
+    episode = manager_and_worker(renderer, "7 7", "0")  # four tokens, then two; the answer is right
+    settings = EstimatorSettings(
+        train_roles=("manager", "worker"), role_credit="own", overlong_buffer=OverlongBuffer(1, 5.0, 4)
+    )
+    assert token_rewards(episode, settings).rewards.tolist() == [0.0, 0.0, 0.0, -5.0, 0.0, 0.0]
+    shared = replace(settings, role_credit="shared")
+    assert token_rewards(episode, shared).rewards.tolist() == [0.0, 0.0, 0.0, 0.0, 0.0, -4.0]
+    config = resolve_train(
+        ["agent.train_roles=[manager,worker]", "agent.roles.worker.max_tokens_per_turn=2",
+         "agent.roles.judge.max_tokens_per_turn=1", "algorithm.overlong_buffer.enable=true",
+         "algorithm.overlong_buffer.len=1", "algorithm.adv_estimator=grpo", "trainer.total_training_steps=1"]
+    ).config  # fmt: skip
+    limits = replace(settings, overlong_buffer=estimator_settings(config).overlong_buffer)
+    assert token_rewards(episode, limits).rewards.tolist() == [0.0, 0.0, 0.0, 0.0, 0.0, -1.0]
+    config.algorithm.overlong_buffer.len = 3
+    with pytest.raises(UserError, match="more than a reply may have"):
+        estimator_settings(config)
+
+
 # -- any tree of turns ----------------------------------------------------------------------
 
 
@@ -340,6 +366,54 @@ def test_a_judge_is_asked_once_and_its_engine_failing_is_a_judge_error(renderer:
         asyncio.run(Judge(Policy(Broken(renderer, [""]), renderer)).reply([Message("user", "x")]))
 
 
+def test_a_question_is_asked_again_where_whoever_asked_it_first_was_stopped(renderer: Renderer) -> None:
+    class Slow(EchoEngine):
+        async def generate(self, request: Request) -> Generation:
+            await asyncio.sleep(0.01)
+            return await super().generate(request)
+
+    engine = Slow(renderer, ["4"])
+    judge, asked = Judge(Policy(engine, renderer)), [Message("user", "x")]
+
+    async def stop_the_first() -> list[Any]:
+        tasks = [asyncio.create_task(judge.reply(asked)) for _ in range(4)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        tasks[1].cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    first, second, *others = asyncio.run(stop_the_first())
+    assert isinstance(first, asyncio.CancelledError)
+    assert isinstance(second, asyncio.CancelledError)
+    assert [reply.text for reply in others] == ["4", "4"]
+    assert len(engine.requests) == 1  # the first one was stopped before it was answered
+
+
+def test_a_branch_has_the_tools_of_the_turn_that_it_continues(renderer: Renderer) -> None:
+    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("first", "second")]
+
+    class Retry(Environment):
+        name = "retry"
+
+        async def reset(self, task: Task, seed: int) -> Observation:
+            self.count = 0
+            return Observation((Message("user", "0"),), (tools[0],))
+
+        async def step(self, action: Action) -> Step:
+            self.count += 1
+            if self.count == 1:
+                return Step(Observation((Message("user", "1"),), (tools[1],), fresh=True))
+            return Step(Observation((Message("user", "2"),), continues=0), terminated=self.count == 3)
+
+    engine = EchoEngine(renderer, ["w"])
+    play(Retry, engine, renderer, Agent(max_turns=3))
+    assert [[tool["function"]["name"] for tool in request.tools] for request in engine.requests] == [
+        ["first"],
+        ["second"],
+        ["first"],
+    ]
+
+
 def test_the_printed_episode_says_who_spoke_and_what_a_prompt_continues(renderer: Renderer) -> None:
     plan: list[tuple[str, bool, int | None]] = [("a", False, None), ("b", False, None), ("a", False, None)]
     plan += [("a", True, None), ("b", False, 0)]
@@ -351,9 +425,84 @@ def test_the_printed_episode_says_who_spoke_and_what_a_prompt_continues(renderer
         "── turn 0: a",
         "── turn 1: b, new prompt",
         "── turn 2: a, continues turn 0",
-        "── turn 3: a, new prompt",
-        "── turn 4: b, continues turn 0",
+        "── turn 3: a, new prompt (fresh prompt)",
+        "── turn 4: b, continues turn 0 (other messages after turn 0)",
     ]
+
+
+class Retrying(Environment):
+    """Two replies to the same first prompt, then two to the same second one; the environment says why of the last."""
+
+    name = "retrying"
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        self.steps = 0
+        return Observation((Message("user", "say a"),))
+
+    async def step(self, action: Action) -> Step:
+        self.steps += 1
+        again = Observation((Message("user", "say a"),), fresh=True)
+        more = Observation((Message("user", "say b"),))
+        edited = Observation((Message("user", "say c"),), continues=1, branch_reason="edited reply")
+        order = [again, more, replace(more, continues=1), edited]
+        return Step(order[self.steps - 1]) if self.steps < 5 else Step(reward=1.0, terminated=True)
+
+
+def test_a_branch_records_why_it_began_and_both_views_say_it(renderer: Renderer) -> None:
+    episode = play(Retrying, EchoEngine(renderer, ["x"]), renderer, Agent(max_turns=5))
+    same = "another reply to the same prompt"
+    reasons = ["", same, "", same, "edited reply"]
+    assert [turn.branch_reason for turn in episode.turns] == reasons
+    data = encode_episode(episode)
+    assert [turn.branch_reason for turn in decode_episode(data).turns] == reasons
+    assert data.count(b'"branch_reason"') == 3
+    assert "line 6: 'branch_reason'" in str(wrong_field(decode_episode(data.replace(b'"edited reply"', b"7"))))
+    lines = episode_lines(episode, renderer.tokenizer, coloured=False, logprobs=False)
+    heads = [line.partition(", policy")[0] for line in lines if line.startswith("── turn")]
+    assert heads[1] == f"── turn 1: new prompt ({same})"
+    assert heads[4] == "── turn 4: continues turn 1 (edited reply)"
+    assert [turn["reason"] for turn in view(episode, Tokenizers())["turns"]] == reasons
+
+
+def test_a_history_without_its_reasoning_is_shown_as_rewritten_and_records_nothing_new(renderer: Renderer) -> None:
+    plan: list[tuple[str, bool, int | None]] = [("policy", False, None)] * 2
+    engine = EchoEngine(renderer, ["<think>hm</think>x"])
+    episode = play(lambda: Planned(plan), engine, renderer, Agent(max_turns=2, thoughts="strip"))
+    assert episode.turns[1].restart
+    assert b"branch_reason" not in encode_episode(episode)
+    assert [turn["reason"] for turn in view(episode, Tokenizers())["turns"]] == ["", "rewritten history"]
+
+
+def test_advantages_of_the_trained_roles_are_shown_and_others_have_none(tmp_path: Path, renderer: Renderer) -> None:
+    episode = manager_and_worker(renderer, "7", "10")
+    rows = token_rewards(episode, EstimatorSettings(train_roles=("worker",))).rewards
+    saver = EpisodeSaver(tmp_path, "grpo", ("worker",))
+    saver.set_advantages([[episode]], [[np.full(len(rows), 0.5)]])
+    saver.save_group(1)
+    (path,) = tmp_path.rglob("*__attempt_*.jsonl")
+    advantages = read_advantages(path)
+    assert advantages is not None
+    assert advantages.mean == 0.5
+    manager, worker = (turn.num_sampled for turn in episode.turns)
+    assert advantages.values == [None] * manager + [0.5] * worker
+    episode = replace(episode, provenance={**episode.provenance, "model": "tiny"})
+    turns = view(episode, Tokenizers(), advantages)["turns"]
+    shown = [span["advantages"] for turn in turns for span in turn["spans"] if span["origin"] == "sampled"]
+    assert [set(values) for values in shown] == [{None}, {0.5}]
+
+
+def test_logged_episodes_of_two_policies_with_one_attempt_number_keep_their_own_advantages(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    group = [manager_and_worker(renderer, "7", "10"), manager_and_worker(renderer, "7", "10 or 11")]
+    lengths = [sum(turn.num_sampled for turn in episode.turns) for episode in group]
+    assert group[0].attempt == group[1].attempt
+    assert lengths[0] != lengths[1]
+    saver = EpisodeSaver(tmp_path, "grpo")
+    saver.set_advantages([group], [[np.full(lengths[0], 0.5), np.full(lengths[1], -0.5)]])
+    saver.save_group(1)
+    saved = {path: read_advantages(path) for path in sorted(tmp_path.rglob("*__attempt_*.jsonl"))}
+    assert [row.mean for row in saved.values() if row is not None] == [0.5, -0.5]
 
 
 def test_a_role_names_a_model_by_a_path_with_an_at_sign_or_a_server() -> None:
@@ -366,3 +515,28 @@ def test_a_role_has_its_temperature_in_training_and_the_agents_in_validation() -
     config = resolve_train([f"agent.environment={TOY_PATH}", *keys]).config
     assert role_settings(config, validating=False)["worker"].temperature == 0.5
     assert role_settings(config, validating=True)["worker"].temperature is None
+
+
+class Asking(TOY):  # type: ignore[misc, valid-type]
+    def model_names(self) -> tuple[str, ...]:
+        return ("judge",)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["agent.roles.worker.tokenizer=smollm2"], "needs agent.roles.worker.url"),
+        (["agent.roles.judge.max_turns=2"], "has no earlier turns"),
+        (["agent.roles.judge.thoughts=strip"], "has no earlier turns"),
+        (
+            ["agent.roles.worker.adapter=true", "actor_rollout_ref.model.lora_rank=4",
+             "actor_rollout_ref.rollout.name=vllm"],
+            "needs actor_rollout_ref.rollout.name=local",
+        ),
+    ],
+)  # fmt: skip
+def test_a_setting_of_a_role_that_would_have_no_effect_is_refused(overrides: list[str], sentence: str) -> None:
+    base = ["agent.roles.judge.model=tiny", "algorithm.adv_estimator=grpo", "trainer.total_training_steps=1"]
+    config = resolve_train([*base, *overrides]).config
+    with pytest.raises(UserError, match=sentence):
+        check_roles(config, Asking())

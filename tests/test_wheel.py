@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -57,8 +58,35 @@ def test_recipes_come_with_the_wheel(command: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_quickstart_report_and_live_page(command: Path, tmp_path: Path) -> None:
-    run(command, tmp_path, "quickstart")
+SMALL_QUICKSTART = """
+import sys
+from dataclasses import replace
+
+import practicum.quickstart as quickstart
+from practicum.cli.main import main
+
+make_plan = quickstart.default_plan
+
+
+def small_plan(*arguments):
+    plan = make_plan(*arguments)
+    sft = replace(plan.sft, num_epochs=1, check_every=2)
+    return replace(plan, panel=12, check_tasks=4, sft=sft, rl=replace(plan.rl, total_training_steps=2))
+
+
+quickstart.default_plan = small_plan
+sys.exit(main(["quickstart", "--demonstrations", "32"]))
+"""
+
+
+@pytest.mark.parametrize("size", ["small", "whole"])
+def test_quickstart_report_and_live_page(size: str, command: Path, tmp_path: Path) -> None:
+    """`small` has the same stages as the command with fewer tasks and steps."""
+    if size == "whole":
+        run(command, tmp_path, "quickstart")
+    else:
+        run(command.with_name("python"), tmp_path, "-c", SMALL_QUICKSTART)
+    assert json.loads((tmp_path / "runs" / "quickstart-0" / "summary.json").read_text())["rl"]["n"] >= 12
     assert "runs, " in run(command, tmp_path, "report", "runs")
     assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")[:1000]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -18,9 +18,7 @@ from practicum.data.run_folder import locked
 from practicum.data.tasks import find_tasks, registry_hash
 from practicum.engines.server_check import check_server
 from practicum.errors import UserError
-from practicum.rollout import stream_episodes
 from practicum.rollout_settings import RolloutSettings, policy_identity
-from practicum.rollout_setup import SCRIPTED
 from practicum.trajectory import Attempt, Outcome, Trajectory
 from practicum.utils.terminal import Progress, printable
 
@@ -54,7 +52,7 @@ class CollectSettings(RolloutSettings):
     def mode(self) -> str:
         if self.url is not None:
             return "server"
-        return self.policy if self.policy in SCRIPTED else "model"
+        return self.policy if self.is_scripted else "model"
 
 
 @dataclass(frozen=True)
@@ -158,6 +156,9 @@ def _recorded_settings(settings: CollectSettings, tasks_hash: str) -> dict[str, 
         "task_seed": settings.task_seed,
         **settings.device_record(),
         **settings.roles_record,
+        **settings.round_record,
+        **settings.decoding_record,
+        **settings.external_record,
     }
 
 
@@ -185,17 +186,15 @@ async def _run_missing(settings: CollectSettings, collection: Collection, progre
                     counts[episode.outcome.value] += 1
                     line.advance(1, format_counts(counts))
 
-                await stream_episodes(
+                await setup.stream(
+                    collection.planned,
                     missing,
-                    setup.make_environment,
-                    setup.agent,
-                    setup.engine,
-                    setup.renderer,
+                    round_size=settings.round_size,
+                    read=lambda attempt: store.read_episode(collection.path(attempt)),
+                    on_done=save,
                     concurrency=settings.concurrency,
                     retries=NUM_RETRIES,
                     provenance={**setup.provenance, "policy": settings.policy, "collect": collection.hash},
-                    on_done=save,
-                    policies=setup.policies,
                     watcher=ConsoleEpisodeWatcher(setup.renderer) if settings.watch else None,
                 )
         finally:

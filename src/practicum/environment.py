@@ -13,12 +13,17 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+from practicum.resources import SharesResources
 from practicum.task import Task
 from practicum.utils.concurrency import in_thread
 
 SPLITS = ("train", "val", "test")
 AWAITED_METHODS = ("reset", "step", "truncate", "close", "ready_expert")
 """Methods that the agent loop awaits. Written as a plain `def`, they are run in a thread."""
+TRAJECTORY = "trajectory"
+"""The parameter of `step`, `truncate` and of rewards that gets the record of the episode so far."""
+AGENT_OPTIONS = ("tools", "system", "prompt", "roles", "macros", "cache")
+"""Options that belong to the agent in every environment that has them."""
 DEFAULT_ROLE = "policy"
 """The role of an episode in which only one model acts."""
 
@@ -74,6 +79,14 @@ class Observation:
     role: str = DEFAULT_ROLE
     fresh: bool = False
     continues: int | None = None
+    branch_reason: str = ""
+    """Why the prompt does not go on from the role's last turn, in words for a reader: "edited reply", "retry". Where it
+    is empty, the agent loop says what it knows."""
+    action: Action | None = None
+    """The role's action, where the environment chose it and no model is asked: one from a cache, a macro, a script. It
+    is recorded as a turn without tokens, which is never trained, and goes to `step` as any other."""
+    source: str = ""
+    """Who chose `action`, such as "cache"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +111,14 @@ class Step:
     """JSON that is recorded with the turn and never shown to the agent."""
     role_rewards: Mapping[str, float] = field(default_factory=dict)
     """Rewards of single roles, used under `algorithm.role_credit=own`; they are no part of the episode's reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A drawing of an episode: as SVG for the report, and as text for a terminal. Either may be left out."""
+
+    svg: str = ""
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,23 +182,44 @@ def in_thread_if_plain(function: Callable[..., Any]) -> Callable[..., Coroutine[
     return awaited
 
 
-class Environment(abc.ABC):
+def with_trajectory(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """Return a method that passes the record of the episode so far to a method with a parameter `trajectory`."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    async def awaited(self: Environment, *args: Any, **kwargs: Any) -> Any:
+        if TRAJECTORY not in signature.bind_partial(self, *args, **kwargs).arguments:
+            kwargs[TRAJECTORY] = self.trajectory_so_far()
+        return await function(self, *args, **kwargs)
+
+    return awaited
+
+
+class Environment(SharesResources, abc.ABC):
     """An environment; one instance runs one episode at a time.
 
     `reset`, `step`, `truncate`, `close` and `ready_expert` are awaited. Write them as `async def` where they await
-    something or are quick; a plain `def` is run in a thread.
+    something or are quick; a plain `def` is run in a thread. A `step` or `truncate` with a parameter `trajectory` gets
+    the record of the episode so far.
     """
 
     name: ClassVar[str] = ""
-    roles: ClassVar[tuple[str, ...]] = (DEFAULT_ROLE,)
+    roles: tuple[str, ...] = (DEFAULT_ROLE,)
     """The roles that act in an episode. The first is the policy's own: it is trained unless `agent.train_roles` names
     others."""
     models: Mapping[str, ChatModel] = {}
     """The models that the environment asks by itself, by name (see `model_names`); they are set before `reset`."""
+    tool_seconds: float | None = None
+    """Seconds that one call of a tool may take, where `agent.deadlines.tool` says so; set before `reset`."""
     formats: ClassVar[tuple[str, ...]] = ("hf", "react")
     """Reply formats that the environment supports; the first is the default."""
+    agent_options: ClassVar[tuple[str, ...]] = AGENT_OPTIONS
+    """Options that say how the agent works and not what the task is, such as tools and prompts. They are no part of an
+    evaluation's panel; `format` and the sampling settings are none either."""
     invalid_reward: float = 0.0
     """Reward of a turn whose reply does not parse."""
+    scripted_policies: tuple[str, ...] = ()
+    """Names of further scripted policies that `scripted` makes; `expert`, `random` and `null` exist without it."""
     floor: ClassVar[float] = 0.0
     """The highest mean score of a policy that does nothing useful; `practicum envs check` verifies it."""
     ceiling: ClassVar[float] = 1.0
@@ -189,8 +231,19 @@ class Environment(abc.ABC):
         super().__init_subclass__(**kwargs)
         for name in AWAITED_METHODS:
             function = cls.__dict__.get(name)
-            if inspect.isfunction(function) and not inspect.iscoroutinefunction(function):
-                setattr(cls, name, in_thread_if_plain(function))
+            if not inspect.isfunction(function):
+                continue
+            asks = name in ("step", "truncate") and TRAJECTORY in inspect.signature(function).parameters
+            if not inspect.iscoroutinefunction(function):
+                function = in_thread_if_plain(function)
+                setattr(cls, name, function)
+            if asks:
+                setattr(cls, name, with_trajectory(function))
+
+    def trajectory_so_far(self) -> Any:
+        """Return the `Trajectory` of the running episode: all turns up to the reply that is being answered, which has
+        no reward yet. Its outcome is not known and reads `cancelled`. The agent loop sets this function."""
+        raise RuntimeError("the trajectory was asked for, and only an episode of the agent loop has one")
 
     @abc.abstractmethod
     async def reset(self, task: Task, seed: int) -> Observation:
@@ -208,6 +261,12 @@ class Environment(abc.ABC):
         """Free the resources of the episode."""
         return None
 
+    @classmethod
+    def split_options(cls, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the options that define the task and those of the agent."""
+        agent = {key: value for key, value in options.items() if key in cls.agent_options}
+        return {key: value for key, value in options.items() if key not in agent}, agent
+
     def model_names(self) -> tuple[str, ...]:
         """Return the names of the models that it asks, such as a judge or a simulated user."""
         return ()
@@ -215,6 +274,11 @@ class Environment(abc.ABC):
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
         """Return the first `count` tasks of a split: the same on every machine, splits disjoint."""
         raise NotImplementedError(f"{type(self).__name__} has no task list of its own")
+
+    def published_scores(self, tasks: Sequence[Task]) -> Mapping[str, tuple[float, float]]:
+        """Return published success rates with their standard errors, by the policy's name. They are those of exactly
+        these tasks, or the name says of which others."""
+        return {}
 
     def plays(self, task: Task) -> bool:
         """Whether a task is for this environment."""
@@ -240,6 +304,15 @@ class Environment(abc.ABC):
         """
         return ()
 
+    @classmethod
+    def draw_episode(cls, task: Task, actions: Sequence[Action]) -> Drawing | None:
+        """Return a drawing of an episode, from its task and the actions that reached the environment.
+
+        `practicum report` and `practicum show` show it. The record may be damaged or by another version; what this
+        raises is shown in place of the drawing.
+        """
+        return None
+
     def null(self, task: Task) -> ScriptedPolicy:
         """Return a policy that does nothing useful: it always gives the same empty answer."""
         return lambda observation: Action(content="nothing")
@@ -247,3 +320,7 @@ class Environment(abc.ABC):
     def random(self, task: Task, seed: int) -> ScriptedPolicy:
         """Return a policy that acts at random; an environment that can list actions should override this."""
         return self.null(task)
+
+    def scripted(self, name: str, task: Task, seed: int) -> ScriptedPolicy:
+        """Return the policy of a name in `scripted_policies`; `seed` decides everything that is random in it."""
+        raise NotImplementedError(f"{type(self).__name__} has no scripted policy '{name}'")

@@ -22,6 +22,7 @@ from practicum.chat.renderer import (
     split_reasoning,
     strip_reasoning,
 )
+from practicum.chat.response_format import resolve_response_format
 from practicum.engines.base import Engine, Generation, Request, Sampling
 from practicum.environment import DEFAULT_ROLE, Action, ChatModel, Message, Observation, Reply, Usage
 from practicum.errors import EngineError, JudgeError
@@ -37,6 +38,7 @@ from practicum.trajectory import (
     path_to,
     reply_confidence,
 )
+from practicum.utils.concurrency import Deadline
 
 MAX_CACHED_ANSWERS = 10_000
 NO_TASK = Task("policy.reply", "", "train", {})
@@ -60,6 +62,8 @@ class Policy:
     role: str = DEFAULT_ROLE
     thoughts: str = "keep"
     max_turns: int | None = None
+    response_format: Mapping[str, Any] | None = None
+    """The form that its replies must have (`chat/response_format.py`); None: any text."""
 
     def __post_init__(self) -> None:
         check_thoughts(self.thoughts)
@@ -76,17 +80,19 @@ class Policy:
         """Return the reply to messages, outside of any episode.
 
         Without a `seed` the sampling seed is made of the messages, so the same question gets the same answer.
-        `response_format` is that of the chat completions API ({"type": "json_object"} or a JSON schema): a server is
-        told of it, and `Reply.data` is the JSON of a reply that has it.
+        `response_format` is that of the chat completions API ({"type": "json_object"}, a JSON schema) or one of
+        `chat/response_format.py`; None: the policy's own. A local engine samples among the tokens that it allows, a
+        server is told of it, and `Reply.data` is the JSON of a reply that has it.
         """
+        response_format = self.response_format if response_format is None else response_format
         conversation = Conversation(self, f"reply#{next(_sessions)}")
         observation = Observation(tuple(messages), tuple(tools))
         if seed is None:
             seed = self.content_seed(messages, response_format)
         conversation.next_prompt(observation, [])
-        request = conversation.request(NO_TASK, observation, seed, final=True)
+        request = conversation.request(NO_TASK, observation, seed, True, response_format)
         try:
-            generation = await self.engine.generate(replace(request, response_format=response_format))
+            generation = await self.engine.generate(request)
         finally:
             self.engine.end_session(conversation.session)
         text, action = conversation.parse(generation)
@@ -113,10 +119,13 @@ def message_values(messages: Sequence[Message]) -> list[list[Any]]:
 
 
 class Judge:
-    """A policy that scores: an engine that fails is a `JudgeError`, and the same question is asked once."""
+    """A policy that scores: an engine that fails is a `JudgeError`, and the same question is asked once.
 
-    def __init__(self, model: ChatModel) -> None:
-        self.model = model
+    So is a reply that takes longer than `seconds`; None: there is no limit but that of whoever asks.
+    """
+
+    def __init__(self, model: ChatModel, seconds: float | None = None) -> None:
+        self.model, self.seconds = model, seconds
         self._answers: OrderedDict[str, asyncio.Future[Reply]] = OrderedDict()
 
     async def reply(
@@ -129,18 +138,26 @@ class Judge:
     ) -> Reply:
         """Return the judge's reply; see `Policy.reply`."""
         key = canonical_json([message_values(messages), list(map(dict, tools)), response_format, seed])
-        known = self._answers.get(key)
-        if known is not None and (known.done() or known.get_loop() is asyncio.get_running_loop()):
+        while (cached := self._answers.get(key)) is not None:
+            if not cached.done() and cached.get_loop() is not asyncio.get_running_loop():
+                break  # the event loop that it was asked in has ended
             self._answers.move_to_end(key)
-            return await asyncio.shield(known)
+            try:
+                return await asyncio.shield(cached)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if not cached.cancelled() or (task is not None and task.cancelling()):
+                    raise
+                # Whoever asked was cancelled, this one was not: ask again.
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever waits is told
         self._answers[key] = answer
         try:
-            result = await self.model.reply(messages, tools=tools, response_format=response_format, seed=seed)
+            reply = self.model.reply(messages, tools=tools, response_format=response_format, seed=seed)
+            result = await (reply if self.seconds is None else Deadline(self.seconds, "the model").of(reply))
         except BaseException as error:
             self._answers.pop(key, None)
-            if isinstance(error, EngineError):
+            if isinstance(error, EngineError | TimeoutError):
                 fault = JudgeError(f"the judge's engine failed: {error}")
                 answer.set_exception(fault)
                 raise fault from None
@@ -177,6 +194,8 @@ class Conversation:
         self.num_turns = 0
         self.last_turn: int | None = None
         """Index of the role's last turn that has spans."""
+        self._tools: dict[int, tuple[Mapping[str, Any], ...]] = {}
+        """The tools in force at each of the role's turns, by its index."""
         self._history: list[Span] = []
         """The last prompt rendered from the beginning, in which earlier replies are observations: they are trained in
         the turn that sampled them, and not again."""
@@ -224,15 +243,24 @@ class Conversation:
         self.context_ids = [token for span in spans for token in span.ids]
         self._reply = spans[-1].ids
         self._history = [Span(Origin.OBSERVATION, span.ids) for span in spans[:-1]]
+        self.tools = self._tools.get(index, self.tools)
         self.messages = []
         for turn in path:
             divided = split_reasoning(turn.reply) if self.policy.thoughts == "strip" else None
             self.messages += [*turn.messages, Message("assistant", divided[1] if divided else turn.reply)]
         self.last_turn = index
 
-    def request(self, task: Task, observation: Observation, seed: int, final: bool) -> Request:
-        """Return the engine's request for the reply to the last prompt."""
+    def request(
+        self,
+        task: Task,
+        observation: Observation,
+        seed: int,
+        final: bool,
+        response_format: Mapping[str, Any] | None = None,
+    ) -> Request:
+        """Return the engine's request for the reply to the last prompt; `response_format`, None: the policy's."""
         sampling = self.policy.sampling
+        response_format = self.policy.response_format if response_format is None else response_format
         return Request(
             ids=tuple(self.context_ids),
             sampling=replace(sampling, seed=seed, stop=sampling.stop + self.format.stop),
@@ -243,6 +271,9 @@ class Conversation:
             session=self.session,
             final=final,
             adapter=self.policy.adapter,
+            response_format=None
+            if response_format is None
+            else resolve_response_format(response_format, self.format, self.tools),
         )
 
     def parse(self, generation: Generation) -> tuple[str, Action]:
@@ -252,7 +283,8 @@ class Conversation:
         if generation.stop_reason is StopReason.LENGTH and not action.calls and action.error is None:
             # Half an answer is not an answer: "47" cut to "4" must not be judged.
             action = replace(action, error=f"it was cut off after {len(generation.ids)} tokens; be shorter.")
-        return text, replace(action, confidence=reply_confidence(generation.logprobs))
+        confidence = reply_confidence(generation.logprobs)
+        return text, action if confidence is None else replace(action, confidence=confidence)
 
     def add_reply(self, ids: tuple[int, ...], text: str, turn: int) -> None:
         """Add a reply, recorded as the turn of that index."""
@@ -261,6 +293,7 @@ class Conversation:
         divided = split_reasoning(text) if self.policy.thoughts == "strip" else None
         self.messages.append(Message("assistant", divided[1] if divided else text))
         self.last_turn = turn
+        self._tools[turn] = self.tools
         self.num_turns += 1
 
     def _parse(self, text: str) -> Action:

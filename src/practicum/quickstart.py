@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from practicum.errors import UserError
 from practicum.evaluation.compare import Comparison, compare_pair
 from practicum.evaluation.learning_curve import Mark, learning_curve
 from practicum.evaluation.panel import Panel
-from practicum.evaluation.result import EvalResult, result_from_episodes
+from practicum.evaluation.result import EvalResult, mean, result_from_episodes
 from practicum.evaluation.stats.intervals import LEVEL
 from practicum.models import loader
 from practicum.registry import make_format
+from practicum.resources import RunResources
 from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.training.objective import Objective
@@ -39,6 +40,10 @@ from practicum.trajectory import Trajectory, plan_attempts
 from practicum.utils.terminal import Progress, duration
 
 DEMONSTRATIONS = 400
+LEVELS = (1, 2)
+"""Levels (numbers of steps) of the problems that RL trains on and every policy is evaluated on."""
+DEMONSTRATION_LEVELS = (1, 2)
+"""Levels of the problems that have demonstrations."""
 SFT_SAMPLES = 9600
 """Demonstrations that SFT sees, over all epochs: 24 epochs of 400."""
 COLOURS = {"sft": "#b26a00", "rl": "#1a7f37"}
@@ -52,11 +57,16 @@ STAGE_KEYS = {
 
 @dataclass(frozen=True)
 class QuickstartSettings:
-    """The sizes and settings of all stages; the SFT model is the best of its validations on `check_tasks` tasks."""
+    """The sizes and settings of all stages.
+
+    Demonstrations are of problems of `demonstration_levels`; RL trains on problems of all `levels`, and every policy is
+    evaluated on those. The SFT model is the best of its validations on `check_tasks` tasks of all levels.
+    """
 
     sft: SFTSettings
     rl: RLSettings
-    levels: tuple[int, ...] = (1, 2)
+    levels: tuple[int, ...] = LEVELS
+    demonstration_levels: tuple[int, ...] = DEMONSTRATION_LEVELS
     demonstrations: int = DEMONSTRATIONS
     panel: int = 400
     check_tasks: int = 100
@@ -65,10 +75,13 @@ class QuickstartSettings:
     eval_temperature: float = 0.0
 
 
-def default_plan(seed: int, demonstrations: int = DEMONSTRATIONS) -> QuickstartSettings:
+def default_plan(
+    seed: int, demonstrations: int = DEMONSTRATIONS, demonstration_levels: tuple[int, ...] = DEMONSTRATION_LEVELS
+) -> QuickstartSettings:
     """The plan of `practicum quickstart`; with more demonstrations fewer epochs, at least four."""
     return QuickstartSettings(
         demonstrations=demonstrations,
+        demonstration_levels=demonstration_levels,
         sft=SFTSettings(
             num_epochs=max(4, SFT_SAMPLES // demonstrations), batch_size=8, gradient_accumulation_steps=1,
             learning_rate=1e-3, warmup_steps=30, scheduler_type="constant", check_every=75, seed=seed,
@@ -88,11 +101,19 @@ class Quickstart:
     ) -> None:
         """With `sft_only`, it ends with the evaluation of the SFT model."""
         self.out, self.seed, self.plan, self.say, self.sft_only = out, seed, plan, say, sft_only
+        self.demonstrated_environment()  # levels that do not exist are an error now
+        self.resources = RunResources(self.make_environment().make_resources())
         self.begun = time.monotonic()
+        self.sft_validations: list[float] = []
         self.seconds: dict[str, float] = {}
 
     def make_environment(self) -> MathEnvironment:
+        """Return the environment with problems of all levels, on which RL trains and all are evaluated."""
         return MathEnvironment(levels=self.plan.levels)
+
+    def demonstrated_environment(self) -> MathEnvironment:
+        """Return the environment with the problems of which there are demonstrations."""
+        return MathEnvironment(levels=self.plan.demonstration_levels)
 
     def agent(self, temperature: float) -> Agent:
         sampling = Sampling(temperature, max_tokens=self.plan.max_tokens)
@@ -116,11 +137,14 @@ class Quickstart:
         self.panel = Panel(tuple(self.tasks("test", plan.panel, 0)), self.seed)
         count = sum(parameter.numel() for parameter in self.policy.decoder.parameters())
         self.say(f"model  tiny, {count / 1e6:.2f} M parameters, from nothing")
-        self.say(f"env    math, levels {', '.join(map(str, plan.levels))}, calculator; "
+        self.say(f"env    math, levels {listed(plan.levels)}, calculator; "
                  f"panel {self.panel.hash} of {plan.panel} held-out tasks")  # fmt: skip
+        self.say(f"data   {plan.demonstrations} demonstrations, levels {listed(plan.demonstration_levels)}; "
+                 f"RL on levels {listed(plan.levels)}, by answers alone")  # fmt: skip
         try:
             return await self.run_stages()
         finally:
+            await self.resources.close()
             await self.policy.close()
 
     def _claim_folder(self) -> None:
@@ -148,13 +172,13 @@ class Quickstart:
         return self._report(results | {"rl": await self._evaluate("rl")}, curve)
 
     async def _collect_demonstrations(self) -> list[Trajectory]:
-        tasks = self.tasks("train", self.plan.demonstrations, 1)
+        tasks = list(self.demonstrated_environment().tasks("train", self.plan.demonstrations, 1000 * self.seed + 1))
         agent = self.agent(1.0)
         engine = ScriptedEngine.of("expert", self.make_environment(), make_format(agent.format), self.policy.renderer)
         with self._stage("demonstrations", len(tasks), "episodes") as progress:
             return await run_episodes(
                 plan_attempts(tasks, 1, self.seed), self.make_environment, agent, engine, self.policy.renderer,
-                on_done=lambda episode: progress.advance(),
+                on_done=lambda episode: progress.advance(), resources=self.resources,
             )  # fmt: skip
 
     async def _train_sft(self, demonstrations: list[Trajectory]) -> None:
@@ -165,8 +189,9 @@ class Quickstart:
 
         async def evaluate() -> EvalResult:
             nonlocal success
-            result, _ = await self.policy.evaluate("val", check, self.make_environment, agent)
+            result, _ = await self.policy.evaluate("val", check, self.make_environment, agent, resources=self.resources)
             success = result.success_rate
+            self.sft_validations.append(success)
             return result
 
         with self._stage("SFT", planned_steps(len(demonstrations), plan), "steps") as progress:
@@ -182,7 +207,7 @@ class Quickstart:
         """Reinforcement learning; the success rate of every step."""
         plan, agent = self.plan.rl, self.agent(self.plan.temperature)
         tasks = self.tasks("train", plan.total_training_steps * plan.train_batch_size, 2)
-        source = OnlineSource(self.policy, tasks, self.make_environment, agent, plan)
+        source = OnlineSource(self.policy, tasks, self.make_environment, agent, plan, resources=self.resources)
         curve: list[float] = []
         with self._stage("RL (GRPO)", plan.total_training_steps, "steps") as progress:
 
@@ -199,15 +224,20 @@ class Quickstart:
     async def _evaluate_scripted(self, source: str) -> EvalResult:
         agent = self.agent(1.0)
         engine = ScriptedEngine.of(source, self.make_environment(), make_format(agent.format), self.policy.renderer)
-        episodes = await run_episodes(self.panel.attempts(), self.make_environment, agent, engine, self.policy.renderer)
+        with self.resources.evaluation():
+            episodes = await run_episodes(
+                self.panel.attempts(), self.make_environment, agent, engine, self.policy.renderer,
+                resources=self.resources,
+            )  # fmt: skip
         return result_from_episodes(source, self.panel, episodes)
 
     async def _evaluate(self, name: str) -> EvalResult:
         agent = self.agent(self.plan.eval_temperature)
         with self._stage(f"evaluate {name}", len(self.panel.tasks), "episodes") as progress:
             result, episodes = await self.policy.evaluate(
-                name, self.panel, self.make_environment, agent, on_done=lambda episode: progress.advance()
-            )
+                name, self.panel, self.make_environment, agent,
+                on_done=lambda episode: progress.advance(), resources=self.resources,
+            )  # fmt: skip
             for episode in episodes:
                 store.write_episode(self.out / name / "examination", episode)
         return result
@@ -229,16 +259,18 @@ class Quickstart:
             **{name: result.summary() for name, result in results.items()},
             **({} if gain is None else comparison_figures(gain)),
             "seconds": total,
+            "success_by_level": {name: self._success_by_level(result) for name, result in results.items()},
             "stages": self.seconds,
             "panel": self.panel.hash,
             "seed": self.seed,
             "sft_steps": self.sft_state.step,
             "sft_best_step": self.sft_state.best_step,
+            "sft_validations": self.sft_validations,
             "plan": asdict(self.plan),
             "curve": curve,
         }
         self.say("")
-        self.say(table(results))
+        self.say(table(results, {name: self._success_by_level(result) for name, result in results.items()}))
         self.say("")
         written = f"figures in {self.out / 'summary.json'}"
         if gain is not None:
@@ -251,6 +283,14 @@ class Quickstart:
         if example is not None:
             self.say(f"See an episode: practicum show '{example}'")
         return summary
+
+    def _success_by_level(self, result: EvalResult) -> dict[int, float]:
+        """Return the success rate on the problems of each level."""
+        level_of = {task.id: int(task.fields["level"]) for task in self.panel.tasks}
+        flags: dict[int, list[float]] = {level: [] for level in sorted(set(level_of.values()))}
+        for task, success in result.success_by_task().items():
+            flags[level_of[task]].append(success)
+        return {level: mean(values) for level, values in flags.items()}
 
     def _page(self, results: dict[str, EvalResult], gain: Comparison, curve: list[float]) -> str:
         marks = []
@@ -277,14 +317,23 @@ def comparison_figures(gain: Comparison) -> dict[str, Any]:
     }
 
 
-def table(results: dict[str, EvalResult]) -> str:
-    """Success of every policy with its 95 % interval."""
-    lines = [f"{'policy':<8} {'success':>8}   {'95 % interval':<16} {'n':>4}  {'turns':>5}  {'unusable replies':>16}"]
+def listed(levels: Iterable[int]) -> str:
+    """The different levels, as in "1, 2, 3"."""
+    return ", ".join(map(str, sorted(set(levels))))
+
+
+def table(results: dict[str, EvalResult], by_level: Mapping[str, Mapping[int, float]]) -> str:
+    """Success of every policy with its 95 % interval, and on the problems of each number of steps."""
+    levels = sorted({level for rates in by_level.values() for level in rates})
+    heads = " ".join(f"{f'level {level}':>7}" for level in levels)
+    lines = [f"{'policy':<6} {'success':>7}  {'95 % interval':<16} {'n':>3}  {heads}  {'turns':>5}  {'unusable':>8}"]
     for name, result in results.items():
         interval, metrics = result.interval(LEVEL), result.metrics()
+        rates = " ".join(f"{by_level[name][level]:>7.1%}" for level in levels)
         lines.append(
-            f"{name:<8} {result.success_rate:>8.1%}   [{interval.low:>6.1%}, {interval.high:>6.1%}] "
-            f"{len(result.scored):>4}  {metrics['mean_turns'] or 0:>5.2f}  {metrics['invalid_reply_rate'] or 0:>16.1%}"
+            f"{name:<6} {result.success_rate:>7.1%}  [{interval.low:>6.1%}, {interval.high:>6.1%}] "
+            f"{len(result.scored):>3}  {rates}  {metrics['mean_turns'] or 0:>5.2f}  "
+            f"{metrics['invalid_reply_rate'] or 0:>8.1%}"
         )
     return "\n".join(lines)
 

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from practicum import user_files
 from practicum.chat.formats.base import Format
 from practicum.environment import Environment
 from practicum.errors import UserError, describe_exception, did_you_mean
 from practicum.rewards.base import Reward
 from practicum.tools.base import Tool
+from practicum.utils.annotations import annotations_of, describe, has_type
 
 ENVIRONMENTS = {
     "tools": "practicum.environments.tool_agent:ToolEnvironment",
@@ -28,6 +28,10 @@ ENVIRONMENTS = {
     "code": "practicum.environments.code:CodeEnvironment",
     "gui": "practicum.environments.gui:GuiEnvironment",
     "htdag": "practicum.environments.htdag.environment:HTDAGEnvironment",
+    "rubric": "practicum.environments.rubric.environment:RubricEnvironment",
+    "web": "practicum.environments.web.environment:WebEnvironment",
+    "miniwob": "practicum.environments.web.miniwob:MiniWobEnvironment",
+    "real": "practicum.environments.web.real:RealEnvironment",
     "affine:sat": "practicum.environments.affine.sat:SatEnvironment",
     "affine:abd": "practicum.environments.affine.abd:AbdEnvironment",
     "affine:ded": "practicum.environments.affine.ded:DedEnvironment",
@@ -42,6 +46,8 @@ FORMATS = {
     "react": "practicum.chat.formats.react:ReactFormat",
     "code": "practicum.chat.formats.code:CodeFormat",
     "gui": "practicum.chat.formats.gui:GuiFormat",
+    "web": "practicum.chat.formats.web:WebFormat",
+    "web_json": "practicum.chat.formats.web:WebJsonFormat",
 }
 """The reply formats by the names that `agent.agent_type` and `--format` take."""
 TOOLS = {
@@ -64,6 +70,9 @@ REWARDS = {
     "asynchow_reward": "practicum.rewards.plan_graph_reward:asynchow_reward",
 }
 
+GROUP_REWARDS = {"plan_diversity": "practicum.environments.htdag.group_rewards:plan_diversity"}
+"""Functions that adjust the rewards of a group of episodes (`algorithm.group_reward.name`)."""
+
 
 def environment_class(name: str) -> type[Environment]:
     """Return the class of an environment."""
@@ -83,22 +92,32 @@ def environment_maker(
 ) -> tuple[Callable[[], Environment], str]:
     """Return a factory of environments and the reply format they use.
 
-    `format` None is the environment's first format. An option that the environment does not have is an error; options
-    that are None are left out.
+    `format` None is the environment's first format. An option that the environment does not have, or a value of another
+    type than its annotation, is an error; options that are None are left out.
     """
     chosen_options = {key: value for key, value in (options or {}).items() if value is not None}
     cls = environment_class(name)
     chosen_format = format or cls.formats[0]
-    if chosen_format not in cls.formats:
+    if chosen_format not in cls.formats and ".py:" not in chosen_format:
         raise UserError(f"Environment '{name}' has the formats {', '.join(cls.formats)}, not '{chosen_format}'.")
     accepted = inspect.signature(cls).parameters
     for key in chosen_options:
         if key not in accepted:
             names = [parameter for parameter in accepted if parameter != "format"]
             raise UserError(f"Environment '{name}' has no option '{key}' (it has: {', '.join(names) or 'none'}).")
+    _check_types(name, cls, chosen_options)
     if "format" in accepted:
         chosen_options["format"] = chosen_format
     return functools.partial(cls, **chosen_options), chosen_format
+
+
+def _check_types(name: str, cls: type[Environment], chosen_options: Mapping[str, Any]) -> None:
+    """Refuse values that do not have the type of the constructor's annotation."""
+    hints = annotations_of(cls.__init__)
+    for key, value in chosen_options.items():
+        if key in hints and not has_type(value, hints[key]):
+            kind = describe(hints[key])
+            raise UserError(f"The option '{key}' of the environment '{name}' is {kind}, not {value!r}.")
 
 
 def tool(name: str) -> Tool:
@@ -127,6 +146,15 @@ def reward(name: str) -> Reward:
     if not isinstance(resolved, Reward):
         raise UserError(f"'{name}' is not a reward; decorate the function with @reward.")
     return resolved
+
+
+def group_reward(name: str) -> Callable[..., Any]:
+    """Return the function of a group reward."""
+    resolved = _resolve("group reward", name, GROUP_REWARDS)
+    if not callable(resolved):
+        raise UserError(f"'{name}' is not a function; point at a `def` with the parameters (group, rewards).")
+    result: Callable[..., Any] = resolved
+    return result
 
 
 def function(name: str) -> Callable[..., Any]:
@@ -163,22 +191,10 @@ def _from_file(kind: str, name: str) -> Any:
     path = Path(file).expanduser().resolve()
     if not path.is_file():
         raise UserError(f"There is no file '{file}' to take the {kind} '{attribute}' from.")
-    module_name = f"practicum_user_{path.stem}_{abs(hash(str(path)))}"
-    module = sys.modules.get(module_name)
-    if module is None:
-        spec = importlib.util.spec_from_file_location(module_name, path)
-        if spec is None or spec.loader is None:
-            raise UserError(f"'{file}' cannot be loaded as Python.")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[module_name] = module
-        if str(path.parent) not in sys.path:
-            # Last, so that a neighbour of the file can be imported and hides no installed package.
-            sys.path.append(str(path.parent))
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            del sys.modules[module_name]
-            raise UserError(f"'{file}' fails on import: {describe_exception(error)}.") from error
+    try:
+        module = user_files.load(path)
+    except Exception as error:
+        raise UserError(f"'{file}' fails on import: {describe_exception(error)}.") from error
     if not hasattr(module, attribute):
         raise UserError(
             f"'{file}' has no '{attribute}'.{did_you_mean(attribute, [n for n in vars(module) if n[0] != '_'])}"
@@ -188,8 +204,14 @@ def _from_file(kind: str, name: str) -> Any:
 
 def make_format(name: str) -> Format:
     """Return the reply format of a name; raise UserError for an unknown one."""
-    if name not in FORMATS:
-        raise UserError(f"Unknown reply format '{name}'.{did_you_mean(name, FORMATS)}")
-    module, _, attribute = FORMATS[name].partition(":")
-    made: Format = getattr(importlib.import_module(module), attribute)()
+    resolved = _built_in_format(name) if name in FORMATS else _resolve("reply format", name, FORMATS)
+    if not isinstance(resolved, type) or not hasattr(resolved, "parse"):
+        raise UserError(f"'{name}' is not a reply format; point at a class like practicum.chat.formats.base.Format.")
+    made: Format = resolved()
     return made
+
+
+@functools.cache
+def _built_in_format(name: str) -> Any:
+    """The class of one of the package's reply formats; every episode asks for it."""
+    return _resolve("reply format", name, FORMATS)

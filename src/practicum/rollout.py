@@ -7,17 +7,16 @@ environment, tool, reward or engine raises becomes its own outcome and nothing e
 from __future__ import annotations
 
 import asyncio
-import gc
+import contextlib
 import math
-import weakref
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from practicum.agent import Agent
+from practicum.agent import Agent, ExternalAgent
 from practicum.chat.console import EpisodeWatcher
 from practicum.chat.renderer import Renderer
-from practicum.engines.base import Engine, Generation
+from practicum.engines.base import Engine, Generation, SampledToken
 from practicum.environment import DEFAULT_ROLE, Action, ChatModel, Environment, Message, Observation, Step
 from practicum.errors import (
     ContextFull,
@@ -29,14 +28,27 @@ from practicum.errors import (
     traceback_of,
 )
 from practicum.policy import Conversation, Policy
+from practicum.registry import make_format
+from practicum.resources import NO_RESOURCES, RunResources
 from practicum.task import canonical_json
-from practicum.trajectory import Attempt, Origin, Outcome, Span, StopReason, Trajectory, Turn, derive_seed
+from practicum.trajectory import (
+    EXTERNAL_AGENT,
+    TRAIN_ROLES,
+    Attempt,
+    Origin,
+    Outcome,
+    Span,
+    StopReason,
+    Trajectory,
+    Turn,
+    continued_turns,
+    derive_seed,
+)
 from practicum.utils.concurrency import Deadline, with_timer
+from practicum.utils.garbage_collection import FREEZE_GC_MIN_EPISODES, freeze_gc
 
-FREEZE_GC_MIN_EPISODES = 32
-"""With fewer episodes at once, freezing the garbage collector costs more than it saves."""
-_gc_frozen_for: weakref.WeakSet[Engine] = weakref.WeakSet()
-
+WRITES = "writes"
+"""Key of an episode's provenance: what it wrote to shared resources, as pairs of name and value."""
 MakeEnvironment = Callable[[], Environment]
 
 
@@ -68,12 +80,20 @@ class Episode:
         renderer: Renderer,
         watcher: EpisodeWatcher | None = None,
         policies: Mapping[str, Policy] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+        resources: RunResources | None = None,
     ) -> None:
-        self.attempt = attempt
+        self.attempt, self.engine, self.provenance = attempt, engine, provenance
+        self.run_resources = resources if resources is not None else RunResources()
+        self.resources = NO_RESOURCES
+        """What this episode shares with others."""
         self.watcher = watcher
         self.make_environment = make_environment
         self.agent = agent
-        self.policy = Policy(engine, renderer, agent.format, agent.sampling, thoughts=agent.thoughts)
+        self.policy = Policy(
+            engine, renderer, agent.format, agent.sampling, thoughts=agent.thoughts,
+            response_format=agent.response_format,
+        )  # fmt: skip
         self.policies = policies or {}
         self.session = f"{attempt.group}#{attempt.number}#{attempt.seeds.sampling}"
         self.conversations: dict[str, Conversation] = {}
@@ -85,6 +105,7 @@ class Episode:
         """Seconds in which programs of the agent ran."""
         self.traceback: str | None = None
         """Traceback of the exception that ended the episode."""
+        self.train_roles = agent.train_roles
         self._environment: Environment | None = None
 
     @property
@@ -93,14 +114,18 @@ class Episode:
         return self._environment
 
     async def close(self) -> None:
-        if self._environment is not None:
-            await self._environment.close()
+        environment, self._environment = self._environment, None  # the environment refers to the episode: no cycle
+        if environment is not None:
+            await environment.close()
 
     async def run(self) -> tuple[Outcome, str | None]:
         """Run to the end and return the outcome, with the error where there was one."""
         try:
+            await self._make_environment()
             async with asyncio.timeout(self.agent.deadlines.episode):
-                return await self._run_turns(), None
+                outcome = await self._run_turns()
+            await self.resources.check()  # an agent whose browser died has not failed
+            return outcome, None
         except AgentTimeout as error:
             return Outcome.FAILURE, str(error)
         except TimeoutError as error:
@@ -129,48 +154,65 @@ class Episode:
         """The tools of the role that acted first."""
         return next((conversation.tools for conversation in self.conversations.values()), ())
 
+    def _tools_of_other_roles(self) -> dict[str, list[dict[str, Any]]]:
+        """The tools of the roles that did not act first, of those that have any."""
+        others = list(self.conversations.items())[1:]
+        return {role: [dict(tool) for tool in own.tools] for role, own in others if own.tools}
+
     def conversation(self, role: str) -> Conversation:
         """What a role was shown so far; a role without a policy of its own acts with the agent's."""
         if role not in self.conversations:
             session = self.session if role == DEFAULT_ROLE else f"{self.session}/{role}"
-            policy = replace(self.policies.get(role, self.policy), role=role)
+            policy = self.policies.get(role, self.policy)
+            if policy.role != role:
+                policy = replace(policy, role=role)
             self.conversations[role] = Conversation(policy, session)
         return self.conversations[role]
+
+    async def _make_environment(self) -> None:
+        """Make the environment and open what it shares with others; that time is not the episode's."""
+        self._environment = self.make_environment()
+        self._environment.trajectory_so_far = self.trajectory  # type: ignore[method-assign]
+        if self.agent.deadlines.tool is not None:
+            self._environment.tool_seconds = self.agent.deadlines.tool
+        if self.agent.train_roles is None and self._environment.roles != (DEFAULT_ROLE,):
+            self.train_roles = self._environment.roles[:1]
+        resources = self.run_resources.bind(self._environment.make_resources)
+        if resources:
+            self.phase = "resources"
+            self.resources = self._environment.resources = resources
+            await resources.ready(self._environment.resource_names(self.attempt.task))
+            self.phase = "reset"
 
     async def _run_turns(self) -> Outcome:
         deadlines = self.agent.deadlines
         task, seeds = self.attempt.task, self.attempt.seeds
-        self._environment = self.make_environment()
         observation = await Deadline(deadlines.reset, "environment reset").of(
             self.environment.reset(task, seeds.environment)
         )
         check_returned("reset", observation, Observation)
+        if self.agent.external is not None:
+            return await self._run_external(self.agent.external, observation)
         for index in range(self.agent.max_turns):
-            role = self.conversation(observation.role)
-            if role.policy.max_turns is not None and role.num_turns >= role.policy.max_turns:
-                return await self._truncate(observation)
-            spans, restart = role.next_prompt(observation, self.turns)
-            self.phase = "generate"
-            if self.watcher is not None:
-                self.watcher.on_messages(observation.messages)
-            seed, final = derive_seed(seeds.sampling, index), index + 1 == self.agent.max_turns
-            try:
-                request = role.request(task, observation, seed, final)
-                if self.watcher is not None:
-                    request = replace(request, on_token=self.watcher.on_token)
-                generation = await Deadline(deadlines.generate, "engine").of(role.policy.engine.generate(request))
-            except ContextFull:
-                if not self.turns:
-                    raise  # a first prompt that does not fit is the task's fault, not the agent's
-                return await self._truncate(observation)
-            self.phase = "step"
-            action = self._record_turn(role, spans, restart, observation, generation, seed)
+            seed, last = derive_seed(seeds.sampling, index), index + 1 == self.agent.max_turns
+            if observation.action is not None:
+                action = self._record_environment_action(observation, observation.action, seed)
+            else:
+                role = self.conversation(observation.role)
+                if role.policy.max_turns is not None and role.num_turns >= role.policy.max_turns:
+                    return await self._truncate(observation)
+                try:
+                    action, context_full = await self._reply(role, observation, seed, last)
+                except ContextFull:
+                    if not self.turns:
+                        raise  # a first prompt that does not fit is the task's fault, not the agent's
+                    return await self._truncate(observation)
+                last = last or context_full
             if action.error is not None:
                 step = Step(role.error_observation(action.error), reward=self.environment.invalid_reward)
             else:
                 step = await self._within_step("environment step", self.environment.step(action))
                 check_returned("step", step, Step)
-            last = final or generation.stop_reason is StopReason.CONTEXT
             self._add_to_last_turn(step)
             if last and not step.terminated and not step.truncated:
                 return await self._truncate(step.observation)
@@ -182,6 +224,77 @@ class Episode:
                 return Outcome.TRUNCATED
             observation = step.observation
         raise UserError("agent.max_turns must be at least 1.")
+
+    async def _reply(self, role: Conversation, observation: Observation, seed: int, final: bool) -> tuple[Action, bool]:
+        """Ask a role's policy and record its turn; return the action and whether the context is full with it."""
+        reason = self._branch_reason(role, observation)
+        spans, restart = role.next_prompt(observation, self.turns)
+        self.phase = "generate"
+        if self.watcher is not None:
+            self.watcher.on_messages(observation.messages)
+        request = role.request(self.attempt.task, observation, seed, final)
+        if self.watcher is not None:
+            request = replace(request, on_tokens=self._show_tokens)
+        waiting = role.policy.engine.generate(request)
+        generation = await Deadline(self.agent.deadlines.generate, "engine").of(waiting)
+        self.phase = "step"
+        action = self._record_turn(role, spans, restart, observation, generation, seed)
+        if reason:
+            self.turns[-1] = replace(self.turns[-1], branch_reason=reason)
+        return action, generation.stop_reason is StopReason.CONTEXT
+
+    def _record_environment_action(self, observation: Observation, action: Action, seed: int) -> Action:
+        """Append the turn of an action that the environment chose itself: no prompt, no tokens, nothing to train."""
+        role = observation.role
+        text = make_format(self.policies.get(role, self.policy).format).write(action, bool(action.calls))
+        self.phase, action = "step", replace(action, text=text)
+        self.turns.append(
+            Turn((), True, observation.messages, text, action, observation.source, 0, StopReason.END, seed, role=role)
+        )
+        if self.watcher is not None:
+            self.watcher.on_messages(observation.messages)
+            self.watcher.on_reply(self.turns[-1])
+        return replace(action, turn=len(self.turns) - 1)
+
+    async def _run_external(self, external: ExternalAgent, observation: Observation) -> Outcome:
+        """Let the agent's own program act; what its requests sampled is the record."""
+        from practicum.serving.episode_recorder import EpisodeRecorder  # a web server: not for every run
+        from practicum.serving.external_agent import ExternalRun
+
+        policies = {role: self.conversation(role).policy for role in self.environment.roles}
+        recorder = EpisodeRecorder(policies, self.attempt.seeds.sampling, self.session, external, self.agent.max_turns)
+        run = ExternalRun(recorder)
+        self.phase = "agent"
+        try:
+            await run.run(external, self.attempt.task.id, observation)
+        finally:
+            self.turns += recorder.turns()
+            for role, tools in recorder.tools.items():
+                self.conversations[role].tools = tools
+        if not self.turns:
+            run.check_ended_well()
+            raise JudgeError("the agent made no model call: there is nothing to score")
+        if external.reward_from != "environment":
+            step = run.reported_step(external)
+        else:
+            run.check_ended_well()
+            action = replace(self.turns[-1].action, turn=len(self.turns) - 1)
+            if recorder.answer is not None:
+                action = Action(recorder.answer, recorder.answer, turn=action.turn)
+            if action.calls or action.error is not None:  # it ended without an answer
+                return await self._truncate(Observation())
+            step = await self._within_step("environment step", self.environment.step(action))
+            check_returned("step", step, Step)
+        self._add_to_last_turn(step)
+        self.closing = step.observation.messages
+        if not step.terminated:
+            return Outcome.TRUNCATED if step.truncated else await self._truncate(step.observation)
+        return Outcome.SUCCESS if (step.reward > 0 if step.success is None else step.success) else Outcome.FAILURE
+
+    def _show_tokens(self, tokens: Sequence[SampledToken]) -> None:
+        if self.watcher is not None:
+            for token in tokens:
+                self.watcher.on_token(token.id)
 
     async def _within_step(self, subject: str, answer: Awaitable[Step]) -> Step:
         """Await an answer of the environment; AgentTimeout if the agent's own programs have used up the time for it."""
@@ -206,6 +319,19 @@ class Episode:
         self.closing = (*observation.messages, *step.observation.messages)
         return Outcome.TRUNCATED
 
+    def _branch_reason(self, role: Conversation, observation: Observation) -> str:
+        """Why the next prompt of a role does not go on from its last turn; "" where it does, or is the role's first."""
+        continues = observation.continues
+        if observation.branch_reason:
+            return observation.branch_reason
+        if role.last_turn is None or (not observation.fresh and continues in (None, role.last_turn)):
+            return ""
+        parents = continued_turns(self.turns)
+        for turn, parent in zip(self.turns, parents, strict=True):
+            if turn.role == observation.role and parent == continues and turn.messages == observation.messages:
+                return "another reply to the same prompt"
+        return "fresh prompt" if observation.fresh else f"other messages after turn {continues}"
+
     def _record_turn(
         self,
         role: Conversation,
@@ -219,7 +345,7 @@ class Episode:
         text, action = role.parse(generation)
         index, policy = len(self.turns), role.policy
         if generation.sampled:
-            reply = Span(Origin.SAMPLED, generation.ids, generation.logprobs)
+            reply = Span(Origin.SAMPLED, generation.ids, generation.logprobs, generation.kept)
         else:
             reply = Span(Origin.OBSERVATION, generation.ids)
         role.add_reply(generation.ids, text, index)
@@ -236,13 +362,45 @@ class Episode:
                 stop_reason=generation.stop_reason,
                 seed=seed,
                 role=observation.role,
-                continues=None if restart else observation.continues,
+                continues=None if observation.fresh else observation.continues,
                 temperature=None if temperature == self.agent.sampling.temperature else temperature,
+                response_format=generation.response_format,
             )
         )
         if self.watcher is not None:
             self.watcher.on_reply(self.turns[-1])
         return replace(action, turn=index)
+
+    def trajectory(self, outcome: Outcome = Outcome.CANCELLED, error: str | None = None) -> Trajectory:
+        """Return the record of the episode as far as it has come."""
+        agent, sampling, trained = self.agent, self.agent.sampling, self.train_roles
+        components: dict[str, float] = {}
+        for turn in self.turns:
+            for name, value in turn.components.items():
+                components[name] = components.get(name, 0.0) + value
+        return Trajectory(
+            task=self.attempt.task,
+            attempt=self.attempt.number,
+            group=self.attempt.group or self.attempt.task.id,
+            outcome=outcome,
+            turns=tuple(self.turns),
+            reward=math.fsum(turn.reward for turn in self.turns),
+            components=components,
+            seeds=self.attempt.seeds,
+            closing=self.closing,
+            error=error,
+            traceback=self.traceback,
+            provenance={"engine": self.engine.name, "format": agent.format, "max_turns": agent.max_turns,
+                        "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p,
+                        **({"min_p": sampling.min_p} if sampling.min_p else {}),
+                        "max_tokens": sampling.max_tokens,
+                        **({"tools": [dict(tool) for tool in self.tools]} if self.tools else {}),
+                        **({"role_tools": role_tools} if (role_tools := self._tools_of_other_roles()) else {}),
+                        **({WRITES: list(map(list, writes))} if (writes := self.resources.writes) else {}),
+                        **({EXTERNAL_AGENT: agent.external.command} if agent.external else {}),
+                        **({TRAIN_ROLES: list(trained)} if trained and trained != (DEFAULT_ROLE,) else {}),
+                        **(self.provenance or {})},
+        )  # fmt: skip
 
     def _add_to_last_turn(self, step: Step) -> None:
         """Add a step's reward, components, progress and info to the last turn; raise ValueError if it has NaN or
@@ -297,10 +455,14 @@ async def run_episode(
     provenance: Mapping[str, Any] | None = None,
     watcher: EpisodeWatcher | None = None,
     policies: Mapping[str, Policy] | None = None,
+    resources: RunResources | None = None,
 ) -> Trajectory:
-    """Run one episode and return its record. Only `UserError` is raised: other failures are outcomes."""
+    """Run one episode and return its record. Only `UserError` is raised: other failures are outcomes.
+
+    `resources` are those of a run; without any, the episode opens and closes what its environment needs.
+    """
     error_on_close: str | None = None
-    episode = Episode(attempt, make_environment, agent, engine, renderer, watcher, policies)
+    episode = Episode(attempt, make_environment, agent, engine, renderer, watcher, policies, provenance, resources)
     try:
         outcome, error = await episode.run()
     finally:
@@ -308,48 +470,34 @@ async def run_episode(
             await with_timer(episode.close(), asyncio.timeout(agent.deadlines.step))
         except Exception as fault:  # the episode is over; a failing close must not change its outcome
             error_on_close = f"close: {type(fault).__name__}: {fault}"
-    components: dict[str, float] = {}
-    for turn in episode.turns:
-        for name, value in turn.components.items():
-            components[name] = components.get(name, 0.0) + value
-    reward = math.fsum(turn.reward for turn in episode.turns)
+        if resources is None:
+            await episode.run_resources.close()
+    if outcome.scored:
+        episode.run_resources.collect(attempt, episode.resources.writes)
+    trajectory = episode.trajectory(outcome, error or error_on_close)
     if watcher is not None:
-        watcher.on_end(outcome, error, reward)
-    return Trajectory(
-        task=attempt.task,
-        attempt=attempt.number,
-        group=attempt.group or attempt.task.id,
-        outcome=outcome,
-        turns=tuple(episode.turns),
-        reward=reward,
-        components=components,
-        seeds=attempt.seeds,
-        closing=episode.closing,
-        error=error or error_on_close,
-        traceback=episode.traceback,
-        provenance={"engine": engine.name, "format": agent.format, "max_turns": agent.max_turns,
-                    "temperature": agent.sampling.temperature, "top_k": agent.sampling.top_k,
-                    "top_p": agent.sampling.top_p, "max_tokens": agent.sampling.max_tokens,
-                    **({"tools": [dict(tool) for tool in episode.tools]} if episode.tools else {}),
-                    **(provenance or {})},
-    )  # fmt: skip
+        watcher.on_end(outcome, error, trajectory.reward)
+    return trajectory
 
 
-def freeze_gc(engine: Engine) -> None:
-    """Exclude the objects that exist now from garbage collection, once per engine.
+@contextlib.asynccontextmanager
+async def shared_by(
+    planned: Sequence[Attempt], agent: Agent, resources: RunResources | None
+) -> AsyncIterator[RunResources]:
+    """Yield the resources of episodes: those of their run, or some of their own, which are closed afterwards.
 
-    When an engine's first episodes begin, about a million objects (modules, a model) exist that stay as long as the
-    engine does. Episodes trigger the collector several times per training step; it need not traverse these each time.
+    What the episodes wrote is queued in the order of the plan; where they did not all end, it is dropped.
     """
+    shared = resources if resources is not None else RunResources(open_seconds=agent.deadlines.open)
     try:
-        if engine in _gc_frozen_for:
-            return
-        _gc_frozen_for.add(engine)
-    except TypeError:  # an engine without weak references would be frozen for on every call
-        return
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
+        yield shared
+        shared.queue_in_order(planned)
+    except BaseException:
+        shared.discard()
+        raise
+    finally:
+        if resources is None:
+            await shared.close()
 
 
 async def run_episodes(
@@ -365,11 +513,13 @@ async def run_episodes(
     on_done: Callable[[Trajectory], None] | None = None,
     watcher: EpisodeWatcher | None = None,
     policies: Mapping[str, Policy] | None = None,
+    resources: RunResources | None = None,
 ) -> list[Trajectory]:
     """Run many episodes, at most `concurrency` at once, and return them in the order of `planned`.
 
     An episode that ends unscored is run again up to `retries` times. `on_done` is called with each result as it
     comes; `watcher` follows the first episode. `policies` are those of roles that do not act with `engine`.
+    `resources` are those of a run; without any, what the environment needs is opened for these episodes.
     """
     planned = list(planned)
     if len(planned) >= FREEZE_GC_MIN_EPISODES:
@@ -380,13 +530,13 @@ async def run_episodes(
         async with semaphore:
             result = await run_with_retries(
                 attempt, make_environment, agent, engine, renderer, retries, provenance,
-                watcher if attempt is planned[0] else None, policies,
+                watcher if attempt is planned[0] else None, policies, shared,
             )  # fmt: skip
             if on_done is not None:
                 on_done(result)
             return result
 
-    async with asyncio.TaskGroup() as group:
+    async with shared_by(planned, agent, resources) as shared, asyncio.TaskGroup() as group:
         running = [group.create_task(run_one(attempt)) for attempt in planned]
     return [task.result() for task in running]
 
@@ -404,6 +554,7 @@ async def stream_episodes(
     provenance: Mapping[str, Any] | None = None,
     watcher: EpisodeWatcher | None = None,
     policies: Mapping[str, Policy] | None = None,
+    resources: RunResources | None = None,
 ) -> None:
     """Run many episodes as `run_episodes` does, but keep none: `on_done` gets each one as it ends, in any order."""
     if len(planned) >= FREEZE_GC_MIN_EPISODES:
@@ -412,14 +563,13 @@ async def stream_episodes(
 
     async def run_next() -> None:
         for attempt in waiting:
-            own_watcher = watcher if attempt is planned[0] else None
-            on_done(
-                await run_with_retries(
-                    attempt, make_environment, agent, engine, renderer, retries, provenance, own_watcher, policies
-                )
-            )
+            result = await run_with_retries(
+                attempt, make_environment, agent, engine, renderer, retries, provenance,
+                watcher if attempt is planned[0] else None, policies, shared,
+            )  # fmt: skip
+            on_done(result)
 
-    async with asyncio.TaskGroup() as group:
+    async with shared_by(planned, agent, resources) as shared, asyncio.TaskGroup() as group:
         for _ in range(min(concurrency, len(planned))):
             group.create_task(run_next())
 
@@ -434,11 +584,14 @@ async def run_with_retries(
     provenance: Mapping[str, Any] | None,
     watcher: EpisodeWatcher | None,
     policies: Mapping[str, Policy] | None = None,
+    resources: RunResources | None = None,
 ) -> Trajectory:
     """Run one episode, again while it ends unscored and retries are left. One that is stopped half-way is not a result
     to keep: it raises CancelledError."""
     for retries_left in range(retries, -1, -1):
-        result = await run_episode(attempt, make_environment, agent, engine, renderer, provenance, watcher, policies)
+        result = await run_episode(
+            attempt, make_environment, agent, engine, renderer, provenance, watcher, policies, resources
+        )
         if result.scored or result.outcome is Outcome.CANCELLED or retries_left == 0:
             break
     if result.outcome is Outcome.CANCELLED:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from practicum.agent import Deadlines
+from practicum.agent import Deadlines, ExternalAgent
+from practicum.chat.response_format import read_response_format
 from practicum.config.fields import check_fields
 from practicum.data.collection import files_hash
 from practicum.data.run_folder import ModelRef
@@ -18,8 +20,8 @@ from practicum.environment import Environment
 from practicum.errors import UserError
 from practicum.models import loader
 from practicum.models.loader import Device
-from practicum.registry import environment_maker
-from practicum.rollout_setup import SCRIPTED, RolloutSetup, make_rollout_setup, split_url
+from practicum.registry import environment_class, environment_maker
+from practicum.rollout_setup import RolloutSetup, make_rollout_setup, scripted_names, split_url
 from practicum.task import Task
 
 
@@ -27,9 +29,9 @@ from practicum.task import Task
 class RolloutSettings:
     """A policy, the environment it acts in, and the tasks it is given.
 
-    `policy` is expert, random, null, or a model: a built-in name, a hub id, the folder of a model, an adapter, a run or
-    a checkpoint; with `url` it is the name of a
-    model that an OpenAI-compatible server has. Replies that no local model wrote are tokenised for `tokenizer`.
+    `policy` is expert, random, null, another scripted policy of the environment, or a model: a built-in name, a hub id,
+    the folder of a model, an adapter, a run or a checkpoint; with `url` it is the name of a model that an
+    OpenAI-compatible server has. Replies that no local model wrote are tokenised for `tokenizer`.
     """
 
     environment: str
@@ -56,17 +58,24 @@ class RolloutSettings:
     """None: the default of the job, 1 for collecting."""
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
     max_tokens: int = 256
     """Tokens per reply, at most."""
+    external: ExternalAgent | None = None
+    """The agent's own program, which acts instead of the agent loop."""
+    response_format: Any = None
+    """The form that replies must have (`chat/response_format.py`), or a JSON file that holds it; None: any text."""
     roles: Mapping[str, str] = field(default_factory=dict)
     """Policies of single roles, and of models that the environment asks, by name: NAME of a model, or MODEL@URL."""
     seed: int = 0
     concurrency: int = 64
     """Episodes that run at the same time, at most."""
+    round_size: int | None = None
+    """Episodes after which what they wrote to shared resources is visible to the next ones; None: never."""
 
     def __post_init__(self) -> None:
         counts = {"tasks": self.num_tasks, "sample-size": self.sample_size, "max-turns": self.max_turns,
-                  "max-tokens": self.max_tokens, "concurrency": self.concurrency}  # fmt: skip
+                  "max-tokens": self.max_tokens, "concurrency": self.concurrency, "round": self.round_size}  # fmt: skip
         for flag, count in counts.items():
             if count is not None and count < 1:
                 raise UserError(f"--{flag} {count} must be at least 1.")
@@ -80,7 +89,14 @@ class RolloutSettings:
             raise UserError("--top-p must be above 0 and at most 1.")
         if self.top_k < 0:
             raise UserError("--top-k must be 0 (off) or more.")
-        return Sampling(temperature, self.top_k, self.top_p, self.max_tokens, (), self.seed)
+        if not 0 <= self.min_p < 1:
+            raise UserError("--min-p must be at least 0 (off) and below 1.")
+        return Sampling(temperature, self.top_k, self.top_p, self.max_tokens, (), self.seed, self.min_p)
+
+    @cached_property
+    def is_scripted(self) -> bool:
+        """Whether the policy is one of the environment's own, and no model."""
+        return self.url is None and self.policy in scripted_names(self.make_environment())
 
     @property
     def recorded_options(self) -> dict[str, Any]:
@@ -88,10 +104,34 @@ class RolloutSettings:
         return {key: value for key, value in self.environment_options.items() if key != "files"}
 
     @property
+    def split_options(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The recorded options that define the task, and those of the agent."""
+        return environment_class(self.environment).split_options(self.recorded_options)
+
+    @property
     def roles_record(self) -> dict[str, Any]:
         """The policies of single roles, as a result depends on them; empty where there are none."""
         found = {name: one if split_url(one)[1] else policy_identity(one, None) for name, one in self.roles.items()}
         return {"roles": found} if found else {}
+
+    @property
+    def external_record(self) -> dict[str, Any]:
+        """The agent's own program, where it has one: a result depends on it."""
+        return {} if self.external is None else {"external_agent": asdict(self.external)}
+
+    @property
+    def decoding_record(self) -> dict[str, Any]:
+        """Settings of decoding that older results do not have: min-p and the form of replies, where they are set."""
+        found = read_response_format(self.response_format, "--response-format")
+        return {
+            **({"min_p": self.min_p} if self.min_p else {}),
+            **({} if found is None else {"response_format": found}),
+        }
+
+    @property
+    def round_record(self) -> dict[str, int]:
+        """The size of a round, where there are rounds: a result depends on it."""
+        return {} if self.round_size is None else {"round_size": self.round_size}
 
     def find_device(self) -> Device:
         """The device and dtype of a local model."""
@@ -100,7 +140,7 @@ class RolloutSettings:
     def device_record(self) -> dict[str, str]:
         """What a result depends on: the replies of a GPU differ from those of a CPU. Empty where no model runs here."""
         where = self.find_device()
-        if self.url is not None or self.policy in SCRIPTED or (where.device, where.dtype_name) == ("cpu", "float32"):
+        if self.url is not None or self.is_scripted or (where.device, where.dtype_name) == ("cpu", "float32"):
             return {}
         return {"device": where.device, "dtype": where.dtype_name}
 
@@ -137,6 +177,8 @@ class RolloutSettings:
             device=self.find_device(),
             ref=ref,
             roles=self.roles,
+            response_format=read_response_format(self.response_format, "--response-format"),
+            external=self.external,
         )
 
 

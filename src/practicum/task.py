@@ -38,10 +38,28 @@ def plain(value: Any) -> Any:
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=plain)
 
 
+class ReadOnlyDict(dict[str, Any]):
+    """A dict that cannot be changed; unlike a read-only view, it can be pickled and copied."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("the fields of a task are read-only")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ReadOnlyDict, (dict(self),)
+
+    def __copy__(self) -> ReadOnlyDict:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ReadOnlyDict:
+        return self
+
+
 def _frozen(value: Any) -> Any:
     """Return a JSON value whose mappings are read-only and whose lists are tuples, at every depth."""
     if isinstance(value, dict):
-        return MappingProxyType({key: _frozen(item) for key, item in value.items()})
+        return ReadOnlyDict({key: _frozen(item) for key, item in value.items()})
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
@@ -60,7 +78,7 @@ class Task:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # A copy behind a read-only view: no caller can change a task after its hash was taken.
+        # A read-only copy: no caller can change a task after its hash was taken.
         object.__setattr__(self, "fields", _frozen(json.loads(canonical_json(self.fields))))
 
     @cached_property

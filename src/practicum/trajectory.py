@@ -17,6 +17,12 @@ from typing import Any
 from practicum.environment import DEFAULT_ROLE, Action, Message
 from practicum.task import Task
 
+TRAIN_ROLES = "train_roles"
+"""The entry of a record's provenance that names the roles in training; only where several act."""
+
+EXTERNAL_AGENT = "external_agent"
+"""The entry of a record's provenance that names the agent's own program, where it has one."""
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -93,16 +99,21 @@ class ActionSource(StrEnum):
     EXPERT = "expert"
     RANDOM = "random"
     NULL = "null"
+    SCRIPTED = "scripted"  # a further policy of the environment
     REPLAY = "replay"
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive tokens of one origin. `logprobs`, one per token and of sampled spans only, are the engine's."""
+    """Consecutive tokens of one origin. `logprobs`, one per token and of sampled spans only, are the engine's.
+
+    `kept`: the tokens that each was sampled among (`chat/kept_tokens.py`), where top-k, top-p or min-p left some out.
+    """
 
     origin: Origin
     ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None = None
+    kept: str | None = None
 
     def __post_init__(self) -> None:
         if self.logprobs is not None and len(self.logprobs) != len(self.ids):
@@ -139,6 +150,10 @@ class Turn:
     temperature: float | None = None
     """The temperature that the reply was sampled at; None: that of the episode."""
     role_rewards: Mapping[str, float] = field(default_factory=dict)
+    branch_reason: str = ""
+    """Why a role's prompt does not go on from its last turn, in words for a reader."""
+    response_format: Mapping[str, Any] | None = None
+    """The form that the engine held every token of the reply to; its log-probs are of the tokens that it allows."""
 
     @property
     def num_sampled(self) -> int:
@@ -161,6 +176,30 @@ def continued_turns(turns: SequenceABC[Turn]) -> list[int | None]:
         if turn.spans:
             last_of_role[turn.role] = index
     return continued
+
+
+def conversation_parents(turns: SequenceABC[Turn]) -> list[int | None]:
+    """Return for every turn the index of the turn whose conversation its messages follow; None where there is none.
+
+    Where something was removed from a history, its ids begin anew and its messages still follow the earlier ones.
+    """
+    last_of_role: dict[str, int] = {}
+    parents: list[int | None] = []
+    for index, turn in enumerate(turns):
+        parent = last_of_role.get(turn.role) if turn.continues is None else turn.continues
+        is_fresh = turn.restart and turn.continues is None and bool(turn.branch_reason)
+        parents.append(None if is_fresh or not turn.spans else parent)
+        if turn.spans:
+            last_of_role[turn.role] = index
+    return parents
+
+
+def describe_branch(turns: SequenceABC[Turn], index: int) -> str:
+    """Return why the prompt of a turn does not go on from the role's last turn; "" where it does, or is its first."""
+    turn = turns[index]
+    if turn.branch_reason or not turn.restart:
+        return turn.branch_reason
+    return "rewritten history" if any(one.role == turn.role and one.spans for one in turns[:index]) else ""
 
 
 def path_to(continued: SequenceABC[int | None], index: int) -> list[int]:
@@ -260,6 +299,17 @@ class Trajectory:
             seen.update(path)
             sequences.append(Sequence(tuple(ids), tuple(origins), tuple(logprobs), tuple(turns), num_repeated))
         return tuple(sequences)
+
+
+def learned_roles(episode: Trajectory, roles: Collection[str] | None = None) -> Collection[str] | None:
+    """Return the roles whose replies are learned from a recorded episode; None: all.
+
+    They are `roles` where these are named, else the ones that the episode says were in training: the policy's own.
+    """
+    recorded = episode.provenance.get(TRAIN_ROLES)
+    if roles is None and isinstance(recorded, list | tuple) and all(isinstance(role, str) for role in recorded):
+        return tuple(recorded)
+    return roles
 
 
 def is_trained(turn: Turn, roles: Collection[str] | None) -> bool:

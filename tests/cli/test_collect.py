@@ -137,7 +137,7 @@ def test_episodes_that_crashed_are_tried_again(shop: str, tmp_path: Path, capsys
     capsys.readouterr()
     import sys
 
-    for name in [name for name in sys.modules if name.startswith("practicum_user_shop")]:
+    for name in [name for name in sys.modules if "user_files.shop" in name]:
         del sys.modules[name]
     assert main(arguments) == 0
     assert "(1 of them from before): 2 success" in capsys.readouterr().out

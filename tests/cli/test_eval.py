@@ -240,8 +240,8 @@ def test_matrix_from_a_file_of_experiments(tmp_path: Path, capsys: pytest.Captur
     assert read_result(tmp_path / "m" / "able.json").settings["rules"] == {"max_turns": 4}
     for arguments, says in [
         ([*command, "--experiment", "abel", "--out", "m"], "has no experiment 'abel'. Did you mean 'able'?"),
-        (command, "--out FOLDER"),
-        (["matrix", "--experiment", "able"], "give the file with --config"),
+        (["matrix", "--experiment", "able"], "has no experiment 'able'"),
+        (["matrix", "--experiment", "able", "--mode", "expert"], "not with both"),
         (["matrix", "--mode", "x=", "--out", "m"], "write NAME=POLICY"),
         (["matrix", "--mode", "runs/x", "--out", "m"], "write NAME=POLICY"),
         (["matrix", "--mode", "a=null", "--mode", "a=expert", "--out", "m"], "Two modes are called 'a'"),
@@ -257,10 +257,19 @@ def test_matrix_from_a_file_of_experiments(tmp_path: Path, capsys: pytest.Captur
         ("]", "is not YAML"),
         ("[]", "has no list 'experiments'"),
         ("experiments: [{policy: x}]", "each have a 'name'"),
-        ("experiments: [{name: x}]", "has no 'policy'"),
+        ("experiments: [{name: x}]", "has no 'policy' and no 'worker_model'"),
         ("experiments: [{name: x, policy: y, tasks: {a: 1}}]", "'tasks' must be a text, a number"),
         ("{experiments: [{name: x, policy: y}], defaults: 3}", "'defaults' must be a mapping"),
-        ("experiments: [{name: x, policy: y}, {name: x, policy: z}]", "Two modes are called 'x'"),
+        ("experiments: [{name: x, policy: y}, {name: x, policy: z}]", "two experiments are called 'x'"),
+        ("experiments: [{name: x, policy: y, worker_model: z}]", "a 'policy' and a 'worker_model'"),
+        ("experiments: [{name: x, policy: y, use_cache: 1}]", "'use_cache' is true or false"),
+        ("experiments: [{name: x, mode: z, policy: y}]", "the mode 'z', which is no experiment"),
+        ("experiments: [{name: x, worker_model: y, qwen_backend: vlm}]", "Did you mean 'vllm'?"),
+        ("experiments: [{name: x, policy: y, headless: false}]", "'headless' is true"),
+        ("experiments: [{name: x, policy: y, viewport: [800, 600]}]", "the viewport is 1280 × 720"),
+        ("experiments: [{name: x, policy: y, env_args: 3}]", "'env_args' must map"),
+        ("{experiments: [{name: x, policy: y}], task_subsets: {a: 3}}", "the subset 'a' is a list"),
+        ("{experiments: [{name: x, policy: y}], experiment: 3}", "'experiment' is not 'defaults'"),
     ],
 )
 def test_a_wrong_file_of_experiments(text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -291,7 +300,10 @@ def test_wrong_input_gets_one_sentence(
         (["eval", *TASKS, "--policy", "."], "holds no model"),
         (["eval", *TASKS, "--panel", "none.json"], "leave --tasks out"),
         (["eval", "--env", "math", "--panel", "none.json"], "Cannot read the panel"),
-        (["eval", "--env", "math", "--policy", "tinny", "--out", "x.json"], "Unknown model 'tinny'"),
+        (
+            ["eval", "--env", "math", "--policy", "tinny", "--out", "x.json"],
+            "'tinny'. Did you mean 'tiny'?",
+        ),
     ]
     for arguments, says in cases:
         assert main(arguments) == 2, arguments

@@ -63,6 +63,18 @@ def test_from_a_folder_to_a_model(
     assert "Nothing to do" in capsys.readouterr().out
 
 
+def test_the_flags_of_halo_write_an_adapter_into_the_folder_given(attempts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "lora" / "qwen3_4b_grpo_lora"
+    arguments = ["train", "recipe=halo-grpo", "--base_model", "tiny", "--input_dir", str(attempts), "--output_dir",
+                 str(out), "--top_percent", "0.5", "agent.environment=math", "agent.environment_args={levels:[1]}",
+                 "agent.agent_type=hf", "agent.max_tokens_per_turn=8", "agent.num_chains=2", "data.train_batch_size=4",
+                 "trainer.total_epochs=null", "trainer.total_training_steps=1", "trainer.logger=[]"]  # fmt: skip
+    assert main(arguments) == 0
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        assert (out / name).read_bytes() == (out / "model" / name).read_bytes()
+    assert "top_percent: 0.5" in (out / "config.yaml").read_text()
+
+
 def test_success_becomes_likelier_and_failure_less_so(attempts: Path, tmp_path: Path) -> None:
     arguments = ["train", "--from-trajectories", str(attempts), *SMALL, HOLD, f"trainer.default_local_dir={tmp_path}",
                  "trainer.experiment_name=run",

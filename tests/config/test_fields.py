@@ -14,12 +14,11 @@ from practicum.config.docs import COMMANDS, field_docs, groups_of, reference_pag
 from practicum.config.fields import Bounds, at_least, between, bounds_of, check_fields, one_of, unbounded, walk
 from practicum.errors import UserError
 from practicum.training.critic import CriticSettings
-from practicum.training.curriculum import CurriculumSettings, GroupFilter
 from practicum.training.dpo import DPOSettings
 from practicum.training.estimators import EstimatorSettings
 from practicum.training.learner import OptimizerSettings
 from practicum.training.objective import Objective
-from practicum.training.settings import RLSettings, RunSettings
+from practicum.training.settings import CurriculumSettings, GroupFilter, RLSettings, RunSettings
 from practicum.training.sft import SFTSettings
 
 GROUPS = [(name, prefix, group) for name, schema in COMMANDS.items() for prefix, group in groups_of(schema)]

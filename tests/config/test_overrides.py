@@ -17,6 +17,7 @@ from practicum.config.resolve import resolve_supervised, resolve_train
 from practicum.config.sft import SFTConfig
 from practicum.config.train import TrainConfig
 from practicum.errors import UserError
+from practicum.training.settings import training_steps
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 CPU = "trainer.device=cpu"
@@ -73,7 +74,6 @@ def test_two_names_of_one_key_may_not_disagree() -> None:
     ("override", "says"),
     [
         ("data.max_prompt_length=512", "prompts are never cut"),
-        (f"{ROLLOUT}top_p=0.9", "samples from the whole distribution"),
         ("per_device_train_batch_size=4", "set data.train_batch_size"),
         ("reward_funcs=x", "set agent.reward_name"),
     ],
@@ -81,6 +81,11 @@ def test_two_names_of_one_key_may_not_disagree() -> None:
 def test_a_name_that_cannot_be_honoured_says_what_to_use(override: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         resolve_train([override])
+
+
+def test_names_of_filters() -> None:
+    rollout = resolve_train([f"{ROLLOUT}top_k=-1", "top_p=0.9", "min_p=0.05"]).config.actor_rollout_ref.rollout
+    assert (rollout.top_k, rollout.top_p, rollout.min_p) == (-1, 0.9, 0.05)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +134,27 @@ def test_a_recipe_is_a_whole_experiment() -> None:
 )
 def test_tiny_does_not_validate_where_validation_is_off_or_has_no_tasks(overrides: list[str]) -> None:
     assert resolve_train(["trainer.device=cpu", *overrides]).config.trainer.test_freq == -1
+
+
+def test_htdag_s_spellings_are_translated() -> None:
+    names = ["algorithm.adv_norm=false", "algorithm.discount=0.99", "trainer.n_gpus=1", "trainer.total_epochs=10"]
+    config = resolve_train(["algorithm.adv_estimator=flow_grpo", "data.num_train_tasks=100", *names]).config
+    assert config.algorithm.norm_adv_by_std_in_grpo is False
+    assert config.algorithm.gamma == 0.99
+    assert config.trainer.n_gpus_per_node == 1
+
+
+def test_epochs_are_counted_over_generated_tasks() -> None:
+    given = [CPU, "data.num_train_tasks=100", "trainer.total_epochs=10", "data.train_batch_size=32"]
+    assert training_steps(resolve_train(given).config) == 30  # three whole batches per epoch
+    for override, says in (
+        ("data.train_files=tasks.json", "counts generated tasks, and data.train_files gives others"),
+        ("data.from_trajectories=runs/collect", "data.from_trajectories gives others"),
+        ("data.num_train_tasks=16", "fewer than the 32 tasks of one step"),
+        ("trainer.log_file_backups=2", "does nothing without trainer.log_file"),
+    ):
+        with pytest.raises(UserError, match=says):
+            resolve_train([*given, override])
 
 
 def test_epochs_take_the_place_of_the_models_number_of_steps() -> None:

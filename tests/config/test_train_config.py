@@ -182,9 +182,54 @@ def test_a_recipe_is_checked_like_the_command_line(tmp_path: Path) -> None:
         resolve_train(["recipe=bad"], tmp_path)
 
 
+def test_a_recipe_may_change_another_one(tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text("agent:\n  max_turns: 7\ndata:\n  train_batch_size: 4\n")
+    (tmp_path / "long.yaml").write_text("recipe: good\nagent:\n  max_turns: 20\n")
+    (tmp_path / "longer.yaml").write_text("recipe: long.yaml\nagent:\n  num_chains: 3\n")
+    agent = resolve_train(["recipe=longer"], tmp_path).config.agent
+    assert (agent.max_turns, agent.num_chains) == (20, 3)
+    resolved = resolve_train([f"recipe={tmp_path}/longer.yaml"], tmp_path)
+    assert resolved.config.data.train_batch_size == 4
+    assert resolved.sources["data.train_batch_size"] == "recipe longer"
+    (tmp_path / "good.yaml").write_text("recipe: longer\n")
+    with pytest.raises(UserError, match="is made from itself"):
+        resolve_train(["recipe=long"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "episodes", "tasks"),
+    [
+        ("htdag", 250, 8000, 100),
+        ("htdag-1k", 32, 1024, 100),
+        ("htdag-10k", 313, 10016, 1000),
+        ("htdag-100k", 3125, 100000, 10000),
+        ("htdag-tiny", 60, 7680, None),
+    ],
+)
+def test_recipes_of_htdag(
+    name: str, steps: int, episodes: int, tasks: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--dry-run", f"recipe={name}", "trainer.device=cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert f"# steps: {steps}" in shown
+    config = resolve_train([f"recipe={name}"]).config
+    assert config.data.train_batch_size * config.agent.num_chains * settings.training_steps(config) == episodes
+    assert config.data.num_train_tasks == tasks
+    assert config.algorithm.adv_estimator == "flow_grpo"
+    assert config.trainer.log_file == "logs/htdag_rl_training_%Y%m%d_%H%M%S.log"
+    if name != "htdag-tiny":
+        actor, trainer = config.actor_rollout_ref.actor, config.trainer
+        assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.2, 0.2)
+        assert (actor.optim.lr, actor.entropy_coeff) == (3e-4, 0.01)
+        assert (config.algorithm.gamma, config.algorithm.kl_ctrl.kl_coef) == (0.99, 0.001)
+        assert config.data.train_batch_size * config.agent.num_chains == 32
+        assert (trainer.save_freq, trainer.early_stopping_patience, trainer.best_metric) == (1000, 3, "val/reward/mean")
+
+
 def test_every_shipped_recipe_resolves() -> None:
     for name in recipe_names():
-        (stages.resolve if name.startswith("affine") else resolve_train)([f"recipe={name}"])
+        log = ["data.from_trajectories=data/trajectories"] if name == "halo-grpo" else []  # it learns from a log
+        (stages.resolve if name.startswith("affine") else resolve_train)([f"recipe={name}", *log])
 
 
 @pytest.mark.parametrize("command", [MATH_COMMAND, SEARCH_COMMAND, CODE_COMMAND], ids=["math", "search", "code"])
@@ -254,7 +299,7 @@ def test_the_defaults_that_agentfly_documents() -> None:
         (["algorithm.adv_estimator=grpo", "algorithm.gamma=0.9"], "does nothing with algorithm.adv_estimator=grpo"),
         (["algorithm.adv_estimator=grpo", "algorithm.lam=0.9"], "only gae and turn_gae read it"),
         (["algorithm.adv_estimator=rloo", "algorithm.gamma=0.9"], "does nothing with algorithm.adv_estimator=rloo"),
-        (["algorithm.adv_estimator=flow_grpo", "algorithm.gamma=0.9"], "adv_estimator=flow_grpo"),
+        (["algorithm.adv_estimator=rloo", "algorithm.gamma=0.9"], "adv_estimator=rloo"),
         (["algorithm.row_weighted=true"], "only flow_grpo reads it"),
         (["algorithm.adv_estimator=rloo", "algorithm.norm_adv_by_std_in_grpo=false"], "only grpo and flow_grpo read"),
         (["algorithm.adv_estimator=grpo", "algorithm.turn_rewards=true"], "adv_estimator=grpo"),

@@ -21,8 +21,8 @@ from practicum.models import loader
 from practicum.registry import environment_maker, make_format
 from practicum.rollout import run_episodes
 from practicum.task import Task
-from practicum.training.curriculum import CurriculumSettings, TaskStream
-from practicum.training.rollout_source import rollout_metrics
+from practicum.training.rollout_source import TaskStream, rollout_metrics
+from practicum.training.settings import CurriculumSettings
 from practicum.trajectory import Trajectory, plan_attempts
 
 MEMBERS = {

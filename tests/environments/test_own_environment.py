@@ -222,3 +222,22 @@ def test_a_path_to_an_environment_makes_no_hidden_folder(name: str) -> None:
     assert not settings.folder(f"{name}-expert-train-0").name.startswith(".")
     assert not file_name(name).startswith(".")
     assert settings.folder("math-expert-train-0").name == "math-expert-train-0"
+
+
+def test_a_user_s_environment_may_name_scripted_policies_alone_and_in_a_mix(tmp_path: Path) -> None:
+    half = """
+    name = "mine"
+    scripted_policies = ("half",)
+
+    def scripted(self, name, task, seed):
+        return lambda observation: Action(content=task.fields["answer"] if task.fields["answer"] in "02" else name)
+"""
+    path = write(tmp_path, HEAD, half, RESET, STEP)
+    for name, options in ((f"{path}:Mine", {}), ("mix", {"environments": [f"{path}:Mine"]})):
+        setup = make_rollout_setup(name, "half", options=options)
+        planned = plan_attempts(setup.environment.tasks("train", 4), 1, 0)
+        episodes = asyncio.run(run_episodes(planned, setup.make_environment, setup.agent, setup.engine, setup.renderer))
+        assert [episode.reward for episode in episodes] == [1.0, 0.0, 1.0, 0.0]
+        assert episodes[1].turns[0].reply == "half"
+    with pytest.raises(UserError, match="Unknown policy 'quarter'. Scripted policies of 'mix': expert, random, null;"):
+        make_rollout_setup("mix", "quarter", options={"environments": [f"{path}:Mine", "math"]})

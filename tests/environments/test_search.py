@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 
 from practicum.agent import Agent
 from practicum.chat.renderer import Renderer
-from practicum.data.retrieval import words
+from practicum.data import retrieval
+from practicum.data.retrieval import read_corpus, words
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, ToolCall
 from practicum.environments.search import SearchEnvironment
@@ -19,6 +21,7 @@ from practicum.environments.search_worlds import KINDS, RELATION, RELATIONS, mak
 from practicum.errors import UserError
 from practicum.registry import make_format
 from practicum.rollout import run_episodes
+from practicum.rollout_setup import make_rollout_setup
 from practicum.task import Task
 from practicum.trajectory import Outcome, Trajectory, plan_attempts
 
@@ -217,6 +220,33 @@ def test_any_json_file_with_a_folder_of_documents(tmp_path: Path, renderer: Rend
     assert episode.turns[1].messages[0].content == "Observation: Oslo: Oslo is the capital of Norway."
     with pytest.raises(UserError, match="no 'val' questions"):
         SearchEnvironment(**options).tasks("val", 1)
+
+
+def test_the_index_of_a_corpus_is_built_once_and_off_the_event_loop(
+    tmp_path: Path, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "Oslo.txt").write_text("Oslo is the capital of Norway.")
+    rows = [{"question": f"What is the capital of Norway, question {number}?", "answer": "Oslo"} for number in range(4)]
+    (tmp_path / "qa.json").write_text(json.dumps(rows))
+    options: dict[str, Any] = {"files": {"train": str(tmp_path / "qa.json")}, "corpus": str(tmp_path / "corpus")}
+    threads = []
+
+    def noted(folder: Path) -> list[retrieval.Document]:
+        threads.append(threading.current_thread())
+        return read_corpus(folder)
+
+    monkeypatch.setattr(retrieval, "read_corpus", noted)
+    SearchEnvironment(**options)
+    assert not threads
+    assert solved(play("expert", renderer, 5, **options)) == 1.0
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
+
+
+def test_a_corpus_that_is_not_there_is_an_error_before_a_model_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a folder"):
+        make_rollout_setup("search", "no/model", options={"corpus": str(tmp_path / "nowhere")}, url="http://nowhere")
 
 
 def test_the_expert_of_a_file_answers_only_what_it_has_read(tmp_path: Path, renderer: Renderer) -> None:

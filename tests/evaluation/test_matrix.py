@@ -40,7 +40,16 @@ def test_labels(delta: float, steps: float, label: Usefulness) -> None:
 def test_rows_and_files(make_result: Make, tmp_path: Path) -> None:
     base = make_result("base", [1, 0] * 25, turns=10)
     fast = make_result(
-        "fast|x", [1, 0] * 25, turns=8, figures={"manager_calls": 2.0, "cache_hits": 3.0, "cache_misses": 1.0}
+        "fast|x",
+        [1, 0] * 25,
+        turns=10,
+        figures={
+            "manager_calls": 2.0,
+            "cache_hits": 3.0,
+            "cache_misses": 1.0,
+            "scripted_actions": 5.0,
+            "recoveries": 1.0,
+        },
     )
     good = make_result("=good", [1, 1] * 24 + [None, 1], turns=10)
     rows = matrix([policy(base), policy(fast), policy(good)], "base")
@@ -51,12 +60,16 @@ def test_rows_and_files(make_result: Make, tmp_path: Path) -> None:
     assert read[1]["mode"] == "fast|x"
     assert read[2]["mode"] == "'=good"
     assert (read[1]["median_steps"], read[1]["manager_call_rate"], read[1]["cache_hit_rate"]) == ("8.0", "0.25", "0.75")
+    assert (read[1]["model_calls_per_success"], read[1]["recovery_rate"]) == ("10.0", "0.125")
     assert (read[0]["manager_call_rate"], read[0]["usefulness_label"], read[0]["score_delta"]) == ("", "N/A", "")
     assert (read[2]["valid_tasks"], read[2]["total_tasks"], read[2]["init_or_agent_errors"]) == ("49", "50", "1")
     assert float(read[2]["success_rate"]) == 1.0  # what could not be scored is no failure
     text = (tmp_path / "matrix.md").read_text()
     assert "| Mode | Valid/Total | Errors | Success Rate | Δ pp | Median Steps | Usefulness | Shown |" in text
     assert "| fast\\|x | 50/50 | 0 | 50.0% [36.5%, 63.5%] | +0.0 | 8 | Useful-for-speed | no |" in text
+    assert "| fast\\|x | 10.00 [7." in text
+    assert "| 25.0% [25.0%, 25.0%] | 75.0% [75.0%, 75.0%] | 12.5% [12.5%, 12.5%] |" in text
+    assert "| base | 20.00 [15" in text, "every turn of a worker alone is a model call"
     (error,) = [json.loads(line) for line in (tmp_path / "errors.jsonl").read_text().splitlines()]
     assert error == {"mode": "=good", "task_id": "t48", "attempt": 0, "outcome": "env_error", "error": "broke"}
 

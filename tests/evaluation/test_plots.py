@@ -46,8 +46,10 @@ def test_every_picture(make_result: Make, tmp_path: Path) -> None:
     assert [path.name for path in made] == ["scores.png", "differences.png", "pareto.png", "curves.png"]
     for path in made:
         picture = pixels(path)
-        assert picture.shape[1] >= 800
+        assert picture.shape[1] in (975, 2025)  # 3.25 or 6.75 inches at 300 dots each
         assert picture.std() > 0.05  # not an empty sheet
+        assert path.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
+        assert "<svg" in path.with_suffix(".svg").read_text()
 
 
 def test_a_picture_shows_its_numbers(make_result: Make, tmp_path: Path) -> None:
@@ -61,10 +63,17 @@ def test_a_picture_shows_its_numbers(make_result: Make, tmp_path: Path) -> None:
         return pixels(made[0])[:, :, :3]
 
     blue = np.array([0x1F, 0x6F, 0xEB]) / 255
-    heights = {share: int((np.abs(shown(share) - blue).max(axis=2) < 0.02).any(axis=1).sum()) for share in (5, 10, 20)}
-    # The legend's swatch is as high in all three: what the bar gains is in proportion.
-    assert heights[20] - heights[10] == pytest.approx(2 * (heights[10] - heights[5]), rel=0.03)
-    assert heights[10] - heights[5] > 100
+
+    def height(share: int) -> float:
+        """The row of the dot in the middle of its interval: the lowest run of rows that are wide and many."""
+        wide = (np.abs(shown(share) - blue).max(axis=2) < 0.02).sum(axis=1) >= 8
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], wide, [False]]).astype(int))).reshape(-1, 2)
+        dots = [(first + last) / 2 for first, last in edges if last - first >= 9]
+        return float(dots[-1])
+
+    heights = {share: height(share) for share in (5, 10, 20)}
+    assert heights[10] - heights[20] == pytest.approx(2 * (heights[5] - heights[10]), rel=0.03)
+    assert heights[5] - heights[10] > 50
 
 
 @pytest.mark.filterwarnings("error")

@@ -17,6 +17,9 @@ class SmallQuickstart(Quickstart):
     def make_environment(self) -> ShortProblems:
         return ShortProblems()
 
+    def demonstrated_environment(self) -> ShortProblems:
+        return ShortProblems()
+
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -24,6 +27,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("quickstart")
     plan = QuickstartSettings(
         levels=(1,),
+        demonstration_levels=(1,),
         demonstrations=720,
         panel=100,
         check_tasks=50,

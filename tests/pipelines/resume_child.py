@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,12 @@ class Jittery(MathEnvironment):
     async def truncate(self) -> Step:
         await asyncio.sleep(JITTER.random() * 0.01)
         return Step(reward=-0.1, truncated=True)
+
+
+def unlike_the_others(group: Sequence[Trajectory], rewards: Sequence[float]) -> list[float]:
+    """A group reward: 0.1 for a reply that no other episode of the group gave."""
+    replies = [episode.turns[-1].reply for episode in group]
+    return [reward + 0.1 * (replies.count(reply) == 1) for reward, reply in zip(rewards, replies, strict=True)]
 
 
 class PowerCut(BaseException):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,8 @@ from practicum.errors import UserError
 from practicum.evaluation.compare import compare_pair
 from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult
-from practicum.quickstart import Quickstart, default_plan
+from practicum.quickstart import LEVELS, Quickstart, default_plan
+from practicum.task import Task
 from practicum.training import build
 
 from .short_problems import ShortProblems
@@ -32,11 +35,14 @@ def test_rl_is_better_than_sft_and_sft_than_nothing(finished: Path) -> None:
     assert summary["difference"] >= 0.10
     assert summary["p_value"] < 0.05
     assert summary["verdict"] == "better"
+    assert len(summary["sft_validations"]) == 2
+    assert summary["sft_best_step"] == 45 * (1 + summary["sft_validations"].index(max(summary["sft_validations"])))
     for name in ("base", "sft", "rl"):
         assert set(summary[name]) >= {"success_rate", "low", "high", "n"}
         assert summary[name]["n"] == 100
         # Jeffreys' interval of 0 successes begins a hair above 0.
         assert summary[name]["low"] - 1e-4 <= summary[name]["success_rate"] <= summary[name]["high"] + 1e-4
+        assert summary["success_by_level"][name] == {"1": pytest.approx(summary[name]["success_rate"])}
 
 
 def test_engine_and_learner_agree_at_every_step(finished: Path) -> None:
@@ -82,6 +88,43 @@ def test_a_folder_holds_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UserError, match="already holds a quickstart"):
         begin(0)
     assert (tmp_path / "plan.json").read_bytes() == before["plan.json"]
+
+
+def test_demonstrations_may_be_of_easier_problems_than_rl_trains_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[str, set[int]] = {}
+
+    async def stages(quick: Quickstart) -> None:
+        demonstrations = await quick._collect_demonstrations()
+        assert all(episode.reward == 1 for episode in demonstrations)
+        found["demonstrated"] = levels_of(episode.task for episode in demonstrations)
+        found["trained by RL"] = levels_of(quick.tasks("train", 12, 2))
+        found["evaluated"] = levels_of(quick.panel.tasks)
+
+    monkeypatch.setattr(Quickstart, "run_stages", stages)
+    plan = replace(default_plan(0, demonstrations=12, demonstration_levels=(1, 2)), levels=(1, 2, 3))
+    asyncio.run(Quickstart(tmp_path, 0, plan, say=lambda text: None).run())
+    assert found == {"demonstrated": {1, 2}, "trained by RL": {1, 2, 3}, "evaluated": {1, 2, 3}}
+
+
+def levels_of(tasks: Iterable[Task]) -> set[int]:
+    return {int(task.fields["level"]) for task in tasks}
+
+
+def test_levels_of_the_demonstrations_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["quickstart", "--demonstration-levels", "easy"])
+    assert "'easy' is not a list of levels such as 1,2" in capsys.readouterr().err
+    assert main(["quickstart", "--demonstration-levels", "9", "--out", str(tmp_path / "out")]) == 2
+    assert "math levels must be whole numbers from 1 to 5, got [9]" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_recipe_trains_on_the_problems_of_the_quickstart() -> None:
+    agent = resolve_train(["recipe=math-tiny"]).config.agent
+    assert tuple(agent.environment_args["levels"]) == LEVELS
+    assert agent.max_turns == max(LEVELS) + 2
 
 
 def test_stopped_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

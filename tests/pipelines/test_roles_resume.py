@@ -29,7 +29,7 @@ BASE = [
     "trainer.logger=[]",
 ]
 MODES = {
-    "worker": ["agent.train_roles=[worker]"],
+    "worker": [],  # the environment's first role is trained where nothing is said
     "manager": ["agent.train_roles=[manager]", "agent.roles.manager.temperature=0.7"],
     "an adapter each": [
         "agent.train_roles=[worker,manager]",
@@ -70,3 +70,14 @@ def test_roles_are_collected_and_evaluated_from_the_command_line(
     trained = str(run / "practicum" / "x" / "model")
     assert main(["eval", *common, "--policy", trained, "--out", str(out)]) == 0
     assert out.is_file()
+
+
+def test_a_dry_run_of_a_run_that_exists_has_the_roles_in_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", *BASE, "trainer.total_training_steps=1", f"trainer.default_local_dir={tmp_path}"]
+    command += ["trainer.experiment_name=x", "trainer.test_freq=-1"]
+    assert main(command) == 0
+    assert main([*command, "--dry-run"]) == 0
+    assert main([*command, "agent.train_roles=[manager]", "--dry-run"]) == 2
+    assert "holds a run with agent.train_roles=['worker'], not ['manager']" in capsys.readouterr().err

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import json
 import math
 import os
+import re
+from pathlib import Path
 
 import pytest
 
+from practicum.cli.main import main
+from practicum.training.monitor.loggers import console_line, validation_lines
 from practicum.utils.tables import WIDTH, number, p_text, percent, shortened, table
-from practicum.utils.terminal import text_width, use_colour
+from practicum.utils.terminal import Progress, sparkline, text_width, use_colour, wrap
 
 
 class Terminal(io.StringIO):
@@ -84,3 +90,57 @@ def test_numbers() -> None:
         "–",
     )
     assert (p_text(0.0312), p_text(1e-5)) == ("0.0312", "1.0e-05")
+
+
+def test_prose_is_wrapped_between_words_at_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = wrap("a sentence with a/very/long/path " + "x" * 70 + " and words " * 8, make_terminal(monkeypatch), "  ")
+    assert "x" * 70 in "".join(lines)
+    assert max(len(line) for line in lines if "x" * 70 not in line) <= 60
+    assert all(line.startswith("  ") for line in lines[1:])
+
+
+def test_a_line_of_a_training_step_fits_the_terminal() -> None:
+    values = {"reward/mean": 0.5, "reward/std": 0.1, "reward/min": 0.0, "reward/max": 1.0, "actor/pg_loss": -1.234e-5,
+              "critic/vf_loss": 0.5, "actor/kl": 1.234e-5, "actor/entropy": 6.25, "actor/lr": 3e-4,
+              "val/success/mean": 1.0}  # fmt: skip
+    line = console_line(12345, values, 80)
+    assert len(line) <= 80
+    assert line.startswith("step 12345  reward 0.500")
+    assert line.endswith("val 100.0%")
+    assert "min 0.000" in console_line(12345, values)
+
+
+def test_a_progress_line_has_no_style_with_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = make_terminal(monkeypatch)
+    monkeypatch.setenv("NO_COLOR", "1")
+    with Progress("train", 3, "episodes", stream=stream) as line:
+        line.advance(3)
+    assert "3/3 episodes" in stream.getvalue()
+    assert not re.search(r"\x1b\[[0-9;]*m", stream.getvalue())
+
+
+def test_the_help_of_every_command_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for text in (usage_of("eval"), usage_of("matrix"), usage_of("train")):
+        assert max(map(len, text.splitlines())) <= 80
+
+
+def usage_of(command: str) -> str:
+    stream = io.StringIO()
+    with contextlib.redirect_stdout(stream), contextlib.suppress(SystemExit):
+        main([command, "--help"])
+    return stream.getvalue()
+
+
+def test_a_run_ends_with_its_validations(tmp_path: Path) -> None:
+    rows = [{"step": step, "val/success/mean": value} for step, value in ((0, 0.1), (5, 0.6), (10, 0.5))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"step": 11}]))
+    text = " ".join(validation_lines(tmp_path))
+    assert "10.0% at step 0, best 60.0% at step 5, last 50.0% at step 10" in text
+
+
+def test_a_sparkline_spans_its_own_values() -> None:
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert sparkline([2.0, float("nan"), 2.0]) == "▁▁"
+    assert sparkline([1.0]) == ""
+    assert len(sparkline(list(range(100)))) == 16

@@ -24,7 +24,7 @@ EXPLORATION_FLAGS = ("task", "temperature_a", "temperature_b", "compare_steps")
 
 
 def run(argv: list[str]) -> int:
-    args = make_parser().parse_args(normalize_flags(argv))
+    args = make_parser().parse_args(expand_experiment(normalize_flags(argv)))
     if args.verify_exploration:
         try:
             return verify(args)
@@ -44,9 +44,43 @@ def run(argv: list[str]) -> int:
     return 0
 
 
+def expand_experiment(argv: list[str]) -> list[str]:
+    """The arguments with the flags of an experiment in front of them, if --experiment or --mode names one of the file.
+
+    A name that no file has is only the folder's, unless the file was given or --mode asks for the experiment.
+    """
+    parser = experiment_parser()
+    known, typed = parser.parse_known_args(argv)
+    name = known.mode or known.experiment
+    if name is None or {"-h", "--help"} & set(argv):
+        return argv
+    from practicum.cli.modes import read_modes, typed_over, with_subset
+    from practicum.config.experiments import read_experiments
+
+    if known.mode is None and known.config is None and name not in read_experiments(None).entries:
+        return argv
+    (experiment,) = read_modes(known.config, [name])
+    flags = typed_over(experiment, with_subset(known.config, typed))
+    return ["--out", "data/trajectories", *flags, "--experiment", known.experiment or name]
+
+
+def experiment_parser() -> argparse.ArgumentParser:
+    """The flags that may name an experiment."""
+    parser = argparse.ArgumentParser(prog="practicum collect", add_help=False, allow_abbrev=False)
+    group = parser.add_argument_group("experiments")
+    group.add_argument(
+        "--experiment", help="folder below --out (default: collect); if --config has an experiment of this name, its "
+        "settings are taken, and --out is data/trajectories unless another is given",
+    )  # fmt: skip
+    group.add_argument("--mode", help="experiment whose settings are taken, if the folder has another name")
+    group.add_argument("--config", type=Path, help="file of experiments (default: configs/experiments.yaml)")
+    return parser
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="practicum collect",
+        parents=[experiment_parser()],
         description=__doc__,
         formatter_class=HelpFormatter,
         epilog="example: practicum collect --env math --policy expert --tasks 500 --out runs\n"
@@ -61,7 +95,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--subset", help="only tasks of an environment, site, level or FIELD=VALUE, or these ids: a,b")
     parser.add_argument("--task-registry", type=Path, help="JSON file of the tasks to play")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of all experiments")
-    parser.add_argument("--experiment", default="collect", help="folder below it")
     parser.add_argument("--run-id", default=None, help="folder of this run (default: from the policy and the seed)")
     parser.add_argument("--watch", action="store_true", help="show the first episode as it happens")
     check = parser.add_argument_group("exploration", "does temperature change what the policy does?")
@@ -86,7 +119,7 @@ def settings_from(args: argparse.Namespace) -> CollectSettings:
         rollouts_per_task=args.rollouts_per_task,
         task_seed=args.task_seed,
         out=args.out,
-        experiment=args.experiment,
+        experiment=args.experiment or "collect",
         run_id=args.run_id,
         watch=args.watch,
     )

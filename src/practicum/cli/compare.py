@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import sys
-import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from practicum.evaluation.comparison_report import ComparisonReport
     from practicum.evaluation.diagnosis import Diagnosis
     from practicum.evaluation.metric_delta import MetricDelta
-
-WIDTH = 100
 
 
 def run(argv: list[str]) -> int:
@@ -68,11 +65,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--different-settings", action="store_true",
-        help="give a verdict although temperature, token limits or formats differ",
+        help="give a verdict although temperature, token limits, formats, tools, prompts or roles differ",
     )  # fmt: skip
     parser.add_argument("--oracle", type=Path, help="the expert's result on the same panel: how much is there to gain?")
     parser.add_argument("--json", type=Path, help="write everything as JSON here ('-': print it and nothing else)")
-    parser.add_argument("--plots", type=Path, help="write PNG pictures into this folder")
+    parser.add_argument("--plots", type=Path, help="write pictures (PNG, SVG, PDF) into this folder")
     return parser
 
 
@@ -171,7 +168,7 @@ def describe_comparison(comparison: Comparison, diagnoses: Sequence[Diagnosis], 
     from practicum.evaluation.gates import NEXT_STEPS, Gate
 
     where = f"{comparison.baseline.environment}: " if several else ""
-    lines = wrapped([f"{where}{comparison.sentence}"])
+    lines = [coloured(line, str(comparison.conclusion)) for line in wrapped([f"{where}{comparison.sentence}"])]
     if not has_verdict(comparison):
         return lines
     decision = comparison.decision
@@ -210,7 +207,15 @@ def format_interval(delta: MetricDelta) -> str:
     return f"{number(delta.difference, True)} [{low}, {high}]"
 
 
-def wrapped(texts: list[str]) -> list[str]:
-    from practicum.utils.terminal import printable
+def coloured(line: str, verdict: str) -> str:
+    """The line in green for `better` and in red for `worse`, where the terminal shows colours."""
+    from practicum.utils.terminal import use_colour
 
-    return [line for text in texts for line in textwrap.wrap(printable(text), WIDTH, subsequent_indent="    ")]
+    code = {"better": "32", "worse": "31"}.get(verdict)
+    return f"\x1b[{code}m{line}\x1b[0m" if code is not None and use_colour(sys.stdout) else line
+
+
+def wrapped(texts: list[str]) -> list[str]:
+    from practicum.utils.terminal import printable, wrap
+
+    return [line for text in texts for line in wrap(printable(text), sys.stdout, "    ")]

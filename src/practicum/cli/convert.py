@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from practicum.data.convert import FORMATS, convert, write
+from practicum.data.convert import FOLDER_FORMATS, FORMATS, convert, write
 
 
 def run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="practicum convert", description=__doc__)
-    parser.add_argument("format", choices=tuple(FORMATS), help="whose file it is")
+    parser.add_argument("format", choices=(*FORMATS, *FOLDER_FORMATS), help="whose file it is")
     parser.add_argument(
         "input",
         type=Path,

@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import inspect
-import textwrap
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from practicum.cli.options import environment_options, positive
+from practicum.utils.terminal import text_width, wrap
 
 if TYPE_CHECKING:
     from practicum.evaluation.environment_check import CheckResult
-
-LINE_WIDTH = 100
 
 
 def run(argv: list[str]) -> int:
@@ -38,7 +37,8 @@ def run(argv: list[str]) -> int:
     if args.action == "list":
         for name in registry.ENVIRONMENTS:
             summary = (registry.environment_class(name).__doc__ or "").strip().splitlines()[0]
-            print(f"{name:<20} {textwrap.shorten(summary, 79, placeholder=' …')}")
+            line = f"{name:<20} {summary}"  # in a pipe one line per environment
+            print("\n".join(wrap(line, sys.stdout, 21 * " ")) if sys.stdout.isatty() else line)
         return 0
     if args.name is None:
         raise UserError(f"Say which environment to {args.action}: `practicum envs {args.action} NAME`.")
@@ -51,8 +51,9 @@ def run(argv: list[str]) -> int:
         return serve(args.name, args.host, args.port, options)
     if args.action == "digest":
         return digests(args.name.split(","), args.tasks, options)
-    # `tools` and `mix` have no tasks of their own to check: theirs come from a file and from other environments.
-    checkable = [name for name in registry.ENVIRONMENTS if name not in ("tools", "mix")]
+    # `tools` and `mix` have no tasks of their own to check: theirs come from a file and from other environments. The
+    # sites of `real` are on the Internet, and there is no expert.
+    checkable = [name for name in registry.ENVIRONMENTS if name not in ("tools", "mix", "real")]
     return check_all(checkable if args.name == "all" else [args.name], args.tasks, options)
 
 
@@ -64,6 +65,8 @@ def show(name: str) -> int:
     print(f"{name}: {inspect.cleandoc(cls.__doc__ or 'no description').splitlines()[0]}")
     print(f"formats: {', '.join(cls.formats)} (--format; default {cls.formats[0]})")
     print(f"floor of a null policy {cls.floor:g}, ceiling of the expert {cls.ceiling:g}")
+    if cls.scripted_policies:
+        print(f"scripted policies besides expert, random and null: {', '.join(cls.scripted_policies)} (--policy)")
     options = {key: value for key, value in registry.options(name).items() if key != "format"}
     print("options (--env-arg KEY=VALUE):" if options else "no options")
     for key, parameter in options.items():
@@ -91,10 +94,20 @@ def check_all(names: list[str], count: int, options: Mapping[str, Any]) -> int:
     from practicum.errors import UserError
     from practicum.evaluation.environment_check import check_environments
 
-    print(
-        f"{'environment':<18}{'oracle':>7}{'ceiling':>8}{'null':>6}{'floor':>6}{'wrong':>7}{'repeats':>8}"
-        f"{'splits':>9}{'steps/s':>8}{'open':>5}{'MB':>6}  verdict"
+    headers = (
+        "environment",
+        "oracle",
+        "ceiling",
+        "null",
+        "floor",
+        "wrong",
+        "repeats",
+        "splits",
+        "steps/s",
+        "open",
+        "MB",
     )
+    print(_columns(headers, "verdict"))
     sound = []
     for name, result in check_environments(names, count, options):
         if isinstance(result, UserError):
@@ -109,7 +122,8 @@ def check_all(names: list[str], count: int, options: Mapping[str, Any]) -> int:
             _print_indented(fault)
         sound.append(not result.faults)
     if any(sound):
-        print("oracle, null: success rates; wrong: wrong answers accepted/played; MB: of the open episodes")
+        text = "oracle, null: success rates; wrong: wrong answers accepted/played; MB: of the open episodes"
+        print("\n".join(wrap(text, sys.stdout)))
     return 0 if all(sound) else 1
 
 
@@ -117,16 +131,30 @@ def _line(name: str, result: CheckResult) -> str:
     repeats = "same" if result.repeats and result.replays else "unknown" if result.replays is None else "DIFFERS"
     wrong = f"{result.answers.accepted}/{result.answers.wrong}" if result.answers.wrong else "-"
     verdict = f"{len(result.faults)} fault{'s' if len(result.faults) > 1 else ''}" if result.faults else "sound"
-    return (
-        f"{name:<18}{result.oracle:>7.3f}{result.ceiling:>8.2f}{result.null:>6.2f}{result.floor:>6.2f}{wrong:>7}"
-        f"{repeats:>8}{'disjoint' if result.disjoint else 'OVERLAP':>9}{result.speed:>8.0f}{result.num_open:>5}"
-        f"{result.megabytes:>6.0f}  {verdict}"
-    )
+    splits = "disjoint" if result.disjoint else "OVERLAP"
+    rates = (f"{result.oracle:.3f}", f"{result.ceiling:.2f}", f"{result.null:.2f}", f"{result.floor:.2f}", wrong)
+    cells = (name, *rates, repeats, splits, f"{result.speed:.0f}", str(result.num_open), f"{result.megabytes:.0f}")
+    return _columns(cells, verdict)
+
+
+COLUMN_WIDTHS = (-18, 7, 8, 6, 6, 7, 8, 9, 8, 5, 6)
+WIDE_COLUMNS = {2, 4, 9}
+"""Columns left out where the terminal has fewer than 100: limits that the environment declares, and a count."""
+
+
+def _columns(cells: Sequence[str], verdict: str) -> str:
+    narrow = text_width(sys.stdout) < 100
+    widths = [0 if narrow and index in WIDE_COLUMNS else width for index, width in enumerate(COLUMN_WIDTHS)]
+    shown = [
+        cell.ljust(-width) if width < 0 else cell.rjust(width)
+        for cell, width in zip(cells, widths, strict=True)
+        if width
+    ]
+    return f"{''.join(shown)}  {verdict}"
 
 
 def _print_indented(text: str) -> None:
-    print(textwrap.fill(text, LINE_WIDTH, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False,
-                        break_long_words=False), flush=True)  # fmt: skip
+    print("\n".join(wrap(f"  - {text}", sys.stdout, "    ")), flush=True)
 
 
 def digests(names: list[str], count: int, options: Mapping[str, Any]) -> int:

@@ -15,6 +15,7 @@ from practicum.cli.options import (
     print_warnings,
     rollout_fields,
 )
+from practicum.errors import UserError
 
 if TYPE_CHECKING:
     from practicum.evaluation.result import EvalResult
@@ -36,7 +37,7 @@ def run(argv: list[str]) -> int:
 
 def parse_settings(argv: list[str]) -> list[EvalSettings]:
     """The settings that the flags ask for, one per environment."""
-    environments, rest = split_environments(normalize_flags(argv))
+    environments, rest = split_environments(expand_mode(normalize_flags(argv)))
     args = make_parser().parse_args([*(["--env", environments[0]] if environments else []), *rest])
     from practicum.evaluation.settings import EvalSettings, settings_by_environment
 
@@ -52,6 +53,37 @@ def parse_settings(argv: list[str]) -> list[EvalSettings]:
     return settings_by_environment(settings, environments)
 
 
+def expand_mode(argv: list[str]) -> list[str]:
+    """The arguments with the flags of --mode or --experiment, if one is named, in front of them."""
+    parser = mode_parser()
+    known, typed = parser.parse_known_args(argv)
+    if known.mode is None and known.experiment is None:
+        if known.config is not None:
+            raise UserError("--config is a file of experiments: name one with --experiment or --mode.")
+        return argv
+    from practicum.cli.modes import named_modes, read_modes, typed_over, with_subset
+
+    if known.mode is not None and known.experiment is not None:
+        raise UserError("--mode and --experiment each name what to evaluate; give one.")
+    (mode,) = (
+        named_modes([known.mode], known.config)
+        if known.mode is not None
+        else read_modes(known.config, [known.experiment])
+    )
+    flags = typed_over(mode, with_subset(known.config, typed))
+    return ["--name", mode.name, "--out", f"results/{mode.name}.json", *flags]
+
+
+def mode_parser() -> argparse.ArgumentParser:
+    """The flags that name a mode; they stand for others."""
+    parser = argparse.ArgumentParser(prog="practicum eval", add_help=False, allow_abbrev=False)
+    group = parser.add_argument_group("modes")
+    group.add_argument("--mode", help="an experiment by name, or NAME=POLICY; the result goes to results/NAME.json")
+    group.add_argument("--experiment", help="an experiment of --config")
+    group.add_argument("--config", type=Path, help="file of experiments (default: configs/experiments.yaml)")
+    return parser
+
+
 def split_environments(argv: list[str]) -> tuple[list[str], list[str]]:
     """The environments that --env names, each once, and all other arguments."""
     parser = argparse.ArgumentParser(prog="practicum eval", add_help=False, allow_abbrev=False)
@@ -63,6 +95,7 @@ def split_environments(argv: list[str]) -> tuple[list[str], list[str]]:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="practicum eval",
+        parents=[mode_parser()],
         description=__doc__,
         formatter_class=HelpFormatter,
         epilog="example: practicum eval --env math --policy runs/sft --tasks 300 --out sft.json\n"

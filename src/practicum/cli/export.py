@@ -38,6 +38,12 @@ def run(argv: list[str]) -> int:
         help="rendered: the text the model was shown; plain: messages under their roles",
     )
     parser.add_argument("--tokenizer", help="tokenizer to render with (default: the one the episodes name)")
+    parser.add_argument(
+        "--roles",
+        nargs="+",
+        metavar="ROLE",
+        help="roles whose replies are learned, where several act (default: those in training)",
+    )
     parser.add_argument("--dry-run", action="store_true", help="say what would be written, and write nothing")
     args = parser.parse_args(normalize_flags(argv))
     settings = ExportSettings(
@@ -51,6 +57,7 @@ def run(argv: list[str]) -> int:
         skip_empty=args.skip_empty,
         plain_prompts=args.prompt == "plain",
         tokenizer=args.tokenizer,
+        roles=args.roles,
         dry_run=args.dry_run,
     )
     result = export_episodes(settings)

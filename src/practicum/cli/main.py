@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from types import FrameType
 
 from practicum import __version__
 from practicum.errors import UserError, did_you_mean
+from practicum.utils.terminal import wrap
 
 COMMANDS = {
     "quickstart": "SFT and RL of the built-in tiny model on two CPU cores, evaluated, in minutes",
     "envs": "list the environments; `envs check NAME` tests one, `envs serve NAME` serves it",
+    "tasks": "`tasks snapshot` writes a frozen, hashed file of tasks (REAL's, or any environment's)",
     "collect": "run episodes of any policy (expert, model, server) and write them to a folder",
     "convert": "turn published datasets (GSM8K, HotpotQA, SQuAD, MBPP, WorFBench, …) into task files",
     "export": "write collected episodes as bc.jsonl, dpo.jsonl and sft.jsonl",
@@ -24,6 +30,7 @@ COMMANDS = {
     "matrix": "evaluate and compare many policies or settings in one table",
     "htdag": "plan requests as task graphs; `htdag baseline` and `evaluate` score planners",
     "promote": "hand a model over to production through the gate; --rollback goes back",
+    "serve": "serve a model and its adapters behind OpenAI's and Anthropic's APIs",
     "merge": "merge a LoRA adapter into the full weights",
     "report": "write runs into one HTML file: curves, health, tables, episodes token by token",
     "ui": "serve the same report as a live page over a folder of runs",
@@ -38,7 +45,8 @@ def usage() -> str:
         "usage: practicum COMMAND ...",
         "",
     ]
-    lines += [f"  {name:<12} {text}" for name, text in COMMANDS.items()]
+    for name, text in COMMANDS.items():
+        lines += wrap(f"  {name:<12} {text}", sys.stdout, 15 * " ")
     return "\n".join([*lines, "", "`practicum COMMAND --help` shows its options."])
 
 
@@ -58,7 +66,8 @@ def main(argv: list[str] | None = None) -> int:
         if arguments[0] not in COMMANDS:
             raise UserError(f"Unknown command '{arguments[0]}'.{did_you_mean(arguments[0], COMMANDS)}")
         module = importlib.import_module(f"practicum.cli.{arguments[0]}")
-        result: int = module.run(arguments[1:])
+        with terminated_as_interrupted():
+            result: int = module.run(arguments[1:])
         return result
     except UserError as error:
         print(f"practicum: {error}", file=sys.stderr)
@@ -90,6 +99,27 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+@contextlib.contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """Handle SIGTERM in this block as Ctrl-C: everything is closed and saved on the way out."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        interrupt = signal.getsignal(signal.SIGINT)
+        if not callable(interrupt):  # a shell's background job ignores Ctrl-C
+            raise KeyboardInterrupt
+        interrupt(signal.SIGINT, frame)
+
+    try:
+        before = signal.signal(signal.SIGTERM, handle)
+    except ValueError:  # not the main thread: signals are handled elsewhere
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def recipes_and_keys(command: str) -> str:

@@ -1,7 +1,8 @@
 """`practicum matrix`: many modes on one panel: success, steps, usefulness; matrix.csv, matrix.md and errors.jsonl.
 
-Give result files, or modes that are evaluated first: --mode NAME=POLICY several times, or --config FILE. All other
-flags are then those of `practicum eval`, the same for every mode. Run again, it continues where it stopped.
+Give result files, or modes that are evaluated first: --mode NAME=POLICY several times, or --config FILE and
+--experiment NAME. A --mode may also be the name of an experiment. All other flags are then those of `practicum eval`,
+the same for every mode. Run again, it continues where it stopped.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from practicum.cli.compare import wrapped
-from practicum.cli.options import normalize_flags
+from practicum.cli.options import HelpFormatter, normalize_flags
 from practicum.errors import UserError
 
 if TYPE_CHECKING:
-    from practicum.cli.modes import Mode
+    from practicum.config.experiments import Experiment
     from practicum.evaluation.matrix import MatrixRow
     from practicum.evaluation.result import EvalResult
     from practicum.evaluation.runner import EvalRunner
@@ -32,6 +33,7 @@ def run(argv: list[str]) -> int:
         if not 0 < vars(args)[name] < 1:
             raise UserError(f"--{name} {vars(args)[name]:g} must lie between 0 and 1.")
     results = evaluate_modes(modes, args, eval_flags) if modes else args.results
+    expected = {mode.name: mode.expected for mode in modes if mode.expected is not None}
     from practicum.evaluation.matrix import find_mode, matrix, notes, write_matrix
     from practicum.evaluation.policy_results import read_policy_results
 
@@ -42,7 +44,7 @@ def run(argv: list[str]) -> int:
     rows = matrix(policies, baseline, args.alpha, different_settings=args.different_settings)
     print("\n".join([describe(rows, args.level), *wrapped(notes(rows))]))
     if args.out is not None:
-        write_matrix(args.out, rows, baseline, args.level)
+        write_matrix(args.out, rows, baseline, args.level, expected)
         print(f"matrix.csv, matrix.md and errors.jsonl in {args.out}")
     return 0 if all(row.result.scored for row in rows) else 1
 
@@ -50,7 +52,7 @@ def run(argv: list[str]) -> int:
 def make_parser(modes_only: bool = False) -> argparse.ArgumentParser:
     """With `modes_only`, unknown arguments are left for `practicum eval`, and none is taken for a result file."""
     parser = argparse.ArgumentParser(
-        prog="practicum matrix", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="practicum matrix", description=__doc__, formatter_class=HelpFormatter,
         allow_abbrev=False, add_help=not modes_only,
     )  # fmt: skip
     if not modes_only:
@@ -58,7 +60,11 @@ def make_parser(modes_only: bool = False) -> argparse.ArgumentParser:
     parser.add_argument(
         "--mode", action="extend", nargs="+", default=[], metavar="NAME=POLICY", help="evaluate these, and compare"
     )
-    parser.add_argument("--config", type=Path, help="YAML: defaults, and a list 'experiments' of flags of eval")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        help="YAML: defaults, and a list 'experiments' of flags of eval (configs/experiments.yaml)",
+    )
     parser.add_argument(
         "--experiment", action="extend", nargs="+", default=[], help="some of --config's (default: all)"
     )
@@ -71,33 +77,38 @@ def make_parser(modes_only: bool = False) -> argparse.ArgumentParser:
     parser.add_argument(
         "--different-settings", action="store_true", help="test modes although temperature or token limits differ"
     )
-    parser.add_argument("--out", type=Path, help="folder for the matrix, and for the results of modes")
+    parser.add_argument(
+        "--out", type=Path, help="folder for the matrix, and for the results of modes (of modes, default: results)"
+    )
     return parser
 
 
-def read_modes(args: argparse.Namespace) -> list[Mode]:
-    """The modes of --mode or --config; none where result files are given."""
+def read_modes(args: argparse.Namespace) -> list[Experiment]:
+    """The modes of --mode, or of --config and --experiment; none where result files are given."""
     from practicum.cli import modes
 
-    if args.experiment and args.config is None:
-        raise UserError("--experiment names an entry of a file: give the file with --config.")
-    if args.mode and args.config is not None:
-        raise UserError("Name modes with --mode or with --config, not with both.")
-    listed = modes.named_modes(args.mode) if args.config is None else modes.read_modes(args.config, args.experiment)
+    if args.mode and args.experiment:
+        raise UserError("Name modes with --mode or with --experiment, not with both.")
+    if args.mode:
+        listed = modes.named_modes(args.mode, args.config)
+    else:
+        listed = modes.read_modes(args.config, args.experiment) if args.config or args.experiment else []
     if listed and args.out is None:
-        raise UserError("--out FOLDER is where the results of modes go; name one.")
+        args.out = Path("results")
     return listed
 
 
-def evaluate_modes(modes: list[Mode], args: argparse.Namespace, eval_flags: list[str]) -> list[Path]:
+def evaluate_modes(modes: list[Experiment], args: argparse.Namespace, eval_flags: list[str]) -> list[Path]:
     """Evaluate every mode as far as its result file lacks attempts. Flags that are typed override those of a file."""
     from practicum.cli.eval import parse_settings
+    from practicum.cli.modes import typed_over, with_subset
 
+    typed = with_subset(args.config, eval_flags)
     paths = [args.out / f"{mode.name}.json" for mode in modes]
     settings = []
     for mode, path in zip(modes, paths, strict=True):
         own = ["--name", mode.name, "--level", str(args.level), "--out", str(path)]
-        settings += parse_settings([*mode.flags, *eval_flags, *own])
+        settings += parse_settings([*typed_over(mode, typed), *own])
     from practicum.evaluation.result_table import describe as describe_result
     from practicum.evaluation.runner import evaluate_all
 

@@ -6,17 +6,34 @@ import argparse
 import dataclasses
 import json
 import sys
+import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from practicum.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
-    from practicum.agent import Deadlines
+    from practicum.agent import Deadlines, ExternalAgent
+
+
+SOURCE_LINE_CHARACTERS = 90
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Help texts as they are written, and the default behind each flag that has one and does not name it."""
+    """Lines of the description as they are written, long ones at the width of the terminal, and the default behind each
+    flag that has one and does not name it."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines: list[str] = []
+        before = ""
+        for line in text.strip("\n").splitlines():
+            # A line of the source that is nearly full goes on in the next one.
+            if len(before) > SOURCE_LINE_CHARACTERS and line and not line.startswith((" ", "*", "-")):
+                lines[-1] += " " + line
+            else:
+                lines.append(line)
+            before = line
+        return "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in lines)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         shows = action.default not in (None, argparse.SUPPRESS, False, True, []) and action.option_strings
@@ -35,13 +52,16 @@ def add_environment_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", help="JSON file of tasks with a 'question', instead of generated ones")
     parser.add_argument("--split", default="train", choices=("train", "val", "test"), help="which tasks")
     parser.add_argument("--tasks", type=positive, default=20, help="how many tasks")
-    parser.add_argument("--max-turns", type=positive, default=10, help="turns of an episode, at most (default: 10)")
+    parser.add_argument(
+        "--max-turns", "--max-steps", type=positive, default=10, help="turns of an episode, at most (default: 10)"
+    )
     parser.add_argument(
         "--deadline",
         action="append",
         default=[],
         metavar="WAIT=SECONDS",
-        help="of reset (default: 60), generate (600), step (120) or episode (3600); may be given several times",
+        help="of reset (default: 60), generate (600), step (120), episode (3600), open (300; what all episodes "
+        "share, such as a browser), tool (30) or judge (as step); may be given several times",
     )
 
 
@@ -49,9 +69,17 @@ def add_policy_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy",
         default="expert",
-        help="expert, random, null, or a model: tiny, smollm2, a hub id, the folder of a model, adapter, run or "
-        "checkpoint",
+        help="expert, random, null, another scripted policy of the environment, or a model: tiny, smollm2, a hub id, "
+        "the folder of a model, adapter, run or checkpoint",
     )
+    parser.add_argument(
+        "--agent-command", metavar="COMMAND",
+        help="the agent is a program of its own, or FILE.py:FUNCTION, that talks to --policy through an API",
+    )  # fmt: skip
+    parser.add_argument(
+        "--reward-from", choices=("environment", "callback", "exit_code"),
+        help="reward of such an agent: the environment's for its answer (default), what it posts, or its exit code",
+    )  # fmt: skip
     parser.add_argument("--url", help="an OpenAI-compatible server (…/v1); --policy then names its model")
     parser.add_argument("--tokenizer", default="tiny", help="tokenizer for replies that no local model wrote")
     parser.add_argument("--template", help="chat template by name instead of the model's own")
@@ -66,9 +94,20 @@ def add_policy_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, help="of sampling (default: 1 for collect, 0 for eval)")
     parser.add_argument("--top-k", type=int, default=0, help="sample from the k likeliest tokens (default: 0, all)")
     parser.add_argument("--top-p", type=float, default=1.0, help="sample from the likeliest tokens of this mass")
+    parser.add_argument(
+        "--min-p", type=float, default=0.0, help="leave out tokens below this share of the likeliest (default: 0, none)"
+    )
     parser.add_argument("--max-tokens", type=positive, default=256, help="tokens a reply may have")
+    parser.add_argument(
+        "--response-format", metavar="TYPE|JSON|FILE",
+        help='form that every reply must have: json_object, a mapping as JSON, or a file that holds one',
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="seed of tasks and sampling")
     parser.add_argument("--concurrency", type=positive, default=64, help="episodes under way at once")
+    parser.add_argument(
+        "--round", type=positive, metavar="N",
+        help="episodes after which what they wrote to a shared resource is visible to the next (default: never)",
+    )  # fmt: skip
 
 
 def positive(text: str) -> int:
@@ -101,10 +140,25 @@ def rollout_fields(args: argparse.Namespace) -> dict[str, Any]:
         "temperature": args.temperature,
         "top_k": args.top_k,
         "top_p": args.top_p,
+        "min_p": args.min_p,
         "max_tokens": args.max_tokens,
+        "response_format": args.response_format,
+        "external": external_agent(args),
         "seed": args.seed,
         "concurrency": args.concurrency,
+        "round_size": args.round,
     }
+
+
+def external_agent(args: argparse.Namespace) -> ExternalAgent | None:
+    """The agent of --agent-command."""
+    from practicum.agent import ExternalAgent
+
+    if args.agent_command is None:
+        if args.reward_from is not None:
+            raise UserError("--reward-from goes with --agent-command.")
+        return None
+    return ExternalAgent(args.agent_command, args.reward_from or "environment").checked()
 
 
 def deadlines(pairs: Iterable[str]) -> Deadlines:

@@ -1,4 +1,4 @@
-"""`practicum report RUN ...`: runs in one HTML file that needs no network: curves, health, tables, episodes."""
+"""`practicum report [RUN ...]`: runs in one HTML file that needs no network: curves, health, tables, episodes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,22 @@ def run(argv: list[str]) -> int:
         epilog="A RUN is a folder with metrics, episodes or both, a folder with such folders below it, or a result of "
         "`practicum eval --out`. The first one is the baseline that the others are compared with.",
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    parser.add_argument(
+        "runs", nargs="*", type=Path, default=[Path("runs")], metavar="RUN", help="a folder or result (default: runs)"
+    )
     parser.add_argument("-o", "--out", type=Path, default=Path("report.html"), help="the file (default: report.html)")
     parser.add_argument(
         "--episodes-mb",
         type=float,
         default=12.0,
         help="megabytes of the file for whole episodes; the others are listed only (default: 12)",
+    )
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="FILE.py:CLASS",
+        help="an environment of your own that draws its episodes (those of the package are known)",
     )
     args = parser.parse_args(argv)
     if not 0 <= args.episodes_mb <= 2000:
@@ -34,7 +43,7 @@ def run(argv: list[str]) -> int:
 
     from practicum.report.document import write_report
 
-    views, num_bytes = write_report(args.runs, args.out, int(args.episodes_mb * (1 << 20)))
+    views, num_bytes = write_report(args.runs, args.out, int(args.episodes_mb * (1 << 20)), environments=args.env)
     num_episodes = sum(len(view.index.rows) for view in views)
     print(f"{args.out}: {len(views)} runs, {num_episodes} episodes, {num_bytes / 1e6:.1f} MB")
     for view in views:

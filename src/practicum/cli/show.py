@@ -19,10 +19,13 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--model", help="tokenizer to decode with (default: the one the episode names)")
     parser.add_argument("--logprobs", action="store_true", help="print the log-prob of every sampled token")
     parser.add_argument("--color", "--colour", dest="colour", choices=("auto", "always", "never"), default="auto")
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="FILE.py:CLASS", help="an environment that draws its episodes"
+    )
     args = parser.parse_args(argv)
     if args.file.is_dir():
         print("\n".join(list_episodes(args.file)))
         return 0
     coloured = args.colour == "always" or (args.colour == "auto" and use_colour(sys.stdout))
-    print(show_episode(args.file, args.model, coloured, args.logprobs))
+    print(show_episode(args.file, args.model, coloured, args.logprobs, args.env))
     return 0

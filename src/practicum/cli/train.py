@@ -6,9 +6,33 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 
 from practicum.cli.main import recipes_and_keys
 from practicum.cli.options import HelpFormatter, print_warnings
+
+FLAGS = {
+    "base_model": ("actor_rollout_ref.model.path", "model to start from (actor_rollout_ref.model.path)"),
+    "top_percent": (
+        "algorithm.offline.top_percent",
+        "share of a task's logged episodes whose actions are rewarded (algorithm.offline.top_percent)",
+    ),
+}
+"""HALO's flags, and the keys that they stand for."""
+
+
+def flag_overrides(args: argparse.Namespace) -> list[str]:
+    """What the flags set, as overrides."""
+    from practicum.config.overrides import quote
+
+    values = {key: getattr(args, flag) for flag, (key, _) in FLAGS.items()}
+    values["data.from_trajectories"] = args.from_trajectories
+    if args.output_dir is not None:
+        folder = args.output_dir.absolute()
+        values["trainer.default_local_dir"] = str(folder.parent.parent)
+        values |= {"trainer.project_name": folder.parent.name, "trainer.experiment_name": folder.name}
+    return [f"{key}={quote(value)}" for key, value in values.items() if value is not None]
 
 
 def run(argv: list[str]) -> int:
@@ -30,14 +54,17 @@ def run(argv: list[str]) -> int:
         metavar="DIR",
         help="learn from the episodes below DIR (data.from_trajectories=DIR)",
     )
+    parser.add_argument(
+        *("--input-dir", "--input_dir"), dest="from_trajectories", metavar="DIR", help="HALO's name of the same"
+    )
+    for flag, (_, text) in FLAGS.items():
+        parser.add_argument(f"--{flag}", f"--{flag.replace('_', '-')}", dest=flag, help=text)
+    parser.add_argument("--output_dir", "--output-dir", metavar="DIR", type=Path, help="folder of the run")
     args = parser.parse_intermixed_args(argv)
 
-    from practicum.config.overrides import quote
     from practicum.config.resolve import resolve_train
 
-    if args.from_trajectories is not None:
-        args.overrides.append(f"data.from_trajectories={quote(args.from_trajectories)}")
-    resolved = resolve_train(args.overrides)
+    resolved = resolve_train([*args.overrides, *flag_overrides(args)])
     if args.dry_run:
         from practicum.config.provenance import annotated_yaml
         from practicum.training.checkpoint import keep_stored_defaults
@@ -53,8 +80,14 @@ def run(argv: list[str]) -> int:
         print_warnings(warnings)
         return 0
     from practicum.training.build import train
+    from practicum.training.monitor.loggers import validation_lines
+    from practicum.training.validation_results import compare_first_and_last
+    from practicum.utils.terminal import wrap
 
     result = train(resolved)
     best = f"; best validation at step {result.best_step}" if result.best_step is not None else ""
     print(f"{result.num_steps} steps{best}; metrics in {result.folder / 'metrics.jsonl'}, model in {result.model}")
+    change = compare_first_and_last(result.folder)
+    for line in [*validation_lines(result.folder), *(wrap(change.sentence, sys.stdout, "    ") if change else [])]:
+        print(line)
     return 0

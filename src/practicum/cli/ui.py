@@ -27,8 +27,6 @@ def run(argv: list[str]) -> int:
             f"--host {args.host} cannot be listened on ({error.strerror}); give an address of this machine, "
             "such as 127.0.0.1, or 0.0.0.0 for all of them."
         ) from None
-    try:
-        from practicum.report.live.server import serve
-    except ImportError as error:
-        raise UserError(f"The live page needs {error.name}: pip install 'practicum[ui]'.") from None
+    from practicum.report.live.server import serve
+
     return serve(args.folder, args.host, args.port)

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from practicum.config.fields import above, above_or_zero, at_least, between, unbounded
 
+ENGINES = ("local", "vllm")
+"""Engines that sample in a training run; `training/build.py` makes them."""
+
 
 @dataclass
 class OptimConfig:
@@ -126,16 +129,24 @@ class VLLMConfig:
 class RolloutConfig:
     """How replies are sampled."""
 
-    name: str = "local"
+    name: str = ENGINES[0]
     """Engine: `local` (in this process) or `vllm` (a server)."""
     temperature: float = at_least(0, 1.0)
     """Sampling temperature of training episodes; above 0."""
+    top_k: int = at_least(-1, 0)
+    """Training episodes sample among the k likeliest tokens; 0 or -1: all. For the engine `local`, as the next two."""
+    top_p: float = between(0, 1, 1.0, includes_low=False)
+    """Training episodes sample among the likeliest tokens of this probability; 1: all."""
+    min_p: float = between(0, 1, 0.0)
+    """Training episodes leave out tokens with less than this share of the likeliest one's probability; 0: none."""
     val_temperature: float = at_least(0, 0.0)
     """Sampling temperature of validation; 0: greedy."""
     response_length: int = at_least(1, 256)
     """Tokens of one reply, at most, where agent.max_tokens_per_turn is null."""
     max_num_seqs: int | None = at_least(1, None)
     """Replies decoded at once; null: 256 on a GPU, else 64."""
+    kv_cache_gib: float | None = above(0, None)
+    """GiB of keys and values that running requests may hold on a CPU, at most; null: no bound."""
     tensor_model_parallel_size: int = at_least(1, 1)
     """GPUs that a vLLM server splits the model over."""
     gpu_memory_utilization: float = between(0, 1, 0.5, includes_low=False)

@@ -12,7 +12,7 @@ import inspect
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from practicum.config.dpo import DPOConfig
 from practicum.config.fields import UNBOUNDED, bounds_of, choices_of, walk
@@ -49,11 +49,19 @@ def field_docs(schema: type) -> dict[str, str]:
 
 
 def groups_of(schema: type, prefix: str = "") -> list[tuple[str, type]]:
-    """The schema and every group below it, with the dotted prefix of their keys."""
-    groups = [(prefix, schema)]
+    """The schema and every group below it, with the dotted prefix of their keys.
+
+    A mapping of groups (`agent.roles`) has one for all of its names, which is written NAME.
+    """
+    groups, types = [(prefix, schema)], get_type_hints(schema)
     for field in dataclasses.fields(schema):
         if isinstance(field.default_factory, type) and dataclasses.is_dataclass(field.default_factory):
             groups += groups_of(field.default_factory, f"{prefix}{field.name}.")
+        elif get_origin(types[field.name]) is dict and dataclasses.is_dataclass(
+            named := get_args(types[field.name])[1]
+        ):
+            assert isinstance(named, type)
+            groups += groups_of(named, f"{prefix}{field.name}.NAME.")
     return groups
 
 
@@ -111,7 +119,8 @@ def _model_defaults() -> list[str]:
 
 
 def _aliases() -> list[str]:
-    lines = ["## Other spellings\n", "Names that verl, AgentFly and TRL use. `agent.init_args.X` is `agent.X`.\n"]
+    names = "Names that verl, AgentFly, TRL and HTDAG use. `agent.init_args.X` is `agent.X`.\n"
+    lines = ["## Other spellings\n", names]
     for command, schema in COMMANDS.items():
         renamed = {
             **RENAMED[schema],

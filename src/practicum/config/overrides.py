@@ -1,7 +1,7 @@
 """Schemas filled from recipes and `KEY=VALUE` overrides, in Hydra's grammar, with the source of every value.
 
-An override that names no key is an error that names the nearest one. Spellings of verl, AgentFly and TRL are translated
-(`ALIASES`).
+An override that names no key is an error that names the nearest one. Spellings of verl, AgentFly, TRL and HTDAG are
+translated (`RENAMED`, `SEVERAL`, `VALUES`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ VERL = {
 TRL_GRPO = {
     "num_generations": "agent.num_chains",
     "max_completion_length": f"{ROLLOUT}response_length",
-    "temperature": f"{ROLLOUT}temperature",
+    **{name: f"{ROLLOUT}{name}" for name in ("temperature", "top_k", "top_p", "min_p")},
     "learning_rate": f"{ACTOR}optim.lr",
     "lr_scheduler_type": f"{ACTOR}optim.warmup_style",
     "warmup_steps": f"{ACTOR}optim.lr_warmup_steps",
@@ -94,17 +94,21 @@ TRL_DPO = {
     "loss_type": "training.loss",
     **{name: f"training.{name}" for name in ("beta", "label_smoothing", "warmup_ratio")},
 }
+HTDAG = {
+    "algorithm.adv_norm": "algorithm.norm_adv_by_std_in_grpo",
+    "algorithm.discount": "algorithm.gamma",
+    "trainer.n_gpus": "trainer.n_gpus_per_node",
+}
 SEVERAL = {f"{ACTOR}clip_ratio": CLIP, "epsilon": CLIP}
 """Names that set several keys."""
 RENAMED: Mapping[type, Mapping[str, str]] = {
-    TrainConfig: {**VERL, **TRL_GRPO},
+    TrainConfig: {**VERL, **TRL_GRPO, **HTDAG},
     SFTConfig: TRL_SUPERVISED,
     DPOConfig: TRL_DPO,
     PipelineConfig: {},
 }
 
 _WHOLE_PROMPTS = "prompts are never cut; an episode ends where the model's window is full, so leave it out"
-_WHOLE_DISTRIBUTION = "training samples from the whole distribution; leave it out"
 _VLLM_ARGUMENTS = f"arguments of a vLLM server go into {ROLLOUT}vllm.extra_args"
 _PACKED = f"batches are always packed up to {ACTOR}ppo_max_token_len_per_gpu tokens; leave it out"
 _ONE_PROCESS = "the learner is one process; leave it out"
@@ -121,10 +125,6 @@ REFUSED: Mapping[type, Mapping[str, str]] = {
         f"{ROLLOUT}prompt_length": _WHOLE_PROMPTS,
         "data.truncation": _WHOLE_PROMPTS,
         "data.filter_overlong_prompts": _WHOLE_PROMPTS,
-        f"{ROLLOUT}top_p": _WHOLE_DISTRIBUTION,
-        f"{ROLLOUT}top_k": _WHOLE_DISTRIBUTION,
-        "top_p": _WHOLE_DISTRIBUTION,
-        "top_k": _WHOLE_DISTRIBUTION,
         f"{ROLLOUT}do_sample": f"set {ROLLOUT}temperature",
         f"{ROLLOUT}val_kwargs.do_sample": f"set {ROLLOUT}val_temperature (0 is greedy)",
         f"{ROLLOUT}val_kwargs.n": "validation is one episode per task; `practicum eval` takes several",
@@ -217,7 +217,7 @@ ENGINE_OF_BACKEND: Mapping[str, str | None] = {
 
 
 def translate(schema: type, name: str, value: Any) -> list[tuple[str, Any]]:
-    """Our keys and values for a name that may be verl's, AgentFly's or TRL's; the name itself where it is not."""
+    """Our keys and values for a name that may be another framework's; the name itself where it is not."""
     name = name.replace("agent.init_args.", "agent.")
     refused = REFUSED.get(schema, {}).get(name)
     if refused is not None:
@@ -384,7 +384,8 @@ def recipe_names(folder: Path = RECIPES) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
-def _read_recipe(name: str, folder: Path) -> list[tuple[str, Any]]:
+def _read_recipe(name: str, folder: Path, including: tuple[Path, ...] = ()) -> list[tuple[str, Any]]:
+    """The keys and values of a recipe; those of the recipe that its key `recipe` names come before its own."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     if not path.is_file():
         names = recipe_names(folder)
@@ -396,7 +397,16 @@ def _read_recipe(name: str, folder: Path) -> list[tuple[str, Any]]:
         content = OmegaConf.to_container(OmegaConf.load(path))
     except Exception as error:  # YAML's own errors have no common base with OmegaConf's
         raise UserError(f"Recipe '{path}' is not valid YAML: {str(error).splitlines()[0]}") from None
-    return leaves(content) if isinstance(content, dict) else []
+    if not isinstance(content, dict):
+        return []
+    base, including = content.pop("recipe", None), (*including, path.resolve())
+    if base is None:
+        return leaves(content)
+    beside = path.parent / str(base)
+    base = str(beside) if beside.suffix in (".yaml", ".yml") else str(base)
+    if (beside if beside.suffix else folder / f"{base}.yaml").resolve() in including:
+        raise UserError(f"Recipe '{path}' is made from itself by way of 'recipe: {base}'; name another one.")
+    return [*_read_recipe(base, folder, including), *leaves(content)]
 
 
 def leaves(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 
+from practicum.config.actor_rollout_ref import ENGINES
 from practicum.config.dpo import DPOConfig
 from practicum.config.fields import check_fields
 from practicum.config.overrides import (
@@ -33,7 +34,7 @@ from practicum.errors import UserError, did_you_mean
 ALGORITHM, ACTOR, MODEL = "algorithm.", "actor_rollout_ref.actor.", "actor_rollout_ref.model."
 WITH_CRITIC = ("gae", "turn_gae")
 READ_BY_ESTIMATORS: Mapping[str, tuple[str, ...]] = {
-    f"{ALGORITHM}gamma": (*WITH_CRITIC, "reinforce_plus_plus"),
+    f"{ALGORITHM}gamma": (*WITH_CRITIC, "reinforce_plus_plus", "flow_grpo"),
     f"{ALGORITHM}lam": WITH_CRITIC,
     f"{ALGORITHM}bootstrap_truncated": WITH_CRITIC,
     f"{ALGORITHM}norm_adv_by_std_in_grpo": ("grpo", "flow_grpo"),
@@ -55,8 +56,10 @@ TRAIN_NEEDS: Mapping[str, tuple[str, Any]] = {
     **_needs((f"{ACTOR}kl_loss_type", f"{ACTOR}kl_loss_coef"), f"{ACTOR}use_kl_loss"),
     **_needs((f"{ACTOR}optim.min_lr_ratio",), f"{ACTOR}optim.warmup_style", "cosine"),
     **_needs((f"{ALGORITHM}filter_groups.max_num_gen_batches",), f"{ALGORITHM}filter_groups.enable"),
+    **_needs((f"{ALGORITHM}group_reward.weight",), f"{ALGORITHM}group_reward.name"),
     **_needs((f"{ALGORITHM}offline.top_percent",), f"{ALGORITHM}offline.method", "bandit"),
     **_needs((f"data.curriculum.{key}" for key in ("field", "threshold", "window")), "data.curriculum.enable"),
+    **_needs(("trainer.log_file_max_bytes", "trainer.log_file_backups"), "trainer.log_file"),
     **_needs(("trainer.resume_from_path",), "trainer.resume_mode", "resume_path"),
 }
 """Keys of `practicum train` that do nothing unless another key has a value (True: any but 0, false and null)."""
@@ -64,7 +67,7 @@ LORA_KEYS = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "use
 SUPERVISED_NEEDS: Mapping[str, tuple[str, Any]] = {
     **_needs((f"training.{key}" for key in LORA_KEYS), "training.use_lora"),
     **_needs(("training.min_lr_ratio",), "training.scheduler_type", "cosine"),
-    **_needs(("data.include_failed", "data.include_held_out", "data.pairing"), "data.episodes"),
+    **_needs(("data.include_failed", "data.include_held_out", "data.pairing", "data.roles"), "data.episodes"),
 }
 """The same of `practicum sft`, `dpo` and the SFT stage of `practicum pipeline`."""
 
@@ -195,7 +198,6 @@ def _is_on_cpu(config: Any) -> bool:
     return not torch.cuda.is_available()
 
 
-ENGINES = ("local", "vllm")
 SHARDED_ONLY = (
     "actor_rollout_ref.actor.fsdp_config.param_offload",
     "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
@@ -216,6 +218,7 @@ STARTED_SERVER_ONLY = (
 OFFLINE_ONLY = ("algorithm.offline.method", "algorithm.offline.top_percent")
 NOT_OFFLINE = {
     "algorithm.filter_groups.enable": "groups without a difference are left out of a log anyway",
+    "algorithm.group_reward.name": "logged rewards are compared as they are",
     "data.curriculum.enable": "it follows the successes of the policy, which a log does not hold",
     "agent.stream": "no episode is played that could be shown",
     "trainer.overlap": "there is no rollout that could go beside the updates",
@@ -229,10 +232,12 @@ NOT_DPO = {
     "training.warmup_steps": "it warms up over a share of all updates, training.warmup_ratio",
     "training.eval_steps": "all pairs are trained on, so there is nothing to evaluate on",
     "data.val_share": "all pairs are trained on",
+    "data.group_by_task": "pairs are learned one by one",
     "data.include_failed": "failed episodes are what the better ones are compared with",
 }
 NOT_DPO_ROWS = {
     "data.pairing": "rows are pairs already",
+    "data.roles": "rows do not say whose replies they are",
     "data.include_held_out": "rows do not say which split they are of",
 }
 """Keys without a meaning for `practicum dpo`, or for its rows, and why."""
@@ -255,6 +260,7 @@ def resolve_train(
     choose_engine(resolved.config, resolved.chosen)
     check_engine(resolved.config, resolved.chosen)
     check_batches(resolved.config)
+    check_generated(resolved.config)
     check_offline(resolved.config, resolved.chosen)
     check_unused(resolved.config, resolved.chosen)
     return resolved
@@ -366,6 +372,23 @@ def check_batches(config: TrainConfig) -> None:
                 f"{name}={size} does not divide data.train_batch_size={num_tasks}: the last update of a step would be "
                 f"over {num_tasks % size} tasks and weigh as much as the others; choose a divisor."
             )
+
+
+def check_generated(config: TrainConfig) -> None:
+    """Refuse a number of generated tasks where the tasks come from elsewhere."""
+    data = config.data
+    if data.num_train_tasks is None:
+        return
+    for key, value in (("data.train_files", data.train_files), ("data.from_trajectories", data.from_trajectories)):
+        if value:
+            raise UserError(
+                f"data.num_train_tasks counts generated tasks, and {key} gives others; leave one of them out."
+            )
+    if data.num_train_tasks < data.train_batch_size:
+        raise UserError(
+            f"data.num_train_tasks={data.num_train_tasks} are fewer than the {data.train_batch_size} tasks of one "
+            "step; lower data.train_batch_size."
+        )
 
 
 def check_offline(config: TrainConfig, chosen: Set[str]) -> None:

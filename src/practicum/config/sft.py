@@ -42,6 +42,10 @@ class SupervisedDataConfig:
     """Learn from episodes of validation and test tasks too."""
     val_share: float = between(0, 1, 0.1, includes_high=False)
     """sft: share of the tasks that the loss is evaluated on."""
+    roles: list[str] | None = None
+    """Roles whose replies are learned; null: those in training where the episodes were made, else the policy's own."""
+    group_by_task: bool = False
+    """sft: learn the rows (or turns) of a task in one update: what their prompts share is computed once."""
     pairing: str = "same_state"
     """dpo from episodes: `same_state` pairs two replies to one prompt, `trajectory` two episodes of one task."""
 

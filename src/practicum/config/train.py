@@ -25,6 +25,12 @@ class DeadlinesConfig:
     """One step of the environment, tool calls included."""
     episode: float = above(0, 3600.0)
     """The whole episode."""
+    open: float = above(0, 300.0)
+    """Opening a resource that all episodes share, such as a browser; it is no part of the episode's time."""
+    tool: float | None = above(0, None)
+    """One call of a tool; null: the tool's own limit, 30 s. Tools without one, as `python_executor`, keep theirs."""
+    judge: float | None = above(0, None)
+    """One reply of a judge, or of another model that the environment asks; null: as long as the step may take."""
 
 
 @dataclass
@@ -49,6 +55,8 @@ class RoleConfig:
     """`keep` or `strip`: the reasoning of earlier turns."""
     max_turns: int | None = at_least(1, None)
     """Turns of the role in an episode, at most; null: as many as the episode has."""
+    response_format: Any = None
+    """Form of the role's replies, as agent.response_format; `{type: text}`: any."""
 
 
 @dataclass
@@ -66,7 +74,15 @@ class AgentConfig:
     template: str | None = None
     """Chat template by name; null: the model's own."""
     agent_type: str = "hf"
-    """Format of replies: `hf`, `react`, `code`, ..."""
+    """Format of replies: `hf`, `react`, `code`, ...; `external`: the agent is a program of its own, agent.command."""
+    command: str | None = None
+    """Program of an external agent with its arguments, or `file.py:function`."""
+    reward_from: str = "environment"
+    """Reward of an external agent: `environment` (of its answer), `callback` (what it posts), `exit_code`."""
+    keep_system: bool = False
+    """An external agent's conversation goes on where it renders its system message anew at each call."""
+    train_abandoned: bool = False
+    """Train replies too of which an external agent used another one to the same prompt."""
     tools: list[str] | None = None
     """Tools by name, or `file.py:function`; null: the environment's own."""
     reward_name: str | None = None
@@ -77,6 +93,8 @@ class AgentConfig:
     """AgentFly's name of the engine: `async_verl` (what rollout.name says), `async_vllm`, `transformers`, `client`."""
     thoughts: str = "keep"
     """`strip`: the <think>...</think> of earlier turns is not shown again."""
+    response_format: Any = None
+    """Form of every reply (JSON, a schema, a regular expression, choices, tool calls: docs/engine.md); null: any."""
     stream: bool = False
     """Print one episode as it happens; needs agent.num_chains=1."""
     max_turns: int = at_least(1, 4)
@@ -85,6 +103,8 @@ class AgentConfig:
     """Episodes per task."""
     max_tokens_per_turn: int | None = at_least(1, None)
     """Tokens of one reply, at most; null: actor_rollout_ref.rollout.response_length."""
+    concurrency: int | None = at_least(1, None)
+    """Episodes that run at the same time, at most; null: twice actor_rollout_ref.rollout.max_num_seqs."""
     roles: dict[str, RoleConfig] = field(default_factory=dict)
     """Settings of single roles, by name, where several models act in an episode: see docs/roles.md."""
     train_roles: list[str] | None = None
@@ -129,6 +149,16 @@ class OverlongBufferConfig:
 
 
 @dataclass
+class GroupRewardConfig:
+    """A function that sees the episodes of a task together and adjusts their rewards."""
+
+    name: str | None = None
+    """`plan_diversity` (htdag), or path/to/file.py:function; null: none."""
+    weight: float = unbounded(1.0)
+    """Factor on the difference that the function makes."""
+
+
+@dataclass
 class OfflineConfig:
     """How logged episodes are trained on, where data.from_trajectories names some."""
 
@@ -145,7 +175,7 @@ class AlgorithmConfig:
     adv_estimator: str = "gae"
     """`gae`, `grpo`, `reinforce_plus_plus`, `rloo`, `remax`, ...; where a log is trained on, `grpo`."""
     gamma: float = between(0, 1, 1.0)
-    """Discount per token (`turn_gae`: per turn); read by `gae`, `turn_gae` and `reinforce_plus_plus`."""
+    """Discount per token (`turn_gae`, `flow_grpo`: per turn); read by these, `gae` and `reinforce_plus_plus`."""
     lam: float = between(0, 1, 1.0)
     """GAE's lambda; read by `gae` and `turn_gae`."""
     norm_adv_by_std_in_grpo: bool = True
@@ -165,6 +195,7 @@ class AlgorithmConfig:
     kl_ctrl: KLControlConfig = field(default_factory=KLControlConfig)
     filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
     overlong_buffer: OverlongBufferConfig = field(default_factory=OverlongBufferConfig)
+    group_reward: GroupRewardConfig = field(default_factory=GroupRewardConfig)
     offline: OfflineConfig = field(default_factory=OfflineConfig)
     error_budget: float = between(0, 1, 0.5)
     """Share of a step's episodes without a score that stops the run."""
@@ -185,10 +216,16 @@ class TrainerConfig:
     """Folder of all projects."""
     logger: list[str] = field(default_factory=lambda: ["console"])
     """Where metrics go besides metrics.jsonl: `console`, `tensorboard`, `wandb`."""
+    log_file: str | None = None
+    """File for a line per step and every message, with their times; %Y%m%d_%H%M%S is the time of the start."""
+    log_file_max_bytes: int = at_least(0, 10_000_000)
+    """Size at which log_file is renamed to log_file.1 and begun anew; 0: never."""
+    log_file_backups: int = at_least(1, 5)
+    """Renamed log files kept."""
     total_training_steps: int | None = at_least(1, None)
     """Steps; null: from total_epochs."""
     total_epochs: int | None = at_least(1, None)
-    """Passes over data.train_files, where total_training_steps is null."""
+    """Passes over data.train_files, or data.num_train_tasks, where total_training_steps is null."""
     nnodes: int = at_least(1, 1)
     """Machines."""
     n_gpus_per_node: int = at_least(0, 8)
@@ -241,8 +278,10 @@ class DataConfig:
     """File of tasks (JSON, JSON lines or parquet), or a list of files; null: the environment generates them."""
     val_files: Any = None
     """The same for validation; needed where train_files is given and validation is on."""
+    num_train_tasks: int | None = at_least(1, None)
+    """Tasks that the environment generates for training, where there is no file; null: no task comes twice."""
     shuffle: bool = True
-    """Whether the tasks of train_files come in another order in every epoch."""
+    """Whether the tasks of train_files, or num_train_tasks, come in another order in every epoch."""
     seed: int | None = unbounded(None)
     """Seed of that order; null: trainer.seed."""
     from_trajectories: str | None = None

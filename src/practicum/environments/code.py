@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from practicum.environment import Action, Observation, ScriptedPolicy, ToolCall
 from practicum.environments.code_problems import TEMPLATES, draw_problem, make_fields
@@ -42,7 +42,7 @@ class CodeEnvironment(ToolEnvironment):
         tools: Sequence[str] | None = None,
         reward: str | None = None,
         format: str = "code",
-        files: dict[str, str] | None = None,
+        files: dict[str, Any] | None = None,
         system: str | None = None,
         verifier: str | None = None,
         levels: Sequence[int] = (1, 2),

@@ -15,7 +15,17 @@ from dataclasses import replace
 from typing import Any
 
 from practicum.chat.formats.gui import GUI_ACTIONS, gui_action_error
-from practicum.environment import SPLITS, Action, Environment, Message, Observation, ScriptedPolicy, Step, ToolCall
+from practicum.environment import (
+    AGENT_OPTIONS,
+    SPLITS,
+    Action,
+    Environment,
+    Message,
+    Observation,
+    ScriptedPolicy,
+    Step,
+    ToolCall,
+)
 from practicum.environments.gui_drawing import require_pillow, screenshot
 from practicum.environments.gui_screens import HEIGHT, WIDTH, Desktop, Widget
 from practicum.environments.gui_tasks import LEVELS, make_task
@@ -40,6 +50,8 @@ class GuiEnvironment(Environment):
     has_one_answer = False  # every point of a widget will do
     formats = ("gui",)
     floor = 0.0
+
+    agent_options = (*AGENT_OPTIONS, "observe")
 
     def __init__(self, format: str = "gui", observe: str = "text", levels: Sequence[int] = (1, 2, 3)) -> None:
         if observe not in OBSERVE_MODES:

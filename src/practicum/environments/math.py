@@ -13,7 +13,7 @@ import operator
 import random
 import re
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from practicum.environment import Action, Observation, ScriptedPolicy, ToolCall
 from practicum.environments.tool_agent import ToolEnvironment
@@ -59,7 +59,7 @@ class MathEnvironment(ToolEnvironment):
         tools: Sequence[str] | None = None,
         reward: str | None = None,
         format: str = "hf",
-        files: dict[str, str] | None = None,
+        files: dict[str, Any] | None = None,
         system: str | None = None,
         verifier: str | None = None,
         levels: Sequence[int] = (1, 2, 3),

@@ -13,6 +13,7 @@ from typing import Any
 from practicum import registry
 from practicum.environment import Action, Environment, Observation, ScriptedPolicy, Step
 from practicum.errors import UserError, did_you_mean
+from practicum.resources import Resource
 from practicum.task import Task
 
 Shaping = Callable[[Task, Action, Step], float]
@@ -52,6 +53,10 @@ class MixEnvironment(Environment):
         self._makers = {name: _maker(name, format, options, reward) for name, options in members.items()}
         self._shaping: Shaping | None = None if shaping is None else registry.function(shaping)
         self._names = {registry.environment_class(name).name or name: name for name in members}
+        shared = [set(registry.environment_class(name).scripted_policies) for name in members]
+        self.scripted_policies = tuple(sorted(set.intersection(*shared)))
+        roles = [role for name in members for role in registry.environment_class(name).roles]
+        self.roles = tuple(dict.fromkeys(roles))
         self._members: dict[str, Environment] = {}
         self._task: Task | None = None
 
@@ -62,11 +67,45 @@ class MixEnvironment(Environment):
             raise UserError(f"The mix has no environment '{name}' (it has: {', '.join(self._makers)}).")
         if key not in self._members:
             self._members[key] = self._makers[key]()
-        return self._members[key]
+        member = self._members[key]
+        if self.resources:
+            member.resources = self.resources.part(key)
+        return member
+
+    def make_resources(self) -> Mapping[str, Resource]:
+        """Return the resources of all members, as MEMBER/NAME."""
+        return {
+            f"{name}/{own}": resource
+            for name in self._makers
+            for own, resource in self.member(name).make_resources().items()
+        }
+
+    def resource_names(self, task: Task) -> Sequence[str]:
+        key = self._names.get(task.environment, task.environment)
+        return tuple(f"{key}/{name}" for name in self.member(key).resource_names(task))
+
+    @classmethod
+    def split_options(cls, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the options of the tasks and those of the agents of all members."""
+        world, agent = super().split_options(options)
+        members = options.get("environments")
+        if not isinstance(members, Mapping):
+            return world, agent
+        parts = {
+            name: registry.environment_class(name).split_options(own) if isinstance(own, Mapping) else (own, {})
+            for name, own in members.items()
+        }
+        world["environments"] = {name: own for name, (own, _) in parts.items()}
+        of_members = {name: own for name, (_, own) in parts.items() if own}
+        return world, {**agent, **({"environments": of_members} if of_members else {})}
+
+    def model_names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(asked for name in self._makers for asked in self.member(name).model_names()))
 
     async def reset(self, task: Task, seed: int) -> Observation:
         member = self.member(task.environment)
-        self._task, self.invalid_reward = task, member.invalid_reward
+        member.models, member.trajectory_so_far = self.models, self.trajectory_so_far  # type: ignore[method-assign]
+        self._task, self.invalid_reward, member.tool_seconds = task, member.invalid_reward, self.tool_seconds
         return await member.reset(task, seed)
 
     async def step(self, action: Action) -> Step:
@@ -114,6 +153,10 @@ class MixEnvironment(Environment):
 
     def random(self, task: Task, seed: int) -> ScriptedPolicy:
         return self.member(task.environment).random(task, seed)
+
+    def scripted(self, name: str, task: Task, seed: int) -> ScriptedPolicy:
+        """Return a policy that every member has under this name, of the member that plays the task."""
+        return self.member(task.environment).scripted(name, task, seed)
 
     @property
     def _current(self) -> Environment:

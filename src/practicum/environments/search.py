@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from practicum.data.convert import NO_ANSWER_HINT
-from practicum.data.retrieval import index_of
-from practicum.environment import Action, Message, Observation, ScriptedPolicy, ToolCall
+from practicum.data.retrieval import CorpusIndex
+from practicum.environment import AGENT_OPTIONS, Action, Message, Observation, ScriptedPolicy, ToolCall
 from practicum.environments.search_worlds import RELATION, WORLD_NAME, make_world, names_of, world_index, world_name
 from practicum.environments.tool_agent import ToolEnvironment
 from practicum.errors import UserError
+from practicum.resources import Resource
 from practicum.rewards.qa_f1_reward import CLOSED_ANSWERS, UNANSWERABLE, normalise
 from practicum.task import Task
 from practicum.tools.base import Tool
@@ -27,6 +28,8 @@ from practicum.tools.google_search import NUM_RESULTS, configured_search, google
 MAX_LEVEL = 3
 QUESTIONS_PER_WORLD = 6
 SEARCH = "google_search"
+CORPUS = "corpus"
+"""The resource that holds the index of a corpus folder."""
 NAME = re.compile(r"\b[A-Z]\w+")
 NAMES = re.compile(r"\b[A-Z][\w.'-]*(?: (?:(?:of|the|and|de|von) )*[A-Z][\w.'-]*)*")
 """Names of several words in a question."""
@@ -43,12 +46,14 @@ class SearchEnvironment(ToolEnvironment):
     default_tools: ClassVar[tuple[str, ...]] = (SEARCH, "answer")
     default_reward = "qa_f1_reward"
 
+    agent_options = (*AGENT_OPTIONS, "brief")
+
     def __init__(
         self,
         tools: Sequence[str] | None = None,
         reward: str | None = None,
         format: str = "react",
-        files: dict[str, str] | None = None,
+        files: dict[str, Any] | None = None,
         system: str | None = None,
         verifier: str | None = None,
         levels: Sequence[int] = (1, 2, 3),
@@ -69,10 +74,11 @@ class SearchEnvironment(ToolEnvironment):
             raise UserError(f"search results must be a whole number from 1 to 10, got {results}.")
         if brief and self.format.schema_in_template:
             raise UserError(f"search brief=true shortens what 'react' tells of its tools; '{format}' has no such text.")
-        if SEARCH in self.tools and corpus is not None:
-            self.tools[SEARCH] = google_search_over(index_of(corpus), results)
-        elif SEARCH in self.tools and self.files:
+        if SEARCH in self.tools and corpus is None and self.files:
             configured_search()  # nothing to search is an error before the first episode
+
+    def make_resources(self) -> Mapping[str, Resource]:
+        return {CORPUS: CorpusIndex(self.corpus)} if SEARCH in self.tools and self.corpus is not None else {}
 
     def generate(self, split: str, count: int, seed: int) -> Sequence[Task]:
         if self.corpus is not None:
@@ -96,7 +102,9 @@ class SearchEnvironment(ToolEnvironment):
 
     async def reset(self, task: Task, seed: int) -> Observation:
         world = _world_of(task)
-        if SEARCH in self.tools and self.corpus is None and world is not None:
+        if SEARCH in self.tools and self.corpus is not None:
+            self.tools[SEARCH] = google_search_over(self.resources[CORPUS].index, self.results)
+        elif SEARCH in self.tools and world is not None:
             self.tools[SEARCH] = google_search_over(world_index(world), self.results)
         observation = await super().reset(task, seed)
         if not self.brief or "messages" in task.fields:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from practicum import registry
 from practicum.data.task_file import read_task_file
-from practicum.environment import Action, Environment, Message, Observation, Step, ToolCall
+from practicum.environment import TRAJECTORY, Action, Environment, Message, Observation, Step, ToolCall
 from practicum.errors import UserError, did_you_mean
 from practicum.registry import make_format
 from practicum.rewards.base import JUDGE, Reward, Score
@@ -43,7 +43,7 @@ class ToolEnvironment(Environment):
         tools: Sequence[str] | None = None,
         reward: str | None = None,
         format: str = "hf",
-        files: dict[str, str] | None = None,
+        files: dict[str, Any] | None = None,
         system: str | None = None,
         verifier: str | None = None,
     ) -> None:
@@ -126,9 +126,9 @@ class ToolEnvironment(Environment):
         if half_used() and not tool.finish:
             return ToolResult(OUT_OF_TIME, failed=True)
         if tool.pool is None or tool.check(call.arguments) is not None:
-            return await tool.call(call.arguments)
+            return await tool.call(call.arguments, seconds=self.tool_seconds)
         await self._lease_states()
-        return await tool.call(call.arguments, self._leases[tool.pool])
+        return await tool.call(call.arguments, self._leases[tool.pool], self.tool_seconds)
 
     async def _finish(self, answer: str | None) -> Step:
         assert self._task is not None, "reset comes before step"
@@ -160,6 +160,8 @@ class ToolEnvironment(Environment):
         """Score the episode. A reward that takes `judge_seconds` runs the agent's program: that is the agent's time."""
         assert self._task is not None, "reset comes before step"
         arguments = (self._task, answer, tuple(self._calls))
+        if TRAJECTORY in reward.parameters:
+            reward = reward.with_arguments({TRAJECTORY: self.trajectory_so_far()})
         if reward.is_async:
             return await reward.with_arguments(self.models).score_async(*arguments)
         if "judge_seconds" not in reward.parameters:

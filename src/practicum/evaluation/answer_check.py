@@ -105,7 +105,9 @@ async def _play(
     engine = ScriptedEngine(lambda task, seed: _policy(scripts[task.id]), ActionSource.REPLAY, format, setup.renderer)
     agent = replace(setup.agent, max_turns=max(1, *map(len, scripts.values())))
     planned = plan_attempts([episode.task for episode in solved if episode.task.id in scripts], 1, 0)
-    episodes = await run_episodes(planned, setup.make_environment, agent, engine, setup.renderer)
+    episodes = await run_episodes(
+        planned, setup.make_environment, agent, engine, setup.renderer, resources=setup.resources
+    )
     return [
         (episode.task.id, episode.turns[-1].action, episode.outcome is Outcome.SUCCESS)
         for episode in episodes

@@ -59,6 +59,10 @@ class AttemptLog:
                 key = (attempt.task.id, attempt.number)
                 self._results[key] = attempt_result(store.read_episode(path), seconds.get(key))
 
+    def read(self, attempt: Attempt) -> Trajectory | None:
+        """The record of an attempt that an earlier run has finished."""
+        return None if self.collection is None else store.read_episode(self.collection.path(attempt))
+
     def timed(self, make_environment: MakeEnvironment) -> MakeEnvironment:
         """The same factory, noting when each environment is made: an episode starts with that, in a task of its own."""
 

@@ -12,8 +12,14 @@ import numpy as np
 
 from practicum.errors import UserError
 from practicum.evaluation.comparison_text import comparison_record, describe_conclusion, describe_power
-from practicum.evaluation.decoding_settings import describe_differing, differing_settings, is_scripted
-from practicum.evaluation.gates import MAX_UNSCORED, Decision, Gate, Improvement, decide, lower
+from practicum.evaluation.decoding_settings import (
+    Differing,
+    describe_differing,
+    differing_agent_settings,
+    differing_settings,
+    is_scripted,
+)
+from practicum.evaluation.gates import MAX_UNSCORED, Gate, GateDecision, Improvement, decide, lower
 from practicum.evaluation.metric_delta import MetricDelta, finite, metric_delta
 from practicum.evaluation.multi_environment import aggregate_record, frontier_shares
 from practicum.evaluation.policy_results import PolicyResults, check_panels
@@ -54,9 +60,11 @@ class Comparison:
     p_corrected_failures: float = 1.0
     """Its p-value, corrected over the same comparisons."""
     different_settings: bool = False
-    """Whether a conclusion is wanted although the decoding settings differ."""
+    """Whether a conclusion is wanted although settings differ."""
     num_looks: int = 1
     """Looks at these policies that were planned, each tested at its share of alpha."""
+    modes: bool = False
+    """Whether modes of an agent are compared: another format, other tools, prompts or roles are then what is tested."""
 
     @property
     def success(self) -> MetricDelta:
@@ -68,9 +76,9 @@ class Comparison:
         return self.baseline.num_tasks - self.success.num_tasks
 
     @cached_property
-    def differing(self) -> dict[str, tuple[Any, Any]]:
-        """Decoding settings that the two evaluations do not share."""
-        return differing_settings(self.baseline, self.trained)
+    def differing(self) -> Differing:
+        """Settings that the two evaluations do not share: those of decoding, then those of the agent."""
+        return differing_settings(self.baseline, self.trained) | differing_agent_settings(self.baseline, self.trained)
 
     @property
     def significant(self) -> bool:
@@ -79,7 +87,8 @@ class Comparison:
     @property
     def conclusion(self) -> Conclusion:
         """`not known` where nothing was scored, or where it depends on what the unscored attempts would have given."""
-        if self.differing and not self.different_settings:
+        differing = differing_settings(self.baseline, self.trained) if self.modes else self.differing
+        if differing and not self.different_settings:
             return Conclusion.SETTINGS_DIFFER
         if self.success.num_tasks == 0:
             return Conclusion.NOT_KNOWN
@@ -95,7 +104,7 @@ class Comparison:
         return missing, _conclude(self.unscored_as_failures, self.p_corrected_failures)
 
     @cached_property
-    def decision(self) -> Decision:
+    def decision(self) -> GateDecision:
         """The gate: of the two ways to count attempts without a score, the one that promises less."""
         deltas = [self.success, *([self.unscored_as_failures] if self.unscored_as_failures is not None else [])]
         obstacle, found = self._obstacle(), []
@@ -103,7 +112,7 @@ class Comparison:
             improvement = Improvement(delta.baseline, delta.difference, delta.interval)
             found.append(decide(improvement, conclusion is Conclusion.BETTER, obstacle))
         if self.success.num_tasks == 0 or self.conclusion is Conclusion.SETTINGS_DIFFER:
-            return Decision(Gate.WITHHELD, found[0].improvement, obstacle)
+            return GateDecision(Gate.WITHHELD, found[0].improvement, obstacle)
         return found[0] if len(found) == 1 else lower(*found)
 
     def _obstacle(self) -> str:
@@ -231,13 +240,19 @@ def other_metrics(first: EvalResult, second: EvalResult) -> list[tuple[str, bool
 
 
 def compare_pair(
-    first: EvalResult, second: EvalResult, alpha: float = 0.05, *, different_settings: bool = False, looks: int = 1
+    first: EvalResult,
+    second: EvalResult,
+    alpha: float = 0.05,
+    *,
+    different_settings: bool = False,
+    looks: int = 1,
+    modes: bool = False,
 ) -> Comparison:
     """Compare two results on one panel, `first` as the baseline; results on different panels are refused.
 
-    Without `different_settings` there is no conclusion where temperature, token limits or formats differ. `looks` is
-    how often the two will be compared in all, with tasks added between: each comparison is tested at a share of
-    alpha, so that all together keep it.
+    Without `different_settings` there is no conclusion where temperature, token limits, formats or other settings of
+    the agent differ; with `modes` the agent's may. `looks` is how often the two will be compared in all, with tasks
+    added between: each comparison is tested at a share of alpha, so that all together keep it.
     """
     check_panels(first, second)
     clusters, level = {**first.clusters, **second.clusters}, 1 - alpha / look_penalty(looks)
@@ -266,7 +281,7 @@ def compare_pair(
     others = (delta for delta in deltas[1:] if delta.num_tasks and not _repeats_success(delta, deltas[0]))
     return Comparison(
         first, second, (deltas[0], *others), deltas[0].p_value, 1, failures, failures.p_value if failures else 1.0,
-        different_settings, looks,
+        different_settings, looks, modes,
     )  # fmt: skip
 
 
@@ -279,7 +294,12 @@ def _score_share(first: EvalResult, second: EvalResult) -> float | None:
 
 
 def compare_policies(
-    policies: Sequence[PolicyResults], alpha: float = 0.05, *, different_settings: bool = False, looks: int = 1
+    policies: Sequence[PolicyResults],
+    alpha: float = 0.05,
+    *,
+    different_settings: bool = False,
+    looks: int = 1,
+    modes: bool = False,
 ) -> PolicyComparison:
     """Compare every policy with the first on every panel, p-values corrected over all of these (Holm)."""
     baseline, pairs = policies[0], []
@@ -287,7 +307,7 @@ def compare_policies(
         _check_same_panels(baseline, policy)
         pairs += [
             compare_pair(baseline.results[panel], policy.results[panel], alpha, different_settings=different_settings,
-                         looks=looks)
+                         looks=looks, modes=modes)
             for panel in baseline.results
         ]  # fmt: skip
     corrected = holm([pair.p_corrected for pair in pairs])

@@ -220,6 +220,7 @@ async def make_check_setup(name: str, options: Mapping[str, Any]) -> CheckSetup:
     tasks = expert.tasks("train", 1)
     if not tasks:
         raise UserError(f"'{name}' has no 'train' tasks.")
+    await setup.resources.open()  # the expert may need them; they are closed with the event loop
     try:
         await setup.environment.ready_expert(tasks[0])
         setup.environment.expert(tasks[0])
@@ -253,6 +254,7 @@ async def check(name: str, count: int, options: Mapping[str, Any], replay: Repla
         speed = sum(len(episode.turns) for episode in episodes) / (time.perf_counter() - started_at)
         repeated = await play(checked, count)
         null = make_rollout_setup(name, "null", max_turns=MAX_NULL_TURNS, options=options)
+        null = replace(null, resources=checked.setup.resources)
         assert isinstance(null.engine, ScriptedEngine)
         null_episodes = await play(CheckSetup(null, null.engine, "null"), count)
         solved = [episode for episode in episodes if episode.outcome is Outcome.SUCCESS]
@@ -387,6 +389,8 @@ async def hold_open(checked: CheckSetup, count: int) -> HeldOpen:
             blocked[method].append(call.longest)
 
     async def reset_and_step(environment: Environment, index: int) -> bool:
+        environment.resources = checked.setup.resources.bind()
+        await environment.resources.ready(environment.resource_names(tasks[index]))
         observation = await timed("reset", environment.reset(tasks[index], index))
         if checked.engine.ready is not None:
             await checked.engine.ready(tasks[index])
@@ -424,7 +428,9 @@ async def play(checked: CheckSetup, count: int) -> list[Trajectory]:
     """Play one episode of each of the first `count` training tasks."""
     setup = checked.setup
     planned = plan_attempts(checked.tasks("train", count), 1, 0)
-    return await run_episodes(planned, setup.make_environment, setup.agent, setup.engine, setup.renderer)
+    return await run_episodes(
+        planned, setup.make_environment, setup.agent, setup.engine, setup.renderer, resources=setup.resources
+    )
 
 
 def episodes_digest(episodes: Sequence[Trajectory]) -> str:

@@ -113,7 +113,7 @@ class Improvement:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class GateDecision:
     """A gate, the improvement it was decided by, and why no gate is given where it is `WITHHELD`."""
 
     gate: Gate
@@ -132,7 +132,7 @@ def relative_improvement(baseline: float, trained: float) -> float | None:
     return trained / baseline - 1 if baseline > 0 else None
 
 
-def decide(improvement: Improvement, significant: bool, obstacle: str = "") -> Decision:
+def decide(improvement: Improvement, significant: bool, obstacle: str = "") -> GateDecision:
     """The gate of an improvement.
 
     Deploy needs more than 15 % relative improvement or 25 % fewer errors, and a lower end of the interval above a third
@@ -148,11 +148,11 @@ def decide(improvement: Improvement, significant: bool, obstacle: str = "") -> D
     if gate is Gate.KEEP and worth and improvement.estimate_reaches(RELATIVE_THRESHOLDS[-1][0]):
         gate = Gate.UNPROVEN
     if obstacle and gate is not Gate.KEEP:
-        return Decision(Gate.WITHHELD, improvement, obstacle)
-    return Decision(gate, improvement)
+        return GateDecision(Gate.WITHHELD, improvement, obstacle)
+    return GateDecision(gate, improvement)
 
 
-def lower(first: Decision, second: Decision) -> Decision:
+def lower(first: GateDecision, second: GateDecision) -> GateDecision:
     """The one of two decisions that promises less."""
     order = (Gate.DEPLOY, Gate.PROMISING, Gate.MARGINAL, Gate.UNPROVEN, Gate.KEEP, Gate.WITHHELD)
     return first if order.index(first.gate) >= order.index(second.gate) else second

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -15,6 +15,8 @@ from practicum.data.jsonl import encode
 from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError, did_you_mean
 from practicum.evaluation.compare import Comparison, compare_policies
+from practicum.evaluation.decoding_settings import describe_differing
+from practicum.evaluation.hierarchy_metrics import hierarchy_table, num_steps, rate
 from practicum.evaluation.policy_results import PolicyResults
 from practicum.evaluation.result import EvalResult, mean, ratio
 from practicum.evaluation.stats.intervals import LEVEL
@@ -23,8 +25,9 @@ COLUMNS = (
     "mode", "total_tasks", "valid_tasks", "init_or_agent_errors", "successes", "failures", "success_rate",
     "median_steps", "mean_steps", "median_wall_time", "mean_wall_time", "invalid_action_rate", "manager_call_rate",
     "cache_hit_rate", "usefulness_label", "score_delta", "success_low", "success_high", "p_corrected", "shown",
+    "model_calls_per_success", "recovery_rate", "macro_rate", "action_error_rate",
 )  # fmt: skip
-"""HALO's columns, then intervals and the corrected test."""
+"""HALO's columns, then intervals and the corrected test, then what the parts of a hierarchy did."""
 MIN_USEFUL_GAIN = 0.02
 """Success above the baseline's from which a mode is useful."""
 MAX_EQUAL_GAP = 0.01
@@ -69,6 +72,7 @@ class MatrixRow:
     def record(self, level: float = LEVEL) -> dict[str, Any]:
         result, scored = self.result, self.result.scored
         turns = [float(attempt.turns) for attempt in scored]
+        steps = [num_steps(attempt) for attempt in scored]
         seconds = [attempt.seconds for attempt in scored if attempt.seconds is not None]
         successes, interval = sum(attempt.success for attempt in scored), result.interval(level)
         return {
@@ -79,20 +83,31 @@ class MatrixRow:
             "successes": successes,
             "failures": len(scored) - successes,
             "success_rate": result.success_rate if scored else None,
-            "median_steps": statistics.median(turns) if turns else None,
-            "mean_steps": mean(turns) if turns else None,
+            "median_steps": statistics.median(steps) if steps else None,
+            "mean_steps": mean(steps) if steps else None,
             "median_wall_time": statistics.median(seconds) if seconds else None,
             "mean_wall_time": mean(seconds) if seconds else None,
             "invalid_action_rate": ratio(sum(s.invalid_replies for s in scored), sum(turns)),
-            "manager_call_rate": _rate(result, "manager_calls", ["turns"]),
-            "cache_hit_rate": _rate(result, "cache_hits", ["cache_hits", "cache_misses"]),
+            "manager_call_rate": self._rate("manager_call_rate", "manager_calls"),
+            "cache_hit_rate": self._rate("cache_hit_rate", "cache_hits"),
             "usefulness_label": self.label.value,
             "score_delta": self.delta,
             "success_low": interval.low,
             "success_high": interval.high,
             "p_corrected": None if self.comparison is None else self.comparison.p_corrected,
             "shown": None if self.comparison is None else self._shown(self.comparison),
+            "model_calls_per_success": self._rate("model_calls_per_success", "scripted_actions"),
+            "recovery_rate": self._rate("recovery_rate", "recoveries"),
+            "macro_rate": self._rate("macro_rate", "macro_actions"),
+            "action_error_rate": self._rate("action_error_rate", "scripted_actions"),
         }
+
+    def _rate(self, name: str, counted: str) -> float | None:
+        """A rate of the hierarchy; None where the environment does not count what it needs."""
+        if not any(counted in attempt.env_metrics for attempt in self.result.scored):
+            return None
+        found = rate(self.result, name)
+        return None if found is None else found.value
 
 
 def usefulness_label(baseline: tuple[float, float], mode: tuple[float, float], shown_worse: bool = False) -> Usefulness:
@@ -131,13 +146,16 @@ def find_mode(policies: Sequence[PolicyResults], name: str) -> PolicyResults:
 def matrix(
     policies: Sequence[PolicyResults], baseline: str | None, alpha: float = 0.05, *, different_settings: bool = False
 ) -> list[MatrixRow]:
-    """One row per mode, in the given order; without a baseline nothing is compared."""
+    """One row per mode, in the given order; without a baseline nothing is compared.
+
+    Modes may differ in format, tools, prompts and roles: that is what a matrix compares.
+    """
     for policy in policies:
         if len(policy.results) != 1:
             raise UserError(f"'{policy.name}' has results on {len(policy.results)} panels; a matrix is of one panel.")
     first = policies[0] if baseline is None else find_mode(policies, baseline)
     others = [policy for policy in policies if policy is not first]
-    compared = compare_policies([first, *others], alpha, different_settings=different_settings)
+    compared = compare_policies([first, *others], alpha, different_settings=different_settings, modes=True)
     comparisons = {comparison.trained.policy: comparison for comparison in compared.comparisons}
     (reference,) = first.results.values()
     rows = []
@@ -154,11 +172,19 @@ def matrix(
     return rows
 
 
-def write_matrix(folder: Path, rows: Sequence[MatrixRow], baseline: str | None, level: float = LEVEL) -> None:
-    """Write matrix.csv, matrix.md and errors.jsonl into a folder."""
+def write_matrix(
+    folder: Path,
+    rows: Sequence[MatrixRow],
+    baseline: str | None,
+    level: float = LEVEL,
+    expected: Mapping[str, Sequence[str]] | None = None,
+) -> None:
+    """Write matrix.csv, matrix.md and errors.jsonl into a folder. `expected` are success, median steps and notes that
+    someone expects of a mode: a table of its own in matrix.md."""
     records = [row.record(level) for row in rows]
     write_atomic(folder / "matrix.csv", _csv(records).encode())
-    write_atomic(folder / "matrix.md", _markdown(rows, records, baseline, level).encode())
+    text = _markdown(rows, records, baseline, level) + _expected(records, expected or {})
+    write_atomic(folder / "matrix.md", text.encode())
     errors = [
         {"mode": row.result.policy, "task_id": s.task, "attempt": s.attempt, "outcome": s.outcome.value,
          "error": s.error}
@@ -169,25 +195,19 @@ def write_matrix(folder: Path, rows: Sequence[MatrixRow], baseline: str | None, 
 
 
 def notes(rows: Sequence[MatrixRow]) -> list[str]:
-    """One sentence for every mode whose comparison has no verdict."""
+    """One sentence for every mode whose settings differ from the baseline's, or whose comparison has no verdict."""
     compared = [row.comparison for row in rows if row.comparison is not None]
-    sentences = [c.sentence for c in compared if c.conclusion in ("settings differ", "not known")]
+    sentences = [
+        f"'{c.baseline.policy}' and '{c.trained.policy}' differ in {describe_differing(c.differing)}."
+        for c in compared
+        if c.differing and c.conclusion != "settings differ"
+    ]
+    sentences += [c.sentence for c in compared if c.conclusion in ("settings differ", "not known")]
     return [*sentences, *(f"'{row.result.policy}': nothing was scored." for row in rows if not row.result.scored)]
 
 
 def _success_and_steps(result: EvalResult) -> tuple[float, float]:
-    return result.success_rate, statistics.median(attempt.turns for attempt in result.scored)
-
-
-def _rate(result: EvalResult, part: str, total_names: Sequence[str]) -> float | None:
-    """A rate of two counts of the environment's own metrics; None where it has no such count."""
-    counted = [s for s in result.scored if part in s.env_metrics]
-    if not counted:
-        return None
-    total = sum(
-        float(s.turns) if name == "turns" else s.env_metrics.get(name, 0.0) for s in counted for name in total_names
-    )
-    return ratio(sum(s.env_metrics[part] for s in counted), total)
+    return result.success_rate, statistics.median(map(num_steps, result.scored))
 
 
 def _csv(records: Sequence[dict[str, Any]]) -> str:
@@ -237,11 +257,33 @@ def _markdown(rows: Sequence[MatrixRow], records: Sequence[dict[str, Any]], base
             f"{plain(record['mean_wall_time'])} | {percent(record['invalid_action_rate'])} | "
             f"{percent(record['manager_call_rate'])} | {percent(record['cache_hit_rate'])} | {p} |"
         )
+    lines += hierarchy_table([row.result for row in rows], level, _cell)
     lines += ["", *(f"* {_cell(note)}" for note in notes(rows))]
     lines += ["", *(f"* **{label.value}**: {meaning}" for label, meaning in LEGEND.items()), "", "## Configuration", ""]
     for row in rows:
         settings = ", ".join(f"{name} {value}" for name, value in row.result.settings.items() if value is not None)
         lines.append(f"* {_cell(row.result.policy)}: {_cell(settings)}; result `{row.result.source}`")
+    return "\n".join(lines) + "\n"
+
+
+def _expected(records: Sequence[dict[str, Any]], expected: Mapping[str, Sequence[str]]) -> str:
+    """The table of what was expected of each mode beside what was measured; nothing where nothing was expected."""
+    rows = [record for record in records if record["mode"] in expected]
+    if not rows:
+        return ""
+    lines = [
+        "",
+        "## Expected",
+        "",
+        "| Mode | Expected Success | Success Rate | Expected Median Steps | Median Steps | Notes |",
+        "|---|---|---|---|---|---|",
+    ]
+    for record in rows:
+        success, steps, note = map(_cell, expected[record["mode"]])
+        lines.append(
+            f"| {_cell(record['mode'])} | {success} | {_percent(record['success_rate'])} | {steps} | "
+            f"{_plain(record['median_steps'])} | {note} |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -21,8 +21,9 @@ PANEL_FORMAT = "practicum panel 1"
 class Panel:
     """Tasks, the seed that all attempts at them derive from, and the rules of their episodes.
 
-    Rules are what changes a score without changing a task: turns, tools, the reward. The number of attempts per task is
-    not part of a panel: a mean over four attempts can be compared with a mean over one.
+    Rules are what changes a score without changing a task: turns, the reward, options of the environment. Options of
+    the agent (tools, prompts, formats, roles, sampling) are not part of a panel, so that modes can be compared; nor is
+    the number of attempts per task: a mean over four attempts can be compared with a mean over one.
     """
 
     tasks: tuple[Task, ...]

@@ -1,4 +1,7 @@
-"""Plots of a comparison as PNG files: scores with intervals, differences, the Pareto frontier, learning curves."""
+"""Plots of a comparison: scores with intervals, differences, the Pareto frontier, learning curves.
+
+Each is a PNG, an SVG and a PDF file, as wide as one or two columns of a paper.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,14 @@ from practicum.utils.tables import shortened
 
 TEXT_COLOUR, BETTER_COLOUR, WORSE_COLOUR, NEUTRAL_COLOUR = "#1f2328", "#1a7f37", "#cf222e", "#6e7781"
 COLOURS = ("#6e7781", "#1f6feb", "#bf8700", "#8250df", "#1a7f37", "#cf222e", "#0969da", "#bc4c00")
+ONE_COLUMN_INCHES, TWO_COLUMNS_INCHES = 3.25, 6.75
+MAX_ONE_COLUMN_MARKS = 8
+"""Policies times environments that one column has space for."""
 STYLE: dict[Any, Any] = {
-    "figure.dpi": 200,
-    "font.size": 9,
+    "figure.dpi": 300,
+    "font.size": 8,
+    "svg.hashsalt": "practicum",  # the same file for the same results
+    "pdf.fonttype": 42,  # TrueType, which journals ask for
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": NEUTRAL_COLOUR,
@@ -28,10 +36,15 @@ STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "legend.frameon": False,
 }
+METADATA: dict[str, dict[str, Any]] = {
+    ".png": {"Software": "practicum"},
+    ".svg": {"Creator": "practicum", "Date": None},
+    ".pdf": {"Creator": "practicum", "CreationDate": None},
+}
 
 
 def draw(policy_comparison: PolicyComparison, folder: Path, level: float = LEVEL) -> list[Path]:
-    """Write every plot for which these results have data; return the files."""
+    """Write every plot for which these results have data; return the PNG files, beside which are SVG and PDF."""
     paths = [
         scores(policy_comparison, folder / "scores.png", level),
         differences(policy_comparison, folder / "differences.png"),
@@ -43,9 +56,10 @@ def draw(policy_comparison: PolicyComparison, folder: Path, level: float = LEVEL
 
 
 def scores(policy_comparison: PolicyComparison, path: Path, level: float = LEVEL) -> Path:
-    """Success of every policy in every environment, with intervals."""
+    """Success of every policy in every environment: a dot with its interval."""
     policies, panels = policy_comparison.policies, policy_comparison.panels
-    with _figure(path, (max(4.0, 1.2 + 0.62 * len(policies) * len(panels)), 3.2)) as axes:
+    wide = len(policies) * len(panels) > MAX_ONE_COLUMN_MARKS
+    with _figure(path, (TWO_COLUMNS_INCHES if wide else ONE_COLUMN_INCHES, 2.6)) as axes:
         width = min(0.3, 0.8 / len(policies))
         for number, policy in enumerate(policies):
             rates = [policy.results[panel].success_rate for panel in panels]
@@ -57,21 +71,23 @@ def scores(policy_comparison: PolicyComparison, path: Path, level: float = LEVEL
                 [max(0.0, i.high - rate) for rate, i in zip(rates, limits, strict=True)],
             ]
             colour = COLOURS[number % len(COLOURS)]
-            axes.bar(positions, rates, width * 0.9, color=colour, label=shortened(policy.name, 32))
-            axes.errorbar(positions, rates, errors, fmt="none", ecolor=TEXT_COLOUR, elinewidth=1, capsize=2.5)
-        axes.set_xticks(range(len(panels)), [_label(policy_comparison, panel) for panel in panels])
-        axes.set_ylim(0, 1.02)
+            axes.errorbar(positions, rates, errors, fmt="o", color=colour, markersize=4, elinewidth=1.2, capsize=2,
+                          label=shortened(policy.name, 24))  # fmt: skip
+        axes.set_xticks(range(len(panels)), [_counted_label(policy_comparison, panel) for panel in panels])
+        axes.set_xlim(-0.6, len(panels) - 0.4)
+        axes.set_ylim(-0.02, 1.02)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes.grid(axis="x", visible=False)
-        axes.set_ylabel(f"success rate, {100 * level:g} % intervals")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.02 + 0.07 * -(-len(policies) // 3)), ncols=3, fontsize=8)
+        axes.set_ylabel(f"success, {100 * level:g} % intervals")
+        axes.figure.legend(loc="outside upper center", ncols=3 if wide else 2, fontsize=7)
     return path
 
 
 def differences(policy_comparison: PolicyComparison, path: Path) -> Path:
     """Each policy's difference from the baseline with its interval; grey where it is not significant."""
     comparisons = list(policy_comparison.comparisons)
-    with _figure(path, (5.4, 1.1 + 0.34 * len(comparisons))) as axes:
+    several = len(policy_comparison.panels) > 1
+    with _figure(path, (TWO_COLUMNS_INCHES if several else ONE_COLUMN_INCHES, 0.9 + 0.26 * len(comparisons))) as axes:
         for row, comparison in enumerate(reversed(comparisons)):
             delta = comparison.success
             colour = (
@@ -91,7 +107,9 @@ def differences(policy_comparison: PolicyComparison, path: Path) -> Path:
         axes.grid(axis="y", visible=False)
         level = 100 * comparisons[0].success.interval.level
         base = shortened(policy_comparison.policies[0].name, 28)
-        axes.set_xlabel(f"points above '{base}', {level:.3g} % intervals (grey: no difference shown)")
+        counts = sorted({comparison.success.num_tasks for comparison in comparisons})
+        tasks = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
+        axes.set_xlabel(f"points above '{base}', {tasks}\n{level:.3g} % intervals; grey: no difference shown")
     return path
 
 
@@ -100,7 +118,7 @@ def pareto(policy_comparison: PolicyComparison, path: Path, level: float = LEVEL
     all_scores = {policy.name: policy.scores for policy in policy_comparison.policies}
     best = set(frontier(all_scores))
     first, second = list(policy_comparison.policies[0].scores)[:2]
-    with _figure(path, (4.6, 3.8)) as axes:
+    with _figure(path, (ONE_COLUMN_INCHES, 3.0)) as axes:
         for number, policy in enumerate(policy_comparison.policies):
             x, y = policy.scores[first], policy.scores[second]
             colour = COLOURS[number % len(COLOURS)]
@@ -113,11 +131,11 @@ def pareto(policy_comparison: PolicyComparison, path: Path, level: float = LEVEL
         more = f" ({rest} more environments decide too)" if rest else ""
         axes.set_xlabel(f"success in {first}")
         axes.set_ylabel(f"success in {second}")
-        axes.set_title(f"filled: on the Pareto frontier{more}; lines: {100 * level:g} % intervals", fontsize=9)
+        axes.set_title(f"filled: on the Pareto frontier{more}\nlines: {100 * level:g} % intervals", fontsize=8)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes.margins(0.12)
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=7)
     return path
 
 
@@ -132,7 +150,7 @@ def learning_curves(policy_comparison: PolicyComparison, path: Path) -> Path | N
     curves = {name: rows for name, file in runs.items() if (rows := [r for r in read_curve(file) if shown & r.keys()])}
     if not curves:
         return None
-    with _figure(path, (5.4, 3.2)) as axes:
+    with _figure(path, (TWO_COLUMNS_INCHES, 3.0)) as axes:
         for number, (name, rows) in enumerate(curves.items()):
             colour = COLOURS[(number + 1) % len(COLOURS)]
             trained = [(row["step"], row["reward/mean"]) for row in rows if "reward/mean" in row]
@@ -167,8 +185,13 @@ def _label(policy_comparison: PolicyComparison, panel: str) -> str:
     return policy.label(policy.results[panel])
 
 
+def _counted_label(policy_comparison: PolicyComparison, panel: str) -> str:
+    """The environment's name, and on how many tasks each policy was evaluated."""
+    return f"{_label(policy_comparison, panel)}\nn = {policy_comparison.policies[0].results[panel].num_tasks}"
+
+
 def _row_name(policy_comparison: PolicyComparison, policy: str, panel: str) -> str:
-    name = shortened(policy, 32)
+    name = shortened(policy, 24)
     return name if len(policy_comparison.panels) == 1 else f"{name}, {_label(policy_comparison, panel)}"
 
 
@@ -188,6 +211,7 @@ def _figure(path: Path, size: tuple[float, float]) -> Iterator[Any]:
         yield figure.add_subplot()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, metadata={"Software": "practicum"})
+            for suffix, metadata in METADATA.items():
+                figure.savefig(path.with_suffix(suffix), metadata=metadata)
         except OSError as error:
             raise UserError(f"Cannot write '{path}': {error.strerror}; choose another --plots.") from None

@@ -36,7 +36,7 @@ def read_policy_results(paths: Sequence[Path]) -> list[PolicyResults]:
             raise UserError(f"'{paths[index]}' is given twice; a policy cannot be compared with itself.")
     if len(paths) < 2:
         raise UserError("Give at least two results to compare, the baseline first.")
-    read = [(path, read_results([path])) for path in paths]
+    read = list(zip(paths, _with_panels([read_results([path]) for path in paths]), strict=True))
     names = [_policy_name(path, results) for path, results in read]
     policies = []
     for (path, results), name in zip(read, names, strict=True):
@@ -47,9 +47,23 @@ def read_policy_results(paths: Sequence[Path]) -> list[PolicyResults]:
     return [PolicyResults(str(path), _by_panel(path, results, str(path))) for path, results in read]
 
 
+def _with_panels(read: Sequence[Sequence[EvalResult]]) -> list[list[EvalResult]]:
+    """The results of all policies, those of earlier versions under the hash that their panel has now.
+
+    A panel's hash once included the agent's options. A newer result names that hash beside its own.
+    """
+    newer = {hash: result.panel for results in read for result in results if (hash := _former_panel(result))}
+    return [[replace(result, panel=newer.get(result.panel, result.panel)) for result in results] for results in read]
+
+
+def _former_panel(result: EvalResult) -> str | None:
+    former = result.settings.get("panel_with_agent_options")
+    return former if isinstance(former, str) else None
+
+
 def check_panels(first: EvalResult, second: EvalResult) -> None:
     """Refuse results on different panels."""
-    if first.panel == second.panel:
+    if first.panel == second.panel or first.panel == _former_panel(second) or second.panel == _former_panel(first):
         return
     hint = f"; evaluate again with --panel {Path(first.source).with_suffix('')}.run/panel.json" if first.source else ""
     raise UserError(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import textwrap
+import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from practicum.evaluation.multi_environment import aggregate, overall_interval
 from practicum.evaluation.result import EvalResult, pass_at_ks
 from practicum.evaluation.runner import EvalRunner
 from practicum.evaluation.settings import EvalSettings
-from practicum.utils.tables import WIDTH, number, percent, shortened, table
-from practicum.utils.terminal import printable
+from practicum.utils.tables import number, percent, shortened, table
+from practicum.utils.terminal import printable, wrap
 
 MAX_ERROR_CHARACTERS = 300
 
@@ -52,9 +53,18 @@ def describe(runner: EvalRunner, result: EvalResult) -> str:
         head += f" (--tasks {asked}: there are no more)"
     lines = [head, table(["Metric", "Value", f"{level} interval"], rows), last]
     lines += describe_unscored(result, settings)
+    lines += describe_published(settings.make_environment().published_scores(runner.log.panel.tasks))
     if settings.out is not None:
         lines.append(f"result in {settings.out}, episodes and panel in {settings.run_folder}")
     return "\n".join(lines)
+
+
+def describe_published(scores: Mapping[str, tuple[float, float]]) -> list[str]:
+    """The published success rates beside which the result stands, where there are any."""
+    if not scores:
+        return []
+    rows = [(name, percent(score), f"± {percent(error)}") for name, (score, error) in scores.items()]
+    return ["published success rates, with standard errors:", table(["Policy", "Value", "Error"], rows)]
 
 
 def describe_unscored(result: EvalResult, settings: EvalSettings) -> list[str]:
@@ -64,7 +74,7 @@ def describe_unscored(result: EvalResult, settings: EvalSettings) -> list[str]:
     outcomes = Counter(attempt.outcome.value for attempt in result.unscored)
     first = " ".join(printable(result.unscored[0].error or "it gave no reason").split())
     lines = [f"not scored: {', '.join(f'{count} {name}' for name, count in outcomes.most_common())}"]
-    lines += textwrap.wrap(f"first: {first[:MAX_ERROR_CHARACTERS]}", WIDTH)
+    lines += wrap(f"first: {first[:MAX_ERROR_CHARACTERS]}", sys.stdout)
     return [*lines, *(["the same command again runs these, and only these"] if settings.out is not None else [])]
 
 
@@ -82,10 +92,10 @@ def describe_all(results: list[EvalResult], settings: EvalSettings) -> list[str]
     lines = [table(headers, rows)]
     if all(result.scored for result in results):
         total, limits = aggregate(results), overall_interval(results, settings.level)
-        lines += textwrap.wrap(
+        lines += wrap(
             f"overall: success {percent(total.overall_success_rate)} [{percent(limits.low)}, {percent(limits.high)}] "
             f"(mean of environments), accuracy {percent(total.weighted_accuracy)} and score "
             f"{number(total.weighted_mean_score)} (weighted by tasks)",
-            WIDTH,
+            sys.stdout,
         )
     return [*lines, *([f"results in {Path(settings.out).parent}"] if settings.out is not None else [])]

@@ -19,7 +19,6 @@ from practicum.evaluation.panel import Panel
 from practicum.evaluation.policy_ref import PolicyRef
 from practicum.evaluation.result import EvalResult
 from practicum.evaluation.settings import EvalSettings
-from practicum.rollout import stream_episodes
 from practicum.rollout_settings import policy_identity
 from practicum.trajectory import Trajectory
 from practicum.utils.terminal import Progress
@@ -32,7 +31,7 @@ class EvalRunner:
 
     def __init__(self, settings: EvalSettings) -> None:
         settings.check()
-        self.policy = policy_ref.find(settings.policy, settings.url, settings.base)
+        self.policy = policy_ref.find(settings.policy, settings.url, settings.base, settings.make_environment())
         panel = settings.make_panel()
         self.settings = replace(settings, seed=panel.seed)
         recorded = recorded_settings(self.settings, self.policy, panel)
@@ -90,17 +89,16 @@ class EvalRunner:
                     self.log.record(episode)
                     line.advance()
 
-                await stream_episodes(
+                await setup.stream(
+                    self.log.planned,
                     missing,
-                    self.log.timed(setup.make_environment),
-                    setup.agent,
-                    setup.engine,
-                    setup.renderer,
+                    round_size=settings.round_size,
+                    read=self.log.read,
+                    on_done=on_done,
+                    make_environment=self.log.timed(setup.make_environment),
                     concurrency=settings.concurrency,
                     retries=1,
                     provenance=provenance,
-                    on_done=on_done,
-                    policies=setup.policies,
                 )
         finally:
             await setup.close()
@@ -146,7 +144,8 @@ def recorded_settings(settings: EvalSettings, policy: PolicyRef, panel: Panel) -
         **({"url": settings.url} if settings.url else {}),
         "panel": panel.hash,
         "seed": panel.seed,
-        "rules": dict(panel.rules),
+        "rules": settings.rules,
+        **settings.agent_record(panel),
         "format": settings.format,
         "template": settings.template,
         "tokenizer": settings.tokenizer,
@@ -156,4 +155,8 @@ def recorded_settings(settings: EvalSettings, policy: PolicyRef, panel: Panel) -
         "max_tokens": sampling.max_tokens,
         **settings.device_record(),
         **settings.roles_record,
+        **settings.round_record,
+        **settings.decoding_record,
+        **settings.external_record,
+        **settings.asked_record,
     }

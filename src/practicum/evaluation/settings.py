@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from practicum.errors import UserError
 from practicum.evaluation.panel import Panel, read_panel
 from practicum.evaluation.stats.intervals import LEVEL
+from practicum.registry import environment_class
 from practicum.rollout_settings import RolloutSettings
 from practicum.task import content_hash
 
@@ -55,9 +56,25 @@ class EvalSettings(RolloutSettings):
 
     @property
     def rules(self) -> dict[str, Any]:
-        """What changes a score without changing a task; part of the panel's hash."""
-        options = self.recorded_options
-        return {"max_turns": self.max_turns, **({"options": options} if options else {})}
+        """What changes a score without changing a task or the agent; part of the panel's hash."""
+        return self._rules(self.split_options[0])
+
+    def _rules(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {"max_turns": self.max_turns, **({"options": dict(options)} if options else {})}
+
+    def agent_record(self, panel: Panel) -> dict[str, Any]:
+        """The agent's options, as a result depends on them, and the hash that the panel had while it included them."""
+        options = self.split_options[1]
+        if not options:
+            return {}
+        formerly = Panel(panel.tasks, panel.seed, self._rules(self.recorded_options))
+        return {"agent_options": options, "panel_with_agent_options": formerly.hash}
+
+    @property
+    def asked_record(self) -> dict[str, Any]:
+        """The names of the roles that score or answer as a part of the environment; empty where there are none."""
+        asked = [name for name in self.make_environment().model_names() if name in self.roles] if self.roles else []
+        return {"asked_models": asked} if asked else {}
 
     @property
     def run_folder(self) -> Path | None:
@@ -79,12 +96,18 @@ class EvalSettings(RolloutSettings):
             raise UserError(
                 f"Panel '{source}' is of {', '.join(environments)}; --env {self.environment} cannot play it."
             )
-        if content_hash(dict(panel.rules)) != content_hash(self.rules):
+        if content_hash(self._world_rules(panel)) != content_hash(self.rules):
             raise UserError(
-                f"Panel '{source}' is played under the rules {dict(panel.rules)}, not {self.rules}; give --max-turns, "
-                "--env-arg, --tools and --reward as there."
+                f"Panel '{source}' is played under the rules {self._world_rules(panel)}, not {self.rules}; give "
+                "--max-turns, --env-arg and --reward as there."
             )
         return panel
+
+    def _world_rules(self, panel: Panel) -> dict[str, Any]:
+        """The rules of a panel without options of the agent, which older panels have among them."""
+        rules = dict(panel.rules)
+        world, _ = environment_class(self.environment).split_options(rules.pop("options", {}))
+        return {**rules, **({"options": world} if world else {})}
 
     def _given_panel(self) -> tuple[Panel, str]:
         """The panel, and what to call it in an error."""

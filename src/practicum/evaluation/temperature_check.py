@@ -112,6 +112,7 @@ async def run_at_temperatures(
             setup.engine,
             setup.renderer,
             {**setup.provenance, "policy": policy},
+            resources=setup.resources,
         )
         if episode.outcome is Outcome.CANCELLED:
             raise asyncio.CancelledError

@@ -2,10 +2,11 @@
 
 The function gets what its parameters name: `answer_given` (the agent's final answer, or None), `calls` (the tool calls,
 without failed ones), any field of the task, and the state of a stateful tool under the tool's name; `**kwargs` gets
-everything else. An `async def` may also name `judge`, a model that it asks (`await judge.reply(messages)`), which
-`agent.roles.judge` configures. It returns a number, or a mapping with `reward` and further components that are recorded
-with it. A component named `success` (0 or 1) says whether the task was solved; without it, a reward above zero means
-solved.
+everything else. With `trajectory` it gets the record of the whole episode (a `Trajectory` whose last turn has no reward
+and whose outcome is not known yet). An `async def` may also name `judge`, a model that it asks
+(`await judge.reply(messages)`), which `agent.roles.judge` configures. It returns a number, or a mapping with `reward`
+and further components that are recorded with it. A component named `success` (0 or 1) says whether the task was solved;
+without it, a reward above zero means solved.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
-from practicum.environment import ToolCall
+from practicum.environment import TRAJECTORY, ToolCall
 from practicum.errors import JudgeError, UserError
 from practicum.task import Task
+from practicum.utils.pickling import PickledByPlace
 
 JUDGE = "judge"
 """The parameter of a reward that gets a model to ask, and the name of that model."""
+OF_THE_EPISODE = (JUDGE, TRAJECTORY)
+"""Parameters that the running episode gives, never a field of the task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Reward:
+class Reward(PickledByPlace):
     """A named scoring function."""
 
     name: str
@@ -51,7 +55,7 @@ class Reward:
         named = {name: arguments[name] for name in self.parameters if name in arguments}
         return replace(self, function=functools.partial(self.function, **named)) if named else self
 
-    @property
+    @functools.cached_property
     def is_async(self) -> bool:
         function = self.function
         while isinstance(function, functools.partial):
@@ -84,9 +88,11 @@ class Reward:
         for key, parameter in self.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
                 arguments |= {name: value for name, value in values.items() if name not in self.parameters}
-            elif key in values:
+            elif key in values and key not in OF_THE_EPISODE:
                 arguments[key] = values[key]
             elif parameter.default is parameter.empty:
+                if key in OF_THE_EPISODE:
+                    raise JudgeError(f"reward '{self.name}' wants '{key}', which only a running episode has")
                 raise JudgeError(f"reward '{self.name}' wants '{key}', which task '{task.id}' does not have")
         return arguments
 

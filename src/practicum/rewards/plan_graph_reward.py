@@ -28,19 +28,19 @@ Edge = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Workflow:
+class PlanGraph:
     """Nodes by their number, in the order of the text, and edges; START and END are nodes without a number."""
 
     nodes: Mapping[str, str]
     edges: tuple[Edge, ...]
 
 
-def parse_workflow(text: str) -> Workflow:
+def parse_workflow(text: str) -> PlanGraph:
     """Read `Node: 1: … 2: … Edge: (START,1) (1,2) (2,END)`; edges of numbers that are no node are left out."""
     nodes = {str(int(number)): label for number, label in NODE.findall(text)}
     known = {START, END, *nodes}
     edges = [tuple(name if name in (START, END) else str(int(name)) for name in edge) for edge in EDGE.findall(text)]
-    return Workflow(nodes, tuple(dict.fromkeys((a, b) for a, b in edges if a in known and b in known)))
+    return PlanGraph(nodes, tuple(dict.fromkeys((a, b) for a, b in edges if a in known and b in known)))
 
 
 def match_nodes(given: Sequence[str], gold: Sequence[str]) -> dict[int, int]:
@@ -55,7 +55,7 @@ def match_nodes(given: Sequence[str], gold: Sequence[str]) -> dict[int, int]:
     return {int(row): int(column) for row, column in zip(rows, columns, strict=True) if weights[row][column] > 0}
 
 
-def f1_chain(given: Workflow, gold: Workflow) -> float:
+def f1_chain(given: PlanGraph, gold: PlanGraph) -> float:
     """Return the F1 of the longest part of the given node list that is in the order of the gold graph."""
     given_ids, best = list(given.nodes), 0
     for order in islice(_orders(gold), MAX_ORDERS):
@@ -64,7 +64,7 @@ def f1_chain(given: Workflow, gold: Workflow) -> float:
     return _f1(best, len(given.nodes), len(gold.nodes))
 
 
-def f1_graph(given: Workflow, gold: Workflow) -> float:
+def f1_graph(given: PlanGraph, gold: PlanGraph) -> float:
     """Return the F1 of the largest connected part of the common edges; START and END count as nodes, as published."""
     given_ids, gold_ids = list(given.nodes), list(gold.nodes)
     matched = match_nodes(list(given.nodes.values()), list(gold.nodes.values()))
@@ -138,7 +138,7 @@ def _reached(edges: Sequence[Edge], source: str) -> set[str]:
     return found
 
 
-def _orders(gold: Workflow) -> Iterator[list[str]]:
+def _orders(gold: PlanGraph) -> Iterator[list[str]]:
     """Orders of the gold nodes, first numbers first; the list of nodes where they are many or cyclic."""
     ids = list(gold.nodes)
     edges = [(a, b) for a, b in gold.edges if a in gold.nodes and b in gold.nodes]

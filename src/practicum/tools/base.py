@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import inspect
 import json
+import math
 import re
 import types
 import typing
@@ -22,6 +23,7 @@ from practicum.errors import UserError, describe_exception, did_you_mean, own_pl
 from practicum.tools.errors import ToolFailure
 from practicum.tools.pool import Lease, StatePool, pool_for
 from practicum.utils.concurrency import agent_time, perform, with_timer
+from practicum.utils.pickling import PickledByPlace
 
 JSON_TYPES: dict[Any, str] = {
     str: "string",
@@ -138,7 +140,7 @@ class ToolResult:
 
 
 @dataclass(frozen=True)
-class Tool:
+class Tool(PickledByPlace):
     """A named function with a schema.
 
     With a `pool`, the function's first parameter is the episode's state, which the agent does not see.
@@ -189,8 +191,10 @@ class Tool:
                 return f"{self.name}: argument '{name}' {problem}."
         return None
 
-    async def call(self, arguments: Mapping[str, Any], lease: Lease | None = None) -> ToolResult:
-        """Run the tool within its deadline; errors are returned as text.
+    async def call(
+        self, arguments: Mapping[str, Any], lease: Lease | None = None, seconds: float | None = None
+    ) -> ToolResult:
+        """Run the tool within its deadline; errors are returned as text. `seconds` is another deadline than its own.
 
         A plain function runs in a thread, a coroutine function on the event loop. An exceeded deadline raises
         TimeoutError: it is not the agent's error. A tool with a `pool` needs the episode's lease on a state.
@@ -200,7 +204,8 @@ class Tool:
             return ToolResult(f"Error: {problem}", failed=True)
         if self.pool is not None and lease is None:
             raise TypeError(f"tool '{self.name}' is stateful: call it with a lease from its pool")
-        timer = asyncio.timeout(self.timeout)
+        seconds = self.timeout if seconds is None or math.isinf(self.timeout) else seconds
+        timer = asyncio.timeout(seconds)
         try:
             with agent_time() if self.agent_code else contextlib.nullcontext():
                 if self.pool is None or lease is None:
@@ -212,9 +217,9 @@ class Tool:
             raise
         except Exception as error:  # the agent can react to a tool's exception
             if timer.expired() and self.agent_code:
-                return ToolResult(f"Error: stopped, it took more than {self.timeout:g} s", failed=True)
+                return ToolResult(f"Error: stopped, it took more than {seconds:g} s", failed=True)
             if timer.expired():
-                raise TimeoutError(f"tool '{self.name}' did not answer within {self.timeout:g} s") from None
+                raise TimeoutError(f"tool '{self.name}' did not answer within {seconds:g} s") from None
             # Where a user's own file raised it is for the record, not for the agent.
             info = {"exception": describe_exception(error)} if own_place_of(error) else {}
             return ToolResult(self._clip(f"Error: {_error_text(error)}"), failed=True, info=info)

@@ -49,6 +49,8 @@ class Deadline:
         self._token: Token[Deadline | None] | None = None
         self._seconds_left = seconds
         self._num_pauses = 0
+        self._outer = _current.get()
+        """The deadline within which this one is: what does not count here does not count there either."""
         self.agent_seconds = 0.0
         """Seconds of this deadline in which programs of the agent ran."""
 
@@ -91,9 +93,13 @@ class Deadline:
             self._seconds_left = self._due_at - self._loop.time()
             self._set(None)
         self._num_pauses += 1
+        if self._outer is not None:
+            self._outer.pause()
 
     def resume(self) -> None:
         """Restart the deadline with the time that was left."""
+        if self._outer is not None:
+            self._outer.resume()
         self._num_pauses -= 1
         if self._num_pauses == 0 and not self._expired():
             self._set(self._loop.time() + max(0.0, self._seconds_left))

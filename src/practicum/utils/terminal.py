@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
 import sys
+import textwrap
 import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
@@ -21,6 +24,7 @@ INVISIBLE = re.compile(
 )
 """Characters that control a terminal, change the direction of the text around them, or cannot be seen."""
 BAR_WIDTH = 16
+BARS = "▁▂▃▄▅▆▇█"
 
 
 def escape_invisible(text: str) -> str:
@@ -125,7 +129,7 @@ class Progress:
 
         # What goes to stdout is left alone unless that is the terminal too: it may be piped into a file.
         return Live(
-            console=Console(file=self.stream, force_terminal=True),
+            console=Console(file=self.stream, force_terminal=True, no_color=not use_colour(self.stream)),
             get_renderable=self._render,
             refresh_per_second=5,
             redirect_stdout=sys.stdout.isatty(),
@@ -141,7 +145,10 @@ class Progress:
         line.add_column(width=BAR_WIDTH)
         line.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         bar = ProgressBar(total=max(1, self.total), completed=min(self.done, self.total), width=BAR_WIDTH)
-        line.add_row(Text(printable(self.label), style="bold"), bar, Text(self._status()))
+        label = Text(
+            printable(self.label), style="bold" if use_colour(self.stream) else ""
+        )  # NO_COLOR: no escape at all
+        line.add_row(label, bar, Text(self._status()))
         return line
 
 
@@ -157,3 +164,19 @@ def use_colour(stream: TextIO) -> bool:
 def text_width(stream: TextIO) -> int:
     """Columns of the terminal, or of plain text elsewhere."""
     return shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns if stream.isatty() else PLAIN_WIDTH
+
+
+def sparkline(values: Sequence[float], width: int = 16) -> str:
+    """The last values as bars from the lowest to the highest of them; nothing for fewer than two."""
+    shown = [value for value in values[-width:] if math.isfinite(value)]
+    if len(shown) < 2:
+        return ""
+    low, span = min(shown), max(shown) - min(shown)
+    return "".join(BARS[round((value - low) / span * (len(BARS) - 1)) if span else 0] for value in shown)
+
+
+def wrap(text: str, stream: TextIO, indent: str = "") -> list[str]:
+    """The lines of a text that fit the stream's width, broken between words; those after the first are indented."""
+    return textwrap.wrap(
+        text, text_width(stream), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

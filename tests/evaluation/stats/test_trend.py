@@ -1,4 +1,4 @@
-"""Slopes against scipy's regression, and turns counted by hand."""
+"""Slopes against scipy's regression."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from practicum.evaluation.stats.trend import reversals, trend
+from practicum.evaluation.stats.trend import trend
 
 
 @pytest.mark.parametrize("level", [0.9, 0.99])
@@ -26,18 +26,3 @@ def test_two_points_or_one_place_say_nothing() -> None:
     assert trend([], []) is None
     assert trend([1, 2], [0.0, 1.0]) is None
     assert trend([3, 3, 3], [0.0, 1.0, 2.0]) is None
-
-
-@pytest.mark.parametrize(
-    ("values", "size", "count"),
-    [
-        ([], 1.0, 0),
-        ([0, 1, 2, 3, 9], 1.0, 0),  # steep, never back
-        ([0, 1, 0, 1, 0], 1.0, 3),  # the first leg is no turn
-        ([0, 1, 0, 1, 0], 1.1, 0),
-        ([0, 0.6, 0.4, 1.0, 0.5, 0.1, 0.5, 0.9], 0.8, 2),  # 0 up to 1, down to 0.1, up to 0.9
-        ([1, 0, 1, 0], 1.0, 2),
-    ],
-)
-def test_turns(values: list[float], size: float, count: int) -> None:
-    assert reversals(values, size) == count

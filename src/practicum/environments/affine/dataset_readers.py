@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.data import convert
-from practicum.data.convert import InvalidRow, Row, text_field
+from practicum.data.convert_rows import InvalidRow, Row, text_field
 from practicum.data.dataset_rows import read_dataset_rows
 from practicum.data.jsonl import list_or_lines, read_text
 from practicum.environments.affine.program_runner import Job, run_jobs, stdin_text

@@ -52,8 +52,8 @@ class RunResult:
 
 
 @functools.cache
-def _runner_program() -> str:
-    return Path(__file__).with_name("runner_program.py").read_text(encoding="utf-8")
+def _sandbox_program() -> str:
+    return Path(__file__).with_name("sandbox_program.py").read_text(encoding="utf-8")
 
 
 def run_jobs(
@@ -75,7 +75,7 @@ def run_jobs(
         memory=MEMORY_BYTES,
         output=4 * KIB + len(jobs) * 7 * MAX_OUTPUT_BYTES,  # a byte may take six characters in JSON
     )
-    result = base.current().run_sync(f"{_runner_program()}\n{call}\n", limits=limits)
+    result = base.current().run_sync(f"{_sandbox_program()}\n{call}\n", limits=limits)
     ran = [_read(line) for line in result.stdout.splitlines()]
     return [*ran, *[RunResult("skipped")] * (len(jobs) - len(ran))][: len(jobs)]
 

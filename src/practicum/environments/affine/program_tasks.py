@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from practicum.data.convert import Row
+from practicum.data.convert_rows import Row
 from practicum.environments.affine import dataset_readers
 from practicum.environments.affine.base import AffineEnvironment, TaskDraft
 from practicum.environments.affine.program_runner import CPU_SECONDS

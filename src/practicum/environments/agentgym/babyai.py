@@ -69,7 +69,7 @@ class BabyAI(AgentGymEnvironment):
         format: str = "react",
         grammar: str = "both",
         reward: str = "native",
-        levels: Sequence[str | int] = (),
+        levels: str | int | Sequence[str | int] = (),
         observation: str = "full",
         actions: bool = True,
         protocol: str = "system",

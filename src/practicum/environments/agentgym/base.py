@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from practicum.environment import SPLITS, Action, Environment, Message, Observation, Step
+from practicum.environment import AGENT_OPTIONS, SPLITS, Action, Environment, Message, Observation, Step
 from practicum.environments.agentgym.grammar.bracket import Brackets, Call, read_bracket
 from practicum.environments.agentgym.grammar.line import GRAMMARS, Refused, one_line
 from practicum.environments.agentgym.shaping import Ledger, Shaping
@@ -81,6 +81,8 @@ class AgentGymEnvironment(Environment):
     wire: ClassVar[Wire] = Wire()
     native_part: ClassVar[str] = "native"
     """Name of the only reward component of the native reward."""
+
+    agent_options = (*AGENT_OPTIONS, "grammar", "protocol", "instruction")
 
     def __init__(
         self,

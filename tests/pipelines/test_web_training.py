@@ -1,0 +1,43 @@
+"""`make web` in a real Chromium, with the smallest numbers that pass through every stage."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from benchmarks import web_training
+
+from practicum.environments.web.browser import EXECUTABLE
+
+SMALL = [
+    "demonstrations=3", "bc_epochs=1", "logged_tasks=2", "logged_chains=1", "dpo_epochs=1", "grpo_steps=1",
+    "grpo_tasks=1", "grpo_chains=2", "held_out=2", "max_turns=3",
+]  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which(EXECUTABLE) is None, reason=f"needs {EXECUTABLE} (make setup installs it)")
+def test_every_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("playwright")
+    out = tmp_path / "web"
+    web_training.main(["--out", str(out), *SMALL])
+    rows = list(csv.DictReader((out / "matrix" / "matrix.csv").open()))
+    assert [row["mode"] for row in rows] == ["zero", "bc", "dpo", "grpo"]
+    assert all((row["valid_tasks"], row["init_or_agent_errors"]) == ("2", "0") for row in rows)
+    record = json.loads((out / "results.json").read_text())
+    assert set(record["policies"]) == {"zero", "bc", "dpo", "grpo"}
+    assert set(record["comparisons"]) == {"zero → bc", "bc → dpo", "bc → grpo", "dpo → grpo"}
+    pairs = [json.loads(line) for line in (out / "data" / "dpo.jsonl").read_text().splitlines()]
+    assert pairs
+    assert all(pair["chosen"] != pair["rejected"] for pair in pairs)
+    assert "| zero → bc |" in capsys.readouterr().out
+    web_training.main(["--out", str(out), *SMALL])
+    assert "$ practicum" not in capsys.readouterr().out, "finished stages are not run again"
+
+
+def test_the_budget_is_checked() -> None:
+    assert web_training.read_budget(["demonstrations=7", "bc_lr=1e-4"]).bc_lr == 1e-4
+    with pytest.raises(SystemExit, match="no 'epochs'"):
+        web_training.read_budget(["epochs=3"])

@@ -1,0 +1,99 @@
+"""What the benchmarks of learning do around their trainings: which processes run, and what they begin with."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from practicum.errors import UserError
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+MODULES = ("parallel_jobs", "quickstart", "training_stages")
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield {name: importlib.import_module(name) for name in MODULES}
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+def test_a_phase_begins_when_the_one_before_it_has_ended(
+    benchmarks: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "case.py"
+    script.write_text(
+        "import os, sys, time\nfrom pathlib import Path\n"
+        f"log = Path({str(tmp_path)!r}, 'order')\n"
+        "time.sleep(0.2 if sys.argv[1] == 'first' else 0)\n"
+        "with log.open('a') as file: file.write(sys.argv[1] + os.environ['OMP_NUM_THREADS'] + ' ')\n"
+        "print('working'); print('done', sys.argv[1]); sys.exit(sys.argv[1] == 'bad')\n"
+    )
+    run_phases = benchmarks["parallel_jobs"].run_phases
+    run_phases(str(script), [[["first"], ["also"]], [["second"]]], 2, tmp_path / "logs", threads=3)
+    assert sorted((tmp_path / "order").read_text().split()[:2]) == ["also3", "first3"]
+    assert (tmp_path / "order").read_text().split()[2:] == ["second3"]
+    assert "second: done second" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="ended with 1\nworking\ndone bad"):
+        run_phases(str(script), [[["bad"]], [["never"]]], 2, tmp_path / "logs")
+    assert "never" not in (tmp_path / "order").read_text()
+
+
+def summary(validations: list[float], rate: float) -> dict[str, Any]:
+    result = {"success_rate": rate, "low": rate - 0.05, "high": rate + 0.05}
+    levels = {"1": rate, "2": rate, "3": 0.0}
+    return {"sft": result, "rl": result, "success_by_level": {"sft": levels, "rl": levels},
+            "sft_validations": validations, "difference": 0.2, "difference_low": 0.15, "difference_high": 0.25,
+            "p_value": 1e-9}  # fmt: skip
+
+
+def test_rl_begins_with_the_sft_that_has_the_best_validation(benchmarks: dict[str, ModuleType], tmp_path: Path) -> None:
+    quickstart = benchmarks["quickstart"]
+    folder = tmp_path / "seed-7"
+    with pytest.raises(UserError, match="has no finished SFT case"):
+        quickstart.best_variant(folder)
+    # The held-out tasks would choose another one; they must not.
+    for case, found in {
+        "sft-decay-0.01": summary([0.1, 0.5, 0.4], 0.9),
+        "sft-decay-1": summary([0.2, 0.6, 0.6], 0.6),
+        "rl": summary([], 0.8),
+    }.items():
+        (folder / case).mkdir(parents=True)
+        (folder / case / "summary.json").write_text(json.dumps(found))
+    assert quickstart.best_variant(folder) == "sft-decay-1"
+    (folder / quickstart.VARIANT_FILE).write_text('"sft-decay-1"')
+    lines = list(quickstart.table(tmp_path, [7]))
+    assert "| sft-decay-1 | 60.0 [55.0, 65.0] (60 / 60 / 0) |" in lines
+    assert "| · validations | 20 60 60 |" in lines
+    assert "| RL − SFT, points | +20.0 [15.0, 25.0], p = 1e-09, from sft-decay-1 |" in lines
+    assert not any(line.startswith("| more") for line in lines)
+
+
+def test_cases_differ_in_demonstrations_and_settings_of_sft_only(benchmarks: dict[str, ModuleType]) -> None:
+    quickstart = benchmarks["quickstart"]
+    plans = {case: quickstart.plan_of(quickstart.TASKS["easy"], 7, case) for case in quickstart.CASES}
+    assert {plan.levels for plan in plans.values()} == {(1, 2, 3)}
+    assert {str(plan.rl) for plan in plans.values()} == {str(plans["rl"].rl)}
+    shown = {case: (plan.demonstrations, plan.demonstration_levels) for case, plan in plans.items()}
+    assert shown["sft-decay-0.01"] == shown["rl"] == (400, (1, 2))
+    assert (shown["more"], shown["all"]) == ((4000, (1, 2)), (400, (1, 2, 3)))
+    assert shown["all-more"] == (4000, (1, 2, 3))
+    assert [plans[case].sft.weight_decay for case in ("sft-decay-0.01", "sft-decay-1", "more")] == [0.01, 1.0, 1.0]
+
+
+def test_stages_have_what_they_need_from_earlier_phases(benchmarks: dict[str, ModuleType]) -> None:
+    stages = benchmarks["training_stages"]
+    phases = [[arguments[3] for arguments in phase] for phase in stages.planned_phases(["3", "4"], Path("out"))]
+    assert sorted(name for phase in phases for name in phase) == sorted(2 * stages.STAGES)
+    position = {name: index for index, phase in enumerate(phases) for name in phase}
+    for stage, needed in (("rollouts", "imitation"), ("online", "imitation"), ("preference", "rollouts"),
+                          ("offline", "rollouts")):  # fmt: skip
+        assert position[needed] < position[stage]
