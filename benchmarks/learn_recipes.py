@@ -1,10 +1,11 @@
 """Does each `tiny` recipe improve held-out reward over its SFT model?
 
-    python benchmarks/learn_recipes.py [--only search-tiny] [--seed 0] [--out runs/learn]
+    python benchmarks/learn_recipes.py [--only search-tiny] [--jobs 6] [--seed 0] [--out runs/learn]
 
 For each recipe: a few demonstrations of the expert, SFT to its best validation, RL by the recipe itself, and the same
 300 test tasks before and after, greedy, compared pairwise; beside it SFT on ten times the demonstrations. The search
-agent is also evaluated without its search tool. Minutes are wall-clock time; processor time is recorded beside them,
+agent is also evaluated without its search tool. A model or recipe that is finished is not trained again, so that
+recipes may run in processes of their own. Minutes are wall-clock time; processor time is recorded beside them,
 since on a busy machine wall-clock time says little.
 """
 
@@ -23,15 +24,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from parallel_jobs import run_phases
+
 from practicum.agent import Agent
 from practicum.config.resolve import resolve_train
 from practicum.config.train import TrainConfig
+from practicum.data.run_folder import write_atomic
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.evaluation.compare import SCORE, compare_pair
 from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult
 from practicum.models import loader
+from practicum.quickstart import DEMONSTRATION_LEVELS, DEMONSTRATIONS
 from practicum.registry import make_format
 from practicum.rollout import run_episodes
 from practicum.training import build, settings
@@ -49,13 +54,21 @@ class SFTPlan:
     epochs: int = 30
     checked: int = 100
     check_every: int = 75
+    levels: tuple[int, ...] | None = None
+    """Levels of the demonstrated problems, where they are not all levels of the recipe."""
 
 
 SFT_PLANS = {
-    "math-tiny": SFTPlan(300),
+    "math-tiny": SFTPlan(DEMONSTRATIONS, levels=DEMONSTRATION_LEVELS),
     "search-tiny": SFTPlan(300),
     "code-tiny": SFTPlan(300, checked=50),  # every demonstration needs two sandboxes
 }
+
+
+def sft_plan(name: str, times: int) -> SFTPlan:
+    """The plan of a recipe's SFT with so many times its demonstrations; ten times as many get four epochs."""
+    plan = SFT_PLANS[name]
+    return plan if times == 1 else replace(plan, demonstrations=times * plan.demonstrations, epochs=4)
 
 
 def agent_of(config: TrainConfig, components: build.RunComponents, temperature: float) -> Agent:
@@ -94,7 +107,11 @@ async def make_sft_model(name: str, plan: SFTPlan, config: TrainConfig, out: Pat
     policy = TrainablePolicy(loader.load_tiny(seed), max_batch=128)
     agent = agent_of(config, components, 1.0)
     engine = ScriptedEngine.of("expert", components.environment, make_format(agent.format), policy.renderer)
-    planned = plan_attempts(components.environment.tasks("train", plan.demonstrations, 1000 * seed + 1), 1, seed)
+    demonstrated = components.environment
+    if plan.levels is not None:
+        easy = replace(config.agent, environment_args={"levels": list(plan.levels)})
+        demonstrated = build.build_components(replace(config, agent=easy)).environment
+    planned = plan_attempts(demonstrated.tasks("train", plan.demonstrations, 1000 * seed + 1), 1, seed)
     episodes = await run_episodes(planned, components.make_environment, agent, engine, policy.renderer)
     panel = Panel(tuple(components.environment.tasks("val", plan.checked, 1000 * seed)), seed)
 
@@ -105,7 +122,7 @@ async def make_sft_model(name: str, plan: SFTPlan, config: TrainConfig, out: Pat
 
     sft_settings = SFTSettings(
         num_epochs=plan.epochs, batch_size=8, gradient_accumulation_steps=1, learning_rate=1e-3, warmup_steps=30,
-        scheduler_type="constant", seed=seed, check_every=plan.check_every,
+        weight_decay=1.0, scheduler_type="constant", seed=seed, check_every=plan.check_every,
     )  # fmt: skip
     try:
         state = await train_sft(policy, episodes, sft_settings, folder, evaluate=validate)
@@ -126,10 +143,8 @@ async def evaluate(
 async def train_recipe(name: str, out: Path, seed: int, tasks: int, extra: list[str]) -> dict[str, Any]:
     plain = resolve_train([f"recipe={name}", *extra]).config
     components = build.build_components(plain)
-    plan = SFT_PLANS[name]
-    start = await make_sft_model(name, plan, plain, out, seed)
-    larger = replace(plan, demonstrations=10 * plan.demonstrations, epochs=4)
-    reference = await make_sft_model(name, larger, plain, out, seed)
+    start = await make_sft_model(name, sft_plan(name, 1), plain, out, seed)
+    reference = await make_sft_model(name, sft_plan(name, 10), plain, out, seed)
     shutil.rmtree(out / "runs" / "recipes" / f"{name}-{seed}", ignore_errors=True)
     config = resolve_train(
         [
@@ -184,14 +199,29 @@ async def main() -> None:
     parser.add_argument("--only")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tasks", type=int, default=300)
+    parser.add_argument(
+        "--sft-only", choices=["1", "10"], help="only train the SFT model, on so many times the demonstrations"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="processes of one core each (default: 1, this one)")
     parser.add_argument("--out", type=Path, default=Path("runs/learn"))
     parser.add_argument("extra", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args()
-    results = Path(__file__).parent / "results" / "learn_recipes.json"
-    rows = json.loads(results.read_text()) if results.exists() and args.only else {}
+    if args.jobs > 1:
+        common = [f"--{key}={getattr(args, key)}" for key in ("seed", "tasks", "out")] + args.extra
+        models = [[f"--only={name}", f"--sft-only={times}", *common] for times in ("10", "1") for name in SFT_PLANS]
+        run_phases(__file__, [models, [[f"--only={n}", *common] for n in SFT_PLANS]], args.jobs, args.out / "logs")
+    if args.sft_only:
+        for name in args.only.split(",") if args.only else SFT_PLANS:
+            config = resolve_train([f"recipe={name}", *args.extra]).config
+            await make_sft_model(name, sft_plan(name, int(args.sft_only)), config, args.out, args.seed)
+        return
+    rows: dict[str, dict[str, Any]] = {}
     for name in args.only.split(",") if args.only else SFT_PLANS:
-        row = await train_recipe(name, args.out, args.seed, args.tasks, args.extra)
-        rows[name] = row | {"seed": args.seed}
+        path = args.out / f"recipe-{args.seed}" / f"{name}.json"
+        if not path.exists():
+            row = await train_recipe(name, args.out, args.seed, args.tasks, args.extra) | {"seed": args.seed}
+            write_atomic(path, (json.dumps(row) + "\n").encode())
+        rows[name] = row = json.loads(path.read_text())
         print(
             f"{name}: SFT on ten times the demonstrations {row['sft_10x']['success_rate']:.1%}; "
             f"{row['sft']['success_rate']:.1%} (reward {row['sft']['mean_reward']:.3f}) → "
@@ -208,7 +238,9 @@ async def main() -> None:
                 f"{row['no_search']['mean_reward']:.3f} (p = {row['p_no_search']:.1g})",
                 flush=True,
             )
-        results.write_text(json.dumps(rows, indent=1) + "\n")
+    if not args.only:
+        results = Path(__file__).parent / "results" / "learn_recipes.json"
+        write_atomic(results, (json.dumps(rows, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

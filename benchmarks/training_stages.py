@@ -1,12 +1,14 @@
 """Does every training stage improve on the one before? `math` with `tiny`, three seeds, one fixed budget.
 
-    python benchmarks/training_stages.py [--seeds 3,4,5] [--out runs/training_stages]
+    python benchmarks/training_stages.py [--seeds 3,4,5] [--jobs 6] [--out runs/training_stages]
 
-For each seed a model of its own: base (untrained) → BC (SFT on 400 demonstrations, the best of its validations) →
-DPO on pairs mined from the BC agent's own rollouts, and offline GRPO on the same rollouts → online GRPO from BC. Every
-policy is evaluated on the same held-out tasks, greedy; neighbours are compared by McNemar's mid-p test, over the tasks
-of each seed and over those of all seeds together. The budgets below were chosen on seeds 10 and 11 and are the same for
-every seed.
+For each seed a model of its own: base (untrained) → BC (SFT on 400 demonstrations of quickstart's kind with a weight
+decay of 1, the best of its validations) → DPO on pairs mined from the BC agent's own rollouts, and offline GRPO on the
+same rollouts → online GRPO from BC. Every policy is evaluated on the same held-out tasks of all levels, greedy;
+neighbours are compared by McNemar's mid-p test, over the tasks of each seed and over those of all seeds together. The
+budget is the same for every seed; rates and steps after BC were chosen on seeds 10 and 11, where SFT was stopped early.
+A stage that is finished is not trained again, so that stages and seeds may run in processes of their own; the table is
+printed when all are there.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ import asyncio
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from parallel_jobs import run_phases
 
 from practicum.agent import Agent
 from practicum.config.resolve import resolve_train
@@ -34,9 +38,10 @@ from practicum.engines.scripted import ScriptedEngine
 from practicum.environments.math import MathEnvironment
 from practicum.evaluation.compare import compare_pair
 from practicum.evaluation.panel import Panel
-from practicum.evaluation.result import EvalResult
+from practicum.evaluation.result import EvalResult, read_result
 from practicum.evaluation.stats.intervals import LEVEL
 from practicum.models import loader
+from practicum.quickstart import DEMONSTRATION_LEVELS, LEVELS
 from practicum.registry import make_format
 from practicum.rollout import run_episodes
 from practicum.task import Task
@@ -48,12 +53,14 @@ from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory, plan_attempts
 
 SEEDS = (3, 4, 5)
-LEVELS = (1, 2)
 HELD_OUT = 300
 ACTOR = "actor_rollout_ref.actor"
+CLOCKS = ("minutes", "cpu_minutes")
 TEN_TIMES = "BC on ten times the demonstrations"
 STEPS = (("base", "BC"), ("BC", "DPO"), ("BC", "offline GRPO"), ("DPO", "online GRPO"), ("offline GRPO", "online GRPO"))
-"""Earlier and later stage of each comparison."""
+"""Earlier and later policy of each comparison."""
+STAGES = ("imitation", "ten_times", "rollouts", "preference", "offline", "online")
+"""Methods of `StageComparison`. `rollouts` and `online` need `imitation`; the two between them need `rollouts`."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,9 @@ class Budget:
 
     demonstrations: int = 400
     imitation_epochs: int = 24
+    ten_times_epochs: int = 4
     imitation_batch: int = 8
+    imitation_weight_decay: float = 1.0
     logged_tasks: int = 400
     logged_chains: int = 8
     pairs_a_task: int = 4
@@ -104,8 +113,6 @@ class StageComparison:
     def __init__(self, folder: Path, seed: int, budget: Budget = BUDGET) -> None:
         self.folder, self.seed, self.budget = folder, seed, budget
         self.panel = Panel(tuple(tasks("test", HELD_OUT, seed, 0)), seed)
-        self.minutes: dict[str, float] = {}
-        self.cpu_minutes: dict[str, float] = {}
         self.figures: dict[str, float] = {}
 
     @property
@@ -116,36 +123,64 @@ class StageComparison:
     def log(self) -> Path:
         return self.folder / "rollouts"
 
-    async def run(self) -> dict[str, EvalResult]:
-        results: dict[str, EvalResult] = {}
-        for stage in (self.imitation, self.rollouts, self.preference, self.offline, self.online):
+    async def run(self, stages: Sequence[str]) -> dict[str, EvalResult]:
+        """Run the named stages that are not finished; returns the results of all that are."""
+        for stage in stages:
+            if self._path(stage).exists():
+                continue
             started, cpu_started = time.monotonic(), time.process_time()
-            results |= await stage()
-            self.minutes[stage.__name__] = (time.monotonic() - started) / 60
-            self.cpu_minutes[stage.__name__] = (time.process_time() - cpu_started) / 60
-        return results
+            self.figures = {}
+            results = await getattr(self, stage)()
+            for name, result in results.items():
+                result.write(self._path(stage).with_name(f"{name}.json"))
+            record = {
+                "policies": list(results),
+                "minutes": (time.monotonic() - started) / 60,
+                "cpu_minutes": (time.process_time() - cpu_started) / 60,
+                "figures": self.figures,
+            }
+            write_atomic(self._path(stage), (json.dumps(record) + "\n").encode())
+        return self.finished()
+
+    def _path(self, stage: str) -> Path:
+        return self.folder / "results" / f"stage-{stage}.json"
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        """What is recorded of every finished stage."""
+        return {stage: json.loads(self._path(stage).read_text()) for stage in STAGES if self._path(stage).exists()}
+
+    def finished(self) -> dict[str, EvalResult]:
+        names = [name for record in self.records().values() for name in record["policies"]]
+        return {name: read_result(self.folder / "results" / f"{name}.json") for name in names}
 
     async def imitation(self) -> dict[str, EvalResult]:
-        """The untrained model, the model trained on demonstrations (BC), and one trained on ten times as many."""
+        """The untrained model, and the model trained on demonstrations (BC)."""
         policy, budget = TrainablePolicy(loader.load_tiny(self.seed), max_batch=128), self.budget
         try:
             base = await evaluate(policy, "base", self.panel)
         finally:
             await policy.close()
         few = await self._imitate("BC", self.folder / "bc", budget.demonstrations, budget.imitation_epochs)
-        many = await self._imitate(TEN_TIMES, self.folder / "bc-10x", 10 * budget.demonstrations, 4)
-        return {"base": base, "BC": few, TEN_TIMES: many}
+        return {"base": base, "BC": few}
+
+    async def ten_times(self) -> dict[str, EvalResult]:
+        """A model trained on ten times the demonstrations."""
+        budget = self.budget
+        epochs = budget.ten_times_epochs
+        return {TEN_TIMES: await self._imitate(TEN_TIMES, self.folder / "bc-10x", 10 * budget.demonstrations, epochs)}
 
     async def _imitate(self, name: str, folder: Path, demonstrations: int, epochs: int) -> EvalResult:
         """SFT to its best validation, written to `folder`/model, and its score on the panel."""
         policy = TrainablePolicy(loader.load_tiny(self.seed), max_batch=128)
         try:
             engine = ScriptedEngine.of("expert", make_environment(), make_format("hf"), policy.renderer)
-            planned = plan_attempts(tasks("train", demonstrations, self.seed, 1), 1, self.seed)
+            easy = MathEnvironment(levels=DEMONSTRATION_LEVELS).tasks("train", demonstrations, 1000 * self.seed + 1)
+            planned = plan_attempts(easy, 1, self.seed)
             shown = await run_episodes(planned, make_environment, agent(1.0), engine, policy.renderer)
             settings = SFTSettings(
                 num_epochs=epochs, batch_size=self.budget.imitation_batch, gradient_accumulation_steps=1,
-                learning_rate=1e-3, warmup_steps=30, scheduler_type="constant", seed=self.seed, check_every=75,
+                learning_rate=1e-3, warmup_steps=30, weight_decay=self.budget.imitation_weight_decay,
+                scheduler_type="constant", seed=self.seed, check_every=150,
             )  # fmt: skip
             check = Panel(tuple(tasks("val", 100, self.seed, 0)), self.seed)
             shutil.rmtree(folder, ignore_errors=True)
@@ -275,37 +310,61 @@ def table(found: Mapping[int, Mapping[str, EvalResult]]) -> Iterator[str]:
         yield row(f"**{a} → {b}**", "all", *(pooled({seed: found[seed][name] for seed in found}) for name in (a, b)))
 
 
+def seed_record(comparison: StageComparison, found: Mapping[str, EvalResult]) -> dict[str, Any]:
+    stages = comparison.records()
+    figures = {name: value for stage in stages.values() for name, value in stage["figures"].items()}
+    return {
+        "panel": comparison.panel.hash,
+        "policies": {name: result.summary() for name, result in found.items()},
+        "comparisons": {f"{a} → {b}": comparison_record(found[a], found[b]) for a, b in STEPS},
+        "minutes": {name: stage["minutes"] for name, stage in stages.items()},
+        "cpu_minutes": {name: stage["cpu_minutes"] for name, stage in stages.items()},
+        **figures,
+    }
+
+
+def planned_phases(seeds: Sequence[str], out: Path) -> list[list[list[str]]]:
+    """The arguments of the processes that train all stages: those of a phase need nothing but the phases before it."""
+    phases = (("imitation", "ten_times"), ("rollouts", "online"), ("preference", "offline"))
+    return [
+        [["--seeds", seed, "--stages", stage, "--out", str(out)] for stage in stages for seed in seeds]
+        for stages in phases
+    ]
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
+    parser.add_argument("--stages", default=",".join(STAGES), help="comma-separated (default: all)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes of one core each (default: 1, this one)")
     parser.add_argument("--out", type=Path, default=Path("runs/training_stages"))
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "training_stages.json")
     args = parser.parse_args()
+    if args.jobs > 1:
+        run_phases(__file__, planned_phases(args.seeds.split(","), args.out), args.jobs, args.out / "logs")
+    comparisons = {seed: StageComparison(args.out / f"seed-{seed}", seed) for seed in map(int, args.seeds.split(","))}
     found: dict[int, dict[str, EvalResult]] = {}
-    record: dict[str, Any] = {"budget": asdict(BUDGET), "held_out": HELD_OUT, "seeds": {}, "pooled": {}}
-    for seed in map(int, args.seeds.split(",")):
-        comparison = StageComparison(args.out / f"seed-{seed}", seed)
-        found[seed] = await comparison.run()
-        record["seeds"][seed] = {
-            "panel": comparison.panel.hash,
-            "policies": {name: result.summary() for name, result in found[seed].items()},
-            "comparisons": {f"{a} → {b}": comparison_record(found[seed][a], found[seed][b]) for a, b in STEPS},
-            "minutes": comparison.minutes,
-            "cpu_minutes": comparison.cpu_minutes,
-            **comparison.figures,
-        }
-        record["pooled"] = {
+    for seed, comparison in comparisons.items():
+        found[seed] = await comparison.run(args.stages.split(","))
+        scores = ", ".join(f"{name} {result.success_rate:.1%}" for name, result in found[seed].items())
+        print(f"seed {seed}: {scores}", flush=True)
+    if any(set(comparison.records()) != set(STAGES) for comparison in comparisons.values()):
+        print("Not all stages are finished; the table comes when they are.")
+        return
+    record = {
+        "budget": asdict(BUDGET),
+        "held_out": HELD_OUT,
+        "seeds": {seed: seed_record(comparison, found[seed]) for seed, comparison in comparisons.items()},
+        "pooled": {
             f"{a} → {b}": comparison_record(*(pooled({s: found[s][name] for s in found}) for name in (a, b)))
             for a, b in STEPS
-        }
-        write_atomic(args.results, (json.dumps(record, indent=1) + "\n").encode())
-        scores = ", ".join(f"{name} {result.success_rate:.1%}" for name, result in found[seed].items())
-        spent, cpu_spent = sum(comparison.minutes.values()), sum(comparison.cpu_minutes.values())
-        print(f"seed {seed}: {scores}; {spent:.1f} minutes, {cpu_spent:.1f} of processor time", flush=True)
+        },
+    }
+    write_atomic(args.results, (json.dumps(record, indent=1) + "\n").encode())
     print()
     print("\n".join(table(found)))
-    spent, cpu_spent = (sum(sum(r[k].values()) for r in record["seeds"].values()) for k in ("minutes", "cpu_minutes"))
-    print(f"\n{spent:.1f} minutes in all, {cpu_spent:.1f} of processor time; figures in {args.results}")
+    minutes = [sum(stage[k] for c in comparisons.values() for stage in c.records().values()) for k in CLOCKS]
+    print(f"\n{minutes[0]:.1f} minutes in all, {minutes[1]:.1f} of processor time; figures in {args.results}")
 
 
 if __name__ == "__main__":

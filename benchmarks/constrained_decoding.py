@@ -1,0 +1,112 @@
+"""What it costs per token to hold replies to a form: without one, a regular expression, a JSON schema.
+
+    python benchmarks/constrained_decoding.py [--model tiny] [--device cpu] [--batch 64] [--repeats 4] [--out FILE]
+
+The processor time of the engine's thread per token is what a loaded machine can still measure: on a CPU the masks are
+computed by another thread beside it. Wall time per token is printed too. Medians; the cases take turns.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from practicum.chat.renderer import Renderer
+from practicum.engines.base import Generation, Request, Sampling
+from practicum.engines.local.engine import LocalEngine
+from practicum.engines.local.runner import DecodeOutput, RunningRequest
+from practicum.environment import Observation
+from practicum.models import loader
+from practicum.models.decoder import Decoder
+from practicum.task import Task
+
+TEXT = {"type": "string", "minLength": 100, "maxLength": 400}
+SCHEMA = {"type": "object", "properties": {"name": TEXT, "n": {"type": "integer"}}, "required": ["name", "n"]}
+TASK = Task("b", "bench", "train")
+FORMS: dict[str, dict[str, Any] | None] = {
+    "free": None,
+    "regex": {"type": "regex", "regex": "([a-z ]|[0-9])*"},
+    "schema": {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
+}
+
+
+def measure(
+    decoder: Decoder, renderer: Renderer, form: dict[str, Any] | None, batch: int, tokens: int
+) -> Sequence[float]:
+    """Microseconds per token of the engine's thread, and of the clock."""
+    engine = LocalEngine(decoder, renderer, max_batch=batch)
+    decode, spent, rows = engine.runner.decode, 0.0, 0
+
+    def timed(running: list[RunningRequest], end_ids: Sequence[int]) -> DecodeOutput:
+        nonlocal spent, rows
+        begun = time.thread_time()
+        output = decode(running, end_ids)
+        spent += time.thread_time() - begun
+        rows += len(output.tokens)
+        return output
+
+    engine.runner.decode = timed  # type: ignore[method-assign]
+    requests = [
+        Request(tuple(range(30, 60)), Sampling(seed=seed, max_tokens=tokens), TASK, Observation(),
+                (), response_format=form)
+        for seed in range(batch)
+    ]  # fmt: skip
+
+    async def run() -> list[Generation]:
+        try:
+            return list(await asyncio.gather(*map(engine.generate, requests)))
+        finally:
+            await engine.close()
+
+    begun = time.perf_counter()
+    count = sum(len(reply.ids) for reply in asyncio.run(run()))
+    steps = engine.settings.steps_per_decode if form is None else 1
+    return spent / (rows * steps) * 1e6, (time.perf_counter() - begun) / count * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    device = loader.resolve_device(args.device, "auto")
+    loaded = (
+        loader.load_tiny(0)
+        if args.model == "tiny" and args.device == "cpu"
+        else loader.load(args.model, device.dtype, device.device)
+    )
+    decoder, renderer = Decoder(loaded.model), Renderer(loaded.tokenizer, None, loaded.end_ids)
+    found: dict[str, list[Sequence[float]]] = {name: [] for name in FORMS}
+    for repeat in range(args.repeats + 1):  # the first one builds what is built once
+        for name, form in FORMS.items():
+            figures = measure(decoder, renderer, form, args.batch, args.tokens)
+            if repeat:
+                found[name].append(figures)
+    medians = {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in found.items()}
+    for name, (thread, wall) in medians.items():
+        more = f"{thread / medians['free'][0] - 1:+.1%} and {wall / medians['free'][1] - 1:+.1%} against free"
+        print(f"{name:7} {thread:8.1f} µs per token of the engine's thread, {wall:8.1f} of the clock ({more})")
+    if args.out is not None:
+        args.out.write_text(
+            json.dumps({"arguments": {k: str(v) for k, v in vars(args).items()}, **medians}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

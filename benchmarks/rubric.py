@@ -1,0 +1,337 @@
+"""Does a small model learn to write rubrics? Untrained, SFT and GRPO on held-out families, probes and a planted judge.
+
+    python benchmarks/rubric.py [--seeds 0] [--cases learn,planted,probes] [--jobs 2] [--out runs/rubric]
+
+`learn`: SFT on the expert's dialogues of the training families (the best validation on other families is kept), then
+GRPO by `recipe=rubric`. All policies are evaluated on the same tasks of four families of which no workflow was seen,
+and compared in pairs. `planted`: training on a judge that can be flattered must be stopped by the held-out judge.
+`probes`: what rubrics that judge nothing earn under each reward.
+The other cases are variants of `learn` (`VARIANTS`): SFT with other settings, which says whether SFT was at its best.
+
+Every case and seed is a process of its own on one core, `--jobs` at a time; a result that exists is not computed again,
+so that a run that was cut short goes on. At the end the table is printed and written to `--results`.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+import argparse
+import asyncio
+import functools
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from practicum.agent import Agent
+from practicum.config.resolve import resolve_train
+from practicum.data.run_folder import write_atomic
+from practicum.engines.base import Sampling
+from practicum.engines.scripted import ScriptedEngine
+from practicum.environments.rubric.environment import RubricEnvironment
+from practicum.environments.rubric.rewards import REWARDS
+from practicum.environments.rubric.short_form import SHORT_REPLIES
+from practicum.errors import UserError
+from practicum.evaluation.compare import compare_pair
+from practicum.evaluation.panel import Panel
+from practicum.evaluation.result import EvalResult, result_from_episodes
+from practicum.models import loader
+from practicum.registry import make_format
+from practicum.rollout import run_episodes
+from practicum.training import build
+from practicum.training.sft import SFTSettings, train_sft
+from practicum.training.trainable_policy import TrainablePolicy
+from practicum.trajectory import Trajectory, plan_attempts
+
+RESULTS = Path(__file__).parent / "results" / "rubric.json"
+MAX_TOKENS = 64
+METRICS = ("agreement", "spearman", "l1", "l2", "precision_at_3", "coverage", "questions", "num_rules", "valid")
+PROBES = ("expert", "constant", "keywords", "generic", "opposite", "flatterer", "random")
+FORM: dict[str, Any] = {"type": "regex", "regex": SHORT_REPLIES}
+MIN_VALIDITY = 0.5
+"""Share of valid rubrics that SFT must reach before RL begins."""
+BEST_OF = 8
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Settings of SFT and RL."""
+
+    demonstrations: int = 400
+    epochs: int = 24
+    sft_lr: float = 1e-3
+    weight_decay: float = 0.1
+    check_every: int = 100
+    steps: int = 60
+    lr: float = 2e-4
+    tasks: int = 240
+    keys: tuple[str, ...] = ()
+
+
+VARIANTS = {
+    "learn": Variant(),
+    "weight-decay": Variant(weight_decay=1.0),
+    "low-rate": Variant(sft_lr=5e-4),
+    "many-demonstrations": Variant(demonstrations=4000, epochs=4),
+    "reinforce": Variant(keys=("algorithm.adv_estimator=reinforce",)),
+    "no-dropout": Variant(keys=("agent.environment_args={form: short, criterion_dropout: 0.0}",)),
+    "composite": Variant(keys=("agent.environment_args={form: short, reward: composite}",)),
+}
+
+
+def environment(reward: str = "agreement") -> RubricEnvironment:
+    return RubricEnvironment(form="short", reward=reward)
+
+
+def agent(temperature: float, constrained: bool = True) -> Agent:
+    sampling = Sampling(temperature, max_tokens=MAX_TOKENS)
+    return Agent(format="hf", max_turns=3, sampling=sampling, response_format=FORM if constrained else None)
+
+
+def figures(result: EvalResult) -> dict[str, float]:
+    """Means over a panel; an attempt without a valid rubric counts with what the environment gave it."""
+    rows = result.scored
+    present = [name for name in METRICS if any(name in row.env_metrics for row in rows)]
+    means = {name: statistics.fmean(row.env_metrics.get(name, 0.0) for row in rows) for name in present}
+    verifier = statistics.fmean(row.components.get("verifier", 0.0) for row in rows)
+    return {**means, "verifier": verifier, "reward": statistics.fmean(row.reward for row in rows),
+            "success": result.success_rate}  # fmt: skip
+
+
+def say(name: str, values: dict[str, float]) -> None:
+    print(f"{name:<22} " + "  ".join(f"{key} {value:.3f}" for key, value in values.items()), flush=True)
+
+
+def by_family(panel: Panel, first: EvalResult, second: EvalResult) -> dict[str, float]:
+    """The mean difference of agreement in each family."""
+    family = {task.id: str(task.fields["family"]) for task in panel.tasks}
+    differences: dict[str, list[float]] = defaultdict(list)
+    before = {row.task: row.env_metrics["agreement"] for row in first.scored}
+    for row in second.scored:
+        differences[family[row.task]].append(row.env_metrics["agreement"] - before[row.task])
+    return {name: statistics.fmean(values) for name, values in differences.items()}
+
+
+async def demonstrations(policy: TrainablePolicy, count: int, seed: int) -> list[Trajectory]:
+    engine = ScriptedEngine.of("expert", environment(), make_format("hf"), policy.renderer)
+    planned = plan_attempts(environment().tasks("train", count, seed + 1), 1, seed)
+    return await run_episodes(planned, environment, agent(1.0, False), engine, policy.renderer)
+
+
+async def train_start(policy: TrainablePolicy, variant: Variant, folder: Path, seed: int) -> None:
+    """SFT; the weights of the best validation are kept."""
+    shown = await demonstrations(policy, variant.demonstrations, seed)
+    check = Panel(tuple(environment().tasks("val", min(100, variant.tasks), seed)), seed)
+    settings = SFTSettings(
+        num_epochs=variant.epochs, batch_size=16, gradient_accumulation_steps=1, learning_rate=variant.sft_lr,
+        warmup_steps=20, weight_decay=variant.weight_decay, scheduler_type="constant", check_every=variant.check_every,
+        seed=seed,
+    )  # fmt: skip
+
+    async def evaluate() -> EvalResult:
+        result, _ = await policy.evaluate("val", check, environment, agent(0.0))
+        say("SFT, val", figures(result))
+        return result
+
+    await train_sft(policy, shown, settings, folder / "sft", evaluate=evaluate, say=lambda text: None)
+
+
+def rl_config(folder: Path, start: str, variant: Variant, seed: int, *keys: str) -> Any:
+    return resolve_train(
+        [
+            "recipe=rubric", f"actor_rollout_ref.model.path={start}", f"trainer.default_local_dir={folder}",
+            f"trainer.seed={seed}", "trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.logger=[]",
+            "trainer.save_freq=-1", f"actor_rollout_ref.actor.optim.lr={variant.lr}", *variant.keys, *keys,
+        ]
+    ).config  # fmt: skip
+
+
+async def best_of(policy: TrainablePolicy, panel: Panel) -> float:
+    """The mean over tasks of the best agreement among eight sampled rubrics: what a perfect choice would reach."""
+    planned = plan_attempts(panel.tasks, BEST_OF, panel.seed)
+    episodes = await policy.roll_out(planned, environment, agent(1.0))
+    best: dict[str, float] = defaultdict(float)
+    for episode in episodes:
+        best[episode.task.id] = max(best[episode.task.id], float(episode.turns[-1].info.get("agreement", 0.0)))
+    return statistics.fmean(best.values())
+
+
+async def learn(variant: Variant, folder: Path, seed: int, model: str) -> dict[str, Any]:
+    """SFT and GRPO, evaluated on held-out families."""
+    panel = Panel(tuple(environment().tasks("test", variant.tasks, seed)), seed)
+    started, results, unconstrained = time.monotonic(), {}, {}
+    policy = TrainablePolicy(loader.load_tiny(seed) if model == "tiny" else loader.load(model), max_batch=128)
+
+    async def evaluate(name: str, acting: TrainablePolicy) -> None:
+        free, _ = await acting.evaluate(name, panel, environment, agent(0.0, False))
+        unconstrained[name] = figures(free)["valid"]
+        results[name], _ = await acting.evaluate(name, panel, environment, agent(0.0))
+        say(name, {**figures(results[name]), "valid without constraint": unconstrained[name],
+                   "minutes": (time.monotonic() - started) / 60})  # fmt: skip
+
+    try:
+        await evaluate("untrained", policy)
+        await train_start(policy, variant, folder, seed)
+        await evaluate("SFT", policy)
+        best = await best_of(policy, panel)
+    finally:
+        await policy.close()
+    if unconstrained["SFT"] < MIN_VALIDITY:
+        print(f"Only {unconstrained['SFT']:.0%} of the SFT model's rubrics are valid without constrained decoding.")
+    keys = (f"trainer.total_training_steps={variant.steps}", "trainer.experiment_name=rl")
+    run = build.build_run(rl_config(folder, str(folder / "sft"), variant, seed, *keys), say=print)
+    try:
+        await run.train()
+        await evaluate("GRPO", run.policy)
+    finally:
+        await run.policy.close()
+    comparison = compare_pair(results["SFT"], results["GRPO"])
+    deltas = {d.name: [d.difference, d.interval.low, d.interval.high, d.p_value] for d in comparison.deltas}
+    return {
+        "policies": {name: figures(result) for name, result in results.items()}, "valid unconstrained": unconstrained,
+        "SFT best of 8": best, "differences": deltas, "families": by_family(panel, results["SFT"], results["GRPO"]),
+        "minutes": (time.monotonic() - started) / 60,
+    }  # fmt: skip
+
+
+async def planted(variant: Variant, folder: Path, seed: int, model: str) -> dict[str, Any]:
+    """Train on the judge that can be flattered, from random weights under constrained decoding; it should stop."""
+    keys = (
+        "trainer.experiment_name=planted", "agent.environment_args={form: short, reward: flattered, max_turns: 1}",
+        "agent.max_turns=1", "trainer.total_training_steps=40", "data.val_batch_size=4", "data.train_batch_size=4",
+    )  # fmt: skip
+    run = build.build_run(rl_config(folder, model, replace(variant, lr=1e-3), seed, *keys), say=lambda text: None)
+    sentence = ""
+    try:
+        await run.train()
+    except UserError as error:
+        sentence = str(error)
+    finally:
+        await run.policy.close()
+    (path,) = (folder / "practicum" / "planted").glob("metrics.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    curve = [(line["reward/mean"], line.get("hacking/verifier/mean", 0.0)) for line in lines if "reward/mean" in line]
+    print(f"planted judge: {len(curve)} steps; reward {curve[0][0]:.3f} -> {curve[-1][0]:.3f}, verifier "
+          f"{curve[0][1]:.3f} -> {curve[-1][1]:.3f}\n{sentence}")  # fmt: skip
+    return {"steps": len(curve), "curve": curve, "sentence": sentence}
+
+
+async def probes(variant: Variant, folder: Path, seed: int, model: str) -> dict[str, Any]:
+    """The mean reward of scripted rubrics under every reward."""
+    policy = TrainablePolicy(loader.load_tiny(0), max_batch=8)
+    panel = Panel(tuple(RubricEnvironment().tasks("test", min(200, variant.tasks), seed)), seed)
+    rows: dict[str, Any] = {}
+    for name in PROBES:
+        rows[name] = {}
+        for reward in REWARDS:
+            engine = ScriptedEngine.of(name, RubricEnvironment(reward=reward), make_format("hf"), policy.renderer)
+            maker = functools.partial(RubricEnvironment, reward=reward)
+            episodes = await run_episodes(panel.attempts(), maker, agent(1.0, False), engine, policy.renderer)
+            rows[name][reward] = figures(result_from_episodes(name, panel, episodes))["reward"]
+        say(name, rows[name])
+    await policy.close()
+    return rows
+
+
+Case = Callable[[Variant, Path, int, str], Awaitable[dict[str, Any]]]
+CASES: dict[str, Case] = {**dict.fromkeys(VARIANTS, learn), "planted": planted, "probes": probes}
+
+
+def run_here(name: str, args: argparse.Namespace) -> None:
+    """Run one case and seed in this process and write its result."""
+    variant = VARIANTS.get(name, Variant())
+    if args.small:
+        variant = replace(variant, demonstrations=16, epochs=1, check_every=1, steps=1, tasks=4)
+    folder = args.out / f"{name}-{args.seeds}"
+    folder.mkdir(parents=True, exist_ok=True)
+    result = asyncio.run(CASES[name](variant, folder, int(args.seeds), args.model))
+    write_atomic(folder / "result.json", (json.dumps(result, indent=1) + "\n").encode())
+
+
+def run_apart(name: str, seed: int, args: argparse.Namespace) -> None:
+    """Run one case and seed in a process of its own, unless its result exists; its output goes into a file."""
+    folder = args.out / f"{name}-{seed}"
+    if (folder / "result.json").is_file():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, __file__, "--here", name, "--seeds", str(seed), "--out", str(args.out)]
+    command += ["--model", args.model, *(["--small"] if args.small else [])]
+    threads = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    with (folder / "output.txt").open("w") as output:
+        status = subprocess.run(
+            command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **threads}
+        ).returncode
+    print(f"{name}, seed {seed}: {'done' if status == 0 else f'failed, see {output.name}'}", flush=True)
+
+
+def read_results(args: argparse.Namespace, seeds: Sequence[int]) -> dict[str, Any]:
+    paths = {
+        f"{name}, seed {seed}": args.out / f"{name}-{seed}" / "result.json" for name in args.cases for seed in seeds
+    }
+    return {label: json.loads(path.read_text()) for label, path in paths.items() if path.is_file()}
+
+
+def print_table(results: dict[str, Any]) -> None:
+    print("| case | untrained | SFT | SFT, best of 8 | GRPO | GRPO − SFT [95 %] | p | questions SFT → GRPO |")
+    print("|---|---|---|---|---|---|---|---|")
+    for label, result in results.items():
+        if "policies" not in result:
+            continue
+        rows, delta = result["policies"], result["differences"]["Mean agreement"]
+        means = [rows["untrained"]["agreement"], rows["SFT"]["agreement"], result["SFT best of 8"]]
+        means.append(rows["GRPO"]["agreement"])
+        difference = f"{delta[0]:+.3f} [{delta[1]:+.3f}, {delta[2]:+.3f}] | {delta[3]:.2g}"
+        questions = f"{rows['SFT']['questions']:.2f} → {rows['GRPO']['questions']:.2f}"
+        print(f"| {label} | {' | '.join(f'{value:.3f}' for value in means)} | {difference} | {questions} |")
+    for label, result in results.items():
+        if "sentence" in result:
+            print(f"{label}: {result['steps']} steps. {result['sentence']}")
+        elif "constant" in result:
+            for name, values in result.items():
+                say(name, values)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--cases", default="learn,planted,probes", help=f"of {', '.join(CASES)}, or `all`")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--small", action="store_true", help="a few updates only: does everything run?")
+    parser.add_argument("--here", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, default=Path("runs/rubric"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    if args.here:
+        run_here(args.here, args)
+        return
+    args.cases = list(CASES) if args.cases == "all" else args.cases.split(",")
+    unknown = [name for name in args.cases if name not in CASES]
+    if unknown:
+        sys.exit(f"There is no case {', '.join(unknown)}; the cases are {', '.join(CASES)}.")
+    seeds = [int(seed) for seed in args.seeds.split(",")]
+    started = time.monotonic()
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for future in [pool.submit(run_apart, name, seed, args) for seed in seeds for name in args.cases]:
+            future.result()
+    results = read_results(args, seeds)
+    print_table(results)
+    args.results.parent.mkdir(parents=True, exist_ok=True)
+    args.results.write_text(json.dumps({"model": args.model, "results": results}, indent=1) + "\n")
+    print(f"{(time.monotonic() - started) / 60:.1f} minutes; figures in {args.results}")
+    if len(results) < len(seeds) * len(args.cases):
+        sys.exit("Some cases failed; run the same command again after a look at their output.txt.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Rollout and training step of two versions of this package, in alternation: medians and ratios.
+
+    git archive COMMIT src | tar -x -C /tmp/old
+    python benchmarks/versions.py /tmp/old . [--repeats 9] [--out FILE.json]
+
+Each version is a process of its own that waits for requests; the two alternate, so that other load on the machine
+affects both, and the order within a pair alternates too. Beside the wall-clock time there is the processor time of all
+threads of the process, which varies less on a busy machine.
+
+* `rollout`: 256 episodes of `math` with the expert's replies, 64 at once: the agent loop without a model.
+* `step`: one GRPO step of `tiny` on `math`, 16 tasks × 8 chains, 2 turns of 16 tokens: rollout, advantages, update.
+  Rewards are drawn: an untrained model earns none, and groups without a signal are not trained on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+EPISODES, TASKS, CHAINS, TURNS, TOKENS = 256, 16, 8, 2, 16
+
+
+def measure(version: Path, kind: str) -> None:
+    """Read a line from stdin, run one `kind`, print seconds and processor seconds; until there are no more lines."""
+    import torch
+
+    from practicum.agent import Agent
+    from practicum.engines.base import Sampling
+    from practicum.engines.scripted import ScriptedEngine
+    from practicum.environment import Step
+    from practicum.environments.math import MathEnvironment
+    from practicum.models import loader
+    from practicum.registry import make_format
+    from practicum.rollout import run_episodes
+    from practicum.training.objective import Objective
+    from practicum.training.rl_trainer import RLTrainer
+    from practicum.training.rollout_source import OnlineSource
+    from practicum.training.settings import RLSettings
+    from practicum.training.trainable_policy import TrainablePolicy
+    from practicum.trajectory import plan_attempts
+
+    class DrawnRewards(MathEnvironment):
+        rng = random.Random(0)
+
+        async def truncate(self) -> Step:
+            return replace(await super().truncate(), reward=self.rng.random())
+
+    assert Path(sys.modules["practicum"].__file__ or "").is_relative_to(version.resolve())
+    torch.set_num_threads(1)
+    policy = TrainablePolicy(loader.load_tiny(0), max_batch=TASKS * CHAINS)
+    environment = MathEnvironment(levels=(1, 2))
+    expert = ScriptedEngine.of("expert", environment, make_format("hf"), policy.renderer)
+    agent = Agent(format="hf", max_turns=TURNS, sampling=Sampling(1.0, max_tokens=TOKENS))
+    settings = RLSettings(
+        total_training_steps=10_000, train_batch_size=TASKS, num_chains=CHAINS, adv_estimator="grpo", lr=1e-6,
+        objective=Objective(entropy_coeff=0.0, kl_loss_coef=0.0),
+    )  # fmt: skip
+    source = OnlineSource(policy, environment.tasks("train", 4000), lambda: environment, agent, settings)
+    source.make_environment = lambda: DrawnRewards(levels=(1, 2))
+    trainer = RLTrainer(policy, source, settings)
+    tasks = environment.tasks("train", EPISODES)
+
+    async def run(number: int) -> None:
+        if kind == "rollout":
+            planned = plan_attempts(tasks, 1, number)
+            make = source.make_environment
+            await run_episodes(planned, make, Agent(max_turns=6), expert, policy.renderer, concurrency=64)
+        else:
+            policy.set_version(policy.version)
+            await trainer.step(number)
+
+    async def serve() -> None:
+        for number in range(3):
+            await run(number)
+        print("ready", flush=True)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            wall, cpu = time.perf_counter(), time.process_time()
+            await run(int(line))
+            print(json.dumps([time.perf_counter() - wall, time.process_time() - cpu]), flush=True)
+        await policy.close()
+
+    asyncio.run(serve())
+
+
+class Side:
+    """A process with one version."""
+
+    def __init__(self, version: Path, kind: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(version / "src"), "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "0"}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, str(version), str(version), "--measure", kind],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+        assert self._line() == "ready"
+        self.seconds: list[tuple[float, float]] = []
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def run(self, number: int) -> None:
+        assert self.process.stdin is not None
+        print(number, file=self.process.stdin, flush=True)
+        wall, cpu = json.loads(self._line())
+        self.seconds.append((wall, cpu))
+
+    def close(self) -> None:
+        self.process.communicate()
+
+
+def compare(old: Path, new: Path, kind: str, repeats: int) -> dict[str, Any]:
+    """Medians of both versions, and the median of the ratios of pairs, with their quartiles."""
+    sides = [Side(old, kind), Side(new, kind)]
+    for number in range(repeats):
+        for side in sides if number % 2 == 0 else sides[::-1]:
+            side.run(3 + number)
+    for side in sides:
+        side.close()
+    result: dict[str, Any] = {"repeats": repeats}
+    for index, clock in enumerate(("wall", "processor")):
+        before, after = ([pair[index] for pair in side.seconds] for side in sides)
+        ratios = [second / first for first, second in zip(before, after, strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        result[clock] = {
+            "old": statistics.median(before), "new": statistics.median(after),
+            "ratio": middle, "ratio_quartiles": [low, high],
+        }  # fmt: skip
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", type=Path, help="folder with src/ of the older version")
+    parser.add_argument("new", type=Path, help="folder with src/ of the newer version")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
+    parser.add_argument("--measure", choices=("rollout", "step"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        measure(arguments.new, arguments.measure)
+        return
+    results = {kind: compare(arguments.old, arguments.new, kind, arguments.repeats) for kind in ("rollout", "step")}
+    print(f"{'':<10}{'clock':<12}{'old':>9}{'new':>9}{'ratio':>8}  quartiles")
+    for kind, result in results.items():
+        for clock in ("wall", "processor"):
+            row = result[clock]
+            low, high = row["ratio_quartiles"]
+            print(
+                f"{kind:<10}{clock:<12}{row['old']:>8.3f}s{row['new']:>8.3f}s{row['ratio']:>8.3f}  {low:.3f} {high:.3f}"
+            )
+    if arguments.out:
+        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

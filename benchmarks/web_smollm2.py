@@ -1,0 +1,83 @@
+"""SmolLM2 as HALO's worker, from an expert's episodes: recorded and evaluated in Chromium, trained on a GPU.
+
+    python benchmarks/web_smollm2.py record      # OUT/episodes and OUT/data, with a browser
+    python benchmarks/web_smollm2.py train       # OUT/adapters, on a GPU; OUT/data is all that it needs
+    python benchmarks/web_smollm2.py evaluate    # OUT/results, with a browser
+
+Two LoRA adapters: `web` learns all training templates of our sites and is evaluated on held-out templates in which text
+must be typed; `miniwob` learns those of MiniWoB++'s 62 training tasks that have a scripted policy and is evaluated on
+its 63 test tasks. Each is compared with the model without training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from web_training import run_command
+
+from practicum.environments.web.miniwob_policies import POLICIES
+from practicum.environments.web.miniwob_tasks import TRAIN_TASKS
+
+PARTS = ("web", "miniwob")
+SHORT = ["--env-arg", "observe=brief", "--env-arg", "prompt=page"]
+"""Short prompts: the model is evaluated on a CPU."""
+MAX_TURNS = {"web": 20, "miniwob": 10}
+SCRIPTED = sorted(set(TRAIN_TASKS) & set(POLICIES))
+
+
+def record(out: Path, counts: dict[str, int]) -> Iterator[list[str]]:
+    """Commands that record the expert's episodes, and write them as rows of prompt and action."""
+    for part in PARTS:
+        chosen = [] if part == "web" else ["--env-arg", f"tasks={json.dumps(SCRIPTED)}"]
+        episodes, turns = str(out / "episodes" / part), str(MAX_TURNS[part])
+        yield ["collect", "--env", part, *SHORT, *chosen, "--policy", "expert", "--tokenizer", "smollm2", "--tasks",
+               str(counts[part]), "--max-turns", turns, "--out", episodes]  # fmt: skip
+        yield ["export", "--input_dir", episodes, "--output_dir", str(out / "data" / part), "--format", "bc"]
+
+
+def train(out: Path, model: str, epochs: int) -> Iterator[list[str]]:
+    """Commands that train an adapter on each part."""
+    for part in PARTS:
+        yield [
+            "sft", "--dataset_path", str(out / "data" / part / "bc.jsonl"), "--model", model, "--output_dir",
+            str(out / "adapters" / part), "--lora_r", "16", "--lora_alpha", "32", "training.learning_rate=1e-3",
+            f"training.num_epochs={epochs}", "training.batch_size=32", "training.gradient_accumulation_steps=1",
+            "training.warmup_steps=20", "training.gradient_checkpointing=false", "training.eval_steps=100",
+        ]  # fmt: skip
+
+
+def evaluate(out: Path, model: str, tasks: dict[str, int]) -> Iterator[list[str]]:
+    """Commands that evaluate the adapters and the model without training, greedily."""
+    for part in PARTS:
+        modes = [f"{part}-zero={model}", f"{part}-bc={out / 'adapters' / part}"]
+        chosen = ["--subset", "needs_text=true"] if part == "web" else []
+        yield ["matrix", "--mode", *modes, "--env", part, *SHORT, *chosen, "--tasks", str(tasks[part]), "--max-turns",
+               str(MAX_TURNS[part]), "--max-tokens", "64", "--out", str(out / "results" / part)]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", choices=("record", "train", "evaluate"))
+    parser.add_argument("--out", type=Path, default=Path("runs/web-smollm2"))
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--web", type=int, help="tasks of our sites (default: 1200 to record, 120 to evaluate)")
+    parser.add_argument("--miniwob", type=int, help="tasks of MiniWoB++ (default: 810 to record, 315 to evaluate)")
+    args = parser.parse_args()
+    if args.stage == "record":
+        commands = record(args.out, {"web": args.web or 1200, "miniwob": args.miniwob or 810})
+    elif args.stage == "train":
+        commands = train(args.out, args.model, args.epochs)
+    else:
+        commands = evaluate(args.out, args.model, {"web": args.web or 120, "miniwob": args.miniwob or 315})
+    for command in commands:
+        run_command(command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""HALO's worker in a real Chromium: collect → export → BC → DPO → GRPO → matrix, each by its own command.
+
+    python benchmarks/web_training.py [--model tiny] [--seed 0] [--out runs/web] [KEY=VALUE ...]
+
+An expert plays training tasks; BC imitates it. The BC model then plays some of these tasks, several episodes each: DPO
+learns from pairs of replies in one state, of which one led to success, GRPO from new episodes of new training tasks.
+All are evaluated, greedily, on tasks of held-out templates, and neighbours are compared by McNemar's mid-p test.
+KEY=VALUE changes one number of the budget. Run again, it continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from practicum.cli.main import main as practicum
+from practicum.data.run_folder import write_atomic
+from practicum.evaluation.compare import compare_pair
+from practicum.evaluation.panel import read_panel
+from practicum.evaluation.result import EvalResult, read_result
+from practicum.evaluation.stats.intervals import LEVEL
+from practicum.utils.memory import cpu_seconds
+
+ENVIRONMENT = {"observe": "brief", "prompt": "page", "text": False, "levels": [1, 2]}
+MODES = ("zero", "bc", "dpo", "grpo")
+STEPS = (("zero", "bc"), ("bc", "dpo"), ("bc", "grpo"), ("dpo", "grpo"))
+"""Earlier and later stage of each comparison."""
+ACTOR = "actor_rollout_ref.actor"
+
+
+@dataclass
+class Budget:
+    """What the stages may use."""
+
+    demonstrations: int = 400
+    """Tasks that the expert plays, one episode each."""
+    bc_epochs: int = 8
+    bc_batch: int = 16
+    bc_lr: float = 1e-3
+    logged_tasks: int = 60
+    """Tasks that the BC model plays for DPO."""
+    logged_chains: int = 8
+    """Episodes of each."""
+    dpo_epochs: int = 2
+    dpo_lr: float = 5e-5
+    grpo_steps: int = 20
+    grpo_tasks: int = 16
+    """Tasks of one step."""
+    grpo_chains: int = 8
+    grpo_lr: float = 3e-4
+    held_out: int = 198
+    """Tasks of the held-out templates that every policy is evaluated on."""
+    max_turns: int = 10
+
+
+def run_command(command: Sequence[str]) -> None:
+    """Print a command of Practicum and run it; a failure ends the script."""
+    print(f"\n$ practicum {shlex.join(command)}", flush=True)
+    if practicum(list(command)) != 0:
+        raise SystemExit(f"practicum {command[0]} failed")
+
+
+class Stages:
+    """The commands of one run, in one folder."""
+
+    def __init__(
+        self, out: Path, model: str, seed: int, budget: Budget, environment: str = "web", split: str = "test"
+    ) -> None:
+        self.out, self.model, self.seed, self.budget = out, model, seed, budget
+        self.environment, self.split = environment, split
+        self.record = out / "stages.json"
+        self.spent: dict[str, dict[str, float]] = json.loads(self.record.read_text()) if self.record.exists() else {}
+        """Minutes, and minutes of processor time, of the finished stages."""
+
+    def run(self) -> dict[str, EvalResult]:
+        """Run the stages that are not finished; return the results by name."""
+        for stage in (self.collect, self.bc, self.log, self.dpo, self.grpo, self.matrix):
+            if stage.__name__ in self.spent:
+                continue
+            started, cpu_started = time.monotonic(), cpu_seconds()
+            for command in stage():
+                run_command(command)
+            cpu_minutes = (cpu_seconds() - cpu_started) / 60
+            self.spent[stage.__name__] = {"minutes": (time.monotonic() - started) / 60, "cpu_minutes": cpu_minutes}
+            write_atomic(self.record, (json.dumps(self.spent, indent=1) + "\n").encode())
+        return {name: read_result(self.out / "matrix" / f"{name}.json") for name in MODES}
+
+    @property
+    def play(self) -> list[str]:
+        """Flags of whatever plays episodes."""
+        options = [f"{key}={json.dumps(value)}" for key, value in ENVIRONMENT.items()]
+        flags = [flag for option in options for flag in ("--env-arg", option)]
+        return ["--env", self.environment, *flags, "--max-turns", str(self.budget.max_turns),
+                "--max-tokens", "32", "--seed", str(self.seed)]  # fmt: skip
+
+    def folder(self, name: str) -> str:
+        return str(self.out / name)
+
+    def collect(self) -> Iterator[list[str]]:
+        shown, tasks = self.folder("episodes/shown"), str(self.budget.demonstrations)
+        yield ["collect", *self.play, "--policy", "expert", "--tasks", tasks, "--out", shown]
+        yield ["export", "--input_dir", shown, "--output_dir", self.folder("data"), "--format", "bc"]
+
+    def bc(self) -> Iterator[list[str]]:
+        budget = self.budget
+        yield [
+            "sft", "--dataset_path", self.folder("data/bc.jsonl"), "--model", self.model, "--full", "--output_dir",
+            self.folder("bc"), f"training.num_epochs={budget.bc_epochs}", f"training.batch_size={budget.bc_batch}",
+            "training.gradient_accumulation_steps=1", f"training.learning_rate={budget.bc_lr}",
+            "training.warmup_steps=30", "training.bf16=false", "training.gradient_checkpointing=false",
+            "training.eval_steps=-1", "training.save_steps=-1", f"training.seed={self.seed}",
+        ]  # fmt: skip
+
+    def log(self) -> Iterator[list[str]]:
+        """Episodes of the BC model on tasks that the expert has played too."""
+        budget = self.budget
+        yield [
+            "collect", *self.play, "--policy", self.folder("bc/model"), "--tasks", str(budget.logged_tasks),
+            "--rollouts_per_task", str(budget.logged_chains), "--temperature", "1",
+            "--out", self.folder("episodes/logged"),
+        ]  # fmt: skip
+        yield ["export", "--input_dir", self.folder("episodes"), "--output_dir", self.folder("data"), "--format", "dpo",
+               "--pairing_strategy", "same_state", "--skip-empty"]  # fmt: skip
+
+    def dpo(self) -> Iterator[list[str]]:
+        budget = self.budget
+        yield [
+            "dpo", "--dataset_path", self.folder("data/dpo.jsonl"), "--model", self.folder("bc/model"), "--full",
+            "--output_dir", self.folder("dpo"), f"training.num_epochs={budget.dpo_epochs}", "training.batch_size=16",
+            "training.gradient_accumulation_steps=1", f"training.learning_rate={budget.dpo_lr}",
+            "training.bf16=false", "training.gradient_checkpointing=false", "training.save_steps=-1",
+            f"training.seed={self.seed}",
+        ]  # fmt: skip
+
+    def grpo(self) -> Iterator[list[str]]:
+        budget = self.budget
+        yield [
+            "train", "recipe=web-tiny", f"agent.environment={self.environment}",
+            f"actor_rollout_ref.model.path={self.folder('bc/model')}", f"agent.num_chains={budget.grpo_chains}",
+            f"agent.max_turns={budget.max_turns}",
+            f"data.train_batch_size={budget.grpo_tasks}", f"{ACTOR}.optim.lr={budget.grpo_lr}",
+            f"trainer.total_training_steps={budget.grpo_steps}", f"trainer.seed={self.seed}",
+            f"trainer.default_local_dir={self.out}", "trainer.project_name=grpo", "trainer.experiment_name=run",
+        ]  # fmt: skip
+
+    def matrix(self) -> Iterator[list[str]]:
+        modes = [f"zero={self.model}", *(f"{name}={self.folder(name)}/model" for name in ("bc", "dpo"))]
+        modes.append(f"grpo={self.folder('grpo/run')}")
+        yield ["matrix", "--mode", *modes, *self.play, "--tasks", str(self.budget.held_out),
+               "--split", self.split, "--baseline", "bc", "--out", self.folder("matrix")]  # fmt: skip
+
+    def templates(self) -> dict[str, str]:
+        """The template of every held-out task, by the task's id."""
+        panel = read_panel(self.out / "matrix" / "bc.run" / "panel.json")
+        return {task.id: str(task.fields["template"]) for task in panel.tasks}
+
+
+def score(result: EvalResult) -> str:
+    interval = result.interval(LEVEL)
+    return f"{result.success_rate:.1%} [{interval.low:.1%}, {interval.high:.1%}]"
+
+
+def stage_table(results: Mapping[str, EvalResult]) -> Iterator[str]:
+    """Every policy with its interval, then every comparison."""
+    yield "| policy | success [95 %] |"
+    yield "|---|---|"
+    for name, result in results.items():
+        yield f"| {name} | {score(result)} |"
+    yield ""
+    yield "| step | difference, points [95 %] | p | verdict |"
+    yield "|---|---|---|---|"
+    for first, second in STEPS:
+        comparison = compare_pair(results[first], results[second])
+        gain = comparison.success
+        low, high = 100 * gain.interval.low, 100 * gain.interval.high
+        difference = f"{100 * gain.difference:+.1f} [{low:.1f}, {high:.1f}]"
+        yield f"| {first} → {second} | {difference} | {gain.p_value:.1g} | {comparison.conclusion} |"
+
+
+def template_rates(results: Mapping[str, EvalResult], templates: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    """The success rate of every policy on every held-out template."""
+    rates: dict[str, dict[str, float]] = {}
+    for template in sorted(set(templates.values())):
+        rates[template] = {}
+        for name, result in results.items():
+            scores = [value for task, value in result.success_by_task().items() if templates[task] == template]
+            rates[template][name] = sum(scores) / len(scores)
+    return rates
+
+
+def template_table(rates: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    names = list(next(iter(rates.values())))
+    yield "| held-out template | " + " | ".join(names) + " |"
+    yield "|---|" + "---|" * len(names)
+    for template, row in rates.items():
+        yield f"| `{template}` | " + " | ".join(f"{row[name]:.0%}" for name in names) + " |"
+
+
+def comparison_record(first: EvalResult, second: EvalResult) -> dict[str, Any]:
+    comparison = compare_pair(first, second)
+    gain = comparison.success
+    return {"difference": gain.difference, "low": gain.interval.low, "high": gain.interval.high, "p": gain.p_value,
+            "verdict": comparison.conclusion}  # fmt: skip
+
+
+def time_line(spent: Mapping[str, Mapping[str, float]]) -> str:
+    parts = ", ".join(f"{name} {one['minutes']:.1f} ({one['cpu_minutes']:.1f})" for name, one in spent.items())
+    minutes, cpu_minutes = (sum(one[key] for one in spent.values()) for key in ("minutes", "cpu_minutes"))
+    return f"{minutes:.1f} minutes, {cpu_minutes:.1f} of processor time: {parts}"
+
+
+def read_budget(changes: Sequence[str]) -> Budget:
+    """The budget with some of its numbers changed by KEY=VALUE."""
+    types = {field.name: type(field.default) for field in fields(Budget)}
+    values: dict[str, Any] = {}
+    for change in changes:
+        key, _, value = change.partition("=")
+        if key not in types:
+            raise SystemExit(f"The budget has no '{key}': {', '.join(types)}.")
+        values[key] = types[key](value)
+    return Budget(**values)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("runs/web"))
+    parser.add_argument("--env", default="web", help="another environment with the same options")
+    parser.add_argument("--split", default="test", help="templates to evaluate on; val for tuning")
+    parser.add_argument("--results", type=Path, help="JSON file for the figures")
+    parser.add_argument("budget", nargs="*", metavar="KEY=VALUE")
+    args = parser.parse_args(argv)
+    stages = Stages(args.out, args.model, args.seed, read_budget(args.budget), args.env, args.split)
+    results = stages.run()
+    rates = template_rates(results, stages.templates())
+    print("\n" + "\n".join([*stage_table(results), "", *template_table(rates)]))
+    print("\n" + time_line(stages.spent))
+    record = {
+        "model": args.model,
+        "seed": args.seed,
+        "budget": asdict(stages.budget),
+        "stages": stages.spent,
+        "policies": {name: result.summary() for name, result in results.items()},
+        "comparisons": {f"{a} → {b}": comparison_record(results[a], results[b]) for a, b in STEPS},
+        "templates": rates,
+    }
+    write_atomic(args.results or args.out / "results.json", (json.dumps(record, indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()
