@@ -107,7 +107,7 @@ class ActionSource(StrEnum):
 class Span:
     """Consecutive tokens of one origin. `logprobs`, one per token and of sampled spans only, are the engine's.
 
-    `kept`: the tokens that each was sampled among (`chat/kept_tokens.py`), where top-k, top-p or min-p left some out.
+    `kept`: the tokens that each was sampled among (`chat/sampling_mask.py`), where top-k, top-p or min-p left some out.
     """
 
     origin: Origin

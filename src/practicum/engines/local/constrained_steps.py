@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from practicum.engines.local.kept_buffers import append_kept
 from practicum.engines.local.runner import DecodeOutput, RunningRequest, any_adapter, any_constrained, any_filtered
+from practicum.engines.local.sampling_mask_buffers import append_kept
 from practicum.engines.local.token_masks import BatchMasks, batch_masks
 
 if TYPE_CHECKING:

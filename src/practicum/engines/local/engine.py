@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from practicum.chat.grammar import GrammarMatcher
-from practicum.chat.kept_tokens import encode_kept
 from practicum.chat.renderer import Renderer
+from practicum.chat.sampling_mask import encode_kept
 from practicum.engines.base import Generation, Request, SampledToken, Weights
 from practicum.engines.local.adapters import AdapterEngine
 from practicum.engines.local.futures import AdapterChange, Result, failed_step, notify_all, resolve, resolve_all
