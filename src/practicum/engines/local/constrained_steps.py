@@ -136,12 +136,3 @@ class ConstrainedSteps:
             lambda: self._sample_rows(*key),
             lambda: self._sample_rows(*key),
         )
-
-
-def masked_logits(logits: Tensor, masks: Tensor) -> Tensor:
-    """Logits [W, V] with -inf for the tokens that a row's mask [W, words] does not have."""
-    bits = (masks.view(torch.uint8)[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=masks.device)) & 1
-    allowed = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
-    size = min(logits.shape[1], 8 * bits.shape[1])
-    allowed[:, :size] = bits.flatten(1)[:, :size].bool()
-    return logits.masked_fill(~allowed, -torch.inf)
