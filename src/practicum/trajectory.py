@@ -199,7 +199,7 @@ def describe_branch(turns: SequenceABC[Turn], index: int) -> str:
     turn = turns[index]
     if turn.branch_reason or not turn.restart:
         return turn.branch_reason
-    return "rewritten history" if any(one.role == turn.role and one.spans for one in turns[:index]) else ""
+    return "rewritten history" if any(earlier.role == turn.role and earlier.spans for earlier in turns[:index]) else ""
 
 
 def path_to(continued: SequenceABC[int | None], index: int) -> list[int]:
