@@ -16,17 +16,17 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 import argparse
 import asyncio
+import functools
 import json
-import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from practicum.cli.main import main as practicum
+from resumable_stages import run_command, run_stages
+
 from practicum.data.run_folder import write_atomic
 from practicum.environments.htdag.drawing import write_drawing
 from practicum.evaluation.compare import compare_pair
@@ -35,7 +35,6 @@ from practicum.evaluation.plots import read_curve
 from practicum.evaluation.result import EvalResult, read_result
 from practicum.planner import Planner, TaskDAG, benchmark
 from practicum.planner.benchmark import PlanResult
-from practicum.utils.memory import cpu_seconds
 from practicum.utils.tables import table
 
 ROOT = Path(__file__).parents[1]
@@ -85,26 +84,17 @@ class Plan:
         return self.out / "registry"
 
 
-def command(*arguments: object) -> None:
-    """Run a command of `practicum` in this process; a failure ends the program."""
-    words = [str(argument) for argument in arguments]
-    print(f"\n$ practicum {shlex.join(words)}", flush=True)
-    code = practicum(words)
-    if code:
-        raise SystemExit(code)
-
-
 def baseline(plan: Plan) -> None:
-    command("htdag", "baseline", "--out", plan.results)
+    run_command("htdag", "baseline", "--out", plan.results)
 
 
 def sft(plan: Plan) -> None:
     rows = plan.out / "demonstrations.jsonl"
     if not rows.is_file():
-        command(
+        run_command(
             "htdag", "demonstrations", rows, "--requests", plan.requests, "--whole", plan.whole, "--seed", plan.seed
         )
-    command(
+    run_command(
         "sft", "--dataset-path", rows, "--model", plan.model, "--full", "--out", plan.sft, "--epochs", plan.epochs,
         "--seed", plan.seed, *SFT_KEYS,
     )  # fmt: skip
@@ -118,7 +108,7 @@ SFT_KEYS = (
 
 
 def train(plan: Plan) -> None:
-    command(
+    run_command(
         "train", "recipe=htdag-tiny", f"actor_rollout_ref.model.path={plan.sft}", f"trainer.seed={plan.seed}",
         f"trainer.default_local_dir={plan.out / 'runs'}", *plan.keys,
     )  # fmt: skip
@@ -139,18 +129,18 @@ def evaluate(plan: Plan) -> None:
             file = plan.out / name / f"{policy}_eval.json"
             _, results = benchmark.evaluate_policy(str(folder), file, progress=False, panel=panel)
             benchmark.write_results(results, policy, plan.out / name / f"{policy}_results.json")
-    command("htdag", "evaluate", plan.rl, "--out", plan.results)
+    run_command("htdag", "evaluate", plan.rl, "--out", plan.results)
 
 
 def compare(plan: Plan) -> None:
-    command(
+    run_command(
         "compare", plan.results / benchmark.BASELINE_EVAL, plan.results / benchmark.TRAINING_EVAL,
         "--oracle", plan.out / "panel" / "expert_eval.json", "--json", plan.out / "comparison.json",
     )  # fmt: skip
 
 
 def promote(plan: Plan) -> None:
-    command(
+    run_command(
         "promote", plan.rl, "--name", "htdag", "--registry", plan.registry,
         "--baseline", plan.results / benchmark.BASELINE_EVAL, "--trained", plan.results / benchmark.TRAINING_EVAL,
         *(("--force", plan.force) if plan.force else ()),
@@ -184,23 +174,6 @@ def check_plan(plan: Plan) -> None:
     if file.is_file() and file.read_text() != text:
         raise SystemExit(f"Another plan was begun in '{plan.out}' ({file.read_text().strip()}); choose another --out.")
     write_atomic(file, text.encode())
-
-
-def run_stages(plan: Plan) -> dict[str, dict[str, float]]:
-    """Run the stages that are not done yet; return the minutes of each, kept in `stages.json`."""
-    file = plan.out / "stages.json"
-    done: dict[str, dict[str, float]] = json.loads(file.read_text()) if file.is_file() else {}
-    for name, stage in STAGES.items():
-        if name in done:
-            print(f"{name}: done before, in {done[name]['minutes']:.1f} min", flush=True)
-            continue
-        print(f"\n=== {name} ===", flush=True)
-        clock, processor = time.monotonic(), cpu_seconds()
-        stage(plan)
-        minutes, processor_minutes = (time.monotonic() - clock) / 60, (cpu_seconds() - processor) / 60
-        done[name] = {"minutes": minutes, "processor_minutes": processor_minutes}
-        write_atomic(file, (json.dumps(done, indent=1) + "\n").encode())
-    return done
 
 
 def summary(plan: Plan, minutes: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
@@ -305,7 +278,9 @@ def main() -> None:
     )
     plan.out.mkdir(parents=True, exist_ok=True)
     check_plan(plan)
-    minutes = run_stages(plan)
+    minutes = run_stages(
+        plan.out / "stages.json", {name: functools.partial(stage, plan) for name, stage in STAGES.items()}
+    )
     record = summary(plan, minutes)
     write_atomic(plan.out / "summary.json", (json.dumps(record, indent=1) + "\n").encode())
     print_tables(record)

@@ -1,13 +1,15 @@
 """Rollout and training step of two versions of this package, in alternation: medians and ratios.
 
     git archive COMMIT src | tar -x -C /tmp/old
-    python benchmarks/versions.py /tmp/old . [--repeats 9] [--out FILE.json]
+    python benchmarks/versions.py /tmp/old . [--kinds expert sampled step] [--repeats 40] [--out FILE.json]
 
 Each version is a process of its own that waits for requests; the two alternate, so that other load on the machine
 affects both, and the order within a pair alternates too. Beside the wall-clock time there is the processor time of all
-threads of the process, which varies less on a busy machine.
+threads of the process, which varies less on a busy machine. The interval is the 95 % interval of the median of the
+pairs' ratios, by order statistics.
 
-* `rollout`: 256 episodes of `math` with the expert's replies, 64 at once: the agent loop without a model.
+* `expert`: 256 episodes of `math` with the expert's replies, 64 at once: the agent loop without a model.
+* `sampled`: 128 episodes of `math` with replies of `tiny`, 2 turns of 16 tokens: a rollout.
 * `step`: one GRPO step of `tiny` on `math`, 16 tasks × 8 chains, 2 turns of 16 tokens: rollout, advantages, update.
   Rewards are drawn: an untrained model earns none, and groups without a signal are not trained on.
 """
@@ -27,6 +29,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from scipy.stats import binom
+
+KINDS = ("expert", "sampled", "step")
 EPISODES, TASKS, CHAINS, TURNS, TOKENS = 256, 16, 8, 2, 16
 
 
@@ -71,10 +76,14 @@ def measure(version: Path, kind: str) -> None:
     tasks = environment.tasks("train", EPISODES)
 
     async def run(number: int) -> None:
-        if kind == "rollout":
+        make = source.make_environment
+        if kind == "expert":
             planned = plan_attempts(tasks, 1, number)
-            make = source.make_environment
             await run_episodes(planned, make, Agent(max_turns=6), expert, policy.renderer, concurrency=64)
+        elif kind == "sampled":
+            planned = plan_attempts(tasks[:TASKS], CHAINS, number)
+            policy.set_version(policy.version)
+            await run_episodes(planned, make, agent, policy.engine, policy.renderer, concurrency=TASKS * CHAINS)
         else:
             policy.set_version(policy.version)
             await trainer.step(number)
@@ -118,8 +127,14 @@ class Side:
         self.process.communicate()
 
 
+def median_interval(values: list[float]) -> tuple[float, float]:
+    """The 95 % interval of the median, by order statistics."""
+    ordered, rank = sorted(values), int(binom.ppf(0.025, len(values), 0.5))
+    return ordered[max(0, rank - 1)], ordered[min(len(values) - 1, len(values) - rank)]
+
+
 def compare(old: Path, new: Path, kind: str, repeats: int) -> dict[str, Any]:
-    """Medians of both versions, and the median of the ratios of pairs, with their quartiles."""
+    """Medians of both versions, and the median of the ratios of pairs with its interval."""
     sides = [Side(old, kind), Side(new, kind)]
     for number in range(repeats):
         for side in sides if number % 2 == 0 else sides[::-1]:
@@ -130,10 +145,9 @@ def compare(old: Path, new: Path, kind: str, repeats: int) -> dict[str, Any]:
     for index, clock in enumerate(("wall", "processor")):
         before, after = ([pair[index] for pair in side.seconds] for side in sides)
         ratios = [second / first for first, second in zip(before, after, strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
         result[clock] = {
             "old": statistics.median(before), "new": statistics.median(after),
-            "ratio": middle, "ratio_quartiles": [low, high],
+            "ratio": statistics.median(ratios), "interval": list(median_interval(ratios)),
         }  # fmt: skip
     return result
 
@@ -142,19 +156,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path, help="folder with src/ of the older version")
     parser.add_argument("new", type=Path, help="folder with src/ of the newer version")
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
-    parser.add_argument("--measure", choices=("rollout", "step"), help=argparse.SUPPRESS)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--measure", choices=KINDS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         measure(arguments.new, arguments.measure)
         return
-    results = {kind: compare(arguments.old, arguments.new, kind, arguments.repeats) for kind in ("rollout", "step")}
-    print(f"{'':<10}{'clock':<12}{'old':>9}{'new':>9}{'ratio':>8}  quartiles")
+    results = {kind: compare(arguments.old, arguments.new, kind, arguments.repeats) for kind in arguments.kinds}
+    print(f"{'':<10}{'clock':<12}{'old':>9}{'new':>9}{'ratio':>8}  95 %")
     for kind, result in results.items():
         for clock in ("wall", "processor"):
             row = result[clock]
-            low, high = row["ratio_quartiles"]
+            low, high = row["interval"]
             print(
                 f"{kind:<10}{clock:<12}{row['old']:>8.3f}s{row['new']:>8.3f}s{row['ratio']:>8.3f}  {low:.3f} {high:.3f}"
             )

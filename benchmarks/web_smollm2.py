@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from web_training import run_command
+from resumable_stages import run_command
 
 from practicum.environments.web.miniwob_policies import POLICIES
 from practicum.environments.web.miniwob_tasks import TRAIN_TASKS
@@ -76,7 +76,7 @@ def main() -> None:
     else:
         commands = evaluate(args.out, args.model, {"web": args.web or 120, "miniwob": args.miniwob or 315})
     for command in commands:
-        run_command(command)
+        run_command(*command)
 
 
 if __name__ == "__main__":

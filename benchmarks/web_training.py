@@ -11,21 +11,22 @@ KEY=VALUE changes one number of the budget. Run again, it continues where it sto
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import shlex
-import time
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from practicum.cli.main import main as practicum
+sys.path.insert(0, str(Path(__file__).parent))
+from resumable_stages import run_command, run_stages
+
 from practicum.data.run_folder import write_atomic
 from practicum.evaluation.compare import compare_pair
 from practicum.evaluation.panel import read_panel
 from practicum.evaluation.result import EvalResult, read_result
 from practicum.evaluation.stats.intervals import LEVEL
-from practicum.utils.memory import cpu_seconds
 
 ENVIRONMENT = {"observe": "brief", "prompt": "page", "text": False, "levels": [1, 2]}
 MODES = ("zero", "bc", "dpo", "grpo")
@@ -59,11 +60,9 @@ class Budget:
     max_turns: int = 10
 
 
-def run_command(command: Sequence[str]) -> None:
-    """Print a command of Practicum and run it; a failure ends the script."""
-    print(f"\n$ practicum {shlex.join(command)}", flush=True)
-    if practicum(list(command)) != 0:
-        raise SystemExit(f"practicum {command[0]} failed")
+def run_commands(stage: Callable[[], Iterator[list[str]]]) -> None:
+    for command in stage():
+        run_command(*command)
 
 
 class Stages:
@@ -74,21 +73,15 @@ class Stages:
     ) -> None:
         self.out, self.model, self.seed, self.budget = out, model, seed, budget
         self.environment, self.split = environment, split
-        self.record = out / "stages.json"
-        self.spent: dict[str, dict[str, float]] = json.loads(self.record.read_text()) if self.record.exists() else {}
+        self.spent: dict[str, dict[str, float]] = {}
         """Minutes, and minutes of processor time, of the finished stages."""
 
     def run(self) -> dict[str, EvalResult]:
         """Run the stages that are not finished; return the results by name."""
-        for stage in (self.collect, self.bc, self.log, self.dpo, self.grpo, self.matrix):
-            if stage.__name__ in self.spent:
-                continue
-            started, cpu_started = time.monotonic(), cpu_seconds()
-            for command in stage():
-                run_command(command)
-            cpu_minutes = (cpu_seconds() - cpu_started) / 60
-            self.spent[stage.__name__] = {"minutes": (time.monotonic() - started) / 60, "cpu_minutes": cpu_minutes}
-            write_atomic(self.record, (json.dumps(self.spent, indent=1) + "\n").encode())
+        stages = (self.collect, self.bc, self.log, self.dpo, self.grpo, self.matrix)
+        self.spent = run_stages(
+            self.out / "stages.json", {stage.__name__: functools.partial(run_commands, stage) for stage in stages}
+        )
         return {name: read_result(self.out / "matrix" / f"{name}.json") for name in MODES}
 
     @property
@@ -210,9 +203,9 @@ def comparison_record(first: EvalResult, second: EvalResult) -> dict[str, Any]:
 
 
 def time_line(spent: Mapping[str, Mapping[str, float]]) -> str:
-    parts = ", ".join(f"{name} {one['minutes']:.1f} ({one['cpu_minutes']:.1f})" for name, one in spent.items())
-    minutes, cpu_minutes = (sum(one[key] for one in spent.values()) for key in ("minutes", "cpu_minutes"))
-    return f"{minutes:.1f} minutes, {cpu_minutes:.1f} of processor time: {parts}"
+    parts = ", ".join(f"{name} {row['minutes']:.1f} ({row['processor_minutes']:.1f})" for name, row in spent.items())
+    minutes, processor_minutes = (sum(row[key] for row in spent.values()) for key in ("minutes", "processor_minutes"))
+    return f"{minutes:.1f} minutes, {processor_minutes:.1f} of processor time: {parts}"
 
 
 def read_budget(changes: Sequence[str]) -> Budget:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from practicum.chat.formats.base import Format
 from practicum.chat.renderer import (
     REASONING_CLOSE,
     REASONING_OPEN,
@@ -64,10 +65,12 @@ class Policy:
     max_turns: int | None = None
     response_format: Mapping[str, Any] | None = None
     """The form that its replies must have (`chat/response_format.py`); None: any text."""
+    reply_format: Format = field(init=False, compare=False, repr=False)
+    """The reply format named `format`."""
 
     def __post_init__(self) -> None:
         check_thoughts(self.thoughts)
-        make_format(self.format)  # an unknown name is an error now
+        object.__setattr__(self, "reply_format", make_format(self.format))
 
     async def reply(
         self,
@@ -186,7 +189,7 @@ class Conversation:
     def __init__(self, policy: Policy, session: str) -> None:
         self.policy, self.session = policy, session
         self.renderer = policy.renderer
-        self.format = make_format(policy.format)
+        self.format = policy.reply_format
         self.context_ids: list[int] = []
         """Ids of the conversation as the engine sees it: prompts and replies since the last restart."""
         self.messages: list[Message] = []
@@ -276,15 +279,15 @@ class Conversation:
             else resolve_response_format(response_format, self.format, self.tools),
         )
 
-    def parse(self, generation: Generation) -> tuple[str, Action]:
-        """Return the text of a reply and its action."""
+    def parse(self, generation: Generation, turn: int | None = None) -> tuple[str, Action]:
+        """Return the text of a reply and its action, which the turn of that index records."""
         text = self.renderer.decode(generation.ids)
         action = self._parse(text)
-        if generation.stop_reason is StopReason.LENGTH and not action.calls and action.error is None:
+        error = action.error
+        if generation.stop_reason is StopReason.LENGTH and not action.calls and error is None:
             # Half an answer is not an answer: "47" cut to "4" must not be judged.
-            action = replace(action, error=f"it was cut off after {len(generation.ids)} tokens; be shorter.")
-        confidence = reply_confidence(generation.logprobs)
-        return text, action if confidence is None else replace(action, confidence=confidence)
+            error = f"it was cut off after {len(generation.ids)} tokens; be shorter."
+        return text, replace(action, error=error, confidence=reply_confidence(generation.logprobs), turn=turn)
 
     def add_reply(self, ids: tuple[int, ...], text: str, turn: int) -> None:
         """Add a reply, recorded as the turn of that index."""

@@ -182,6 +182,12 @@ def _resolve(kind: str, name: str, table: dict[str, str]) -> Any:
         if ".py:" not in name:
             raise UserError(f"Unknown {kind} '{name}'.{did_you_mean(name, table)}")
         return _from_file(kind, name)
+    return _import(target)
+
+
+@functools.cache
+def _import(target: str) -> Any:
+    """Return the object at `module:attribute`; every episode asks for several."""
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
@@ -204,14 +210,8 @@ def _from_file(kind: str, name: str) -> Any:
 
 def make_format(name: str) -> Format:
     """Return the reply format of a name; raise UserError for an unknown one."""
-    resolved = _built_in_format(name) if name in FORMATS else _resolve("reply format", name, FORMATS)
+    resolved = _resolve("reply format", name, FORMATS)
     if not isinstance(resolved, type) or not hasattr(resolved, "parse"):
         raise UserError(f"'{name}' is not a reply format; point at a class like practicum.chat.formats.base.Format.")
     made: Format = resolved()
     return made
-
-
-@functools.cache
-def _built_in_format(name: str) -> Any:
-    """The class of one of the package's reply formats; every episode asks for it."""
-    return _resolve("reply format", name, FORMATS)

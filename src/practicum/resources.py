@@ -180,7 +180,10 @@ class RunResources:
     def _declare(self, resources: Mapping[str, Resource]) -> dict[str, _OpenResource]:
         self._resources = {}
         for name, resource in resources.items():
-            same = next((one for one in self._resources.values() if one.resource == resource), None)
+            same = next(
+                (open_resource for open_resource in self._resources.values() if open_resource.resource == resource),
+                None,
+            )
             self._resources[name] = same or _OpenResource(name, resource)
         self._initial = _as_stored(self.state_dict())
         self.load_state_dict(self._initial)
@@ -194,8 +197,8 @@ class RunResources:
 
     def check(self) -> None:
         """Raise UserError where a resource cannot be opened."""
-        for one in self._unique():
-            one.resource.check()
+        for open_resource in self._unique():
+            open_resource.resource.check()
 
     def bind(self, make_resources: Callable[[], Mapping[str, Resource]] = dict) -> EpisodeResources:
         """Return what one episode gets. `make_resources` is asked where nobody has said what there is."""
@@ -213,8 +216,8 @@ class RunResources:
 
     async def close(self) -> None:
         """Close whatever is open, the last one first."""
-        for one in reversed(self._unique()):
-            await one.close()
+        for open_resource in reversed(self._unique()):
+            await open_resource.close()
 
     # -- state ------------------------------------------------------------------------------
 
@@ -230,17 +233,17 @@ class RunResources:
     def queue_in_order(self, planned: Sequence[object]) -> None:
         """Queue what the episodes of a plan wrote, in the order of the plan; `commit` makes it visible."""
         collected, self._collected = self._collected, {}
-        for one in planned if collected else ():
-            self.queue(collected.get(id(one), ()))
+        for attempt in planned if collected else ():
+            self.queue(collected.get(id(attempt), ()))
 
     def commit(self) -> None:
         """Make what episodes wrote visible to those that begin after this."""
         queue, self._queue = self._queue, []
-        for one in self._unique() if queue else ():
-            writes = [value for name, value in queue if self[name] is one]
+        for open_resource in self._unique() if queue else ():
+            writes = [value for name, value in queue if self[name] is open_resource]
             if writes:
-                one.resource.commit(writes)
-                self._load(one, one.resource.state_dict())
+                open_resource.resource.commit(writes)
+                self._load(open_resource, open_resource.resource.state_dict())
 
     def discard(self) -> None:
         """Forget what episodes wrote since the last `commit`, such as those of a step that was cut short."""
@@ -251,11 +254,15 @@ class RunResources:
         a checkpoint of a run that is stopped there must have."""
         if self._states_outside is not None:
             return self._states_outside
-        return {one.name: one.resource.state_dict() for one in self._unique() if one.has_state}
+        return {
+            open_resource.name: open_resource.resource.state_dict()
+            for open_resource in self._unique()
+            if open_resource.has_state
+        }
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
         """Continue from the states of a checkpoint; a resource without one there keeps its own."""
-        by_name = {one.name: one for one in self._unique() if one.has_state}
+        by_name = {open_resource.name: open_resource for open_resource in self._unique() if open_resource.has_state}
         for name, state in states.items():
             if name not in by_name:
                 raise UserError(f"The checkpoint has the state of a resource '{name}', which the environment has not.")
@@ -264,7 +271,7 @@ class RunResources:
     @property
     def has_state(self) -> bool:
         """Whether one of them has state."""
-        return any(one.has_state for one in self._unique())
+        return any(open_resource.has_state for open_resource in self._unique())
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:
@@ -280,11 +287,11 @@ class RunResources:
             self._queue, self._states_outside = queue, None
 
     def _unique(self) -> list[_OpenResource]:
-        return list({id(one): one for one in (self._resources or {}).values()}.values())
+        return list({id(open_resource): open_resource for open_resource in (self._resources or {}).values()}.values())
 
-    def _load(self, one: _OpenResource, state: Any) -> None:
+    def _load(self, open_resource: _OpenResource, state: Any) -> None:
         """Load a state as it comes back from a checkpoint, so that a resumed run has the very same."""
-        one.resource.load_state_dict(_as_stored(state))
+        open_resource.resource.load_state_dict(_as_stored(state))
 
 
 def _as_stored(state: Any) -> Any:

@@ -178,7 +178,7 @@ class Episode:
         if self.agent.train_roles is None and self._environment.roles != (DEFAULT_ROLE,):
             self.train_roles = self._environment.roles[:1]
         resources = self.run_resources.bind(self._environment.make_resources)
-        if resources:
+        if resources is not NO_RESOURCES:
             self.phase = "resources"
             self.resources = self._environment.resources = resources
             await resources.ready(self._environment.resource_names(self.attempt.task))
@@ -227,7 +227,7 @@ class Episode:
 
     async def _reply(self, role: Conversation, observation: Observation, seed: int, final: bool) -> tuple[Action, bool]:
         """Ask a role's policy and record its turn; return the action and whether the context is full with it."""
-        reason = self._branch_reason(role, observation)
+        reason = self._branch_reason(role, observation)  # the prompt changes what it depends on
         spans, restart = role.next_prompt(observation, self.turns)
         self.phase = "generate"
         if self.watcher is not None:
@@ -238,23 +238,21 @@ class Episode:
         waiting = role.policy.engine.generate(request)
         generation = await Deadline(self.agent.deadlines.generate, "engine").of(waiting)
         self.phase = "step"
-        action = self._record_turn(role, spans, restart, observation, generation, seed)
-        if reason:
-            self.turns[-1] = replace(self.turns[-1], branch_reason=reason)
+        action = self._record_turn(role, spans, restart, observation, generation, seed, reason)
         return action, generation.stop_reason is StopReason.CONTEXT
 
     def _record_environment_action(self, observation: Observation, action: Action, seed: int) -> Action:
         """Append the turn of an action that the environment chose itself: no prompt, no tokens, nothing to train."""
         role = observation.role
         text = make_format(self.policies.get(role, self.policy).format).write(action, bool(action.calls))
-        self.phase, action = "step", replace(action, text=text)
+        self.phase, action = "step", replace(action, text=text, turn=len(self.turns))
         self.turns.append(
             Turn((), True, observation.messages, text, action, observation.source, 0, StopReason.END, seed, role=role)
         )
         if self.watcher is not None:
             self.watcher.on_messages(observation.messages)
             self.watcher.on_reply(self.turns[-1])
-        return replace(action, turn=len(self.turns) - 1)
+        return action
 
     async def _run_external(self, external: ExternalAgent, observation: Observation) -> Outcome:
         """Let the agent's own program act; what its requests sampled is the record."""
@@ -340,16 +338,17 @@ class Episode:
         observation: Observation,
         generation: Generation,
         seed: int,
+        branch_reason: str,
     ) -> Action:
         """Parse the reply, append its turn without a reward, and return the action."""
-        text, action = role.parse(generation)
-        index, policy = len(self.turns), role.policy
+        index = len(self.turns)
+        text, action = role.parse(generation, index)
         if generation.sampled:
             reply = Span(Origin.SAMPLED, generation.ids, generation.logprobs, generation.kept)
         else:
             reply = Span(Origin.OBSERVATION, generation.ids)
         role.add_reply(generation.ids, text, index)
-        temperature = policy.sampling.temperature
+        temperature = role.policy.sampling.temperature
         self.turns.append(
             Turn(
                 spans=(*spans, reply),
@@ -364,12 +363,13 @@ class Episode:
                 role=observation.role,
                 continues=None if observation.fresh else observation.continues,
                 temperature=None if temperature == self.agent.sampling.temperature else temperature,
+                branch_reason=branch_reason,
                 response_format=generation.response_format,
             )
         )
         if self.watcher is not None:
             self.watcher.on_reply(self.turns[-1])
-        return replace(action, turn=index)
+        return action
 
     def trajectory(self, outcome: Outcome = Outcome.CANCELLED, error: str | None = None) -> Trajectory:
         """Return the record of the episode as far as it has come."""
@@ -405,8 +405,8 @@ class Episode:
     def _add_to_last_turn(self, step: Step) -> None:
         """Add a step's reward, components, progress and info to the last turn; raise ValueError if it has NaN or
         infinity, or info that is not JSON."""
-        numbers = {"reward": step.reward, "progress": step.progress or 0.0, **step.components, **step.role_rewards}
-        for name, value in numbers.items():
+        numbers = (("reward", step.reward), ("progress", step.progress or 0.0))
+        for name, value in (*numbers, *step.components.items(), *step.role_rewards.items()):
             if not math.isfinite(value):
                 raise ValueError(f"the environment gave the {name} {value}")
         try:
@@ -415,14 +415,15 @@ class Episode:
         except (TypeError, ValueError) as error:
             raise ValueError(f"the environment's info cannot be written as JSON: {error}") from None
         turn = self.turns[-1]
-        self.turns[-1] = replace(
-            turn,
-            reward=turn.reward + float(step.reward),
-            components=_summed(turn.components, step.components),
-            progress=None if step.progress is None else float(step.progress),
-            info={**turn.info, **step.info},
-            role_rewards=_summed(turn.role_rewards, step.role_rewards),
-        )
+        if step.reward or step.components or step.info or step.role_rewards or step.progress != turn.progress:
+            self.turns[-1] = replace(
+                turn,
+                reward=turn.reward + float(step.reward),
+                components=_summed(turn.components, step.components),
+                progress=None if step.progress is None else float(step.progress),
+                info={**turn.info, **step.info},
+                role_rewards=_summed(turn.role_rewards, step.role_rewards),
+            )
         if self.watcher is not None:
             self.watcher.on_step(step)
 

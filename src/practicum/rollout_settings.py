@@ -111,8 +111,11 @@ class RolloutSettings:
     @property
     def roles_record(self) -> dict[str, Any]:
         """The policies of single roles, as a result depends on them; empty where there are none."""
-        found = {name: one if split_url(one)[1] else policy_identity(one, None) for name, one in self.roles.items()}
-        return {"roles": found} if found else {}
+        policies = {
+            name: policy if split_url(policy)[1] else policy_identity(policy, None)
+            for name, policy in self.roles.items()
+        }
+        return {"roles": policies} if policies else {}
 
     @property
     def external_record(self) -> dict[str, Any]:
@@ -122,10 +125,10 @@ class RolloutSettings:
     @property
     def decoding_record(self) -> dict[str, Any]:
         """Settings of decoding that older results do not have: min-p and the form of replies, where they are set."""
-        found = read_response_format(self.response_format, "--response-format")
+        form = read_response_format(self.response_format, "--response-format")
         return {
             **({"min_p": self.min_p} if self.min_p else {}),
-            **({} if found is None else {"response_format": found}),
+            **({} if form is None else {"response_format": form}),
         }
 
     @property

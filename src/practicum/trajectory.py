@@ -107,7 +107,7 @@ class ActionSource(StrEnum):
 class Span:
     """Consecutive tokens of one origin. `logprobs`, one per token and of sampled spans only, are the engine's.
 
-    `kept`: the tokens that each was sampled among (`chat/kept_tokens.py`), where top-k, top-p or min-p left some out.
+    `kept`: the tokens that each was sampled among (`chat/sampling_mask.py`), where top-k, top-p or min-p left some out.
     """
 
     origin: Origin
@@ -199,7 +199,7 @@ def describe_branch(turns: SequenceABC[Turn], index: int) -> str:
     turn = turns[index]
     if turn.branch_reason or not turn.restart:
         return turn.branch_reason
-    return "rewritten history" if any(one.role == turn.role and one.spans for one in turns[:index]) else ""
+    return "rewritten history" if any(earlier.role == turn.role and earlier.spans for earlier in turns[:index]) else ""
 
 
 def path_to(continued: SequenceABC[int | None], index: int) -> list[int]:

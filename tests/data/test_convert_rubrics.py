@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from practicum.data.convert import convert
-from practicum.environments.rubric.case import case_of_task, rubric_of_field
+from practicum.environments.rubric.rubric_case import case_of_task, rubric_of_field
 from practicum.environments.rubric.schema import JudgeRule
 from practicum.errors import UserError
 from practicum.task import Task

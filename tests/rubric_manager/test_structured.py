@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from practicum.environment import Action, Message, Reply, Usage
-from practicum.environments.rubric.dialogue import extract_json
+from practicum.environments.rubric.manager_prompt import extract_json
 from practicum.errors import UserError
 from practicum.rubric_manager import StructuredOutputError, generate_structured
 from practicum.rubric_manager.structured import make_model

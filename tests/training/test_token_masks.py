@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM
 from practicum.agent import Agent
 from practicum.algorithms import kl
 from practicum.chat.grammar import TokenMasks, unpack_masks
-from practicum.chat.kept_tokens import KeptTokens, decode_kept, encode_kept, mask_ids
+from practicum.chat.sampling_mask import KeptTokens, decode_kept, encode_kept, mask_ids
 from practicum.data.store import decode_episode, encode_episode
 from practicum.engines.base import Sampling
 from practicum.errors import UserError

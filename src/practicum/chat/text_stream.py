@@ -31,8 +31,8 @@ class TextStream:
             if token in self._renderer.end_ids:
                 self._end_ids.append(token)
                 continue
-            for one in (*self._end_ids, token):
-                text.append(self._push(one))
+            for token_id in (*self._end_ids, token):
+                text.append(self._push(token_id))
             self._end_ids.clear()
         return "".join(text)
 

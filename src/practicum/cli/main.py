@@ -56,13 +56,13 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(usage())
-        return 0
-    if arguments[0] in ("-V", "--version"):
-        print(f"practicum {__version__}")
-        return 0
     try:
+        if not arguments or arguments[0] in ("-h", "--help", "help"):
+            print(usage(), flush=True)
+            return 0
+        if arguments[0] in ("-V", "--version"):
+            print(f"practicum {__version__}", flush=True)
+            return 0
         if arguments[0] not in COMMANDS:
             raise UserError(f"Unknown command '{arguments[0]}'.{did_you_mean(arguments[0], COMMANDS)}")
         module = importlib.import_module(f"practicum.cli.{arguments[0]}")

@@ -125,21 +125,21 @@ def _merged(path: Path, by_name: Mapping[str, Mapping[str, Any]], name: str) -> 
     if name not in by_name:
         raise UserError(f"'{path}': experiment '{chain[0]}' has the mode '{name}', which is no experiment.")
     values: dict[str, Any] = {}
-    for one in reversed(chain):
-        values |= by_name[one]
+    for ancestor in reversed(chain):
+        values |= by_name[ancestor]
     return values
 
 
 def _subsets(path: Path, subsets: Any) -> dict[str, tuple[str, ...]]:
     if not isinstance(subsets, dict):
         raise UserError(f"'{path}': 'task_subsets' must map names to lists of sites or task ids.")
-    found = {}
+    subsets = {}
     for name, items in subsets.items():
         items = [] if items == "all" or items is None else items
         if not isinstance(items, list):
             raise UserError(f"'{path}': the subset '{name}' is a list of sites or task ids, or 'all'.")
-        found[str(name)] = tuple(str(item) for item in items)
-    return found
+        subsets[str(name)] = tuple(str(item) for item in items)
+    return subsets
 
 
 def _experiment(path: Path, values: Mapping[str, Any], environ: Mapping[str, str]) -> Experiment:
@@ -189,7 +189,7 @@ def _manager_url(source: str, values: Mapping[str, Any]) -> str:
 
 
 def _env_args(options: Mapping[str, Any]) -> list[str]:
-    return [word for name, one in options.items() for word in ("--env-arg", f"{name}={json.dumps(one)}")]
+    return [word for name, value in options.items() for word in ("--env-arg", f"{name}={json.dumps(value)}")]
 
 
 def _worker_flags(source: str, values: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
@@ -231,6 +231,6 @@ def _setting(path: Path, key: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [flag] if value else []
     values = value if isinstance(value, list) else [value]
-    if any(isinstance(one, (dict, list, bool)) for one in values):
+    if any(isinstance(item, (dict, list, bool)) for item in values):
         raise UserError(f"'{path}': '{key}' must be a text, a number, true, false, or a list of texts and numbers.")
-    return [word for one in values for word in (flag, str(one))]
+    return [word for item in values for word in (flag, str(item))]

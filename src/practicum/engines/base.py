@@ -93,7 +93,7 @@ class Generation:
     top_logprobs: tuple[TopLogprobs, ...] = ()
     """The most likely tokens at every position, where the request asked for them."""
     kept: str | None = None
-    """The tokens that each id was sampled among (`chat/kept_tokens.py`), where top-k, top-p or min-p left some out."""
+    """The tokens that each id was sampled among (`chat/sampling_mask.py`), where top-k, top-p or min-p removed some."""
     response_format: Mapping[str, Any] | None = None
     """The form that every token was held to; None where there was none, or where a server saw to it by its own means.
     Log-probs are then of the distribution over the tokens that it allows."""

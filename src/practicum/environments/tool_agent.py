@@ -117,8 +117,9 @@ class ToolEnvironment(Environment):
         self._release()
 
     async def _run(self, call: ToolCall) -> ToolResult:
-        names = (call.name, *registry.other_names(call.name))
-        tool = next((self.tools[name] for name in names if name in self.tools), None)
+        tool = self.tools.get(call.name)
+        if tool is None:
+            tool = next((self.tools[name] for name in registry.other_names(call.name) if name in self.tools), None)
         if tool is None:
             return ToolResult(
                 f"Error: there is no tool '{call.name}'.{did_you_mean(call.name, self.tools)}", failed=True

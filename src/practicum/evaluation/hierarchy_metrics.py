@@ -63,9 +63,9 @@ def rate(result: EvalResult, name: str, level: float = LEVEL) -> RateEstimate | 
     """Return one of `RATES`; None where nothing is below the line."""
     above, below = RATES[name]
     return ratio_estimate(
-        [above(one) for one in result.scored],
-        [below(one) for one in result.scored],
-        [one.unit for one in result.scored],
+        [above(attempt) for attempt in result.scored],
+        [below(attempt) for attempt in result.scored],
+        [attempt.unit for attempt in result.scored],
         level,
     )
 

@@ -7,6 +7,7 @@ that is no number, and a reply in LaTeX, are compared as `math_equal_reward` com
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 from collections.abc import Mapping, Sequence
@@ -54,6 +55,9 @@ LATEX = re.compile(r"\\(?!boxed|text|mathrm)[A-Za-z]+")
 WORDS = re.compile(r"[^\W\d_]{2,}(?:[\s'-]+[^\W\d_]+)*")
 MAX_DIGITS = 1000
 """Longest number that counts as an answer; longer ones come from a policy that repeats itself."""
+
+MAX_CACHED_GOLDS = 4096
+"""Gold answers whose number is kept: all attempts at a task are compared with the same one."""
 
 
 def final_answer(reply: str) -> tuple[str, bool]:
@@ -112,6 +116,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
     return -number if match["sign"] else number
 
 
+@functools.lru_cache(maxsize=MAX_CACHED_GOLDS)
 def gold_number(gold: str) -> Fraction | None:
     """Return the number that a gold answer is: a plain one, or the only one among words (`18 dollars`)."""
     gold = final_answer(gold)[0]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from practicum.environments.rubric.case import rubric_of_field
 from practicum.environments.rubric.families.catalogue import FAMILIES
 from practicum.environments.rubric.instances import Instance, canonical_instance, workers_for
 from practicum.environments.rubric.rewards import REWARDS, RubricComparison, coverage_of
+from practicum.environments.rubric.rubric_case import rubric_of_field
 from practicum.environments.rubric.schema import Rubric
 from practicum.environments.rubric.stakeholder import Stakeholder
 from practicum.environments.rubric.validation import ValidationEngine

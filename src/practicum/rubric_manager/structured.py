@@ -16,7 +16,7 @@ from practicum.chat.renderer import Renderer
 from practicum.data.run_folder import resolve_model
 from practicum.engines.base import Sampling
 from practicum.environment import ChatModel, Message, Usage
-from practicum.environments.rubric.dialogue import extract_json
+from practicum.environments.rubric.manager_prompt import extract_json
 from practicum.errors import UserError
 from practicum.models.loader import resolve_device
 from practicum.policy import Policy

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from practicum.algorithms.losses import token_weights
 from practicum.chat.grammar import Grammars, TokenMasks
-from practicum.chat.kept_tokens import KeptTokens, decode_kept
+from practicum.chat.sampling_mask import KeptTokens, decode_kept
 from practicum.errors import UserError
 from practicum.models.prefix_tree import (
     BlockAttentionPlan,

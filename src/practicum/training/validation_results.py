@@ -31,16 +31,16 @@ def write_validation(folder: Path, step: int, result: EvalResult) -> None:
 
 def validation_files(folder: Path) -> dict[int, Path]:
     """The files of a run's validations by step, in order; links, and files too large for a result, are left out."""
-    found: dict[int, Path] = {}
+    paths: dict[int, Path] = {}
     with contextlib.suppress(OSError):
         if (folder / VALIDATION).is_symlink():
-            return found
+            return paths
         for path in (folder / VALIDATION).iterdir():
             match = FILE_NAME.fullmatch(path.name)
             if match is None or path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
                 continue
-            found[int(match[1])] = path
-    return dict(sorted(found.items()))
+            paths[int(match[1])] = path
+    return dict(sorted(paths.items()))
 
 
 def first_and_last(folder: Path) -> list[EvalResult]:

@@ -37,12 +37,12 @@ def has_type(value: Any, annotation: Any) -> bool:
     origin = typing.get_origin(annotation) or annotation
     arguments = typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        return any(has_type(value, one) for one in arguments)
+        return any(has_type(value, argument) for argument in arguments)
     if origin in SEQUENCES:
         return _is_sequence(value, arguments)
     if origin in MAPPINGS:
         is_mapping = isinstance(value, Mapping)
-        return is_mapping and (len(arguments) < 2 or all(has_type(one, arguments[1]) for one in value.values()))
+        return is_mapping and (len(arguments) < 2 or all(has_type(item, arguments[1]) for item in value.values()))
     if origin is bool:
         return isinstance(value, bool) or (isinstance(value, int) and value in (0, 1))
     if origin is int:
@@ -58,7 +58,7 @@ def _is_sequence(value: Any, arguments: tuple[Any, ...]) -> bool:
     member = arguments[0] if len(set(arguments) - {...}) == 1 else Any
     if isinstance(value, collections.abc.Iterable) and not isinstance(value, str | Mapping):
         is_reusable = isinstance(value, collections.abc.Collection)  # an iterator can be read only once
-        return not is_reusable or all(has_type(one, member) for one in value)
+        return not is_reusable or all(has_type(item, member) for item in value)
     return isinstance(value, str) and has_type(value, member)  # a text is a sequence of texts, as for type checkers
 
 
@@ -67,7 +67,7 @@ def describe(annotation: Any) -> str:
     origin = typing.get_origin(annotation) or annotation
     arguments = typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(describe(one) for one in arguments if one is not types.NoneType)
+        return " or ".join(describe(argument) for argument in arguments if argument is not types.NoneType)
     if origin in SEQUENCES:
         return f"a list of {WORDS[arguments[0]][1]}" if arguments and arguments[0] in WORDS else "a list"
     if origin in MAPPINGS:

@@ -289,31 +289,29 @@ def slot(slots: threading.Semaphore) -> Iterator[None]:
 @contextlib.contextmanager
 def pause_deadline_while_queued() -> Iterator[QueueCallback]:
     """Yield a callback for a thread: while the thread waits for a slot, this coroutine's deadline is paused."""
-    loop, context = asyncio.get_running_loop(), contextvars.copy_context()
-    held = contextlib.ExitStack()
-    finished = False
+    loop, deadline = asyncio.get_running_loop(), _current.get()
+    is_paused = finished = False
 
     def update(waiting: bool) -> None:
-        if waiting and not finished:
-            held.enter_context(queued())
-        else:
-            held.close()
+        nonlocal is_paused
+        if deadline is not None and is_paused != (waiting and not finished):
+            is_paused = not is_paused
+            (deadline.pause if is_paused else deadline.resume)()
 
     def on_queue(waiting: bool) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-            loop.call_soon_threadsafe(update, waiting, context=context)
+            loop.call_soon_threadsafe(update, waiting)
 
     try:
         yield on_queue
     finally:
         finished = True
-        held.close()
+        update(False)
 
 
 def with_queue_callback(on_queue: QueueCallback, function: Callable[P, T]) -> Callable[P, T]:
     """Wrap a function that runs in a thread so that its waits for a slot call `on_queue`."""
 
-    @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
         _queue_callback.set(on_queue)
         return function(*args, **kwargs)

@@ -31,7 +31,7 @@ class PickledByPlace:
 
 
 def _lookup(module: Any, name: str) -> Any:
-    return functools.reduce(lambda found, part: getattr(found, part, None), name.split("."), module)
+    return functools.reduce(lambda value, part: getattr(value, part, None), name.split("."), module)
 
 
 def _differences(original: Any, other: Any) -> dict[str, Any]:

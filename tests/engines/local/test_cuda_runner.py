@@ -25,8 +25,8 @@ from transformers import (
 )
 
 from practicum.chat.grammar import TokenMasks
-from practicum.chat.kept_tokens import KeptTokens, decode_kept
 from practicum.chat.renderer import Renderer
+from practicum.chat.sampling_mask import KeptTokens, decode_kept
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Observation

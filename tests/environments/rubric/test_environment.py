@@ -10,12 +10,12 @@ from practicum.agent import Agent
 from practicum.chat.renderer import Renderer
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environment import Action, ScriptedPolicy, Step
-from practicum.environments.rubric.case import case_of_task
 from practicum.environments.rubric.environment import RubricEnvironment
 from practicum.environments.rubric.families.catalogue import FAMILIES
 from practicum.environments.rubric.instances import QUALITIES, canonical_instance, make_instance, make_outputs
 from practicum.environments.rubric.probes import dropped_criteria
 from practicum.environments.rubric.rewards import REWARDS
+from practicum.environments.rubric.rubric_case import case_of_task
 from practicum.environments.rubric.stakeholder import NO_VIEW, Stakeholder
 from practicum.environments.rubric.validation import ValidationEngine
 from practicum.errors import JudgeError, UserError

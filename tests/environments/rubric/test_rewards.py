@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from practicum.environments.rubric.case import instance_case, menu_totals
 from practicum.environments.rubric.instances import make_instance
 from practicum.environments.rubric.rewards import (
     MINIMA,
@@ -24,6 +23,7 @@ from practicum.environments.rubric.rewards import (
     score_agreement,
     spearman,
 )
+from practicum.environments.rubric.rubric_case import instance_case, menu_totals
 from practicum.environments.rubric.schema import MenuRule, Rubric
 from practicum.utils.seeded_random import SeededRandom
 

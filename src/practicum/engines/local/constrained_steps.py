@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from practicum.engines.local.kept_buffers import append_kept
 from practicum.engines.local.runner import DecodeOutput, RunningRequest, any_adapter, any_constrained, any_filtered
+from practicum.engines.local.sampling_mask_buffers import append_kept
 from practicum.engines.local.token_masks import BatchMasks, batch_masks
 
 if TYPE_CHECKING:
@@ -136,12 +136,3 @@ class ConstrainedSteps:
             lambda: self._sample_rows(*key),
             lambda: self._sample_rows(*key),
         )
-
-
-def masked_logits(logits: Tensor, masks: Tensor) -> Tensor:
-    """Logits [W, V] with -inf for the tokens that a row's mask [W, words] does not have."""
-    bits = (masks.view(torch.uint8)[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=masks.device)) & 1
-    allowed = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
-    size = min(logits.shape[1], 8 * bits.shape[1])
-    allowed[:, :size] = bits.flatten(1)[:, :size].bool()
-    return logits.masked_fill(~allowed, -torch.inf)

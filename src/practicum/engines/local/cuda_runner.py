@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from practicum.engines.local.constrained_steps import ConstrainedSteps, masked_logits
-from practicum.engines.local.kept_buffers import KeptBuffers, append_kept
+from practicum.engines.local.constrained_steps import ConstrainedSteps
 from practicum.engines.local.kv_cache import KVCache
 from practicum.engines.local.runner import (
     DecodedTokens,
@@ -32,7 +31,9 @@ from practicum.engines.local.runner import (
     filtered_logits,
     sample,
 )
+from practicum.engines.local.sampling_mask_buffers import KeptBuffers, append_kept
 from practicum.engines.local.shared_prefix import SharedPrefixGroups
+from practicum.engines.local.token_masks import masked_logits
 from practicum.kernels import CAPTURING, decode_attention, fused_matmul, prefill_attention, slot_init
 from practicum.kernels.fused_layers import add_norm, rope_
 from practicum.kernels.lm_head import float32_matmul

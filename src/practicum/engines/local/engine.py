@@ -24,13 +24,13 @@ from typing import Any
 import torch
 
 from practicum.chat.grammar import GrammarMatcher
-from practicum.chat.kept_tokens import encode_kept
 from practicum.chat.renderer import Renderer
+from practicum.chat.sampling_mask import encode_kept
 from practicum.engines.base import Generation, Request, SampledToken, Weights
 from practicum.engines.local.adapters import AdapterEngine
+from practicum.engines.local.futures import AdapterChange, Result, failed_step, notify_all, resolve, resolve_all
 from practicum.engines.local.kv_cache import BLOCK_TOKENS, PrefixCache, block_hashes
 from practicum.engines.local.paged_kv_cache import PagedKVCache
-from practicum.engines.local.results import AdapterChange, Result, failed_step, notify_all, resolve, resolve_all
 from practicum.engines.local.runner import (
     BATCH_MULTIPLE,
     STOP_WINDOW,

@@ -77,3 +77,15 @@ def apply_masks(logits: Tensor, masks: WordArray, rows: Sequence[int]) -> None:
     index = torch.tensor(rows)
     allowed = torch.from_numpy(unpack_masks(np.ascontiguousarray(masks[list(rows)]), logits.shape[1]))
     logits[index] = logits[index].masked_fill_(~allowed, -torch.inf)
+
+
+def masked_logits(logits: Tensor, masks: Tensor) -> Tensor:
+    """Return logits [B, V] with -inf for the tokens that a row's mask [B, words] does not have; masks on any device.
+
+    It has no shape or copy that depends on the masks, so that a CUDA graph can capture it.
+    """
+    bits = (masks.view(torch.uint8)[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=masks.device)) & 1
+    allowed = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
+    size = min(logits.shape[1], 8 * bits.shape[1])
+    allowed[:, :size] = bits.flatten(1)[:, :size].bool()
+    return logits.masked_fill(~allowed, -torch.inf)

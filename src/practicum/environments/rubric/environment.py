@@ -7,11 +7,19 @@ from typing import Any
 
 from practicum.data.task_file import read_task_file
 from practicum.environment import Action, Environment, Message, Observation, ScriptedPolicy, Step
-from practicum.environments.rubric.case import RubricCase, case_of_task
 from practicum.environments.rubric.code_rules import shared_runner
-from practicum.environments.rubric.dialogue import FORMS, JSON, MENU, SHORT, Generated, next_prompt, parse, prompt_of
-from practicum.environments.rubric.flattery import flattered_score
+from practicum.environments.rubric.manager_prompt import (
+    FORMS,
+    JSON,
+    MENU,
+    SHORT,
+    Generated,
+    next_prompt,
+    parse,
+    prompt_of,
+)
 from practicum.environments.rubric.menu import MAX_MENU_RULES, Question, UnreadableReply
+from practicum.environments.rubric.planted_judge import flattered_score
 from practicum.environments.rubric.probes import PROBES, dropped_criteria, probe_reply
 from practicum.environments.rubric.rewards import (
     MINIMA,
@@ -25,6 +33,7 @@ from practicum.environments.rubric.rewards import (
     score_agreement,
     spearman,
 )
+from practicum.environments.rubric.rubric_case import RubricCase, case_of_task
 from practicum.environments.rubric.schema import MAX_GENERATED_RULES, Rubric, is_compound
 from practicum.environments.rubric.stakeholder import Stakeholder
 from practicum.environments.rubric.tasks import ENVIRONMENT, generated_tasks

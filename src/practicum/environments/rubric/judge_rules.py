@@ -11,7 +11,7 @@ from typing import Any
 
 from practicum.environment import ChatModel, Message
 from practicum.environments.rubric.code_rules import RuleScore
-from practicum.environments.rubric.dialogue import extract_json
+from practicum.environments.rubric.manager_prompt import extract_json
 from practicum.environments.rubric.schema import JudgeRule
 from practicum.errors import EngineError, JudgeError
 

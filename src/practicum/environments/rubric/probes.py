@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from practicum.environments.rubric.case import rubric_of_field
-from practicum.environments.rubric.dialogue import JSON, SHORT
 from practicum.environments.rubric.instances import Instance, make_instance
+from practicum.environments.rubric.manager_prompt import JSON, SHORT
 from practicum.environments.rubric.menu import ASK, rubric_text
+from practicum.environments.rubric.rubric_case import rubric_of_field
 from practicum.environments.rubric.rule_kinds import RULE_KINDS, TOPICS
 from practicum.environments.rubric.schema import MenuRule, Rubric
 from practicum.environments.rubric.short_form import TOPIC_CODES, Legend

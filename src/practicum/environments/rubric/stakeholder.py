@@ -130,7 +130,7 @@ class Stakeholder:
 
     def _phrase(self, rule: CodeRule | JudgeRule | MenuRule) -> str:
         if not isinstance(rule, MenuRule):
-            largest = max(one.weight for one in self.preferences.all_rules)
+            largest = max(rule.weight for rule in self.preferences.all_rules)
             text = rule.description or (rule.judge_prompt if isinstance(rule, JudgeRule) else rule.name)
             importance = IMPORTANCE[max(1, round(3 * rule.weight / largest))]
             return f"{' '.join(text.split())[:MAX_PHRASE_CHARACTERS]}: {importance}"

@@ -259,24 +259,24 @@ def edit(words: Words) -> Turns:
     """A list with one change: an element dropped, inserted, replaced or moved, or the order reversed."""
     rng = words.rng
     items = words.distinct(words.symbol, words.count(2, 14))
-    one, other = rng.randrange(len(items)), rng.randrange(len(items))
+    first, second = rng.randrange(len(items)), rng.randrange(len(items))
     new = words.word()
     changed = list(items)
     draw = rng.random()
     if draw < 0.2:
         task, changed = rng.choice(("Reverse", "Write backwards", "From last to first")), items[::-1]
     elif draw < 0.4:
-        task = rng.choice((f"Remove {items[one]}", f"Drop {items[one]}", f"Without {items[one]}"))
-        changed = [item for item in items if item != items[one]]
+        task = rng.choice((f"Remove {items[first]}", f"Drop {items[first]}", f"Without {items[first]}"))
+        changed = [item for item in items if item != items[first]]
     elif draw < 0.6:
-        task = f"Replace {items[one]} by {new}"
-        changed[one] = new
+        task = f"Replace {items[first]} by {new}"
+        changed[first] = new
     elif draw < 0.75:
-        task = f"Insert {new} after {items[one]}"
-        changed.insert(one + 1, new)
+        task = f"Insert {new} after {items[first]}"
+        changed.insert(first + 1, new)
     elif draw < 0.87:
-        task = f"Swap {items[one]} and {items[other]}"
-        changed[one], changed[other] = changed[other], changed[one]
+        task = f"Swap {items[first]} and {items[second]}"
+        changed[first], changed[second] = changed[second], changed[first]
     else:
         task = rng.choice(("Put the first at the end", "Move the first one last"))
         changed = [*items[1:], items[0]]
@@ -458,8 +458,8 @@ def expression(words: Words) -> Turns:
     names = words.distinct(words.word, len(numbers))
     formula = names[0] + "".join(o + n for o, n in zip(operator[1:], names[1:], strict=True))
     answer = numbers[0] + "".join(o + n for o, n in zip(operator[1:], numbers[1:], strict=True))
-    given = rng.choice((", ", "\n")).join(f"{n} is {v}" for n, v in zip(names, numbers, strict=True))
-    return ask(words, f"{given}. {formula}", form(answer), f"Insert the numbers. {instruction}".strip())
+    assignments = rng.choice((", ", "\n")).join(f"{n} is {v}" for n, v in zip(names, numbers, strict=True))
+    return ask(words, f"{assignments}. {formula}", form(answer), f"Insert the numbers. {instruction}".strip())
 
 
 def examples(words: Words) -> Turns:

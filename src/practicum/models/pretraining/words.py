@@ -113,10 +113,10 @@ class Words:
 
     def distinct(self, draw_one: Callable[[], str], count: int) -> list[str]:
         """`count` different texts of a function without arguments, in the order in which they were drawn."""
-        found: dict[str, None] = {}
-        while len(found) < count:
-            found[draw_one()] = None
-        return list(found)
+        texts: dict[str, None] = {}
+        while len(texts) < count:
+            texts[draw_one()] = None
+        return list(texts)
 
     def similar(self, text: str) -> str:
         """A text that differs from the given one in a word, an ending or a number: a key that is easily confused."""
@@ -135,13 +135,13 @@ class Words:
         rng = self.rng
         longest = rng.choice((1, 1, 2, 3, 4))
         alike = rng.random() < 0.35
-        found: dict[str, None] = {}
-        while len(found) < count:
-            if found and alike and rng.random() < 0.5:
-                found[self.similar(rng.choice(list(found)))] = None
+        phrases: dict[str, None] = {}
+        while len(phrases) < count:
+            if phrases and alike and rng.random() < 0.5:
+                phrases[self.similar(rng.choice(list(phrases)))] = None
             else:
-                found[self.phrase(longest)] = None
-        return list(found)
+                phrases[self.phrase(longest)] = None
+        return list(phrases)
 
     def count(self, shortest: int, longest: int) -> int:
         """A length: short ones more often than long ones."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from practicum.chat.kept_tokens import mask_ids
+from practicum.chat.sampling_mask import mask_ids
 from practicum.engines.local.runner import RunningRequest
 
 NUM_HOST_BUFFERS = 3
