@@ -42,7 +42,7 @@ def test_the_check_after_ten_episodes() -> None:
 
 def test_recipes() -> None:
     config = resolve_train(["recipe=rubric"]).config
-    assert json.loads(config.agent.response_format) == {"type": "regex", "regex": SHORT_REPLIES}
+    assert config.agent.response_format == {"type": "regex", "regex": SHORT_REPLIES}
     assert config.hacking.action == "stop"
     config = resolve_train(["recipe=rubric-reinforce"]).config
     assert (config.agent.num_chains, config.trainer.total_training_steps) == (1, 100)
