@@ -9,7 +9,6 @@ import os
 import select
 import sys
 import time
-from _functools import partial
 from _json import encode_basestring_ascii as quoted  # `json` itself would double an interpreter's start
 
 TYPE_CHECKING = False
@@ -71,10 +70,12 @@ def flush() -> None:
             pass  # closed or replaced by the program
 
 
-def run_in_child(run: "Callable[[int, int], None]", seconds: float, limit: int) -> "tuple[str, bytes, bytes]":
+def run_in_child(
+    run: "Callable[..., None]", args: "tuple[Any, ...]", seconds: float, limit: int
+) -> "tuple[str, bytes, bytes]":
     """Run a function in a child; return how it ended (`done`, `killed`, `timeout`, `output`), its stdout and stderr.
 
-    The function gets the two descriptors that it has to write its standard output and error to.
+    The function gets two more arguments: the descriptors to write its standard output and standard error to.
     """
     read_out, out = os.pipe()
     read_err, err = os.pipe()
@@ -84,7 +85,7 @@ def run_in_child(run: "Callable[[int, int], None]", seconds: float, limit: int) 
         os.close(read_err)
         os.setsid()
         try:
-            run(out, err)
+            run(*args, out, err)
         except SystemExit:
             raise
         except BaseException as error:  # only the last line of a traceback is used
@@ -137,7 +138,7 @@ def run_all(
     """Print a line per job (index of a program, its input): its result."""
     num_timeouts = 0
     for index, stdin in jobs:
-        outcome, out, err = run_in_child(partial(run_program, programs[index], stdin), seconds, limit)
+        outcome, out, err = run_in_child(run_program, (programs[index], stdin), seconds, limit)
         print(result_line(outcome, out, err), flush=True)
         num_timeouts += outcome == "timeout"
         if num_timeouts >= max_timeouts:

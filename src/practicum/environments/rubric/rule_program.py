@@ -8,7 +8,6 @@ import marshal
 import os
 import resource
 import sys
-from _functools import partial
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,8 +47,8 @@ def score_all(cpu_seconds: int, seconds: float, limit: int, isolated: bool) -> N
     for name in modules:
         __import__(name)
     for source, task_input, outputs in rules:
-        run = partial(score_outputs, texts[source], texts[task_input], [texts[i] for i in outputs], cpu_seconds)
-        outcome, out, err = run_in_child(run, seconds, limit)
+        args = (texts[source], texts[task_input], [texts[i] for i in outputs], cpu_seconds)
+        outcome, out, err = run_in_child(score_outputs, args, seconds, limit)
         if isolated:
             try:  # noqa: SIM105 (contextlib is one more import at every start)
                 os.kill(-1, 9)  # everything but this process and process 1 of the sandbox

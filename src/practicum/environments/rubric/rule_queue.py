@@ -27,7 +27,7 @@ RUNNER_CPU_SECONDS = 20
 IMPORT = re.compile(r"^\s*(?:import|from)\s+(\w+)", re.MULTILINE)
 COMMON_MODULES = frozenset(
     ("ast", "bisect", "collections", "csv", "dataclasses", "datetime", "decimal", "difflib", "enum", "functools",
-     "heapq", "io", "itertools", "json", "math", "operator", "random", "re", "statistics", "string", "textwrap", "typing")
+     "heapq", "io", "itertools", "json", "math", "operator", "random", "re", "statistics", "string", "typing")
 )  # fmt: skip
 """Modules that are imported once per sandbox where a rule imports them: that takes longer than most rules."""
 
