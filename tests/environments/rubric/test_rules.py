@@ -246,6 +246,16 @@ async def test_judge_rules_ask_the_judge() -> None:
     assert result.errors == ("polite: the judge's reply has no score",)
 
 
+async def test_a_judge_is_asked_once_about_a_rule_and_an_output() -> None:
+    judge = FixedModel("high")
+    engine = ValidationEngine(judge=judge)
+    first = await engine.score_outputs(JUDGED, "in", ["out", "other"])
+    assert await engine.score_outputs(JUDGED, "in", ["other", "out"]) == first[::-1]
+    assert judge.num_asked == 2
+    await engine.score_outputs(JUDGED, "another task", ["out"])
+    assert judge.num_asked == 3
+
+
 async def test_a_judge_that_fails_is_a_judge_error() -> None:
     for judge in (FixedModel(None), None):
         with pytest.raises(JudgeError):
