@@ -67,13 +67,13 @@ BEST_OF, BEST_OF_TASKS = 8, 60
 class Variant:
     """Settings of SFT and RL."""
 
-    demonstrations: int = 400
-    epochs: int = 24
+    demonstrations: int = 2400
+    epochs: int = 3
     sft_lr: float = 1e-3
     weight_decay: float = 0.1
-    check_every: int = 100
-    steps: int = 120
-    lr: float = 3e-4
+    check_every: int = 225
+    steps: int = 70
+    lr: float = 2e-4
     tasks: int = 240
     keys: tuple[str, ...] = ()
 
@@ -82,7 +82,9 @@ VARIANTS = {
     "learn": Variant(),
     "weight-decay": Variant(weight_decay=1.0),
     "low-rate": Variant(sft_lr=5e-4),
-    "many-demonstrations": Variant(demonstrations=4000, epochs=4),
+    "few-demonstrations": Variant(demonstrations=400, epochs=24, check_every=100),
+    "many-demonstrations": Variant(demonstrations=9600, epochs=1, check_every=150),
+    "more-steps": Variant(steps=300),
     "reinforce": Variant(keys=("algorithm.adv_estimator=reinforce",)),
     "no-dropout": Variant(keys=("agent.environment_args={form: short, criterion_dropout: 0.0}",)),
     "composite": Variant(keys=("agent.environment_args={form: short, reward: composite}",)),
