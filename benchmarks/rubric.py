@@ -60,19 +60,19 @@ PROBES = ("expert", "constant", "keywords", "generic", "opposite", "flatterer", 
 FORM: dict[str, Any] = {"type": "regex", "regex": SHORT_REPLIES}
 MIN_VALIDITY = 0.5
 """Share of valid rubrics that SFT must reach before RL begins."""
-BEST_OF = 8
+BEST_OF, BEST_OF_TASKS = 8, 60
 
 
 @dataclass(frozen=True)
 class Variant:
     """Settings of SFT and RL."""
 
-    demonstrations: int = 400
-    epochs: int = 24
+    demonstrations: int = 2400
+    epochs: int = 3
     sft_lr: float = 1e-3
     weight_decay: float = 0.1
-    check_every: int = 100
-    steps: int = 60
+    check_every: int = 225
+    steps: int = 70
     lr: float = 2e-4
     tasks: int = 240
     keys: tuple[str, ...] = ()
@@ -82,7 +82,9 @@ VARIANTS = {
     "learn": Variant(),
     "weight-decay": Variant(weight_decay=1.0),
     "low-rate": Variant(sft_lr=5e-4),
-    "many-demonstrations": Variant(demonstrations=4000, epochs=4),
+    "few-demonstrations": Variant(demonstrations=400, epochs=24, check_every=100),
+    "many-demonstrations": Variant(demonstrations=9600, epochs=1, check_every=150),
+    "more-steps": Variant(steps=300),
     "reinforce": Variant(keys=("algorithm.adv_estimator=reinforce",)),
     "no-dropout": Variant(keys=("agent.environment_args={form: short, criterion_dropout: 0.0}",)),
     "composite": Variant(keys=("agent.environment_args={form: short, reward: composite}",)),
@@ -158,7 +160,7 @@ def rl_config(folder: Path, start: str, variant: Variant, seed: int, *keys: str)
 
 async def best_of(policy: TrainablePolicy, panel: Panel) -> float:
     """The mean over tasks of the best agreement among eight sampled rubrics: what a perfect choice would reach."""
-    planned = plan_attempts(panel.tasks, BEST_OF, panel.seed)
+    planned = plan_attempts(panel.tasks[:BEST_OF_TASKS], BEST_OF, panel.seed)
     episodes = await policy.roll_out(planned, environment, agent(1.0))
     best: dict[str, float] = defaultdict(float)
     for episode in episodes:
@@ -177,7 +179,7 @@ async def learn(variant: Variant, folder: Path, seed: int, model: str) -> dict[s
         unconstrained[name] = figures(free)["valid"]
         results[name], _ = await acting.evaluate(name, panel, environment, agent(0.0))
         say(name, {**figures(results[name]), "valid without constraint": unconstrained[name],
-                   "minutes": (time.monotonic() - started) / 60})  # fmt: skip
+                   "minutes": (time.monotonic() - started) / 60, "processor": time.process_time() / 60})  # fmt: skip
 
     try:
         await evaluate("untrained", policy)
@@ -200,7 +202,7 @@ async def learn(variant: Variant, folder: Path, seed: int, model: str) -> dict[s
     return {
         "policies": {name: figures(result) for name, result in results.items()}, "valid unconstrained": unconstrained,
         "SFT best of 8": best, "differences": deltas, "families": by_family(panel, results["SFT"], results["GRPO"]),
-        "minutes": (time.monotonic() - started) / 60,
+        "minutes": (time.monotonic() - started) / 60, "processor minutes": time.process_time() / 60,
     }  # fmt: skip
 
 

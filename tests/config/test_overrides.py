@@ -12,7 +12,7 @@ import yaml
 
 from practicum.cli.main import main
 from practicum.config.docs import COMMANDS
-from practicum.config.overrides import RECIPES, REFUSED, RENAMED, SEVERAL, recipe_names, schema_keys
+from practicum.config.overrides import RECIPES, REFUSED, RENAMED, SEVERAL, read_overrides, recipe_names, schema_keys
 from practicum.config.resolve import resolve_supervised, resolve_train
 from practicum.config.sft import SFTConfig
 from practicum.config.train import TrainConfig
@@ -175,6 +175,23 @@ def test_recipes_are_found_from_any_folder(tmp_path: Path) -> None:
     code = "from practicum.config.resolve import resolve_train; print(resolve_train(['recipe=gsm8k']).config.trainer)"
     shown = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "test_gsm8k" in shown.stdout
+
+
+def test_a_response_format_in_a_recipe_is_a_mapping_that_the_command_line_replaces(tmp_path: Path) -> None:
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text(
+        "agent:\n  response_format:\n    type: regex\n    regex: 'a [0-9]{1,2}'\n"
+        "  roles:\n    judge:\n      response_format: {type: choice, choice: [good, bad]}\n"
+    )
+    config = read_overrides(TrainConfig, [f"recipe={recipe}"]).config
+    assert config.agent.response_format == {"type": "regex", "regex": "a [0-9]{1,2}"}
+    assert config.agent.roles["judge"].response_format == {"type": "choice", "choice": ["good", "bad"]}
+    config = read_overrides(TrainConfig, [f"recipe={recipe}", "agent.response_format={type: json_object}"]).config
+    assert config.agent.response_format == {"type": "json_object"}
+    assert (
+        read_overrides(TrainConfig, [f"recipe={recipe}", "agent.response_format=null"]).config.agent.response_format
+        is None
+    )
 
 
 def test_recipes_are_package_data() -> None:

@@ -22,6 +22,7 @@ from practicum.rubric_manager import (
     WorkflowEngine,
     WorkflowResource,
     WorkflowTask,
+    best_of_n,
     create_rubric_based_scorer,
     load_ground_truth_rubrics,
     load_training_workflows,
@@ -90,6 +91,23 @@ async def test_one_episode_and_its_line(capsys: pytest.CaptureFixture[str]) -> N
     result = await collect_rollout(workflow, truth, manager)
     assert (result.reward, result.log.completion_reason) == (FAILED_GENERATION_REWARD, FAILED)
     assert 0 < result.ground_truth < 1
+
+
+async def test_the_best_of_n_episodes_has_a_workflow_of_its_own() -> None:
+    workflow = load_training_workflows()[0]
+    truth = load_ground_truth_rubrics()[workflow.name]
+    poor = json.dumps({"rules": [{"type": "code", "code": "def evaluate(a, b): return 0.0"}]})
+    seeds: list[int] = []
+
+    def make_manager(seed: int) -> RubricDecompositionManagerAgent:
+        seeds.append(seed)
+        return RubricDecompositionManagerAgent(model=SpokenModel(WRITE, generated(truth) if seed == 6 else poor))
+
+    best = await best_of_n(workflow, truth, make_manager, n=3, seed=5)
+    assert seeds == [5, 6, 7]
+    assert best.reward == 0.0
+    assert not workflow.actions, "the workflow that was passed is as before"
+    assert not workflow.messages
 
 
 async def test_own_files(tmp_path: Path) -> None:

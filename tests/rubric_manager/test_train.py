@@ -42,7 +42,7 @@ def test_the_check_after_ten_episodes() -> None:
 
 def test_recipes() -> None:
     config = resolve_train(["recipe=rubric"]).config
-    assert json.loads(config.agent.response_format) == {"type": "regex", "regex": SHORT_REPLIES}
+    assert config.agent.response_format == {"type": "regex", "regex": SHORT_REPLIES}
     assert config.hacking.action == "stop"
     config = resolve_train(["recipe=rubric-reinforce"]).config
     assert (config.agent.num_chains, config.trainer.total_training_steps) == (1, 100)
@@ -88,3 +88,12 @@ def test_the_papers_loop_stops_where_rubrics_are_not_valid(tmp_path: Path, capsy
         asyncio.run(main(keys))
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("Synthetic: 0.000, GT: 0.000, Reward: -1.200") for line in lines) == 10
+
+
+def test_the_papers_loop_does_not_begin_where_rubrics_are_not_valid(tmp_path: Path) -> None:
+    keys = [f"trainer.default_local_dir={tmp_path}", "agent.max_tokens_per_turn=8", "trainer.total_training_steps=2",
+            "actor_rollout_ref.model.lora_rank=0", *SMALL, "trainer.val_before_train=true"]  # fmt: skip
+    with pytest.raises(UserError, match="Only 0% of 4 rubrics before training are valid, 50% are needed"):
+        asyncio.run(main(keys))
+    (path,) = tmp_path.rglob("metrics.jsonl")
+    assert "reward/mean" not in path.read_text()

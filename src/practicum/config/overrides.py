@@ -233,6 +233,8 @@ RECIPES = Path(__file__).parent.parent / "recipes"
 """The recipes that come with the package."""
 FREE_KEYS = ("agent.environment_args", "data.environment_args", "rl_training.shares")
 """Keys below which any name is allowed: options of an environment, names of environments."""
+MAPPING = "response_format"
+"""Last part of the keys whose value may be a mapping, which is set as a whole: a later one replaces it."""
 ROLES = ["agent", "roles"]
 """The group whose members are named by the user, each with the keys of a role."""
 ENVIRONMENT_REFERENCE = re.compile(r"oc\.(?:env|decode)\s*:\s*(?:\$\{\s*oc\.env\s*:\s*)?['\"]?(\w+)")
@@ -365,7 +367,7 @@ def _set_key(tree: DictConfig, key: str, value: Any) -> None:
         node = node[part]
     force = _is_free(parts[:-1])
     try:
-        OmegaConf.update(tree, key, value, merge=True, force_add=force)
+        OmegaConf.update(tree, key, value, merge=parts[-1] != MAPPING, force_add=force)
     except OmegaConfBaseException as error:
         if isinstance(value, str):  # `trainer.logger=console`: a list of one
             with contextlib.suppress(OmegaConfBaseException):
@@ -410,13 +412,13 @@ def _read_recipe(name: str, folder: Path, including: tuple[Path, ...] = ()) -> l
 
 
 def leaves(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """Every key below a tree of groups, dotted, with its value. Free keys are one value."""
+    """Every key below a tree of groups, dotted, with its value. Free keys and response formats are one value."""
     if OmegaConf.is_config(tree):
         tree = OmegaConf.to_container(tree)
     pairs: list[tuple[str, Any]] = []
     for key, value in tree.items():
         path = f"{prefix}{key}"
-        if isinstance(value, dict) and not _is_free(path.split(".")):
+        if isinstance(value, dict) and key != MAPPING and not _is_free(path.split(".")):
             pairs += leaves(value, f"{path}.")
         else:
             pairs.append((path, value))

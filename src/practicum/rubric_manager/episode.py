@@ -157,7 +157,9 @@ async def collect_rollout(
     scoring = engine or ValidationEngine(seed=42)
     log = await InitialRubricGenerationPhase(manager, person, max_turns=max_turns).run(workflow)
     done = await WorkflowEngine(workers or default_workers(workflow)).run(workflow)
-    truth = (await scoring.evaluate_timestep(done, [gt_rubric])).weighted_preference_total
+    # An engine of its own: code rules of the ground truth never share a sandbox with those of a model.
+    own = ValidationEngine(scoring.seed, scoring.judge)
+    truth = (await own.evaluate_timestep(done, [gt_rubric])).weighted_preference_total
     if not log.generated_rubrics:
         return EpisodeResult(None, truth, FAILED_GENERATION_REWARD, log)
     rubric = log.generated_rubrics[-1]
@@ -176,6 +178,11 @@ async def best_of_n(
     seed: int = 42,
     reward: str = "l1",
 ) -> EpisodeResult:
-    """Return the best of n episodes by their reward; `make_manager` gets a seed of its own for each."""
-    results = [await collect_rollout(workflow, gt_rubric, make_manager(seed + i), reward=reward) for i in range(n)]
+    """Return the best of n episodes by their reward; `make_manager` gets a seed of its own for each.
+
+    Every episode has a copy of the workflow, so that none sees what the manager of another one did.
+    """
+    results = [
+        await collect_rollout(workflow.copy(), gt_rubric, make_manager(seed + i), reward=reward) for i in range(n)
+    ]
     return max(results, key=lambda result: result.reward)

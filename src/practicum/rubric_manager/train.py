@@ -6,12 +6,15 @@ It prints a line per episode: the score of the synthetic rubric, that of the gro
 from __future__ import annotations
 
 import asyncio
+import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from practicum.config.resolve import resolve_train
 from practicum.errors import UserError
+from practicum.evaluation.result import EvalResult
 from practicum.training.build import build_run
+from practicum.training.rl_trainer import RLTrainer
 
 RECIPE = "recipe=rubric-reinforce"
 CHECK_EPISODES = 10
@@ -52,8 +55,35 @@ class EpisodeCheck:
         return None
 
 
+def check_validity(result: EvalResult, min_validity: float = MIN_VALIDITY) -> None:
+    """Refuse to train a model whose rubrics are mostly not valid: a validation before the first update says so."""
+    share = statistics.fmean(row.env_metrics.get("valid", 0.0) for row in result.scored) if result.scored else 0.0
+    if share < min_validity:
+        raise UserError(
+            f"Only {share:.0%} of {len(result.scored)} rubrics before training are valid, {min_validity:.0%} are "
+            "needed: warm-start the model by SFT on ground-truth rubrics first (docs/rubric.md)."
+        )
+
+
+def with_validity_check(evaluate: Callable[[], Awaitable[EvalResult]]) -> Callable[[], Awaitable[EvalResult]]:
+    """Return an evaluation whose first result must have enough valid rubrics."""
+    is_first = True
+
+    async def checked() -> EvalResult:
+        nonlocal is_first
+        result = await evaluate()
+        if is_first:
+            check_validity(result)
+        is_first = False
+        return result
+
+    return checked
+
+
 async def main(argv: Sequence[str]) -> None:
-    """Train by the recipe with further keys; UserError where the check after the first episodes fails."""
+    """Train by the recipe with further keys; UserError where the validation before it, or the check after the first
+    episodes, fails.
+    """
     recipe = [] if any(key.startswith("recipe=") for key in argv) else [RECIPE]
     run = build_run(resolve_train([*recipe, *argv]).config)
     check, on_step = EpisodeCheck(), run.on_step
@@ -69,6 +99,9 @@ async def main(argv: Sequence[str]) -> None:
             run.request_stop()
 
     run.on_step = show
+    trainer = run.trainer
+    if isinstance(trainer, RLTrainer) and trainer.evaluate is not None and run.settings.val_before_train:
+        trainer.evaluate = with_validity_check(trainer.evaluate)
     try:
         await run.train()
     except KeyboardInterrupt:  # that is how a run ends that was asked to stop

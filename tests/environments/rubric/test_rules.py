@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from practicum.environment import Action, Message, Reply, Usage
 from practicum.environments.rubric import code_rules
 from practicum.environments.rubric.code_rules import CodeRuleRunner
+from practicum.environments.rubric.environment import RubricEnvironment
 from practicum.environments.rubric.instances import make_instance, make_outputs
 from practicum.environments.rubric.judge_rules import read_score
 from practicum.environments.rubric.probes import code_rule
@@ -19,7 +19,6 @@ from practicum.environments.rubric.rule_kinds import RULE_KINDS
 from practicum.environments.rubric.schema import CodeRule, JudgeRule, MenuRule, Rubric
 from practicum.environments.rubric.validation import ValidationEngine, menu_score
 from practicum.errors import EngineError, JudgeError
-from practicum.sandbox import base
 
 TABLE = "Report\nitem|cost|owner\na|9|x\nb|5|\nc|7|y\nTODO\nTotals: cost 21"
 
@@ -91,12 +90,12 @@ async def test_scores_are_cached_by_rule_and_output_and_share_one_sandbox() -> N
     runner = CodeRuleRunner()
     other = CodeRule(code="def evaluate(a, b): return (2.0, 'too much')")
     first = await runner.score([LENGTH, other], "in", ["a", "abc"])
-    assert runner.num_sandboxes == 1
+    assert runner.queue.num_sandboxes == 1
     assert [[score.score for score in row] for row in first] == [[0.25, 0.75], [1.0, 1.0]]
     assert await runner.score([other, LENGTH], "in", ["abc", "a"]) == [row[::-1] for row in first[::-1]]
-    assert runner.num_sandboxes == 1
+    assert runner.queue.num_sandboxes == 1
     await runner.score([LENGTH], "another input", ["a"])
-    assert runner.num_sandboxes == 2
+    assert runner.queue.num_sandboxes == 2
 
 
 async def test_scores_that_leave_the_cache_during_a_run_are_still_returned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +115,7 @@ async def test_a_rule_that_was_stopped_runs_again() -> None:
     endless = CodeRule(code="def evaluate(a, b):\n    while True: pass")
     for number in (1, 2):
         assert (await runner.score([endless], "in", ["a"]))[0][0].error
-        assert runner.num_sandboxes == number
+        assert runner.queue.num_sandboxes == number
 
 
 async def test_menu_rules_score_the_same_as_code_in_the_sandbox() -> None:
@@ -132,20 +131,83 @@ async def test_menu_rules_score_the_same_as_code_in_the_sandbox() -> None:
         assert [[score.score for score in row] for row in scored] == expected
 
 
-async def test_rules_of_64_episodes_take_a_tenth_of_one_sandbox_per_evaluation() -> None:
-    """Measured on a sample: 4 episodes of 5 rules on 8 outputs, against 12 single starts."""
-    outputs = ["x" * length for length in range(8)]
-    sandbox = base.current()
-    program = f"{LENGTH.code}\nprint(evaluate('', 'abc'))"
-    started = time.perf_counter()
-    for _ in range(12):
-        assert sandbox.run_sync(program).ok
-    single = (time.perf_counter() - started) / 12
-    started = time.perf_counter()
-    for episode in range(4):
-        rules = [CodeRule(code=f"{LENGTH.code} + 0 * {episode} * {number}") for number in range(5)]
-        await CodeRuleRunner().score(rules, "in", outputs)
-    assert time.perf_counter() - started <= 0.1 * single * 4 * 5 * len(outputs)
+async def test_rules_of_64_episodes_share_few_sandboxes() -> None:
+    """One start per rule would be 320 of them; `benchmarks/rubric_rules.py` measures the time."""
+    runner = CodeRuleRunner()
+    episodes = [[CodeRule(code=f"{LENGTH.code} + 0 * {e} * {n}") for n in range(5)] for e in range(64)]
+    texts = [["x" * (episode % 4), "xx"] for episode in range(64)]
+    scored = await asyncio.gather(
+        *(runner.score(rules, "in", outputs) for rules, outputs in zip(episodes, texts, strict=True))
+    )
+    assert runner.queue.num_sandboxes <= 8
+    for rows, outputs in zip(scored, texts, strict=True):
+        assert [[score.score for score in row] for row in rows] == [[len(text) / 4 for text in outputs]] * 5
+
+
+async def test_attempts_that_wait_for_the_same_rule_share_its_run() -> None:
+    runner = CodeRuleRunner()
+    chance = CodeRule(code="import os\ndef evaluate(a, b): return os.urandom(1)[0] / 255")
+    rows = await asyncio.gather(*(runner.score([chance], "in", ["a", "b"]) for _ in range(6)))
+    assert rows == [rows[0]] * 6
+
+
+LEFT_BEHIND = """
+import os, signal, time
+def evaluate(task_input, candidate_output):
+    me, runner = os.getpid(), os.getppid()
+    if os.fork() == 0:
+        os.setsid()
+        for end in (0, 1, 2):
+            os.close(end)
+        while True:
+            for pid in range(2, 200):
+                if pid not in (os.getpid(), me, runner):
+                    try:
+                        os.kill(pid, signal.SIGNAL)
+                    except OSError:
+                        pass
+            time.sleep(0.001)
+    return 1.0
+"""
+ATTACKS = {
+    "kills what comes after it": LEFT_BEHIND.replace("SIGNAL", "SIGKILL"),
+    "stops what comes after it": LEFT_BEHIND.replace("SIGNAL", "SIGSTOP"),
+    "kills all": "import os\ndef evaluate(a, b):\n    os.kill(-1, 9)",
+    "kills the runner": "import os\ndef evaluate(a, b):\n    os.kill(os.getppid(), 9)\n    return 1.0",
+    "forges lines": "import os\ndef evaluate(a, b):\n"
+    "    for end in range(3, 64):\n"
+    '        try: os.write(end, b\'done ["[1.0, 1.0]", ""]\\n\')\n'
+    "        except OSError: pass\n"
+    '    print(\'done ["[1.0, 1.0]", ""]\\n\' * 9)\n'
+    "    raise ValueError",
+    "opens the runner's output": "import os\ndef evaluate(a, b):\n"
+    "    with open(f'/proc/{os.getppid()}/fd/1', 'w') as file:\n"
+    '        file.write(\'done ["[1.0, 1.0]", ""]\\n\' * 9)',
+    "changes modules": "import re, builtins\nre.search = None\nbuiltins.len = None\ndef evaluate(a, b): return 2 / 0",
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+async def test_a_rule_of_one_episode_cannot_harm_those_of_others(name: str) -> None:
+    runner, outputs = CodeRuleRunner(), ["ab", "abcd"]
+    hostile = CodeRule(name=name, code=ATTACKS[name])
+    honest = [
+        CodeRule(code=f"import re\n{LENGTH.code} * len(re.findall('b', candidate_output)) # {n}") for n in range(4)
+    ]
+    others = [runner.score([rule], "in", outputs) for rule in honest]
+    attack, *rows = await asyncio.gather(runner.score([hostile], "in", outputs), *others)
+    assert [[score.score for score in row] for (row,) in rows] == [[0.5, 1.0]] * 4
+    assert not any(score.error for (row,) in rows for score in row)
+    if "comes after" not in name:
+        assert [score.score for score in attack[0]] == [0.0, 0.0]
+        assert all(score.error for score in attack[0])
+
+
+async def test_ground_truths_never_share_a_sandbox_with_generated_rules() -> None:
+    environment = RubricEnvironment(form="json")
+    assert environment.engine.code_rules is not environment.ground_truth_engine.code_rules
+    other = RubricEnvironment(form="json")
+    assert other.engine.code_rules is environment.engine.code_rules, "attempts share cached scores"
 
 
 class FixedModel:
@@ -182,6 +244,16 @@ async def test_judge_rules_ask_the_judge() -> None:
     engine = ValidationEngine(judge=FixedModel("I like it"))
     (result,) = await engine.score_outputs(JUDGED, "in", ["out"])
     assert result.errors == ("polite: the judge's reply has no score",)
+
+
+async def test_a_judge_is_asked_once_about_a_rule_and_an_output() -> None:
+    judge = FixedModel("high")
+    engine = ValidationEngine(judge=judge)
+    first = await engine.score_outputs(JUDGED, "in", ["out", "other"])
+    assert await engine.score_outputs(JUDGED, "in", ["other", "out"]) == first[::-1]
+    assert judge.num_asked == 2
+    await engine.score_outputs(JUDGED, "another task", ["out"])
+    assert judge.num_asked == 3
 
 
 async def test_a_judge_that_fails_is_a_judge_error() -> None:

@@ -52,7 +52,8 @@ class RunResult:
 
 
 @functools.cache
-def _sandbox_program() -> str:
+def sandbox_program() -> str:
+    """Return the program that runs jobs inside a sandbox."""
     return Path(__file__).with_name("sandbox_program.py").read_text(encoding="utf-8")
 
 
@@ -75,8 +76,8 @@ def run_jobs(
         memory=MEMORY_BYTES,
         output=4 * KIB + len(jobs) * 7 * MAX_OUTPUT_BYTES,  # a byte may take six characters in JSON
     )
-    result = base.current().run_sync(f"{_sandbox_program()}\n{call}\n", limits=limits)
-    ran = [_read(line) for line in result.stdout.splitlines()]
+    result = base.current().run_sync(f"{sandbox_program()}\n{call}\n", limits=limits)
+    ran = [read_result(line) for line in result.stdout.splitlines()]
     return [*ran, *[RunResult("skipped")] * (len(jobs) - len(ran))][: len(jobs)]
 
 
@@ -86,7 +87,8 @@ async def run_jobs_async(jobs: Sequence[Job], cpu_seconds: int = CPU_SECONDS) ->
         return await in_thread_with_slots(run_jobs, jobs, cpu_seconds, seconds=judge_seconds(MAX_TOTAL_SECONDS))
 
 
-def _read(line: str) -> RunResult:
+def read_result(line: str) -> RunResult:
+    """Read a line that the program in the sandbox printed."""
     outcome, _, texts = line.partition(" ")
     try:
         output, error = json.loads(texts)

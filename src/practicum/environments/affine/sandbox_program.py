@@ -13,6 +13,7 @@ from _json import encode_basestring_ascii as quoted  # `json` itself would doubl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 ERROR_BYTES = 2000
@@ -69,8 +70,13 @@ def flush() -> None:
             pass  # closed or replaced by the program
 
 
-def run_in_child(source: str, stdin: str, seconds: float, limit: int) -> "tuple[str, bytes, bytes]":
-    """Run a program in a child; return how it ended (`done`, `killed`, `timeout`, `output`), its stdout and stderr."""
+def run_in_child(
+    run: "Callable[..., None]", args: "tuple[Any, ...]", seconds: float, limit: int
+) -> "tuple[str, bytes, bytes]":
+    """Run a function in a child; return how it ended (`done`, `killed`, `timeout`, `output`), its stdout and stderr.
+
+    The function gets two more arguments: the descriptors to write its standard output and standard error to.
+    """
     read_out, out = os.pipe()
     read_err, err = os.pipe()
     pid = os.fork()
@@ -79,7 +85,7 @@ def run_in_child(source: str, stdin: str, seconds: float, limit: int) -> "tuple[
         os.close(read_err)
         os.setsid()
         try:
-            run_program(source, stdin, out, err)
+            run(*args, out, err)
         except SystemExit:
             raise
         except BaseException as error:  # only the last line of a traceback is used
@@ -105,13 +111,10 @@ def run_in_child(source: str, stdin: str, seconds: float, limit: int) -> "tuple[
                 outcome = "output"
             if not chunk:
                 open_ends.remove(end)
-    while not outcome:  # it may have closed its output and still run
-        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            outcome = "done"
-        elif time.monotonic() > deadline:
-            outcome = "timeout"
-        else:
-            time.sleep(0.001)
+    if not outcome:  # it may have closed its output and still run
+        ended = os.pidfd_open(pid)
+        outcome = "done" if select.select([ended], [], [], max(deadline - time.monotonic(), 0))[0] else "timeout"
+        os.close(ended)
     try:  # noqa: SIM105 (contextlib is one more import at every start)
         os.killpg(pid, 9)
     except ProcessLookupError:
@@ -124,15 +127,19 @@ def run_in_child(source: str, stdin: str, seconds: float, limit: int) -> "tuple[
     return outcome, bytes(received[read_out][:limit]), bytes(received[read_err][:ERROR_BYTES])
 
 
+def result_line(outcome: str, out: bytes, err: bytes) -> str:
+    """Return how a run ended, then its stdout and stderr as a JSON list."""
+    return f"{outcome} [{', '.join(quoted(text.decode('utf-8', 'replace')) for text in (out, err))}]"
+
+
 def run_all(
     programs: "list[str]", jobs: "list[tuple[int, str]]", seconds: float, limit: int, max_timeouts: int
 ) -> None:
-    """Print a line per job (index of a program, its input): how it ended, then stdout and stderr as a JSON list."""
+    """Print a line per job (index of a program, its input): its result."""
     num_timeouts = 0
     for index, stdin in jobs:
-        outcome, out, err = run_in_child(programs[index], stdin, seconds, limit)
-        texts = ", ".join(quoted(text.decode("utf-8", "replace")) for text in (out, err))
-        print(f"{outcome} [{texts}]", flush=True)
+        outcome, out, err = run_in_child(run_program, (programs[index], stdin), seconds, limit)
+        print(result_line(outcome, out, err), flush=True)
         num_timeouts += outcome == "timeout"
         if num_timeouts >= max_timeouts:
             return

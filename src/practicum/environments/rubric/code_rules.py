@@ -1,47 +1,32 @@
-"""Runs code rules in the sandbox: all rules of an episode over all of its outputs in one sandbox.
+"""Scores outputs by code rules, which run in the sandbox; scores are cached by rule and output.
 
-Every rule has a process of its own in that sandbox, and scores all outputs in it. A rule that fails, does not end or
-harms the others costs only itself: rules that a fault kept from running run again, each in a sandbox of its own. The
-ground truth never enters the sandbox, and rules of two episodes never share one, so a rule that forges results forges
-those of its own rubric, whose values it may choose anyway.
+Every rule has a process of its own in the sandbox and scores all outputs of its episode in it; rules of several
+episodes that wait at the same time share a sandbox (`rule_queue`). A rule that fails, does not end or attacks what it
+can reach costs only itself: it has no access to the results of others, what it leaves running is killed before the next
+one starts, and rules that it kept from running run again. It can read the rules and outputs that are in its sandbox, so
+ground truths have a runner of their own and never share a sandbox with rules that a model wrote.
 """
 
 from __future__ import annotations
 
 import ast
+import asyncio
+import functools
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from practicum.environments.affine.program_runner import Job, RunResult, run_jobs
+from practicum.environments.affine.program_runner import RunResult
+from practicum.environments.rubric.rule_program import NOT_FINITE
+from practicum.environments.rubric.rule_queue import RuleQueue, RuleRun
 from practicum.environments.rubric.schema import CodeRule
 from practicum.task import content_hash
-from practicum.utils.concurrency import agent_time, in_thread_with_slots, judge_seconds
+from practicum.utils.concurrency import in_thread, queued
 
-CPU_SECONDS = 1
-"""Seconds of CPU time of a rule over all outputs."""
-MAX_TOTAL_SECONDS = 60.0
 MAX_CACHED_SCORES = 100_000
 FINAL_OUTCOMES = ("done", "output")
 """Outcomes that another run would have too. Whether the clock stops a rule depends on how busy the machine is."""
-NOT_FINITE = "it returned no finite number"
-HARNESS = """
-
-def _score_all(cases):
-    scores = []
-    for task_input, candidate_output in cases:
-        try:
-            value = evaluate(task_input, candidate_output)
-            value = float(value[0] if isinstance(value, tuple) else getattr(value, "score", value))
-            scores.append(value if value - value == 0 else NOT_FINITE)
-        except Exception as error:
-            scores.append(f"{type(error).__name__}: {error}"[:200])
-    print("\\n" + ascii(scores), flush=True)
-
-_score_all(CASES)
-"""
-"""Appended to a rule's program. It imports nothing: the import of `json` would take longer than a rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +41,11 @@ class RuleScore:
 class CodeRuleRunner:
     """Scores outputs by code rules, and remembers the scores of rules that ended by themselves."""
 
-    def __init__(self, cpu_seconds: int = CPU_SECONDS, seconds: float = MAX_TOTAL_SECONDS) -> None:
-        self.cpu_seconds, self.seconds = cpu_seconds, seconds
-        self.num_sandboxes = 0
-        """Sandboxes that were started so far."""
+    def __init__(self) -> None:
+        self.queue = RuleQueue()
         self._cache: OrderedDict[tuple[str, str], RuleScore] = OrderedDict()
+        self._running: dict[tuple[str, ...], RuleRun] = {}
+        """Rules that episodes wait for, by rule and outputs: attempts that wait for the same one share its run."""
 
     async def score(self, rules: Sequence[CodeRule], task_input: str, outputs: Sequence[str]) -> list[list[RuleScore]]:
         """Return one list per rule with the score of each output."""
@@ -68,18 +53,17 @@ class CodeRuleRunner:
         codes = [content_hash(rule.code) for rule in rules]
         # Copied now: while the others run, another episode may push these out of the cache.
         found = {(code, key): self._cache[code, key] for code in codes for key in keys if (code, key) in self._cache}
-        missing: dict[str, str] = {
-            code: rule.code
+        missing = {
+            code: self._running.setdefault((code, *keys), RuleRun(rule.code, task_input, outputs))
             for rule, code in zip(rules, codes, strict=True)
             if any((code, key) not in found for key in keys)
         }
         if missing:
-            cases = ascii([(task_input, output) for output in outputs])
-            harness = HARNESS.replace("CASES", cases).replace("NOT_FINITE", repr(NOT_FINITE), 1)
-            jobs = [Job(source + harness, "") for source in missing.values()]
-            with agent_time():
-                seconds = judge_seconds(self.seconds)
-                results = await in_thread_with_slots(self._run, jobs, seconds)
+            try:
+                results = await self._run(list(missing.values()))
+            finally:
+                for code in missing:
+                    self._running.pop((code, *keys), None)
             for code, result in zip(missing, results, strict=True):
                 fresh = {(code, key): score for key, score in zip(keys, scores_of(result, len(outputs)), strict=True)}
                 found |= fresh
@@ -87,16 +71,11 @@ class CodeRuleRunner:
                     self._remember(fresh)
         return [[found[code, key] for key in keys] for code in codes]
 
-    def _run(self, jobs: Sequence[Job], seconds: float) -> list[RunResult]:
-        results = run_jobs(jobs, self.cpu_seconds, max_timeouts=len(jobs) + 1, seconds=seconds)
-        self.num_sandboxes += 1
-        if len(jobs) == 1:
-            return results
-        for index, result in enumerate(results):
-            if result.outcome in ("skipped", "killed"):  # perhaps by another rule: alone it cannot be harmed
-                results[index] = run_jobs([jobs[index]], self.cpu_seconds, seconds=seconds / 4)[0]
-                self.num_sandboxes += 1
-        return results
+    async def _run(self, runs: Sequence[RuleRun]) -> list[RunResult]:
+        with queued():  # rules of other episodes may run first; every rule has limits of its own
+            self.queue.add(runs)
+            await asyncio.sleep(0)  # episodes that end at the same time add theirs too
+            return await in_thread(self.queue.wait, runs)
 
     def _remember(self, fresh: dict[tuple[str, str], RuleScore]) -> None:
         self._cache.update(fresh)
@@ -107,8 +86,7 @@ class CodeRuleRunner:
 def scores_of(result: RunResult, count: int) -> list[RuleScore]:
     """Return the scores that a rule's process printed; where it failed, zeros with the error."""
     if result.outcome != "done" or not result.output.strip():
-        problem = result.problem or ("it did not run" if result.outcome == "skipped" else "it returned no scores")
-        return [RuleScore(0.0, problem)] * count
+        return [RuleScore(0.0, result.problem or "it returned no scores")] * count
     try:
         values = ast.literal_eval(result.output.strip().splitlines()[-1])
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -126,9 +104,10 @@ def _score(value: object) -> RuleScore:
     return RuleScore(min(1.0, max(0.0, float(value))))
 
 
-_shared = CodeRuleRunner()
+@functools.cache
+def shared_runner(owner: str) -> CodeRuleRunner:
+    """Return the process's runner for one kind of rules: `generated` or `ground truth`.
 
-
-def shared_runner() -> CodeRuleRunner:
-    """Return the process's runner: attempts at one task score the same outputs, often by the same rules."""
-    return _shared
+    It is shared because attempts at one task score the same outputs, often by the same rules.
+    """
+    return CodeRuleRunner()

@@ -93,7 +93,8 @@ class RubricEnvironment(Environment):
         self.criterion_dropout, self.stakeholder_kind, self.has_judge = criterion_dropout, stakeholder, judge
         self.families = (families,) if isinstance(families, str) else tuple(families)
         self.files = dict(files or {})
-        self.engine = ValidationEngine(code_rules=shared_runner())
+        self.engine = ValidationEngine(code_rules=shared_runner("generated"))
+        self.ground_truth_engine = ValidationEngine(code_rules=shared_runner("ground truth"))
 
     def model_names(self) -> tuple[str, ...]:
         names = (STAKEHOLDER,) if self.stakeholder_kind == "policy" else ()
@@ -119,7 +120,7 @@ class RubricEnvironment(Environment):
         if short and self.case.legend is None:
             raise UserError(f"Task '{task.id}' has no plan of its work, which form=short needs; use form=menu or json.")
         self.client: Stakeholder = self.case.stakeholder(self.models.get(STAKEHOLDER), short)
-        self.engine.judge = self.models.get(JUDGE)
+        self.engine.judge = self.ground_truth_engine.judge = self.models.get(JUDGE)
         self.num_turns = self.num_questions = 0
         goal = self.case.kind_of_work if short else self.case.goal
         prompt = prompt_of(self.form, goal, self.client.request(), self.max_turns)
@@ -215,7 +216,7 @@ class RubricEnvironment(Environment):
         return {"verifier": spearman(scores, worth)} if worth else {}
 
     async def _ground_truth_scores(self, rubric: Rubric) -> list[float]:
-        results = await self.engine.score_outputs(rubric, self.case.task_input, self.case.outputs)
+        results = await self.ground_truth_engine.score_outputs(rubric, self.case.task_input, self.case.outputs)
         return [result.aggregated_score for result in results]
 
     def expert(self, task: Task) -> ScriptedPolicy:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from practicum.environment import ChatModel, Message
@@ -14,6 +14,7 @@ from practicum.environments.rubric.code_rules import RuleScore
 from practicum.environments.rubric.manager_prompt import extract_json
 from practicum.environments.rubric.schema import JudgeRule
 from practicum.errors import EngineError, JudgeError
+from practicum.task import content_hash
 
 LEVELS: Mapping[str, float] = {"low": 0.33, "med": 0.66, "medium": 0.66, "high": 1.0, "pass": 0.8, "fail": 0.0}
 SYSTEM = (
@@ -44,20 +45,32 @@ def judge_messages(rule: JudgeRule, task_input: str, output: str) -> tuple[Messa
 
 
 async def score_by_judge(
-    rules: Sequence[JudgeRule], task_input: str, outputs: Sequence[str], judge: ChatModel | None, seed: int
+    rules: Sequence[JudgeRule],
+    task_input: str,
+    outputs: Sequence[str],
+    judge: ChatModel | None,
+    seed: int,
+    cache: MutableMapping[str, RuleScore],
 ) -> list[list[RuleScore]]:
-    """Return one list per rule with the score of each output; JudgeError where the judge's engine fails."""
+    """Return one list per rule with the score of each output; JudgeError where the judge's engine fails.
+
+    Scores that are in the cache are not asked for again, and new ones are added to it.
+    """
     if not rules:
         return []
     if judge is None:
         raise JudgeError("the rubric has a judge rule and there is no judge; name its model (agent.roles.judge.model)")
 
     async def ask(rule: JudgeRule, output: str) -> RuleScore:
+        key = content_hash([rule.judge_prompt, rule.expectation, task_input, output, seed])
+        if key in cache:
+            return cache[key]
         try:
             reply = await judge.reply(judge_messages(rule, task_input, output), response_format=SCORE_FORMAT, seed=seed)
         except EngineError as error:
             raise JudgeError(f"the judge's engine failed: {error}") from None
-        return read_score(_json_of(reply.text) if reply.data is None else reply.data)
+        cache[key] = read_score(_json_of(reply.text) if reply.data is None else reply.data)
+        return cache[key]
 
     scores = await asyncio.gather(*(ask(rule, output) for rule in rules for output in outputs))
     return [list(scores[i * len(outputs) : (i + 1) * len(outputs)]) for i in range(len(rules))]

@@ -72,7 +72,9 @@ class ValidationEngine:
     def __init__(
         self, seed: int = 42, judge: ChatModel | None = None, code_rules: CodeRuleRunner | None = None
     ) -> None:
+        """`seed` is the judge's; what it answered is remembered by rule and output."""
         self.seed, self.judge = seed, judge
+        self._judge_scores: dict[str, RuleScore] = {}
         self.code_rules = code_rules or CodeRuleRunner()
 
     async def evaluate_timestep(
@@ -124,7 +126,9 @@ class ValidationEngine:
         judged = [i for i, rule in enumerate(rules) if isinstance(rule, JudgeRule)]
         judged = [i for i in judged if rules[i].run_condition.runs_at(cadence)]
         questions = [rule for rule in (rules[i] for i in judged) if isinstance(rule, JudgeRule)]
-        answers = await score_by_judge(questions, judge_context or task_input, outputs, self.judge, self.seed)
+        answers = await score_by_judge(
+            questions, judge_context or task_input, outputs, self.judge, self.seed, self._judge_scores
+        )
         scores.update(zip(judged, answers, strict=True))
         for index, rule in enumerate(rules):
             if isinstance(rule, MenuRule):
