@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from practicum.evaluation.result import AttemptResult, EvalResult
-from practicum.evaluation.stats.intervals import LEVEL, FloatArray, by_cluster, resampled_means
+from practicum.evaluation.stats.intervals import LEVEL, by_cluster, resampled_means
+from practicum.utils.arrays import FloatArray
 
 DRAWS = 2_000
 SEED = 0
