@@ -3,30 +3,36 @@
     python benchmarks/web.py [--seconds 30] [--episodes 500] [--pages 1,4,8]
 
 An expert plays tasks of all sites, without a model. Speed: as many episodes at once as there are pages, for `--seconds`
-each. Hygiene: `--episodes` in rounds; after each round, with no page open, memory and processes of the whole process
-tree are counted, and at the end pages, contexts and processes that are left. Processor time is that of all
-processes, so that it can be compared where the machine has other work.
+each. Hygiene: `--episodes` in rounds; after each round, with no page open, processes and the private memory of each
+kind of process are counted, and at the end pages, contexts and processes that are left. Private memory is what would be
+free if the process ended: resident memory also counts what processes share, once in each, and pages of files that come
+and go. Processor time is that of all processes, so that it can be compared where the machine has other work. `--pages
+''` leaves the speed out.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import os
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from practicum.data.run_folder import write_atomic
 from practicum.environments.web.browser import EXECUTABLE, Browser
 from practicum.environments.web.environment import WebEnvironment
 from practicum.task import Task
-from practicum.utils.memory import cpu_seconds, descendants, release_free_memory, tree_resident_megabytes
+from practicum.utils.memory import cpu_seconds, descendants, release_free_memory
 
 MAX_ACTIONS = 30
 ROUND_EPISODES = 25
@@ -103,13 +109,26 @@ def opened(browser: Browser) -> tuple[int, int]:
     return len(contexts), sum(len(context.pages) for context in contexts)
 
 
+def private_megabytes() -> dict[str, float]:
+    """Private memory by kind of process: Python, Playwright's driver, the browser, its zygotes, GPU process, ..."""
+    found: Counter[str] = Counter()
+    for process in (psutil.Process(), *descendants()):
+        with contextlib.suppress(psutil.Error):  # it has ended
+            words = process.cmdline()
+            types = [word.removeprefix("--type=") for word in words if word.startswith("--type=")]
+            is_browser = "chrom" in Path(words[0]).name if words else False
+            kind = types[0] if types else "browser" if is_browser else Path(words[0]).name if words else "other"
+            found["python" if process.pid == os.getpid() else kind] += process.memory_full_info().uss / 1e6
+    return dict(found)
+
+
 async def hygiene(num_episodes: int, num_pages: int) -> dict[str, Any]:
     """Memory and processes after each round of episodes, and what is left at the end."""
     tasks = iter(WebEnvironment().tasks("train", num_episodes))
     before = len(descendants())
     browser = Browser(max_sessions=num_pages)
     await browser.open()
-    rounds: list[dict[str, float]] = []
+    rounds: list[dict[str, Any]] = []
     total = Count()
     started = time.monotonic()
     try:
@@ -120,9 +139,11 @@ async def hygiene(num_episodes: int, num_pages: int) -> dict[str, Any]:
                 setattr(total, name, getattr(total, name) + getattr(count, name))
             await asyncio.sleep(0.5)  # renderer processes end after their context
             release_free_memory()
-            contexts, pages = opened(browser)
-            rounds.append({"episodes": total.episodes, "megabytes": tree_resident_megabytes(),
+            (contexts, pages), private = opened(browser), private_megabytes()
+            rounds.append({"episodes": total.episodes, "megabytes": sum(private.values()), "by_process": private,
                            "processes": len(descendants()), "contexts": contexts, "pages": pages})  # fmt: skip
+            parts = ", ".join(f"{name} {value:.0f}" for name, value in private.items())
+            print(f"{total.episodes} episodes: {sum(private.values()):.0f} MB ({parts})", flush=True)
     finally:
         await browser.close()
     await asyncio.sleep(1.0)
@@ -147,7 +168,7 @@ async def main() -> int:
     parser.add_argument("--pages", default="1,4,8")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "web.json")
     args = parser.parse_args()
-    speeds = [await speed(int(pages), args.seconds) for pages in args.pages.split(",")]
+    speeds = [await speed(int(pages), args.seconds) for pages in args.pages.split(",") if pages]
     kept = await hygiene(args.episodes, 8)
     record = {"browser": EXECUTABLE, "cores": os.cpu_count(), "load": os.getloadavg(), "speed": speeds, "hygiene": kept}
     write_atomic(args.results, (json.dumps(record, indent=1) + "\n").encode())

@@ -87,6 +87,9 @@ class Observation:
     is recorded as a turn without tokens, which is never trained, and goes to `step` as any other."""
     source: str = ""
     """Who chose `action`, such as "cache"."""
+    counted: bool = True
+    """Whether the turn counts towards `agent.max_turns`; one that does nothing in the environment, such as a manager's
+    advice, need not. Of two such turns in a row the second counts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,16 +185,17 @@ class Episode:
             self.phase = "reset"
 
     async def _run_turns(self) -> Outcome:
-        deadlines = self.agent.deadlines
-        task, seeds = self.attempt.task, self.attempt.seeds
-        observation = await Deadline(deadlines.reset, "environment reset").of(
-            self.environment.reset(task, seeds.environment)
-        )
+        deadlines, task, seeds = self.agent.deadlines, self.attempt.task, self.attempt.seeds
+        resetting = self.environment.reset(task, seeds.environment)
+        observation = await Deadline(deadlines.reset, "environment reset").of(resetting)
         check_returned("reset", observation, Observation)
         if self.agent.external is not None:
             return await self._run_external(self.agent.external, observation)
-        for index in range(self.agent.max_turns):
-            seed, last = derive_seed(seeds.sampling, index), index + 1 == self.agent.max_turns
+        num_left, counted = self.agent.max_turns, True
+        while num_left > 0:
+            counted = observation.counted or not counted
+            num_left -= counted
+            seed, last = derive_seed(seeds.sampling, len(self.turns)), num_left == 0
             if observation.action is not None:
                 action = self._record_environment_action(observation, observation.action, seed)
             else:

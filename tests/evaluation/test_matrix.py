@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from practicum.errors import UserError
+from practicum.evaluation.hierarchy_metrics import CALLS, rate, rate_difference
 from practicum.evaluation.matrix import COLUMNS, Usefulness, matrix, usefulness_label, write_matrix
 from practicum.evaluation.policy_results import PolicyResults
 from practicum.evaluation.result import EvalResult
@@ -68,10 +69,30 @@ def test_rows_and_files(make_result: Make, tmp_path: Path) -> None:
     assert "| Mode | Valid/Total | Errors | Success Rate | Δ pp | Median Steps | Usefulness | Shown |" in text
     assert "| fast\\|x | 50/50 | 0 | 50.0% [36.5%, 63.5%] | +0.0 | 8 | Useful-for-speed | no |" in text
     assert "| fast\\|x | 10.00 [7." in text
+    assert "] | -10.00 [-1" in text, "model calls per success, less those of the baseline"
     assert "| 25.0% [25.0%, 25.0%] | 75.0% [75.0%, 75.0%] | 12.5% [12.5%, 12.5%] |" in text
     assert "| base | 20.00 [15" in text, "every turn of a worker alone is a model call"
     (error,) = [json.loads(line) for line in (tmp_path / "errors.jsonl").read_text().splitlines()]
     assert error == {"mode": "=good", "task_id": "t48", "attempt": 0, "outcome": "env_error", "error": "broke"}
+
+
+def test_the_difference_of_model_calls_is_paired_by_task(make_result: Make) -> None:
+    """Tasks differ much from each other, and the second mode saves two calls of every success."""
+    rewards = [[1, 0], [1, 1], [0, 0], [1, 0]] * 10
+    one, other = (
+        make_result("a", rewards, turns=10),
+        make_result("b", rewards, turns=10, figures={"scripted_actions": 1}),
+    )
+    same = rate_difference(one, one, CALLS)
+    assert same is not None
+    assert (same.value, same.low, same.high) == (0.0, 0.0, 0.0)
+    saved = rate_difference(other, one, CALLS)
+    assert saved is not None
+    assert saved.value == pytest.approx(-2.0)
+    alone = rate(one, CALLS)
+    assert alone is not None
+    assert saved.high - saved.low < (alone.high - alone.low) / 5
+    assert rate_difference(make_result("c", [[0, 0]] * 40), one, CALLS) is None
 
 
 def test_without_a_baseline_nothing_is_labelled(make_result: Make) -> None:

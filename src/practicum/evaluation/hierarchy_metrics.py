@@ -14,6 +14,7 @@ import numpy as np
 
 from practicum.evaluation.result import AttemptResult, EvalResult
 from practicum.evaluation.stats.intervals import LEVEL, by_cluster, resampled_means
+from practicum.utils.arrays import FloatArray
 
 DRAWS = 2_000
 SEED = 0
@@ -43,8 +44,9 @@ def _metric(name: str) -> Count:
     return lambda attempt: attempt.env_metrics.get(name, 0.0)
 
 
+CALLS = "model_calls_per_success"
 RATES: dict[str, tuple[Count, Count]] = {
-    "model_calls_per_success": (num_model_calls, lambda attempt: float(attempt.success)),
+    CALLS: (num_model_calls, lambda attempt: float(attempt.success)),
     "manager_call_rate": (_metric("manager_calls"), num_steps),
     "cache_hit_rate": (_metric("cache_hits"), lambda a: _metric("cache_hits")(a) + _metric("cache_misses")(a)),
     "recovery_rate": (_metric("recoveries"), num_steps),
@@ -80,10 +82,37 @@ def ratio_estimate(
     sizes = by_cluster(below, clusters)[2]
     with np.errstate(divide="ignore", invalid="ignore"):
         draws = resampled_means(sums[None, :], sizes, DRAWS, SEED)[:, 0]
+    return RateEstimate(sum(above) / sum(below), *_percentiles(draws, level))
+
+
+def rate_difference(result: EvalResult, baseline: EvalResult, name: str, level: float = LEVEL) -> RateEstimate | None:
+    """Return one of `RATES` minus that of a baseline, over the tasks of both; None where nothing is below a line.
+
+    In every draw both rates are of the same tasks, so the interval is that of a paired comparison.
+    """
+    above, below = RATES[name]
+    units = sorted({one.unit for one in result.scored} & {one.unit for one in baseline.scored})
+    index = {unit: number for number, unit in enumerate(units)}
+    sums = np.zeros((4, len(units)))
+    for row, (policy, count) in enumerate(((result, above), (result, below), (baseline, above), (baseline, below))):
+        for attempt in policy.scored:
+            if attempt.unit in index:
+                sums[row, index[attempt.unit]] += count(attempt)
+    if not sums[1].any() or not sums[3].any():
+        return None
+    draws = resampled_means(sums, None, DRAWS, SEED)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        differences = draws[:, 0] / draws[:, 1] - draws[:, 2] / draws[:, 3]
+    totals = sums.sum(axis=1)
+    low, high = _percentiles(differences, level)
+    return RateEstimate(float(totals[0] / totals[1] - totals[2] / totals[3]), low, high)
+
+
+def _percentiles(draws: FloatArray, level: float) -> tuple[float, float]:
+    """The ends of the middle part of the draws; one that is not a number counts as infinite."""
     draws = np.sort(np.where(np.isnan(draws), np.inf, draws))
     tail = (1 - level) / 2
-    low, high = draws[int(tail * (DRAWS - 1))], draws[int(np.ceil((1 - tail) * (DRAWS - 1)))]
-    return RateEstimate(sum(above) / sum(below), float(low), float(high))
+    return float(draws[int(tail * (DRAWS - 1))]), float(draws[int(np.ceil((1 - tail) * (DRAWS - 1)))])
 
 
 def unscored_by_outcome(result: EvalResult) -> str:
@@ -92,23 +121,36 @@ def unscored_by_outcome(result: EvalResult) -> str:
     return ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
 
 
-def hierarchy_table(results: Sequence[EvalResult], level: float, cell: Callable[[str], str]) -> list[str]:
+def hierarchy_table(
+    results: Sequence[EvalResult], baseline: EvalResult | None, level: float, cell: Callable[[str], str]
+) -> list[str]:
     """Return the lines of a Markdown table of all rates; none where no mode has a hierarchy."""
     if not any(map(has_hierarchy, results)):
         return []
-    names = ("Model Calls per Success", "Manager Calls", "Cache Hits", "Recoveries", "Macros", "Failed Actions")
+    names = (
+        "Model Calls per Success",
+        "Difference to Baseline",
+        "Manager Calls",
+        "Cache Hits",
+        "Recoveries",
+        "Macros",
+        "Failed Actions",
+    )
     head = ["Mode", *names, "Unreadable Replies", "Unscored"]
     lines = [
         "",
         "## Parts of the hierarchy",
         "",
-        "Per step, but model calls per success and cache hits per look-up. A manager's turns are no steps.",
+        "Per step, but model calls per success and cache hits per look-up. A manager's turns are no steps. The "
+        "difference is that of model calls per success, paired by task.",
         "",
         f"| {' | '.join(head)} |",
         "|" + "---|" * len(head),
     ]
     for result in results:
-        rates = [_text(rate(result, name, level), name == "model_calls_per_success") for name in RATES]
+        rates = [_text(rate(result, name, level), name == CALLS) for name in RATES]
+        is_other = baseline is not None and result is not baseline
+        rates.insert(1, _text(rate_difference(result, baseline, CALLS, level) if is_other and baseline else None, True))
         unreadable = sum(attempt.invalid_replies for attempt in result.scored)
         kinds = unscored_by_outcome(result) or "–"
         lines.append(f"| {' | '.join([cell(result.policy), *rates, str(unreadable), kinds])} |")

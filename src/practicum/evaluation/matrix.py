@@ -257,7 +257,9 @@ def _markdown(rows: Sequence[MatrixRow], records: Sequence[dict[str, Any]], base
             f"{plain(record['mean_wall_time'])} | {percent(record['invalid_action_rate'])} | "
             f"{percent(record['manager_call_rate'])} | {percent(record['cache_hit_rate'])} | {p} |"
         )
-    lines += hierarchy_table([row.result for row in rows], level, _cell)
+    results = [row.result for row in rows]
+    compared_with = next((result for result in results if result.policy == baseline), None)
+    lines += hierarchy_table(results, compared_with, level, _cell)
     lines += ["", *(f"* {_cell(note)}" for note in notes(rows))]
     lines += ["", *(f"* **{label.value}**: {meaning}" for label, meaning in LEGEND.items()), "", "## Configuration", ""]
     for row in rows:

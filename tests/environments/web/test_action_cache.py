@@ -30,6 +30,14 @@ def test_a_success_ends_a_row_of_failures() -> None:
     assert KEY not in cache.entries, "the second failure in a row removes the entry"
 
 
+def test_an_ambiguous_page_loses_its_entry() -> None:
+    cache = ActionCache()
+    cache.commit([{"key": KEY, "entry": asdict(ENTRY)}, {"key": KEY, "is_ambiguous": True}])
+    assert KEY not in cache.entries
+    cache.commit([{"key": KEY, "is_ambiguous": True}, {"key": KEY, "entry": asdict(ENTRY)}])
+    assert KEY in cache.entries
+
+
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     entries = {KEY: ENTRY, "other": CacheEntry("goto", {"url": "http://shop"}, None, "shop")}
     write_cache(tmp_path / "vac.json", entries)

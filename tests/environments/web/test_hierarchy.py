@@ -225,6 +225,37 @@ def test_a_cached_action_that_fails_is_tried_once_per_episode_and_removed_at_the
         assert (key in cache.entries) == (failures == 1)
 
 
+def test_a_page_that_comes_again_is_the_workers(renderer: Renderer) -> None:
+    """In `shop/buy-two` the first page comes twice with different things to do, and looks the same."""
+    task = task_of("shop/buy-two", 1)
+    run = RunResources(HtmlWebEnvironment(cache=True).make_resources())
+    (first,) = play(renderer, [task], resources=run, cache=True)
+    states = [turn.info["state_key"] for turn in first.turns]
+    assert first.outcome is Outcome.SUCCESS
+    assert len(set(states)) < len(states)
+    run.commit()
+    for _ in range(3):
+        (again,) = play(renderer, [task], resources=run, cache=True)
+        assert again.outcome is Outcome.SUCCESS
+        assert len(again.turns) == len(first.turns)
+        home = [turn for turn in again.turns if turn.info["url"].endswith("/shop/")]
+        assert [turn.info["action_source"] for turn in home] == ["worker", "worker"]
+        assert counts(again)["cache_hits"] >= len(again.turns) // 2
+        run.commit()
+
+
+def test_a_managers_turns_do_not_count_towards_the_limit(renderer: Renderer) -> None:
+    task = task_of("shop/buy")
+    (alone,) = play(renderer, [task])
+    limit = len(alone.turns)
+    (managed,) = play(renderer, [task], manager="scripted", manager_calls="always", max_turns=limit)
+    assert managed.outcome is Outcome.SUCCESS
+    assert len(managed.turns) == 2 * limit
+    (short,) = play(renderer, [task], manager="scripted", manager_calls="always", max_turns=limit - 1)
+    assert short.outcome is Outcome.TRUNCATED
+    assert sum(turn.role == WORKER for turn in short.turns) == limit - 1
+
+
 def test_chains_of_a_group_never_read_each_other_and_a_restored_cache_gives_the_same_episodes(
     renderer: Renderer,
 ) -> None:

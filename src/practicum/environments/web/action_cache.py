@@ -109,10 +109,14 @@ class ActionCache(Resource):
         self.entries = {key: CacheEntry(**values) for key, values in state["entries"].items()}
 
     def commit(self, writes: Sequence[Any]) -> None:
-        """Add verified actions ({"key", "entry"}) and failures ({"key"}) in their order."""
+        """Add verified actions ({"key", "entry"}) and failures ({"key"}), and remove what is ambiguous ({"key",
+        "is_ambiguous"}), in their order."""
         self.num_commits += 1
         for write in writes:
-            self._apply(str(write["key"]), write.get("entry"))
+            if write.get("is_ambiguous"):
+                self.entries.pop(str(write["key"]), None)
+            else:
+                self._apply(str(write["key"]), write.get("entry"))
         while len(self.entries) > MAX_ENTRIES:
             del self.entries[min(self.entries, key=lambda key: (self.entries[key].last_used, key))]
 

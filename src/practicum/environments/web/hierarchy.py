@@ -87,11 +87,10 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class ScriptedAction:
-    """An action that is done without a model, its source, and the key of the cache that it came from."""
+    """An action that is done without a model, its source, and the entry of the cache that it came from."""
 
     call: ToolCall
     source: str
-    cache_key: str = ""
     entry: CacheEntry | None = None
 
 
@@ -146,7 +145,10 @@ class HierarchyEnvironment(BrowserEnvironment):
         self._macro: ActiveMacro | None = None
         self._choice: ScriptedAction | None = None
         self._is_managers_turn = False
-        self._failed_keys: set[str] = set()
+        self._acted: dict[str, CacheEntry | None] = {}
+        """What was done in this episode, by key of the cache; None for something that is not cached, or failed."""
+        self._ambiguous: set[str] = set()
+        """Keys at which different things were done in this episode."""
         self._read_state()
         return await self._next_observation(after_manager=False)
 
@@ -238,36 +240,46 @@ class HierarchyEnvironment(BrowserEnvironment):
         return ScriptedAction(call, "macro")
 
     def _cache_choice(self) -> ScriptedAction | None:
-        """The cached action, where the agent is in no loop, its element is on the page, and it is not the last one."""
+        """The cached action, where the agent is in no loop, its element is on the page, and nothing was done on this
+        page before: a page that comes again, as it was, may hide that a part of the task is done since."""
         if not self.hierarchy.cache:
             return None
         cache: ActionCache = self.resources[CACHE]
         key = cache_key(self.state, self.goal)
         entry = cache.get(key)
-        call = None if entry is None or key in self._failed_keys or is_loop(self.past) else entry.bind(self.nodes)
-        is_repeated = bool(self.past) and self.past[-1].before == self.state
-        if call is None or is_repeated or call.name not in self.actions:
+        call = None if entry is None or key in self._acted or is_loop(self.past) else entry.bind(self.nodes)
+        if call is None or call.name not in self.actions:
             self.counters.cache_misses += 1
             return None
         self.counters.cache_hits += 1
-        return ScriptedAction(call, CACHE, key, entry)
+        return ScriptedAction(call, CACHE, entry)
 
     def _update_cache(
         self, choice: ScriptedAction | None, action: Action, past: PastStep, nodes: tuple[Node, ...]
     ) -> None:
-        """Write what the observation says about the action: one of the cache, or one of the worker."""
+        """Write what the observation says about the action: one of the cache, or one of the worker.
+
+        A page on which different things were done in one episode does not say what to do: its entry is removed.
+        """
         if not self.hierarchy.cache:
             return
+        key = cache_key(past.before, self.goal)
         if choice is not None and choice.entry is not None:
-            if past.made_progress and past.after == choice.entry.postcondition:
-                self.resources.write(CACHE, {"key": choice.cache_key, "entry": asdict(choice.entry)})
-            else:
-                self._failed_keys.add(choice.cache_key)
-                self.resources.write(CACHE, {"key": choice.cache_key})
-        elif choice is None and past.made_progress and action.calls:
-            entry = make_entry(action.calls[0], nodes, past.after)
-            if entry is not None:
-                self.resources.write(CACHE, {"key": cache_key(past.before, self.goal), "entry": asdict(entry)})
+            is_verified = past.made_progress and past.after == choice.entry.postcondition
+            self._acted[key] = choice.entry if is_verified else None
+            self.resources.write(CACHE, {"key": key, **({"entry": asdict(choice.entry)} if is_verified else {})})
+            return
+        is_workers = choice is None and past.made_progress and bool(action.calls)
+        entry = make_entry(action.calls[0], nodes, past.after) if is_workers else None
+        earlier = self._acted.get(key)
+        self._acted[key] = earlier or entry
+        if entry is None or key in self._ambiguous:
+            return
+        if earlier is None or earlier.same_action(entry):
+            self.resources.write(CACHE, {"key": key, "entry": asdict(entry)})
+        else:
+            self._ambiguous.add(key)
+            self.resources.write(CACHE, {"key": key, "is_ambiguous": True})
 
     # -- the manager ------------------------------------------------------------------------------
 
@@ -281,7 +293,7 @@ class HierarchyEnvironment(BrowserEnvironment):
         def scripted() -> Action:
             return Action(content=self.manager_guidance().to_json())
 
-        observation = WebObservation(messages, role=MANAGER, fresh=True, next_expert_action=scripted)
+        observation = WebObservation(messages, role=MANAGER, fresh=True, counted=False, next_expert_action=scripted)
         if self.hierarchy.manager != "scripted":
             return observation
         self.counters.scripted_actions += 1
