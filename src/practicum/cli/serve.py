@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from practicum.serving.served_models import ModelLoader, ServedModels
 
 MAX_PARITY_PROMPTS = 16
+VLLM_REQUESTS = 256
+"""Replies at once of a vLLM server, which has a queue of its own."""
 REFUSED_CODE = "--trust-remote-code is refused: code that comes with a model's files is never run"
 
 
@@ -29,6 +31,9 @@ def run(argv: list[str]) -> int:
         "--registry", type=Path, help="serve the promoted version of MODEL there, and follow its changes"
     )
     parser.add_argument("--parity-episodes", type=Path, help="stored episodes that a new version is checked on")
+    parser.add_argument(
+        "--vllm-url", metavar="URL", help="a vLLM server that samples (key: VLLM_API_KEY); MODEL is its"
+    )
     parser.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names in the API (default: MODEL)")
     parser.add_argument("--lora-modules", nargs="+", default=[], metavar="NAME=PATH", help="adapters, each by its name")
     parser.add_argument("--enable-lora", action="store_true", help="accepted; adapters are always possible")
@@ -63,6 +68,8 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and not value > 0:
             raise UserError(f"--{name.replace('_', '-')} must be above 0.")
+    if args.vllm_url is not None and args.registry is not None:
+        raise UserError("--registry compares log-probs with the learner's: it goes with an engine of our own.")
     for module in args.lora_modules:
         name, separator, path = module.partition("=")
         if not separator or not name or not path:
@@ -70,6 +77,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    from practicum.engines.local.engine import LocalEngine
     from practicum.models.loader import resolve_device
     from practicum.serving.app import ModelServer
     from practicum.serving.served_models import ModelLoader
@@ -93,7 +101,8 @@ def _serve(args: argparse.Namespace) -> int:
         models = await (_load_models(args, loader) if follower is None else follower.start(_names(args)[0]))
         await _add_names(args, models)
         may_load = bool(keys) or args.host in LOOPBACK
-        max_batch = models.default.engine.max_batch
+        engine = models.default.engine
+        max_batch = engine.max_batch if isinstance(engine, LocalEngine) else args.max_num_seqs or VLLM_REQUESTS
         server = ModelServer(models, limits, keys, may_load, max_batch, follower=follower)
         server.tokens_as_ids = args.return_tokens_as_token_ids
         address = f"[{args.host}]" if ":" in args.host else args.host
@@ -153,7 +162,11 @@ async def _load_models(args: argparse.Namespace, loader: ModelLoader) -> ServedM
     from practicum.serving.served_models import ServedModels
 
     ref, name = resolve_model(args.model), _names(args)[0]
-    models = ServedModels(loader.load_base(name if ref.adapter is None else ref.model, ref))
+    base_name = name if ref.adapter is None else ref.model
+    if args.vllm_url is not None:
+        models = loader.load_running(base_name, ref, args.vllm_url, os.environ.get("VLLM_API_KEY"))
+    else:
+        models = ServedModels(loader.load_base(base_name, ref))
     if ref.adapter is not None:
         await models.load_adapter(name, ref.adapter)
     return models
