@@ -1,12 +1,17 @@
 """Do agents of other frameworks learn, unchanged? One agent with a calculator on `math`, written with each framework.
 
     python benchmarks/external_agents.py [--agents openai_chat,anthropic_messages] [--seeds 1] [--out runs/external]
+    python benchmarks/external_agents.py --check 50 --agents all       # only compares records with our own loop's
 
 The agents are those of `docs/examples/agents`; their frameworks (client_tests/requirements.txt) must be installed here.
 `tiny` is trained by SFT on the expert's episodes of our own agent loop until it solves a part of 100 validation tasks
 (`START_SUCCESS`); the same start is then trained by GRPO through each agent, the agent as a function of its file. Start
 and result are evaluated through the agent itself on the same held-out tasks, greedy, by McNemar's mid-p test. Every
 episode of training is looked at: a branch would mean that something sampled was rendered again.
+
+`--check N` runs N tasks twice each through every agent and through our own agent loop, sampled under the same seeds,
+and compares the tokens, log-probs and seeds of each turn up to where the messages can differ: our loop answers a reply
+that does not parse, and a call of a tool that does not exist, in its own words.
 """
 
 from __future__ import annotations
@@ -37,7 +42,7 @@ from practicum.rollout import run_episodes
 from practicum.training import build
 from practicum.training.sft import SFTSettings, train_sft
 from practicum.training.trainable_policy import TrainablePolicy
-from practicum.trajectory import Trajectory, plan_attempts
+from practicum.trajectory import Trajectory, Turn, plan_attempts
 
 AGENTS = Path(__file__).parents[1] / "docs" / "examples" / "agents"
 RESULTS = Path(__file__).parent / "results" / "external_agents.json"
@@ -49,6 +54,10 @@ PART_SIZE, MAX_PARTS = 800, 12
 COMMANDS = {
     "openai_chat": "openai_chat.py:solve",
     "anthropic_messages": "anthropic_messages.py:solve",
+    "langgraph": "langgraph_react.py:solve",
+    "openai_agents": "openai_agents_sdk.py:solve",
+    "openai_agents_responses": "openai_agents_sdk.py:solve_with_responses",
+    "pydantic_ai": "pydantic_ai_agent.py:solve",
 }
 
 
@@ -118,6 +127,47 @@ async def train_agent(name: str, start: Path, folder: Path, seed: int, steps: in
     return summary(before, after, [*first, *last], folder, (time.monotonic() - began) / 60)
 
 
+async def check_records(names: list[str], start: Path, count: int, seed: int) -> dict[str, dict[str, int]]:
+    """How many turns of each agent are our own loop's, token by token, and how many are branches."""
+    policy = TrainablePolicy(loader.load(str(start)), max_batch=64)
+    planned = plan_attempts(make_environment().tasks("test", count, seed), 2, seed)
+    rows: dict[str, dict[str, int]] = {}
+    try:
+        own = await policy.roll_out(planned, make_environment, make_agent(None, 1.0))
+        for name in names:
+            agent = make_agent(ExternalAgent(f"{AGENTS}/{COMMANDS[name]}"), 1.0)
+            episodes = await policy.roll_out(planned, make_environment, agent)
+            rows[name] = compare_records(own, episodes)
+            print(name, json.dumps(rows[name]), flush=True)
+    finally:
+        await policy.close()
+    return rows
+
+
+def record(turn: Turn) -> tuple[Any, ...]:
+    return turn.spans, turn.seed, turn.restart, turn.continues
+
+
+def compare_records(own: list[Trajectory], external: list[Trajectory]) -> dict[str, int]:
+    counts = dict.fromkeys(("episodes", "unscored", "turns", "comparable", "identical", "branches"), 0)
+    for ours, theirs in zip(own, external, strict=True):
+        counts["episodes"] += 1
+        counts["unscored"] += not theirs.outcome.scored
+        counts["turns"] += len(theirs.turns)
+        counts["branches"] += sum(bool(turn.branch_reason) for turn in theirs.turns)
+        for a, b in zip(ours.turns, theirs.turns, strict=False):
+            counts["comparable"] += 1
+            counts["identical"] += (a.spans, a.seed, a.restart, a.continues) == (
+                b.spans,
+                b.seed,
+                b.restart,
+                b.continues,
+            )
+            if a.action.error is not None or any(call.name != "calculator" for call in a.action.calls):
+                break  # what is said next is the agent's own business
+    return counts
+
+
 def summary(
     before: EvalResult, after: EvalResult, episodes: list[Trajectory], folder: Path, minutes: float
 ) -> dict[str, Any]:
@@ -140,9 +190,11 @@ async def main() -> None:
     parser.add_argument("--seeds", default="1")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--panel", type=int, default=300)
+    parser.add_argument("--check", type=int, default=0, metavar="TASKS", help="compare records and train nothing")
     parser.add_argument("--out", type=Path, default=Path("runs/external"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
+    names = list(COMMANDS) if args.agents == "all" else args.agents.split(",")
     rows: dict[str, dict[str, Any]] = {}
     for seed in map(int, args.seeds.split(",")):
         start = args.out / f"start-{seed}"
@@ -150,8 +202,11 @@ async def main() -> None:
             sft = await make_start(start, seed)
             (args.out / f"start-{seed}.json").write_text(json.dumps(sft) + "\n")
         sft = json.loads((args.out / f"start-{seed}.json").read_text())
+        if args.check:
+            await check_records(names, start, args.check, seed)
+            continue
         panel = Panel(tuple(make_environment().tasks("test", args.panel, seed)), seed)
-        for name in args.agents.split(","):
+        for name in names:
             row = await train_agent(name, start, args.out / f"{name}-{seed}", seed, args.steps, panel)
             rows[f"{name}, seed {seed}"] = {**row, "steps": args.steps, "sft": sft}
             print(

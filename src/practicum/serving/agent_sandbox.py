@@ -59,7 +59,7 @@ def _visible_paths(program: str, arguments: Sequence[str]) -> list[str]:
         prefix = path.parent.parent  # of an interpreter or script of a virtual environment
         wanted.append(prefix if (prefix / "pyvenv.cfg").is_file() or (prefix / "lib").is_dir() else path)
     shown: list[str] = []
-    for path in sorted({str(path) for path in wanted if path.exists() and str(path) != "/"}):
-        if not any(path.startswith(f"{one}/") for one in shown):
-            shown.append(path)
+    for name in sorted({str(path) for path in wanted if path.exists() and str(path) != "/"}):
+        if not any(name.startswith(f"{one}/") for one in shown):
+            shown.append(name)
     return shown
