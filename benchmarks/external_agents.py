@@ -188,6 +188,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", default="openai_chat,anthropic_messages", help="of: " + ", ".join(COMMANDS))
     parser.add_argument("--seeds", default="1")
+    parser.add_argument("--start-seed", type=int, help="train from the start of this seed (default: each from its own)")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--panel", type=int, default=300)
     parser.add_argument("--check", type=int, default=0, metavar="TASKS", help="compare records and train nothing")
@@ -197,11 +198,12 @@ async def main() -> None:
     names = list(COMMANDS) if args.agents == "all" else args.agents.split(",")
     rows: dict[str, dict[str, Any]] = {}
     for seed in map(int, args.seeds.split(",")):
-        start = args.out / f"start-{seed}"
+        start_seed = seed if args.start_seed is None else args.start_seed
+        start = args.out / f"start-{start_seed}"
         if not start.is_dir():
-            sft = await make_start(start, seed)
-            (args.out / f"start-{seed}.json").write_text(json.dumps(sft) + "\n")
-        sft = json.loads((args.out / f"start-{seed}.json").read_text())
+            sft = await make_start(start, start_seed)
+            start.with_suffix(".json").write_text(json.dumps(sft) + "\n")
+        sft = json.loads(start.with_suffix(".json").read_text())
         if args.check:
             await check_records(names, start, args.check, seed)
             continue

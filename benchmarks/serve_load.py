@@ -41,6 +41,8 @@ LEAVING = 10
 """One in so many clients goes away in the middle of its streams."""
 STALLED = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 1500, "n": 4, "logprobs": 5, "stream": True, "seed": 1}
 DRAIN_SECONDS = 300
+PREFIX_CACHE_MIB = 32
+"""So small that it is full early: what memory grows by after that is no cache."""
 
 
 @dataclass
@@ -151,7 +153,8 @@ def main() -> None:
     args = parser.parse_args()
     requests = make_requests(MODEL, NUM_REQUESTS, 1)
     texts = [text for _, text in engine_replies(MODEL, requests)[1]]
-    server = Server.of_model(MODEL, "--drain-seconds", str(DRAIN_SECONDS))
+    options = ("--drain-seconds", str(DRAIN_SECONDS), "--prefix-cache-mib", str(PREFIX_CACHE_MIB))
+    server = Server.of_model(MODEL, *options)
     try:
         result = asyncio.run(LoadTest(server, requests, texts).run(args.clients, args.seconds))
     finally:

@@ -43,6 +43,11 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.9, help="share of a GPU's memory (0.9)")
     parser.add_argument("--max-model-len", type=int, help="tokens of prompt and reply together, at most")
+    parser.add_argument(
+        "--prefix-cache-mib",
+        type=int,
+        help="memory for prompts and replies that may be continued (1024; on a GPU 8192)",
+    )
     parser.add_argument("--max-num-seqs", type=int, help="replies decoded at once (64; on a GPU 256)")
     parser.add_argument("--return-tokens-as-token-ids", action="store_true", help="log-probs name tokens as token_id:N")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
@@ -64,7 +69,8 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError(f"--port {args.port}: a port is a number from 0 to 65535.")
     if not 0 < args.gpu_memory_utilization <= 1:
         raise UserError("--gpu-memory-utilization must be above 0 and at most 1.")
-    for name in ("max_model_len", "max_num_seqs", "max_body_bytes", "max_queue", "timeout", "drain_seconds"):
+    numbers = ("max_model_len", "max_num_seqs", "prefix_cache_mib", "max_body_bytes", "max_queue", "timeout")
+    for name in (*numbers, "drain_seconds"):
         value = getattr(args, name)
         if value is not None and not value > 0:
             raise UserError(f"--{name.replace('_', '-')} must be above 0.")
@@ -90,6 +96,7 @@ def _serve(args: argparse.Namespace) -> int:
         max_num_seqs=args.max_num_seqs,
         max_model_len=args.max_model_len,
         gpu_memory_utilization=args.gpu_memory_utilization,
+        prefix_cache_bytes=None if args.prefix_cache_mib is None else args.prefix_cache_mib << 20,
         on_fewer_seqs=lambda sentence: print(f"practicum: {sentence}", file=sys.stderr),
     )
     keys = api_keys(args.api_key or (), os.environ)

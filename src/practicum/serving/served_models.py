@@ -217,6 +217,8 @@ class ModelLoader:
     max_num_seqs: int | None = None
     max_model_len: int | None = None
     gpu_memory_utilization: float = 0.9
+    prefix_cache_bytes: int | None = None
+    """Memory for keys and values of past requests, at most; None: the engine's own default."""
     on_fewer_seqs: Callable[[str], None] = lambda sentence: None
     """Called with a sentence where the memory has room for fewer requests at once than were asked for."""
 
@@ -226,7 +228,9 @@ class ModelLoader:
         loaded = plain.load(self.device.dtype, self.device.device)
         renderer = Renderer(loaded.tokenizer, self.template, loaded.end_ids)
         decoder = Decoder(loaded.model)
-        engine = LocalEngine(decoder, renderer, max_batch=self._batch_size(decoder))
+        engine = LocalEngine(
+            decoder, renderer, max_batch=self._batch_size(decoder), cache_bytes=self.prefix_cache_bytes
+        )
         return ServedModel(name, engine, renderer, ref.model, version=version, max_model_len=self.max_model_len)
 
     def load_running(self, name: str, ref: ModelRef, url: str, key: str | None) -> ServedModels:
