@@ -1,12 +1,14 @@
-"""`practicum serve` against the engine's own batch rate, and under load; one run, ratios.
+"""`practicum serve` against the engine's own batch rate, and against llama.cpp's server; one run, ratios.
 
     python benchmarks/serve.py [--model tiny] [--clients 64] [--out benchmarks/results/serve.json]
-    python benchmarks/serve.py --load 200 --seconds 300        # streaming clients, one request after the other
+    python benchmarks/serve.py --model smollm2 --llama-python PYTHON      # an environment with `pip install xllamacpp`
 
-*Rate*: the same requests (prompts as ids, replies of log-uniform length) go to the engine in one batch, and then to a
-server in a process of its own, one client each, not streamed and streamed. Clients run in this process, so on two cores
-they take time from the server. *Load*: each client streams request after request; every stream must end once and be the
-text that the engine gives for its seed. Every tenth client goes away in the middle of its streams.
+The same requests (prompts as ids, replies of log-uniform length) go to the engine in one batch, and then to a server in
+a process of its own, one client each, not streamed and streamed. Clients run in this process, so on few cores they take
+time from the server. llama.cpp's server (`benchmarks/llama_server.py`) gets the same requests with the same weights as
+its GGUF file has them, quantised to 4 bits; ours are float32. Beside tokens per second there are tokens per second of
+processor time of the server's process, which other programs on the machine change less. `serve_load.py` is the load
+test.
 """
 
 from __future__ import annotations
@@ -21,13 +23,12 @@ import json
 import math
 import platform
 import random
-import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import psutil
@@ -43,31 +44,49 @@ from practicum.policy import NO_TASK
 
 LONGEST = {"tiny": 384}
 DEFAULT_LONGEST = 64
+LONGEST_PROMPT = {"tiny": 150}
+DEFAULT_LONGEST_PROMPT = 60
+LLAMA_SERVER = Path(__file__).with_name("llama_server.py")
+
+
+class Rate(NamedTuple):
+    """How long a batch took."""
+
+    seconds: float
+    processor_seconds: float
+
+    def figures(self, name: str, tokens: int) -> dict[str, float]:
+        return {
+            f"{name}_tokens_per_s": round(tokens / self.seconds),
+            f"{name}_tokens_per_processor_s": round(tokens / self.processor_seconds),
+        }
 
 
 def make_requests(model: str, count: int, seed: int) -> list[Request]:
     rng = random.Random(seed)
     longest, made = LONGEST.get(model, DEFAULT_LONGEST), []
     for number in range(count):
-        prompt = tuple(rng.randrange(300, 700) for _ in range(rng.randint(20, 150)))
+        prompt = tuple(
+            rng.randrange(300, 700) for _ in range(rng.randint(20, LONGEST_PROMPT.get(model, DEFAULT_LONGEST_PROMPT)))
+        )
         length = round(math.exp(rng.uniform(math.log(4), math.log(longest))))
         made.append(Request(prompt, Sampling(max_tokens=length, seed=number), NO_TASK, Observation(), ()))
     return made
 
 
-def engine_replies(model: str, requests: list[Request]) -> tuple[float, list[tuple[int, str]]]:
-    """Seconds of one batch, and each reply's number of tokens and text."""
+def engine_replies(model: str, requests: list[Request]) -> tuple[Rate, list[tuple[int, str]]]:
+    """The rate of one batch, and each reply's number of tokens and text."""
     loaded = loader.load(model)
     renderer = Renderer(loaded.tokenizer, None, loaded.end_ids)
     engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=64)
 
-    async def run() -> tuple[float, list[tuple[int, str]]]:
+    async def run() -> tuple[Rate, list[tuple[int, str]]]:
         await asyncio.gather(*(engine.generate(request) for request in requests[:8]))  # warm
-        begun = time.perf_counter()
+        begun, used = time.perf_counter(), time.process_time()
         replies = await asyncio.gather(*(engine.generate(request) for request in requests))
-        seconds = time.perf_counter() - begun
+        took = Rate(time.perf_counter() - begun, time.process_time() - used)
         await engine.close()
-        return seconds, [(len(reply.ids), renderer.decode(reply.ids)) for reply in replies]
+        return took, [(len(reply.ids), renderer.decode(reply.ids)) for reply in replies]
 
     return asyncio.run(run())
 
@@ -75,14 +94,23 @@ def engine_replies(model: str, requests: list[Request]) -> tuple[float, list[tup
 class Server:
     """A server in a process of its own."""
 
-    def __init__(self, model: str) -> None:
-        program = [sys.executable, "-m", "practicum.cli", "serve", model, "--port", "0", "--max-num-seqs", "64"]
+    def __init__(self, *program: str | Path) -> None:
         self.process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().split()[0]
 
+    @classmethod
+    def of_model(cls, model: str, *options: str) -> Server:
+        """`practicum serve`, with 64 replies at once."""
+        command = ("serve", model, "--port", "0", "--max-num-seqs", "64", *options)
+        return cls(sys.executable, "-m", "practicum.cli", *command)
+
     def memory(self) -> int:
         return int(psutil.Process(self.process.pid).memory_info().rss)
+
+    def processor_seconds(self) -> float:
+        times = psutil.Process(self.process.pid).cpu_times()
+        return float(times.user + times.system)
 
     def close(self) -> None:
         self.process.terminate()
@@ -95,18 +123,27 @@ def body(model: str, request: Request, stream: bool) -> dict[str, Any]:
             "stream": stream}  # fmt: skip
 
 
-async def ask(client: httpx.AsyncClient, model: str, request: Request, stream: bool) -> tuple[str, float | None]:
-    """The text of a reply, and the seconds to the first piece of a stream."""
+async def ask(
+    client: httpx.AsyncClient,
+    model: str,
+    request: Request,
+    stream: bool,
+    on_first: Callable[[], None] = lambda: None,
+) -> tuple[str, float | None]:
+    """The text of a reply, and the seconds to the first piece of a stream, when `on_first` is called."""
     if not stream:
         answer = await client.post("completions", json=body(model, request, False))
         return answer.json()["choices"][0]["text"], None
     text, first, begun, ends = "", None, time.perf_counter(), 0
     async with client.stream("POST", "completions", json=body(model, request, True)) as answer:
+        answer.raise_for_status()
         async for line in answer.aiter_lines():
             if line == "data: [DONE]":
                 ends += 1
             elif line.startswith("data: "):
-                first = first or time.perf_counter() - begun
+                if first is None:
+                    first = time.perf_counter() - begun
+                    on_first()
                 text += json.loads(line[6:])["choices"][0]["text"]
     assert ends == 1, f"the stream ended {ends} times"
     return text, first
@@ -117,83 +154,75 @@ def open_client(url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=f"{url}/", timeout=600, limits=limits)
 
 
-async def rate(url: str, model: str, requests: list[Request], texts: list[str], stream: bool) -> float:
-    async with open_client(url) as client:
+async def rate(server: Server, model: str, requests: list[Request], texts: list[str], stream: bool) -> Rate:
+    used = server.processor_seconds()
+    async with open_client(server.url) as client:
         begun = time.perf_counter()
         answers = await asyncio.gather(*(ask(client, model, request, stream) for request in requests))
         seconds = time.perf_counter() - begun
     assert [text for text, _ in answers] == texts, "a served reply is not the engine's"
-    return seconds
+    return Rate(seconds, server.processor_seconds() - used)
 
 
-async def load(
-    server: Server, model: str, requests: list[Request], texts: list[str], clients: int, seconds: float
-) -> dict[str, Any]:
-    counts: Counter[str] = Counter()
-    firsts: list[float] = []
-    end = time.perf_counter() + seconds
-    memory = [server.memory()]
+async def llama_rate(server: Server, requests: list[Request]) -> tuple[Rate, int]:
+    """llama.cpp's rate, and how many tokens it has sampled: its sampler is another one, so replies may end earlier."""
 
-    async def one(number: int, client: httpx.AsyncClient) -> None:
-        rng = random.Random(number)
-        while time.perf_counter() < end:
-            index = rng.randrange(len(requests))
-            if number % 10 == 9:  # goes away in the middle
-                async with client.stream("POST", "completions", json=body(model, requests[index], True)) as answer:
-                    async for _ in answer.aiter_lines():
-                        break
-                counts["left"] += 1
-                continue
-            text, first = await ask(client, model, requests[index], True)
-            counts["whole" if text == texts[index] else "wrong"] += 1
-            if first is not None:
-                firsts.append(first)
+    async def ask_llama(client: httpx.AsyncClient, request: Request) -> int:
+        answer = await client.post("completions", json={**body("smollm2", request, False), "ignore_eos": True})
+        answer.raise_for_status()
+        return int(answer.json()["usage"]["completion_tokens"])
 
-    async def watch() -> None:
-        while time.perf_counter() < end:
-            await asyncio.sleep(seconds / 20)
-            memory.append(server.memory())
-
+    used = server.processor_seconds()
     async with open_client(server.url) as client:
-        await asyncio.gather(watch(), *(one(number, client) for number in range(clients)))
-    firsts.sort()
-    half = memory[len(memory) // 2 :]
-    return {
-        "clients": clients, "seconds": seconds, **counts,
-        "first_token_p50_s": round(statistics.median(firsts), 3),
-        "first_token_p99_s": round(firsts[min(len(firsts) - 1, int(0.99 * len(firsts)))], 3),
-        "memory_mib": [round(one / 2**20) for one in (memory[0], half[0], half[-1])],
-    }  # fmt: skip
+        begun = time.perf_counter()
+        counts = await asyncio.gather(*(ask_llama(client, request) for request in requests))
+        seconds = time.perf_counter() - begun
+    return Rate(seconds, server.processor_seconds() - used), sum(counts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--load", type=int, default=0, help="streaming clients of the load test (default: none)")
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--llama-python", type=Path, help="Python with xllamacpp, for --model smollm2")
+    parser.add_argument("--threads", type=int, default=2, help="of llama.cpp; ours are OMP_NUM_THREADS")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     requests = make_requests(args.model, args.clients, 1)
-    seconds, replies = engine_replies(args.model, requests)
+    own, replies = engine_replies(args.model, requests)
     tokens, texts = sum(count for count, _ in replies), [text for _, text in replies]
-    machine = {"torch": torch.__version__, "cores": os.cpu_count(), "python": platform.python_version()}
+    machine = {"torch": torch.__version__, "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+               "python": platform.python_version(), "load": round(os.getloadavg()[0], 1)}  # fmt: skip
     result: dict[str, Any] = {"model": args.model, "clients": args.clients, "tokens": tokens, "machine": machine}
-    result["engine_tokens_per_s"] = round(tokens / seconds)
-    server = Server(args.model)
+    result |= own.figures("engine", tokens)
+    server = Server.of_model(args.model)
     try:
-        asyncio.run(rate(server.url, args.model, requests[:8], texts[:8], False))  # warm
+        asyncio.run(rate(server, args.model, requests[:8], texts[:8], False))  # warm
         for name, stream in (("served", False), ("streamed", True)):
-            took = asyncio.run(rate(server.url, args.model, requests, texts, stream))
-            result[f"{name}_tokens_per_s"], result[f"{name}_ratio"] = round(tokens / took), round(seconds / took, 2)
-        print(json.dumps(result), flush=True)
-        if args.load:
-            result["load"] = asyncio.run(load(server, args.model, requests, texts, args.load, args.seconds))
-            print(json.dumps(result["load"]), flush=True)
+            took = asyncio.run(rate(server, args.model, requests, texts, stream))
+            result |= took.figures(name, tokens)
+            result[f"{name}_ratio"] = round(own.seconds / took.seconds, 2)
+            result[f"{name}_processor_ratio"] = round(own.processor_seconds / took.processor_seconds, 2)
     finally:
         server.close()
+    if args.llama_python:
+        result |= compare_with_llama(args.llama_python, args.threads, requests)
+    print(json.dumps(result), flush=True)
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def compare_with_llama(python: Path, threads: int, requests: list[Request]) -> dict[str, Any]:
+    from practicum.models.smollm2 import weights_file
+
+    longest = max(len(request.ids) + request.sampling.max_tokens for request in requests)
+    server = Server(python, LLAMA_SERVER, weights_file(), str(len(requests)), str(longest), str(threads))
+    try:
+        asyncio.run(llama_rate(server, requests[:8]))  # warm
+        took, tokens = asyncio.run(llama_rate(server, requests))
+    finally:
+        server.close()
+    return {"llama_tokens": tokens, "llama_threads": threads, **took.figures("llama", tokens)}
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def base_url() -> Iterator[str]:
         yield url
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(90)  # replies under way get 60 seconds
 
 
 @pytest.fixture(autouse=True)

@@ -48,6 +48,8 @@ class ExternalAgent:
     """Whether a conversation goes on where the agent renders its system message anew at each call."""
     train_abandoned: bool = False
     """Whether replies are trained of which the agent used another one to the same prompt."""
+    sandbox: bool = False
+    """Whether the program runs in a sandbox: no network but the gateway, no files but its own."""
 
     def checked(self) -> ExternalAgent:
         """Return it as it is; raise UserError where it cannot be run."""
@@ -64,6 +66,10 @@ class ExternalAgent:
         matched = FUNCTION_COMMAND.fullmatch(self.command)
         if matched and not Path(matched[1]).expanduser().is_file():
             raise UserError(f"agent.command: there is no file '{matched[1]}'.")
+        if matched and self.sandbox:
+            raise UserError("agent.sandbox is for a program; a function runs in this process.")
+        if self.sandbox and shutil.which("bwrap") is None:
+            raise UserError("agent.sandbox needs bubblewrap: apt-get install bubblewrap, or leave it out.")
         if matched is None and shutil.which(words[0]) is None:
             raise UserError(f"agent.command: there is no program '{words[0]}'; give its path, or FILE.py:FUNCTION.")
         return self

@@ -19,7 +19,7 @@ async def calculate(name: str, arguments: dict[str, Any]) -> str:
     return (await CALCULATOR.call(arguments)).text
 
 
-async def chat(task: ExternalTask, stream: bool = False) -> None:
+async def chat(task: ExternalTask, stream: bool = False, raising: bool = False) -> None:
     """The chat completions API."""
     messages: list[Any] = list(task.messages)
     async with httpx.AsyncClient(base_url=task.base_url, timeout=60) as client:
@@ -28,6 +28,9 @@ async def chat(task: ExternalTask, stream: bool = False) -> None:
             body = {"model": "gpt-4o", "messages": messages, "tools": task.tools, "stream": stream, "temperature": 0.3}
             answer = await client.post("/chat/completions", json=body)
             if answer.status_code == 409:
+                assert answer.headers["x-should-retry"] == "false", "official clients repeat a conflict by themselves"
+                if raising:
+                    answer.raise_for_status()
                 return
             message = joined(answer.text) if stream else answer.json()["choices"][0]["message"]
             messages.append(message)
@@ -38,6 +41,11 @@ async def chat(task: ExternalTask, stream: bool = False) -> None:
                 function = call["function"]
                 result = await calculate(function["name"], json.loads(function["arguments"]))
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+
+
+async def raising_chat(task: ExternalTask) -> None:
+    """An agent that does not expect to be refused."""
+    await chat(task, raising=True)
 
 
 async def streaming_chat(task: ExternalTask) -> None:

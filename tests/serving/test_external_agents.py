@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -106,10 +108,13 @@ def test_rewards_by_callback(model: Any, renderer: Renderer) -> None:
     assert episode.outcome is Outcome.JUDGE_ERROR
 
 
-def test_the_limit_of_turns_truncates(model: Any, renderer: Renderer) -> None:
-    found = episodes(model, renderer, ExternalAgent(f"{AGENTS}:chat"), max_turns=1)
+@pytest.mark.parametrize("name", ["chat", "raising_chat"])
+def test_the_limit_of_turns_truncates(model: Any, renderer: Renderer, name: str) -> None:
+    """Also where the agent, as clients do, raises what it is answered."""
+    found = episodes(model, renderer, ExternalAgent(f"{AGENTS}:{name}"), max_turns=1)
     assert all(len(episode.turns) == 1 for episode in found)
     assert any(episode.outcome is Outcome.TRUNCATED for episode in found)
+    assert all(episode.outcome.scored for episode in found)
 
 
 PROGRAM = """
@@ -137,10 +142,51 @@ def test_programs_their_exit_codes_and_their_deadline(model: Any, renderer: Rend
     broken, *_ = episodes(model, renderer, ExternalAgent(f"{command} 3"), 1)
     assert broken.outcome is Outcome.ENV_ERROR
     assert "exit code 3" in (broken.error or "")
-    deadlines = replace(Deadlines(), episode=2.0)
-    hung, *_ = episodes(model, renderer, ExternalAgent(f"{command} hang"), 1, deadlines=deadlines)
-    assert hung.outcome is Outcome.TIMEOUT
+    for seconds in (2.0, 10.0, 50.0):  # on a slow machine the program has not come to its call after the first
+        deadlines = replace(Deadlines(), episode=seconds)
+        hung, *_ = episodes(model, renderer, ExternalAgent(f"{command} hang"), 1, deadlines=deadlines)
+        assert hung.outcome is Outcome.TIMEOUT
+        if hung.turns:
+            break
     assert len(hung.turns) == 1, "what was sampled before the deadline is in the record"
+
+
+SHUT_IN = """
+import os, pathlib, socket, sys
+open("note.txt", "w").write("a folder to write to")
+hidden = [pathlib.Path(path).exists() for path in ("/home", sys.argv[2].partition("=")[2])]
+try:
+    socket.create_connection(("127.0.0.1", int(sys.argv[3])), 2)
+    hidden.append(True)
+except OSError:
+    pass
+try:
+    open(__file__, "a")
+    hidden.append(True)
+except OSError:
+    pass
+if any(hidden) or "SECRET" in os.environ:
+    sys.exit(f"it sees what it should not: {hidden}")
+"""
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
+def test_a_program_in_the_sandbox(
+    model: Any, renderer: Renderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reaches the model and nothing else: no network, no files but its own, no variables."""
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "secret").write_text("x")
+    (tmp_path / "agent" / "agent.py").write_text(SHUT_IN + PROGRAM)
+    monkeypatch.setenv("SECRET", "x")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        command = f"{sys.executable} {tmp_path}/agent/agent.py 0 hidden={tmp_path / 'secret'} {other.getsockname()[1]}"
+        agent = ExternalAgent(command, sandbox=True).checked()
+        episode, *_ = episodes(model, renderer, replace(agent, reward_from="exit_code"), 1)
+    assert (episode.outcome, episode.reward) == (Outcome.SUCCESS, 1.0), episode.error
+    assert len(episode.turns) == 1
+    with pytest.raises(UserError, match="for a program"):
+        ExternalAgent(f"{AGENTS}:chat", sandbox=True).checked()
 
 
 def test_commands_that_cannot_run() -> None:

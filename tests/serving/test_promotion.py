@@ -82,6 +82,53 @@ def test_a_promotion_and_a_rollback_are_taken_up(tmp_path: Path, kind: str) -> N
     assert (version, last, again) == (2, 1, before)
 
 
+def test_another_base_model_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    """From an adapter to a full model and back: the base model that nothing uses any more is freed."""
+    registry = ModelRegistry(tmp_path / "registry")
+    adapter, model = write_adapter(tmp_path / "a", 1), write_model(tmp_path / "m", 2)
+    registry.promote("mine", adapter, {"scores": {}, "forced": "x"}, "x")
+    closed: list[str] = []
+
+    def watch(follower: PromotionFollower) -> None:
+        engine, name = follower.served.default.engine, follower.served.default.name
+        close = engine.close
+
+        async def closing() -> None:
+            closed.append(name)
+            await close()
+
+        engine.close = closing  # type: ignore[method-assign]
+
+    async def step(follower: PromotionFollower, ask: Any, change: Any) -> Any:
+        watch(follower)
+        under_way = asyncio.create_task(ask(300))
+        await until(lambda: follower.served.get("mine").num_leases == 1)
+        change()
+        assert await follower.update()
+        assert not closed, "a request under way still uses the engine"
+        after, long = await ask(), await under_way
+        await until(lambda: bool(closed))
+        names = [one.name for one in follower.served.listed()]
+        return [after, long[:16], names, follower.served.default.name, closed.pop()]
+
+    async def first(follower: PromotionFollower, ask: Any) -> Any:
+        return await ask()
+
+    async def to_model(follower: PromotionFollower, ask: Any) -> Any:
+        return await step(
+            follower, ask, lambda: registry.promote("mine", model, {"scores": {}, "forced": "x"}, "x")
+        )  # fmt: skip
+
+    async def back(follower: PromotionFollower, ask: Any) -> Any:
+        return await step(follower, ask, lambda: registry.rollback("mine", "x"))
+
+    before, full, again = follow(registry, [first, to_model, back])
+    tiny = loader.model_folder("tiny")
+    assert full[1:] == [before, ["mine"], "mine", tiny]
+    assert full[0] != before
+    assert again == [before, full[0], ["mine", tiny], tiny, "mine"]
+
+
 def test_a_version_that_is_damaged_or_served_otherwise_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

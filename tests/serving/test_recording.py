@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum.agent import ExternalAgent
+from practicum.chat.formats.hermes import HermesFormat
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Request, Sampling
 from practicum.models.loader import load_tokenizer
@@ -97,6 +98,19 @@ def check_exact(client: Client) -> None:
         assert tuple(recorded[: len(recorded) - len(reply)]) == ids
     sampled = sum(sum(sequence.sampled) for sequence in trajectory.sequences())
     assert sampled == sum(turn.num_sampled for turn in turns), "every sampled token is in one sequence, once"
+
+
+def test_the_runs_own_response_format_is_that_of_the_requests_tools() -> None:
+    client = Client()
+    policies = {
+        role: replace(one, response_format={"type": "tool_calls"}) for role, one in client.recorder.policies.items()
+    }
+    client.recorder.policies = policies
+    tools = [{"type": "function", "function": TOOL}]
+    client.reply([user("How much?")], tools=tools)
+    expected = {"type": "grammar", "grammar": HermesFormat().tool_call_grammar(tools)}
+    assert client.engine.requests[-1].response_format == expected
+    assert client.ask({"messages": [user("Without tools?")]}) == [400], "there is nothing to call"
 
 
 def test_a_conversation_is_one_sequence() -> None:

@@ -80,6 +80,7 @@ def add_policy_flags(parser: argparse.ArgumentParser) -> None:
         "--reward-from", choices=("environment", "callback", "exit_code"),
         help="reward of such an agent: the environment's for its answer (default), what it posts, or its exit code",
     )  # fmt: skip
+    parser.add_argument("--agent-sandbox", action="store_true", help="run such an agent's program in a sandbox")
     parser.add_argument("--url", help="an OpenAI-compatible server (…/v1); --policy then names its model")
     parser.add_argument("--tokenizer", default="tiny", help="tokenizer for replies that no local model wrote")
     parser.add_argument("--template", help="chat template by name instead of the model's own")
@@ -155,10 +156,10 @@ def external_agent(args: argparse.Namespace) -> ExternalAgent | None:
     from practicum.agent import ExternalAgent
 
     if args.agent_command is None:
-        if args.reward_from is not None:
-            raise UserError("--reward-from goes with --agent-command.")
+        if args.reward_from is not None or args.agent_sandbox:
+            raise UserError("--reward-from and --agent-sandbox go with --agent-command.")
         return None
-    return ExternalAgent(args.agent_command, args.reward_from or "environment").checked()
+    return ExternalAgent(args.agent_command, args.reward_from or "environment", sandbox=args.agent_sandbox).checked()
 
 
 def deadlines(pairs: Iterable[str]) -> Deadlines:

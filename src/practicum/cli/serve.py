@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from practicum.serving.served_models import ModelLoader, ServedModels
 
 MAX_PARITY_PROMPTS = 16
+VLLM_REQUESTS = 256
+"""Replies at once of a vLLM server, which has a queue of its own."""
 REFUSED_CODE = "--trust-remote-code is refused: code that comes with a model's files is never run"
 
 
@@ -29,6 +31,9 @@ def run(argv: list[str]) -> int:
         "--registry", type=Path, help="serve the promoted version of MODEL there, and follow its changes"
     )
     parser.add_argument("--parity-episodes", type=Path, help="stored episodes that a new version is checked on")
+    parser.add_argument(
+        "--vllm-url", metavar="URL", help="a vLLM server that samples (key: VLLM_API_KEY); MODEL is its"
+    )
     parser.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names in the API (default: MODEL)")
     parser.add_argument("--lora-modules", nargs="+", default=[], metavar="NAME=PATH", help="adapters, each by its name")
     parser.add_argument("--enable-lora", action="store_true", help="accepted; adapters are always possible")
@@ -38,6 +43,11 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.9, help="share of a GPU's memory (0.9)")
     parser.add_argument("--max-model-len", type=int, help="tokens of prompt and reply together, at most")
+    parser.add_argument(
+        "--prefix-cache-mib",
+        type=int,
+        help="memory for prompts and replies that may be continued (1024; on a GPU 8192)",
+    )
     parser.add_argument("--max-num-seqs", type=int, help="replies decoded at once (64; on a GPU 256)")
     parser.add_argument("--return-tokens-as-token-ids", action="store_true", help="log-probs name tokens as token_id:N")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
@@ -59,10 +69,13 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError(f"--port {args.port}: a port is a number from 0 to 65535.")
     if not 0 < args.gpu_memory_utilization <= 1:
         raise UserError("--gpu-memory-utilization must be above 0 and at most 1.")
-    for name in ("max_model_len", "max_num_seqs", "max_body_bytes", "max_queue", "timeout", "drain_seconds"):
+    numbers = ("max_model_len", "max_num_seqs", "prefix_cache_mib", "max_body_bytes", "max_queue", "timeout")
+    for name in (*numbers, "drain_seconds"):
         value = getattr(args, name)
         if value is not None and not value > 0:
             raise UserError(f"--{name.replace('_', '-')} must be above 0.")
+    if args.vllm_url is not None and args.registry is not None:
+        raise UserError("--registry compares log-probs with the learner's: it goes with an engine of our own.")
     for module in args.lora_modules:
         name, separator, path = module.partition("=")
         if not separator or not name or not path:
@@ -70,6 +83,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    from practicum.engines.local.engine import LocalEngine
     from practicum.models.loader import resolve_device
     from practicum.serving.app import ModelServer
     from practicum.serving.served_models import ModelLoader
@@ -82,6 +96,7 @@ def _serve(args: argparse.Namespace) -> int:
         max_num_seqs=args.max_num_seqs,
         max_model_len=args.max_model_len,
         gpu_memory_utilization=args.gpu_memory_utilization,
+        prefix_cache_bytes=None if args.prefix_cache_mib is None else args.prefix_cache_mib << 20,
         on_fewer_seqs=lambda sentence: print(f"practicum: {sentence}", file=sys.stderr),
     )
     keys = api_keys(args.api_key or (), os.environ)
@@ -93,7 +108,8 @@ def _serve(args: argparse.Namespace) -> int:
         models = await (_load_models(args, loader) if follower is None else follower.start(_names(args)[0]))
         await _add_names(args, models)
         may_load = bool(keys) or args.host in LOOPBACK
-        max_batch = models.default.engine.max_batch
+        engine = models.default.engine
+        max_batch = engine.max_batch if isinstance(engine, LocalEngine) else args.max_num_seqs or VLLM_REQUESTS
         server = ModelServer(models, limits, keys, may_load, max_batch, follower=follower)
         server.tokens_as_ids = args.return_tokens_as_token_ids
         address = f"[{args.host}]" if ":" in args.host else args.host
@@ -153,7 +169,11 @@ async def _load_models(args: argparse.Namespace, loader: ModelLoader) -> ServedM
     from practicum.serving.served_models import ServedModels
 
     ref, name = resolve_model(args.model), _names(args)[0]
-    models = ServedModels(loader.load_base(name if ref.adapter is None else ref.model, ref))
+    base_name = name if ref.adapter is None else ref.model
+    if args.vllm_url is not None:
+        models = loader.load_running(base_name, ref, args.vllm_url, os.environ.get("VLLM_API_KEY"))
+    else:
+        models = ServedModels(loader.load_base(base_name, ref))
     if ref.adapter is not None:
         await models.load_adapter(name, ref.adapter)
     return models

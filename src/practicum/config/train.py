@@ -83,6 +83,8 @@ class AgentConfig:
     """An external agent's conversation goes on where it renders its system message anew at each call."""
     train_abandoned: bool = False
     """Train replies too of which an external agent used another one to the same prompt."""
+    sandbox: bool = False
+    """An external agent's program runs in a sandbox (bubblewrap): no network but the gateway, few files."""
     tools: list[str] | None = None
     """Tools by name, or `file.py:function`; null: the environment's own."""
     reward_name: str | None = None

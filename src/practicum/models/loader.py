@@ -20,7 +20,7 @@ import torch
 import transformers
 from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from practicum import __version__
 from practicum.errors import UserError, did_you_mean
@@ -117,8 +117,7 @@ class LoadedModel:
     @property
     def end_ids(self) -> tuple[int, ...]:
         """Tokens that the model's own generation settings end a reply with."""
-        ends = self.model.generation_config.eos_token_id if self.model.generation_config else None
-        return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
+        return _end_ids(self.model.generation_config)
 
 
 def cache_folder() -> Path:
@@ -244,6 +243,19 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     # The engine checks the window and reports it; not every text that is tokenized goes through the model.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
+
+
+def load_end_ids(name: str) -> tuple[int, ...]:
+    """Tokens that a model's generation settings end a reply with; the model itself is not loaded."""
+    try:
+        return _end_ids(GenerationConfig.from_pretrained(_source(name)))
+    except OSError:
+        return ()  # a model without such settings
+
+
+def _end_ids(settings: GenerationConfig | None) -> tuple[int, ...]:
+    ends = settings.eos_token_id if settings else None
+    return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from practicum import __version__
+from practicum.engines.local.engine import LocalEngine
 from practicum.errors import UserError
 from practicum.serving.anthropic_messages import Messages
 from practicum.serving.body import Body, parse_json
@@ -292,7 +293,7 @@ class ModelServer:
         name = "episodes"
         if self.models is not None:
             name = self.models.default.name
-            engine = self.models.default.engine
+        if self.models is not None and isinstance(engine := self.models.default.engine, LocalEngine):
             counters["vllm:prefix_cache_queries_total"] = engine.stats.reused + engine.stats.prefilled
             counters["vllm:prefix_cache_hits_total"] = engine.stats.reused
             counters["practicum:decode_steps_total"] = engine.stats.decode_steps

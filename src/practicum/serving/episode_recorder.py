@@ -15,11 +15,13 @@ from typing import Any
 
 from practicum.agent import ExternalAgent
 from practicum.chat.renderer import Renderer
+from practicum.chat.response_format import resolve_response_format
 from practicum.engines.base import Generation
 from practicum.engines.local.adapters import AdapterEngine
 from practicum.engines.local.engine import LocalEngine
-from practicum.errors import did_you_mean
+from practicum.errors import UserError, did_you_mean
 from practicum.policy import Conversation, Policy
+from practicum.registry import make_format
 from practicum.serving.conversation_tree import SAME_PROMPT, ChatHistory, ConversationTree, ModelCall, Place
 from practicum.serving.errors import APIError, bad_request
 from practicum.serving.service import Prepared, check_messages, reply_form, run_beside_loop, sampling_of
@@ -154,7 +156,7 @@ class EpisodeRecorder:
             del self._num_unanswered[name]  # they count from the record
             self._answers[turn.body_hash] = (name, tuple(generations), prompt)
 
-        form = await reply_form(turn, policy.renderer)
+        form = await self._response_format(turn, policy, tools)
         return Prepared(
             model=turn.model,
             engine=policy.engine,
@@ -165,9 +167,22 @@ class EpisodeRecorder:
             session=self.session if role == next(iter(self.policies)) else f"{self.session}/{role}",
             conversation=template_messages(turn.messages),
             id=name,
-            response_format=policy.response_format if form is None else form,
+            response_format=form,
             complete=complete,
         )
+
+    @staticmethod
+    async def _response_format(
+        turn: TurnRequest, policy: Policy, tools: tuple[Mapping[str, Any], ...]
+    ) -> Mapping[str, Any] | None:
+        """The form of the reply: what the request asks for, else the run's own for this role, with its tools."""
+        form = await reply_form(turn, policy.renderer)
+        if form is not None:
+            return form
+        try:
+            return resolve_response_format(policy.response_format, make_format(policy.format), tools)
+        except UserError as error:
+            raise bad_request(f"The run's response format: {error}", "tools") from None
 
     def _note_limit(self, error: APIError) -> None:
         if error.code == "context_length_exceeded":

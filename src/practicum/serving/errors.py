@@ -38,6 +38,9 @@ class APIError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
+        """Seconds to wait; of a conflict, which OpenAI's and Anthropic's clients would repeat, that it stays one."""
+        if self.status == 409:
+            return {"x-should-retry": "false"}
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
 
     def openai(self) -> dict[str, Any]:

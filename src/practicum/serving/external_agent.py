@@ -27,8 +27,9 @@ from practicum import user_files
 from practicum.agent import FUNCTION_COMMAND, ExternalAgent
 from practicum.environment import Observation, Step
 from practicum.errors import JudgeError, UserError
+from practicum.serving.agent_sandbox import kept_variables, sandbox_command
 from practicum.serving.episode_recorder import EpisodeRecorder, PostedReward
-from practicum.serving.gateway import shared_gateway
+from practicum.serving.gateway import Gateway, shared_gateway
 from practicum.utils.concurrency import in_thread
 
 MAX_OUTPUT_BYTES = 64 << 10
@@ -81,7 +82,7 @@ class ExternalRun:
                 if matched is not None:
                     await self._call(agent_function(Path(matched[1]), matched[2]), task)
                 else:
-                    await self._start(shlex.split(agent.command), task)
+                    await self._start(agent, task, gateway)
 
     def check_ended_well(self) -> None:
         """Raise where a program failed by itself: that says nothing about the policy."""
@@ -106,10 +107,13 @@ class ExternalRun:
         return Step(reward=reward, components=components, terminated=True, success=said[-1] if said else total > 0)
 
     async def _call(self, function: Callable[[ExternalTask], Any], task: ExternalTask) -> None:
-        if inspect.iscoroutinefunction(function):
-            self.returned = await function(task)
-        else:
-            self.returned = await in_thread(function, task)
+        try:
+            self.returned = await (
+                function(task) if inspect.iscoroutinefunction(function) else in_thread(function, task)
+            )
+        except Exception:  # a client raises what a refused request was answered with
+            if not self.recorder.reached_limit:
+                raise
         if isinstance(self.returned, str):
             self.recorder.post_answer(self.returned)
         elif isinstance(self.returned, int | float):
@@ -117,16 +121,21 @@ class ExternalRun:
         elif self.returned is not None:
             raise TypeError(f"the agent returned a {type(self.returned).__name__}; return an answer, a reward or None")
 
-    async def _start(self, words: list[str], task: ExternalTask) -> None:
+    async def _start(self, agent: ExternalAgent, task: ExternalTask, gateway: Gateway) -> None:
+        words = shlex.split(agent.command)
         with tempfile.TemporaryDirectory(prefix="practicum-task-") as folder:
             file = Path(folder) / "task.json"
             file.write_text(json.dumps(asdict(task), ensure_ascii=False))
+            inherited: Mapping[str, str] = os.environ
+            if agent.sandbox:
+                words = sandbox_command(words, Path(folder), gateway.socket_path, gateway.port)
+                inherited = kept_variables(os.environ, Path(folder))
             process = await asyncio.create_subprocess_exec(
                 *words,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env=_variables(task, file),
+                env={**inherited, **_variables(task, file)},
                 start_new_session=True,  # it is ended with everything that it has started
             )
             try:
@@ -148,7 +157,6 @@ def agent_function(path: Path, name: str) -> Callable[[ExternalTask], Any]:
 def _variables(task: ExternalTask, file: Path) -> dict[str, str]:
     local = "127.0.0.1,localhost"
     return {
-        **os.environ,
         "OPENAI_BASE_URL": task.base_url,
         "OPENAI_API_BASE": task.base_url,
         "OPENAI_API_KEY": task.api_key,

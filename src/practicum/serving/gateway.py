@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,7 +26,7 @@ from practicum.serving.body import Body, clean_text, parse_json
 from practicum.serving.episode_recorder import EpisodeRecorder, PostedReward, episode_ended
 from practicum.serving.errors import APIError, bad_request
 from practicum.serving.http import json_response, read_body
-from practicum.serving.server import listen, running
+from practicum.serving.server import listen, listen_at, running
 from practicum.serving.service import ClientLimits, Prepared
 from practicum.serving.turn import TurnRequest
 
@@ -57,6 +59,8 @@ class Gateway:
         limits = ClientLimits(max_waiting=MAX_REQUESTS, seconds=24 * 3600.0)
         self.server = ModelServer(None, limits, max_batch=MAX_REQUESTS)
         self.url = ""
+        self.socket_path = Path()
+        """The same server as a Unix socket, for programs without a network."""
         self.num_users = 0
         self._tasks: dict[str, Mapping[str, Any]] = {}
         self._ended: deque[str] = deque()
@@ -68,8 +72,15 @@ class Gateway:
         async with self._lock:
             if self.num_users == 0:
                 app = make_app(self.server, ["127.0.0.1", "localhost"], self._routes())
-                self.url = await self._stack.enter_async_context(running(app, listen("127.0.0.1", 0), 1))
+                folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="practicum-gateway-")))
+                self.socket_path = folder / "socket"
+                sockets = [listen("127.0.0.1", 0), listen_at(self.socket_path)]
+                self.url = await self._stack.enter_async_context(running(app, sockets, 1))
             self.num_users += 1
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
 
     async def leave(self) -> None:
         """Stop the server with its last user."""

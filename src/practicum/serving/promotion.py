@@ -19,6 +19,7 @@ from practicum.data.model_registry import ModelRegistry, ModelVersion
 from practicum.data.run_folder import ModelRef, resolve_model
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.canary import PROMPTS, REPLY_TOKENS
+from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Message, Observation
 from practicum.errors import UserError
 from practicum.policy import NO_TASK
@@ -57,6 +58,7 @@ async def logprob_difference(model: ServedModel, ref: ModelRef, prompts: Prompts
 @torch.inference_mode()
 def _difference(ref: ModelRef, model: ServedModel, replies: list[tuple[tuple[int, ...], Generation]]) -> float:
     """Load the model as training does, with PEFT's own layers, and score what the engine sampled."""
+    assert isinstance(model.engine, LocalEngine), "a registry is followed with an engine of our own"
     decoder = model.engine.decoder
     loaded = ref.load(decoder.dtype, str(decoder.device))
     differences: list[float] = []
@@ -119,7 +121,7 @@ class PromotionFollower:
             damage = await asyncio.to_thread(lambda: linked.damage)
             if damage is not None:
                 raise UserError(f"it is damaged ({damage})")
-            model, ref = await self._load(linked)
+            model, base, ref = await self._load(linked)
             try:
                 await self._check(model, ref, linked)
             except BaseException:
@@ -130,6 +132,8 @@ class PromotionFollower:
             logger.error("version %d of '%s' is not used: %s", linked.number, self.name, error)
             return False
         self.served.put(model)
+        if base is not None:
+            self.served.replace_base(base)
         logger.warning("version %d of '%s' is served, after version %d", linked.number, self.name, self.version)
         self.version = linked.number
         return True
@@ -139,20 +143,26 @@ class PromotionFollower:
         assert self.models is not None, "start comes first"
         return self.models
 
-    async def _load(self, version: ModelVersion) -> tuple[ServedModel, ModelRef]:
-        """The version's model, not served yet: an adapter over the engine that has its base model, or a new engine."""
+    async def _load(self, version: ModelVersion) -> tuple[ServedModel, ServedModel | None, ModelRef]:
+        """The version's model, not served yet, and its base model where that is another one than the server's: an
+        adapter over the engine that has its base model, or over a new engine, or a full model, its own base."""
         ref = await asyncio.to_thread(resolve_model, str(version.model))
         if ref.adapter is not None and ref.model == self.served.default.root:
-            return await self.served.prepare_adapter(self.served_name, ref.adapter, version.number), ref
-        base = await asyncio.to_thread(self.loader.load_base, self.served_name, ref, version.number)
-        if ref.adapter is not None:
-            base.adapter = f"{self.served_name}#v{version.number}"
-            await base.engine.load_adapter(base.adapter, ref.adapter)
-        return base, ref
+            return await self.served.prepare_adapter(self.served_name, ref.adapter, version.number), None, ref
+        base_name = self.served_name if ref.adapter is None else ref.model
+        base = await asyncio.to_thread(self.loader.load_base, base_name, ref, version.number)
+        if ref.adapter is None:
+            return base, base, ref
+        try:
+            return await self.served.prepare_adapter(self.served_name, ref.adapter, version.number, base), base, ref
+        except BaseException:
+            await base.engine.close()
+            raise
 
     async def _check(self, model: ServedModel, ref: ModelRef, version: ModelVersion) -> None:
         prompts = self.prompts or default_prompts(model.renderer)
         difference = await logprob_difference(model, ref, prompts)
+        assert isinstance(model.engine, LocalEngine), "a registry is followed with an engine of our own"
         limit = MAX_DIFFERENCE[model.engine.decoder.dtype]
         if not difference <= limit:
             raise UserError(

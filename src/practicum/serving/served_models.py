@@ -18,7 +18,9 @@ from pathlib import Path
 from practicum.chat.renderer import Renderer
 from practicum.data.run_folder import ModelRef, resolve_model
 from practicum.engines.local.engine import LocalEngine
+from practicum.engines.vllm.running_server import RunningVLLM
 from practicum.errors import AdapterInUse, UserError, did_you_mean
+from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.models.loader import Device
 from practicum.serving.errors import APIError
@@ -33,7 +35,7 @@ class ServedModel:
     """A model or adapter under a name."""
 
     name: str
-    engine: LocalEngine
+    engine: LocalEngine | RunningVLLM
     renderer: Renderer
     root: str
     """Where its files are."""
@@ -50,7 +52,8 @@ class ServedModel:
     @property
     def context(self) -> int:
         """Tokens of prompt and reply together, at most."""
-        own = self.engine.decoder.shape.context
+        engine = self.engine
+        own = engine.context if isinstance(engine, RunningVLLM) else engine.decoder.shape.context
         return own if self.max_model_len is None else min(own, self.max_model_len)
 
     @property
@@ -60,17 +63,20 @@ class ServedModel:
 
 
 class ServedModels:
-    """All models of a server. The first name is the default."""
+    """All models of a server. The default is the base model, which adapters are loaded over."""
 
     def __init__(self, base: ServedModel) -> None:
         self._models: dict[str, ServedModel] = {base.name: base}
+        self._default_name = base.name
+        self._retired: set[ServedModel] = set()
+        """Models that are no longer served and not freed yet: their requests still use their engine."""
         self._aliases: dict[str, str] = {}
         self._numbers = itertools.count(1)
         self._freeing: set[asyncio.Task[None]] = set()
 
     @property
     def default(self) -> ServedModel:
-        return next(iter(self._models.values()))
+        return self._models[self._default_name]
 
     def listed(self) -> list[ServedModel]:
         """All names with their models, other names of one model too."""
@@ -110,9 +116,11 @@ class ServedModels:
             raise UserError(f"'{name}' is the name of the base model; give the adapter another one.")
         return self.put(await self.prepare_adapter(name, folder, version))
 
-    async def prepare_adapter(self, name: str, folder: str | Path, version: int | None = None) -> ServedModel:
-        """Load an adapter over the base model without giving it its name yet."""
-        base = self.default
+    async def prepare_adapter(
+        self, name: str, folder: str | Path, version: int | None = None, base: ServedModel | None = None
+    ) -> ServedModel:
+        """Load an adapter over a base model (the default one) without giving it its name yet."""
+        base = base or self.default
         ref = await asyncio.to_thread(resolve_model, str(folder), base.root)
         if ref.adapter is None:
             raise UserError(f"'{folder}' is no adapter; it has no adapter_config.json.")
@@ -127,21 +135,34 @@ class ServedModels:
         """Serve a model under its name from here on; the one that had the name ends with its last request."""
         before = self._models.get(model.name)
         self._models[model.name] = model
-        if before is not None:
+        if before is not None and before is not model:
             self._retire(before)
         return model
+
+    def replace_base(self, base: ServedModel) -> None:
+        """Serve another base model and make it the default. The one before, if its name is another one, is no longer
+        served; adapters that were loaded over it stay with it until they are replaced or unloaded themselves."""
+        before = self.default
+        self.put(base)
+        self._default_name = base.name
+        if before.name != base.name and not before.adapter:
+            self._drop(before)
 
     def remove(self, name: str) -> None:
         """Stop serving an adapter."""
         model = self.get(name)
         if not model.adapter:
             raise UserError(f"'{name}' is the base model; only adapters can be unloaded.")
+        self._drop(model)
+
+    def _drop(self, model: ServedModel) -> None:
         del self._models[model.name]
         self._aliases = {alias: target for alias, target in self._aliases.items() if target != model.name}
         self._retire(model)
 
     def _retire(self, model: ServedModel) -> None:
         model.retired = True
+        self._retired.add(model)
         if model.num_leases == 0:
             self._free_later(model)
 
@@ -161,12 +182,14 @@ class ServedModels:
                 break
             except AdapterInUse:  # a cancelled request leaves the engine at its next step
                 await asyncio.sleep(RETRY_SECONDS)
-        if all(other.engine is not model.engine for other in self._models.values()):
+        self._retired.discard(model)
+        if all(other.engine is not model.engine for other in (*self._models.values(), *self._retired)):
             await model.engine.close()
 
     async def close(self) -> None:
         await asyncio.gather(*self._freeing, return_exceptions=True)
-        for engine in {id(model.engine): model.engine for model in self._models.values()}.values():
+        engines = {id(model.engine): model.engine for model in (*self._models.values(), *self._retired)}
+        for engine in engines.values():
             await engine.close()
 
 
@@ -194,6 +217,8 @@ class ModelLoader:
     max_num_seqs: int | None = None
     max_model_len: int | None = None
     gpu_memory_utilization: float = 0.9
+    prefix_cache_bytes: int | None = None
+    """Memory for keys and values of past requests, at most; None: the engine's own default."""
     on_fewer_seqs: Callable[[str], None] = lambda sentence: None
     """Called with a sentence where the memory has room for fewer requests at once than were asked for."""
 
@@ -203,8 +228,19 @@ class ModelLoader:
         loaded = plain.load(self.device.dtype, self.device.device)
         renderer = Renderer(loaded.tokenizer, self.template, loaded.end_ids)
         decoder = Decoder(loaded.model)
-        engine = LocalEngine(decoder, renderer, max_batch=self._batch_size(decoder))
+        engine = LocalEngine(
+            decoder, renderer, max_batch=self._batch_size(decoder), cache_bytes=self.prefix_cache_bytes
+        )
         return ServedModel(name, engine, renderer, ref.model, version=version, max_model_len=self.max_model_len)
+
+    def load_running(self, name: str, ref: ModelRef, url: str, key: str | None) -> ServedModels:
+        """A vLLM server's model, with the tokenizer and chat template of `ref`, and its adapters."""
+        renderer = Renderer(loader.load_tokenizer(ref.model), self.template, loader.load_end_ids(ref.model))
+        engine = RunningVLLM(renderer, url, key)
+        models = ServedModels(ServedModel(name, engine, renderer, ref.model, max_model_len=self.max_model_len))
+        for adapter in engine.adapter_names:
+            models.put(ServedModel(adapter, engine, renderer, adapter, adapter, name, max_model_len=self.max_model_len))
+        return models
 
     def _batch_size(self, decoder: Decoder) -> int:
         """Requests at once: on a GPU as many as have room beside the weights, each with a whole window."""

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -51,6 +52,14 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def listen_at(path: Path) -> socket.socket:
+    """A listening Unix socket."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen(BACKLOG)
+    return listener
+
+
 def http_server(app: Starlette, drain_seconds: float) -> HTTPServer:
     config = uvicorn.Config(
         app, log_level="warning", timeout_graceful_shutdown=int(drain_seconds), timeout_keep_alive=30, backlog=BACKLOG
@@ -72,17 +81,20 @@ async def serve(server: ModelServer, listener: socket.socket, host: str, drain_s
 
 
 @contextlib.asynccontextmanager
-async def running(app: Starlette, listener: socket.socket, drain_seconds: float = 5) -> AsyncIterator[str]:
-    """Serve an application within this event loop while the block runs; yields its address."""
+async def running(
+    app: Starlette, listeners: socket.socket | Sequence[socket.socket], drain_seconds: float = 5
+) -> AsyncIterator[str]:
+    """Serve an application within this event loop while the block runs; yields the address of the first socket."""
+    listeners = [listeners] if isinstance(listeners, socket.socket) else list(listeners)
     server = http_server(app, drain_seconds)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
-    task = asyncio.create_task(server.serve(sockets=[listener]))
+    task = asyncio.create_task(server.serve(sockets=listeners))
     try:
         while not server.started:
             if task.done():
                 await task
             await asyncio.sleep(0.002)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listeners[0].getsockname()[1]}"
     finally:
         server.should_exit = True
         await task

@@ -241,8 +241,11 @@ def external_agent(config: TrainConfig) -> ExternalAgent | None:
     """The agent's own program, where it has one; keys of it without agent.agent_type=external are errors."""
     agent = config.agent
     if agent.agent_type == EXTERNAL:
-        return ExternalAgent(agent.command or "", agent.reward_from, agent.keep_system, agent.train_abandoned).checked()
-    for name, unused in (("command", None), ("reward_from", "environment"), ("keep_system", False)):
+        return ExternalAgent(
+            agent.command or "", agent.reward_from, agent.keep_system, agent.train_abandoned, agent.sandbox
+        ).checked()
+    unused_values = (("command", None), ("reward_from", "environment"), ("keep_system", False), ("sandbox", False))
+    for name, unused in unused_values:
         if getattr(agent, name) != unused:
             raise UserError(f"agent.{name} is for external agents: set agent.agent_type=external too.")
     return None

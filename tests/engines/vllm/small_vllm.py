@@ -164,7 +164,27 @@ class SmallVLLM:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                self.answer(*(small.post(self.path, body) if self.authorized() else (401, {"error": "Unauthorized"})))
+                status, value = small.post(self.path, body) if self.authorized() else (401, {"error": "Unauthorized"})
+                if status == 200 and body.get("stream"):
+                    self.stream(value)
+                else:
+                    self.answer(status, value)
+
+            def stream(self, value: Any) -> None:
+                """One event per token, then the usage and the end, as vLLM streams a completion."""
+                [choice] = value["choices"]
+                tokens = list(zip(choice["token_ids"], choice["logprobs"]["token_logprobs"], strict=True))
+                events: list[Any] = []
+                for number, (token, logprob) in enumerate(tokens, 1):
+                    finish = choice["finish_reason"] if number == len(tokens) else None
+                    row = {"token_ids": [token], "logprobs": {"token_logprobs": [logprob]}, "finish_reason": finish}
+                    events.append({"choices": [row]})
+                events.append({"choices": [], "usage": value["usage"]})
+                data = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data.encode())
 
             def authorized(self) -> bool:
                 """As vLLM does: with a key in VLLM_API_KEY, routes below /v1 ask for it."""

@@ -29,11 +29,11 @@ from practicum.engines.base import Generation, Request, Sampling, Weights
 from practicum.engines.canary import PROMPTS, REPLY_TOKENS, Canary, CanaryReport, Probe, ProbeLogprobs
 from practicum.engines.local.runner import STOP_WINDOW
 from practicum.engines.vllm.client import VLLMClient
-from practicum.engines.vllm.protocol import PendingCall, find_stop
+from practicum.engines.vllm.protocol import PendingCall, cut_reply
 from practicum.engines.vllm.server import KEY, ServerSettings
 from practicum.environment import Message
 from practicum.errors import ContextFull, EngineError, UserError
-from practicum.trajectory import ActionSource, StopReason
+from practicum.trajectory import ActionSource
 from practicum.utils.arrays import FloatArray
 from practicum.utils.concurrency import in_thread
 
@@ -130,14 +130,14 @@ class VLLMEngine:
             if policy is None:
                 raise EngineError("the engine was closed")
             choice = self.client.complete(policy.name, policy.salt, request.ids, sampling, end_ids, call)
-        count, reason = find_stop(self.renderer.tokenizer, choice.ids, end_ids, sampling.stop)
-        if reason is None and choice.finish_reason == "length":
-            full = len(request.ids) + sampling.max_tokens > self.client.context
-            reason = StopReason.CONTEXT if full else StopReason.LENGTH
+        full = len(request.ids) + sampling.max_tokens > self.client.context
+        count, reason = cut_reply(
+            self.renderer.tokenizer, choice.ids, end_ids, sampling, choice.finish_reason, full
+        )  # fmt: skip
         return Generation(
             ids=choice.ids[:count],
             logprobs=choice.logprobs[:count],
-            stop_reason=reason or (StopReason.STRING if sampling.stop else StopReason.END),
+            stop_reason=reason,
             policy_version=policy.version,
             source=ActionSource.POLICY,
             prompt_cached=choice.num_cached_tokens,

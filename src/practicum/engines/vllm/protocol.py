@@ -216,6 +216,22 @@ def read_choice(answer: Any, prompt: Sequence[int]) -> Choice:
     return result
 
 
+def cut_reply(
+    tokenizer: PreTrainedTokenizerBase,
+    ids: Sequence[int],
+    end_ids: Sequence[int],
+    sampling: Sampling,
+    finish_reason: str,
+    context_is_full: bool,
+) -> tuple[int, StopReason]:
+    """Return how many ids of a reply the local engine would have kept, and why it ends there; `context_is_full` says
+    whether the window and not the request's own limit was the limit of its length."""
+    count, reason = find_stop(tokenizer, ids, end_ids, sampling.stop)
+    if reason is None and finish_reason == "length":
+        reason = StopReason.CONTEXT if context_is_full else StopReason.LENGTH
+    return count, reason or (StopReason.STRING if sampling.stop else StopReason.END)
+
+
 def find_stop(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], end_ids: Sequence[int], stop: Sequence[str]
 ) -> tuple[int, StopReason | None]:

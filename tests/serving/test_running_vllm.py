@@ -1,0 +1,109 @@
+"""`practicum serve --vllm-url`: a vLLM server samples, and what clients get is what it sampled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from practicum.data.run_folder import ModelRef
+from practicum.engines.vllm.running_server import structured_outputs
+from practicum.errors import UserError
+from practicum.models import loader
+from practicum.models.loader import Device
+from practicum.serving.app import ModelServer, make_app
+from practicum.serving.served_models import ModelLoader, ServedModels
+from tests.engines.vllm.small_vllm import SmallVLLM
+from tests.serving.test_served_models import write_adapter
+
+CHAT = "/v1/chat/completions"
+BODY = {"messages": [{"role": "user", "content": "Ada has 3 apples."}], "max_tokens": 12, "seed": 5, "logprobs": True}
+
+
+@pytest.fixture
+def small() -> Iterator[SmallVLLM]:
+    small = SmallVLLM(loader.model_folder("tiny"), "tiny", context=512)
+    server = small.serve()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    small.url = f"http://127.0.0.1:{server.server_address[1]}/v1"  # type: ignore[attr-defined]
+    yield small
+    server.shutdown()
+    server.server_close()
+
+
+def ask(small: SmallVLLM, steps: Any) -> Any:
+    """Run steps with a client of our server over a vLLM server."""
+
+    async def run() -> Any:
+        url = small.url  # type: ignore[attr-defined]
+        models: ServedModels = ModelLoader(Device()).load_running("mine", ModelRef("tiny"), url, None)
+        transport = httpx.ASGITransport(make_app(ModelServer(models)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+            try:
+                return await steps(client)
+            finally:
+                await models.close()
+
+    return asyncio.run(run())
+
+
+def test_replies_are_what_vllm_sampled_streamed_too(small: SmallVLLM) -> None:
+    async def steps(client: httpx.AsyncClient) -> tuple[Any, str]:
+        body = {**BODY, "model": "mine", "return_token_ids": True}
+        whole = (await client.post(CHAT, json=body)).json()
+        streamed = await client.post(CHAT, json={**body, "stream": True})
+        return whole, streamed.text
+
+    whole, streamed = ask(small, steps)
+    sent = [body for path, body in small.seen if path == "/v1/completions"]
+    assert [body["prompt"] for body in sent] == [whole["prompt_token_ids"]] * 2
+    _, direct = small.complete(sent[0])
+    [choice] = whole["choices"]
+    assert choice["token_ids"] == direct["choices"][0]["token_ids"]
+    served = [row["logprob"] for row in choice["logprobs"]["content"]]
+    assert served == direct["choices"][0]["logprobs"]["token_logprobs"]
+    chunks = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    text = "".join(one["delta"].get("content") or "" for chunk in chunks for one in chunk["choices"])
+    assert text == choice["message"]["content"]
+    assert streamed.count("data: [DONE]") == 1
+
+
+def test_adapters_are_loaded_into_the_server(small: SmallVLLM, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "a", 1)
+
+    async def steps(client: httpx.AsyncClient) -> Any:
+        load = {"lora_name": "own", "lora_path": str(adapter)}
+        assert (await client.post("/v1/load_lora_adapter", json=load)).status_code == 200
+        answers = [(await client.post(CHAT, json={**BODY, "model": name})).json() for name in ("mine", "own")]
+        assert (await client.post("/v1/unload_lora_adapter", json={"lora_name": "own"})).status_code == 200
+        return [answer["choices"][0]["message"]["content"] for answer in answers]
+
+    base, own = ask(small, steps)
+    assert base != own
+    assert not small.adapters, "it was unloaded there too"
+
+
+def test_what_the_server_refuses_or_breaks_off_is_an_error(small: SmallVLLM) -> None:
+    small.script += [(400, {"error": {"message": "no such grammar"}}), (500, "dead"), (0, None)]
+
+    async def steps(client: httpx.AsyncClient) -> Any:
+        return [(await client.post(CHAT, json={**BODY, "model": "mine"})).status_code for _ in range(4)]
+
+    assert ask(small, steps) == [400, 503, 503, 200]
+    small.url = "http://127.0.0.1:9"  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="no vLLM server"):
+        ask(small, steps)
+
+
+def test_response_formats_are_vllms() -> None:
+    schema = {"type": "object"}
+    assert structured_outputs({"type": "json_schema", "json_schema": {"schema": schema}}) == {"json": schema}
+    assert structured_outputs({"type": "json_object"}) == {"json_object": True}
+    assert structured_outputs({"type": "regex", "regex": "a"}) == {"regex": "a"}
+    assert structured_outputs({"type": "grammar", "grammar": "x"}) == {"grammar": "x"}
