@@ -12,6 +12,7 @@ from types import FrameType
 
 from practicum import __version__
 from practicum.errors import UserError, did_you_mean
+from practicum.utils.launcher import read_launch, select_gpu
 from practicum.utils.terminal import wrap
 
 COMMANDS = {
@@ -65,6 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments[0] not in COMMANDS:
             raise UserError(f"Unknown command '{arguments[0]}'.{did_you_mean(arguments[0], COMMANDS)}")
+        start_rank(arguments[0])
         module = importlib.import_module(f"practicum.cli.{arguments[0]}")
         with terminated_as_interrupted():
             result: int = module.run(arguments[1:])
@@ -99,6 +101,25 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+ON_SEVERAL_RANKS = ("train", "sft", "dpo")
+"""Commands that a launcher may start several ranks of."""
+
+
+def start_rank(command: str) -> None:
+    """Give this process the GPU of its rank; only the first rank prints. Does nothing without a launcher."""
+    launch = read_launch()
+    if launch.num_ranks == 1:
+        return
+    if command not in ON_SEVERAL_RANKS:
+        raise UserError(
+            f"`practicum {command}` is one process, and a launcher has started {launch.num_ranks}; start it without "
+            f"one (several ranks: {', '.join(ON_SEVERAL_RANKS)})."
+        )
+    select_gpu(launch)
+    if not launch.is_first:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
 
 
 @contextlib.contextmanager

@@ -43,6 +43,7 @@ from practicum.data.run_folder import (
 )
 from practicum.errors import UserError
 from practicum.rollout_setup import ROLES
+from practicum.training import ranks
 from practicum.training.critic import Critic
 from practicum.training.trainable_policy import TrainablePolicy
 
@@ -92,6 +93,8 @@ MAY_CHANGE = (
     "trainer.resume_from_path",
     "trainer.default_local_dir",
     "trainer.early_stopping_patience",
+    "trainer.nnodes",
+    "trainer.n_gpus_per_node",
     "actor_rollout_ref.rollout.vllm.url",
     "actor_rollout_ref.rollout.vllm.python",
     "actor_rollout_ref.rollout.vllm.port",
@@ -310,6 +313,24 @@ def load(path: Path, policy: TrainablePolicy, critic: Critic | None) -> dict[str
         moments = load_file(path / "critic_optimizer.safetensors")
         _restore_moments(critic.optimizer, _by_index(critic.parameters), moments, path)
     return state
+
+
+def broadcast_weights(policy: TrainablePolicy, critic: Critic | None) -> None:
+    """Give the trained weights and the moments of rank 0 to all ranks."""
+    for model in policy.models:
+        _broadcast(_names(model), model.learner.optimizer)
+    if critic is not None:
+        _broadcast(_by_index(critic.parameters), critic.optimizer)
+
+
+@torch.no_grad()
+def _broadcast(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+    device = next(iter(parameters.values())).device
+    for name, value in ranks.broadcast_tensors(parameters, device):
+        parameters[name].copy_(value)
+    moments = dict(ranks.broadcast_tensors(_moments(optimizer, parameters), device))
+    if ranks.index() > 0:
+        _restore_moments(optimizer, parameters, moments, Path("rank 0"))
 
 
 def _write_policy(policy: TrainablePolicy, folder: Path) -> None:

@@ -22,6 +22,7 @@ from practicum.errors import UserError
 from practicum.evaluation.result import EvalResult
 from practicum.models.decoder import Decoder
 from practicum.resources import RunResources
+from practicum.training import ranks
 from practicum.training.critic import Critic, ValuedSample, explained_variance, with_next_state
 from practicum.training.estimators import ESTIMATORS, Advantages, TokenRewards, estimate, token_rewards
 from practicum.training.learner import learning_rate
@@ -104,14 +105,12 @@ class RLTrainer(Trainer):
         self.roles = settings.estimation.train_roles
         """The trained roles; None: all."""
         self._check_roles()
-        self.stops_in_rollout = not settings.overlap
+        self.stops_in_rollout = not settings.overlap and ranks.count() == 1
         self.evaluate = evaluate
         self.resources = resources if resources is not None else RunResources({})
         self.on_episode, self.on_micro_batch = on_episode, on_micro_batch
         self.estimator = ESTIMATORS[settings.adv_estimator]
         self.kl_control = replace(settings.kl_ctrl)
-        self.lr_scale = self.clip_scale = 1.0
-        """Factors on the learning rate and the clip range, set by the health monitor."""
         self.on_advantages: OnAdvantages = lambda groups, advantages: None
         """Called with the groups of a step and their advantages per token."""
         self._next_batch: RolloutBatch | None = None
