@@ -25,6 +25,7 @@ COMMANDS = {
     "sft": "supervised fine-tuning on collected episodes (KEY=VALUE overrides)",
     "dpo": "direct preference optimization on pairs of replies (KEY=VALUE overrides)",
     "train": "reinforcement learning, online or from logged episodes (KEY=VALUE overrides)",
+    "plan": "memory and time of a training step before it starts",
     "pipeline": "collect, sft, train and eval of one recipe over many environments; resumable",
     "eval": "score a policy on a frozen panel of held-out tasks, with intervals",
     "compare": "compare policies on the same panel: is a difference shown?",

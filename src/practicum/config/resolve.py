@@ -348,14 +348,14 @@ def check_launch(config: TrainConfig, chosen: Set[str]) -> None:
     if launch.num_ranks == 1:
         if trainer.nnodes > 1:
             raise UserError(
-                f"trainer.nnodes={trainer.nnodes}: the learner is one process on one machine; start a rank per GPU on every "
-                f"machine (torchrun --nnodes {trainer.nnodes} ..., docs/cluster.md), or set it to 1."
+                f"trainer.nnodes={trainer.nnodes}: the learner is one process on one machine; start a rank per GPU on "
+                f"every machine (torchrun --nnodes {trainer.nnodes} ..., docs/cluster.md), or set it to 1."
             )
         if "trainer.n_gpus_per_node" in chosen and trainer.n_gpus_per_node > 1:
             raise UserError(
-                f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}: the learner is one process and works on one device; "
-                f"start a rank per GPU (torchrun --nproc-per-node {trainer.n_gpus_per_node} -m practicum.cli train "
-                "...), or set it to 1 (or 0: the CPU). A vLLM server has "
+                f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}: the learner is one process and works on one "
+                f"device; start a rank per GPU (torchrun --nproc-per-node {trainer.n_gpus_per_node} -m practicum.cli "
+                "train ...), or set it to 1 (or 0: the CPU). A vLLM server has "
                 "actor_rollout_ref.rollout.tensor_model_parallel_size GPUs of its own."
             )
         return
