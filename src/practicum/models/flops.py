@@ -69,12 +69,14 @@ class ModelSize:
         )
 
 
-def update_flops(size: ModelSize, tokens: float, predictions: float, lora_rank: int = 0) -> float:
-    """FLOPs of forward and backward over `tokens`, of which `predictions` go through the LM head."""
+def update_flops(size: ModelSize, tokens: float, predictions: float, adapter_weights: int = 0) -> float:
+    """FLOPs of forward and backward over `tokens`, of which `predictions` go through the LM head.
+
+    With `adapter_weights` only those of an adapter are trained, and the others need no gradient.
+    """
     layers = size.layers * size.layer_weights
-    if lora_rank:
-        adapter = size.lora_weights(lora_rank)
-        return tokens * (4.0 * layers + 6.0 * adapter) + 4.0 * predictions * size.head_weights
+    if adapter_weights:
+        return tokens * (4.0 * layers + 6.0 * adapter_weights) + 4.0 * predictions * size.head_weights
     return 6.0 * (tokens * layers + predictions * size.head_weights)
 
 

@@ -28,6 +28,7 @@ from practicum.config.fields import default_of
 from practicum.errors import UserError, did_you_mean
 from practicum.models import loader
 from practicum.models.decoder import Decoder
+from practicum.models.flops import ModelSize, peak_flops, update_flops
 from practicum.training import ranks
 from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sample, micro_batches
 from practicum.training.objective import (
@@ -218,6 +219,12 @@ class Learner:
         self.optimizer = make_optimizer(self.parameters, settings)
         self._probe = [parameter for parameter in self.parameters if parameter.dim() == 2][-1]
         self._num_unchanged = 0
+        self._size = ModelSize.of_config(decoder.model.config.to_dict())
+        self._adapter_weights = sum(parameter.numel() for parameter in self.parameters)
+        if self._adapter_weights >= self._size.layers * self._size.layer_weights:
+            self._adapter_weights = 0  # all weights are trained
+        self.model_flops = 0.0
+        """Model FLOPs of all updates so far, of all ranks (see `models.flops`)."""
         if decoder.device.type == "cuda":
             loader.set_batch_invariant_matmul()
         small = decoder.shape.hidden < MAX_TWO_THREAD_HIDDEN_SIZE and decoder.device.type == "cpu"
@@ -261,6 +268,7 @@ class Learner:
         norm = apply_gradient(self.optimizer, self.parameters, self.settings, lr, lambda: stats.loss)
         self._check_changed(before, lr * norm > 0)
         self.version += 1
+        self.model_flops += update_flops(self._size, stats.tokens, stats.predictions, self._adapter_weights)
         return {"actor/grad_norm": norm, "actor/lr": lr, **stats.metrics(objective.kind)}
 
     def measure(
@@ -374,6 +382,17 @@ class Learner:
             )
 
 
+def utilisation(learners: Sequence[Learner], flops_before: float, seconds: float) -> dict[str, float]:
+    """Return model TFLOP/s of updates since the learners' FLOPs were `flops_before`, and on a known GPU the MFU."""
+    flops = sum(learner.model_flops for learner in learners) - flops_before
+    if not flops or seconds <= 0:
+        return {}
+    metrics = {"timing/update_tflops": flops / seconds / 1e12}
+    device = learners[0].decoder.device
+    peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return metrics if peak is None else metrics | {"timing/mfu": flops / (seconds * peak * ranks.count())}
+
+
 def own_samples(samples: Sequence[Sample]) -> Sequence[Sample]:
     """Return the samples that this rank computes."""
     return ranks.own_part(samples, lambda sample: len(sample.ids))
@@ -393,6 +412,8 @@ def _backward(
     decoder: Decoder, micro: MicroBatch, batch: _Update, stats: LossStats, graphs: LayerGraphs | None = None
 ) -> None:
     """Add the gradients of one micro-batch to the weights' and its figures to the stats."""
+    stats.tokens += micro.num_tokens
+    stats.predictions += len(micro.targets)
     hidden = hidden_states(decoder, micro, graphs)
     with torch.no_grad():
         reference_hidden = hidden_states(batch.reference, micro) if batch.reference is not None else None

@@ -119,6 +119,9 @@ class LossStats:
     def __init__(self) -> None:
         self._loss = 0.0
         self.count = 0
+        self.tokens = 0
+        """Tokens computed forward and backward; `predictions` of them went through the LM head."""
+        self.predictions = 0
         self.sums: dict[str, float] = {}
         self.max_mismatch = 0.0
         self._pending: list[tuple[list[str], Tensor]] = []
@@ -155,19 +158,23 @@ class LossStats:
         """Add the sums of another batch."""
         self._loss = self.loss + other.loss
         self.count += other.count
+        self.tokens += other.tokens
+        self.predictions += other.predictions
         self.max_mismatch = max(self.max_mismatch, other.max_mismatch)
         for name, value in other.sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
 
     def record(self) -> dict[str, Any]:
         """The sums as plain JSON."""
-        return {"loss": self.loss, "count": self.count, "sums": self.sums, "max_mismatch": self.max_mismatch}
+        names = ("loss", "count", "tokens", "predictions", "sums", "max_mismatch")
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> LossStats:
         """The sums that `record` wrote."""
         stats = cls()
         stats._loss, stats.count, stats.sums = record["loss"], record["count"], record["sums"]
+        stats.tokens, stats.predictions = record["tokens"], record["predictions"]
         stats.max_mismatch = record["max_mismatch"]
         return stats
 

@@ -224,7 +224,9 @@ def estimate(size: ModelSize, hardware: Hardware, work: StepWorkload, num_ranks:
         sharded["gathered layers"] = 2.0 * size.layer_weights * (2 if hardware.on_gpu else 4)
         sharded["engine's weights"] = parts["weights"] if work.online else 0.0
     seconds = step_seconds(size, hardware, work, num_ranks, nnodes)
-    flops = update_flops(size, work.computed_tokens, work.predictions, work.lora_rank) * work.num_updates
+    flops = (
+        update_flops(size, work.computed_tokens, work.predictions, size.lora_weights(work.lora_rank)) * work.num_updates
+    )
     update = seconds["update"]
     mfu = None if hardware.peak is None or not update else flops / (update * hardware.peak * num_ranks)
     # Before the first step of the optimizer there are neither moments nor master copies, and one set of gradients.
@@ -327,7 +329,7 @@ def _rate(size: ModelSize, hardware: Hardware, prefill: bool = False) -> float:
 
 def update_seconds(size: ModelSize, hardware: Hardware, work: StepWorkload) -> float:
     """Seconds of forward and backward of one device over a workload, the host's packing included."""
-    flops = update_flops(size, work.computed_tokens, work.predictions, work.lora_rank)
+    flops = update_flops(size, work.computed_tokens, work.predictions, size.lora_weights(work.lora_rank))
     passes = 2.0 if work.lora_rank else 3.0
     if work.checkpointing:
         flops += forward_flops(size, work.computed_tokens, 0)

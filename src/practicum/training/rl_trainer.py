@@ -25,7 +25,7 @@ from practicum.resources import RunResources
 from practicum.training import ranks
 from practicum.training.critic import Critic, ValuedSample, explained_variance, with_next_state
 from practicum.training.estimators import ESTIMATORS, Advantages, TokenRewards, estimate, token_rewards
-from practicum.training.learner import learning_rate
+from practicum.training.learner import learning_rate, utilisation
 from practicum.training.micro_batches import (
     Sample,
     WeightedTrajectory,
@@ -244,7 +244,8 @@ class RLTrainer(Trainer):
         advantages = estimate(self.estimator, groups, rewards, self.settings.estimation)
         self.on_advantages(groups, advantages.advantages)
         metrics |= _advantage_metrics(rewards, advantages)
-        estimated = time.perf_counter()
+        estimated, learners = time.perf_counter(), [model.learner for _, model, _ in self.models]
+        flops = sum(learner.model_flops for learner in learners)
         if self.critic is not None and critic_samples and advantages.returns is not None:
             metrics |= self._update_critic(step, critic_samples, advantages)
         updated = self._update_models(step, batch, advantages) if step >= self.settings.critic_warmup else {}
@@ -258,7 +259,7 @@ class RLTrainer(Trainer):
         metrics["timing/rollout"] = batch.seconds
         metrics["timing/credit"] = estimated - begun
         metrics["timing/update"] = time.perf_counter() - estimated
-        return metrics
+        return metrics | utilisation(learners, flops, metrics["timing/update"])
 
     # -- rewards and values -----------------------------------------------------------------
 
