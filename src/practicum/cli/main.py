@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
             result: int = module.run(arguments[1:])
         return result
     except UserError as error:
-        print(f"practicum: {error}", file=sys.stderr)
+        print(f"practicum: {rank_prefix()}{error}", file=sys.stderr)
         return 2
     except BaseExceptionGroup as group:
         # A task group raises what its members raised: a wrong setting is still one sentence.
@@ -106,6 +106,12 @@ def main(argv: list[str] | None = None) -> int:
 
 ON_SEVERAL_RANKS = ("train", "sft", "dpo")
 """Commands that a launcher may start several ranks of."""
+
+
+def rank_prefix() -> str:
+    """Which rank a message is from, where it is not the first one."""
+    rank = os.environ.get("RANK", "0") if os.environ.get("WORLD_SIZE", "1") != "1" else "0"
+    return "" if rank == "0" else f"rank {rank}: "
 
 
 def start_rank(command: str) -> None:

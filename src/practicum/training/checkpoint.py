@@ -76,7 +76,10 @@ def _git(*arguments: str) -> str | None:
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 MODEL, LAST = "model", "last"
 """Folders of a run: the best model by validation (the last where nothing was validated), and the last model."""
+RANK_KEYS = ("trainer.nnodes", "trainer.n_gpus_per_node")
+"""Numbers of ranks: a run may go on with others, but they are part of the name of a run that has none."""
 MAY_CHANGE = (
+    *RANK_KEYS,
     "agent.concurrency",
     "agent.deadlines.open",
     "agent.deadlines.tool",
@@ -93,8 +96,6 @@ MAY_CHANGE = (
     "trainer.resume_from_path",
     "trainer.default_local_dir",
     "trainer.early_stopping_patience",
-    "trainer.nnodes",
-    "trainer.n_gpus_per_node",
     "actor_rollout_ref.rollout.vllm.url",
     "actor_rollout_ref.rollout.vllm.python",
     "actor_rollout_ref.rollout.vllm.port",
@@ -149,7 +150,8 @@ def keep_stored_defaults(resolved: Resolved[TrainConfig], folder: Path) -> None:
 
 def continued_values(config: TrainConfig) -> dict[str, Any]:
     """What a run that is resumed must have the same, by key; device and dtype are left out, `auto` stands for them."""
-    skipped = (*MAY_CHANGE, "trainer.project_name", "trainer.experiment_name", "trainer.device")
+    may_change = (key for key in MAY_CHANGE if key not in RANK_KEYS)
+    skipped = (*may_change, "trainer.project_name", "trainer.experiment_name", "trainer.device")
     values = _compared(OmegaConf.structured(config))
     return {key: value for key, value in values.items() if key not in (*skipped, "actor_rollout_ref.model.dtype")}
 

@@ -61,6 +61,11 @@ def joined(device: str) -> Iterator[Launch]:
     try:
         _check_devices(on_gpu)
         yield launch
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "onnection" not in str(error):
+            raise
+        reason = str(error).splitlines()[0][:200]
+        raise UserError(f"Rank {launch.rank} has lost the other ranks; see what they say ({reason}).") from error
     finally:
         dist.destroy_process_group()
 
