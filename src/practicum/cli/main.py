@@ -12,6 +12,7 @@ from types import FrameType
 
 from practicum import __version__
 from practicum.errors import UserError, did_you_mean
+from practicum.utils.launcher import read_launch, select_gpu
 from practicum.utils.terminal import wrap
 
 COMMANDS = {
@@ -24,6 +25,7 @@ COMMANDS = {
     "sft": "supervised fine-tuning on collected episodes (KEY=VALUE overrides)",
     "dpo": "direct preference optimization on pairs of replies (KEY=VALUE overrides)",
     "train": "reinforcement learning, online or from logged episodes (KEY=VALUE overrides)",
+    "plan": "memory and time of a training step before it starts",
     "pipeline": "collect, sft, train and eval of one recipe over many environments; resumable",
     "eval": "score a policy on a frozen panel of held-out tasks, with intervals",
     "compare": "compare policies on the same panel: is a difference shown?",
@@ -65,12 +67,13 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         if arguments[0] not in COMMANDS:
             raise UserError(f"Unknown command '{arguments[0]}'.{did_you_mean(arguments[0], COMMANDS)}")
+        start_rank(arguments[0])
         module = importlib.import_module(f"practicum.cli.{arguments[0]}")
         with terminated_as_interrupted():
             result: int = module.run(arguments[1:])
         return result
     except UserError as error:
-        print(f"practicum: {error}", file=sys.stderr)
+        print(f"practicum: {rank_prefix()}{error}", file=sys.stderr)
         return 2
     except BaseExceptionGroup as group:
         # A task group raises what its members raised: a wrong setting is still one sentence.
@@ -99,6 +102,31 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+ON_SEVERAL_RANKS = ("train", "sft", "dpo")
+"""Commands that a launcher may start several ranks of."""
+
+
+def rank_prefix() -> str:
+    """Which rank a message is from, where it is not the first one."""
+    rank = os.environ.get("RANK", "0") if os.environ.get("WORLD_SIZE", "1") != "1" else "0"
+    return "" if rank == "0" else f"rank {rank}: "
+
+
+def start_rank(command: str) -> None:
+    """Give this process the GPU of its rank; only the first rank prints. Does nothing without a launcher."""
+    launch = read_launch()
+    if launch.num_ranks == 1:
+        return
+    if command not in ON_SEVERAL_RANKS:
+        raise UserError(
+            f"`practicum {command}` is one process, and a launcher has started {launch.num_ranks}; start it without "
+            f"one (several ranks: {', '.join(ON_SEVERAL_RANKS)})."
+        )
+    select_gpu(launch)
+    if not launch.is_first:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
 
 
 @contextlib.contextmanager

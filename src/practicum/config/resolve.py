@@ -30,6 +30,7 @@ from practicum.config.pipeline import PipelineConfig
 from practicum.config.sft import SFTConfig
 from practicum.config.train import TrainConfig
 from practicum.errors import UserError, did_you_mean
+from practicum.utils.launcher import read_launch
 
 ALGORITHM, ACTOR, MODEL = "algorithm.", "actor_rollout_ref.actor.", "actor_rollout_ref.model."
 WITH_CRITIC = ("gae", "turn_gae")
@@ -324,16 +325,10 @@ def choose_engine(config: TrainConfig, chosen: Set[str]) -> None:
 
 def check_engine(config: TrainConfig, chosen: Set[str]) -> None:
     """Refuse what the chosen engine cannot honour, where somebody asked for it."""
-    engine, trainer = config.actor_rollout_ref.rollout.name, config.trainer
+    engine = config.actor_rollout_ref.rollout.name
     if engine not in ENGINES:
         raise UserError(f"Unknown actor_rollout_ref.rollout.name '{engine}'.{did_you_mean(engine, ENGINES)}")
-    if trainer.nnodes > 1:
-        raise UserError(f"trainer.nnodes={trainer.nnodes}: the learner is one process on one machine; set it to 1.")
-    if "trainer.n_gpus_per_node" in chosen and trainer.n_gpus_per_node > 1:
-        raise UserError(
-            f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}: the learner works on one device; set it to 1 (or 0: "
-            "the CPU). A vLLM server has actor_rollout_ref.rollout.tensor_model_parallel_size GPUs of its own."
-        )
+    check_launch(config, chosen)
     if engine == "local":
         _check_local(config, chosen)
     if config.agent.backend == "client" and not config.actor_rollout_ref.rollout.vllm.url:
@@ -345,6 +340,43 @@ def check_engine(config: TrainConfig, chosen: Set[str]) -> None:
     for key in SHARDED_ONLY:
         if _value(config, key):
             raise UserError(f"{key}=true: only a sharded (FSDP) learner can offload; this one is not, set it to false.")
+
+
+def check_launch(config: TrainConfig, chosen: Set[str]) -> None:
+    """Refuse numbers of machines and GPUs that are not those of the launch, and what several ranks cannot do yet."""
+    launch, trainer = read_launch(), config.trainer
+    if launch.num_ranks == 1:
+        if trainer.nnodes > 1:
+            raise UserError(
+                f"trainer.nnodes={trainer.nnodes}: the learner is one process on one machine; start a rank per GPU on "
+                f"every machine (torchrun --nnodes {trainer.nnodes} ..., docs/cluster.md), or set it to 1."
+            )
+        if "trainer.n_gpus_per_node" in chosen and trainer.n_gpus_per_node > 1:
+            raise UserError(
+                f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}: the learner is one process and works on one "
+                f"device; start a rank per GPU (torchrun --nproc-per-node {trainer.n_gpus_per_node} -m practicum.cli "
+                "train ...), or set it to 1 (or 0: the CPU). A vLLM server has "
+                "actor_rollout_ref.rollout.tensor_model_parallel_size GPUs of its own."
+            )
+        return
+    if "trainer.nnodes" in chosen and trainer.nnodes != launch.nnodes:
+        raise UserError(f"trainer.nnodes={trainer.nnodes}, but the launcher has started ranks on {launch.nnodes}.")
+    if "trainer.n_gpus_per_node" in chosen and trainer.n_gpus_per_node not in (0, launch.ranks_per_node):
+        raise UserError(
+            f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}, but the launcher has started {launch.ranks_per_node} "
+            "ranks per machine; every GPU needs one (0: the CPU)."
+        )
+    for key, refused, why in NOT_ON_SEVERAL_RANKS:
+        if _value(config, key) == refused:
+            raise UserError(f"{key}={refused} does not go with {launch.num_ranks} ranks yet: {why}.")
+
+
+NOT_ON_SEVERAL_RANKS: tuple[tuple[str, Any, str], ...] = (
+    ("actor_rollout_ref.rollout.name", "vllm", "every rank generates with an engine of its own; use local"),
+    ("trainer.overlap", True, "an update and the rollout beside it would wait for each other; set it to false"),
+    ("algorithm.offline.method", "bandit", "its replies are not divided among ranks; start one process"),
+)
+"""Key, refused value and reason."""
 
 
 def _check_local(config: TrainConfig, chosen: Set[str]) -> None:

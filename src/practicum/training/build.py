@@ -35,10 +35,12 @@ from practicum.resources import RunResources
 from practicum.rollout import MakeEnvironment, with_models
 from practicum.sandbox import base as sandbox
 from practicum.task import Task
-from practicum.training.bandit_source import BanditSource, LoggedState, tabulate_actions
+from practicum.training import ranks
 from practicum.training.checkpoint import MODEL, check_continuation, keep_stored_defaults, record_version
 from practicum.training.estimators import ESTIMATORS
-from practicum.training.logged_source import METHODS, LoggedSource, TrajectoryLog, read_trajectory_log, signal_groups
+from practicum.training.follower import follow
+from practicum.training.logged_data import read_logged_data
+from practicum.training.logged_source import METHODS
 from practicum.training.micro_batches import MicroBatchLimits
 from practicum.training.monitor.log_file import LogFile, open_log_file
 from practicum.training.monitor.loggers import Logger, make_loggers
@@ -52,9 +54,7 @@ from practicum.training.roles import (
 from practicum.training.rollout_source import OnlineSource, RolloutSource
 from practicum.training.run import Run, RunMonitor
 from practicum.training.settings import (
-    RLSettings,
     environment_name,
-    estimator_settings,
     find_device,
     max_micro_batch_tokens,
     max_num_seqs,
@@ -71,6 +71,7 @@ from practicum.training.settings import (
 from practicum.training.supervised import place_adapter
 from practicum.training.trainable_policy import TrainablePolicy, sharing_weights
 from practicum.trajectory import Trajectory
+from practicum.utils.launcher import read_launch, select_gpu
 from practicum.utils.memory import out_of_memory_in
 from practicum.utils.terminal import Progress, sparkline
 
@@ -128,11 +129,16 @@ def train(
     `config` is a `TrainConfig` or overrides as `practicum train` takes them, such as ["recipe=math-tiny"]. A folder
     that holds an unfinished run of the same configuration is continued. The model goes to `model_folder`, by default
     model/ in the run's folder: the best one by validation, or the last where nothing is validated. last/ beside it
-    has the last weights. `log` gets messages, `progress` shows a line on stderr.
+    has the last weights. `log` gets messages, `progress` shows a line on stderr. Under `torchrun` all ranks train
+    together; the first one writes files and messages.
     """
+    select_gpu(read_launch())
     resolved = resolve_train(config)
     keep_stored_defaults(resolved, run_folder(resolved.config))
-    with explain_out_of_memory(LESS_MEMORY_TRAIN):
+    with explain_out_of_memory(LESS_MEMORY_TRAIN), ranks.joined(find_device(resolved.config).device) as launch:
+        if not launch.is_first:
+            model = run_folder(resolved.config) / MODEL if model_folder is None else Path(model_folder)
+            return asyncio.run(_follow(resolved.config, model))
         return asyncio.run(_train(resolved.config, model_folder, progress, log, on_step))
 
 
@@ -335,21 +341,65 @@ def _build_run(
 ) -> Run:
     on, folder = resolve_device(config), lock.folder
     components = build_components(config)
-    has_roles = config.agent.roles or config.agent.train_roles is not None
-    if has_roles or components.environment.roles != (DEFAULT_ROLE,) or components.environment.model_names():
-        check_roles(config, components.environment)  # it may set agent.train_roles, which a resumed run has stored
+    check_components(config, components)
     check_continuation(config, folder)
     log_file = None if config.trainer.log_file is None else open_log_file(config.trainer, folder)
     say = say if log_file is None else log_file.with_copy(say)
-    logged = read_logged_data(config, components) if config.data.from_trajectories else None
-    tasks = training_tasks(components.environment, config) if logged is None else ()
+    trainer, tasks, steps = build_trainer(
+        config, folder, on, components, on_episode, on_micro_batch, say, on_validation
+    )
+    write_atomic(folder / "config.yaml", overrides.to_yaml(config).encode())
+    run = Run(
+        folder,
+        trainer,
+        run_settings(config, steps),
+        RunMonitor(folder, trainer, config.health, config.hacking, say),
+        functools.partial(_loggers, config, folder, log_file),
+        say,
+        on_step,
+        lock=lock,
+    )
+    run.resume()
+    record_version(folder, run.state.step)
+    if config.data.train_files:
+        report_overlap(config, components, write_train_tasks(folder, tasks), say)
+    return run
+
+
+def check_components(config: TrainConfig, components: RunComponents) -> None:
+    """Check roles and shared resources; may set agent.train_roles, which a resumed run has stored."""
+    has_roles = config.agent.roles or config.agent.train_roles is not None
+    if has_roles or components.environment.roles != (DEFAULT_ROLE,) or components.environment.model_names():
+        check_roles(config, components.environment)
+    if ranks.count() > 1 and components.resources.has_state:
+        raise UserError(
+            f"The episodes of '{components.environment.name}' write to what they share, which several ranks do not "
+            "share yet; start one process."
+        )
+
+
+def build_trainer(
+    config: TrainConfig,
+    folder: Path,
+    on: Device,
+    components: RunComponents,
+    on_episode: Callable[[Trajectory], None] | None = None,
+    on_micro_batch: Callable[[], None] | None = None,
+    say: Callable[[str], None] = print,
+    on_validation: Callable[[int, int], None] | None = None,
+) -> tuple[RLTrainer, Sequence[Task], int]:
+    """The trainer with everything loaded, its tasks and its number of steps. Every rank has one."""
+    environment = components.environment
+    logged = read_logged_data(config, environment, components.format) if config.data.from_trajectories else None
+    tasks = training_tasks(environment, config) if logged is None else ()
     check_sources(config)
     steps = training_steps(config, len(tasks if logged is None else logged.units))
-    settings, running = rl_settings(config, steps), run_settings(config, steps)
+    settings = rl_settings(config, steps)
+    run_settings(config, steps)  # what is wrong with them is an error before the model is loaded
     agent = build_agent(config, components, config.actor_rollout_ref.rollout.temperature)
     policy = build_policy(config, folder, on, logged.log.template if logged is not None else None)
-    if components.environment.model_names():
-        models = asked_models(policy, components.environment, agent, config)
+    if environment.model_names():
+        models = asked_models(policy, environment, agent, config)
         components = replace(components, make_environment=with_models(components.make_environment, models))
     watcher = ConsoleEpisodeWatcher(policy.renderer) if config.agent.stream else None
     source: RolloutSource
@@ -366,22 +416,21 @@ def _build_run(
     if trainer.critic is not None and config.critic.ppo_micro_batch_size_per_gpu is not None:
         limit = max_micro_batch_tokens(config, on)
         trainer.critic.limits = MicroBatchLimits(limit, config.critic.ppo_micro_batch_size_per_gpu)
-    write_atomic(folder / "config.yaml", overrides.to_yaml(config).encode())
-    run = Run(
-        folder,
-        trainer,
-        running,
-        RunMonitor(folder, trainer, config.health, config.hacking, say),
-        functools.partial(_loggers, config, folder, log_file),
-        say,
-        on_step,
-        lock=lock,
-    )
-    run.resume()
-    record_version(folder, run.state.step)
-    if config.data.train_files:
-        report_overlap(config, components, write_train_tasks(folder, tasks), say)
-    return run
+    return trainer, tasks, steps
+
+
+async def _follow(config: TrainConfig, model: Path) -> TrainResult:
+    """Train as another rank than the first: nothing is written here, and the first rank decides."""
+    on, folder = resolve_device(config), run_folder(config)
+    config.agent.stream = False
+    components = build_components(config)
+    check_components(config, components)
+    trainer, _, _ = build_trainer(config, folder, on, components, say=lambda text: None)
+    try:
+        steps = await follow(trainer)
+    finally:
+        await trainer.policy.close()
+    return TrainResult(folder, model, steps, None, None, {})
 
 
 def _loggers(config: TrainConfig, folder: Path, log_file: LogFile | None, resumed: bool) -> list[Logger]:
@@ -469,50 +518,6 @@ async def _evaluate(
     return result
 
 
-@dataclass(frozen=True)
-class LoggedData:
-    """A log and what a run draws from it: groups of episodes, or states with their actions."""
-
-    log: TrajectoryLog
-    groups: Sequence[list[Trajectory]] = ()
-    states: Sequence[LoggedState] = ()
-
-    @property
-    def units(self) -> Sequence[object]:
-        """What one epoch goes through."""
-        return self.groups or self.states
-
-    def make_source(
-        self, policy: TrainablePolicy, agent: Agent, settings: RLSettings, say: Callable[[str], None]
-    ) -> RolloutSource:
-        self.log.check_tokens(policy, settings.estimation.train_roles)
-        if self.states:
-            return BanditSource(policy, self.states, agent, settings, say)
-        return LoggedSource(policy, list(self.groups), agent, settings, say)
-
-
-def read_logged_data(config: TrainConfig, components: RunComponents) -> LoggedData:
-    """The episodes of `data.from_trajectories`, in the form that `algorithm.offline.method` needs."""
-    method, seed, environment = config.algorithm.offline.method, config.trainer.seed, components.environment
-    log = read_trajectory_log(Path(str(config.data.from_trajectories)))
-    environments = sorted({episode.task.environment for episode in log.episodes})
-    if validates(config) and environment.name not in environments:
-        raise UserError(
-            f"Validation would be on '{environment.name}', but the log is of {', '.join(environments)}; "
-            "set agent.environment."
-        )
-    formats = sorted({str(episode.provenance.get("format", components.format)) for episode in log.episodes})
-    if formats != [components.format] and (validates(config) or method == "bandit"):
-        raise UserError(
-            f"The log's replies are in the format {', '.join(formats)}, not {components.format}; set agent.agent_type."
-        )
-    if method == "bandit":
-        return LoggedData(
-            log, states=tabulate_actions(log, config.algorithm.offline.top_percent, seed, config.agent.train_roles)
-        )
-    return LoggedData(log, groups=signal_groups(log, seed, estimator_settings(config)))
-
-
 def engine_maker(
     config: TrainConfig, folder: Path, on: Device | None = None
 ) -> Callable[[Renderer], PolicyEngine] | None:
@@ -572,5 +577,6 @@ def check_machine(config: TrainConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
     if rollout.name == "vllm" and not rollout.vllm.url:
         find_python(rollout.vllm.python)
-    if config.trainer.n_gpus_per_node == 1 and not find_device(config).on_gpu:
-        raise UserError("trainer.n_gpus_per_node=1, but no GPU is to be seen here; set it to 0.")
+    gpus = config.trainer.n_gpus_per_node
+    if gpus in (1, read_launch().ranks_per_node) and not find_device(config).on_gpu:
+        raise UserError(f"trainer.n_gpus_per_node={gpus}, but no GPU is to be seen here; set it to 0.")

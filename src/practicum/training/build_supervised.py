@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -24,9 +25,11 @@ from practicum.data.task_overlap import write_train_tasks
 from practicum.errors import UserError, did_you_mean
 from practicum.models import loader, lora
 from practicum.models.loader import Device
+from practicum.training import ranks
 from practicum.training.build import StepCallback, TrainResult, explain_out_of_memory
 from practicum.training.checkpoint import check_supervised_continuation, record_version
 from practicum.training.dpo import DPOSettings, DPOTrainer
+from practicum.training.follower import follow
 from practicum.training.micro_batches import MicroBatchLimits, sft_samples
 from practicum.training.monitor.supervised_health import SupervisedMonitor
 from practicum.training.preference_pairs import fitting_pairs, mine_pairs, pairs_from_rows
@@ -36,6 +39,7 @@ from practicum.training.supervised import SupervisedTrainer, place_adapter, supe
 from practicum.training.text_dataset import read_demonstration_rows
 from practicum.training.trainable_policy import GPU_TOKENS, TrainablePolicy
 from practicum.trajectory import Outcome, Trajectory, is_trained, learned_roles
+from practicum.utils.launcher import Launch, read_launch, select_gpu
 from practicum.utils.terminal import Progress
 
 Item = TypeVar("Item")
@@ -210,10 +214,19 @@ def build_sft(config: SFTConfig, on_step: OnStep | None = None, say: Callable[[s
 
 
 def _build_sft(config: SFTConfig, lock: FolderLock, on_step: OnStep | None, say: Callable[[str], None]) -> Run:
-    training, data = config.training, config.data
     check_data_source(config)
     resolve_device(config)
     check_supervised_continuation(config, Path(config.output_dir))
+    trainer, episodes = sft_trainer(config, say)
+    run = _build_run(config, lock, trainer, on_step, say)
+    if episodes:
+        write_train_tasks(run.folder, (episode.task for episode in episodes))
+    return run
+
+
+def sft_trainer(config: SFTConfig, say: Callable[[str], None]) -> tuple[SFTTrainer, list[Trajectory]]:
+    """The trainer with model and data loaded, and the episodes, if it learns from any. Every rank has one."""
+    training, data = config.training, config.data
     episodes: list[Trajectory] = []
     if data.episodes is not None:
         episodes = read_demonstrations(config, lambda e: data.include_failed or e.outcome is Outcome.SUCCESS, say)
@@ -236,10 +249,7 @@ def _build_sft(config: SFTConfig, lock: FolderLock, on_step: OnStep | None, say:
     context = policy.decoder.shape.context
     samples, held_out = (without_too_long([sample for _, sample in side], context, say) for side in (train, val))
     tasks = [task for task, sample in train if len(sample.ids) <= context] if data.group_by_task else None
-    run = _build_run(config, lock, SFTTrainer(policy, samples, settings, held_out, tasks=tasks), on_step, say)
-    if episodes:
-        write_train_tasks(run.folder, (episode.task for episode in episodes))
-    return run
+    return SFTTrainer(policy, samples, settings, held_out, tasks=tasks), episodes
 
 
 def build_dpo(config: DPOConfig, on_step: OnStep | None = None, say: Callable[[str], None] = print) -> Run:
@@ -252,6 +262,11 @@ def _build_dpo(config: DPOConfig, lock: FolderLock, on_step: OnStep | None, say:
     check_data_source(config)
     resolve_device(config)
     check_supervised_continuation(config, Path(config.output_dir))
+    return _build_run(config, lock, dpo_trainer(config, say), on_step, say)
+
+
+def dpo_trainer(config: DPOConfig, say: Callable[[str], None]) -> DPOTrainer:
+    """The trainer with model and pairs loaded. Every rank has one."""
     if config.data.dataset_path is not None:
         policy = load_policy(config, config.model.template)
         rows = read_rows(Path(config.data.dataset_path), DPO_FIELDS[:3])
@@ -263,7 +278,7 @@ def _build_dpo(config: DPOConfig, lock: FolderLock, on_step: OnStep | None, say:
         check_tokens(policy, episodes, config.model.path, config.data.roles)
         pairs = [mined.pair for mined in mine_pairs(episodes, config.data.pairing, roles=config.data.roles)]
     pairs = fitting_pairs(pairs, policy.decoder.shape.context, say)
-    return _build_run(config, lock, DPOTrainer(policy, pairs, dpo_settings(config.training)), on_step, say)
+    return DPOTrainer(policy, pairs, dpo_settings(config.training))
 
 
 def _build_run(
@@ -321,7 +336,9 @@ def sft(
     """
     resolved = resolve_supervised(SFTConfig, config).config
     build_run = lambda report: build_sft(resolved, report, log)  # noqa: E731
-    with explain_out_of_memory(LESS_MEMORY_SUPERVISED):
+    with explain_out_of_memory(LESS_MEMORY_SUPERVISED), _joined(resolved) as launch:
+        if not launch.is_first:
+            return _follow(resolved, sft_trainer(resolved, _say_nothing)[0])
         return _supervised("sft", "actor/loss", build_run, progress, log, on_step)
 
 
@@ -338,8 +355,34 @@ def dpo(
     """
     resolved = resolve_supervised(DPOConfig, config).config
     build_run = lambda report: build_dpo(resolved, report, log)  # noqa: E731
-    with explain_out_of_memory(LESS_MEMORY_SUPERVISED):
+    with explain_out_of_memory(LESS_MEMORY_SUPERVISED), _joined(resolved) as launch:
+        if not launch.is_first:
+            return _follow(resolved, dpo_trainer(resolved, _say_nothing))
         return _supervised("dpo", "dpo/loss", build_run, progress, log, on_step)
+
+
+def _joined(config: SFTConfig | DPOConfig) -> contextlib.AbstractContextManager[Launch]:
+    """The other ranks, where a launcher has started some; on a GPU every rank has one of its own."""
+    select_gpu(read_launch())
+    check_data_source(config)
+    return ranks.joined(resolve_device(config).device)
+
+
+def _say_nothing(text: str) -> None:
+    """For ranks other than the first, which has said it."""
+
+
+def _follow(config: SFTConfig | DPOConfig, trainer: SupervisedTrainer) -> TrainResult:
+    """Train as another rank than the first: nothing is written here, and the first rank decides."""
+
+    async def finish() -> int:
+        try:
+            return await follow(trainer)
+        finally:
+            await trainer.policy.close()
+
+    folder = Path(config.output_dir)
+    return TrainResult(folder, folder / "model", asyncio.run(finish()), None, None, {})
 
 
 def _supervised(

@@ -43,6 +43,7 @@ from practicum.data.run_folder import (
 )
 from practicum.errors import UserError
 from practicum.rollout_setup import ROLES
+from practicum.training import ranks
 from practicum.training.critic import Critic
 from practicum.training.trainable_policy import TrainablePolicy
 
@@ -75,7 +76,10 @@ def _git(*arguments: str) -> str | None:
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 MODEL, LAST = "model", "last"
 """Folders of a run: the best model by validation (the last where nothing was validated), and the last model."""
+RANK_KEYS = ("trainer.nnodes", "trainer.n_gpus_per_node")
+"""Numbers of ranks: a run may go on with others, but they are part of the name of a run that has none."""
 MAY_CHANGE = (
+    *RANK_KEYS,
     "agent.concurrency",
     "agent.deadlines.open",
     "agent.deadlines.tool",
@@ -146,7 +150,8 @@ def keep_stored_defaults(resolved: Resolved[TrainConfig], folder: Path) -> None:
 
 def continued_values(config: TrainConfig) -> dict[str, Any]:
     """What a run that is resumed must have the same, by key; device and dtype are left out, `auto` stands for them."""
-    skipped = (*MAY_CHANGE, "trainer.project_name", "trainer.experiment_name", "trainer.device")
+    may_change = (key for key in MAY_CHANGE if key not in RANK_KEYS)
+    skipped = (*may_change, "trainer.project_name", "trainer.experiment_name", "trainer.device")
     values = _compared(OmegaConf.structured(config))
     return {key: value for key, value in values.items() if key not in (*skipped, "actor_rollout_ref.model.dtype")}
 
@@ -310,6 +315,24 @@ def load(path: Path, policy: TrainablePolicy, critic: Critic | None) -> dict[str
         moments = load_file(path / "critic_optimizer.safetensors")
         _restore_moments(critic.optimizer, _by_index(critic.parameters), moments, path)
     return state
+
+
+def broadcast_weights(policy: TrainablePolicy, critic: Critic | None) -> None:
+    """Give the trained weights and the moments of rank 0 to all ranks."""
+    for model in policy.models:
+        _broadcast(_names(model), model.learner.optimizer)
+    if critic is not None:
+        _broadcast(_by_index(critic.parameters), critic.optimizer)
+
+
+@torch.no_grad()
+def _broadcast(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+    device = next(iter(parameters.values())).device
+    for name, value in ranks.broadcast_tensors(parameters, device):
+        parameters[name].copy_(value)
+    moments = dict(ranks.broadcast_tensors(_moments(optimizer, parameters), device))
+    if ranks.index() > 0:
+        _restore_moments(optimizer, parameters, moments, Path("rank 0"))
 
 
 def _write_policy(policy: TrainablePolicy, folder: Path) -> None:

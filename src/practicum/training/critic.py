@@ -20,6 +20,7 @@ from practicum.algorithms import losses
 from practicum.config.actor_rollout_ref import CriticConfig, CriticOptimConfig
 from practicum.config.fields import default_of
 from practicum.models.decoder import Decoder
+from practicum.training import ranks
 from practicum.training.learner import OptimizerSettings, apply_gradient, make_optimizer
 from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sample, micro_batches
 from practicum.training.objective import gather, hidden_states, per_sample
@@ -112,17 +113,18 @@ class Critic:
 
         Returns no metrics, and changes nothing, if there is no target at all.
         """
+        num_targets = float(sum(int(item.returns.isfinite().sum()) for item in valued if item.returns is not None))
+        if num_targets == 0:
+            return {}
+        valued = ranks.own_part(valued, lambda item: len(item.sample.ids))
         samples = [item.sample for item in valued]
         old = [item.values for item in valued]
         returns = [
             item.returns if item.returns is not None else torch.full_like(item.values, math.nan) for item in valued
         ]
-        num_targets = float(sum(int(target.isfinite().sum()) for target in returns))
-        if num_targets == 0:
-            return {}
         self.optimizer.zero_grad(set_to_none=True)
         loss = clipped = 0.0
-        for micro in micro_batches(samples, self.limits, self.decoder.device):
+        for micro in micro_batches(samples, self.limits, self.decoder.device) if samples else ():
             with torch.set_grad_enabled(self.own is not None):
                 hidden = hidden_states(self.decoder, micro)
             target, old_values = gather(micro, returns), gather(micro, old)
@@ -137,6 +139,7 @@ class Critic:
             clipped += float(was_clipped.float().sum()) / num_targets
             if tick is not None:
                 tick()
+        loss, clipped = ranks.sum_floats((loss, clipped))
         norm = apply_gradient(self.optimizer, self.parameters, self.settings.optimizer, lr, lambda: loss)
         return {"critic/vf_loss": loss, "critic/vf_clipfrac": clipped, "critic/grad_norm": norm, "critic/lr": lr}
 

@@ -28,6 +28,8 @@ from practicum.config.fields import default_of
 from practicum.errors import UserError, did_you_mean
 from practicum.models import loader
 from practicum.models.decoder import Decoder
+from practicum.models.flops import ModelSize, peak_flops, update_flops
+from practicum.training import ranks
 from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sample, micro_batches
 from practicum.training.objective import (
     LossStats,
@@ -159,7 +161,7 @@ def apply_gradient(
     lr: float,
     get_loss: Callable[[], float],
 ) -> float:
-    """Clip the gradient, take one optimizer step and return the gradient's norm before clipping.
+    """Clip the gradient, summed over all ranks, take one optimizer step and return the norm before clipping.
 
     Raises FloatingPointError, and changes no weight, if the loss or the norm is not finite. `get_loss` is called after
     everything else has been launched, so that the host waits for a GPU once.
@@ -167,8 +169,10 @@ def apply_gradient(
     max_norm = settings.grad_clip or math.inf
     if isinstance(optimizer, MasterAdamW):
         optimizer.accumulate()
+        optimizer.accumulated = ranks.sum_tensor(optimizer.accumulated, optimizer.weights)
         norm_tensor = optimizer.clip(max_norm)
     else:
+        ranks.sum_gradients(parameters)
         norm_tensor = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
     loss, norm = get_loss(), float(norm_tensor)
     if not math.isfinite(norm) or not math.isfinite(loss):
@@ -215,6 +219,12 @@ class Learner:
         self.optimizer = make_optimizer(self.parameters, settings)
         self._probe = [parameter for parameter in self.parameters if parameter.dim() == 2][-1]
         self._num_unchanged = 0
+        self._size = ModelSize.of_config(decoder.model.config.to_dict())
+        self._adapter_weights = sum(parameter.numel() for parameter in self.parameters)
+        if self._adapter_weights >= self._size.layers * self._size.layer_weights:
+            self._adapter_weights = 0  # all weights are trained
+        self.model_flops = 0.0
+        """Model FLOPs of all updates so far, of all ranks (see `models.flops`)."""
         if decoder.device.type == "cuda":
             loader.set_batch_invariant_matmul()
         small = decoder.shape.hidden < MAX_TWO_THREAD_HIDDEN_SIZE and decoder.device.type == "cpu"
@@ -246,16 +256,19 @@ class Learner:
             raise UserError("The batch has no token to train on.")
         torch.set_num_threads(self.threads)
         self.optimizer.zero_grad(set_to_none=True)
+        samples, without_gradient = own_samples(samples), own_samples(without_gradient)
         batch = _Update(objective, denominator, reference, tick)
         if self._second_decoder is not None and not (self.decoder.dropout or self.decoder.autocast):
             stats = self._accumulate_on_two_threads(samples, batch, self._second_decoder)
         else:
             stats = self._accumulate_in_order(samples, batch)
         self._measure(without_gradient, batch, stats)
+        stats = over_ranks(stats)
         before = self._probe.detach().flatten()[:NUM_PROBED_WEIGHTS].clone()
         norm = apply_gradient(self.optimizer, self.parameters, self.settings, lr, lambda: stats.loss)
         self._check_changed(before, lr * norm > 0)
         self.version += 1
+        self.model_flops += update_flops(self._size, stats.tokens, stats.predictions, self._adapter_weights)
         return {"actor/grad_norm": norm, "actor/lr": lr, **stats.metrics(objective.kind)}
 
     def measure(
@@ -264,8 +277,8 @@ class Learner:
         """Return the metrics that an update over samples without a gradient would have; nothing changes."""
         torch.set_num_threads(self.threads)
         stats = LossStats()
-        self._measure(samples, _Update(objective, 1.0, reference, None), stats)
-        return stats.metrics(objective.kind)
+        self._measure(own_samples(samples), _Update(objective, 1.0, reference, None), stats)
+        return over_ranks(stats).metrics(objective.kind)
 
     def _measure(self, samples: Sequence[Sample], batch: _Update, stats: LossStats) -> None:
         for micro in micro_batches(samples, self.limits, self.decoder.device) if samples else ():
@@ -279,6 +292,8 @@ class Learner:
     def _accumulate_in_order(self, samples: Sequence[Sample], batch: _Update) -> LossStats:
         """Accumulate the gradients of a batch, one micro-batch after the other."""
         stats = LossStats()
+        if not samples:  # more ranks than samples
+            return stats
         graphs = self._cuda_graphs()
         bucket = 1 if graphs is None else self.bucket_tokens
         for index, micro in enumerate(micro_batches(samples, self.limits, self.decoder.device, bucket)):
@@ -298,7 +313,7 @@ class Learner:
         small model keeps little per token.
         """
         limits = replace(self.limits, tokens=max(1, self.limits.tokens * 2 // 3))
-        micros = list(micro_batches(samples, limits))
+        micros = list(micro_batches(samples, limits)) if samples else []
         halves = balanced_halves([len(micro.ids) for micro in micros])
         half_stats = (LossStats(), LossStats())
 
@@ -340,14 +355,15 @@ class Learner:
 
     @contextlib.contextmanager
     def _training_mode(self, index: int) -> Iterator[None]:
-        """Mixed precision and dropout, where they are on; dropout is seeded by the update and the micro-batch alone."""
+        """Mixed precision and dropout, where they are on; dropout is seeded by the update, the rank and the micro-batch
+        alone."""
         device, decoder = self.decoder.device.type, self.decoder
         with torch.autocast(device, torch.bfloat16, enabled=decoder.autocast):
             if not decoder.dropout:
                 yield
                 return
             with torch.random.fork_rng(devices=[decoder.device] if device == "cuda" else []):
-                torch.manual_seed(self.version * 1_000_003 + index)
+                torch.manual_seed(self.version * 1_000_003 + ranks.index() * 100_003 + index)
                 decoder.model.train()
                 try:
                     yield
@@ -366,10 +382,38 @@ class Learner:
             )
 
 
+def utilisation(learners: Sequence[Learner], flops_before: float, seconds: float) -> dict[str, float]:
+    """Return model TFLOP/s of updates since the learners' FLOPs were `flops_before`, and on a known GPU the MFU."""
+    flops = sum(learner.model_flops for learner in learners) - flops_before
+    if not flops or seconds <= 0:
+        return {}
+    metrics = {"timing/update_tflops": flops / seconds / 1e12}
+    device = learners[0].decoder.device
+    peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return metrics if peak is None else metrics | {"timing/mfu": flops / (seconds * peak * ranks.count())}
+
+
+def own_samples(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """Return the samples that this rank computes."""
+    return ranks.own_part(samples, lambda sample: len(sample.ids))
+
+
+def over_ranks(stats: LossStats) -> LossStats:
+    """Return the sums over all ranks."""
+    if ranks.count() == 1:
+        return stats
+    merged = LossStats()
+    for record in ranks.gather_json(stats.record()):
+        merged.merge(LossStats.read(record))
+    return merged
+
+
 def _backward(
     decoder: Decoder, micro: MicroBatch, batch: _Update, stats: LossStats, graphs: LayerGraphs | None = None
 ) -> None:
     """Add the gradients of one micro-batch to the weights' and its figures to the stats."""
+    stats.tokens += micro.num_tokens
+    stats.predictions += len(micro.targets)
     hidden = hidden_states(decoder, micro, graphs)
     with torch.no_grad():
         reference_hidden = hidden_states(batch.reference, micro) if batch.reference is not None else None

@@ -316,6 +316,8 @@ class MicroBatch:
     sample_index: Tensor  # [P] the sample a prediction belongs to
     mask_rows: Tensor | None = None  # [P] row of `mask_table`, -1: any token may be sampled; None: all of them
     mask_table: Tensor | None = None  # [U, words] the tokens that may be sampled, one bit each
+    num_tokens: int = 0
+    """N without padding."""
 
 
 @dataclass(frozen=True)
@@ -404,6 +406,7 @@ def _assemble(
     samples: Sequence[Sample], batch: SortedBatch, ranks: range, device: torch.device, bucket: int
 ) -> MicroBatch:
     tree = build_tree([batch.inputs[rank] for rank in ranks], [batch.shared[rank] for rank in ranks])
+    num_tokens = len(tree.ids)
     if len(tree.ids) % bucket:
         tree = tree.padded(-(-len(tree.ids) // bucket) * bucket)
     columns = {"ids": tree.ids, "positions": tree.depths, **_prediction_columns(samples, batch, ranks, tree)}
@@ -414,7 +417,7 @@ def _assemble(
     if isinstance(plan, BlockAttentionPlan):
         plan = BlockAttentionPlan(*on_device[len(tensors) :])
     fields = {name: tensor.view(columns[name].shape) for name, tensor in zip(columns, on_device, strict=False)}
-    return MicroBatch(attention_plan=plan, **fields)
+    return MicroBatch(attention_plan=plan, num_tokens=num_tokens, **fields)
 
 
 def _mask_columns(samples: Sequence[Sample], batch: SortedBatch, ranks: range) -> dict[str, NDArray[Any]]:

@@ -7,9 +7,9 @@ through the LM head, and its logits are computed in chunks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from practicum.config.fields import default_of
 from practicum.errors import UserError, did_you_mean
 from practicum.models.decoder import Decoder, token_logprobs
 from practicum.models.prefix_tree import BlockAttentionPlan
+from practicum.training import ranks
 from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sample, micro_batches
 
 if TYPE_CHECKING:
@@ -118,6 +119,9 @@ class LossStats:
     def __init__(self) -> None:
         self._loss = 0.0
         self.count = 0
+        self.tokens = 0
+        """Tokens computed forward and backward; `predictions` of them went through the LM head."""
+        self.predictions = 0
         self.sums: dict[str, float] = {}
         self.max_mismatch = 0.0
         self._pending: list[tuple[list[str], Tensor]] = []
@@ -154,9 +158,25 @@ class LossStats:
         """Add the sums of another batch."""
         self._loss = self.loss + other.loss
         self.count += other.count
+        self.tokens += other.tokens
+        self.predictions += other.predictions
         self.max_mismatch = max(self.max_mismatch, other.max_mismatch)
         for name, value in other.sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def record(self) -> dict[str, Any]:
+        """The sums as plain JSON."""
+        names = ("loss", "count", "tokens", "predictions", "sums", "max_mismatch")
+        return {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> LossStats:
+        """The sums that `record` wrote."""
+        stats = cls()
+        stats._loss, stats.count, stats.sums = record["loss"], record["count"], record["sums"]
+        stats.tokens, stats.predictions = record["tokens"], record["predictions"]
+        stats.max_mismatch = record["max_mismatch"]
+        return stats
 
     def metrics(self, kind: str) -> dict[str, float]:
         """Return the metrics of an objective of this kind: the loss and the means over predictions."""
@@ -299,14 +319,18 @@ def per_sample(
     device: torch.device,
     function: Callable[[MicroBatch], Tensor],
 ) -> list[Tensor]:
-    """Return what `function` gives per prediction, as one tensor per sample in the order of its tokens."""
+    """Return what `function` gives per prediction, as one tensor per sample in the order of its tokens.
+
+    Several ranks divide the samples among them, and each gets the result of all: all of them have to call this.
+    """
+    samples = ranks.own_part(samples, lambda sample: len(sample.ids))
     result: list[Tensor] = [torch.empty(0)] * len(samples)
-    for micro in micro_batches(samples, limits, device):
+    for micro in micro_batches(samples, limits, device) if samples or ranks.count() == 1 else ():
         counts = _sample_counts(micro)
         values = torch.split(function(micro).cpu(), [count for _, count in counts])
         for (index, _), own in zip(counts, values, strict=True):
             result[index] = own.clone()
-    return result
+    return ranks.gather_tensors(result)
 
 
 def compute_logprobs(decoder: Decoder, samples: Sequence[Sample], limits: MicroBatchLimits) -> list[Tensor]:

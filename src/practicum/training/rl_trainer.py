@@ -22,9 +22,10 @@ from practicum.errors import UserError
 from practicum.evaluation.result import EvalResult
 from practicum.models.decoder import Decoder
 from practicum.resources import RunResources
+from practicum.training import ranks
 from practicum.training.critic import Critic, ValuedSample, explained_variance, with_next_state
 from practicum.training.estimators import ESTIMATORS, Advantages, TokenRewards, estimate, token_rewards
-from practicum.training.learner import learning_rate
+from practicum.training.learner import learning_rate, utilisation
 from practicum.training.micro_batches import (
     Sample,
     WeightedTrajectory,
@@ -104,14 +105,12 @@ class RLTrainer(Trainer):
         self.roles = settings.estimation.train_roles
         """The trained roles; None: all."""
         self._check_roles()
-        self.stops_in_rollout = not settings.overlap
+        self.stops_in_rollout = not settings.overlap and ranks.count() == 1
         self.evaluate = evaluate
         self.resources = resources if resources is not None else RunResources({})
         self.on_episode, self.on_micro_batch = on_episode, on_micro_batch
         self.estimator = ESTIMATORS[settings.adv_estimator]
         self.kl_control = replace(settings.kl_ctrl)
-        self.lr_scale = self.clip_scale = 1.0
-        """Factors on the learning rate and the clip range, set by the health monitor."""
         self.on_advantages: OnAdvantages = lambda groups, advantages: None
         """Called with the groups of a step and their advantages per token."""
         self._next_batch: RolloutBatch | None = None
@@ -245,7 +244,8 @@ class RLTrainer(Trainer):
         advantages = estimate(self.estimator, groups, rewards, self.settings.estimation)
         self.on_advantages(groups, advantages.advantages)
         metrics |= _advantage_metrics(rewards, advantages)
-        estimated = time.perf_counter()
+        estimated, learners = time.perf_counter(), [model.learner for _, model, _ in self.models]
+        flops = sum(learner.model_flops for learner in learners)
         if self.critic is not None and critic_samples and advantages.returns is not None:
             metrics |= self._update_critic(step, critic_samples, advantages)
         updated = self._update_models(step, batch, advantages) if step >= self.settings.critic_warmup else {}
@@ -259,7 +259,7 @@ class RLTrainer(Trainer):
         metrics["timing/rollout"] = batch.seconds
         metrics["timing/credit"] = estimated - begun
         metrics["timing/update"] = time.perf_counter() - estimated
-        return metrics
+        return metrics | utilisation(learners, flops, metrics["timing/update"])
 
     # -- rewards and values -----------------------------------------------------------------
 

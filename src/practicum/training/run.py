@@ -22,6 +22,7 @@ from practicum.data.run_folder import CHECKPOINT_NAME, FolderLock
 from practicum.errors import UserError
 from practicum.training import checkpoint
 from practicum.training.checkpoint import ABANDONED, LAST, METRICS, MODEL, TIMING, Checkpoints
+from practicum.training.follower import Leader, start_step
 from practicum.training.monitor.health import HEALTH_FILE, HealthFinding, HealthLog, HealthMonitor
 from practicum.training.monitor.log_file import LogFile
 from practicum.training.monitor.loggers import Logger, MetricsFile, memory_metrics
@@ -79,6 +80,7 @@ class Run:
         """Where the result is written to."""
         self.checkpoints = None if folder is None else Checkpoints(folder, settings.save_total_limit)
         self.state = TrainState()
+        self.leader = Leader(trainer)
         self.resumed = False
         self._unvalidated: dict[str, Any] | None = None
         """The metrics and findings of a step whose validation was cut short."""
@@ -149,6 +151,7 @@ class Run:
     def _save(self) -> None:
         if self.checkpoints is None:
             return
+        self.leader.check_weights()
         state = self._checkpoint_state()
         self.checkpoints.save(self.state.step, self.policy, self.trainer.critic, state, best=self.state.best_step)
 
@@ -170,11 +173,13 @@ class Run:
         self._signals.terminated = asyncio.Event()
         self._signals.loop = asyncio.get_running_loop()
         try:
+            self.leader.begin(self.state.step)
             return await self._train()
         except Terminated:
             raise KeyboardInterrupt from None
         finally:
             try:
+                self.leader.end()
                 await self.trainer.close()
             finally:
                 if self._lock is not None:
@@ -213,13 +218,12 @@ class Run:
         last = done == settings.total_training_steps
         interruptible = self.trainer.stops_in_rollout
         before = json.dumps(self._checkpoint_state()) if interruptible else ""
-        # Every step begins with an empty engine cache, resumed or not, also after a validation or a step without an
-        # update: what comes from the cache may differ in the last bit from what is computed again.
-        for model in self.policy.models:
-            model.set_version(model.version)
+        start_step(self.trainer)
+        scales = {"lr_scale": self.trainer.lr_scale, "clip_scale": self.trainer.clip_scale}
         try:
-            work = self.trainer.step(step)
-            metrics, episodes = await (self._signals.unless_terminated(work) if interruptible else work)
+            with self.leader.together("step", step=step, **scales):
+                work = self.trainer.step(step)
+                metrics, episodes = await (self._signals.unless_terminated(work) if interruptible else work)
         except FloatingPointError as error:
             raise UserError(f"Step {done}: {error}. {self._last_good()}") from error
         except Terminated:  # the weights are still those of the step before
@@ -280,8 +284,9 @@ class Run:
 
     async def _validate(self, step: int) -> dict[str, float]:
         """The metrics of a validation; the best one so far is noted."""
-        work = self.trainer.validate()
-        validation = await (self._signals.unless_terminated(work) if self.trainer.stops_in_rollout else work)
+        with self.leader.together("validate"):
+            work = self.trainer.validate()
+            validation = await (self._signals.unless_terminated(work) if self.trainer.stops_in_rollout else work)
         if validation is None:
             return {}
         if validation.problem is not None:

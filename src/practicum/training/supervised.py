@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import time
 from abc import abstractmethod
 from array import array
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from typing import Any
 
 from practicum.errors import UserError
 from practicum.training.checkpoint import MODEL
+from practicum.training.learner import utilisation
 from practicum.training.micro_batches import Sample
 from practicum.training.settings import RunSettings
 from practicum.training.trainable_policy import TrainablePolicy
@@ -33,7 +35,10 @@ class SupervisedTrainer(Trainer):
         """Do one update of the policy; returns its metrics."""
 
     async def step(self, step: int) -> StepResult:
-        return StepResult(self.update(step))
+        begun, flops = time.perf_counter(), self.policy.learner.model_flops
+        metrics = self.update(step)
+        seconds = time.perf_counter() - begun
+        return StepResult(metrics | {"timing/update": seconds} | utilisation([self.policy.learner], flops, seconds))
 
     def state(self) -> dict[str, Any]:
         return {"data": self.fingerprint}

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from practicum.agent import Agent
 from practicum.chat.console import EpisodeWatcher
 from practicum.chat.renderer import Renderer
+from practicum.data.store import decode_episode, encode_episode
 from practicum.engines.base import Engine, PolicyEngine
 from practicum.engines.local.engine import LocalEngine
 from practicum.errors import UserError
@@ -33,6 +34,7 @@ from practicum.policy import Policy
 from practicum.resources import RunResources
 from practicum.rollout import MakeEnvironment, run_episodes
 from practicum.rollout_setup import ROLES
+from practicum.training import ranks
 from practicum.training.learner import Learner, OptimizerSettings
 from practicum.training.micro_batches import MicroBatchLimits, Sample
 from practicum.training.objective import Objective, compute_logprobs
@@ -218,23 +220,29 @@ class TrainablePolicy:
         refresh: bool = True,
         resources: RunResources | None = None,
     ) -> list[Trajectory]:
-        """Episodes of the current policy; without `refresh`, of the weights that the engine has."""
+        """Episodes of the current policy; without `refresh`, of the weights that the engine has.
+
+        Several ranks divide them among them by group, and each gets all of them.
+        """
         if refresh:
             await self.refresh()
-        return await run_episodes(
-            planned,
-            make_environment,
-            agent,
-            self.engine,
-            self.renderer,
-            concurrency=concurrency or self.concurrency,
-            retries=1,
-            provenance={"model": self.loaded.source, **(provenance or {})},
-            on_done=on_done,
-            watcher=watcher,
-            policies=self.policies(agent),
-            resources=resources,
-        )
+        own = ranks.own_positions([attempt.group or attempt.task.id for attempt in planned])
+        with ranks.shared_failure():
+            episodes = await run_episodes(
+                [planned[position] for position in own],
+                make_environment,
+                agent,
+                self.engine,
+                self.renderer,
+                concurrency=concurrency or self.concurrency,
+                retries=1,
+                provenance={"model": self.loaded.source, **(provenance or {})},
+                on_done=on_done,
+                watcher=watcher,
+                policies=self.policies(agent),
+                resources=resources,
+            )
+        return episodes if ranks.count() == 1 else gather_episodes(len(planned), own, episodes, on_done)
 
     async def evaluate(
         self,
@@ -276,6 +284,27 @@ class TrainablePolicy:
             await model.close()
         for engine, _ in self.role_engines.values():
             await engine.close()
+
+
+def gather_episodes(
+    num_planned: int,
+    positions: Sequence[int],
+    own: Sequence[Trajectory],
+    on_other: Callable[[Trajectory], None] | None = None,
+) -> list[Trajectory]:
+    """Return the episodes of all ranks in the order of the plan, the same on every rank.
+
+    They travel as the records that are written to files. `positions` are those of this rank's `own` in the plan;
+    `on_other` is called with the episodes of other ranks.
+    """
+    records = [[position, encode_episode(one).decode()] for position, one in zip(positions, own, strict=True)]
+    found: dict[int, Trajectory] = {}
+    for rank, part in enumerate(ranks.gather_json(records)):
+        for position, text in part:
+            found[position] = decode_episode(text.encode())
+            if rank != ranks.index() and on_other is not None:
+                on_other(found[position])
+    return [found[position] for position in range(num_planned)]
 
 
 def adapter_is_zero(model: PreTrainedModel) -> bool:

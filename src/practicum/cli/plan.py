@@ -1,0 +1,123 @@
+"""`practicum plan KEY=VALUE ...`: memory and time of a step of `practicum train` before it starts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from practicum.cli.options import HelpFormatter
+
+if TYPE_CHECKING:
+    from practicum.training.plan import Plan
+
+GIB = 2**30
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="practicum plan",
+        description=__doc__,
+        formatter_class=HelpFormatter,
+        epilog="example: practicum plan actor_rollout_ref.model.path=Qwen/Qwen2.5-32B-Instruct --nnodes 64 "
+        "--gpus-per-node 8",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as of `practicum train`; also recipe=NAME")
+    parser.add_argument("--hardware", default="h200", help="h200, h100, a100-80gb, a100-40gb or cpu (default: h200)")
+    parser.add_argument("--nnodes", type=int, help="machines (trainer.nnodes; default: 1)")
+    parser.add_argument("--gpus-per-node", type=int, help="devices per machine, a rank each (default: 1)")
+    parser.add_argument("--prompt-tokens", type=int, default=512, help="tokens of a prompt (default: 512)")
+    parser.add_argument("--reply-tokens", type=int, help="tokens of a reply, on average (default: the maximum)")
+    parser.add_argument("--points", action="store_true", help="compare the estimates with what was measured")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def run(argv: list[str]) -> int:
+    args = make_parser().parse_intermixed_args(argv)
+    if args.points:
+        return print_points(args.json)
+    from practicum.training.plan import estimate, find_hardware, read_plan_overrides, size_of_model, workload_of
+
+    config, nnodes, gpus = read_plan_overrides(args.overrides)
+    nnodes, gpus = args.nnodes or nnodes, args.gpus_per_node or gpus
+    hardware = find_hardware(args.hardware)
+    name, size = size_of_model(config)
+    work = workload_of(config, hardware, args.prompt_tokens, args.reply_tokens)
+    plan = estimate(size, hardware, work, nnodes * gpus, nnodes)
+    if args.json:
+        print(json.dumps({"model": name, "weights": size.weights, "hardware": hardware.name, "ranks": nnodes * gpus,
+                          "workload": vars(work), **vars(plan), "total_bytes": plan.total_bytes,
+                          "step_seconds": plan.step_seconds}, indent=1))  # fmt: skip
+        return 0
+    trained = size.lora_weights(work.lora_rank) if work.lora_rank else size.weights
+    machines = f"{nnodes} × {gpus} " if nnodes * gpus > 1 else ""
+    print(f"{name}: {billions(size.weights)} weights, {billions(trained)} trained; {machines}{hardware.name}")
+    print(
+        f"{work.groups} prompts of {work.prompt_tokens:g} tokens × {work.chains} episodes × {work.turns:g} turns of "
+        f"{work.reply_tokens:g} tokens"
+    )
+    print_plan(plan, hardware.memory, nnodes * gpus)
+    return 0
+
+
+def billions(count: float) -> str:
+    return f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M"
+
+
+def print_plan(plan: Plan, memory: float, num_ranks: int) -> None:
+    from practicum.training.plan_points import largest_errors
+    from practicum.utils.tables import table
+
+    sharded = num_ranks > 1
+    columns = [plan.memory, plan.sharded_memory] if sharded else [plan.memory]
+    names = list({name: None for column in columns for name in column})
+    rows = [[name, *(f"{column.get(name, 0.0) / GIB:,.2f}" for column in columns)] for name in names]
+    totals = [sum(column.values()) for column in columns]
+    rows.append(["in all", *(f"{total / GIB:,.2f}" for total in totals)])
+    rows.append([f"of {memory / GIB:,.0f} GiB", *("fits" if total <= memory else "does not fit" for total in totals)])
+    print()
+    print(table(["memory per device", "GiB", *(["if sharded, GiB"] if sharded else [])], rows))
+    print()
+    rows = [[name, f"{seconds:,.3f}", f"{seconds / plan.step_seconds:.0%}"] for name, seconds in plan.seconds.items()]
+    rows.append(["in all", f"{plan.step_seconds:,.3f}", ""])
+    print(table(["one step", "seconds", "share"], rows))
+    print()
+    mfu = "" if plan.mfu is None else f"; MFU {plan.mfu:.0%}"
+    print(f"Update: {plan.update_flops:.3g} model FLOPs{mfu}. Environments, tools and judges are not in it.")
+    if max(plan.memory, key=lambda name: plan.memory[name]) == "KV cache" and totals[0] > memory:
+        print("Most of it is the KV cache: lower actor_rollout_ref.rollout.max_num_seqs.")
+    if sharded:
+        print("Ranks hold the whole model; sharding (FSDP2) is not built: its column is on paper.")
+    memory_error, time_error = largest_errors()
+    print(
+        f"Errors on the points that the rates were fitted to: memory up to {memory_error:.0%},\n"
+        f"time up to {time_error:.0%} (`practicum plan --points`)."
+    )
+
+
+def print_points(as_json: bool) -> int:
+    from practicum.training.plan_points import point_errors
+    from practicum.utils.tables import table
+
+    errors = point_errors()
+    if as_json:
+        print(json.dumps([
+            {"name": one.point.name, "model": one.point.model, "hardware": one.point.hardware,
+             "measured_seconds": one.point.seconds, "seconds": one.seconds, "time_error": one.time_error,
+             "measured_bytes": one.point.peak_bytes, "bytes": one.peak_bytes, "memory_error": one.memory_error}
+            for one in errors
+        ], indent=1))  # fmt: skip
+        return 0
+    rows = []
+    for one in errors:
+        point = one.point
+        time = 2 * [""]
+        if point.seconds is not None and one.time_error is not None:
+            time = [f"{point.seconds:.3g}", f"{one.time_error:+.0%}"]
+        memory = 2 * [""]
+        if point.peak_bytes is not None and one.memory_error is not None:
+            memory = [f"{point.peak_bytes / GIB:.2f}", f"{one.memory_error:+.0%}"]
+        rows.append([f"{point.model}, {point.hardware}: {point.name}", *time, *memory])
+    print(table(["measured", "s", "error", "GiB", "error"], rows))
+    return 0

@@ -1,0 +1,103 @@
+"""Rank 0 leads a run and the other ranks follow it.
+
+Rank 0 has the run: its folder, lock, files, signals, monitors and decisions. Before every step and validation, which
+all ranks do together, it announces what comes; a follower does that and waits for the next announcement.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+from practicum.training import ranks
+from practicum.training.checkpoint import broadcast_weights
+from practicum.training.trainer import Trainer
+
+
+class Leader:
+    """Rank 0's side: announces what all ranks do together. Without other ranks it does nothing."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self._others_wait = ranks.count() > 1
+
+    def begin(self, step: int) -> None:
+        """Give the weights, the optimizer's moments and the state of this rank to all others."""
+        share_state(self.trainer, step)
+
+    @contextlib.contextmanager
+    def together(self, command: str, **values: Any) -> Iterator[None]:
+        """Announce what this block does; if it fails the others are not waiting for an announcement any more."""
+        if ranks.count() > 1:
+            ranks.broadcast_json({"command": command, **values})
+        self._others_wait = False
+        yield
+        self._others_wait = ranks.count() > 1
+
+    def check_weights(self) -> None:
+        """Raise unless all ranks have the same weights."""
+        if ranks.count() > 1:
+            with self.together("check"):
+                _check_weights(self.trainer)
+
+    def end(self) -> None:
+        """Let the others end, if they wait."""
+        if self._others_wait:
+            ranks.broadcast_json({"command": "end"})
+            self._others_wait = False
+
+
+async def follow(trainer: Trainer) -> int:
+    """Do what rank 0 announces until it ends; returns the number of the last step."""
+    # Whether to stop is rank 0's decision; a launcher that gives up ends this process with SIGKILL.
+    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        step = share_state(trainer)
+        while (message := ranks.broadcast_json())["command"] != "end":
+            if message["command"] == "step":
+                trainer.lr_scale, trainer.clip_scale = message["lr_scale"], message["clip_scale"]
+                step = int(message["step"]) + 1
+                start_step(trainer)
+                await trainer.step(step - 1)
+            elif message["command"] == "validate":
+                await trainer.validate()
+            else:
+                _check_weights(trainer)
+        return step
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+        await trainer.close()
+
+
+def start_step(trainer: Trainer) -> None:
+    """Empty the engine's cache: what comes from it may differ in the last bit from what is computed again.
+
+    Every step begins so, resumed or not, also after a validation or a step without an update.
+    """
+    for model in trainer.policy.models:
+        model.set_version(model.version)
+
+
+def share_state(trainer: Trainer, step: int = 0) -> int:
+    """Give rank 0's weights, moments and state to all ranks; returns rank 0's step."""
+    if ranks.count() == 1:
+        return step
+    own = {"step": step, **trainer.state()} if ranks.index() == 0 else None
+    state: dict[str, Any] = ranks.broadcast_json(own)
+    broadcast_weights(trainer.policy, trainer.critic)
+    if ranks.index() > 0:
+        trainer.restore(state)
+    _check_weights(trainer, frozen=True)
+    return int(state["step"])
+
+
+def _check_weights(trainer: Trainer, frozen: bool = False) -> None:
+    """Raise unless all ranks have the same trained weights; with `frozen`, the same other weights too."""
+    for model in trainer.policy.models:
+        parameters = model.loaded.model.parameters()
+        ranks.check_same_weights(one for one in parameters if frozen or one.requires_grad)
+    if trainer.critic is not None:
+        ranks.check_same_weights(trainer.critic.parameters)

@@ -1,0 +1,92 @@
+"""`practicum plan`: its estimates against what was measured, and what it prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from practicum.cli.main import main
+from practicum.models import loader
+from practicum.models.flops import ModelSize, peak_flops, update_flops
+from practicum.training.plan import HARDWARE, MODEL_SIZES, StepWorkload, estimate, known_size
+from practicum.training.plan_points import POINTS, MeasuredPoint, estimate_point
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+
+
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: f"{point.model}-{point.hardware}-{point.name}")
+def test_estimates_are_near_what_was_measured(point: MeasuredPoint) -> None:
+    found = estimate_point(point)
+    assert found.time_error is not None
+    assert abs(found.time_error) < 0.4
+    assert found.memory_error is None or abs(found.memory_error) < 0.25
+
+
+def test_the_points_are_the_recorded_results() -> None:
+    points = {(point.model, point.name): point for point in POINTS}
+    legs = json.loads((RESULTS / "gpu.json").read_text())["legs"]
+    step = next(row for row in legs["step"] if row["side"] == "practicum")
+    grpo = points["smollm2", "GRPO step, 32 × 8 × 128"]
+    assert grpo.seconds == pytest.approx(step["seconds"], rel=1e-3)
+    assert grpo.peak_bytes == pytest.approx(step["peak GiB"] * 2**30, rel=1e-3)
+    for row, model in zip(legs["memory"], ("qwen2.5-3b", "qwen2.5-7b"), strict=True):
+        point = points[model, "update, LoRA, 16,384 tokens"]
+        assert point.seconds == pytest.approx(row["tokens"] / row["tokens/s"], rel=1e-3)
+        assert point.peak_bytes == pytest.approx(row["measured peak GiB"] * 2**30, rel=1e-3)
+    cpu = json.loads((RESULTS / "rl_step_cpu.json").read_text())["results"]
+    for row in cpu:
+        model, _, prompts = row["case"].partition(", ")
+        point = points[model, f"GRPO step, {prompts}"]
+        assert point.seconds == pytest.approx(row["seconds"]["practicum"], rel=1e-3)
+        assert point.peak_bytes == pytest.approx(row["peak over imports MiB"]["practicum"] * 2**20, rel=1e-3)
+
+
+def test_the_size_of_a_model() -> None:
+    loaded = loader.load_tiny(0)
+    size = ModelSize.of_config(loaded.model.config.to_dict())
+    assert size == MODEL_SIZES["tiny"]
+    assert size.weights == sum(parameter.numel() for parameter in loaded.model.parameters())
+    assert known_size("Qwen/Qwen2.5-32B-Instruct") == MODEL_SIZES["qwen2.5-32b"]
+    assert known_size("HuggingFaceTB/SmolLM2-1.7B") == MODEL_SIZES["smollm2-1.7b"]
+    assert known_size("somebody/else") is None
+
+
+def test_flops_of_an_update() -> None:
+    size = MODEL_SIZES["tiny"]
+    assert update_flops(size, 10, 0) == 60 * size.layers * size.layer_weights
+    assert update_flops(size, 0, 3) == 18 * size.head_weights
+    assert update_flops(size, 10, 3, adapter_weights=100) < update_flops(size, 10, 3)
+    assert peak_flops("NVIDIA H200") == 989e12
+    assert peak_flops("Intel") is None
+
+
+def test_more_ranks_take_less_time_and_no_less_memory() -> None:
+    size, hardware = MODEL_SIZES["qwen2.5-32b"], HARDWARE["h200"]
+    work = StepWorkload(512, 8, 512, 512, lora_rank=16, checkpointing=True, max_num_seqs=16)
+    one, many = estimate(size, hardware, work), estimate(size, hardware, work, 512, 64)
+    assert many.seconds["update"] < one.seconds["update"] / 400
+    assert many.memory["weights"] == one.memory["weights"]
+    assert many.sharded_memory["weights"] == one.memory["weights"] / 512
+    assert many.seconds["sum of gradients"] > 0
+
+
+def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "recipe=rubric-reinforce", "trainer.nnodes=64", "trainer.n_gpus_per_node=8"]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert "64 × 8 H200" in text
+    assert "does not fit" in text
+    assert "lower actor_rollout_ref.rollout.max_num_seqs" in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert main([*command, "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["ranks"] == 512
+    assert values["total_bytes"] == pytest.approx(sum(values["memory"].values()))
+    assert main(["plan", "--points"]) == 0
+    assert "qwen2.5-7b, h200" in capsys.readouterr().out
+    assert main(["plan", "actor_rollout_ref.model.path=somebody/else"]) == 2
+    assert "is not known here" in capsys.readouterr().err
+    assert main(["plan", "--hardware", "h20"]) == 2
+    assert "Did you mean 'h200'" in capsys.readouterr().err
