@@ -133,8 +133,6 @@ def test_an_adapter_can_be_loaded_while_requests_run(renderer: Renderer, folders
         long = asyncio.ensure_future(engine.generate(wanted))
         while engine.stats.decode_steps < 3:
             await asyncio.sleep(0.001)
-        with pytest.raises(UserError, match="answering a request"):
-            await engine.unload_adapter("wide")
         await engine.load_adapter("narrow", folders["narrow"])
         assert not long.done()
         reply = await long

@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM
 
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
+from practicum.engines.local.cpu_runner import descending_order
 from practicum.engines.local.engine import LocalEngine
 from practicum.engines.local.kv_cache import PrefixCache
 from practicum.engines.local.paged_kv_cache import PagedKVCache, block_count, block_of, block_start
@@ -59,10 +60,10 @@ def test_pages_hold_what_was_written_whatever_is_moved(seed: int) -> None:
                 held[gone] = held[last]
             held.pop()
         elif held:
-            for row in range(len(held)):  # by swaps, as a batch is sorted
-                longest = max(range(row, len(held)), key=lambda other: block_count(held[other][1]))
-                cache.swap(row, longest)
-                held[row], held[longest] = held[longest], held[row]
+            order = descending_order([block_count(length) for _, length in held])
+            if order is not None:
+                cache.permute(order)
+                held = [held[row] for row in order]
             blocks = [block_count(length) for _, length in held]
             counts = [sum(count > block for count in blocks) for block in range(blocks[0])]
             cache.arrange(counts)
@@ -72,7 +73,7 @@ def test_pages_hold_what_was_written_whatever_is_moved(seed: int) -> None:
                     expected = torch.arange(block_start(block), block_start(block) + inside) + value + 1
                     assert torch.allclose(keys[2 * row, 0, :inside], expected)
         for row, (value, length) in enumerate(held):
-            kv = cache.extract(row, length)
+            kv = torch.cat(cache.extract(row, length), 3)
             assert kv.shape == (2, 2, 2, length, 4)
             assert torch.allclose(kv[1, 0, 0, :, 0], torch.arange(length) + value + 1)
             assert torch.allclose(kv[0, 1, 1, :, 3], -torch.arange(length) - value)
