@@ -172,9 +172,7 @@ def _fitting(config: Mapping[str, Any], tensors: Mapping[str, Tensor], decoder: 
     for name, tensor in tensors.items():
         matched = KEY.fullmatch(name)
         if matched is None:
-            raise UserError(
-                f"Adapter {what} changes '{name}', which is no projection of a layer; merge it instead."
-            )
+            raise UserError(f"Adapter {what} changes '{name}', which is no projection of a layer; merge it instead.")
         pairs.setdefault((int(matched[1]), matched[2]), {})[matched[3]] = tensor
     if not pairs:
         raise UserError(f"Adapter {what} holds no matrices.")

@@ -183,14 +183,14 @@ class CpuRunner:
 
         A group has at most `prefill_tokens` tokens, and at most `MAX_SCORES` scores per head, which bounds its memory.
         """
-        limit = self.settings.prefill_tokens
-        num_tokens = sum(min(one.prompt_end - start, MAX_PROMPT_PIECE) for one, start in pending)
-        limit = min(limit, max(MIN_PARALLEL_PREFILL_TOKENS // 2, -(-num_tokens // count))) if count > 1 else limit
+        widths = [min(one.prompt_end - start, MAX_PROMPT_PIECE) for one, start in pending]
+        num_tokens = sum(-(-width // BATCH_MULTIPLE) * BATCH_MULTIPLE for width in widths)
+        equal_part = max(-(-num_tokens // count), MIN_PARALLEL_PREFILL_TOKENS // 2)
         groups: list[tuple[list[tuple[RunningRequest, int]], int]] = []
         group: list[tuple[RunningRequest, int]] = []
         widest = longest = 0
-        for one, start in pending:
-            width = min(one.prompt_end - start, MAX_PROMPT_PIECE)
+        for (one, start), width in zip(pending, widths, strict=True):
+            limit = self.settings.prefill_tokens if len(groups) == count - 1 else equal_part
             keys, rows = max(longest, start + width), len(group) + 1
             if group and (max(widest, width) * rows > limit or max(widest, width) * rows * keys > MAX_SCORES):
                 groups.append((group, widest))

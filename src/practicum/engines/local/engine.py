@@ -28,7 +28,7 @@ from practicum.chat.kept_tokens import encode_kept
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, SampledToken, Weights
 from practicum.engines.local.adapters import AdapterEngine, NamedAdapters
-from practicum.engines.local.kv_cache import CachedPrefix, PrefixCache, PrefixMatch, block_hashes
+from practicum.engines.local.kv_cache import BLOCK_TOKENS, CachedPrefix, PrefixCache, PrefixMatch, block_hashes
 from practicum.engines.local.paged_kv_cache import PagedKVCache
 from practicum.engines.local.results import AdapterChange, Result, failed_step, notify_all, resolve, resolve_all
 from practicum.engines.local.runner import (
@@ -445,6 +445,8 @@ class LocalEngine:
         session = one.request.session if one.continues_session else ""
         kv = self.kv_cache.extract(one.slot, len(ids), one.shared_kv)
         one.computed = CachedPrefix(ids, kv, None, version, session, one.adapter_key)
+        hashes = one.hashes[: len(ids) // BLOCK_TOKENS]
+        self.prefixes.put(ids, kv, adapter=one.adapter_key, hashes=hashes)  # for prompts that begin alike
         self.runner.release(one, one)
         one.index = one.slot = -1
         self._waiting.appendleft(one)

@@ -293,9 +293,7 @@ class PagedKVCache(KVCache):
             views.key_vectors.index_copy_(0, place.index, k[place.rows].flatten(0, 1))
             views.value_vectors.index_copy_(0, place.index, v[place.rows].flatten(0, 1))
 
-    def read_rows(
-        self, layer: int, rows_per_block: Sequence[int], first_row: int = 0
-    ) -> list[tuple[Tensor, Tensor]]:
+    def read_rows(self, layer: int, rows_per_block: Sequence[int], first_row: int = 0) -> list[tuple[Tensor, Tensor]]:
         """Per block the keys [rows·K, D, keys] and values [rows·K, keys, D] of the rows that have it, as they lie.
 
         Rows and their numbers per block are counted from `first_row`.

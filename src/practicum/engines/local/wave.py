@@ -51,7 +51,8 @@ class Wave:
             self.postponed.append(one)
         elif is_long:
             self.piece, one.piece_end = one, length + PIECE_TOKENS
-            self._computing.update(dict.fromkeys(one.hashes, one))
+            blocks = slice(length // BLOCK_TOKENS, one.piece_end // BLOCK_TOKENS)
+            self._computing.update(dict.fromkeys(one.hashes[blocks], one))
             self.budget -= PIECE_TOKENS
         else:
             one.piece_end = None
