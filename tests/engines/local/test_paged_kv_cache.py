@@ -209,7 +209,8 @@ def test_a_long_prompt_is_computed_in_pieces_beside_decode_steps(model: LlamaFor
     assert [one.prompt_cached for one in replies] == [0] * len(asked)
 
 
-def test_threads_change_no_bit(model: LlamaForCausalLM, renderer: Renderer) -> None:
+def test_threads_change_no_bit(model: LlamaForCausalLM, renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("practicum.engines.local.cpu_runner.MIN_ROWS_PER_THREAD", 8)
     asked = [request(seed, 10 + 7 * seed, 12, shared=8) for seed in range(40)]
     settings = dataclasses.replace(LocalEngine(Decoder(model), renderer).settings, row_threads=1)
     replies = []
@@ -234,6 +235,6 @@ def test_rows_are_sorted_with_as_few_moves_as_possible() -> None:
 
 
 def test_parts_of_a_batch_are_multiples_of_eight_and_worth_a_thread() -> None:
-    assert row_parts(24, 2) == [slice(0, 24)]
-    assert row_parts(72, 2) == [slice(0, 32), slice(32, 72)]
-    assert row_parts(96, 3) == [slice(0, 32), slice(32, 64), slice(64, 96)]
+    assert row_parts(120, 2) == [slice(0, 120)]
+    assert row_parts(136, 2) == [slice(0, 64), slice(64, 136)]
+    assert row_parts(256, 3) == [slice(0, 80), slice(80, 168), slice(168, 256)]
