@@ -24,10 +24,6 @@ class EngineError(Exception):
     """An engine could not answer one request; the episode ends as `engine_error`."""
 
 
-class AdapterInUse(UserError):
-    """An adapter cannot be changed while a request uses it."""
-
-
 class ContextFull(EngineError):
     """The conversation no longer fits the model's context window. The agent caused it, so the episode is truncated and
     scored."""

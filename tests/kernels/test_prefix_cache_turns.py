@@ -42,10 +42,10 @@ def make(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
             used = [one.slot for one in running]
             assert len(set(used)) == len(used)
             assert not set(resident) & set(used)
-            before = [(slot, cache.extract(slot, len(entry.ids))) for slot, entry in resident.items()]
+            before = [(slot, *cache.extract(slot, len(entry.ids))) for slot, entry in resident.items()]
             output = super().decode(running, end_ids)
             for slot, kv in before:
-                assert torch.equal(cache.extract(slot, kv.shape[3]), kv)
+                assert torch.equal(*cache.extract(slot, kv.shape[3]), kv)
             assert int(self.state.position[cache.padding_slot]) == 0
             return output
 

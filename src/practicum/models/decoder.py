@@ -11,9 +11,10 @@ Shapes: [N] tokens in any leading layout (rows × tokens in the trainer, rows in
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -42,16 +43,21 @@ class Shape:
     context: int
 
 
-@dataclass
-class AdapterSelection:
-    """Which adapters' columns the rows of the next pass use [.., width]; None: the base model alone."""
+class AdapterSelection(threading.local):
+    """Which adapters the rows of this thread's next pass use; neither a mask nor rows: the base model alone."""
 
     mask: Tensor | None = None
+    """The columns of each row's adapter in `JoinedAdapters` [.., width]."""
+    rows: Sequence[tuple[str, Tensor | None, int]] = ()
+    """For `RowAdapters`: each adapter, the indices of its rows, padded, and the number of its rows; None: all rows."""
 
 
 @dataclass(frozen=True)
-class AdapterMatrices:
-    """Low-rank matrices of several adapters for one `FusedLinear` of `projections` layers, of `width` columns each."""
+class JoinedAdapters:
+    """Low-rank matrices of several adapters for one `FusedLinear` of `projections` layers, of `width` columns each.
+
+    All adapters are two products, whatever their number, and shapes do not depend on the batch: for a captured graph.
+    """
 
     down: Tensor  # [projections · width, in]
     up: Tensor  # [out, projections · width]
@@ -64,6 +70,37 @@ class AdapterMatrices:
             return output
         low_rank = F.linear(x, self.down) * self.selection.mask.tile(self.projections)
         return output + F.linear(low_rank, self.up)
+
+
+class LowRankUpdate(NamedTuple):
+    """What an adapter adds to one projection: its part of a `FusedLinear`'s output, and its matrices."""
+
+    columns: slice
+    down: Tensor  # [r, in]
+    up: Tensor  # [columns, r]
+    scale: float
+
+
+@dataclass(frozen=True)
+class RowAdapters:
+    """Low-rank matrices of several adapters for one `FusedLinear`, each computed for its own rows only.
+
+    The operations are PEFT's, in its order, so that engine and learner agree to the last bit.
+    """
+
+    updates: Mapping[str, Sequence[LowRankUpdate]]
+    selection: AdapterSelection
+
+    def add_to(self, output: Tensor, x: Tensor) -> Tensor:
+        """The base layer's output with those of the selected adapters added."""
+        for name, rows, count in self.selection.rows:
+            for columns, down, up, scale in self.updates.get(name, ()):
+                update = F.linear(F.linear(x if rows is None else x[rows], down), up) * scale
+                if rows is None:
+                    output[..., columns] += update
+                else:
+                    output[rows[:count], ..., columns] += update[:count]
+        return output
 
 
 class FusedLinear:
@@ -80,7 +117,7 @@ class FusedLinear:
         self.plain = all(type(linear) is nn.Linear for linear in linears) and len(biases) in (0, len(linears))
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
-        self.adapters: AdapterMatrices | None = None
+        self.adapters: JoinedAdapters | RowAdapters | None = None
         """Adapters that single requests may use while decoding."""
         if self.plain:  # PEFT's and quantised layers compute in their own way
             self.weight = self._join([linear.weight for linear in linears])

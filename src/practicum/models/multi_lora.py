@@ -1,7 +1,8 @@
 """Several LoRA adapters over one base model at once: each row of a batch has its own.
 
-The low-rank matrices of all adapters are joined, so a layer costs two more small products however many adapters there
-are; a row's mask selects its own adapter's columns. For decoding only: training goes through PEFT's own layers.
+On a CPU each adapter is computed for its own rows, in the operations that PEFT does. On a GPU the low-rank matrices of
+all adapters are joined, so a layer costs two more small products however many adapters there are, and a row's mask
+selects its own adapter's columns. For decoding only: training goes through PEFT's own layers.
 """
 
 from __future__ import annotations
@@ -17,13 +18,22 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from practicum.errors import UserError, did_you_mean
-from practicum.models.decoder import AdapterMatrices, AdapterSelection, Decoder, FusedLinear
+from practicum.models.decoder import (
+    AdapterSelection,
+    Decoder,
+    FusedLinear,
+    JoinedAdapters,
+    LowRankUpdate,
+    RowAdapters,
+)
 
 BASE = ""
 """The name of the base model itself, without an adapter."""
+ROW_MULTIPLE = 8
+"""Rows of an adapter are padded to a multiple of this: a row's numbers then do not depend on the others."""
 KEY = re.compile(r"(?:base_model\.model\.)?model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)\.lora_(A|B)\.weight")
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "qkv": ("q_proj", "k_proj", "v_proj"),
@@ -35,23 +45,25 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Adapter:
-    """One adapter's matrices by (layer, projection): A [r, in] and B [out, r], its scale already in B."""
+    """One adapter's matrices by (layer, projection): A [r, in], B [out, r] and the scale; `rank`: the largest."""
 
     rank: int
-    parts: Mapping[tuple[int, str], tuple[Tensor, Tensor]]
+    parts: Mapping[tuple[int, str], tuple[Tensor, Tensor, float]]
 
 
 class MultiLoRA:
-    """Adapters by name, and their joined matrices in every layer of a decoder."""
+    """Adapters by name, and their matrices in every layer of a decoder."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, joined: bool) -> None:
+        """`joined`: whether the matrices of all adapters are joined."""
         if not all(fused.plain for _, _, fused in _groups(decoder)):
             raise UserError("Adapters can be served over plain weights only: merge the adapter that the model has.")
         self.decoder = decoder
         self._adapters: dict[str, Adapter] = {}
         self._starts: dict[str, int] = {}
         self.width = 0
-        """Columns of all adapters together."""
+        """Columns of all adapters together, where they are joined."""
+        self._joined = joined
         self._selection = AdapterSelection()
 
     def __contains__(self, name: str) -> bool:
@@ -89,15 +101,41 @@ class MultiLoRA:
         """Set the adapters of the passes that follow: a mask that broadcasts over their tokens [.., width], or None."""
         self._selection.mask = mask
 
+    def select_rows(self, names: Sequence[str]) -> None:
+        """Set the adapters of the first rows of this thread's next pass; rows behind them have none."""
+        found: list[tuple[str, Tensor | None, int]] = []
+        used = set(names)
+        for name in dict.fromkeys(names):
+            if name != BASE and len(used) == 1:  # rows behind them only pad the batch
+                found.append((name, None, len(names)))
+            elif name != BASE:
+                rows = [row for row, other in enumerate(names) if other == name]
+                padding = [rows[-1]] * (-len(rows) % ROW_MULTIPLE)
+                found.append((name, torch.tensor(rows + padding), len(rows)))
+        self._selection.rows = found
+
     def _join_all(self) -> None:
         self._starts, self.width = {}, 0
         for name, adapter in self._adapters.items():
             self._starts[name] = self.width
             self.width += adapter.rank
         for index, projections, fused in _groups(self.decoder):
-            fused.adapters = self._join(index, projections, fused)
+            fused.adapters = (self._join if self._joined else self._by_row)(index, projections, fused)
 
-    def _join(self, index: int, projections: Sequence[str], fused: FusedLinear) -> AdapterMatrices | None:
+    def _by_row(self, index: int, projections: Sequence[str], fused: FusedLinear) -> RowAdapters | None:
+        updates: dict[str, list[LowRankUpdate]] = {}
+        start = 0
+        for projection, size in zip(projections, fused.sizes, strict=True):
+            for name, adapter in self._adapters.items():
+                if (index, projection) in adapter.parts:
+                    *pair, scale = adapter.parts[index, projection]
+                    down, up = (matrix.to(self.decoder.device, self.decoder.dtype) for matrix in pair)
+                    update = LowRankUpdate(slice(start, start + size), down, up, scale)
+                    updates.setdefault(name, []).append(update)
+            start += size
+        return RowAdapters(updates, self._selection) if updates else None
+
+    def _join(self, index: int, projections: Sequence[str], fused: FusedLinear) -> JoinedAdapters | None:
         """A [width · projections, in] and B [out, width · projections] of all adapters, zero where one has none."""
         if not any((index, projection) in a.parts for a in self._adapters.values() for projection in projections):
             return None
@@ -108,31 +146,36 @@ class MultiLoRA:
         for part, (projection, size) in enumerate(zip(projections, fused.sizes, strict=True)):
             for name, adapter in self._adapters.items():
                 if (index, projection) in adapter.parts:
-                    columns = slice(self._starts[name], self._starts[name] + adapter.rank)
-                    down[part, columns], up[row : row + size, part, columns] = adapter.parts[index, projection]
+                    narrow, wide, scale = adapter.parts[index, projection]
+                    columns = slice(self._starts[name], self._starts[name] + len(narrow))
+                    down[part, columns], up[row : row + size, part, columns] = narrow, wide.float() * scale
             row += size
-        return AdapterMatrices(down.flatten(0, 1), up.flatten(1), len(projections), self._selection)
+        return JoinedAdapters(down.flatten(0, 1), up.flatten(1), len(projections), self._selection)
 
 
-def read_adapter(folder: str | Path, decoder: Decoder) -> Adapter:
-    """Read a PEFT folder as matrices that fit the decoder."""
-    config, tensors = _read_files(Path(folder))
+def read_adapter(source: str | Path | nn.Module, decoder: Decoder) -> Adapter:
+    """The matrices of a PEFT folder, or a copy of those that a PEFT model has now, as they fit the decoder."""
+    if isinstance(source, nn.Module):
+        config, tensors = _model_files(source)
+        return _fitting(config, tensors, decoder, "of the model")
+    return _fitting(*_read_files(Path(source)), decoder, f"'{source}'")
+
+
+def _fitting(config: Mapping[str, Any], tensors: Mapping[str, Tensor], decoder: Decoder, what: str) -> Adapter:
     for option, plain in (("use_dora", False), ("bias", "none"), ("modules_to_save", None), ("peft_type", "LORA")):
         if config.get(option, plain) not in (plain, [], ""):
             raise UserError(
-                f"Adapter '{folder}' has {option}={config[option]}, which cannot be served beside others; "
+                f"Adapter {what} has {option}={config[option]}, which cannot be served beside others; "
                 "`practicum merge` it and serve the merged model."
             )
     pairs: dict[tuple[int, str], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         matched = KEY.fullmatch(name)
         if matched is None:
-            raise UserError(
-                f"Adapter '{folder}' changes '{name}', which is no projection of a layer; merge it instead."
-            )
+            raise UserError(f"Adapter {what} changes '{name}', which is no projection of a layer; merge it instead.")
         pairs.setdefault((int(matched[1]), matched[2]), {})[matched[3]] = tensor
     if not pairs:
-        raise UserError(f"Adapter '{folder}' holds no matrices.")
+        raise UserError(f"Adapter {what} holds no matrices.")
     sizes = {
         (index, projection): (size, int(fused.weight.shape[1]))
         for index, projections, fused in _groups(decoder)
@@ -140,19 +183,16 @@ def read_adapter(folder: str | Path, decoder: Decoder) -> Adapter:
         for projection, size in zip(projections, fused.sizes, strict=True)
     }
     max_rank = max((pair["A"].shape[0] for pair in pairs.values() if "A" in pair), default=0)
-    parts: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
+    parts: dict[tuple[int, str], tuple[Tensor, Tensor, float]] = {}
     for key, pair in pairs.items():
         index, projection = key
         shapes = {letter: tuple(matrix.shape) for letter, matrix in pair.items()}
         rank = shapes.get("A", (0,))[0]
         if key not in sizes or shapes != {"A": (rank, sizes[key][1]), "B": (sizes[key][0], rank)}:
-            raise UserError(f"Adapter '{folder}' does not fit this model: its layer {index} {projection} has {shapes}.")
+            raise UserError(f"Adapter {what} does not fit this model: its layer {index} {projection} has {shapes}.")
         block = "mlp" if projection in ("gate_proj", "up_proj", "down_proj") else "self_attn"
         scale = _scale(config, f"model.layers.{index}.{block}.{projection}", rank)
-        down = torch.zeros(max_rank, sizes[key][1])
-        up = torch.zeros(sizes[key][0], max_rank)
-        down[:rank], up[:, :rank] = pair["A"].float(), pair["B"].float() * scale
-        parts[key] = (down, up)
+        parts[key] = (pair["A"], pair["B"], scale)
     return Adapter(max_rank, parts)
 
 
@@ -167,6 +207,18 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         ) from error
     except (ValueError, SafetensorError) as error:
         raise UserError(f"The adapter in '{folder}' cannot be read: {error}") from error
+
+
+def _model_files(model: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The config and copies of the tensors that a PEFT model would write."""
+    import peft
+
+    if not isinstance(model, peft.PeftModel):
+        raise UserError("Only a model with a LoRA adapter (`add_adapter`) has an adapter to serve.")
+    state = peft.get_peft_model_state_dict(model)  # type: ignore[no-untyped-call]
+    config = model.peft_config[model.active_adapter].to_dict()
+    config["peft_type"] = getattr(config["peft_type"], "value", config["peft_type"])
+    return config, {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
 def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:

@@ -19,13 +19,12 @@ from practicum.chat.renderer import Renderer
 from practicum.data.run_folder import ModelRef, resolve_model
 from practicum.engines.local.engine import LocalEngine
 from practicum.engines.vllm.running_server import RunningVLLM
-from practicum.errors import AdapterInUse, UserError, did_you_mean
+from practicum.errors import UserError, did_you_mean
 from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.models.loader import Device
 from practicum.serving.errors import APIError
 
-RETRY_SECONDS = 0.05
 MIN_BATCH_SIZE = 8
 """Requests decoded at once, at least: with less room the window must be shorter."""
 
@@ -176,12 +175,8 @@ class ServedModels:
         await self._free(model)
 
     async def _free(self, model: ServedModel) -> None:
-        while model.adapter:
-            try:
-                await model.engine.unload_adapter(model.adapter)
-                break
-            except AdapterInUse:  # a cancelled request leaves the engine at its next step
-                await asyncio.sleep(RETRY_SECONDS)
+        if model.adapter:
+            await model.engine.unload_adapter(model.adapter)
         self._retired.discard(model)
         if all(other.engine is not model.engine for other in (*self._models.values(), *self._retired)):
             await model.engine.close()

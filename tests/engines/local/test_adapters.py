@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import itertools
 import json
 import random
+import statistics
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -21,7 +24,10 @@ from practicum.environment import Observation
 from practicum.errors import UserError
 from practicum.models import loader
 from practicum.models.decoder import Decoder
+from practicum.models.loader import LoadedModel
+from practicum.models.lora import LoRASettings, add_adapter
 from practicum.task import Task
+from practicum.training.trainable_policy import TrainablePolicy
 
 TASK = Task("t", "x", "train")
 CONFIGS = {
@@ -133,8 +139,6 @@ def test_an_adapter_can_be_loaded_while_requests_run(renderer: Renderer, folders
         long = asyncio.ensure_future(engine.generate(wanted))
         while engine.stats.decode_steps < 3:
             await asyncio.sleep(0.001)
-        with pytest.raises(UserError, match="answering a request"):
-            await engine.unload_adapter("wide")
         await engine.load_adapter("narrow", folders["narrow"])
         assert not long.done()
         reply = await long
@@ -206,3 +210,99 @@ def test_other_folders_are_refused(renderer: Renderer, folders: dict[str, Path],
 
 def _tensors(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "adapter_model.safetensors")
+
+
+async def under_way(engine: LocalEngine, steps: int = 3) -> None:
+    """Wait until some more decode steps were done."""
+    reached = engine.stats.decode_steps + steps
+    while engine.stats.decode_steps < reached:
+        await asyncio.sleep(0.001)
+
+
+def test_requests_end_with_the_version_that_they_began_with(renderer: Renderer, folders: dict[str, Path]) -> None:
+    """An adapter is replaced and then dropped while requests of both versions run; what is unused is removed."""
+
+    async def work(engine: LocalEngine) -> None:
+        prompt = list(range(20, 60))
+        await engine.load_adapter("a", folders["wide"], version=1)
+        first = asyncio.ensure_future(engine.generate(request(prompt, "a", 1, 150)))
+        await under_way(engine)
+        await engine.load_adapter("a", folders["narrow"], version=2)
+        second = asyncio.ensure_future(engine.generate(request(prompt, "a", 2, 150)))
+        await under_way(engine)
+        assert engine.adapters is not None
+        assert len(engine.adapters.matrices.names) == 2
+        await engine.unload_adapter("a")
+        with pytest.raises(UserError, match="no adapter 'a'"):
+            await engine.generate(request(prompt, "a", 3))
+        assert not first.done()
+        assert not second.done()
+        for number, (reply, name) in enumerate(((await first, "wide"), (await second, "narrow")), 1):
+            assert (reply.policy_version, reply.prompt_cached) == (number, 0)
+            assert reply.logprobs is not None
+            expected = peft_logprobs(folders[name], tuple(prompt), reply)
+            assert torch.allclose(torch.tensor(reply.logprobs), expected, atol=1e-3), name
+        await engine.generate(request(prompt, "", 4))
+        assert engine.adapters.matrices.names == ()
+        assert all(not entry.adapter for entry in engine.prefixes)
+
+    use(renderer, work)
+
+
+def mean_difference(policy: TrainablePolicy, asked: list[Request], replies: list[Generation]) -> float:
+    """Between the log-probs of an engine and those of the learner, per token."""
+    scored = [policy.score(one.ids, reply.ids) for one, reply in zip(asked, replies, strict=True)]
+    pairs = zip(itertools.chain(*scored), itertools.chain(*(reply.logprobs or () for reply in replies)), strict=True)
+    return statistics.fmean(abs(first - second) for first, second in pairs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_engine_and_learner_agree_on_adapters_that_are_trained_side_by_side(
+    renderer: Renderer, dtype: torch.dtype
+) -> None:
+    """Two adapters over one base in one engine, each updated in turn while the other one answers."""
+    shared = base().to(dtype)
+    learners = {}
+    for seed, name in enumerate(("planner", "worker")):
+        model = copy.deepcopy(shared)
+        for own, theirs in zip(model.parameters(), shared.parameters(), strict=True):
+            own.data = theirs.data  # the same storage: there is one base
+        loaded = LoadedModel(model, renderer.tokenizer, "tiny")
+        learners[name] = add_adapter(loaded, LoRASettings(4 + 4 * seed, 16.0), seed=seed)
+
+    def update(name: str, seed: int) -> None:
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for key, parameter in learners[name].adapter.named_parameters():
+                if "lora_" in key:
+                    parameter.add_(torch.randn_like(parameter) * 0.05)
+
+    async def run() -> None:
+        engine = LocalEngine(Decoder(shared), renderer, max_batch=16)
+        rng = random.Random(0)
+        for version in (1, 2):
+            for name in learners:
+                other = "worker" if name == "planner" else "planner"
+                busy = []
+                if version > 1:  # the other one answers while this one is replaced
+                    busy = [asyncio.ensure_future(engine.generate(request([7, 8, 9], other, 90 + version, 40)))]
+                    await under_way(engine)
+                update(name, version)
+                await engine.load_adapter(name, learners[name].adapter, version)
+                for one in busy:
+                    assert (await one).policy_version in (1, 2)
+            asked = [
+                request([rng.randrange(10, 700) for _ in range(rng.randint(3, 90))], name, number, 16)
+                for number, name in enumerate([*learners, ""] * 4)
+            ]
+            replies = await asyncio.gather(*map(engine.generate, asked))
+            plain = TrainablePolicy(LoadedModel(shared, renderer.tokenizer, "tiny"))
+            base_difference = mean_difference(plain, asked[2::3], replies[2::3])
+            for index, name in enumerate(learners):
+                assert {one.policy_version for one in replies[index::3]} == {version}
+                difference = mean_difference(TrainablePolicy(learners[name]), asked[index::3], replies[index::3])
+                print(f"{dtype}: {difference:.2g} with '{name}', {base_difference:.2g} without an adapter")
+                assert difference <= 2 * base_difference
+        await engine.close()
+
+    asyncio.run(run())

@@ -95,7 +95,7 @@ class Simulation:
         for entry in self.prefixes:
             if entry.kv is not None:
                 assert entry.slot is None
-                assert torch.equal(entry.kv[0, 1, 0, :, 0], keys_of(entry.ids))
+                assert torch.equal(entry.kv[0][0, 1, 0, :, 0], keys_of(entry.ids))
         assert self.prefixes.bytes == sum(entry.bytes for entry in self.prefixes) <= self.prefixes.max_bytes
 
 

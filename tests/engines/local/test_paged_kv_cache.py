@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import LlamaForCausalLM
 
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
+from practicum.engines.local.cpu_runner import CpuRunner, descending_order, row_parts
 from practicum.engines.local.engine import LocalEngine
 from practicum.engines.local.kv_cache import PrefixCache
 from practicum.engines.local.paged_kv_cache import PagedKVCache, block_count, block_of, block_start
@@ -59,10 +61,10 @@ def test_pages_hold_what_was_written_whatever_is_moved(seed: int) -> None:
                 held[gone] = held[last]
             held.pop()
         elif held:
-            for row in range(len(held)):  # by swaps, as a batch is sorted
-                longest = max(range(row, len(held)), key=lambda other: block_count(held[other][1]))
-                cache.swap(row, longest)
-                held[row], held[longest] = held[longest], held[row]
+            order = descending_order([block_count(length) for _, length in held])
+            if order is not None:
+                cache.permute(order)
+                held = [held[row] for row in order]
             blocks = [block_count(length) for _, length in held]
             counts = [sum(count > block for count in blocks) for block in range(blocks[0])]
             cache.arrange(counts)
@@ -72,7 +74,7 @@ def test_pages_hold_what_was_written_whatever_is_moved(seed: int) -> None:
                     expected = torch.arange(block_start(block), block_start(block) + inside) + value + 1
                     assert torch.allclose(keys[2 * row, 0, :inside], expected)
         for row, (value, length) in enumerate(held):
-            kv = cache.extract(row, length)
+            kv = torch.cat(cache.extract(row, length), 3)
             assert kv.shape == (2, 2, 2, length, 4)
             assert torch.allclose(kv[1, 0, 0, :, 0], torch.arange(length) + value + 1)
             assert torch.allclose(kv[0, 1, 1, :, 3], -torch.arange(length) - value)
@@ -144,3 +146,95 @@ def test_a_bound_needs_pages(model: LlamaForCausalLM, renderer: Renderer) -> Non
 
     with pytest.raises(UserError, match="is for a CPU"):
         LocalEngine(Decoder(model), renderer, kv_bytes=1 << 20, runner=SlotRunner)  # type: ignore[arg-type]
+
+
+def request(seed: int, num_prompt: int, num_new: int, shared: int = 0) -> Request:
+    """A prompt of its own behind `shared` ids that all have in common."""
+    rng = random.Random(seed)
+    ids = (
+        *(30 + index % 600 for index in range(shared)),
+        *(rng.randrange(30, 700) for _ in range(num_prompt - shared)),
+    )
+    sampling = Sampling(max_tokens=num_new, seed=seed)
+    return Request(ids, sampling, Task("t", "x", "train"), Observation(), (), session=str(seed))
+
+
+def texts(replies: list[Generation]) -> list[tuple[object, object]]:
+    return [(one.ids, one.logprobs) for one in replies]
+
+
+def test_pages_that_prefixes_have_in_common_are_kept_once(model: LlamaForCausalLM, renderer: Renderer) -> None:
+    """Sessions that begin with the same 256 ids: each keeps one page of its own behind three that all have."""
+    engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1)
+    assert isinstance(engine.kv_cache, PagedKVCache)
+
+    async def run() -> None:
+        await engine.generate(request(0, 257, 1, shared=256))
+        before = engine.prefixes.bytes
+        await asyncio.gather(*(engine.generate(request(seed, 330, 4, shared=256)) for seed in range(1, 7)))
+        assert engine.stats.reused == 6 * 256
+        entries = [entry for entry in engine.prefixes if entry.session in set("123456")]
+        assert len(entries) == 6
+        assert len({id(entry.kv[2]) for entry in entries if entry.kv is not None}) == 1
+        whole = sum(entry.bytes for entry in engine.prefixes)
+        assert engine.prefixes.bytes < 0.5 * whole
+        assert engine.prefixes.bytes >= before + sum(entry.kv[3].nbytes for entry in entries if entry.kv is not None)
+        for entry in list(engine.prefixes):
+            engine.prefixes.remove(entry)
+        assert engine.prefixes.bytes == 0
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_a_long_prompt_is_computed_in_pieces_beside_decode_steps(model: LlamaForCausalLM, renderer: Renderer) -> None:
+    """Others decode between its pieces, nothing is computed twice, and all replies are those of an idle engine."""
+    asked = [request(seed, 20, 60) for seed in range(3)] + [request(9, 1900, 8), request(10, 20, 4)]
+    alone = []
+    for one in asked:
+        alone += generate(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), [one])
+    engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1)
+    waiting: list[int] = []
+    decode = engine.runner.decode
+
+    def watched(running: list, end_ids: tuple) -> object:  # type: ignore[type-arg]
+        waiting.append(sum(one.computed is not None and one.index < 0 for one in engine._waiting))
+        return decode(running, end_ids)
+
+    engine.runner.decode = watched  # type: ignore[method-assign, assignment]
+    replies = generate(engine, asked)
+    assert texts(replies) == texts(alone)
+    assert sum(waiting) >= 3, "nobody decoded between the pieces"
+    assert engine.stats.prefilled == sum(len(one.ids) - 1 for one in asked)
+    assert [one.prompt_cached for one in replies] == [0] * len(asked)
+
+
+def test_threads_change_no_bit(model: LlamaForCausalLM, renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("practicum.engines.local.cpu_runner.MIN_ROWS_PER_THREAD", 8)
+    asked = [request(seed, 10 + 7 * seed, 12, shared=8) for seed in range(40)]
+    settings = dataclasses.replace(LocalEngine(Decoder(model), renderer).settings, row_threads=1)
+    replies = []
+    for threads in (1, 3):
+        engine = LocalEngine(Decoder(model), renderer, max_batch=40)
+        engine.runner = CpuRunner(engine.decoder, engine.kv_cache, dataclasses.replace(settings, row_threads=threads))
+        replies.append(texts(generate(engine, asked)))
+    assert replies[0] == replies[1]
+
+
+def test_rows_are_sorted_with_as_few_moves_as_possible() -> None:
+    assert descending_order([3, 3, 2, 1, 1]) is None
+    assert descending_order([1, 3, 3, 2]) == [2, 1, 3, 0]
+    rng = random.Random(0)
+    for _ in range(50):
+        counts = [rng.randint(1, 4) for _ in range(rng.randint(1, 20))]
+        order = descending_order(counts) or list(range(len(counts)))
+        assert sorted(order) == list(range(len(counts)))
+        assert [counts[row] for row in order] == sorted(counts, reverse=True)
+        stay = sum(a == b for a, b in zip(counts, sorted(counts, reverse=True), strict=True))
+        assert sum(row == index for index, row in enumerate(order)) == stay
+
+
+def test_parts_of_a_batch_are_multiples_of_eight_and_worth_a_thread() -> None:
+    assert row_parts(120, 2) == [slice(0, 120)]
+    assert row_parts(136, 2) == [slice(0, 64), slice(64, 136)]
+    assert row_parts(256, 3) == [slice(0, 80), slice(80, 168), slice(168, 256)]

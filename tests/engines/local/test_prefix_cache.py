@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from practicum.engines.local.kv_cache import BLOCK_TOKENS, PrefixCache, block_hashes
 
 
-def kv(length: int) -> torch.Tensor:
-    return torch.zeros(1, 2, 1, length, 4)
+def kv(length: int) -> tuple[torch.Tensor]:
+    return (torch.zeros(1, 2, 1, length, 4),)
 
 
 STEM = tuple(range(2 * BLOCK_TOKENS))
@@ -41,7 +41,7 @@ def test_a_session_keeps_only_its_newest_entry() -> None:
 
 
 def test_the_budget_holds_and_the_oldest_goes_first() -> None:
-    size = kv(len(STEM)).numel() * 4
+    size = kv(len(STEM))[0].nbytes
     store = PrefixCache(2 * size)
     runs = [tuple(range(k, k + len(STEM))) for k in (0, 1000, 2000)]
     store.put(runs[0], kv(len(STEM)))
@@ -83,7 +83,7 @@ def test_a_match_is_as_long_as_what_two_runs_share(ids: list[int], other: list[i
 
 
 def test_a_resident_prefix_costs_no_bytes_until_it_is_moved_out() -> None:
-    size = kv(len(STEM)).numel() * 4
+    size = kv(len(STEM))[0].nbytes
     store = PrefixCache(2 * size)
     for number in range(4):
         store.put((*range(1000 * number, 1000 * number + len(STEM)),), number, f"s{number}")

@@ -2,13 +2,14 @@
 
 The slot of a request is its index in the batch: slots 0..B-1 are in use, and when a request ends, the last one is
 copied into its slot. Shapes are bucketed (rows by 8, keys by 128), which makes a request's numbers independent of the
-others in the batch, to the last bit.
+others in the batch, to the last bit. So the rows of a small model's batch are divided among threads (`RowThreads`).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -18,13 +19,13 @@ from torch import Tensor
 
 from practicum.engines.local.kv_cache import KEY_BUCKET, KVCache
 from practicum.engines.local.paged_kv_cache import FIRST_BLOCK, PagedKVCache, block_count, block_start
+from practicum.engines.local.row_threads import RowThreads
 from practicum.engines.local.runner import (
     BATCH_MULTIPLE,
     DecodeOutput,
     RunnerSettings,
     RunningRequest,
     SlotState,
-    any_adapter,
     any_constrained,
     any_filtered,
     filtered_logits,
@@ -103,6 +104,13 @@ def record_kept(running: Sequence[RunningRequest], logits: Tensor) -> None:
 
 MIN_PARALLEL_PREFILL_TOKENS = 512
 """Prompt tokens above which more threads pay on a small model."""
+MIN_ROWS_PER_THREAD = 64
+"""Rows of a decode step that are worth a thread: with 32 rows each, two threads wait as long for Python's lock as the
+division saves."""
+MAX_PROMPT_PIECE = 512
+"""Tokens of one prompt that are computed at once."""
+MAX_SCORES = 1 << 21
+"""Attention scores per head of prompts that are computed together, at most."""
 FIRST_NOISE_TOKENS = 64
 """Random numbers per slot that there is room for at first."""
 
@@ -111,6 +119,7 @@ class CpuRunner:
     """A `Runner` that computes in the engine's thread and returns each step's tokens at once."""
 
     asynchronous = False
+    joins_adapters = False
     keeps_slots = False
     admission_interval = 4
     kv_cache_type: ClassVar[type[KVCache]] = PagedKVCache
@@ -122,18 +131,16 @@ class CpuRunner:
         self._state = SlotState(kv_cache.num_slots + 1, FIRST_NOISE_TOKENS, decoder.device)
         self._slot_indices = torch.arange(kv_cache.num_slots)
         self._masks: BatchMasks | None = None
+        self._threads = RowThreads(settings.row_threads)
 
     def stream(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+        return self._threads.until_exit()
 
     def synchronize(self) -> None:
         """Nothing is under way outside of the calls."""
 
     def set_adapters(self, adapters: MultiLoRA, running: Sequence[RunningRequest]) -> None:
         self.adapters = adapters
-        mask = adapters.columns([one.request.adapter for one in running])
-        self._state.adapter_mask = mask.new_zeros(self.kv_cache.num_slots + 1, mask.shape[1])
-        self._state.adapter_mask[: len(running)] = mask
 
     def grow(self, num_tokens: int) -> None:
         self.kv_cache.grow(num_tokens + 2 * self.settings.steps_per_decode)
@@ -151,33 +158,49 @@ class CpuRunner:
         state.top_p[slots] = torch.tensor([p.top_p for p in params])
         state.min_p[slots] = torch.tensor([p.min_p for p in params])
         state.step[slots] = 0
-        if self.adapters is not None and state.adapter_mask.shape[1]:
-            state.adapter_mask[slots] = self.adapters.columns([one.request.adapter for one in wave])
         state.noise[slots, :longest] = uniforms([p.seed for p in params], longest)
 
     def prefill(self, wave: Sequence[RunningRequest]) -> None:
-        """Prompts of like length are computed together, padded."""
-        limit = self.settings.prefill_tokens
-        pending = [(one, one.num_cached) for one in wave if one.num_cached < len(one.ids) - 1]
-        if sum(len(one.ids) - start for one, start in pending) > MIN_PARALLEL_PREFILL_TOKENS:
-            torch.set_num_threads(self.settings.prefill_threads)
-        pending.sort(key=lambda item: len(item[0].ids) - item[1])
+        """Prompts of like length are computed together, padded; groups at the same time where there are threads."""
+        pending = [(one, one.num_cached) for one in wave if one.num_cached < one.prompt_end]
+        pending.sort(key=lambda item: item[0].prompt_end - item[1])
         while pending:
-            group: list[tuple[RunningRequest, int]] = []
-            widest = 0
-            for one, start in pending:
-                width = min(len(one.ids) - 1 - start, limit)
-                if group and max(widest, width) * (len(group) + 1) > limit:
-                    break
-                group.append((one, start))
-                widest = max(widest, width)
-            pending = pending[len(group) :]
-            members = [one for one, _ in group]
-            self._select_adapters(self._state.adapter_mask[[one.slot for one in members], None], members)
-            self._prefill([(one.slot, one.ids[start : start + widest], start) for one, start in group])
-            rest = [(one, start + widest) for one, start in group if start + widest < len(one.ids) - 1]
-            pending = rest + pending
-        torch.set_num_threads(self.settings.decode_threads)
+            num_tokens = sum(one.prompt_end - start for one, start in pending)
+            num_groups = self._threads.count if num_tokens > MIN_PARALLEL_PREFILL_TOKENS else 1
+            groups = self._prefill_groups(pending, num_groups)
+            if len(groups) == 1 and num_tokens > MIN_PARALLEL_PREFILL_TOKENS:
+                torch.set_num_threads(self.settings.prefill_threads)
+            passes = [self._prefill_pass(group) for group in groups]
+            self._threads.run(passes)
+            torch.set_num_threads(self.settings.decode_threads)
+            computed = {one: start + width for group, width in groups for one, start in group}
+            pending = [(one, computed.get(one, start)) for one, start in pending]
+            pending = [(one, start) for one, start in pending if start < one.prompt_end]
+
+    def _prefill_groups(
+        self, pending: Sequence[tuple[RunningRequest, int]], count: int
+    ) -> list[tuple[list[tuple[RunningRequest, int]], int]]:
+        """At most `count` groups of prompts, with the number of tokens of each prompt that are computed next.
+
+        A group has at most `prefill_tokens` tokens, and at most `MAX_SCORES` scores per head, which bounds its memory.
+        """
+        widths = [min(one.prompt_end - start, MAX_PROMPT_PIECE) for one, start in pending]
+        num_tokens = sum(-(-width // BATCH_MULTIPLE) * BATCH_MULTIPLE for width in widths)
+        equal_part = max(-(-num_tokens // count), MIN_PARALLEL_PREFILL_TOKENS // 2)
+        groups: list[tuple[list[tuple[RunningRequest, int]], int]] = []
+        group: list[tuple[RunningRequest, int]] = []
+        widest = longest = 0
+        for (one, start), width in zip(pending, widths, strict=True):
+            limit = self.settings.prefill_tokens if len(groups) == count - 1 else equal_part
+            keys, rows = max(longest, start + width), len(group) + 1
+            if group and (max(widest, width) * rows > limit or max(widest, width) * rows * keys > MAX_SCORES):
+                groups.append((group, widest))
+                group, widest, longest = [], 0, 0
+                if len(groups) == count:
+                    return groups
+            group.append((one, start))
+            widest, longest = max(widest, width), max(longest, start + width)
+        return [*groups, (group, widest)]
 
     def decode(self, running: list[RunningRequest], end_ids: Sequence[int]) -> DecodeOutput:
         count, num_steps = len(running), self.settings.steps_per_decode
@@ -219,9 +242,11 @@ class CpuRunner:
             last.slot = request.slot
         self.kv_cache.free(freed)
 
-    def _prefill(self, rows: list[tuple[int, list[int], int]]) -> None:
-        """Keys and values of several rows (slot, ids, position of the first), padded to one width."""
+    def _prefill_pass(self, group: tuple[list[tuple[RunningRequest, int]], int]) -> Callable[[], None]:
+        """Reserve pages for the next tokens of prompts; the function that computes them, padded to one width."""
         decoder, kv_cache = self.decoder, self.kv_cache
+        members, widest = group
+        rows = [(one.slot, one.ids[start : min(start + widest, one.prompt_end)], start) for one, start in members]
         width = -(-max(len(ids) for _, ids, _ in rows) // BATCH_MULTIPLE) * BATCH_MULTIPLE
         tokens = kv_cache.prompt_tokens([(slot, start, len(ids)) for slot, ids, start in rows])
         ids = torch.tensor([ids + [0] * (width - len(ids)) for _, ids, _ in rows])
@@ -229,45 +254,46 @@ class CpuRunner:
         positions = (starts[:, None] + torch.arange(width)).clamp(max=kv_cache.capacity - 1)
         num_keys = -(-(int(starts.max()) + width) // KEY_BUCKET) * KEY_BUCKET
         num_keys = min(num_keys, kv_cache.capacity)
-        mask = causal_mask(positions, num_keys, decoder.dtype)
         pages = kv_cache.prompt_pages([slot for slot, _, _ in rows], num_keys)
         shape = decoder.shape
-        buffer = torch.zeros(2, len(rows), shape.kv_heads, num_keys, shape.head_size, dtype=decoder.dtype)
         limit, last_layer = decoder.shape.context - 1, decoder.shape.layers - 1
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            kv_cache.write_prompts(layer, tokens, k, v)
-            if layer == last_layer:
-                return v
-            return attention(q, *kv_cache.read_prompts(layer, pages, buffer), mask)
+        def forward() -> None:
+            mask = causal_mask(positions, num_keys, decoder.dtype)
+            buffer = torch.zeros(2, len(rows), shape.kv_heads, num_keys, shape.head_size, dtype=decoder.dtype)
 
-        decoder.hidden(ids, positions.clamp(max=limit), attend, keys_only=True)
+            def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                kv_cache.write_prompts(layer, tokens, k, v)
+                if layer == last_layer:
+                    return v
+                return attention(q, *kv_cache.read_prompts(layer, pages, buffer), mask)
+
+            self._select_adapters([one for one, _ in members])
+            decoder.hidden(ids, positions.clamp(max=limit), attend, keys_only=True)
+
+        return forward
 
     def _sort_by_length(self, running: list[RunningRequest]) -> tuple[int, ...]:
         """Order rows by their blocks of keys, longest first: how many rows (0..n-1) have keys in each block."""
         blocks = [block_count(len(one.ids) + self.settings.steps_per_decode - 1) for one in running]
-        for index in range(1, len(blocks)):
-            while blocks[index] > blocks[index - 1]:  # the row moved out of its index may itself belong further up
-                first = next(other for other, count in enumerate(blocks) if count < blocks[index])
-                self._swap(running, first, index)
-                blocks[first], blocks[index] = blocks[index], blocks[first]
+        order = descending_order(blocks)
+        if order is not None:
+            self.kv_cache.permute(order)
+            self._state.permute(order)
+            running[:] = [running[row] for row in order]
+            for index, one in enumerate(running):
+                one.index = one.slot = index
+            blocks.sort(reverse=True)
         for row, count in enumerate(blocks):
             self.kv_cache.reserve(row, block_start(count))
         rows_per_block = tuple(sum(count > block for count in blocks) for block in range(blocks[0]))
         self.kv_cache.arrange(rows_per_block)
         return rows_per_block
 
-    def _swap(self, running: list[RunningRequest], a: int, b: int) -> None:
-        self.kv_cache.swap(a, b)
-        self._state.swap(a, b)
-        running[a], running[b] = running[b], running[a]
-        for index in (a, b):
-            running[index].index = running[index].slot = index
-
-    def _select_adapters(self, mask: Tensor, members: Sequence[RunningRequest]) -> None:
-        """Set the adapters of the next pass's rows; for the base model alone there is nothing to compute."""
+    def _select_adapters(self, members: Sequence[RunningRequest]) -> None:
+        """Set the adapters of the rows of this thread's next pass."""
         if self.adapters is not None:
-            self.adapters.select(mask if any_adapter(members) else None)
+            self.adapters.select_rows([one.adapter_key for one in members])
 
     @torch.inference_mode()
     def _decode_step(
@@ -282,26 +308,13 @@ class CpuRunner:
 
         `masks` are being computed meanwhile; they are there before anything is sampled.
         """
-        decoder, kv_cache, state = self.decoder, self.kv_cache, self._state
-        num_keys = block_start(len(rows_per_block))
-        spans = (num_rows, *rows_per_block[1:])
-        positions = state.position[:num_rows]
-        if self.settings.steps_per_decode > 1:  # rows that have stopped go on to the end, but not out of the window
-            positions = positions.clamp(max=decoder.shape.context - 1)
-        slots = self._slot_indices[:num_rows]
-        kv_heads = decoder.shape.kv_heads
-        mask = causal_mask(positions[:, None], num_keys, decoder.dtype)
-        bias = mask.expand(-1, kv_heads, -1, -1).reshape(num_rows * kv_heads, 1, num_keys)
-        places = kv_cache.decode_places(positions.tolist())
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            kv_cache.write_rows(layer, places, k, v)
-            return decode_attention(q, kv_cache.read_rows(layer, spans), bias)
-
-        self._select_adapters(state.adapter_mask[:num_rows], running)
-        hidden = decoder.hidden(state.last_id[:num_rows], positions, attend)
-        noise = state.noise[slots, state.step[:num_rows].clamp(max=state.noise.shape[1] - 1)]
-        logits, temperature = decoder.logits(hidden), state.temperature[:num_rows]
+        state = self._state
+        parts = [
+            functools.partial(self._logits, running, rows, (num_rows, *rows_per_block[1:]))
+            for rows in row_parts(num_rows, self._threads.count)
+        ]
+        logits, temperature = torch.cat(self._threads.run(parts)), state.temperature[:num_rows]
+        noise = state.noise[self._slot_indices[:num_rows], state.step[:num_rows].clamp(max=state.noise.shape[1] - 1)]
         if masks is not None and (restricted := masks.wait()):
             apply_masks(logits, masks.masks, restricted)
         if filtered:
@@ -317,3 +330,43 @@ class CpuRunner:
         state.position[:num_rows] += 1
         state.step[:num_rows] += 1
         return ids, logprobs
+
+    def _logits(self, running: Sequence[RunningRequest], rows: slice, spans: Sequence[int]) -> Tensor:
+        """Feed the last token of some rows: the logits of the next one. `spans`: rows that have keys, per block."""
+        decoder, kv_cache = self.decoder, self.kv_cache
+        count, kv_heads = rows.stop - rows.start, decoder.shape.kv_heads
+        part_spans = [min(span, rows.stop) - rows.start for span in spans if span > rows.start]
+        num_keys = block_start(len(part_spans))
+        positions = self._state.position[rows]
+        if self.settings.steps_per_decode > 1:  # rows that have stopped go on to the end, but not out of the window
+            positions = positions.clamp(max=decoder.shape.context - 1)
+        mask = causal_mask(positions[:, None], num_keys, decoder.dtype)
+        bias = mask.expand(-1, kv_heads, -1, -1).reshape(count * kv_heads, 1, num_keys)
+        places = kv_cache.decode_places(positions.tolist(), rows.start)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            kv_cache.write_rows(layer, places, k, v)
+            return decode_attention(q, kv_cache.read_rows(layer, part_spans, rows.start), bias)
+
+        self._select_adapters(running[rows])
+        return decoder.logits(decoder.hidden(self._state.last_id[rows], positions, attend))
+
+
+def descending_order(counts: Sequence[int]) -> list[int] | None:
+    """The rows in descending order of their counts, where a row that can stay in its place does; None: all can."""
+    wanted = sorted(counts, reverse=True)
+    misplaced: dict[int, list[int]] = {}
+    for row, count in enumerate(counts):
+        if wanted[row] != count:
+            misplaced.setdefault(count, []).append(row)
+    if not misplaced:
+        return None
+    rows = {count: iter(found) for count, found in misplaced.items()}
+    return [row if counts[row] == count else next(rows[count]) for row, count in enumerate(wanted)]
+
+
+def row_parts(num_rows: int, num_threads: int) -> list[slice]:
+    """The rows that each thread computes: multiples of `BATCH_MULTIPLE`, and enough to be worth a thread."""
+    count = max(1, min(num_threads, num_rows // MIN_ROWS_PER_THREAD))
+    bounds = [num_rows * part // count // BATCH_MULTIPLE * BATCH_MULTIPLE for part in range(count)]
+    return [slice(start, end) for start, end in zip(bounds, [*bounds[1:], num_rows], strict=True)]

@@ -72,6 +72,7 @@ class CudaRunner:
     """
 
     asynchronous = True
+    joins_adapters = True
     keeps_slots = True
     kv_cache_type: ClassVar[type[KVCache]] = KVCache
 
@@ -151,7 +152,7 @@ class CudaRunner:
 
     def set_adapters(self, adapters: MultiLoRA, running: Sequence[RunningRequest]) -> None:
         self.adapters = adapters
-        mask = adapters.columns([one.request.adapter for one in running])
+        mask = adapters.columns([one.adapter_key for one in running])
         self.state.adapter_mask = mask.new_zeros(self.kv_cache.num_slots + 1, mask.shape[1])
         self.state.adapter_mask[[one.slot for one in running]] = mask
         self.reset_graphs()
@@ -187,7 +188,7 @@ class CudaRunner:
             state.min_p[on_device[:, 0].long()] = on_device[:, 1].float()
         if self.adapters is not None and state.adapter_mask.shape[1]:
             slots = torch.tensor([one.slot for one in wave]).to(self.device, non_blocking=True)
-            state.adapter_mask[slots] = self.adapters.columns([one.request.adapter for one in wave])
+            state.adapter_mask[slots] = self.adapters.columns([one.adapter_key for one in wave])
 
     # -- prefill -----------------------------------------------------------------------------
 

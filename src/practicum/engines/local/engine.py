@@ -17,19 +17,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from practicum.chat.grammar import GrammarMatcher
 from practicum.chat.renderer import Renderer
 from practicum.chat.sampling_mask import encode_kept
 from practicum.engines.base import Generation, Request, SampledToken, Weights
-from practicum.engines.local.adapters import AdapterEngine
+from practicum.engines.local.adapters import AdapterEngine, NamedAdapters
 from practicum.engines.local.futures import AdapterChange, Result, failed_step, notify_all, resolve, resolve_all
-from practicum.engines.local.kv_cache import BLOCK_TOKENS, PrefixCache, block_hashes
+from practicum.engines.local.kv_cache import BLOCK_TOKENS, CachedPrefix, PrefixCache, PrefixMatch, block_hashes
 from practicum.engines.local.paged_kv_cache import PagedKVCache
 from practicum.engines.local.runner import (
     BATCH_MULTIPLE,
@@ -42,7 +42,9 @@ from practicum.engines.local.runner import (
     append_tokens,
     runner_for,
 )
-from practicum.errors import AdapterInUse, ContextFull, EngineError, UserError
+from practicum.engines.local.stats import EngineStats
+from practicum.engines.local.wave import Wave
+from practicum.errors import ContextFull, EngineError, UserError
 from practicum.models.decoder import Decoder
 from practicum.models.multi_lora import BASE, MultiLoRA, read_adapter
 from practicum.trajectory import ActionSource, StopReason
@@ -60,21 +62,6 @@ class Signal(enum.Enum):
 
     END_SESSIONS = enum.auto()
     CLOSE = enum.auto()
-
-
-@dataclass
-class EngineStats:
-    """Counters since the engine was made."""
-
-    generated: int = 0
-    decode_steps: int = 0
-    prefilled: int = 0
-    reused: int = 0
-    """Prompt tokens whose KV came from the cache."""
-    preempted: int = 0
-    """Requests that were begun anew for want of memory."""
-    decode_seconds: float = 0.0
-    prefill_seconds: float = 0.0
 
 
 class LocalEngine:
@@ -107,13 +94,14 @@ class LocalEngine:
         self.decoder = decoder
         self.renderer = renderer
         self.max_batch = -(-max_batch // BATCH_MULTIPLE) * BATCH_MULTIPLE
-        on_gpu = decoder.device.type == "cuda"
+        on_gpu, is_small = decoder.device.type == "cuda", decoder.shape.hidden < 512
         self.settings = RunnerSettings(
             steps_per_decode=steps_per_decode or (GPU_STEPS_PER_DECODE if on_gpu else 1),
             prefill_tokens=prefill_tokens or (32768 if on_gpu else 2048),
-            # Two threads on small matrices lose more to waking up than they gain; a prompt's are large enough.
-            decode_threads=threads or (1 if decoder.shape.hidden < 512 else torch.get_num_threads()),
+            # Two threads on small matrices lose more to waking up than they gain: rows are divided among them instead.
+            decode_threads=threads or (1 if is_small else torch.get_num_threads()),
             prefill_threads=prefill_threads or torch.get_num_threads(),
+            row_threads=torch.get_num_threads() if is_small and threads is None and prefill_threads is None else 1,
         )
         self.prefixes = PrefixCache((8 << 30 if on_gpu else 1 << 30) if cache_bytes is None else cache_bytes)
         runner = runner or runner_for(decoder.device)
@@ -124,7 +112,7 @@ class LocalEngine:
         self.kv_bytes = kv_bytes
         if kv_bytes is not None and not isinstance(self.kv_cache, PagedKVCache):
             raise UserError("A bound on the bytes of keys and values (kv_cache_gib) is for a CPU; leave it out.")
-        self.adapters: MultiLoRA | None = None
+        self.adapters: NamedAdapters | None = None
         self.stats = EngineStats()
         self._running: list[RunningRequest] = []
         self._admitting: list[RunningRequest] = []
@@ -170,13 +158,14 @@ class LocalEngine:
         if any(len(text) > STOP_WINDOW for text in request.sampling.stop):
             raise UserError(f"Stop strings may have at most {STOP_WINDOW} characters.")
         if request.adapter != BASE:
-            self._adapters().check(request.adapter)
+            self._named_adapters().check(request.adapter)
         if request.top_logprobs and self.runner.asynchronous:
             raise UserError("The most likely tokens (top_logprobs) are reported on a CPU only.")
         max_new_tokens = min(request.sampling.max_tokens, context - len(request.ids))
         loop = asyncio.get_running_loop()
         running = RunningRequest(request, loop.create_future(), loop, list(request.ids), max_new_tokens)
-        running.hashes = block_hashes(request.ids[:-1], request.adapter)
+        if request.adapter == BASE:  # else they depend on the version, which is known when the request is received
+            running.hashes = block_hashes(request.ids[:-1])
         if request.response_format is not None:
             running.matcher = await self._matcher(request.response_format)
         self._send(running)
@@ -199,37 +188,59 @@ class LocalEngine:
             self._thread.start()
         self._inbox.put(item)
 
-    def _adapters(self) -> MultiLoRA:
+    def _named_adapters(self) -> NamedAdapters:
         if self.adapters is None:
-            self.adapters = MultiLoRA(self.decoder)
+            self.adapters = NamedAdapters(MultiLoRA(self.decoder, self.runner.joins_adapters))
         return self.adapters
 
-    async def load_adapter(self, name: str, folder: str | Path) -> None:
-        """Serve a LoRA adapter from a PEFT folder under a name, beside the others; running requests go on."""
-        adapters = self._adapters()
-        adapter = await asyncio.to_thread(read_adapter, folder, self.decoder)
-        await self._change_adapter(name, lambda: adapters.add(name, adapter))
+    async def load_adapter(self, name: str, source: str | Path | nn.Module, version: int | None = None) -> None:
+        """Serve a LoRA adapter under a name, beside the others, from a PEFT folder or as a PEFT model has it now.
+
+        Requests that are under way go on, those of an adapter that had the name with that one; later ones get the new
+        adapter. `version`: the policy version that its replies report, by default the engine's.
+        """
+        adapters = self._named_adapters()
+        adapter = await asyncio.to_thread(read_adapter, source, self.decoder)
+        await self._change_adapters(lambda: adapters.put(name, adapter, version))
 
     async def unload_adapter(self, name: str) -> None:
-        adapters = self._adapters()
+        """Take an adapter away; requests that are under way with it go on to their end."""
+        adapters = self._named_adapters()
         adapters.check(name)
-        await self._change_adapter(name, lambda: adapters.remove(name))
+        await self._change_adapters(lambda: adapters.remove(name))
 
-    async def _change_adapter(self, name: str, change: Callable[[], None]) -> None:
-        """Change an adapter between two decode calls; refused while a request uses it."""
+    async def _change_adapters(self, change: Callable[[], None]) -> None:
+        """Change the adapters between two decode calls."""
 
         def action() -> None:
-            self._waiting = deque(one for one in self._waiting if not one.future.cancelled())
-            if any(one.request.adapter == name for one in (*self._running, *self._waiting)):
-                raise AdapterInUse(f"Adapter '{name}' is answering a request; change it when it is not.")
             change()
-            self.prefixes.remove_adapter(name)
-            self.runner.set_adapters(self._adapters(), self._running)
+            self._remove_unused_adapters()
+            self.runner.set_adapters(self._named_adapters().matrices, self._running)
 
         loop = asyncio.get_running_loop()
         item = AdapterChange(action, loop.create_future(), loop)
         self._send(item)
         await item.future
+
+    def _remove_unused_adapters(self) -> None:
+        adapters = self._named_adapters()
+        removed = adapters.remove_unused({one.adapter_key for one in (*self._running, *self._waiting)})
+        for key in removed:
+            self.prefixes.remove_adapter(key)
+        if removed:
+            self.runner.set_adapters(adapters.matrices, self._running)
+
+    def _set_adapter(self, one: RunningRequest) -> bool:
+        """Choose the version of a request's adapter; whether there is one."""
+        if one.request.adapter == BASE:
+            return True
+        try:
+            one.adapter = self._named_adapters().current(one.request.adapter)
+        except UserError as error:
+            resolve(one, error)
+            return False
+        one.hashes = block_hashes(one.request.ids[:-1], one.adapter_key)
+        return True
 
     def with_adapter(self, adapter: str) -> AdapterEngine:
         """A view of this engine that answers every request with one adapter."""
@@ -283,6 +294,8 @@ class LocalEngine:
         computed meanwhile.
         """
         idle = not self._running and not self._waiting
+        if self.adapters is not None and self.adapters.any_retired:
+            self._remove_unused_adapters()
         if idle:
             self._batch_limit = self.max_batch
         gather, num_received, num_seen = idle and self.runner.asynchronous, 0, 0
@@ -316,7 +329,8 @@ class LocalEngine:
                     torch.set_num_threads(self.settings.decode_threads)
                 idle = False
                 num_received += 1
-                self._waiting.append(item)
+                if self._set_adapter(item):
+                    self._waiting.append(item)
 
     def _end_sessions(self) -> None:
         while self._ended_sessions:
@@ -356,49 +370,44 @@ class LocalEngine:
         decoding = bool(self._running) or not self.runner.asynchronous
         while self._waiting and len(self._running) < self._batch_limit:
             try:
-                wave, budget = self._next_wave()
-                if not wave:
+                wave = self._next_wave()
+                if not wave.members:
                     return
-                self._start(wave)
+                self._start(wave.members)
             except Exception as error:  # it ends no request but those that fail by themselves
                 self._retry_admission(error)
                 continue
             self._admitting = []
-            if budget <= 0 and decoding:
+            if (wave.budget <= 0 and decoding) or (wave.piece is not None and self._running):
                 return  # the others decode a step before the next wave; an idle GPU computes all prompts first
 
-    def _next_wave(self) -> tuple[list[RunningRequest], int]:
-        """Waiting requests whose prompts can be computed together, and what is left of the budget of prompt tokens."""
-        wave: list[RunningRequest] = []
-        computing: dict[int, RunningRequest] = {}
-        postponed: deque[RunningRequest] = deque()
-        budget = self.settings.prefill_tokens
+    def _next_wave(self) -> Wave:
+        """Waiting requests whose prompts can be computed together."""
+        wave = Wave(self.settings.prefill_tokens)
         free = self._batch_limit - len(self._running)
-        while self._waiting and len(wave) + len(postponed) < free and (budget > 0 or not wave):
+        while self._waiting and wave.num_slots < free and not wave.is_full:
             if self._admitting and (self._waiting[0].alone or self._admitting[-1].alone):
                 break
-            if self._exceeds_kv_bytes([*self._running, *wave, self._waiting[0]]):
+            if self._exceeds_kv_bytes([*self._running, *wave.members, self._waiting[0]]):
                 break
             one = self._waiting.popleft()
             if one.future.cancelled():
                 continue
             self._admitting.append(one)
-            request = one.request
-            one.prefix_match = self.prefixes.match(
-                tuple(request.ids[:-1]), request.session, request.adapter, one.hashes
-            )
-            length = one.prefix_match.length
-            following = one.hashes[length // BLOCK_TOKENS : length // BLOCK_TOKENS + 1]
-            if following and following[0] in computing:
-                computing[following[0]].awaited = True
-                postponed.append(one)
-                continue
-            computing.update(dict.fromkeys(following, one))
-            budget -= len(one.ids) - 1 - length
-            wave.append(one)
-        self._waiting = postponed + self._waiting
-        self._admitting = wave
-        return wave, budget
+            one.prefix_match = self._match(one)
+            others = self._running or self._waiting or wave.members
+            wave.add(one, in_pieces=bool(others) and not self.runner.asynchronous)
+        self._waiting.extendleft(reversed(wave.postponed))
+        self._admitting = wave.members
+        return wave
+
+    def _match(self, one: RunningRequest) -> PrefixMatch:
+        """What is cached of a prompt, or what was computed of it in pieces."""
+        request = one.request
+        match = self.prefixes.match(tuple(request.ids[:-1]), request.session, one.adapter_key, one.hashes)
+        if one.computed is not None and len(one.computed.ids) > match.length:
+            return PrefixMatch(one.computed, len(one.computed.ids))
+        return match
 
     def _start(self, wave: list[RunningRequest]) -> None:
         """Give requests their slots, copy what is cached, compute the rest of their prompts."""
@@ -411,17 +420,36 @@ class LocalEngine:
             one.admitted = self._num_admitted
         self.runner.set_sampling_params(wave)
         self.runner.prefill(wave)
+        admitted: list[RunningRequest] = []
         for one in wave:
+            self.stats.prefilled += one.prompt_end - one.num_cached
+            one.num_computed += one.prompt_end - one.num_cached
+            if one.piece_end is not None:
+                self._postpone(one)
+                continue
             length = len(one.ids) - 1
-            self.stats.reused += one.num_cached
-            self.stats.prefilled += length - one.num_cached
+            self.stats.reused += length - one.num_computed
             # Other samples of a fresh prompt will come (a later turn is kept when it ends); or they wait already.
             shared = one.awaited if self.runner.keeps_slots else not one.continues_session
             if shared and one.num_cached < length:
-                kv = self.kv_cache.extract(one.slot, length)
-                self.prefixes.put(tuple(one.ids[:length]), kv, adapter=one.request.adapter, hashes=one.hashes)
-        self._running.extend(wave)
+                kv = self.kv_cache.extract(one.slot, length, one.shared_kv)
+                one.shared_kv = self.kv_cache.shareable(kv, length)
+                self.prefixes.put(tuple(one.ids[:length]), kv, adapter=one.adapter_key, hashes=one.hashes)
+            admitted.append(one)
+        self._running.extend(admitted)
         self.stats.prefill_seconds += time.perf_counter() - begun
+
+    def _postpone(self, one: RunningRequest) -> None:
+        """Let a request wait for the next piece of its prompt; others decode meanwhile."""
+        ids, version = tuple(one.ids[: one.prompt_end]), self.prefixes.version
+        session = one.request.session if one.continues_session else ""
+        kv = self.kv_cache.extract(one.slot, len(ids), one.shared_kv)
+        one.computed = CachedPrefix(ids, kv, None, version, session, one.adapter_key)
+        hashes = one.hashes[: len(ids) // BLOCK_TOKENS]
+        self.prefixes.put(ids, kv, adapter=one.adapter_key, hashes=hashes)  # for prompts that begin alike
+        self.runner.release(one, one)
+        one.index = one.slot = -1
+        self._waiting.appendleft(one)
 
     def _retry_admission(self, error: Exception) -> None:
         """Admit each of the requests whose admission failed by itself; end the one that has failed by itself.
@@ -539,8 +567,8 @@ class LocalEngine:
         length = len(one.ids) - 1
         request = one.request
         if request.session and not request.final and reason is not None:
-            kv = one.slot if self.runner.keeps_slots else self.kv_cache.extract(one.slot, length)
-            self.prefixes.put(tuple(one.ids[:length]), kv, request.session, request.adapter, one.hashes)
+            kv = one.slot if self.runner.keeps_slots else self.kv_cache.extract(one.slot, length, one.shared_kv)
+            self.prefixes.put(tuple(one.ids[:length]), kv, request.session, one.adapter_key, one.hashes)
         self._leave_batch(one)
         self.stats.generated += len(one.new_ids)
         if reason is None:
@@ -548,13 +576,14 @@ class LocalEngine:
         if one.matcher is not None and one.matcher.error:
             results.append((one, EngineError(f"the response format could not be followed: {one.matcher.error}")))
             return
+        number = None if one.adapter is None else one.adapter.number
         result = Generation(
             ids=tuple(one.new_ids),
             logprobs=tuple(one.logprobs),
             stop_reason=reason,
-            policy_version=self.prefixes.version,
+            policy_version=self.prefixes.version if number is None else number,
             source=ActionSource.POLICY,
-            prompt_cached=one.num_cached,
+            prompt_cached=one.prompt_end - one.num_computed,
             top_logprobs=tuple(one.top_logprobs[: len(one.new_ids)]),
             response_format=request.response_format,
             kept=encode_kept(one.kept[: len(one.new_ids)]) if one.records_kept else None,

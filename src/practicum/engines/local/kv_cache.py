@@ -36,12 +36,19 @@ BLOCK_TOKENS = 16
 """Ids hashed together. A match may end inside a block: the entry's own ids say exactly where."""
 
 
+PrefixKV = tuple[Tensor, ...]
+"""Keys and values of a prefix [layers, 2, K, tokens, D]: in one tensor on a GPU, a tensor per page on a CPU."""
+
+
 @dataclass(eq=False)
 class CachedPrefix:
-    """A run of ids with its KV, either as a tensor (`KVCache.extract`) or as the slot that holds it."""
+    """A run of ids with its KV, either as tensors (`KVCache.extract`) or as the slot that holds it.
+
+    Entries may have tensors in common: pages of a prefix that they share, on a CPU.
+    """
 
     ids: tuple[int, ...]
-    kv: Tensor | None
+    kv: PrefixKV | None
     slot: int | None
     version: int
     session: str
@@ -50,7 +57,7 @@ class CachedPrefix:
 
     @property
     def bytes(self) -> int:
-        return 0 if self.kv is None else self.kv.numel() * self.kv.element_size()
+        return sum(tensor.nbytes for tensor in self.kv or ())
 
 
 class PrefixMatch(NamedTuple):
@@ -69,7 +76,10 @@ class PrefixCache:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
+        """Bytes of all tensors; one that several entries have is counted once."""
         self.version = 0
+        self._num_holders: dict[int, int] = {}
+        """The number of entries that have a tensor, by its id."""
         self._entries: OrderedDict[int, CachedPrefix] = OrderedDict()
         self._by_hash: dict[int, dict[CachedPrefix, None]] = {}
         """The entries that begin with these blocks, the newest last."""
@@ -98,6 +108,7 @@ class PrefixCache:
         self._by_hash.clear()
         self._by_session.clear()
         self.resident.clear()
+        self._num_holders.clear()
         self.bytes, self.version = 0, version
 
     def match(
@@ -128,20 +139,20 @@ class PrefixCache:
         return PrefixMatch(best, length)
 
     def put(
-        self, ids: tuple[int, ...], kv: Tensor | int, session: str = "", adapter: str = "", hashes: Sequence[int] = ()
+        self, ids: tuple[int, ...], kv: PrefixKV | int, session: str = "", adapter: str = "", hashes: Sequence[int] = ()
     ) -> None:
-        """Keep a run of ids with its KV (a tensor, or the slot that holds it); `hashes`: of its first blocks, if known.
+        """Keep a run of ids with its KV (tensors, or the slot that holds it); `hashes`: of its first blocks, if known.
 
         A session keeps one entry: its newest, which contains all the older ones.
         """
         if session:
             self.end_session(session)
-        tensor, slot = (None, kv) if isinstance(kv, int) else (kv, None)
-        entry = CachedPrefix(ids, tensor, slot, self.version, session, adapter, block_hashes(ids, adapter, hashes))
+        tensors, slot = (None, kv) if isinstance(kv, int) else (kv, None)
+        entry = CachedPrefix(ids, tensors, slot, self.version, session, adapter, block_hashes(ids, adapter, hashes))
         if not entry.hashes or not self.max_bytes or entry.bytes > self.max_bytes:
             return
         self._entries[id(entry)] = entry
-        self.bytes += entry.bytes
+        self._hold(entry)
         for key in entry.hashes:
             self._by_hash.setdefault(key, {})[entry] = None
         if session:
@@ -155,7 +166,22 @@ class PrefixCache:
         residents = ((entry.slot, entry) for entry in self._entries.values() if entry.slot is not None)
         return list(islice(residents, max(0, count)))
 
-    def move_out(self, entry: CachedPrefix, kv: Tensor) -> None:
+    def _hold(self, entry: CachedPrefix) -> None:
+        """Count the tensors of an entry that no other one has."""
+        for tensor in entry.kv or ():
+            holders = self._num_holders.get(id(tensor), 0)
+            self._num_holders[id(tensor)] = holders + 1
+            self.bytes += 0 if holders else tensor.nbytes
+
+    def _drop(self, entry: CachedPrefix) -> None:
+        for tensor in entry.kv or ():
+            holders = self._num_holders.pop(id(tensor)) - 1
+            if holders:
+                self._num_holders[id(tensor)] = holders
+            else:
+                self.bytes -= tensor.nbytes
+
+    def move_out(self, entry: CachedPrefix, kv: PrefixKV) -> None:
         """Keep a copy of a resident entry's KV instead of its slot.
 
         A request that has matched the entry may still copy from it, even if it is dropped for want of room.
@@ -163,7 +189,7 @@ class PrefixCache:
         if entry.slot is not None:
             del self.resident[entry.slot]
         entry.kv, entry.slot = kv, None
-        self.bytes += entry.bytes
+        self._hold(entry)
         if entry.bytes > self.max_bytes:
             self.remove(entry)
         self._trim()
@@ -186,7 +212,7 @@ class PrefixCache:
     def remove(self, entry: CachedPrefix) -> None:
         """Drop an entry; a slot that held it is an ordinary free slot again."""
         del self._entries[id(entry)]
-        self.bytes -= entry.bytes
+        self._drop(entry)
         for key in entry.hashes:
             holders = self._by_hash[key]
             del holders[entry]
@@ -277,6 +303,7 @@ class KVCache:
             slot = continued[request] if request in continued else next(vacant)
             (entry, length), request.prefix_match = request.prefix_match, NO_MATCH
             request.slot, request.num_cached = slot, length
+            request.shared_kv = self.shareable(None if entry is None else entry.kv, length)
             request.continues_session = _same_session(entry, request)
             if entry is not None and length and entry.slot != slot:
                 copies.setdefault((id(entry), length), (entry, []))[1].append(slot)
@@ -317,13 +344,17 @@ class KVCache:
         """Return all slots but these, whoever has them."""
         self._free = [slot for slot in range(self.num_slots) if slot not in slots]
 
-    def extract(self, slot: int, num_tokens: int) -> Tensor:
-        """A copy of a slot's first tokens [layers, 2, K, tokens, D], as `PrefixCache` keeps it."""
-        return self._buffer[:, :, slot, :, :num_tokens].clone()
+    def extract(self, slot: int, num_tokens: int, shared: PrefixKV = ()) -> PrefixKV:
+        """A copy of a slot's first tokens, as `PrefixCache` keeps it; `shared`: the tensors of the first ones."""
+        return (self._buffer[:, :, slot, :, :num_tokens].clone(),)
+
+    def shareable(self, kv: PrefixKV | None, num_tokens: int) -> PrefixKV:
+        """The tensors of a prefix that one which begins with so many of its tokens can have as they are."""
+        return ()
 
     def _insert(self, entry: CachedPrefix, slots: Sequence[int], num_tokens: int) -> None:
         """Copy a prefix's first tokens into slots."""
-        source = self._buffer[:, :, entry.slot] if entry.kv is None else entry.kv
+        source = self._buffer[:, :, entry.slot] if entry.kv is None else entry.kv[0]
         if len(slots) == 1:  # saves sending a list of slots to the device
             self._buffer[:, :, slots[0], :, :num_tokens] = source[:, :, :, :num_tokens]
         else:

@@ -4,6 +4,9 @@ A request's keys are divided into blocks, the blocks in which attention adds the
 page holds one block of one request, in all layers. The pages of block j of all requests lie in one tensor, in the order
 of the requests' rows; since rows are sorted by length, those that have a block j at all are rows 0..n-1, and attention
 reads their pages as they lie, without a copy. Pages are moved only when rows change their order.
+
+Cached prefixes are pages too, outside of these tensors. Prefixes that begin alike have their first pages in common, by
+reference: a request whose prompt was cached keeps the pages that it took over, and copies only those behind them.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from practicum.engines.local.kv_cache import KEY_BUCKET, CachedPrefix, KVCache, PrefixCache
+from practicum.engines.local.kv_cache import KEY_BUCKET, CachedPrefix, KVCache, PrefixCache, PrefixKV
 from practicum.models.decoder import Shape
 
 FIRST_BLOCK = 64
@@ -36,6 +39,11 @@ def block_size(block: int) -> int:
 def block_count(keys: int) -> int:
     """The number of blocks that hold `keys` keys."""
     return 1 if keys <= FIRST_BLOCK else 1 + -(-keys // KEY_BUCKET)
+
+
+def num_full_blocks(keys: int) -> int:
+    """The number of blocks that `keys` keys fill."""
+    return block_count(keys + 1) - 1
 
 
 def block_of(position: int) -> int:
@@ -165,43 +173,60 @@ class PagedKVCache(KVCache):
         for block, page in enumerate(self._pages[target]):
             self._owners[block][page] = target
 
-    def swap(self, first: int, second: int, num_tokens: int = 0) -> None:
-        """Exchange the pages of two slots; nothing is copied."""
-        self.move(first, second)
-        for block, page in enumerate(self._pages[first]):
-            self._owners[block][page] = first
+    def permute(self, order: Sequence[int]) -> None:
+        """Give slot i the pages of slot order[i], for the first slots; nothing is copied."""
+        self._pages[: len(order)] = [self._pages[slot] for slot in order]
+        for slot, source in enumerate(order):
+            if slot != source:
+                for block, page in enumerate(self._pages[slot]):
+                    self._owners[block][page] = slot
 
     def arrange(self, rows_per_block: Sequence[int]) -> None:
-        """Put the pages of slots 0..n-1 of each block into their order, which attention reads them in."""
+        """Put the pages of slots 0..n-1 of each block into their order, which attention reads them in.
+
+        All pages of a block that are out of place are moved at once, each one time.
+        """
         for block, count in enumerate(rows_per_block):
-            owners, tensor = self._owners[block], self._blocks[block]
-            for row in range(count):
-                if owners[row] == row:
-                    continue
-                page, other = self._pages[row][block], owners[row]
-                tensor[:, :, [row, page]] = tensor[:, :, [page, row]]
-                owners[row], owners[page] = row, other
-                self._pages[row][block], self._pages[other][block] = row, page
+            owners = self._owners[block]
+            targets = [row for row in range(count) if owners[row] != row]
+            if not targets:
+                continue
+            sources = [self._pages[row][block] for row in targets]
+            vacated, displaced = set(sources) - set(targets), set(targets) - set(sources)
+            targets += sorted(vacated)
+            sources += sorted(displaced)
+            tensor, index = self._blocks[block], torch.tensor(sources)
+            tensor.index_copy_(2, torch.tensor(targets), tensor.index_select(2, index))
+            for page, slot in zip(targets, [owners[page] for page in sources], strict=True):
+                owners[page] = slot
+                self._pages[slot][block] = page
 
     def free_all_but(self, slots: Collection[int]) -> None:
         super().free_all_but(slots)
         for slot in self._free:
             self.release(slot)
 
-    def extract(self, slot: int, num_tokens: int) -> Tensor:
+    def extract(self, slot: int, num_tokens: int, shared: PrefixKV = ()) -> PrefixKV:
+        """The pages of a slot's first tokens: those that it has taken over as they are, and copies of the others."""
         pages = self._pages[slot][: block_count(num_tokens)]
-        parts = [self._blocks[block][:, :, page] for block, page in enumerate(pages)]
-        parts[-1] = parts[-1][:, :, :, : num_tokens - block_start(len(parts) - 1)]
-        return torch.cat(parts, 3)
+        kept = list(shared)
+        for block in range(len(kept), len(pages)):
+            size = min(block_size(block), num_tokens - block_start(block))
+            kept.append(self._blocks[block][:, :, pages[block], :, :size].clone())
+        return tuple(kept)
+
+    def shareable(self, kv: PrefixKV | None, num_tokens: int) -> PrefixKV:
+        return () if kv is None else kv[: num_full_blocks(num_tokens)]
 
     def _insert(self, entry: CachedPrefix, slots: Sequence[int], num_tokens: int) -> None:
+        """Copy a prefix's pages to where attention reads those of the slots."""
         assert entry.kv is not None, "prefixes are kept outside of the pages"
         for slot in slots:
             self.reserve(slot, num_tokens)
         for block in range(block_count(num_tokens)):
-            start, end = block_start(block), min(block_start(block + 1), num_tokens)
+            size = min(block_size(block), num_tokens - block_start(block))
             pages = [self._pages[slot][block] for slot in slots]
-            self._blocks[block][:, :, pages, :, : end - start] = entry.kv[:, :, None, :, start:end]
+            self._blocks[block][:, :, pages, :, :size] = entry.kv[block][:, :, None, :, :size]
 
     # -- attention ---------------------------------------------------------------------------
 
@@ -242,8 +267,8 @@ class PagedKVCache(KVCache):
             ]
         return out[0], out[1]
 
-    def decode_places(self, positions: Sequence[int]) -> list[DecodePlaces]:
-        """Where the tokens of rows 0..n-1 go that are at these positions.
+    def decode_places(self, positions: Sequence[int], first_row: int = 0) -> list[DecodePlaces]:
+        """Where the tokens of consecutive rows go that are at these positions.
 
         Rows are sorted by their number of blocks; those of one block are consecutive.
         """
@@ -255,7 +280,8 @@ class PagedKVCache(KVCache):
             while end < len(positions) and block_of(positions[end]) == block:
                 end += 1
             offsets = torch.tensor([position - block_start(block) for position in positions[start:end]])
-            heads = torch.arange(start * kv_heads, end * kv_heads).view(-1, kv_heads) * block_size(block)
+            heads = torch.arange((first_row + start) * kv_heads, (first_row + end) * kv_heads).view(-1, kv_heads)
+            heads *= block_size(block)
             found.append(DecodePlaces(block, slice(start, end), (heads + offsets[:, None]).flatten()))
             start = end
         return found
@@ -267,9 +293,13 @@ class PagedKVCache(KVCache):
             views.key_vectors.index_copy_(0, place.index, k[place.rows].flatten(0, 1))
             views.value_vectors.index_copy_(0, place.index, v[place.rows].flatten(0, 1))
 
-    def read_rows(self, layer: int, rows_per_block: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        """Per block the keys [rows·K, D, keys] and values [rows·K, keys, D] of the rows that have it, as they lie."""
+    def read_rows(self, layer: int, rows_per_block: Sequence[int], first_row: int = 0) -> list[tuple[Tensor, Tensor]]:
+        """Per block the keys [rows·K, D, keys] and values [rows·K, keys, D] of the rows that have it, as they lie.
+
+        Rows and their numbers per block are counted from `first_row`.
+        """
         kv_heads, found = self.shape.kv_heads, []
         for views, count in zip(self._views, rows_per_block, strict=False):
-            found.append((views[layer].keys[: count * kv_heads], views[layer].values[: count * kv_heads]))
+            rows = slice(first_row * kv_heads, (first_row + count) * kv_heads)
+            found.append((views[layer].keys[rows], views[layer].values[rows]))
         return found

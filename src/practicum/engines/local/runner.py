@@ -26,7 +26,8 @@ from transformers import PreTrainedTokenizerBase
 
 from practicum.chat.grammar import GrammarMatcher
 from practicum.engines.base import Generation, Request, SampledToken, TopLogprobs
-from practicum.engines.local.kv_cache import NO_MATCH, KVCache, PrefixMatch
+from practicum.engines.local.adapters import AdapterVersion
+from practicum.engines.local.kv_cache import NO_MATCH, CachedPrefix, KVCache, PrefixKV, PrefixMatch
 from practicum.models.decoder import Decoder, token_logprobs
 from practicum.models.multi_lora import MultiLoRA
 from practicum.trajectory import StopReason
@@ -112,6 +113,10 @@ class RunningRequest:
     """Hashes of the prompt's blocks (`block_hashes`)."""
     num_cached: int = 0
     """Prompt tokens whose keys and values came from the cache."""
+    num_computed: int = 0
+    """Prompt tokens that were computed for it, in one piece or several."""
+    shared_kv: PrefixKV = ()
+    """The cached pages that the prompt begins with, on a CPU: they are kept again without a copy."""
     continues_session: bool = False
     """Whether the prefix was cached by an earlier turn of the same session."""
     awaited: bool = False
@@ -135,6 +140,12 @@ class RunningRequest:
     """Index in the running batch."""
     slot: int = -1
     """Slot of the KV cache."""
+    adapter: AdapterVersion | None = None
+    """The version of its adapter that answers it, which stays the same until it ends."""
+    piece_end: int | None = None
+    """The prompt's tokens are computed up to here, where the rest is computed later."""
+    computed: CachedPrefix | None = None
+    """The keys and values of a long prompt's first pieces, until the rest is computed."""
     kept: list[NDArray[np.integer]] = field(default_factory=list)
     """The ids that each token was sampled among, where the request leaves some out and is not greedy."""
     matcher: GrammarMatcher | None = None
@@ -151,11 +162,23 @@ class RunningRequest:
     def restart(self) -> None:
         """Forget everything but the request. Its tokens depend on its seed alone: they will be the same again."""
         self.ids, self.new_ids, self.logprobs, self.top_logprobs, self.kept = list(self.request.ids), [], [], [], []
-        self.num_cached, self.num_scheduled, self.prefix_match = 0, 0, NO_MATCH
+        self.num_cached, self.num_computed, self.num_scheduled = 0, 0, 0
+        self.prefix_match, self.shared_kv = NO_MATCH, ()
         self.continues_session = self.awaited = self.finished = False
         self.index = self.slot = -1
+        self.piece_end = self.computed = None
         if self.matcher is not None and self.request.response_format is not None:
             self.matcher = self.matcher.grammars.matcher(self.request.response_format)
+
+    @property
+    def prompt_end(self) -> int:
+        """The number of prompt tokens that are computed before the first decode step, which is fed the last one."""
+        return len(self.request.ids) - 1 if self.piece_end is None else self.piece_end
+
+    @property
+    def adapter_key(self) -> str:
+        """What the version of its adapter is called in `MultiLoRA` and in the prefix cache; "": it has none."""
+        return "" if self.adapter is None else self.adapter.key
 
     @property
     def records_kept(self) -> bool:
@@ -260,9 +283,12 @@ class SlotState:
         for tensor in self.tensors():
             tensor[target] = tensor[source]
 
-    def swap(self, first: int, second: int) -> None:
+    def permute(self, order: Sequence[int]) -> None:
+        """Give slot i the state of slot order[i], for the first slots."""
+        moved = [slot for slot, source in enumerate(order) if slot != source]
+        targets, sources = torch.tensor(moved), torch.tensor([order[slot] for slot in moved])
         for tensor in self.tensors():
-            tensor[[first, second]] = tensor[[second, first]]
+            tensor[targets] = tensor[sources]
 
 
 BATCH_MULTIPLE = 8
@@ -278,7 +304,11 @@ class RunnerSettings:
     prefill_tokens: int
     """Prompt tokens computed at once, at most."""
     decode_threads: int
+    """Threads of one product of a decode step."""
     prefill_threads: int
+    """Threads of one product of a long prompt."""
+    row_threads: int = 1
+    """Threads among which the rows of a batch are divided, on a CPU."""
 
 
 DecodedTokens = list[tuple[RunningRequest, list[int], list[float], bool]]
@@ -299,6 +329,8 @@ class Runner(Protocol):
 
     asynchronous: bool
     """Whether `decode` returns before its tokens are there: it pays to start with as many requests as are coming in."""
+    joins_adapters: bool
+    """Whether the matrices of all adapters are joined (`MultiLoRA`)."""
     keeps_slots: bool
     """Whether a finished request's keys and values stay in its slot, rather than being copied out."""
     admission_interval: int
@@ -363,4 +395,4 @@ def any_filtered(running: Sequence[RunningRequest]) -> bool:
 
 def any_adapter(running: Sequence[RunningRequest]) -> bool:
     """Whether any request is answered by an adapter."""
-    return any(one.request.adapter for one in running)
+    return any(one.adapter is not None for one in running)
