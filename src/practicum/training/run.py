@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import signal
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -211,7 +212,7 @@ class Run:
     async def _step(self, step: int, log: RunLog) -> None:
         settings, done = self.settings, step + 1
         last = done == settings.total_training_steps
-        interruptible = self.trainer.stops_in_rollout
+        interruptible, begun = self.trainer.stops_in_rollout, time.perf_counter()
         before = json.dumps(self._checkpoint_state()) if interruptible else ""
         # Every step begins with an empty engine cache, resumed or not, also after a validation or a step without an
         # update: what comes from the cache may differ in the last bit from what is computed again.
@@ -227,6 +228,7 @@ class Run:
                 best = self.state.best_step
                 self.checkpoints.save(step, self.policy, self.trainer.critic, json.loads(before), best)
             raise
+        metrics.setdefault("timing/step", time.perf_counter() - begun)
         if self.monitor is not None:
             self.monitor.observe(done, metrics, episodes)
         if settings.test_freq > 0 and (done % settings.test_freq == 0 or last):
