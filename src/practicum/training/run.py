@@ -290,7 +290,7 @@ class Run:
             self.say(f"Step {step}: {validation.problem}; it does not count.")
             return validation.metrics
         if validation.result is not None and self._folder is not None:
-            write_validation(self._folder, step, validation.result)
+            write_validation(self._folder, step, validation.result, validation.episodes)
         metric, state = self.settings.best_metric, self.state
         value, best = validation.metrics[metric], state.best_value
         if best is None or (value < best if metric in LOSS_METRICS else value > best):

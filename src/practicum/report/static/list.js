@@ -154,7 +154,7 @@ class List {
 
 function listCells(row, several) {
   return [el('span', {class: 'dot ' + dotKind(row.outcome), role: 'gridcell', 'aria-label': row.outcome}), el('span', {class: 'name', role: 'gridcell'}, row.task), el('span', {class: 'value', role: 'gridcell'}, figure(row.reward)),
-    el('span', {class: 'sub', role: 'gridcell'}, row.question || ' '), el('span', {class: 'sub', role: 'gridcell'}, several ? el('span', {class: colourOf(row.run)}, runOf(row.run).name + ' · ') : null, subtitle(row))];
+    el('span', {class: 'sub', role: 'gridcell'}, row.question || ' '), el('span', {class: 'sub', role: 'gridcell'}, several ? [el('span', {class: 'dot ' + colourOf(row.run)}), runOf(row.run).name + ' · '] : null, subtitle(row))];
 }
 
 const distinct = (rows, name) => [...new Set(rows.map((row) => row[name]))].sort();

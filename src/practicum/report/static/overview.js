@@ -79,7 +79,7 @@ function fillRun(card, run) {
   if (run.unreadable_count) found.push(fact('not readable', String(run.unreadable_count)));
   const ago = run.changed ? (Date.now() - run.changed) / 1000 : Infinity;
   if (run.seconds && !live) found.push(fact('training time', clock(run.seconds)));
-  const version = (run.versions || [])[run.versions.length - 1];
+  const version = (run.versions || []).slice(-1)[0];
   if (version) found.push(el('span', {class: 'version', title: [version.commit ? `commit ${version.commit}` : '', version.python ? `Python ${version.python}` : ''].filter(Boolean).join(', ')},
     [`practicum ${version.practicum || '?'}`, version.commit ? version.commit.slice(0, 9) + (version.changed ? ' with changes' : '') : '', version.machine || ''].filter(Boolean).join(' · ')));
   if (live) found.push(el('span', {class: 'pace'}, paceText(run, step, ago)));
@@ -210,7 +210,7 @@ function tableSection() {
   const body = lines.map((line) => el('tr', {class: 'link', tabindex: '0', on: {
     click: () => openList({run: line.run, part: line.part, environment: line.environment}),
     keydown: (event) => { if (event.key === 'Enter') openList({run: line.run, part: line.part, environment: line.environment}); }}},
-    el('td', {}, el('span', {class: 'dot ' + colourOf(line.run)}), shortLabel(line.label), line.kept ? el('span', {class: 'faint'}, /top_episodes$/.test(line.part) ? ' (the best-paid)' : ' (first groups of steps 1, 2, 4, 8 …)') : null),
+    el('td', {}, el('span', {class: 'dot ' + colourOf(line.run)}), shortLabel(line.label), line.kept ? el('span', {class: 'faint'}, /top_episodes$/.test(line.part) ? ' (those of the highest reward)' : /validation$/.test(line.part) ? ' (the first tasks of each validation)' : ' (first groups of steps 1, 2, 4, 8 …)') : null),
     el('td', {}, line.environment, line.split ? el('span', {class: 'faint'}, ' ' + line.split) : null),
     el('td', {class: 'n'}, line.episodes.toLocaleString('en'), line.tasks !== line.episodes ? el('span', {class: 'range'}, ` of ${line.tasks} tasks`) : null),
     el('td', {class: 'n'}, line.kept ? '–' : percent(line.success_rate), line.kept || !isNumber(line.success_low) ? null : el('span', {class: 'range'}, ` ${interval(line.success_low, line.success_high)}`)),

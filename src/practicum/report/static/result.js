@@ -25,7 +25,7 @@ function resultGroups() {
   }
   for (const one of linesOf()) {
     const series = one.curve.series['val/success/mean'];
-    const points = series && !one.run.table.some((line) => line.part === 'validation') ? pointsOf(series) : [];
+    const points = series && !one.run.table.some((line) => line.part === 'validation' && !line.kept) ? pointsOf(series) : [];
     for (const point of points.length > 1 ? [points[0], points[points.length - 1]] : points) add('validation during training', {label: `${one.label}, step ${point[0]}`, run: one.run.key, rate: point[1], low: point[2], high: point[3]});
   }
   return groups;
