@@ -29,6 +29,7 @@ from practicum.registry import make_format
 from practicum.resources import RunResources
 from practicum.rollout import run_episodes
 from practicum.task import Task
+from practicum.training.checkpoint import record_version
 from practicum.training.objective import Objective
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.rollout_source import OnlineSource
@@ -130,6 +131,7 @@ class Quickstart:
     async def _run(self) -> dict[str, Any]:
         plan = self.plan
         self._claim_folder()
+        record_version(self.out, 0)
         with Progress("build tiny", 1) as progress:
             # Another model for every seed: the result must not depend on one lucky initialisation.
             self.policy = TrainablePolicy(loader.load_tiny(self.seed), max_batch=128)
@@ -280,6 +282,7 @@ class Quickstart:
         write_atomic(self.out / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
         self.say(f"{duration(total)} min in all; {written}")
         example = next(iter(sorted((self.out / list(results)[-1] / "examination").glob("*.jsonl"))), None)
+        self.say(f"All of it on one page: practicum report {self.out}")
         if example is not None:
             self.say(f"See an episode: practicum show '{example}'")
         return summary

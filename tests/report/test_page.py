@@ -79,7 +79,7 @@ def test_the_file_runs_its_own_script_and_no_other(tmp_path: Path, tokenizer: Pr
     assert "connect-src" not in policy
     assert "unsafe" not in policy
     assert not [a for _, a in elements.found if any(name.startswith("on") for name in a)]
-    known = "html head meta title link style body a header nav span button main noscript dialog div script"
+    known = "html head meta title link style body a h1 header nav span button main noscript dialog div script"
     assert {tag for tag, _ in elements.found} <= set(known.split())
     links = [str(a.get(name, "")) for _, a in elements.found for name in ("src", "href")]
     outside = [link for link in links if link.startswith(("http", "//"))]
@@ -118,7 +118,7 @@ def test_the_file_tells_what_the_runs_hold(tmp_path: Path, tokenizer: PreTrained
     data = data_of(made)
     assert [run["name"] for run in data["runs"]] == ["a", "b", "c"]
     assert [len(rows) for rows in data["rows"].values()] == [4, 4, 0]
-    assert data["comparisons"][0]["baseline"]["label"] == "a"
+    assert data["comparisons"][""][0]["baseline"]["label"] == "a"
     curve = data["runs"][2]["curves"][0]
     assert curve["series"]["val/success/mean"]["points"][0] == [5, 0.5, 0.4, 0.6]
     assert "kl_high" in {event["sign"] for event in curve["events"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -35,11 +36,19 @@ def test_each_stage_is_compared_with_the_first_and_with_the_one_before(
         write_run(tmp_path / "run" / stage / "examination", [[float(n < solved)] for n in range(20)], tokenizer)
     (tmp_path / "run" / "plan.json").write_text("{}")
     data = data_of(document(find_runs([tmp_path]))[0])
-    pairs = [(found["baseline"]["part"], found["trained"]["part"]) for found in data["comparisons"]]
-    base, sft, rl = "base/examination", "sft/examination", "rl/examination"
-    assert pairs == [(base, sft), (base, rl), (sft, rl)]
-    assert [line["part"] for line in data["runs"][0]["table"]] == [base, sft, rl]
-    assert {found["verdict"] for found in data["comparisons"]} == {"better"}
+    base, sft, rl = "run · base", "run · sft", "run · rl"
+    assert labels(data["comparisons"][""]) == [(base, sft), (base, rl), (sft, rl)]
+    assert [line["label"] for line in data["runs"][0]["table"]] == [base, sft, rl]
+    assert {found["verdict"] for found in data["comparisons"][""]} == {"better"}
+    # Any of them can be the baseline: then every other one is compared with it, and with the one before.
+    assert labels(data["comparisons"][sft]) == [(sft, base), (sft, rl)]
+    assert [found["verdict"] for found in data["comparisons"][sft]] == ["worse", "better"]
+    assert labels(data["comparisons"][rl]) == [(rl, base), (rl, sft), (base, sft)]
+    assert data["comparisons"][base] == data["comparisons"][""]
+
+
+def labels(comparisons: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(found["baseline"]["label"], found["trained"]["label"]) for found in comparisons]
 
 
 def test_runs_found_in_a_folder_are_in_the_order_of_their_stages(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from practicum.data.jsonl import parse_object
 from practicum.errors import UserError
 from practicum.evaluation.stats.intervals import LEVEL, jeffreys
 from practicum.report.runs import CONFIG, HEALTH, TIMING
-from practicum.report.series import Series
+from practicum.report.series import Axis, Series
 from practicum.training.monitor.health import HealthMonitor
 from practicum.utils.escape import is_number
 from practicum.utils.regular_files import is_regular, open_regular
@@ -35,7 +35,8 @@ MAX_CONFIG_BYTES = 64 << 10
 MAX_FILE_BYTES = 4 << 30
 """Bytes of a metrics or health file; a larger one is not read."""
 
-Point = tuple[float, float | None, float | None]
+STEP_PARTS = ("timing/rollout", "timing/credit", "timing/update")
+"""Times of a step's parts in the files of runs that have no time of the whole step."""
 
 
 class FileTail:
@@ -92,6 +93,7 @@ class Curves:
         settings = health_settings(self.path.with_name(CONFIG))
         self.health, self.memory_health = HealthMonitor(settings), HealthMonitor(settings)
         self.series: dict[str, Series] = {}
+        self.axes = {"tokens": Axis(), "seconds": Axis()}
         self.events: list[dict[str, Any]] = []
         self.num_events = 0  # including those that are no longer held; a page tells by it which events it has
         self.step, self.rows, self.unreadable, self.unreadable_events = 0.0, 0, 0, 0
@@ -102,8 +104,9 @@ class Curves:
         restarted = self.tail.changed() or self.health_log.changed() or log_appeared
         if restarted:
             self.reset()
+        memory_events = list(self._memory_events())
         new_steps = [self._add_row(step, values) for step, values in self._rows(self.tail)]
-        for step, events in self._logged_events() if self.has_health_log else self._memory_events():
+        for step, events in self._logged_events() if self.has_health_log else memory_events:
             self._add_events(events)
             new_steps.append({"step": step, "points": {}, "events": events, "noted": self.num_events})
         return restarted, new_steps
@@ -120,7 +123,11 @@ class Curves:
             yield event["step"], [event]
 
     def _memory_events(self) -> Iterator[tuple[float, list[dict[str, Any]]]]:
+        """Read the times of the new steps, and what they say about the memory."""
         for step, values in self._rows(self.timing):
+            seconds = values.get("timing/step", math.fsum(values.get(name, 0.0) for name in STEP_PARTS))
+            if seconds > 0:
+                self.axes["seconds"].add(step, seconds)
             events = [
                 _event(step, f) for f in self.memory_health.observe(int(step), values) if f.sign == "memory_growing"
             ]
@@ -134,6 +141,7 @@ class Curves:
             "rows": self.rows,
             "unreadable": self.unreadable,
             "series": {name: series.record() for name, series in self.series.items()},
+            "axes": {name: [list(point) for point in axis.points] for name, axis in self.axes.items() if axis.points},
             "events": self.events,
             "noted": self.num_events,
             "stored": self.has_health_log,
@@ -163,6 +171,8 @@ class Curves:
             low, high = mean_interval(name, value, values)
             self.series[name].add(step, value, low, high)
             points[escape_invisible(name)] = [value] if low is None or high is None else [value, low, high]
+        if "actor/tokens" in values:
+            self.axes["tokens"].add(step, values["actor/tokens"])
         self.step, self.rows = step, self.rows + 1
         # The checks are for RL: SFT and DPO have no reward.
         check = not self.has_health_log and "reward/mean" in values
@@ -171,7 +181,8 @@ class Curves:
         if not self.has_health_log and values.get("health/findings", 0.0) > len(findings):
             events.append({"step": step, "sign": "reward_hacking", "severity": "warn", "text": REWARD_HACKING_TEXT})
         self._add_events(events)
-        return {"step": step, "points": points, "events": events, "noted": self.num_events}
+        totals = {name: list(axis.points[-1]) for name, axis in self.axes.items() if axis.points}
+        return {"step": step, "points": points, "axes": totals, "events": events, "noted": self.num_events}
 
     def _add_events(self, events: list[dict[str, Any]]) -> None:
         self.num_events += len(events)

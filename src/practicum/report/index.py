@@ -20,6 +20,7 @@ from practicum.report.row_text import NO_TEXT, TEXT_FIELDS, RowText, row_text
 from practicum.report.runs import MAX_DEPTH, METRICS, SKIPPED_FOLDERS
 from practicum.report.stage_order import StageKey, natural_key, stage_key
 from practicum.training.rollout_source import GROUPS, TOP, advantages_path
+from practicum.training.validation_results import VALIDATION
 from practicum.trajectory import Trajectory
 from practicum.utils.escape import is_number, json_number
 from practicum.utils.terminal import escape_invisible
@@ -58,8 +59,8 @@ class EpisodeRow:
 
     @property
     def rated(self) -> bool:
-        """Whether its part of the run represents one policy; groups of several training steps do not."""
-        return not self.selected and not (self.step is not None and self.part.split("/")[-1] == GROUPS)
+        """Whether its part of the run represents one policy; groups and validations of several steps do not."""
+        return not self.selected and not (self.step is not None and self.part.split("/")[-1] in (GROUPS, VALIDATION))
 
     @property
     def counted(self) -> bool:

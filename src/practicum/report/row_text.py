@@ -22,22 +22,23 @@ TOOL_ERROR = "Error"
 
 @dataclass(frozen=True, slots=True)
 class RowText:
-    """`tools`: calls and failed calls by name."""
+    """`last_action`: the tool that was called last, or how the last reply was used. `tools`: calls and failed calls."""
 
     question: str = ""
     target: str = ""
     answer: str = ""
     error: str = ""
     replies: str = ""
+    last_action: str = ""
     tools: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def record(self) -> list[Any]:
         """The values in the order of TEXT_FIELDS."""
-        return [self.question, self.target, self.answer, self.error, self.replies, self.tools]
+        return [self.question, self.target, self.answer, self.error, self.replies, self.last_action, self.tools]
 
 
 NO_TEXT = RowText()
-TEXT_FIELDS = ("question", "target", "answer", "error", "replies", "tools")
+TEXT_FIELDS = ("question", "target", "answer", "error", "replies", "last", "tools")
 
 
 def row_text(episode: Trajectory) -> RowText:
@@ -55,8 +56,19 @@ def row_text(episode: Trajectory) -> RowText:
         answer=_short(answer, MAX_ANSWER_CHARACTERS),
         error=_short(error, MAX_ERROR_CHARACTERS),
         replies=_short(" ".join(turn.reply for turn in episode.turns[:-1]), MAX_SEARCH_CHARACTERS),
+        last_action=_short(_last_action(episode), MAX_TOOL_CHARACTERS),
         tools=_tools(episode),
     )
+
+
+def _last_action(episode: Trajectory) -> str:
+    """The tool that the last reply called, "answer" for one without a call, "unusable reply" where it did not parse."""
+    if not episode.turns:
+        return "no reply"
+    action = episode.turns[-1].action
+    if action.error is not None:
+        return "unusable reply"
+    return str(action.calls[-1].name) if action.calls else "answer"
 
 
 def _tools(episode: Trajectory) -> dict[str, tuple[int, int]]:

@@ -20,7 +20,11 @@ from practicum.utils.escape import json_number
 from practicum.utils.terminal import escape_invisible
 
 MAX_COMPARISONS = 40
-"""Comparisons, at most."""
+"""Comparisons with one baseline, at most."""
+EXAMINATION = "/examination"
+"""End of the names of folders in which a stage of a quickstart or pipeline keeps its evaluation."""
+MAX_BASELINES = 12
+"""Parts that can be chosen as the baseline on the page of a file."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,8 @@ def parts_of_run(run: str, label: str, rows: Iterable[EpisodeRow]) -> list[RunPa
 def _make_part(run: str, label: str, part: str, split: str, rows: list[EpisodeRow]) -> RunPart:
     included = [row.result for row in rows if row.counted or not row.result.outcome.scored]
     attempts = Counter(result.task for result in included)
-    name = f"{label} · {part}" if part else label
+    short = part.removesuffix(EXAMINATION)
+    name = f"{label} · {short}" if short else label
     result = EvalResult(
         policy=name,
         environment=rows[0].environment,
@@ -103,26 +108,52 @@ def _renumbered(results: Sequence[AttemptResult]) -> list[AttemptResult]:
     return renumbered
 
 
-def compare_parts(parts: Sequence[RunPart]) -> list[dict[str, Any]]:
-    """In every environment, compare each part with the first one and with the one before it.
+def compare_parts(parts: Sequence[RunPart], baseline: str | None = None) -> list[dict[str, Any]]:
+    """In every environment, compare each part with the baseline and with the one before it.
 
-    p-values are corrected over all of these comparisons (Holm).
+    `baseline` is a label; environments without such a part, and all of them where it is None, have their first part as
+    the baseline. p-values are corrected over all of these comparisons (Holm).
     """
-    pairs: list[tuple[RunPart, RunPart, Comparison, str]] = []
-    before: dict[tuple[str, str], list[RunPart]] = {}
-    for part in parts:
-        if part.unrated or not part.result.scored:
-            continue
-        earlier = before.setdefault((part.result.environment, part.split or "test"), [])
-        for baseline in earlier[:1] if len(earlier) < 2 else (earlier[0], earlier[-1]):
-            pair = _compare(baseline, part) if len(pairs) < MAX_COMPARISONS else None
-            if pair is not None:
-                pairs.append((baseline, part, *pair))
-        earlier.append(part)
-    corrected = holm([comparison.p_corrected for _, _, comparison, _ in pairs])
+    return _compare_all(parts, baseline, {})
+
+
+def compare_with_each(parts: Sequence[RunPart]) -> dict[str, list[dict[str, Any]]]:
+    """The comparisons for each part that a reader of the page may choose as the baseline, by its label.
+
+    The empty label is for no choice: the first part of every environment.
+    """
+    results: Results = {}
+    labels = dict.fromkeys(part.label for part in parts if not part.unrated and part.result.scored)
+    chosen = list(labels)[:MAX_BASELINES] if len(labels) > 1 else []
+    by_label = {escape_invisible(label): _compare_all(parts, label, results) for label in chosen}
+    return {"": _compare_all(parts, None, results), **by_label}
+
+
+Results = dict[tuple[int, int], "tuple[Comparison, str] | None"]
+"""Comparisons of two parts by their places, so that none is computed twice."""
+
+
+def _compare_all(parts: Sequence[RunPart], baseline: str | None, results: Results) -> list[dict[str, Any]]:
+    groups: dict[tuple[str, str], list[int]] = {}
+    for index, part in enumerate(parts):
+        if not part.unrated and part.result.scored:
+            groups.setdefault((part.result.environment, part.split or "test"), []).append(index)
+    found: list[tuple[RunPart, RunPart, Comparison, str]] = []
+    for group in groups.values():
+        first = next((index for index in group if parts[index].label == baseline), group[0])
+        for before, index in zip([None, *group], group, strict=False):
+            for other in dict.fromkeys((first, before)):
+                if other is None or other == index or (other == before and index == first):
+                    continue
+                if (other, index) not in results:
+                    results[other, index] = _compare(parts[other], parts[index])
+                pair = results[other, index]
+                if pair is not None and len(found) < MAX_COMPARISONS:
+                    found.append((parts[other], parts[index], *pair))
+    corrected = holm([comparison.p_corrected for _, _, comparison, _ in found])
     return [
-        _record(a, b, replace(comparison, p_corrected=p, num_comparisons=len(pairs)), basis)
-        for (a, b, comparison, basis), p in zip(pairs, corrected, strict=True)
+        _record(a, b, replace(comparison, p_corrected=p, num_comparisons=len(found)), basis)
+        for (a, b, comparison, basis), p in zip(found, corrected, strict=True)
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from dataclasses import replace
@@ -17,6 +18,8 @@ from practicum.report.episode import view
 from practicum.report.highlights import highlights
 from practicum.report.index import READ_ERRORS, EpisodeIndex, EpisodeRow, error_text, read_episode
 from practicum.report.run_parts import RunPart, parts_of_run
+from practicum.report.run_state import run_state
+from practicum.report.run_versions import run_versions
 from practicum.report.runs import RunFolder
 from practicum.report.tokens import Tokenizers
 from practicum.training.validation_results import VALIDATION, validation_files
@@ -97,7 +100,8 @@ class RunView:
         """The run as JSON for the page, without its episodes."""
         parts = self.parts()
         with self.lock:
-            curves = [curves.record() for curves in self.curves]
+            curves, files = [curves.record() for curves in self.curves], [curves.path for curves in self.curves]
+            seconds = math.fsum(curves.axes["seconds"].total for curves in self.curves)
             rows, unreadable = list(self.index.rows), list(self.index.unreadable)
             waiting, generation = len(self.index.pending), self.index.generation
         return {
@@ -108,6 +112,9 @@ class RunView:
             "policy": escape_invisible(self.result.policy) if self.result else None,
             "planned": planned_steps(self.run.folder),
             "config": config_text(self.run.folder),
+            "versions": run_versions(dict.fromkeys([self.run.folder, *(path.parent for path in files)])),
+            "seconds": seconds or None,
+            **run_state(self.run.folder),
             "curves": curves,
             "table": [part.record() for part in parts],
             "samples": highlights(rows),

@@ -71,3 +71,17 @@ class Series:
             "points": [list(point) for point in self.points],
             "pending": self.pending,
         }
+
+
+class Axis:
+    """Another quantity to draw curves over: its total up to each step (tokens trained on, seconds)."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.points: list[tuple[float, float]] = []
+
+    def add(self, step: float, amount: float) -> None:
+        self.total += max(0.0, amount)
+        self.points.append((step, self.total))
+        if len(self.points) >= MAX_POINTS:
+            self.points = self.points[1::2]  # totals need no averaging: a line between two of them is enough

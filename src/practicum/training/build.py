@@ -26,7 +26,6 @@ from practicum.engines.vllm.server import ServerSettings, find_python
 from practicum.environment import DEFAULT_ROLE, Environment
 from practicum.errors import UserError, did_you_mean
 from practicum.evaluation.panel import Panel
-from practicum.evaluation.result import EvalResult
 from practicum.models import loader, lora
 from practicum.models.decoder import Decoder
 from practicum.models.loader import Device
@@ -70,6 +69,7 @@ from practicum.training.settings import (
 )
 from practicum.training.supervised import place_adapter
 from practicum.training.trainable_policy import TrainablePolicy, sharing_weights
+from practicum.training.trainer import Evaluated
 from practicum.trajectory import Trajectory
 from practicum.utils.launcher import read_launch, select_gpu
 from practicum.utils.memory import out_of_memory_in
@@ -489,7 +489,7 @@ def build_evaluation(
     components: RunComponents,
     policy: TrainablePolicy,
     on_validation: Callable[[int, int], None] | None = None,
-) -> Callable[[], Awaitable[EvalResult]]:
+) -> Callable[[], Awaitable[Evaluated]]:
     """A function that evaluates the policy on the panel of validation tasks."""
     tasks = tuple(components.environment.tasks("val", config.data.val_batch_size))
     agent = build_agent(config, components, config.actor_rollout_ref.rollout.val_temperature, validating=True)
@@ -503,7 +503,7 @@ async def _evaluate(
     components: RunComponents,
     agent: Agent,
     on_validation: Callable[[int, int], None] | None,
-) -> EvalResult:
+) -> Evaluated:
     num_done = itertools.count(1)
 
     def on_done(episode: Trajectory) -> None:
@@ -512,10 +512,9 @@ async def _evaluate(
 
     if on_validation is not None:
         on_validation(0, len(panel.tasks))
-    result, _ = await policy.evaluate(
+    return await policy.evaluate(
         "val", panel, components.make_environment, agent, on_done, resources=components.resources
     )
-    return result
 
 
 def engine_maker(

@@ -53,12 +53,20 @@ GIT_TIMEOUT_SECONDS = 10.0
 
 @functools.cache
 def source_version() -> dict[str, Any]:
-    """Version of the package and of Python; `commit` is null where the package is not under Git, `changed` says whether
-    files of the package differ from that commit."""
+    """Version of the package and of Python, and the machine; `commit` is null where the package is not under Git,
+    `changed` says whether files of the package differ from that commit."""
     tracked = _git("ls-files", "--error-unmatch", "__init__.py") is not None
     commit = _git("rev-parse", "HEAD") if tracked else None
     changed = bool(_git("status", "--porcelain", "--", ".")) if commit else None
-    return {"practicum": __version__, "commit": commit, "changed": changed, "python": platform.python_version()}
+    python = platform.python_version()
+    return {"practicum": __version__, "commit": commit, "changed": changed, "python": python, "machine": _machine()}
+
+
+def _machine() -> str:
+    """The system, its cores and its GPUs, in words."""
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    names = [f"{gpus.count(name)} × {name}" for name in dict.fromkeys(gpus)]
+    return ", ".join([f"{platform.system()} {platform.machine()}", f"{os.cpu_count()} cores", *names])
 
 
 def _git(*arguments: str) -> str | None:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from practicum.algorithms import losses
 from practicum.errors import UserError
-from practicum.evaluation.result import EvalResult
 from practicum.models.decoder import Decoder
 from practicum.resources import RunResources
 from practicum.training import ranks
@@ -42,7 +41,7 @@ from practicum.training.rollout_batch import RolloutBatch, TrajectoryGroups
 from practicum.training.rollout_source import OnEpisode, RolloutSource
 from practicum.training.settings import RLSettings
 from practicum.training.trainable_policy import TrainablePolicy
-from practicum.training.trainer import StepResult, Trainer, Validation, panel_validation
+from practicum.training.trainer import Evaluated, StepResult, Trainer, Validation, panel_validation
 from practicum.trajectory import Outcome, Trajectory, derive_seed, is_trained
 from practicum.utils.arrays import FloatArray
 
@@ -78,7 +77,7 @@ class RLTrainer(Trainer):
         source: RolloutSource,
         settings: RLSettings,
         critic_model: Decoder | None = None,
-        evaluate: Callable[[], Awaitable[EvalResult]] | None = None,
+        evaluate: Callable[[], Awaitable[Evaluated]] | None = None,
         on_episode: OnEpisode | None = None,
         on_micro_batch: Callable[[], None] | None = None,
         resources: RunResources | None = None,

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import signal
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -216,7 +217,7 @@ class Run:
     async def _step(self, step: int, log: RunLog) -> None:
         settings, done = self.settings, step + 1
         last = done == settings.total_training_steps
-        interruptible = self.trainer.stops_in_rollout
+        interruptible, begun = self.trainer.stops_in_rollout, time.perf_counter()
         before = json.dumps(self._checkpoint_state()) if interruptible else ""
         start_step(self.trainer)
         scales = {"lr_scale": self.trainer.lr_scale, "clip_scale": self.trainer.clip_scale}
@@ -231,6 +232,7 @@ class Run:
                 best = self.state.best_step
                 self.checkpoints.save(step, self.policy, self.trainer.critic, json.loads(before), best)
             raise
+        metrics.setdefault("timing/step", time.perf_counter() - begun)
         if self.monitor is not None:
             self.monitor.observe(done, metrics, episodes)
         if settings.test_freq > 0 and (done % settings.test_freq == 0 or last):
@@ -293,7 +295,7 @@ class Run:
             self.say(f"Step {step}: {validation.problem}; it does not count.")
             return validation.metrics
         if validation.result is not None and self._folder is not None:
-            write_validation(self._folder, step, validation.result)
+            write_validation(self._folder, step, validation.result, validation.episodes)
         metric, state = self.settings.best_metric, self.state
         value, best = validation.metrics[metric], state.best_value
         if best is None or (value < best if metric in LOSS_METRICS else value > best):

@@ -11,7 +11,6 @@ from pathlib import Path
 from practicum.config.fields import at_least, check_fields, default_of
 from practicum.config.sft import SFTTrainingConfig
 from practicum.errors import UserError
-from practicum.evaluation.result import EvalResult
 from practicum.training.learner import OptimizerSettings, learning_rate
 from practicum.training.micro_batches import Sample, sft_samples
 from practicum.training.objective import CROSS_ENTROPY
@@ -19,7 +18,7 @@ from practicum.training.run import Run, TrainState
 from practicum.training.settings import RunSettings
 from practicum.training.supervised import SupervisedTrainer, fingerprint_samples
 from practicum.training.trainable_policy import TrainablePolicy
-from practicum.training.trainer import Validation, panel_validation
+from practicum.training.trainer import Evaluated, Validation, panel_validation
 from practicum.trajectory import Trajectory
 
 
@@ -66,7 +65,7 @@ class SFTTrainer(SupervisedTrainer):
         samples: Sequence[Sample],
         settings: SFTSettings,
         eval_samples: Sequence[Sample] = (),
-        evaluate: Callable[[], Awaitable[EvalResult]] | None = None,
+        evaluate: Callable[[], Awaitable[Evaluated]] | None = None,
         tasks: Sequence[str] | None = None,
     ) -> None:
         """`tasks` names the task of every sample, to learn the samples of a task together."""
@@ -160,7 +159,7 @@ async def train_sft(
     settings: SFTSettings,
     folder: Path | None = None,
     on_step: Callable[[int, dict[str, float]], None] | None = None,
-    evaluate: Callable[[], Awaitable[EvalResult]] | None = None,
+    evaluate: Callable[[], Awaitable[Evaluated]] | None = None,
     say: Callable[[str], None] = print,
     roles: Collection[str] | None = None,
 ) -> TrainState:

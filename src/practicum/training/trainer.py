@@ -33,10 +33,17 @@ class Validation:
     problem: str | None = None
     result: EvalResult | None = None
     """Task by task, where a panel was played."""
+    episodes: Sequence[Trajectory] = ()
+    """Those of the panel, where they are to be kept."""
 
 
-def panel_validation(result: EvalResult) -> Validation:
+Evaluated = EvalResult | tuple[EvalResult, Sequence[Trajectory]]
+"""What the evaluation of a panel gives: its result, with the episodes where they are to be kept."""
+
+
+def panel_validation(evaluated: Evaluated) -> Validation:
     """Success and reward on a validation panel, with the interval of the success rate."""
+    result, episodes = evaluated if isinstance(evaluated, tuple) else (evaluated, ())
     counts = {"val/n": float(len(result.scored)), "val/errors": float(len(result.unscored))}
     if not result.scored:
         first = next((f"{a.outcome}: {a.error}" for a in result.unscored), "the panel is empty")
@@ -49,7 +56,7 @@ def panel_validation(result: EvalResult) -> Validation:
         **counts,
         **summary_stats("val/reward", [attempt.reward for attempt in result.scored]),
     }
-    return Validation(metrics, result=result)
+    return Validation(metrics, None, result, episodes)
 
 
 class Trainer(ABC):

@@ -1,29 +1,44 @@
-"""Results of the validations of a run, task by task (`validation/step_N.jsonl`), and the change from first to last."""
+"""Results of the validations of a run, task by task (`validation/step_N.jsonl`), and the change from first to last.
+
+The episodes of the first tasks of the panel are in `validation/step_N/`, to be read and compared between steps.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import re
+import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from practicum.data.run_folder import write_atomic
+from practicum.data.store import write_episode
 from practicum.errors import UserError
 from practicum.evaluation.compare import Comparison, compare_pair
 from practicum.evaluation.result import EvalResult, read_result
+from practicum.trajectory import Trajectory
 
 VALIDATION = "validation"
 """Folder of the results in a run's folder."""
 MAX_FILE_BYTES = 64 << 20
+MAX_SAVED_EPISODES = 32
+"""Episodes that are kept of each validation."""
 FILE_NAME = re.compile(r"step_(\d{1,9})\.jsonl")
 
 
-def write_validation(folder: Path, step: int, result: EvalResult) -> None:
-    """Write the result of a step; those of later steps are from before the run was taken up again, and are deleted."""
+def write_validation(folder: Path, step: int, result: EvalResult, episodes: Sequence[Trajectory] = ()) -> None:
+    """Write the result of a step, and the first of its episodes.
+
+    Those of later steps are from before the run was taken up again, and are deleted.
+    """
     for later, path in validation_files(folder).items():
         if later > step:
             path.unlink(missing_ok=True)
+            shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+    for episode in episodes[:MAX_SAVED_EPISODES]:
+        write_episode(folder / VALIDATION / f"step_{step}", episode)
     timeless = replace(result, attempts=tuple(replace(attempt, seconds=None) for attempt in result.attempts))
     text = json.dumps(timeless.record(), ensure_ascii=False, allow_nan=False)
     write_atomic(folder / VALIDATION / f"step_{step}.jsonl", (text + "\n").encode("utf-8", "backslashreplace"))

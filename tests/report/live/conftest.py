@@ -1,10 +1,20 @@
-"""The live page checks the folder more often than it does for people."""
+"""One browser for all tests; the live page checks the folder more often than it does for people."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from practicum.report.live import watcher
+from tests.report.report_files import a_browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with a_browser() as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,7 @@ from practicum.report import page
 from practicum.report.index import FIELDS
 from practicum.report.live.watcher import FolderWatcher
 from practicum.report.run_parts import compare_parts
+from practicum.report.run_state import run_state
 from practicum.report.run_view import RunView
 from practicum.report.tokens import Tokenizers
 from practicum.utils.escape import encode
@@ -106,6 +107,7 @@ class LivePage:
                         "episodes": len(view.index.rows),
                         "waiting": len(view.index.pending),
                         "age": self.watcher.age(view),
+                        **run_state(view.run.folder),
                     }
                     for view in views
                 ],
@@ -141,10 +143,11 @@ class LivePage:
 
     async def compare(self, request: Request) -> Response:
         keys = request.query_params.get("runs", "").split(",")[:12]
+        baseline = request.query_params.get("baseline") or None
 
         def answer() -> dict[str, Any]:
             views = [view for key in keys if (view := self.watcher.get(key)) is not None]
-            return {"comparisons": compare_parts([part for view in views for part in view.parts()])}
+            return {"comparisons": compare_parts([part for view in views for part in view.parts()], baseline)}
 
         return await self._json_response(answer)
 

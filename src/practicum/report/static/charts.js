@@ -21,13 +21,60 @@ function pointsOf(series) {
   return series.pending[0] ? [...series.points, pendingPoint(series)] : series.points;
 }
 
-// How all charts are drawn: smoothing (0: none), a logarithmic axis where all values are positive, and lines that are hidden.
-const drawing = {smooth: 0, log: false, hidden: new Set()};
+// How all charts are drawn: smoothing (0: none), a logarithmic axis where all values are positive, what they are drawn over, the part
+// of it that is shown (by stage: 'rl 10 50, sft 1 5'), and lines that are hidden. All but the last are texts: they are in the address.
+const drawing = {smooth: '0', log: '', x: 'step', zoom: ''};
+const hiddenLines = new Set();
+
+function zoomOf(stage) {
+  const found = drawing.zoom.split(',').map((one) => one.trim().split(' ')).find((one) => one[0] === stage);
+  const range = found ? [Number(found[1]), Number(found[2])] : null;
+  return range && range.every(isNumber) && range[0] < range[1] ? range : null;
+}
+function setZoom(stage, range) {
+  const others = drawing.zoom.split(',').map((one) => one.trim()).filter((one) => one && one.split(' ')[0] !== stage);
+  drawing.zoom = [...others, ...(range ? [[stage, ...range.map((value) => String(Number(value.toPrecision(6))))].join(' ')] : [])].join(',');
+  remember();
+  redrawAll();
+}
+
+// What curves can be drawn over. Totals of tokens and seconds at a step lie between those that the run wrote.
+const OVER = {
+  step: {title: 'step', text: (value) => (Number.isInteger(value) ? value.toLocaleString('en') : figure(value)), ticks: (low, high, count) => ticks(low, high, count).filter(Number.isInteger)},
+  tokens: {title: 'tokens trained on', text: (value) => amount(value), ticks},
+  seconds: {title: 'time', text: (value) => hours(value), ticks: timeTicks},
+};
+function totalAt(points, step) {
+  if (!points || !points.length) return null;
+  let low = -1, high = points.length;
+  while (high - low > 1) { const middle = (low + high) >> 1; if (points[middle][0] <= step) low = middle; else high = middle; }
+  const [a, b] = [low < 0 ? [0, 0] : points[low], points[high]];
+  return !b ? a[1] : a[1] + (b[1] - a[1]) * (step - a[0]) / ((b[0] - a[0]) || 1);
+}
+// A step as a place on the axis; null where the run has not written the quantity.
+function placeOf(line, step) {
+  if (drawing.x === 'step') return step;
+  return totalAt(line.curve && line.curve.axes ? line.curve.axes[drawing.x] : null, step);
+}
+function amount(value) {
+  for (const [size, unit] of [[1e9, ' G'], [1e6, ' M'], [1e3, ' k']]) if (Math.abs(value) >= size) return String(Number((value / size).toPrecision(3))) + unit;
+  return String(Math.round(value));
+}
+function hours(seconds) {
+  const whole = Math.round(seconds), two = (value) => String(value).padStart(2, '0');
+  return whole >= 3600 ? `${Math.floor(whole / 3600)}:${two(Math.floor(whole / 60) % 60)}:${two(whole % 60)}` : `${Math.floor(whole / 60)}:${two(whole % 60)}`;
+}
+function timeTicks(low, high, count) {
+  const step = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400].find((size) => size >= (high - low) / count) || (high - low) / count;
+  const found = [];
+  for (let place = Math.ceil(low / step); place * step <= high && found.length < 40; place += 1) found.push(place * step);
+  return found;
+}
 
 // An exponential moving average without the bias of its start.
 function smoothed(points, weight) {
   let sum = 0, total = 0;
-  return points.map((point) => { sum = weight * sum + point[1]; total = weight * total + 1; return [point[0], sum / total, sum / total, sum / total]; });
+  return points.map((point) => { sum = weight * sum + point[1]; total = weight * total + 1; return [point[0], sum / total, sum / total, sum / total, point[4]]; });
 }
 
 function logTicks(low, high) {
@@ -45,36 +92,59 @@ class Chart {
     this.options = options || {};
     this.lines = [];
     this.picture = svg('svg', {role: 'img', 'aria-label': title});
+    this.clip = 'clip-' + (Chart.made = (Chart.made || 0) + 1);
     this.keys = el('div', {class: 'keys'});
     const save = (kind, act) => el('button', {type: 'button', class: 'save', title: `Save as ${kind}`, 'aria-label': `Save ${title} as ${kind}`, on: {click: act}}, kind);
     this.name = name || title;
     this.node = el('div', {class: 'chart card', 'data-metric': name}, el('h3', {}, title, name && name !== title ? el('code', {}, name) : null, el('span', {class: 'saves'}, save('SVG', () => this.saveSvg()), save('CSV', () => this.saveCsv()))), this.picture, this.keys);
     this.picture.addEventListener('pointermove', (event) => this.point(event));
-    this.picture.addEventListener('pointerleave', () => { hideTip(); for (const chart of this.peers()) chart.uncross(); });
+    this.picture.addEventListener('pointerleave', () => { this.drag = null; hideTip(); for (const chart of this.peers()) chart.uncross(); });
+    this.picture.addEventListener('pointerdown', (event) => { if (this.scale && this.options.stage && event.button === 0) this.drag = {from: this.xAt(event), at: event.clientX}; });
+    this.picture.addEventListener('pointerup', (event) => this.dragged(event));
+    this.picture.addEventListener('dblclick', () => { if (this.options.stage) setZoom(this.options.stage, null); });
     this.watch = new ResizeObserver(() => this.draw());
     this.watch.observe(this.picture);
   }
 
   set(lines) {
     this.lines = lines;
-    this.keys.replaceChildren(...(this.options.keys ? lines.map((line) => el('button', {type: 'button', class: 'key', 'aria-pressed': String(!drawing.hidden.has(line.label)), title: 'Hide or show', on: {click: () => { if (!drawing.hidden.delete(line.label)) drawing.hidden.add(line.label); redrawAll(); }}},
+    this.keys.replaceChildren(...(this.options.keys ? lines.map((line) => el('button', {type: 'button', class: 'key', 'aria-pressed': String(!hiddenLines.has(line.label)), title: 'Hide or show', on: {click: () => { if (!hiddenLines.delete(line.label)) hiddenLines.add(line.label); redrawAll(); }}},
       el('span', {class: 'dot ' + line.colour + (line.style || '')}), line.label)) : []));
     this.draw();
   }
 
   // All charts of its stage: their cursors go together.
   peers() { return [...charts.values()].flat().filter((chart) => chart === this || (this.options.stage && chart.options.stage === this.options.stage)); }
-  uncross() { if (this.cross) this.cross.remove(); }
-  crossAt(step) {
+  uncross() { for (const node of [this.cross, this.chosen]) if (node) node.remove(); }
+  crossAt(place, from) {
     this.uncross();
-    if (!this.scale || !this.drawn || !this.drawn.length || step < this.scale.x0 || step > this.scale.x1) return;
-    this.cross = svg('line', {class: 'cross', x1: this.scale.X(step), x2: this.scale.X(step), y1: MARGIN.top, y2: this.scale.height - MARGIN.bottom});
+    if (!this.scale || !this.drawn || !this.drawn.length || place < this.scale.x0 || place > this.scale.x1) return;
+    const at = this.scale.X(place), high = this.scale.height - MARGIN.bottom - MARGIN.top;
+    this.cross = svg('line', {class: 'cross', x1: at, x2: at, y1: MARGIN.top, y2: MARGIN.top + high});
     this.picture.append(this.cross);
+    if (from === undefined) return;
+    const other = this.scale.X(Math.max(this.scale.x0, Math.min(this.scale.x1, from)));
+    this.chosen = svg('rect', {class: 'chosen', x: Math.min(at, other), y: MARGIN.top, width: Math.abs(at - other), height: high});
+    this.picture.append(this.chosen);
+  }
+
+  // The place on the axis under the pointer.
+  xAt(event) {
+    const {X, x0, x1} = this.scale, box = this.picture.getBoundingClientRect();
+    return Math.max(x0, Math.min(x1, x0 + (event.clientX - box.left - MARGIN.left) / (X(x1) - X(x0)) * (x1 - x0)));
+  }
+  // A part that was drawn over with the pointer is shown alone, in all charts of the stage.
+  dragged(event) {
+    const drag = this.drag;
+    this.drag = null;
+    if (!drag || !this.scale || Math.abs(event.clientX - drag.at) < 8) return;
+    setZoom(this.options.stage, [drag.from, this.xAt(event)].sort((a, b) => a - b));
   }
 
   saveCsv() {
-    const lines = this.lines.flatMap((line) => pointsOf(line.series).map((point) => [line.label, ...point]));
-    saveFile(`${this.name.replaceAll('/', '-')}.csv`, 'text/csv', ['line,step,mean,low,high', ...lines.map((cells) => cells.map(csvCell).join(','))].join('\n') + '\n');
+    const totals = (line, step) => ['tokens', 'seconds'].map((name) => totalAt(line.curve && line.curve.axes ? line.curve.axes[name] : null, step));
+    const lines = this.lines.flatMap((line) => pointsOf(line.series).map((point) => [line.label, ...point, ...totals(line, point[0])]));
+    saveFile(`${this.name.replaceAll('/', '-')}.csv`, 'text/csv', ['line,step,mean,low,high,tokens,seconds', ...lines.map((cells) => cells.map(csvCell).join(','))].join('\n') + '\n');
   }
 
   // The style sheet stays behind, so each element takes its style along.
@@ -89,12 +159,16 @@ class Chart {
   draw() {
     const width = this.picture.clientWidth, height = this.picture.clientHeight;
     if (!width || !height) return;
-    const shown = this.lines.filter((line) => !drawing.hidden.has(line.label)).map((line) => ({...line, points: pointsOf(line.series)})).filter((line) => line.points.length);
-    const smooth = drawing.smooth > 0 && !this.options.stacked;
+    const zoom = this.options.stage ? zoomOf(this.options.stage) : null, over = OVER[drawing.x];
+    // A point is its place on the axis, mean, low, high and step; outside the part that is shown one on each side is kept.
+    const placed = (line) => pointsOf(line.series).map(([step, ...values]) => [placeOf(line, step), ...values, step]).filter((point) => point[0] !== null);
+    const inside = (points) => points.filter((point, place) => !zoom || (point[0] >= zoom[0] && point[0] <= zoom[1]) || (points[place + 1] && points[place + 1][0] >= zoom[0] && point[0] < zoom[0]) || (points[place - 1] && points[place - 1][0] <= zoom[1] && point[0] > zoom[1]));
+    const shown = this.lines.filter((line) => !hiddenLines.has(line.label)).map((line) => ({...line, points: placed(line)})).filter((line) => line.points.length);
+    const weight = Number(drawing.smooth) || 0, smooth = weight > 0 && !this.options.stacked;
     const log = drawing.log && !this.options.share && !this.options.stacked && shown.every((line) => line.points.every((point) => point[1] > 0));
     const T = log ? Math.log10 : (value) => value, back = log ? (value) => 10 ** value : (value) => value;
-    const scaled = (point) => (log ? [point[0], T(point[1]), T(Math.max(point[2], point[1] / 10)), T(point[3])] : point);
-    const drawn = shown.map((line) => ({...line, raw: line.points.map(scaled), points: (smooth ? smoothed(line.points, drawing.smooth) : line.points).map(scaled)}));
+    const scaled = (point) => (log ? [point[0], T(point[1]), T(Math.max(point[2], point[1] / 10)), T(point[3]), point[4]] : point);
+    const drawn = shown.map((line) => ({...line, raw: inside(line.points.map(scaled)), points: inside((smooth ? smoothed(line.points, weight) : line.points).map(scaled))})).filter((line) => line.points.length);
     this.drawn = drawn;
     this.picture.replaceChildren();
     if (!drawn.length) return;
@@ -121,6 +195,7 @@ class Chart {
       y1 += 0.04 * room;
     }
     if (x1 === x0) { x0 -= 0.5; x1 += 0.5; }
+    if (zoom) [x0, x1] = zoom;
     const X = (step) => MARGIN.left + (step - x0) / (x1 - x0) * (width - MARGIN.left - MARGIN.right);
     const Y = (value) => MARGIN.top + (y1 - Math.max(y0, Math.min(y1, value))) / (y1 - y0) * (height - MARGIN.top - MARGIN.bottom);
     this.scale = {X, Y, x0, x1, height, width, back};
@@ -129,9 +204,10 @@ class Chart {
       parts.push(svg('line', {class: 'grid', x1: MARGIN.left, x2: width - MARGIN.right, y1: Y(at), y2: Y(at)}));
       parts.push(svg('text', {x: MARGIN.left - 6, y: Y(at) + 3.5, 'text-anchor': 'end'}, this.options.share ? Math.round(100 * at) + ' %' : figure(back(at))));
     }
-    for (const at of ticks(x0, x1, Math.max(2, Math.floor(width / 62))).filter(Number.isInteger)) {
-      parts.push(svg('text', {x: X(at), y: height - 6, 'text-anchor': 'middle'}, at.toLocaleString('en')));
+    for (const at of over.ticks(x0, x1, Math.max(2, Math.floor(width / 62)))) {
+      parts.push(svg('text', {x: X(at), y: height - 6, 'text-anchor': X(at) > width - MARGIN.right - 12 ? 'end' : 'middle'}, over.text(at)));
     }
+    parts.push(svg('clipPath', {id: this.clip}, svg('rect', {x: MARGIN.left - 3, y: 0, width: Math.max(0, width - MARGIN.left - MARGIN.right + 6), height})));
     const grid = parts.length;
     for (const line of drawn) {
       const around = !smooth && line.points.some((point) => point[2] !== point[1] || point[3] !== point[1]);
@@ -144,43 +220,68 @@ class Chart {
       parts.push(svg('path', {class: 'line ' + line.colour + (line.style || ''), d: 'M' + line.points.map((point) => `${X(point[0]).toFixed(1)},${Y(point[1]).toFixed(1)}`).join('L')}));
       if (line.points.length < 30) for (const point of line.points) parts.push(svg('circle', {class: 'point ' + line.colour, cx: X(point[0]), cy: Y(point[1]), r: 2.2}));
       for (const event of (line.events || []).slice(-60)) {
-        const at = X(event.step), foot = height - MARGIN.bottom;
-        if (event.step >= x0 && event.step <= x1) parts.push(svg('path', {class: 'mark-' + event.severity, d: `M${at - 4},${foot}h8l-4,-7z`}, svg('title', {}, `Step ${event.step}: ${event.sign}`)));
+        const place = placeOf(line, event.step), at = X(place), foot = height - MARGIN.bottom;
+        if (place !== null && place >= x0 && place <= x1) parts.push(svg('path', {class: 'mark-' + event.severity, d: `M${at - 4},${foot}h8l-4,-7z`}, svg('title', {}, `Step ${event.step}: ${event.sign}`)));
       }
     }
-    parts.push(svg('line', {class: 'axis', x1: MARGIN.left, x2: width - MARGIN.right, y1: height - MARGIN.bottom, y2: height - MARGIN.bottom}));
-    this.picture.append(...parts);
+    const curves = parts.splice(grid);
+    parts.push(zoom ? svg('g', {'clip-path': `url(#${this.clip})`}, curves) : curves, svg('line', {class: 'axis', x1: MARGIN.left, x2: width - MARGIN.right, y1: height - MARGIN.bottom, y2: height - MARGIN.bottom}));
+    this.picture.append(...parts.flat());
   }
 
   point(event) {
     if (!this.drawn || !this.drawn.length || !this.scale) return;
-    const {X, x0, x1, back} = this.scale;
-    const box = this.picture.getBoundingClientRect();
-    const step = x0 + (event.clientX - box.left - MARGIN.left) / (X(x1) - X(x0)) * (x1 - x0);
+    const {back} = this.scale, place = this.xAt(event);
     const texts = [];
-    let nearest = null;
+    const nearest = this.drawn.map((line) => near(line.points, place)).reduce((a, b) => (Math.abs(b[0] - place) < Math.abs(a[0] - place) ? b : a));
     for (const line of this.drawn) {
-      const point = near(line.points, step);
-      if (nearest === null || Math.abs(point[0] - step) < Math.abs(nearest - step)) nearest = point[0];
+      const point = near(line.points, place);
       const value = line.shareOf ? line.shareOf(point) : back(point[1]);
       const range = !this.options.stacked && point[2] !== point[3] ? ` [${figure(back(point[2]))}, ${figure(back(point[3]))}]` : '';
       const over = line.series.stride > 1 ? `, mean of ${line.series.stride} steps` : '';
-      texts.push(`${line.label}: ${figure(value)}${range}${point[0] !== nearest || over ? ` (step ${point[0]}${over})` : ''}`);
+      texts.push(`${line.label}: ${figure(value)}${range}${point[4] !== nearest[4] || over ? ` (step ${point[4]}${over})` : ''}`);
     }
-    for (const chart of this.peers()) chart.crossAt(nearest);
-    showTip(`step ${nearest}\n${texts.join('\n')}`, event.clientX, event.clientY);
+    for (const chart of this.peers()) chart.crossAt(nearest[0], this.drag ? this.drag.from : undefined);
+    const also = drawing.x === 'step' ? '' : `, ${OVER[drawing.x].title} ${OVER[drawing.x].text(nearest[0])}`;
+    showTip(`step ${nearest[4]}${also}\n${texts.join('\n')}`, event.clientX, event.clientY);
   }
 }
 
 function redrawAll() {
   for (const chart of [...charts.values()].flat()) if (chart.node.isConnected) chart.set(chart.lines);
+  for (const box of document.querySelectorAll('.zoom')) fillZoom(box);
 }
-function drawingControls() {
-  const smooth = el('input', {type: 'range', min: '0', max: '0.95', step: '0.05', value: String(drawing.smooth), 'aria-label': 'Smoothing', id: 'smooth'});
-  smooth.addEventListener('input', () => { drawing.smooth = Number(smooth.value); redrawAll(); });
-  const log = el('input', {type: 'checkbox', checked: drawing.log, id: 'log-axis'});
-  log.addEventListener('change', () => { drawing.log = log.checked; redrawAll(); });
-  return el('span', {class: 'soft small drawing-controls'}, el('label', {}, 'smoothing ', smooth), el('label', {}, log, ' logarithmic'));
+function drawingControls(lines) {
+  const smooth = el('input', {type: 'range', min: '0', max: '0.95', step: '0.05', value: drawing.smooth, 'aria-label': 'Smoothing', id: 'smooth'});
+  smooth.addEventListener('input', () => { drawing.smooth = smooth.value; remember(); redrawAll(); });
+  const log = el('input', {type: 'checkbox', checked: drawing.log !== '', id: 'log-axis'});
+  log.addEventListener('change', () => { drawing.log = log.checked ? 'yes' : ''; remember(); redrawAll(); });
+  const axes = Object.keys(OVER).filter((name) => name === 'step' || lines.some((line) => line.curve.axes && line.curve.axes[name]));
+  if (!axes.includes(drawing.x)) drawing.x = 'step';
+  const over = el('select', {id: 'x-axis', 'aria-label': 'What curves are drawn over'}, axes.map((name) => el('option', {value: name}, OVER[name].title)));
+  over.value = drawing.x;
+  over.addEventListener('change', () => { drawing.x = over.value; drawing.zoom = ''; remember(); redrawAll(); });
+  return el('span', {class: 'soft small drawing-controls'}, axes.length > 1 ? el('label', {}, 'over ', over) : null, el('label', {}, 'smoothing ', smooth), el('label', {}, log, ' logarithmic'));
+}
+
+// The part of the axis that is shown, as two fields: what a drag with the pointer does, for the keyboard.
+function zoomFields(stage) {
+  const field = (name) => el('input', {type: 'number', step: 'any', 'data-zoom': name, 'aria-label': `${STAGES.find(([one]) => one === stage)[1]}: shown ${name}`});
+  const box = el('span', {class: 'soft small zoom', 'data-zoom-stage': stage}, 'from ', field('from'), ' to ', field('to'), ' ', el('button', {type: 'button', class: 'small-button', on: {click: () => setZoom(stage, null)}}, 'all'));
+  box.addEventListener('change', () => {
+    const [from, to] = ['from', 'to'].map((name) => box.querySelector(`[data-zoom=${name}]`).value);
+    if (!from && !to) { setZoom(stage, null); return; }
+    const whole = [...charts.values()].flat().filter((chart) => chart.options.stage === stage && chart.scale).map((chart) => chart.scale);
+    const range = [from ? Number(from) : Math.min(...whole.map((one) => one.x0)), to ? Number(to) : Math.max(...whole.map((one) => one.x1))];
+    if (range[0] < range[1]) setZoom(stage, range);
+  });
+  fillZoom(box);
+  return box;
+}
+function fillZoom(box) {
+  const range = zoomOf(box.dataset.zoomStage);
+  ['from', 'to'].forEach((name, place) => { const field = box.querySelector(`[data-zoom=${name}]`); if (field !== document.activeElement || !range) field.value = range ? String(range[place]) : ''; });
+  box.querySelector('button').hidden = !range;
 }
 
 function near(points, step) {
@@ -196,7 +297,7 @@ function stack(lines) {
     line.points = line.points.map((point) => {
       const under = base.get(point[0]) || 0;
       base.set(point[0], under + point[1]);
-      return [point[0], under + point[1], under, under + point[1]];
+      return [point[0], under + point[1], under, under + point[1], point[4]];
     });
     line.shareOf = (point) => point[3] - point[2];
   }
@@ -207,7 +308,7 @@ function forest(change) {
   const reach = Math.max(Math.abs(change.low ?? 0), Math.abs(change.high ?? 0), Math.abs(change.difference), 0.02) * 1.15;
   const X = (value) => 10 + (value + reach) / (2 * reach) * 480;
   const node = svg('svg', {class: 'forest', viewBox: '0 0 500 44', role: 'img', 'aria-label': 'difference with its interval'});
-  const label = change.rate ? (value) => (value > 0 ? '+' : '') + (100 * value).toFixed(1) : (value) => signed(value);
+  const label = change.rate ? (value) => (value > 0 ? '+' : '') + inPercent(value) : (value) => signed(value);
   node.append(svg('line', {class: 'zero', x1: X(0), x2: X(0), y1: 4, y2: 28}), svg('text', {x: X(0), y: 40, 'text-anchor': 'middle'}, '0'));
   if (isNumber(change.low) && isNumber(change.high)) {
     node.append(svg('line', {class: 'range', x1: X(change.low), x2: X(change.high), y1: 16, y2: 16}));

@@ -1,11 +1,12 @@
 // Task by task: what two runs (or two parts of one) did on the same task, and episodes side by side.
-const versus = {a: '', b: '', only: true};
 
 function cohortsShown() {
   const found = new Map();
   for (const row of allRows()) {
-    const name = row.run + '\u0000' + row.part;
-    if (!found.has(name)) found.set(name, {name, label: runOf(row.run).name + (row.part ? ' · ' + row.part : ''), run: row.run, rows: []});
+    // Each validation of a training is of another checkpoint.
+    const step = /(^|\/)validation$/.test(row.part) && row.step !== null ? ` · step ${row.step}` : '';
+    const name = row.run + '\u0000' + row.part + step;
+    if (!found.has(name)) found.set(name, {name, label: runOf(row.run).name + (row.part ? ' · ' + row.part : '') + step, run: row.run, rows: []});
     found.get(name).rows.push(row);
   }
   return [...found.values()];
@@ -25,11 +26,8 @@ function comparePage() {
     select.addEventListener('change', () => { versus[name] = select.value; remember(); fill(); });
     return select;
   };
-  const only = el('input', {type: 'checkbox', checked: versus.only, id: 'compare-only'});
-  only.addEventListener('change', () => { versus.only = only.checked; fill(); });
-  const fill = () => table.replaceChildren(...taskTable(cohorts.find((one) => one.name === versus.a), cohorts.find((one) => one.name === versus.b)));
-  put(page, [el('section', {}, el('div', {class: 'section-head'}, el('h2', {}, 'Task by task'), pick('a', 'First'), el('span', {class: 'soft'}, 'against'), pick('b', 'Second'),
-    el('label', {class: 'small soft'}, only, ' only where they differ')), table), comparisonSection()]);
+  const fill = () => table.replaceChildren(...taskTable(cohorts.find((one) => one.name === versus.a), cohorts.find((one) => one.name === versus.b), fill));
+  put(page, [el('section', {}, el('div', {class: 'section-head'}, el('h2', {}, 'Task by task'), pick('a', 'First'), el('span', {class: 'soft'}, 'against'), pick('b', 'Second')), table), comparisonSection()]);
   fill();
   return page;
 }
@@ -53,22 +51,36 @@ function byTask(rows) {
 }
 const meanOf = (rows) => { const values = rows.map((row) => row.reward).filter(isNumber); return values.length ? values.reduce((a, b) => a + b, 0) / values.length : null; };
 
-function taskTable(a, b) {
+// A task is solved where at least half of its attempts are.
+const solved = (list) => list.filter((row) => row.outcome === 'success').length >= list.length / 2;
+const KINDS = {both: 'solved by both', gained: 'gained', lost: 'lost', neither: 'by neither', differ: 'another reward', all: 'all'};
+const kindOf = (row) => (solved(row.a) ? (solved(row.b) ? 'both' : 'lost') : solved(row.b) ? 'gained' : 'neither');
+const isKind = (row, kind) => kind === 'all' || (kind === 'differ' ? Math.abs(row.apart) > 1e-9 : kindOf(row) === kind);
+
+// How many tasks each of the two solved, the other, both or neither; a number lists its tasks.
+function solvedTable(a, b, rows, fill) {
+  const pick = (kind) => el('button', {type: 'button', class: 'small-button', 'data-tasks': kind, 'aria-pressed': String(versus.tasks === kind), on: {click: () => { versus.tasks = kind; remember(); fill(); }}},
+    el('b', {}, String(rows.filter((row) => isKind(row, kind)).length)), ` ${KINDS[kind]}`);
+  const line = (title, kinds) => el('tr', {}, el('th', {scope: 'row'}, title), kinds.map((kind) => el('td', {}, pick(kind))));
+  return el('div', {class: 'solved'}, el('div', {class: 'card scroll', tabindex: '0'}, el('table', {id: 'solved'}, el('thead', {}, el('tr', {}, el('td', {}), el('th', {}, `${b.label} solves it`), el('th', {}, `${b.label} does not`))),
+    el('tbody', {}, line(`${a.label} solves it`, ['both', 'lost']), line(`${a.label} does not`, ['gained', 'neither'])))),
+  el('p', {class: 'group'}, pick('differ'), pick('all')));
+}
+
+function taskTable(a, b, fill) {
   const first = byTask(a.rows), second = byTask(b.rows);
   const shared = [...first.keys()].filter((name) => second.has(name));
   const rows = shared.map((name) => ({name, a: first.get(name), b: second.get(name), apart: (meanOf(second.get(name)) ?? 0) - (meanOf(first.get(name)) ?? 0)}));
-  const wanted = rows.filter((row) => !versus.only || Math.abs(row.apart) > 1e-9).sort((x, y) => Math.abs(y.apart) - Math.abs(x.apart));
+  if (!(versus.tasks in KINDS)) versus.tasks = 'differ';
+  const wanted = rows.filter((row) => isKind(row, versus.tasks)).sort((x, y) => Math.abs(y.apart) - Math.abs(x.apart));
   const dots = (list) => el('span', {class: 'outcomes'}, list.slice(0, 16).map((row) => el('span', {class: 'dot ' + dotKind(row.outcome), title: `${row.outcome}, ${figure(row.reward)}`})), el('span', {class: 'faint small'}, ' ' + figure(meanOf(list))));
   const better = rows.filter((row) => row.apart > 1e-9).length, worse = rows.filter((row) => row.apart < -1e-9).length;
-  // A task is solved where at least half of its attempts are.
-  const solved = (list) => list.filter((row) => row.outcome === 'success').length >= list.length / 2;
-  const count = (one, two) => rows.filter((row) => solved(row.a) === one && solved(row.b) === two).length;
   if (!shared.length) return [el('p', {class: 'card note'}, 'They have no task in common.')];
   const open = (row) => side(row.a.length + row.b.length <= 2 ? [...row.a, ...row.b] : [...row.a.slice(0, 4), ...row.b.slice(0, 4)]);
-  return [el('p', {class: 'soft small'}, `${plural(shared.length, 'shared task')}: ${count(true, true)} solved by both, ${count(false, true)} gained, ${count(true, false)} lost, ${count(false, false)} by neither; the second got more reward on ${better}, less on ${worse}. A row opens both side by side.`),
-    el('div', {class: 'card scroll'}, el('table', {id: 'tasks'}, el('thead', {}, el('tr', {}, el('th', {}, 'Task'), el('th', {}, a.label), el('th', {}, b.label), el('th', {class: 'n'}, 'Difference'))),
+  return [el('p', {class: 'soft small'}, `${plural(shared.length, 'shared task')}; the second got more reward on ${better}, less on ${worse}. A row opens both side by side.`), solvedTable(a, b, rows, fill),
+    el('div', {class: 'card scroll', tabindex: '0'}, el('table', {id: 'tasks'}, el('thead', {}, el('tr', {}, el('th', {}, 'Task'), el('th', {}, 'Question'), el('th', {}, a.label), el('th', {}, b.label), el('th', {class: 'n'}, 'Difference'))),
       el('tbody', {}, wanted.slice(0, 300).map((row) => el('tr', {class: 'link', tabindex: '0', on: {click: () => open(row), keydown: (event) => { if (event.key === 'Enter') open(row); }}},
-        el('td', {}, row.a[0].task), el('td', {}, dots(row.a)), el('td', {}, dots(row.b)), el('td', {class: 'n'}, signed(row.apart))))))),
+        el('td', {}, row.a[0].task), el('td', {class: 'question soft small'}, row.a[0].question || ''), el('td', {}, dots(row.a)), el('td', {}, dots(row.b)), el('td', {class: 'n'}, signed(row.apart))))))),
     wanted.length > 300 ? el('p', {class: 'faint small'}, `The first 300 of ${wanted.length}.`) : null].filter(Boolean);
 }
 
@@ -97,6 +109,20 @@ function besideOthers(found, place, folded) {
   return {...one, turns};
 }
 
+// Columns whose turns are beside each other: a turn is as high as the highest of its number.
+function aligned(rows, contents) {
+  const turnOf = (node) => (node.dataset && node.dataset.turn !== undefined ? Number(node.dataset.turn) : null);
+  const high = Math.max(0, ...contents.map((nodes) => nodes.filter((node) => turnOf(node) !== null).length));
+  return contents.map((nodes) => {
+    const first = nodes.findIndex((node) => turnOf(node) !== null), before = first < 0 ? nodes : nodes.slice(0, first);
+    const after = first < 0 ? [] : nodes.slice(first).filter((node) => turnOf(node) === null);
+    const column = el('div', {class: 'column'}, el('div', {}, before), nodes.filter((node) => turnOf(node) !== null), el('div', {class: 'after'}, after));
+    column.style.gridRow = `1 / span ${high + 2}`;
+    column.lastChild.style.gridRow = String(high + 2);
+    return column;
+  });
+}
+
 function sidePage(rows) {
   const tools = el('div', {class: 'tools'});
   const columns = el('div', {class: 'columns'});
@@ -107,10 +133,10 @@ function sidePage(rows) {
     tools.replaceChildren(...put(el('div', {}), controls(again, rows, found)).childNodes);
     const folded = samePrompt(found);
     prompt.replaceChildren(...(folded ? [el('details', {id: 'common-prompt'}, el('summary', {class: 'small'}, 'The prompt, the same in all'), found[0].turns[0].messages.map(messageNode))] : []));
-    columns.replaceChildren(...rows.map((row, place) => el('div', {class: 'column'},
+    columns.replaceChildren(...aligned(rows, rows.map((row, place) => [
       el('div', {class: 'card column-head'}, el('div', {class: 'episode-head'}, el('a', {href: `#/episode/${row.run}/${row.number}`}, el('span', {class: 'dot ' + colourOf(row.run)}), `${runOf(row.run).name}${row.part ? ' · ' + row.part : ''}`), badge(row.outcome)),
         el('div', {class: 'facts'}, fact('attempt', row.attempt), fact('reward', figure(row.reward)), advantageOf(row) === null ? null : fact('advantage', signed(advantageOf(row))), fact('turns', row.turns), row.logprob === null ? null : fact('mean log-prob', figure(row.logprob)))),
-      found[place] ? turnsOf(besideOthers(found, place, folded), row) : el('p', {class: 'faint'}, 'Opening …'))));
+      ...(found[place] ? turnsOf(besideOthers(found, place, folded), row) : [el('p', {class: 'faint'}, 'Opening …')])])));
   };
   shownEpisode = {row: rows[0], again, group: rows};
   again();

@@ -40,7 +40,17 @@ function figure(value, digits = 3) {
 }
 
 const signed = (value, digits = 3) => (isNumber(value) && value > 0 ? '+' : '') + figure(value, digits).replace('-', '−');
-const percent = (value) => (isNumber(value) ? (100 * value).toFixed(1) + ' %' : '–');
+// A number is rounded as Python does, so that it is the same here and on the terminal: a tie goes to the even digit.
+function fixed(value, digits) {
+  const rest = Math.abs(value).toFixed(60).split('.')[1].slice(digits);
+  if (!/^50*$/.test(rest)) return value.toFixed(digits);
+  const below = Math.abs(value).toFixed(60).slice(0, digits - 60);
+  const even = '02468'.includes(below[below.length - 1]);
+  return even ? (value < 0 ? '-' : '') + below.replace(/\.$/, '') : value.toFixed(digits);
+}
+const inPercent = (value) => fixed(100 * value, 1);
+const percent = (value) => (isNumber(value) ? inPercent(value) + ' %' : '–');
+const interval = (low, high) => `[${inPercent(low)}, ${inPercent(high)}]`;
 const plural = (count, one, many) => `${count.toLocaleString('en')} ${count === 1 ? one : many || one + 's'}`;
 
 const csvCell = (value) => { const text = value === null || value === undefined ? '' : String(value); return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text; };

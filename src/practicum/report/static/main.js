@@ -5,12 +5,18 @@ const stop = () => { shownEpisode = null; hideTip(); };
 
 // The address has the filters, the colouring and the compared pair: whoever opens it sees the same.
 const pathNow = () => location.hash.replace(/^#\/?/, '').split('?')[0];
-const SHARED = [['', filter, {text: '', run: '', part: '', environment: '', outcome: '', order: 'as played'}], ['', look, {by: 'origin', view: 'tokens'}], ['compare-', versus, {a: '', b: ''}]];
+const SHARED = [
+  ['', filter, {text: '', run: '', part: '', environment: '', outcome: '', cause: '', order: 'as played'}, ['episodes', 'episode']],
+  ['', look, {by: 'origin', view: 'tokens'}, ['episode', 'side']],
+  ['', versus, {baseline: ''}, ['', 'compare']],
+  ['compare-', versus, {a: '', b: '', tasks: 'differ'}, ['compare']],
+  ['chart-', drawing, {x: 'step', smooth: '0', log: '', zoom: ''}, ['']],
+];
 function addressOf(path) {
   const wanted = new URLSearchParams();
   const tab = path.split('/')[0];
-  for (const [prefix, values, usual] of SHARED) {
-    if (values === filter ? !tab.startsWith('episode') : values === look ? !['episode', 'side'].includes(tab) : tab !== 'compare') continue;
+  for (const [prefix, values, usual, tabs] of SHARED) {
+    if (!tabs.includes(tab)) continue;
     for (const [name, value] of Object.entries(usual)) if (values[name] !== value && values[name]) wanted.set(prefix + name, values[name]);
   }
   return `#/${path}${String(wanted) ? '?' + wanted : ''}`;
@@ -31,6 +37,7 @@ function recall() {
     changed = changed || values === filter;
   }
   if (ORDERS[filter.order] === undefined) filter.order = 'as played';
+  if (!(drawing.x in OVER)) drawing.x = 'step';
   if (changed) list = null; // the list is built anew only for another filter: a search box that is being typed into stays
 }
 
@@ -67,8 +74,7 @@ function episodesPage(row) {
   const detail = split.lastChild;
   detail.scrollTop = 0;
   if (row) { list.select(row); detail.replaceChildren(episodePane(row)); } else {
-    list.selected = null;
-    list.paint();
+    list.select(null);
     detail.replaceChildren(el('p', {class: 'empty'}, allRows().length ? 'Choose an episode; j and k go through the list.' : 'No episodes here. A training keeps its best-paid ones; `practicum collect` and `practicum eval --out` keep all.'));
   }
 }
@@ -76,7 +82,6 @@ function episodesPage(row) {
 function choose(key, on) {
   if (on) state.hidden.delete(key); else state.hidden.add(key);
   list = null;
-  state.comparisons = (live ? state.comparisons : given.comparisons || []).filter((found) => ![found.baseline.run, found.trained.run].some((run) => state.hidden.has(run)));
   route();
   if (live) (on ? loadRun(key) : Promise.resolve()).then(() => { list = null; stay(); return loadComparisons(); }).then(stay).catch((error) => { status.textContent = error.message; });
 }
@@ -133,12 +138,19 @@ async function loadRuns() {
   const found = await get('api/runs');
   state.fields = found.fields;
   const known = new Map(state.runs.map((run) => [run.key, run]));
-  state.runs = found.runs.map((facts) => Object.assign(known.get(facts.key) || blank(facts), {changed: facts.age === null ? 0 : Date.now() - 1000 * facts.age}));
+  state.runs = found.runs.map((facts) => Object.assign(known.get(facts.key) || blank(facts), {finished: facts.finished, writer: facts.writer, changed: facts.age === null ? 0 : Date.now() - 1000 * facts.age}));
   const fresh = state.runs.filter((run) => !known.has(run.key));
   const room = Math.max(0, found.shown - state.runs.filter((run) => known.has(run.key) && !state.hidden.has(run.key)).length);
   const newest = fresh.slice().sort((a, b) => b.changed - a.changed);
   newest.slice(room).forEach((run) => state.hidden.add(run.key));
   return newest.slice(0, room);
+}
+// Whether runs are finished and who writes to them.
+async function loadStates() {
+  for (const facts of (await get('api/runs')).runs) {
+    const run = runOf(facts.key);
+    if (run) Object.assign(run, {finished: facts.finished, writer: facts.writer, changed: facts.age === null ? 0 : Date.now() - 1000 * facts.age});
+  }
 }
 async function loadRun(key) {
   const record = await get('api/run?run=' + encodeURIComponent(key));
@@ -158,7 +170,7 @@ async function loadRows(key, from) {
 }
 async function loadComparisons() {
   const keys = shownRuns().map((run) => run.key);
-  state.comparisons = keys.length ? (await get('api/compare?runs=' + keys.map(encodeURIComponent).join(','))).comparisons : [];
+  state.comparisons = keys.length ? (await get(`api/compare?baseline=${encodeURIComponent(versus.baseline)}&runs=${keys.map(encodeURIComponent).join(',')}`)).comparisons : [];
 }
 
 const due = new Map();
@@ -182,6 +194,7 @@ function stepped(told) {
     if (!curve.series[name]) { curve.series[name] = {stride: 1, independent: !name.startsWith('val/'), points: [], pending: [0, 0, 0, 0, 0]}; unknown = true; }
     addPoint(curve.series[name], told.step, value);
   }
+  for (const [name, total] of Object.entries(told.axes || {})) addTotal(curve, name, total);
   if (size) { curve.step = told.step; curve.rows = told.row; }
   if (told.noted > curve.noted) { curve.events = [...curve.events, ...told.events].slice(-500); curve.noted = told.noted; }
   run.changed = Date.now();
@@ -207,12 +220,13 @@ function repaint() {
 }
 
 // The overview drawn anew without losing one's place.
-function stay() { if (isOverview()) { const at = scrollY; route(); scrollTo(0, at); } }
+function stay() { if (isOverview()) { const at = scrollY, focused = document.activeElement && document.activeElement.id; route(); scrollTo(0, at); if (focused && document.getElementById(focused)) document.getElementById(focused).focus({preventScroll: true}); } }
 
 function played(told) {
   const run = runOf(told.run);
   if (!run) return;
   run.waiting = told.waiting;
+  run.changed = Date.now();
   if (state.hidden.has(run.key)) { run.episodes = told.count; return; }
   soon('rows ' + run.key, async () => {
     const rows = state.rows.get(run.key) || [];
@@ -248,6 +262,7 @@ async function listen() {
   ready = true;
   early.forEach(hear);
   setInterval(() => { for (const card of document.querySelectorAll('.run[data-run]')) fillRun(card, runOf(card.dataset.run)); }, 5000);
+  setInterval(() => { loadStates().catch(() => {}); }, 15000); // a server that is gone is said by the stream
   await loadComparisons();
   if (state.comparisons.length) stay();
 }

@@ -54,14 +54,14 @@ function runsSection() {
     return card;
   });
   return el('section', {'aria-label': 'Runs'}, el('div', {class: 'section-head'}, el('h2', {}, state.runs.length === 1 ? 'Run' : 'Runs'),
-    el('span', {class: 'soft small'}, state.runs.length > 1 ? 'The first one shown is the baseline of comparisons.' : '')), el('div', {class: 'runs'}, cards));
+    el('span', {class: 'soft small'}, state.runs.length > 1 ? 'Uncheck what is not to be shown.' : '')), el('div', {class: 'runs'}, cards));
 }
 
 function fillRun(card, run) {
   const facts = card.querySelector('.facts');
   const found = [];
-  const rated = run.table.filter((line) => !line.kept && isNumber(line.success_rate)).pop();
-  if (rated) found.push(fact(rated.part ? rated.part : 'success', percent(rated.success_rate) + (isNumber(rated.success_low) ? ` [${(100 * rated.success_low).toFixed(1)}, ${(100 * rated.success_high).toFixed(1)}]` : '')));
+  const rated = run.table.filter((line) => !line.kept && isNumber(line.success_rate) && line.part !== 'validation').pop();
+  if (rated) found.push(fact(rated.part ? rated.part : 'success', percent(rated.success_rate) + (isNumber(rated.success_low) ? ` ${interval(rated.success_low, rated.success_high)}` : '')));
   // The last stage's step: that of an earlier one says nothing about this.
   const newest = STAGES.map(([stage]) => run.curves.filter((curve) => stageOf(curve) === stage)).filter((curves) => curves.length && stageOf(curves[0]) !== 'other').pop() || run.curves;
   const step = Math.max(0, ...newest.map((curve) => curve.step));
@@ -69,11 +69,19 @@ function fillRun(card, run) {
   for (const name of ['val/success/mean', 'success/mean']) {
     const curve = newest.find((one) => one.series[name]);
     const points = curve ? pointsOf(curve.series[name]) : [];
-    if (points.length) { found.push(fact(name.startsWith('val') ? 'held-out success' : 'training success', percent(points[points.length - 1][1]))); break; }
+    if (points.length) {
+      const [, mean, low, high] = points[points.length - 1];
+      found.push(fact(name.startsWith('val') ? 'held-out success' : 'training success', percent(mean) + (low < high ? ` ${interval(low, high)}` : '')));
+      break;
+    }
   }
   if (run.episodes) found.push(fact('episodes', run.episodes.toLocaleString('en') + (run.waiting ? ' …' : '')));
   if (run.unreadable_count) found.push(fact('not readable', String(run.unreadable_count)));
   const ago = run.changed ? (Date.now() - run.changed) / 1000 : Infinity;
+  if (run.seconds && !live) found.push(fact('training time', clock(run.seconds)));
+  const version = (run.versions || []).slice(-1)[0];
+  if (version) found.push(el('span', {class: 'version', title: [version.commit ? `commit ${version.commit}` : '', version.python ? `Python ${version.python}` : ''].filter(Boolean).join(', ')},
+    [`practicum ${version.practicum || '?'}`, version.commit ? version.commit.slice(0, 9) + (version.changed ? ' with changes' : '') : '', version.machine || ''].filter(Boolean).join(' · ')));
   if (live) found.push(el('span', {class: 'pace'}, paceText(run, step, ago)));
   facts.replaceChildren(...found);
   const bar = card.querySelector('.progress');
@@ -82,13 +90,21 @@ function fillRun(card, run) {
 }
 // What a run is doing: finished, how long it will take at the pace seen here, or for how long nothing has changed.
 function paceText(run, step, ago) {
-  if (run.planned && step >= run.planned) return 'finished';
+  if (run.finished || (run.planned && step >= run.planned)) return 'finished';
   if (!Number.isFinite(ago)) return '';
+  if (run.writer === false && run.curves.length && ago > 20) return `ended early: no process writes to it, nothing new for ${clock(ago)}`;
   if (ago > 600) return `nothing new for ${clock(ago)}`;
-  if (!run.pace || run.pace.step > step) run.pace = {step, at: Date.now()};
-  const steps = step - run.pace.step, seconds = (Date.now() - ago * 1000 - run.pace.at) / 1000;
-  const left = run.planned && steps > 0 && seconds > 0 ? `, about ${clock((run.planned - step) * seconds / steps)} left` : '';
+  const each = run.planned ? secondsOfStep(run, step, ago) : 0;
+  const left = each > 0 ? `, about ${clock((run.planned - step) * each)} left` : '';
   return (ago < 2 ? 'changes now' : `changed ${clock(ago)} ago`) + left;
+}
+// Seconds of one of the newest steps: by the run's own times, or at the pace seen here.
+function secondsOfStep(run, step, ago) {
+  const newest = run.curves.find((curve) => curve.step === step);
+  const times = newest && newest.axes && newest.axes.seconds ? newest.axes.seconds.slice(-20) : [];
+  if (times.length > 1) return (times[times.length - 1][1] - times[0][1]) / (times[times.length - 1][0] - times[0][0]);
+  if (!run.pace || run.pace.step > step) run.pace = {step, at: Date.now()};
+  return step > run.pace.step ? (Date.now() - ago * 1000 - run.pace.at) / 1000 / (step - run.pace.step) : 0;
 }
 const clock = (seconds) => (seconds < 90 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`);
 const fact = (name, value) => el('span', {}, name + ' ', el('b', {}, value));
@@ -99,8 +115,8 @@ function curvesSection() {
   if (!stages.length) return null;
   const strides = Math.max(1, ...lines.flatMap((line) => Object.values(line.curve.series).map((series) => series.stride)));
   return el('section', {'aria-label': 'Learning curves'}, el('div', {class: 'section-head'}, el('h2', {}, 'Learning curves'),
-    el('span', {class: 'soft small'}, 'Shaded: 95 % interval; for training figures it counts tasks, not episodes.',
-      strides > 1 ? ` A point of the longest curves is the mean of ${strides} steps.` : ''), drawingControls()),
+    el('span', {class: 'soft small'}, 'Shaded: 95 % interval; for training figures it counts tasks, not episodes. Draw over a part of a chart to see it alone.',
+      strides > 1 ? ` A point of the longest curves is the mean of ${strides} steps.` : ''), drawingControls(lines)),
     el('div', {id: 'curves'}, stages.map(([stage, title]) => stageCurves(stage, title, lines.filter((line) => line.stage === stage)))));
 }
 
@@ -124,7 +140,7 @@ function stageCurves(stage, title, lines) {
     more.append(el('p', {}, box), all);
     fill();
   });
-  return el('div', {class: 'of-run', 'data-stage': stage}, el('h3', {class: 'soft'}, title), el('div', {class: 'charts'}, first.map(([name, one, options]) => curve(one, name, options, stage))), rest.length ? el('p', {}, more) : null);
+  return el('div', {class: 'of-run', 'data-stage': stage}, el('div', {class: 'stage-head'}, el('h3', {class: 'soft'}, title), zoomFields(stage)), el('div', {class: 'charts'}, first.map(([name, one, options]) => curve(one, name, options, stage))), rest.length ? el('p', {}, more) : null);
 }
 
 function curve(title, name, options, stage) {
@@ -181,7 +197,7 @@ function partsSection() {
   return el('section', {'aria-label': 'Reward parts'}, el('div', {class: 'section-head'}, el('h2', {}, 'Reward parts'),
     el('span', {class: 'soft small'}, stacks.length ? 'Share of each part in all reward, signs aside.' : 'Mean of each part over scored episodes.')),
     stacks.length ? el('div', {class: 'charts'}, stacks) : null,
-    tables.length ? el('div', {class: 'card scroll'}, el('table', {}, el('thead', {}, el('tr', {}, el('th', {}, 'Episodes'), names.map((name) => el('th', {class: 'n'}, name)))),
+    tables.length ? el('div', {class: 'card scroll', tabindex: '0'}, el('table', {}, el('thead', {}, el('tr', {}, el('th', {}, 'Episodes'), names.map((name) => el('th', {class: 'n'}, name)))),
       el('tbody', {}, tables.map((line) => el('tr', {}, el('td', {}, el('span', {class: 'dot ' + colourOf(line.run)}), line.label),
         names.map((name) => el('td', {class: 'n'}, figure(line.parts[name]))))))) ) : null);
 }
@@ -191,42 +207,41 @@ function tableSection() {
   if (!lines.length) return null;
   const range = (low, high, form) => (isNumber(low) && isNumber(high) ? el('span', {class: 'range'}, ` [${form(low)}, ${form(high)}]`) : null);
   const cell = (line, name, low, high, form) => el('td', {class: 'n'}, line.kept ? '–' : form(line[name]), line.kept ? null : range(line[low], line[high], form));
-  const short = (value) => (100 * value).toFixed(0);
   const body = lines.map((line) => el('tr', {class: 'link', tabindex: '0', on: {
     click: () => openList({run: line.run, part: line.part, environment: line.environment}),
     keydown: (event) => { if (event.key === 'Enter') openList({run: line.run, part: line.part, environment: line.environment}); }}},
-    el('td', {}, el('span', {class: 'dot ' + colourOf(line.run)}), line.label, line.kept ? el('span', {class: 'faint'}, /top_episodes$/.test(line.part) ? ' (the best-paid)' : ' (first groups of steps 1, 2, 4, 8 …)') : null),
+    el('td', {}, el('span', {class: 'dot ' + colourOf(line.run)}), shortLabel(line.label), line.kept ? el('span', {class: 'faint'}, /top_episodes$/.test(line.part) ? ' (those of the highest reward)' : /validation$/.test(line.part) ? ' (the first tasks of each validation)' : ' (first groups of steps 1, 2, 4, 8 …)') : null),
     el('td', {}, line.environment, line.split ? el('span', {class: 'faint'}, ' ' + line.split) : null),
     el('td', {class: 'n'}, line.episodes.toLocaleString('en'), line.tasks !== line.episodes ? el('span', {class: 'range'}, ` of ${line.tasks} tasks`) : null),
-    el('td', {class: 'n'}, line.kept ? '–' : percent(line.success_rate), line.kept || !isNumber(line.success_low) ? null : el('span', {class: 'range'}, ` [${short(line.success_low)}, ${short(line.success_high)}]`)),
+    el('td', {class: 'n'}, line.kept ? '–' : percent(line.success_rate), line.kept || !isNumber(line.success_low) ? null : el('span', {class: 'range'}, ` ${interval(line.success_low, line.success_high)}`)),
     cell(line, 'mean_reward', 'reward_low', 'reward_high', figure),
     el('td', {class: 'n'}, figure(line.mean_turns)), el('td', {class: 'n'}, figure(line.mean_tokens)), el('td', {class: 'n'}, line.kept ? '–' : percent(line.invalid_reply_rate)),
     el('td', {class: 'faint small outcomes-cell'}, [...Object.entries(line.outcomes).map(([name, count]) => `${count} ${name}`), ...(line.uncounted ? [`${line.uncounted} without a finite reward`] : [])]
       .map((text, place, all) => [el('span', {class: 'whole'}, text + (place + 1 < all.length ? ',' : '')), ' ']))));
   return el('section', {'aria-label': 'By environment'}, el('div', {class: 'section-head'}, el('h2', {}, 'By environment'),
     el('span', {class: 'soft small'}, 'With 95 % intervals over tasks. Episodes that could not be scored take no part in rates, nor do those that a training kept to be read.')),
-    el('div', {class: 'card scroll'}, el('table', {id: 'environments'}, el('thead', {}, el('tr', {}, ['Episodes of', 'Environment'].map((name) => el('th', {}, name)),
+    el('div', {class: 'card scroll', tabindex: '0'}, el('table', {id: 'environments'}, el('thead', {}, el('tr', {}, ['Episodes of', 'Environment'].map((name) => el('th', {}, name)),
       ['Episodes', 'Success', 'Reward', 'Turns', 'Tokens', 'Unusable'].map((name) => el('th', {class: 'n'}, name)), el('th', {}, 'Outcomes'))), el('tbody', {}, body))));
 }
 
 function comparisonSection() {
-  if (!state.comparisons.length) return null;
+  if (!shownComparisons().length) return null;
   return el('section', {'aria-label': 'Comparison', id: 'comparison'}, el('div', {class: 'section-head'}, el('h2', {}, 'Comparison'),
     el('span', {class: 'soft small'}, 'Paired, on the same tasks; several comparisons are corrected for (Holm).'), el('a', {href: '#/compare', class: 'small'}, 'task by task')),
-    state.comparisons.map((found) => verdict(found)));
+    shownComparisons().map((found) => verdict(found)));
 }
 
 function verdict(found) {
   const rows = found.changes.map((change) => {
     const form = change.rate ? percent : figure;
-    const apart = change.rate ? (value) => (isNumber(value) ? (value > 0 ? '+' : '') + (100 * value).toFixed(1) : '–') : (value) => signed(value);
+    const apart = change.rate ? (value) => (isNumber(value) ? (value > 0 ? '+' : '') + inPercent(value) : '–') : (value) => signed(value);
     return el('tr', {}, el('td', {}, change.name), el('td', {class: 'n'}, form(change.baseline)), el('td', {class: 'n'}, form(change.trained)),
       el('td', {class: 'n'}, apart(change.difference), el('span', {class: 'range'}, ` [${apart(change.low)}, ${apart(change.high)}]`)), el('td', {class: 'n'}, figure(change.p, 2)));
   });
-  return el('div', {class: 'card verdict'}, el('p', {}, badge(found.verdict, found.verdict === 'no difference shown' ? '' : found.verdict), ' ', found.sentence),
+  return el('div', {class: 'card verdict'}, el('p', {}, badge(found.verdict, found.verdict === 'no difference shown' ? '' : found.verdict), ' ', shortSentence(found.sentence)),
     found.changes.length ? forest(found.changes[0]) : null, el('p', {class: 'soft small'}, found.outlook, ` Compared on ${found.basis}.`),
-    el('details', {}, el('summary', {class: 'small'}, 'All figures'), el('div', {class: 'scroll'}, el('table', {}, el('thead', {}, el('tr', {}, el('th', {}, 'Figure'),
-      [found.baseline.label, found.trained.label, 'Difference [95 %]', 'p'].map((name) => el('th', {class: 'n'}, name)))), el('tbody', {}, rows)))));
+    el('details', {}, el('summary', {class: 'small'}, 'All figures'), el('div', {class: 'scroll', tabindex: '0'}, el('table', {}, el('thead', {}, el('tr', {}, el('th', {}, 'Figure'),
+      [shortLabel(found.baseline.label), shortLabel(found.trained.label), 'Difference [95 %]', 'p'].map((name) => el('th', {class: 'n'}, name)))), el('tbody', {}, rows)))));
 }
 
 // The best episode of the first and of the last saved step of a training run, where its environment draws episodes.
@@ -277,7 +292,7 @@ function faultsSection() {
     configDifferences(configs), configs.map((run) => el('details', {}, el('summary', {}, run.name), el('pre', {class: 'mono'}, run.config)))) : null;
   if (!faults.length) return config;
   return [el('section', {'aria-label': 'Not readable', id: 'faults'}, el('div', {class: 'section-head'}, el('h2', {}, 'Not readable'), el('span', {class: 'soft small'}, 'These files are damaged or no episodes; all others are shown.')),
-    el('div', {class: 'card scroll'}, el('table', {}, el('tbody', {}, faults.slice(0, 200).map((fault) => el('tr', {}, el('td', {class: 'mono'}, fault.path), el('td', {class: 'soft'}, fault.reason)))))),
+    el('div', {class: 'card scroll', tabindex: '0'}, el('table', {}, el('tbody', {}, faults.slice(0, 200).map((fault) => el('tr', {}, el('td', {class: 'mono'}, fault.path), el('td', {class: 'soft'}, fault.reason)))))),
     counted ? el('p', {class: 'soft small'}, `… and ${counted} more.`) : null), config];
 }
 
@@ -298,6 +313,6 @@ function configDifferences(runs) {
   const configs = runs.slice(0, 8).map((run) => flatConfig(run.config));
   const names = [...new Set(configs.flatMap((config) => [...config.keys()]))].filter((name) => new Set(configs.map((config) => config.get(name))).size > 1);
   if (!names.length) return el('p', {class: 'soft small'}, 'All keys have the same values.');
-  return el('div', {class: 'card scroll'}, el('table', {id: 'config-differences'}, el('thead', {}, el('tr', {}, el('th', {}, 'Keys that differ'), runs.slice(0, 8).map((run) => el('th', {}, run.name)))),
+  return el('div', {class: 'card scroll', tabindex: '0'}, el('table', {id: 'config-differences'}, el('thead', {}, el('tr', {}, el('th', {}, 'Keys that differ'), runs.slice(0, 8).map((run) => el('th', {}, run.name)))),
     el('tbody', {}, names.slice(0, 60).map((name) => el('tr', {}, el('td', {class: 'mono'}, name), configs.map((config) => el('td', {}, config.get(name) ?? '–')))))));
 }

@@ -10,7 +10,7 @@ function whisker(line, kind) {
   return node;
 }
 function axis() {
-  const node = svg('svg', {class: 'whisker', viewBox: `0 0 ${WIDE} 14`, 'aria-hidden': 'true'});
+  const node = svg('svg', {class: 'whisker', viewBox: `0 0 ${WIDE} 14`, role: 'img', 'aria-label': 'from 0 to 100 %'});
   for (const at of [0, 0.5, 1]) node.append(svg('text', {x: shareAt(at), y: 11, 'text-anchor': at === 0 ? 'start' : at === 1 ? 'end' : 'middle'}, `${100 * at} %`));
   return node;
 }
@@ -25,45 +25,105 @@ function resultGroups() {
   }
   for (const one of linesOf()) {
     const series = one.curve.series['val/success/mean'];
-    const points = series && !one.run.table.some((line) => line.part === 'validation') ? pointsOf(series) : [];
+    const points = series && !one.run.table.some((line) => line.part === 'validation' && !line.kept) ? pointsOf(series) : [];
     for (const point of points.length > 1 ? [points[0], points[points.length - 1]] : points) add('validation during training', {label: `${one.label}, step ${point[0]}`, run: one.run.key, rate: point[1], low: point[2], high: point[3]});
   }
   return groups;
 }
 
-function comparisonOf(baseline, line) {
-  return state.comparisons.find((found) => found.environment === line.environment && found.baseline.label === baseline.label && found.trained.label === line.label);
+// The file has the comparisons for every baseline that can be chosen; a server is asked for them.
+function comparisonsWith(label) { return live ? state.comparisons : (given.comparisons || {})[label] || (given.comparisons || {})[''] || []; }
+function shownComparisons() {
+  return comparisonsWith(versus.baseline).filter((found) => ![found.baseline.run, found.trained.run].some((run) => state.hidden.has(run)));
+}
+function comparisonOf(baseline, line, chosen) {
+  const wanted = (found) => found.environment === line.environment && found.baseline.label === baseline.label && found.trained.label === line.label;
+  return comparisonsWith(chosen ? chosen.label : versus.baseline).find(wanted) || comparisonsWith('').find(wanted);
 }
 const verdictKind = (found) => (found && (found.verdict === 'better' || found.verdict === 'worse') ? found.verdict : '');
+const baselineOf = (lines) => lines.find((line) => line.label === versus.baseline) || lines[0];
+
+function baselineChoice(groups) {
+  const labels = [...new Set([...groups.values()].filter((lines) => lines.length > 1 && lines[0].environment).flatMap((lines) => lines.map((line) => line.label)))];
+  if (labels.length < 2) return null;
+  const select = el('select', {id: 'baseline', 'aria-label': 'Baseline'}, el('option', {value: ''}, 'the first of each'), labels.filter((label) => live || (given.comparisons || {})[label]).map((label) => el('option', {value: label}, shortLabel(label))));
+  select.value = versus.baseline;
+  if (select.selectedIndex < 0) { select.selectedIndex = 0; versus.baseline = ''; }
+  select.addEventListener('change', () => {
+    versus.baseline = select.value;
+    remember();
+    if (live) loadComparisons().then(stay).catch((error) => { status.textContent = error.message; }); else stay();
+  });
+  return el('label', {class: 'small soft'}, 'baseline ', select);
+}
+
+// The name of a part; that of the only run says nothing.
+function shortLabel(label) { return state.runs.length === 1 && label.startsWith(state.runs[0].name + ' · ') ? label.slice(state.runs[0].name.length + 3) : label; }
+const shortSentence = (text) => (state.runs.length === 1 ? text.replaceAll(`'${state.runs[0].name} · `, "'") : text);
+
+function resultBlock(name, lines) {
+  const baseline = baselineOf(lines), others = lines.filter((line) => line !== baseline), last = others[others.length - 1];
+  const found = last ? comparisonOf(baseline, last, baseline) : null;
+  const body = lines.map((line, place) => {
+    const before = place && lines[place - 1] !== baseline && line !== baseline ? lines[place - 1] : null;
+    const against = [...(line === baseline ? [] : [['than the baseline', baseline]]), ...(before ? [['than the one before', before]] : [])].map(([title, other]) => [title, comparisonOf(other, line, baseline)]).filter(([, one]) => one);
+    return el('tr', {class: line === baseline && others.length ? 'baseline' : ''}, el('td', {}, el('span', {class: 'dot ' + colourOf(line.run)}), shortLabel(line.label)),
+      el('td', {class: 'whisker-cell'}, whisker(line, line === baseline ? '' : verdictKind(comparisonOf(baseline, line, baseline)))),
+      el('td', {class: 'n'}, el('b', {}, percent(line.rate)), isNumber(line.low) ? el('span', {class: 'range'}, ` ${interval(line.low, line.high)}`) : null), el('td', {class: 'n'}, line.tasks ?? ''),
+      el('td', {class: 'verdicts'}, line === baseline && others.length && line.environment ? el('span', {class: 'soft small'}, 'baseline') : null,
+        against.map(([title, one]) => [el('span', {class: 'whole'}, badge(one.verdict, verdictKind(one)), el('span', {class: 'soft small'}, ` ${title}`)), ' '])));
+  });
+  const alone = `${shortLabel(baseline.label)}: ${percent(baseline.rate)}${isNumber(baseline.low) ? ` ${interval(baseline.low, baseline.high)}` : ''}${baseline.tasks ? ` of ${plural(baseline.tasks, 'task')}` : ''}.`;
+  const sentence = found ? shortSentence(found.sentence) : last ? `${shortLabel(baseline.label)}: ${percent(baseline.rate)}; ${shortLabel(last.label)}: ${percent(last.rate)}.` : alone;
+  return el('div', {class: 'card result'}, el('p', {}, found ? [badge(found.verdict, verdictKind(found)), ' '] : null, sentence),
+    el('div', {class: 'scroll', tabindex: '0'}, el('table', {}, el('thead', {}, el('tr', {}, el('th', {}, name), el('th', {}, axis()), el('th', {class: 'n'}, 'Success [95 %]'), el('th', {class: 'n'}, 'Tasks'), el('th', {}, 'Verdict'))), el('tbody', {}, body))));
+}
 
 function resultSection() {
   const groups = resultGroups();
   if (!groups.size) return null;
-  const blocks = [...groups].map(([name, lines]) => {
-    const first = lines[0], last = lines[lines.length - 1];
-    const found = lines.length > 1 ? comparisonOf(first, last) : null;
-    const body = lines.map((line, place) => {
-      const against = place ? [['first', first], ...(place > 1 ? [['before', lines[place - 1]]] : [])].map(([title, other]) => [title, comparisonOf(other, line)]).filter(([, one]) => one) : [];
-      return el('tr', {}, el('td', {}, el('span', {class: 'dot ' + colourOf(line.run)}), line.label), el('td', {class: 'whisker-cell'}, whisker(line, place ? verdictKind(comparisonOf(first, line)) : '')),
-        el('td', {class: 'n'}, el('b', {}, percent(line.rate)), isNumber(line.low) ? el('span', {class: 'range'}, ` [${(100 * line.low).toFixed(1)}, ${(100 * line.high).toFixed(1)}]`) : null), el('td', {class: 'n'}, line.tasks ?? ''),
-        el('td', {}, against.map(([title, one]) => [el('span', {class: 'soft small'}, `than the ${title === 'first' ? 'first' : 'one before'}: `), badge(one.verdict, verdictKind(one)), ' '])));
-    });
-    const sentence = found ? found.sentence : lines.length > 1 ? `${first.label}: ${percent(first.rate)}; ${last.label}: ${percent(last.rate)}.` : `${first.label}: ${percent(first.rate)}${isNumber(first.low) ? ` [${(100 * first.low).toFixed(1)}, ${(100 * first.high).toFixed(1)}]` : ''}${first.tasks ? ` of ${plural(first.tasks, 'task')}` : ''}.`;
-    return el('div', {class: 'card result'}, el('p', {}, found ? [badge(found.verdict, verdictKind(found)), ' '] : null, sentence), el('div', {class: 'scroll'}, el('table', {}, el('thead', {}, el('tr', {}, el('th', {}, name), el('th', {}, axis()), el('th', {class: 'n'}, 'Success [95 %]'), el('th', {class: 'n'}, 'Tasks'), el('th', {}, 'Verdict'))), el('tbody', {}, body))));
-  });
-  return el('section', {'aria-label': 'Result', id: 'result'}, el('div', {class: 'section-head'}, el('h2', {}, 'Result'), el('span', {class: 'soft small'}, 'Success with 95 % intervals over tasks, stages in their order. A verdict is the paired test on the same tasks, corrected for all comparisons (Holm).')), blocks);
+  return el('section', {'aria-label': 'Result', id: 'result'}, el('div', {class: 'section-head'}, el('h2', {}, 'Result'),
+    el('span', {class: 'soft small'}, 'Success with 95 % intervals over tasks, stages in their order. A verdict is the paired test on the same tasks, corrected for all comparisons (Holm).'), baselineChoice(groups)),
+  [...groups].map(([name, lines]) => resultBlock(name, lines)), matrixBlock());
+}
+
+// Many policies in many environments: one row and one column each.
+function matrixBlock() {
+  const lines = shownRuns().flatMap((run) => run.table).filter((line) => !line.kept && isNumber(line.success_rate));
+  const environments = [...new Set(lines.map((line) => line.environment))], labels = [...new Set(lines.map((line) => line.label))];
+  if (environments.length < 2 || labels.length < 2) return null;
+  const cell = (label, environment) => {
+    const line = lines.find((one) => one.label === label && one.environment === environment);
+    if (!line) return el('td', {class: 'n faint'}, '–');
+    const group = lines.filter((one) => one.environment === environment && (one.split || 'test') === (line.split || 'test'));
+    const baseline = baselineOf(group), kind = line === baseline ? '' : verdictKind(comparisonOf(baseline, line, baseline));
+    return el('td', {class: 'n cell ' + kind, title: kind ? `${kind} than ${baseline.label}` : ''}, el('b', {}, percent(line.success_rate)), isNumber(line.success_low) ? el('span', {class: 'range'}, ` ${interval(line.success_low, line.success_high)}`) : null, kind ? el('span', {class: 'mark', 'aria-label': kind}, kind === 'better' ? ' ▲' : ' ▼') : null);
+  };
+  return el('div', {class: 'card scroll result', tabindex: '0'}, el('table', {id: 'matrix'}, el('caption', {class: 'soft small'}, 'Policies and environments; ▲ better, ▼ worse than the baseline of the environment.'),
+    el('thead', {}, el('tr', {}, el('th', {}, 'Policy'), environments.map((name) => el('th', {class: 'n'}, name)))),
+    el('tbody', {}, labels.map((label) => el('tr', {}, el('th', {scope: 'row'}, shortLabel(label)), environments.map((name) => cell(label, name)))))));
 }
 
 // What failed, and which tools erred: counts over the listed episodes; a row opens them.
-function failuresSection() {
-  const rows = allRows().filter((row) => row.outcome !== 'success');
+const CAUSES = {
+  error: ['error', (row) => (row.error ? row.error.replace(/\d+/g, '#').slice(0, 90) : 'no error')],
+  last: ['last action', (row) => row.last || 'no reply'],
+  tool: ['tool that failed', (row) => Object.entries(row.tools || {}).filter(([, [, errors]]) => errors).map(([name]) => name).join(', ') || (Object.keys(row.tools || {}).length ? 'none failed' : 'no tool called')],
+};
+const causeOf = (row, kind) => CAUSES[kind][1](row);
+const failures = {by: ''};
+
+function clustersBy(rows, kind) {
   const clusters = new Map();
   for (const row of rows) {
-    const cause = row.error ? row.error.replace(/\d+/g, '#').slice(0, 90) : Object.keys(row.tools || {}).length ? `last tool: ${Object.keys(row.tools).pop()}` : row.outcome;
-    const name = [row.outcome, cause].join('\u0000');
-    if (!clusters.has(name)) clusters.set(name, {outcome: row.outcome, cause, count: 0, row});
+    const cause = causeOf(row, kind), name = [row.outcome, cause].join('\u0000');
+    if (!clusters.has(name)) clusters.set(name, {outcome: row.outcome, cause, count: 0});
     clusters.get(name).count += 1;
   }
+  return [...clusters.values()].sort((a, b) => b.count - a.count);
+}
+
+function toolTable() {
   const tools = new Map();
   for (const row of allRows()) for (const [name, [calls, errors]] of Object.entries(row.tools || {})) {
     const key = [row.run, row.part, name].join('\u0000');
@@ -71,12 +131,28 @@ function failuresSection() {
     const one = tools.get(key);
     one.calls += calls; one.errors += errors; one.episodes += 1;
   }
-  if (!clusters.size && !tools.size) return null;
-  const opened = (wanted) => ({class: 'link', tabindex: '0', on: {click: () => openList(wanted), keydown: (event) => { if (event.key === 'Enter') openList(wanted); }}});
-  const failed = [...clusters.values()].sort((a, b) => b.count - a.count).slice(0, 12);
-  const used = [...tools.values()].sort((a, b) => b.errors - a.errors || b.calls - a.calls).slice(0, 20);
-  return el('section', {'aria-label': 'Failures and tools', id: 'failures'}, el('div', {class: 'section-head'}, el('h2', {}, 'Failures and tools'), el('span', {class: 'soft small'}, 'Counts over the episodes listed here.')),
-    el('div', {class: 'samples'},
-      failed.length ? el('div', {class: 'card scroll'}, el('table', {}, el('thead', {}, el('tr', {}, el('th', {}, 'Not successful, by error or tool'), el('th', {class: 'n'}, 'Episodes'))), el('tbody', {}, failed.map((one) => el('tr', opened({outcome: one.outcome, text: one.row.error ? one.row.error.split(/\d/)[0].replace('…', '').trim() : ''}), el('td', {}, badge(one.outcome), ' ', one.cause), el('td', {class: 'n'}, one.count.toLocaleString('en'))))))) : null,
-      used.length ? el('div', {class: 'card scroll'}, el('table', {id: 'tools'}, el('thead', {}, el('tr', {}, el('th', {}, 'Tool'), ['Episodes', 'Calls', 'Errors', 'Share'].map((name) => el('th', {class: 'n'}, name)))), el('tbody', {}, used.map((one) => el('tr', opened({run: one.run, part: one.part, text: one.name}), el('td', {}, el('span', {class: 'dot ' + colourOf(one.run)}), one.name, el('span', {class: 'faint small'}, shownRuns().length > 1 || one.part ? ` ${runOf(one.run).name}${one.part ? ' · ' + one.part : ''}` : '')), el('td', {class: 'n'}, one.episodes.toLocaleString('en')), el('td', {class: 'n'}, one.calls.toLocaleString('en')), el('td', {class: 'n'}, one.errors.toLocaleString('en')), el('td', {class: 'n'}, percent(one.errors / one.calls))))))) : null));
+  return [...tools.values()].sort((a, b) => b.errors - a.errors || b.calls - a.calls).slice(0, 20);
+}
+
+const opens = (wanted) => ({class: 'link', tabindex: '0', on: {click: () => openList(wanted), keydown: (event) => { if (event.key === 'Enter') openList(wanted); }}});
+
+function failuresSection() {
+  const rows = allRows().filter((row) => row.outcome !== 'success'), used = toolTable();
+  if (!rows.length && !used.length) return null;
+  const table = el('div', {});
+  // By the errors, where there are any; else by the last action, which all episodes have.
+  const kind = () => failures.by || (rows.some((row) => row.error) ? 'error' : 'last');
+  const choice = el('span', {class: 'segmented', role: 'group', 'aria-label': 'Failures by'}, Object.entries(CAUSES).map(([name, [title]]) => el('button', {type: 'button', 'data-cause': name, on: {click: () => { failures.by = name; fill(); }}}, title)));
+  const fill = () => {
+    for (const button of choice.children) button.setAttribute('aria-pressed', String(button.dataset.cause === kind()));
+    table.replaceChildren(el('table', {id: 'clusters'}, el('thead', {}, el('tr', {}, el('th', {}, `Not successful, by ${CAUSES[kind()][0]}`), el('th', {class: 'n'}, 'Episodes'), el('th', {class: 'n'}, 'Share'))),
+      el('tbody', {}, clustersBy(rows, kind()).slice(0, 12).map((one) => el('tr', opens({outcome: one.outcome, cause: `${kind()}: ${one.cause}`}), el('td', {}, badge(one.outcome), ' ', one.cause), el('td', {class: 'n'}, one.count.toLocaleString('en')), el('td', {class: 'n'}, percent(one.count / rows.length)))))));
+  };
+  fill();
+  const where = (one) => (shownRuns().length > 1 || one.part ? ` ${runOf(one.run).name}${one.part ? ' · ' + one.part : ''}` : '');
+  return el('section', {'aria-label': 'Failures and tools', id: 'failures'}, el('div', {class: 'section-head'}, el('h2', {}, 'Failures and tools'), el('span', {class: 'soft small'}, 'Counts over the episodes listed here; a row opens them.'), rows.length ? choice : null),
+    el('div', {class: 'samples'}, rows.length ? el('div', {class: 'card scroll', tabindex: '0'}, table) : null,
+      used.length ? el('div', {class: 'card scroll', tabindex: '0'}, el('table', {id: 'tools'}, el('thead', {}, el('tr', {}, el('th', {}, 'Tool'), ['Episodes', 'Calls', 'Errors', 'Share'].map((name) => el('th', {class: 'n'}, name)))),
+        el('tbody', {}, used.map((one) => el('tr', opens({run: one.run, part: one.part, text: one.name}), el('td', {}, el('span', {class: 'dot ' + colourOf(one.run)}), one.name, el('span', {class: 'faint small'}, where(one))),
+          el('td', {class: 'n'}, one.episodes.toLocaleString('en')), el('td', {class: 'n'}, one.calls.toLocaleString('en')), el('td', {class: 'n'}, one.errors.toLocaleString('en')), el('td', {class: 'n'}, percent(one.errors / one.calls))))))) : null));
 }

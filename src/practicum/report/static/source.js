@@ -1,7 +1,9 @@
 // Where the data comes from: out of this file, or from the server that shows a folder of runs.
 const given = JSON.parse(document.getElementById('data').textContent);
 const live = given.mode === 'live';
-const state = {runs: [], rows: new Map(), fields: given.fields || [], hidden: new Set(), comparisons: given.comparisons || []};
+const state = {runs: [], rows: new Map(), fields: given.fields || [], hidden: new Set(), comparisons: []};
+// The chosen baseline, and the pair that is compared task by task: which tasks of it are listed.
+const versus = {a: '', b: '', baseline: '', tasks: 'differ'};
 
 const runOf = (key) => state.runs.find((run) => run.key === key);
 const shownRuns = () => state.runs.filter((run) => !state.hidden.has(run.key));
@@ -18,7 +20,7 @@ function takeRows(key, lists, from) {
   for (const list of lists) {
     const row = {run: key};
     state.fields.forEach((name, place) => { row[name] = list[place]; });
-    row.search = [row.task, row.part, row.environment, row.outcome, row.group, row.question, row.target, row.answer, row.error, row.replies, ...Object.keys(row.tools || {})].join(' ').toLowerCase();
+    row.search = [row.task, row.part, row.environment, row.outcome, row.group, row.question, row.target, row.answer, row.error, row.last, row.replies, ...Object.keys(row.tools || {})].join(' ').toLowerCase();
     rows.push(row);
   }
   state.rows.set(key, rows);
@@ -105,4 +107,13 @@ function addPoint(series, step, value) {
   }
   series.points = half;
   series.stride *= 2;
+}
+
+// The total of another quantity up to a step; a line between two totals is enough, so of many every second is dropped.
+function addTotal(curve, name, total) {
+  if (!curve.axes) curve.axes = {};
+  const points = curve.axes[name] = curve.axes[name] || [];
+  if (points.length && points[points.length - 1][0] >= total[0]) return;
+  points.push(total);
+  if (points.length >= LIMIT) curve.axes[name] = points.filter((point, place) => place % 2 === 1);
 }

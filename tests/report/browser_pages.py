@@ -1,0 +1,37 @@
+"""Pages in a real browser: Debian's Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+
+def becomes(page: Any, expression: str, seconds: float = 60.0) -> None:
+    """Wait until something is true. Playwright's own waiting evaluates strings, which the page's policy forbids."""
+    deadline = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        assert time.monotonic() < deadline, f"never true: {expression}"
+        time.sleep(0.05)
+
+
+class Watched:
+    """A page that remembers what went wrong on it, and any request that left this machine."""
+
+    def __init__(self, browser: Any, **options: Any) -> None:
+        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        self.context.set_default_timeout(60_000)  # a busy machine is slow; nothing here waits for long when all is well
+        self.page = self.context.new_page()
+        self.wrong: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("console", lambda message: message.type == "error" and self.wrong.append(message.text))
+        self.page.on("dialog", lambda dialog: self.wrong.append("dialog"))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        self.context.close()
+        if kind is None:
+            assert self.wrong == []
