@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from practicum.environments.rubric.case import RubricCase, case_of_task
+
 from practicum.environments.rubric.code_rules import CodeRuleRunner
 from practicum.environments.rubric.environment import RubricEnvironment
 from practicum.environments.rubric.probes import code_rule
