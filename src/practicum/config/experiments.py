@@ -133,13 +133,13 @@ def _merged(path: Path, by_name: Mapping[str, Mapping[str, Any]], name: str) -> 
 def _subsets(path: Path, subsets: Any) -> dict[str, tuple[str, ...]]:
     if not isinstance(subsets, dict):
         raise UserError(f"'{path}': 'task_subsets' must map names to lists of sites or task ids.")
-    subsets = {}
+    items_by_name = {}
     for name, items in subsets.items():
         items = [] if items == "all" or items is None else items
         if not isinstance(items, list):
             raise UserError(f"'{path}': the subset '{name}' is a list of sites or task ids, or 'all'.")
-        subsets[str(name)] = tuple(str(item) for item in items)
-    return subsets
+        items_by_name[str(name)] = tuple(str(item) for item in items)
+    return items_by_name
 
 
 def _experiment(path: Path, values: Mapping[str, Any], environ: Mapping[str, str]) -> Experiment:
