@@ -15,6 +15,7 @@ from practicum.errors import UserError
 from practicum.evaluation.result import EvalResult
 from practicum.training.build import build_run
 from practicum.training.rl_trainer import RLTrainer
+from practicum.training.trainer import Evaluated
 
 RECIPE = "recipe=rubric-reinforce"
 CHECK_EPISODES = 10
@@ -65,17 +66,17 @@ def check_validity(result: EvalResult, min_validity: float = MIN_VALIDITY) -> No
         )
 
 
-def with_validity_check(evaluate: Callable[[], Awaitable[EvalResult]]) -> Callable[[], Awaitable[EvalResult]]:
+def with_validity_check(evaluate: Callable[[], Awaitable[Evaluated]]) -> Callable[[], Awaitable[Evaluated]]:
     """Return an evaluation whose first result must have enough valid rubrics."""
     is_first = True
 
-    async def checked() -> EvalResult:
+    async def checked() -> Evaluated:
         nonlocal is_first
-        result = await evaluate()
+        evaluated = await evaluate()
         if is_first:
-            check_validity(result)
+            check_validity(evaluated if isinstance(evaluated, EvalResult) else evaluated[0])
         is_first = False
-        return result
+        return evaluated
 
     return checked
 
