@@ -215,7 +215,7 @@ def _model_files(model: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
     if not isinstance(model, peft.PeftModel):
         raise UserError("Only a model with a LoRA adapter (`add_adapter`) has an adapter to serve.")
-    state = peft.get_peft_model_state_dict(model)  # type: ignore[no-untyped-call]
+    state = peft.get_peft_model_state_dict(model)
     config = model.peft_config[model.active_adapter].to_dict()
     config["peft_type"] = getattr(config["peft_type"], "value", config["peft_type"])
     return config, {name: tensor.detach().clone() for name, tensor in state.items()}
