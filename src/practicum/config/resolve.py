@@ -353,7 +353,7 @@ def check_launch(config: TrainConfig, chosen: Set[str]) -> None:
             )
         if "trainer.n_gpus_per_node" in chosen and trainer.n_gpus_per_node > 1:
             raise UserError(
-                f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}: the learner is one process and works on one "
+                f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}: without a launcher the learner works on one "
                 f"device; start a rank per GPU (torchrun --nproc-per-node {trainer.n_gpus_per_node} -m practicum.cli "
                 "train ...), or set it to 1 (or 0: the CPU). A vLLM server has "
                 "actor_rollout_ref.rollout.tensor_model_parallel_size GPUs of its own."
