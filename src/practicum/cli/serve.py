@@ -46,7 +46,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--prefix-cache-mib",
         type=int,
-        help="memory for prompts and replies that may be continued (1024; on a GPU 8192)",
+        help="memory for prompts and replies to continue (1024; on a GPU 8192)",
     )
     parser.add_argument("--max-num-seqs", type=int, help="replies decoded at once (64; on a GPU 256)")
     parser.add_argument("--return-tokens-as-token-ids", action="store_true", help="log-probs name tokens as token_id:N")
