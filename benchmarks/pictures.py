@@ -5,7 +5,7 @@
     python benchmarks/pictures.py terminal demo.cast docs/images/terminal.svg
 
 A recording is an asciicast (version 2): what a program wrote to a terminal, and when. Pauses are cut to half a second.
-Needs Chromium (/usr/bin/chromium) and playwright, or pyte.
+Needs Chromium (/usr/bin/chromium) and playwright; `terminal` needs pyte, which nothing else here does.
 """
 
 from __future__ import annotations

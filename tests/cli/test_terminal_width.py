@@ -12,7 +12,6 @@ import pytest
 from practicum.cli.main import COMMANDS
 from tests.cli.terminal import MARK, environment, in_terminal, screen_lines
 
-pytest.importorskip("pyte", reason="pyte is the terminal in memory")
 HELP = [["--help"], *([name, "--help"] for name in COMMANDS)]
 SHORT = [
     ["envs"],
