@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -29,8 +31,6 @@ for argv in json.loads(sys.argv[1]):
 
 def in_terminal(commands: Sequence[Sequence[str]], folder: Path, width: int = 80, **env: str) -> bytes:
     """Run commands one after another in a terminal; returns the bytes that it got."""
-    import json
-
     main, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     process = subprocess.Popen(
@@ -55,11 +55,24 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
     return {**usual, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **more}
 
 
-def screen_lines(data: bytes, width: int = 240, height: int = 4000) -> list[str]:
-    """The lines on a screen that is wider than the one the commands were told about: none is wrapped."""
-    import pyte
+CONTROL = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b\][^\x07]*\x07|(\r)|(\n)|([^\x1b\r\n]+)")
 
-    screen = pyte.Screen(width, height)
-    stream = pyte.ByteStream(screen)
-    stream.feed(data)
-    return [line.rstrip() for line in screen.display]
+
+def screen_lines(data: bytes) -> list[str]:
+    """The lines on a screen of any width, on which none is wrapped: text, returns, cursor up and erased lines."""
+    lines, row, column = [""], 0, 0
+    for match in CONTROL.finditer(data.decode("utf-8", "replace")):
+        number, kind, returned, fed, text = match.groups()
+        if text:
+            lines[row] = lines[row][:column].ljust(column) + text + lines[row][column + len(text) :]
+            column += len(text)
+        elif returned:
+            column = 0
+        elif fed:
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif kind == "A":
+            row = max(0, row - int(number or 1))
+        elif kind == "K":
+            lines[row] = "" if number == "2" else lines[row][:column]
+    return [line.rstrip() for line in lines]

@@ -16,6 +16,7 @@ from practicum.cli.options import (
     rollout_fields,
 )
 from practicum.errors import UserError
+from practicum.utils.terminal import fit
 
 if TYPE_CHECKING:
     from practicum.collector import CollectSettings
@@ -37,7 +38,7 @@ def run(argv: list[str]) -> int:
     from practicum.collector import collect  # brings torch, which is slow to import: not for --help
 
     result = collect(settings_from(args))
-    print(result.describe())
+    print(fit(result.describe(), sys.stdout))
     if result.unscored_warning is not None:
         print(f"practicum: {result.unscored_warning}", file=sys.stderr)
         return 1

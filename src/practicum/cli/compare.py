@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from practicum.evaluation.diagnosis import Diagnosis
     from practicum.evaluation.metric_delta import MetricDelta
 
+MIN_WIDTH_OF_IMPROVEMENT = 92
+"""Columns from which on a table has the relative improvement too."""
+
 
 def run(argv: list[str]) -> int:
     """Exit code 1: there is no verdict, because nothing was scored or the settings differ."""
@@ -90,6 +93,7 @@ def metric_table(comparison: Comparison) -> list[str]:
     """One row per metric: HTDAG's table, with the interval and the test that it leaves out."""
     from practicum.evaluation.comparison_text import describe_tasks
     from practicum.utils.tables import p_text, table
+    from practicum.utils.terminal import text_width
 
     level = f"{100 * comparison.success.interval.level:.3g} %"
     rows = [
@@ -108,6 +112,8 @@ def metric_table(comparison: Comparison) -> list[str]:
     head = f"{baseline.environment}, panel {baseline.panel}: {describe_tasks(comparison.success)}{left}"
     names = [f"Baseline: {baseline.policy}", f"Trained:  {trained.policy}"]
     headers = ["Metric", "Baseline", "Trained", "Improvement", f"Difference [{level}]", "p"]
+    if text_width(sys.stdout) < MIN_WIDTH_OF_IMPROVEMENT:  # the names of the metrics need the space
+        headers, rows = headers[:3] + headers[4:], [cells[:3] + cells[4:] for cells in rows]
     return [*wrapped([head, *names]), "", table(headers, rows, "="), *wrapped([comparison.t_test.sentence])]
 
 

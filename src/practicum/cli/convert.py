@@ -10,7 +10,12 @@ from practicum.data.convert import FOLDER_FORMATS, FORMATS, convert, write
 
 def run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="practicum convert", description=__doc__)
-    parser.add_argument("format", choices=(*FORMATS, *FOLDER_FORMATS), help="whose file it is")
+    parser.add_argument(
+        "format",
+        choices=(*FORMATS, *FOLDER_FORMATS),
+        metavar="FORMAT",
+        help=f"whose file it is: {', '.join((*FORMATS, *FOLDER_FORMATS))}",
+    )
     parser.add_argument(
         "input",
         type=Path,

@@ -19,6 +19,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--pairing-strategy",
         choices=STRATEGIES,
+        metavar="STRATEGY",
         default="default",
         help="default: what worked over what failed, in one state; same_state: by reward, in one state; "
         "progress_ranked: best episode over worst, step by step by number, in whatever states",

@@ -13,7 +13,7 @@ from types import FrameType
 from practicum import __version__
 from practicum.errors import UserError, did_you_mean
 from practicum.utils.launcher import read_launch, select_gpu
-from practicum.utils.terminal import wrap
+from practicum.utils.terminal import fit, wrap
 
 COMMANDS = {
     "quickstart": "SFT and RL of the built-in tiny model on two CPU cores, evaluated, in minutes",
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
             result: int = module.run(arguments[1:])
         return result
     except UserError as error:
-        print(f"practicum: {rank_prefix()}{error}", file=sys.stderr)
+        print(fit(f"practicum: {rank_prefix()}{error}", sys.stderr), file=sys.stderr)
         return 2
     except BaseExceptionGroup as group:
         # A task group raises what its members raised: a wrong setting is still one sentence.
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
         first: BaseException = user_errors
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
-        print(f"practicum: {first}", file=sys.stderr)
+        print(fit(f"practicum: {first}", sys.stderr), file=sys.stderr)
         return 2
     except (MemoryError, RuntimeError) as error:
         from practicum.utils.memory import is_out_of_memory

@@ -75,7 +75,7 @@ def make_parser(command: SupervisedCommand, schema: Any) -> argparse.ArgumentPar
         parser.add_argument(
             *_spellings(flag),
             dest=flag,
-            metavar=key.rsplit(".", 1)[-1].upper(),
+            metavar=key.rsplit(".", 1)[-1].rsplit("_", 1)[-1].upper(),
             help=f"{text} ({key}, default: {defaults[key]})",
         )
     for switch, (key, text) in command.switches.items():

@@ -82,11 +82,12 @@ def run(argv: list[str]) -> int:
     from practicum.training.build import train
     from practicum.training.monitor.loggers import validation_lines
     from practicum.training.validation_results import compare_first_and_last
-    from practicum.utils.terminal import wrap
+    from practicum.utils.terminal import fit, wrap
 
     result = train(resolved)
     best = f"; best validation at step {result.best_step}" if result.best_step is not None else ""
-    print(f"{result.num_steps} steps{best}; metrics in {result.folder / 'metrics.jsonl'}, model in {result.model}")
+    written = f"metrics in {result.folder / 'metrics.jsonl'}, model in {result.model}"
+    print(fit(f"{result.num_steps} steps{best}; {written}", sys.stdout))
     change = compare_first_and_last(result.folder)
     for line in [*validation_lines(result.folder), *(wrap(change.sentence, sys.stdout, "    ") if change else [])]:
         print(line)

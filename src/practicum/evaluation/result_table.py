@@ -12,7 +12,7 @@ from practicum.evaluation.result import EvalResult, pass_at_ks
 from practicum.evaluation.runner import EvalRunner
 from practicum.evaluation.settings import EvalSettings
 from practicum.utils.tables import number, percent, shortened, table
-from practicum.utils.terminal import printable, wrap
+from practicum.utils.terminal import fit, printable, wrap
 
 MAX_ERROR_CHARACTERS = 300
 
@@ -51,7 +51,7 @@ def describe(runner: EvalRunner, result: EvalResult) -> str:
     asked = settings.num_tasks
     if asked is not None and asked > result.num_tasks:
         head += f" (--tasks {asked}: there are no more)"
-    lines = [head, table(["Metric", "Value", f"{level} interval"], rows), last]
+    lines = [fit(head, sys.stdout), table(["Metric", "Value", f"{level} interval"], rows), fit(last, sys.stdout)]
     lines += describe_unscored(result, settings)
     lines += describe_published(settings.make_environment().published_scores(runner.log.panel.tasks))
     if settings.out is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from practicum.report.tokens import tokenizer_file
 from practicum.trajectory import Origin, Trajectory, Turn, continued_turns, describe_branch
 from practicum.utils.escape import is_number
 from practicum.utils.tables import table
-from practicum.utils.terminal import printable
+from practicum.utils.terminal import fit, printable
 
 COLOURS = {Origin.SAMPLED: "\x1b[1;32m", Origin.OBSERVATION: "\x1b[36m", Origin.TEMPLATE: "\x1b[2m"}
 MARKS = {Origin.SAMPLED: ("⟦", "⟧"), Origin.OBSERVATION: ("", ""), Origin.TEMPLATE: ("", "")}
@@ -69,7 +70,7 @@ def list_episodes(folder: Path) -> list[str]:
     lines = [table(["episode", "outcome", "reward", "turns"], rows)]
     if len(paths) > MAX_LISTED:
         lines.append(f"... and {len(paths) - MAX_LISTED} more")
-    return [*lines, f"`practicum show {rows[0][0]}` prints one."]
+    return [*lines, fit(f"`practicum show {rows[0][0]}` prints one.", sys.stdout)]
 
 
 def load_tokenizer(name: str) -> object:

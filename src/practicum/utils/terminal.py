@@ -175,6 +175,13 @@ def sparkline(values: Sequence[float], width: int = 16) -> str:
     return "".join(BARS[round((value - low) / span * (len(BARS) - 1)) if span else 0] for value in shown)
 
 
+def fit(text: str, stream: TextIO, indent: str = "    ") -> str:
+    """A text whose lines fit the terminal; elsewhere it is unchanged, because programs read it line by line."""
+    if not stream.isatty():
+        return text
+    return "\n".join("\n".join(wrap(line, stream, indent)) for line in text.split("\n"))
+
+
 def wrap(text: str, stream: TextIO, indent: str = "") -> list[str]:
     """The lines of a text that fit the stream's width, broken between words; those after the first are indented."""
     return textwrap.wrap(

@@ -71,6 +71,8 @@ def test_failures_open_their_episodes_and_the_list_is_a_table(browser: Any, stag
     with Watched(browser) as watched:
         page = watched.page
         page.goto(staged.as_uri())
+        assert page.locator("#failures-of").input_value() == "all"  # the last stage has no failure
+        page.locator("[data-cause=error]").click()
         assert page.locator("#clusters tbody tr", has_text="no number #").locator("td").nth(1).inner_text() == "3"
         page.locator("[data-cause=tool]").click()
         page.locator("#clusters tbody tr", has_text="calculator").click()

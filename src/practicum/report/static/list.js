@@ -25,7 +25,7 @@ const COLUMNS = [
   ['Turns', 'value', (row) => row.turns, ['most turns first', 'fewest turns first']],
   ['Tools', 'tools-cell', toolsText],
   ['Outcome', 'outcome', (row) => badge(row.outcome)],
-  ['Run', 'where', (row) => [el('span', {class: 'dot ' + colourOf(row.run)}), `${runOf(row.run).name}${row.part ? ' · ' + row.part : ''}${row.step !== null ? ` · step ${row.step}` : ''}`]],
+  ['Run', 'where', (row) => [el('span', {class: 'dot ' + colourOf(row.run)}), `${[state.runs.length > 1 || !row.part ? runOf(row.run).name : '', row.part].filter(Boolean).join(' · ')}${row.step !== null ? ` · step ${row.step}` : ''}`]],
 ];
 
 const filter = {text: '', run: '', part: '', environment: '', outcome: '', cause: '', order: 'as played'};

@@ -266,7 +266,9 @@ function samplesSection() {
       const rows = (run.samples[kind] || []).map((number) => rowAt(run.key, number)).filter(Boolean);
       return rows.length ? el('div', {class: 'card'}, el('h3', {}, title), rows.map((row) => item(row))) : null;
     });
-    return el('div', {class: 'of-run'}, shownRuns().length > 1 ? el('h3', {class: 'soft'}, el('span', {class: 'dot ' + colourOf(run.key)}), run.name) : null, el('div', {class: 'samples'}, lists));
+    const shown = el('div', {class: 'samples'}, lists);
+    if (shownRuns().length === 1) return shown;
+    return el('details', {class: 'of-run', open: shownRuns().length <= 2 || run === shownRuns()[0]}, el('summary', {}, el('span', {class: 'dot ' + colourOf(run.key)}), run.name), shown);
   });
   if (!blocks.length) return null;
   return el('section', {'aria-label': 'Episodes to read', id: 'samples'}, el('div', {class: 'section-head'}, el('h2', {}, 'Episodes to read'),

@@ -26,7 +26,7 @@ function resultGroups() {
   for (const one of linesOf()) {
     const series = one.curve.series['val/success/mean'];
     const points = series && !one.run.table.some((line) => line.part === 'validation' && !line.kept) ? pointsOf(series) : [];
-    for (const point of points.length > 1 ? [points[0], points[points.length - 1]] : points) add('validation during training', {label: `${one.label}, step ${point[0]}`, run: one.run.key, rate: point[1], low: point[2], high: point[3]});
+    for (const point of points.length > 1 ? [points[0], points[points.length - 1]] : points) add(state.runs.length > 1 || one.curve.name ? `validation during training, ${shortLabel(one.label)}` : 'validation during training', {label: `${one.label}, step ${point[0]}`, run: one.run.key, rate: point[1], low: point[2], high: point[3]});
   }
   return groups;
 }
@@ -75,7 +75,7 @@ function resultBlock(name, lines) {
   });
   const alone = `${shortLabel(baseline.label)}: ${percent(baseline.rate)}${isNumber(baseline.low) ? ` ${interval(baseline.low, baseline.high)}` : ''}${baseline.tasks ? ` of ${plural(baseline.tasks, 'task')}` : ''}.`;
   const sentence = found ? shortSentence(found.sentence) : last ? `${shortLabel(baseline.label)}: ${percent(baseline.rate)}; ${shortLabel(last.label)}: ${percent(last.rate)}.` : alone;
-  return el('div', {class: 'card result'}, el('p', {}, found ? [badge(found.verdict, verdictKind(found)), ' '] : null, sentence),
+  return el('div', {class: 'card result on-axis'}, el('p', {}, found ? [badge(found.verdict, verdictKind(found)), ' '] : null, sentence),
     el('div', {class: 'scroll', tabindex: '0'}, el('table', {}, el('thead', {}, el('tr', {}, el('th', {}, name), el('th', {}, axis()), el('th', {class: 'n'}, 'Success [95 %]'), el('th', {class: 'n'}, 'Tasks'), el('th', {}, 'Verdict'))), el('tbody', {}, body))));
 }
 
@@ -91,7 +91,8 @@ function resultSection() {
 function matrixBlock() {
   const lines = shownRuns().flatMap((run) => run.table).filter((line) => !line.kept && isNumber(line.success_rate));
   const environments = [...new Set(lines.map((line) => line.environment))], labels = [...new Set(lines.map((line) => line.label))];
-  if (environments.length < 2 || labels.length < 2) return null;
+  const inSeveral = (label) => new Set(lines.filter((line) => line.label === label).map((line) => line.environment)).size > 1;
+  if (labels.length < 2 || !labels.some(inSeveral)) return null;
   const cell = (label, environment) => {
     const line = lines.find((one) => one.label === label && one.environment === environment);
     if (!line) return el('td', {class: 'n faint'}, '–');
@@ -111,7 +112,7 @@ const CAUSES = {
   tool: ['tool that failed', (row) => Object.entries(row.tools || {}).filter(([, [, errors]]) => errors).map(([name]) => name).join(', ') || (Object.keys(row.tools || {}).length ? 'none failed' : 'no tool called')],
 };
 const causeOf = (row, kind) => CAUSES[kind][1](row);
-const failures = {by: ''};
+const failures = {by: '', of: ''};
 
 function clustersBy(rows, kind) {
   const clusters = new Map();
@@ -137,21 +138,32 @@ function toolTable() {
 const opens = (wanted) => ({class: 'link', tabindex: '0', on: {click: () => openList(wanted), keydown: (event) => { if (event.key === 'Enter') openList(wanted); }}});
 
 function failuresSection() {
-  const rows = allRows().filter((row) => row.outcome !== 'success'), used = toolTable();
-  if (!rows.length && !used.length) return null;
+  const failed = allRows().filter((row) => row.outcome !== 'success'), used = toolTable();
+  if (!failed.length && !used.length) return null;
   const table = el('div', {});
-  // By the errors, where there are any; else by the last action, which all episodes have.
-  const kind = () => failures.by || (rows.some((row) => row.error) ? 'error' : 'last');
+  // Of the last stage, unless another is chosen: what the first model could not do says little.
+  const cohorts = cohortsShown().filter((one) => one.rows.some((row) => row.outcome !== 'success'));
+  const rated = shownRuns().flatMap((run) => run.table).filter((line) => !line.kept && isNumber(line.success_rate) && line.part !== 'validation').pop();
+  const newest = rated ? cohorts.find((one) => one.run === rated.run && (one.name.split('\u0000')[1] === rated.part || !rated.part)) : null;
+  if (!cohorts.some((one) => one.name === failures.of) && failures.of !== 'all') failures.of = newest ? newest.name : 'all';
+  let rows = failed;
+  const of = el('select', {id: 'failures-of', 'aria-label': 'Failures of'}, el('option', {value: 'all'}, 'all episodes'), cohorts.map((one) => el('option', {value: one.name}, shortLabel(one.label))));
+  of.value = failures.of;
+  of.addEventListener('change', () => { failures.of = of.value; fill(); });
+  // By the errors, where most have one; else by the last action, which all episodes have.
+  const kind = () => failures.by || (rows.filter((row) => row.error).length >= rows.length / 2 ? 'error' : 'last');
   const choice = el('span', {class: 'segmented', role: 'group', 'aria-label': 'Failures by'}, Object.entries(CAUSES).map(([name, [title]]) => el('button', {type: 'button', 'data-cause': name, on: {click: () => { failures.by = name; fill(); }}}, title)));
   const fill = () => {
+    const chosen = cohorts.find((one) => one.name === failures.of), [run, part] = chosen ? chosen.name.split('\u0000') : ['', ''];
+    rows = chosen ? chosen.rows.filter((row) => row.outcome !== 'success') : failed;
     for (const button of choice.children) button.setAttribute('aria-pressed', String(button.dataset.cause === kind()));
     table.replaceChildren(el('table', {id: 'clusters'}, el('thead', {}, el('tr', {}, el('th', {}, `Not successful, by ${CAUSES[kind()][0]}`), el('th', {class: 'n'}, 'Episodes'), el('th', {class: 'n'}, 'Share'))),
-      el('tbody', {}, clustersBy(rows, kind()).slice(0, 12).map((one) => el('tr', opens({outcome: one.outcome, cause: `${kind()}: ${one.cause}`}), el('td', {}, badge(one.outcome), ' ', one.cause), el('td', {class: 'n'}, one.count.toLocaleString('en')), el('td', {class: 'n'}, percent(one.count / rows.length)))))));
+      el('tbody', {}, clustersBy(rows, kind()).slice(0, 12).map((one) => el('tr', opens({run, part: part.split(' · step ')[0], outcome: one.outcome, cause: `${kind()}: ${one.cause}`}), el('td', {}, badge(one.outcome), ' ', one.cause), el('td', {class: 'n'}, one.count.toLocaleString('en')), el('td', {class: 'n'}, percent(one.count / rows.length)))))));
   };
   fill();
-  const where = (one) => (shownRuns().length > 1 || one.part ? ` ${runOf(one.run).name}${one.part ? ' · ' + one.part : ''}` : '');
-  return el('section', {'aria-label': 'Failures and tools', id: 'failures'}, el('div', {class: 'section-head'}, el('h2', {}, 'Failures and tools'), el('span', {class: 'soft small'}, 'Counts over the episodes listed here; a row opens them.'), rows.length ? choice : null),
-    el('div', {class: 'samples'}, rows.length ? el('div', {class: 'card scroll', tabindex: '0'}, table) : null,
+  const where = (one) => ' ' + [state.runs.length > 1 ? runOf(one.run).name : '', one.part].filter(Boolean).join(' · ');
+  return el('section', {'aria-label': 'Failures and tools', id: 'failures'}, el('div', {class: 'section-head'}, el('h2', {}, 'Failures and tools'), el('span', {class: 'soft small'}, 'Counts over the episodes listed here; a row opens them.'), failed.length ? [cohorts.length > 1 ? el('label', {class: 'small soft'}, 'of ', of) : null, choice] : null),
+    el('div', {class: 'samples'}, failed.length ? el('div', {class: 'card scroll', tabindex: '0'}, table) : null,
       used.length ? el('div', {class: 'card scroll', tabindex: '0'}, el('table', {id: 'tools'}, el('thead', {}, el('tr', {}, el('th', {}, 'Tool'), ['Episodes', 'Calls', 'Errors', 'Share'].map((name) => el('th', {class: 'n'}, name)))),
         el('tbody', {}, used.map((one) => el('tr', opens({run: one.run, part: one.part, text: one.name}), el('td', {}, el('span', {class: 'dot ' + colourOf(one.run)}), one.name, el('span', {class: 'faint small'}, where(one))),
           el('td', {class: 'n'}, one.episodes.toLocaleString('en')), el('td', {class: 'n'}, one.calls.toLocaleString('en')), el('td', {class: 'n'}, one.errors.toLocaleString('en')), el('td', {class: 'n'}, percent(one.errors / one.calls))))))) : null));
