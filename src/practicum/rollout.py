@@ -17,7 +17,16 @@ from practicum.agent import Agent, ExternalAgent
 from practicum.chat.console import EpisodeWatcher
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Engine, Generation, SampledToken
-from practicum.environment import DEFAULT_ROLE, Action, ChatModel, Environment, Message, Observation, Step
+from practicum.environment import (
+    DEFAULT_ROLE,
+    Action,
+    ChatModel,
+    Environment,
+    Message,
+    Observation,
+    Step,
+    check_returned,
+)
 from practicum.errors import (
     ContextFull,
     EngineError,
@@ -435,17 +444,6 @@ def _summed(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str
     for name, value in second.items():
         result[name] = result.get(name, 0.0) + float(value)
     return result
-
-
-def check_returned(method: str, value: object, expected: type) -> None:
-    """Raise TypeError if a method of an environment returned something else than it must."""
-    if not isinstance(value, expected):
-        article = "an" if expected.__name__[0] in "AEIOU" else "a"
-        raise TypeError(f"`{method}` returned a {type(value).__name__}; it must return {article} {expected.__name__}")
-    observation = value.observation if isinstance(value, Step) else value
-    for message in observation.messages if isinstance(observation, Observation) else ():
-        if not isinstance(message, Message):
-            raise TypeError(f"an Observation's messages must be Message objects, not {type(message).__name__}")
 
 
 async def run_episode(
