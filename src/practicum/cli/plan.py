@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from practicum.cli.options import HelpFormatter
+from practicum.cli.options import HelpFormatter, positive
 
 if TYPE_CHECKING:
     from practicum.training.plan import Plan
@@ -24,10 +24,10 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as of `practicum train`; also recipe=NAME")
     parser.add_argument("--hardware", default="h200", help="h200, h100, a100-80gb, a100-40gb or cpu (default: h200)")
-    parser.add_argument("--nnodes", type=int, help="machines (trainer.nnodes; default: 1)")
-    parser.add_argument("--gpus-per-node", type=int, help="devices per machine, a rank each (default: 1)")
-    parser.add_argument("--prompt-tokens", type=int, default=512, help="tokens of a prompt (default: 512)")
-    parser.add_argument("--reply-tokens", type=int, help="tokens of a reply, on average (default: the maximum)")
+    parser.add_argument("--nnodes", type=positive, help="machines (trainer.nnodes; default: 1)")
+    parser.add_argument("--gpus-per-node", type=positive, help="devices per machine, a rank each (default: 1)")
+    parser.add_argument("--prompt-tokens", type=positive, default=512, help="tokens of a prompt (default: 512)")
+    parser.add_argument("--reply-tokens", type=positive, help="tokens of a reply, on average (default: the maximum)")
     parser.add_argument("--points", action="store_true", help="compare the estimates with what was measured")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

@@ -145,10 +145,12 @@ def _compare_all(parts: Sequence[RunPart], baseline: str | None, results: Result
             for other in dict.fromkeys((first, before)):
                 if other is None or other == index or (other == before and index == first):
                     continue
+                if len(found) >= MAX_COMPARISONS:
+                    break
                 if (other, index) not in results:
                     results[other, index] = _compare(parts[other], parts[index])
                 pair = results[other, index]
-                if pair is not None and len(found) < MAX_COMPARISONS:
+                if pair is not None:
                     found.append((parts[other], parts[index], *pair))
     corrected = holm([comparison.p_corrected for _, _, comparison, _ in found])
     return [

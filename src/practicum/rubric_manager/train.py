@@ -101,7 +101,8 @@ async def main(argv: Sequence[str]) -> None:
 
     run.on_step = show
     trainer = run.trainer
-    if isinstance(trainer, RLTrainer) and trainer.evaluate is not None and run.settings.val_before_train:
+    begins_with_validation = run.settings.val_before_train and not run.resumed
+    if isinstance(trainer, RLTrainer) and trainer.evaluate is not None and begins_with_validation:
         trainer.evaluate = with_validity_check(trainer.evaluate)
     try:
         await run.train()

@@ -15,9 +15,10 @@ from practicum.chat.console import ConsoleEpisodeWatcher
 from practicum.chat.renderer import Renderer
 from practicum.chat.response_format import read_response_format
 from practicum.config import overrides
+from practicum.config.fields import default_of
 from practicum.config.overrides import Resolved
 from practicum.config.resolve import resolve_train
-from practicum.config.train import TrainConfig
+from practicum.config.train import TrainConfig, TrainerConfig
 from practicum.data.run_folder import FolderLock, ModelRef, lock_for_run, resolve_model, write_atomic
 from practicum.data.task_overlap import num_shared, write_train_tasks
 from practicum.engines.base import PolicyEngine, Sampling
@@ -576,6 +577,7 @@ def check_machine(config: TrainConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
     if rollout.name == "vllm" and not rollout.vllm.url:
         find_python(rollout.vllm.python)
-    gpus = config.trainer.n_gpus_per_node
-    if gpus in (1, read_launch().ranks_per_node) and not find_device(config).on_gpu:
+    gpus, num_ranks = config.trainer.n_gpus_per_node, read_launch().ranks_per_node
+    was_asked = gpus == 1 if num_ranks == 1 else gpus == num_ranks != default_of(TrainerConfig, "n_gpus_per_node")
+    if was_asked and not find_device(config).on_gpu:
         raise UserError(f"trainer.n_gpus_per_node={gpus}, but no GPU is to be seen here; set it to 0.")

@@ -203,6 +203,30 @@ async def test_a_rule_of_one_episode_cannot_harm_those_of_others(name: str) -> N
         assert all(score.error for score in attack[0])
 
 
+LEAVES_FILES = """import os
+def evaluate(task_input, candidate_output):
+    os.makedirs("a/b", exist_ok=True)
+    with open("a/b/note", "w") as file:
+        file.write("x" * (1 << 20))
+    os.chmod("a", 0)
+    for n in range(300):
+        try: open(f"file{n}", "wb").close()
+        except OSError: break
+    return 1.0"""
+FINDS_NONE = """import os, tempfile
+def evaluate(task_input, candidate_output):
+    with tempfile.TemporaryFile(dir=".") as file:
+        file.write(b"x" * 1000)
+    return float(os.listdir(".") == [])  # NUMBER"""
+
+
+async def test_a_rule_leaves_no_files_for_the_rules_of_others() -> None:
+    runner = CodeRuleRunner()
+    rules = [LEAVES_FILES, *(FINDS_NONE.replace("NUMBER", str(n)) for n in range(3))]
+    rows = await asyncio.gather(*(runner.score([CodeRule(code=code)], "in", ["out"]) for code in rules))
+    assert [score.score for (row,) in rows for score in row] == [1.0] * 4
+
+
 async def test_ground_truths_never_share_a_sandbox_with_generated_rules() -> None:
     environment = RubricEnvironment(form="json")
     assert environment.engine.code_rules is not environment.ground_truth_engine.code_rules

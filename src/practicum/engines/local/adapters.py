@@ -60,17 +60,15 @@ class NamedAdapters:
             raise UserError("An adapter needs a name.")
         version = AdapterVersion(name, f"{name}#{next(self._loads)}", number)
         self.matrices.add(version.key, adapter)
-        self._retire(name)
-        self._current[name] = version
+        before = self._current.get(name)
+        self._current[name] = version  # in one step: other threads look the name up at any time
+        if before is not None:
+            self._retired.append(before)
 
     def remove(self, name: str) -> None:
         """Take the name from an adapter, which is retired."""
         self.check(name)
-        self._retire(name)
-
-    def _retire(self, name: str) -> None:
-        if name in self._current:
-            self._retired.append(self._current.pop(name))
+        self._retired.append(self._current.pop(name))
 
     def remove_unused(self, used: Collection[str]) -> list[str]:
         """Remove the retired versions whose keys are not in use; their keys."""

@@ -1,7 +1,8 @@
 """Inside a sandbox: scores outputs by code rules, each rule in a process of its own, one after the other.
 
-It is passed as text, after `affine/sandbox_program.py`, and not imported there. What a rule leaves running is killed
-before the next one starts, so that no rule can stop, signal or slow down another.
+It is passed as text, after `affine/sandbox_program.py`, and not imported there. What a rule leaves running is killed,
+and what it leaves in the working folder is removed, before the next one starts, so that no rule can stop, signal or slow
+down another, write anything for it, or use up its space.
 """
 
 import marshal
@@ -36,6 +37,18 @@ def score_outputs(source: str, task_input: str, outputs: "list[str]", cpu_second
     print("\n" + ascii(scores), flush=True)
 
 
+def empty_folder(path: str) -> None:
+    """Remove whatever is in a folder; raises OSError or RecursionError where that cannot be done."""
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                os.chmod(entry.path, 0o700)
+                empty_folder(entry.path)
+                os.rmdir(entry.path)
+            else:
+                os.unlink(entry.path)
+
+
 def score_all(cpu_seconds: int, seconds: float, limit: int, isolated: bool) -> None:
     """Read texts, rules (indices of the source, the task input and the outputs) and modules from stdin.
 
@@ -55,3 +68,7 @@ def score_all(cpu_seconds: int, seconds: float, limit: int, isolated: bool) -> N
             except ProcessLookupError:
                 pass
         print(result_line(outcome, out.rstrip().rpartition(b"\n")[2], err), flush=True)
+        try:
+            empty_folder(".")
+        except (OSError, RecursionError):
+            return  # the rules that are left are run in another sandbox
