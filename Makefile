@@ -9,7 +9,7 @@ SEED ?= 0
 # Processes of `make learn`, `make training-stages` and `make htdag-ablation`, one core each.
 JOBS ?= 1
 
-.PHONY: setup alfworld-planner quickstart test test-slow vllm test-vllm test-clients learn training-stages rubric affine affine-tiny htdag htdag-ablation web web-matrix lint format walk benchmarks clean
+.PHONY: setup alfworld-planner quickstart test test-slow vllm test-vllm test-clients learn training-stages rubric affine affine-tiny htdag htdag-ablation roles web web-matrix lint format walk benchmarks clean
 
 setup: $(STAMP)
 

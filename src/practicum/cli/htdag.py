@@ -32,7 +32,11 @@ def run(argv: list[str]) -> int:
     baseline.add_argument("--out", type=Path, help="folder of the results (default: data/htdag_benchmarks)")
     baseline.add_argument("--policy", default="heuristic", help="whose results are the baseline (default: heuristic)")
     trained = commands.add_parser("evaluate", help="evaluate a trained planner on the panel and write the results")
-    trained.add_argument("policy", help="folder of a model, adapter, run or checkpoint; with --url a server's model")
+    trained.add_argument(
+        "policy", nargs="?",
+        help="folder of a model, adapter, run or checkpoint (default: checkpoints/htdag_rl, the run of recipe htdag); "
+        "with --url a server's model",
+    )  # fmt: skip
     trained.add_argument("--url", help="an OpenAI-compatible server (…/v1)")
     trained.add_argument("--out", type=Path, help="folder of the results (default: data/htdag_benchmarks)")
     rows = commands.add_parser("demonstrations", help="write the expert's decisions as rows for `practicum sft`")
@@ -80,9 +84,18 @@ def _baseline(policy: str, out: Path | None) -> int:
     return 0
 
 
-def _evaluate(policy: str, url: str | None, out: Path | None) -> int:
+def _evaluate(policy: str | None, url: str | None, out: Path | None) -> int:
     from practicum.planner import benchmark
+    from practicum.planner.htdag_planner import RUN_FOLDER
 
+    if policy is None:
+        if url is not None:
+            raise UserError(
+                "Say which of the server's models is to be evaluated: practicum htdag evaluate NAME --url URL."
+            )
+        if not RUN_FOLDER.is_dir():
+            raise UserError(f"There is no run '{RUN_FOLDER}'; train one (recipe=htdag), or give the folder of a model.")
+        policy = str(RUN_FOLDER)
     folder = out or benchmark.FOLDER
     evaluated, results = benchmark.evaluate_policy(policy, folder / benchmark.TRAINING_EVAL, url)
     benchmark.write_results(results, policy, folder / benchmark.TRAINING_FILE)

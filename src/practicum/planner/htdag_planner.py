@@ -38,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 MAX_UPDATES_PER_DAG = 10
 TRAINED_POLICY_FLAG = "HTDAG_USE_TRAINED_POLICY"
+FLAG_ON, FLAG_OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
+RUN_FOLDER = Path("checkpoints/htdag_rl")
+"""Where `practicum train recipe=htdag` leaves its run."""
 
 
 def trained_policy_wanted(dotenv: Path = Path(".env")) -> bool:
@@ -47,8 +50,11 @@ def trained_policy_wanted(dotenv: Path = Path(".env")) -> bool:
         for line in dotenv.read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, text = line.removeprefix("export ").partition("=")
             if name.strip() == TRAINED_POLICY_FLAG:
-                value = text.strip().strip("'\"")
-    return (value or "").lower() in ("1", "true", "yes", "on")
+                value = text.partition(" #")[0].strip().strip("'\"")
+    word = (value or "").strip().lower()
+    if word not in (*FLAG_ON, *FLAG_OFF):
+        raise UserError(f"{TRAINED_POLICY_FLAG} is '{value}'; set it to true or false.")
+    return word in FLAG_ON
 
 
 def local_client(model: str) -> LLMClient:
@@ -88,8 +94,8 @@ class HTDAGPlanner:
         self._num_updates: WeakKeyDictionary[TaskDAG, int] = WeakKeyDictionary()
         self._num_created: WeakKeyDictionary[TaskDAG, int] = WeakKeyDictionary()
 
-    def load_best_checkpoint(self, run: str | Path) -> None:
-        """Plan with the best model of a training run from now on."""
+    def load_best_checkpoint(self, run: str | Path = RUN_FOLDER) -> None:
+        """Plan with the best model of a training run from now on; by default that of recipe `htdag`."""
         if not Path(run).is_dir():
             raise UserError(f"There is no run '{run}'; give the folder of a training run.")
         self._promoted, self.policy = None, local_client(str(run))

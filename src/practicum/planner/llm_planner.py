@@ -21,10 +21,17 @@ from practicum.environments.htdag.planning import MAX_STEPS_PER_EPISODE, HTDAGSt
 from practicum.environments.htdag.task_dag import TaskDAG
 from practicum.errors import UserError, did_you_mean
 from practicum.planner.llm_client import JSON_REPLY, LLMClient, OpenAIClient, confidence_of
+from practicum.planner.sanitise import sanitise_request
 
 logger = logging.getLogger(__name__)
 MAX_REPLY_TOKENS: Mapping[str, int] = {"short": 64, "json": 512}
 """Tokens of a reply to each prompt, for a model on this machine."""
+
+
+def check_prompt(prompt: str) -> None:
+    """Raise UserError for a prompt that planners do not have."""
+    if prompt not in PROMPTS:
+        raise UserError(f"A planner has no prompt '{prompt}'.{did_you_mean(prompt, PROMPTS)}")
 
 
 class Planner:
@@ -44,8 +51,7 @@ class Planner:
 
         `prompt` is `json`, the paper's, or `short`, the one that small models are trained with.
         """
-        if prompt not in PROMPTS:
-            raise UserError(f"A planner has no prompt '{prompt}'.{did_you_mean(prompt, PROMPTS)}")
+        check_prompt(prompt)
         self.prompt = prompt
         self.llm_engine_name, self.temperature, self.verbose = llm_engine_name, temperature, verbose
         self.toolbox_metadata, self.available_tools = dict(toolbox_metadata or {}), tuple(available_tools)
@@ -54,6 +60,7 @@ class Planner:
     @classmethod
     def from_checkpoint(cls, path: str | Path, prompt: str = "short", temperature: float = 0.0) -> Planner:
         """Return the planner of a trained model: a run's best model, a checkpoint, an adapter or a model's folder."""
+        check_prompt(prompt)
         if not Path(path).is_dir():
             raise UserError(f"There is no folder '{path}'; give a run, a checkpoint or a model's folder.")
         from practicum.planner.local_client import LocalClient  # imports torch: only for those who have a model here
@@ -93,9 +100,9 @@ class Planner:
             return SAFE_ACTION
 
     async def plan(self, request: str, max_steps: int = MAX_STEPS_PER_EPISODE) -> TaskDAG:
-        """Return the DAG that the model's decisions make of a request."""
+        """Return the DAG that the model's decisions make of a request; UserError as of `HTDAGPlanner`."""
         episode = PlanningEpisode(prompt=self.prompt, max_steps=max_steps)
-        episode.reset(request)
+        episode.reset(sanitise_request(request))
         for _ in range(max_steps):
             action = await self._sample_action(episode.state)
             episode.state.step_count += 1

@@ -1,8 +1,8 @@
 """Inside a sandbox: scores outputs by code rules, each rule in a process of its own, one after the other.
 
 It is passed as text, after `affine/sandbox_program.py`, and not imported there. What a rule leaves running is killed,
-and what it leaves in the working folder is removed, before the next one starts, so that no rule can stop, signal or slow
-down another, write anything for it, or use up its space.
+and what it leaves in the working folder is removed, before the next one starts, so that no rule can stop, signal or
+slow down another, write anything for it, or use up its space.
 """
 
 import marshal
