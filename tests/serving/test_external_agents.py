@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import socket
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -175,7 +176,11 @@ if any(hidden) or "SECRET" in os.environ:
 def test_a_program_in_the_sandbox(
     model: Any, renderer: Renderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reaches the model and nothing else: no network, no files but its own, no variables."""
+    """It reaches the model and nothing else: no network, no files but its own, no variables. The folder for temporary
+    files may have a path that is too long for a Unix socket."""
+    long = tmp_path / ("t" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
     (tmp_path / "agent").mkdir()
     (tmp_path / "secret").write_text("x")
     (tmp_path / "agent" / "agent.py").write_text(SHUT_IN + PROGRAM)
