@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import socket
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from practicum.errors import UserError
 from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.rollout import run_episodes
+from practicum.serving.agent_sandbox import sandbox_command
 from practicum.trajectory import Origin, Outcome, Trajectory, plan_attempts
 
 AGENTS = Path(__file__).with_name("agents.py")
@@ -174,7 +176,11 @@ if any(hidden) or "SECRET" in os.environ:
 def test_a_program_in_the_sandbox(
     model: Any, renderer: Renderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reaches the model and nothing else: no network, no files but its own, no variables."""
+    """It reaches the model and nothing else: no network, no files but its own, no variables. The folder for temporary
+    files may have a path that is too long for a Unix socket."""
+    long = tmp_path / ("t" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
     (tmp_path / "agent").mkdir()
     (tmp_path / "secret").write_text("x")
     (tmp_path / "agent" / "agent.py").write_text(SHUT_IN + PROGRAM)
@@ -187,6 +193,17 @@ def test_a_program_in_the_sandbox(
     assert len(episode.turns) == 1
     with pytest.raises(UserError, match="for a program"):
         ExternalAgent(f"{AGENTS}:chat", sandbox=True).checked()
+
+
+def test_only_paths_of_a_sandboxed_command_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word is not a path because a folder happens to have its name."""
+    (tmp_path / "math").mkdir()
+    (tmp_path / "agent.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    words = ["math", "./math", "agent.py", "none.py", "-c", "x" * 300, "y/" * 3000]
+    command = sandbox_command([sys.executable, *words], tmp_path / "work", tmp_path / "socket", 1)
+    named = ["math", f"{tmp_path}/math", f"{tmp_path}/agent.py", *words[3:]]
+    assert command[-len(words) :] == named
 
 
 def test_commands_that_cannot_run() -> None:

@@ -89,6 +89,23 @@ def test_adapters_are_loaded_into_the_server(small: SmallVLLM, tmp_path: Path) -
     assert not small.adapters, "it was unloaded there too"
 
 
+def test_a_server_that_ends_unloads_its_adapters_and_starts_beside_those_of_others(
+    small: SmallVLLM, tmp_path: Path
+) -> None:
+    adapter = write_adapter(tmp_path / "a", 1)
+    small.load("own#1", str(adapter))  # what a server that was killed has left
+
+    async def steps(client: httpx.AsyncClient) -> list[str]:
+        load = {"lora_name": "own", "lora_path": str(adapter)}
+        loaded = await client.post("/v1/load_lora_adapter", json=load)
+        assert loaded.status_code == 200, loaded.text
+        return list(small.adapters)
+
+    for _ in range(2):
+        assert ask(small, steps) == ["own#1", "own#2"]
+        assert list(small.adapters) == ["own#1"], "others' adapters stay"
+
+
 def test_what_the_server_refuses_or_breaks_off_is_an_error(small: SmallVLLM) -> None:
     small.script += [(400, {"error": {"message": "no such grammar"}}), (500, "dead"), (0, None)]
 

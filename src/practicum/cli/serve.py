@@ -106,7 +106,11 @@ def _serve(args: argparse.Namespace) -> int:
     async def main() -> None:
         follower = _follower(args, loader)
         models = await (_load_models(args, loader) if follower is None else follower.start(_names(args)[0]))
-        await _add_names(args, models)
+        try:
+            await _add_names(args, models)
+        except BaseException:
+            await models.close()  # which unloads what was loaded into a vLLM server
+            raise
         may_load = bool(keys) or args.host in LOOPBACK
         engine = models.default.engine
         max_batch = engine.max_batch if isinstance(engine, LocalEngine) else args.max_num_seqs or VLLM_REQUESTS

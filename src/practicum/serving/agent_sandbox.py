@@ -26,7 +26,7 @@ def sandbox_command(words: Sequence[str], folder: Path, socket_path: Path, port:
     """The command that runs a program in a sandbox whose only writable folder is `folder`."""
     program, *arguments = words
     program = os.path.abspath(shutil.which(program) or program)
-    arguments = [os.path.abspath(word) if Path(word).exists() else word for word in arguments]
+    arguments = [os.path.abspath(word) if _names_file(word) else word for word in arguments]
     options = ["--die-with-parent", "--new-session", "--unshare-all", "--uid", NOBODY, "--gid", NOBODY]
     options += ["--cap-drop", "ALL", "--hostname", "sandbox", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
     for path in _visible_paths(program, arguments):
@@ -44,9 +44,14 @@ def kept_variables(environment: Mapping[str, str], folder: Path) -> dict[str, st
     return {**kept, "HOME": str(folder), "TMPDIR": str(folder)}
 
 
+def _names_file(word: str) -> bool:
+    """Whether an argument is a path: it exists, and has a slash or a suffix; any other word may mean anything."""
+    return ("/" in word or os.path.splitext(word)[1] != "") and os.path.exists(word)
+
+
 def _visible_paths(program: str, arguments: Sequence[str]) -> list[str]:
     """Existing paths that are mounted: outer folders first, and none below another."""
-    files = [Path(word) for word in arguments if os.path.isabs(word) and Path(word).exists()]
+    files = [Path(word) for word in arguments if os.path.isabs(word) and os.path.exists(word)]
     wanted = [
         *map(Path, SYSTEM_FOLDERS),
         Path(sys.base_prefix),

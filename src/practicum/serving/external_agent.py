@@ -128,7 +128,7 @@ class ExternalRun:
             file.write_text(json.dumps(asdict(task), ensure_ascii=False))
             inherited: Mapping[str, str] = os.environ
             if agent.sandbox:
-                words = sandbox_command(words, Path(folder), gateway.socket_path, gateway.port)
+                words = sandbox_command(words, Path(folder), await gateway.unix_socket(), gateway.port)
                 inherited = kept_variables(os.environ, Path(folder))
             process = await asyncio.create_subprocess_exec(
                 *words,

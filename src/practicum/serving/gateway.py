@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -34,6 +36,8 @@ MAX_ENDED = 10_000
 """Keys of ended episodes that are remembered: their stragglers are told that the episode has ended."""
 MAX_REQUESTS = 1 << 16
 """Requests at once: the engine has a queue of its own."""
+MAX_SOCKET_FOLDER = 64
+"""Bytes of the path of the folder for temporary files, at most, for a Unix socket below it: its path may have 107."""
 
 
 class EndedEpisode:
@@ -59,8 +63,7 @@ class Gateway:
         limits = ClientLimits(max_waiting=MAX_REQUESTS, seconds=24 * 3600.0)
         self.server = ModelServer(None, limits, max_batch=MAX_REQUESTS)
         self.url = ""
-        self.socket_path = Path()
-        """The same server as a Unix socket, for programs without a network."""
+        self._socket_path: Path | None = None
         self.num_users = 0
         self._tasks: dict[str, Mapping[str, Any]] = {}
         self._ended: deque[str] = deque()
@@ -71,12 +74,20 @@ class Gateway:
         """Start the server with its first user."""
         async with self._lock:
             if self.num_users == 0:
-                app = make_app(self.server, ["127.0.0.1", "localhost"], self._routes())
-                folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="practicum-gateway-")))
-                self.socket_path = folder / "socket"
-                sockets = [listen("127.0.0.1", 0), listen_at(self.socket_path)]
-                self.url = await self._stack.enter_async_context(running(app, sockets, 1))
+                self.url = await self._stack.enter_async_context(running(self._app(), listen("127.0.0.1", 0), 1))
             self.num_users += 1
+
+    async def unix_socket(self) -> Path:
+        """The same server as a Unix socket, for programs without a network; it is made for the first of them."""
+        async with self._lock:
+            if self._socket_path is None:
+                usual = tempfile.gettempdir()
+                parent = usual if len(os.fsencode(usual)) <= MAX_SOCKET_FOLDER else "/tmp"
+                folder = tempfile.TemporaryDirectory(prefix="practicum-gateway-", dir=parent)
+                path = Path(self._stack.enter_context(folder)) / "socket"
+                await self._stack.enter_async_context(running(self._app(), listen_at(path), 1))
+                self._socket_path = path
+            return self._socket_path
 
     @property
     def port(self) -> int:
@@ -87,6 +98,7 @@ class Gateway:
         async with self._lock:
             self.num_users -= 1
             if not self.num_users:
+                self._socket_path = None
                 await self._stack.aclose()
 
     @contextlib.contextmanager
@@ -104,12 +116,13 @@ class Gateway:
             if len(self._ended) > MAX_ENDED:
                 del self.server.episodes[self._ended.popleft()]
 
-    def _routes(self) -> list[Route]:
-        return [
+    def _app(self) -> Starlette:
+        routes = [
             Route("/episodes/{key}", plain_handler(self._task), methods=["GET"]),
             Route("/episodes/{key}/reward", plain_handler(self._reward), methods=["POST"]),
             Route("/episodes/{key}/answer", plain_handler(self._answer), methods=["POST"]),
         ]
+        return make_app(self.server, ["127.0.0.1", "localhost"], routes)
 
     def _recorder(self, request: Request) -> EpisodeRecorder:
         recorder = self.server.episodes.get(request.path_params["key"])

@@ -123,9 +123,10 @@ class ServedModels:
         ref = await asyncio.to_thread(resolve_model, str(folder), base.root)
         if ref.adapter is None:
             raise UserError(f"'{folder}' is no adapter; it has no adapter_config.json.")
-        internal = f"{name}#{next(self._numbers)}"
-        await base.engine.load_adapter(internal, ref.adapter)
         renderer = await asyncio.to_thread(_renderer_of, ref, base)
+        taken = await base.engine.taken_names() if isinstance(base.engine, RunningVLLM) else set()
+        internal = next(one for number in self._numbers if (one := f"{name}#{number}") not in taken)
+        await base.engine.load_adapter(internal, ref.adapter)
         return ServedModel(
             name, base.engine, renderer, ref.adapter, internal, base.name, version, base.max_model_len
         )  # fmt: skip

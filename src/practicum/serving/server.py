@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import FrameType
 
@@ -55,8 +55,12 @@ def listen(host: str, port: int) -> socket.socket:
 def listen_at(path: Path) -> socket.socket:
     """A listening Unix socket."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
-    listener.listen(BACKLOG)
+    try:
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise UserError(f"Cannot listen at {path} ({error}); set TMPDIR to another folder.") from None
     return listener
 
 
@@ -81,20 +85,18 @@ async def serve(server: ModelServer, listener: socket.socket, host: str, drain_s
 
 
 @contextlib.asynccontextmanager
-async def running(
-    app: Starlette, listeners: socket.socket | Sequence[socket.socket], drain_seconds: float = 5
-) -> AsyncIterator[str]:
-    """Serve an application within this event loop while the block runs; yields the address of the first socket."""
-    listeners = [listeners] if isinstance(listeners, socket.socket) else list(listeners)
+async def running(app: Starlette, listener: socket.socket, drain_seconds: float = 5) -> AsyncIterator[str]:
+    """Serve an application within this event loop while the block runs; yields its address (Unix socket: path)."""
+    name = listener.getsockname()
     server = http_server(app, drain_seconds)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
-    task = asyncio.create_task(server.serve(sockets=listeners))
+    task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         while not server.started:
             if task.done():
                 await task
             await asyncio.sleep(0.002)
-        yield f"http://127.0.0.1:{listeners[0].getsockname()[1]}"
+        yield name if isinstance(name, str) else f"http://127.0.0.1:{name[1]}"
     finally:
         server.should_exit = True
         await task

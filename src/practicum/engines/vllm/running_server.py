@@ -6,6 +6,8 @@ streamed as those of the local engine. A client that goes away closes its connec
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +27,8 @@ TOKEN_ID = "token_id:"
 ERROR_BODY_BYTES = 600
 MAX_REQUESTS = 4096
 """Connections at once; the server's own queue is ahead of them."""
+UNLOAD_SECONDS = 10.0
+"""Time that the server gets at the end to unload the adapters that were loaded into it."""
 
 
 class RunningVLLM:
@@ -45,6 +49,8 @@ class RunningVLLM:
         except (httpx.HTTPError, httpx.InvalidURL, KeyError, TypeError, ValueError) as error:
             raise UserError(f"--vllm-url {url}: no vLLM server with one model answers there ({error}).") from None
         self.adapter_names = [str(row["id"]) for row in rows if row.get("parent")]
+        self._loaded: set[str] = set()
+        """Adapters that were loaded into the server here, and not by others."""
         self._check_tokenizer(headers)
         limits = httpx.Limits(max_connections=MAX_REQUESTS, max_keepalive_connections=MAX_REQUESTS)
         self._client = httpx.AsyncClient(
@@ -120,9 +126,19 @@ class RunningVLLM:
     async def load_adapter(self, name: str, folder: str | Path) -> None:
         """Load an adapter into the server, which must see the same disk."""
         await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(Path(folder).resolve())})
+        self._loaded.add(name)
 
     async def unload_adapter(self, name: str) -> None:
         await self._post("/v1/unload_lora_adapter", {"lora_name": name})
+        self._loaded.discard(name)
+
+    async def taken_names(self) -> set[str]:
+        """The names that the server has now, its model's among them: others may load adapters into it too."""
+        try:
+            answer = await self._client.get("/v1/models")
+            return {str(row["id"]) for row in answer.raise_for_status().json()["data"]}
+        except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
+            raise EngineError(f"the vLLM server at {self.url} listed no models: {type(error).__name__}") from None
 
     async def _post(self, path: str, body: Mapping[str, str]) -> None:
         try:
@@ -139,6 +155,12 @@ class RunningVLLM:
         return None
 
     async def close(self) -> None:
+        """Unload the adapters that were loaded here: the server goes on, and the next start loads them again."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(UNLOAD_SECONDS):
+                for name in sorted(self._loaded):
+                    with contextlib.suppress(EngineError, UserError):
+                        await self.unload_adapter(name)
         await self._client.aclose()
 
 
