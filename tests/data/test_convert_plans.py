@@ -83,6 +83,13 @@ def test_rows_of_one_plan_each_are_read_too(tmp_path: Path) -> None:
     }
     (converted,) = convert("asynchow", write(tmp_path / "rows.json", [row])).rows
     assert converted["orders"] == [[1, 2]]
+    longer = row | {"time_dic": {"1": "1,000 min", "2": "1 h 30 min"}, "edge_list": []}
+    output = tmp_path / "tasks.json"
+    assert command.run(["asynchow", str(write(tmp_path / "rows.json", [longer])), str(output)]) == 0
+    (task,) = read_task_file(output, "tools", "test")
+    assert task.fields["seconds"] == (60000.0, 5400.0)
+    reward = registry.reward("asynchow_reward")
+    assert [reward.score(task, text, ()).reward for text in ("Edge: none", "Edge:", "I do not know")] == [1, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +103,12 @@ def test_rows_of_one_plan_each_are_read_too(tmp_path: Path) -> None:
         ),
         ("worfbench", [{"id": "x"}], "'conversations' is missing"),
         ("asynchow", {"titles": ["a"], "steps": [], "step_deps": [], "time_dic": []}, "same length"),
+        (
+            "asynchow",
+            [{"title": "a", "steps": ["b", "c"], "step_deps": [[1, 2], [2, 1]], "time_dic": {"1": "1 h", "2": "1 h"}}],
+            "cyclic",
+        ),
+        ("asynchow", [{"title": "a", "steps": ["b"], "step_deps": [], "time_dic": {"1": "5 to 6 min"}}], "no duration"),
         ("asynchow", [{"title": "a", "steps": ["b"], "step_deps": [], "time_dic": {}}], "one duration for each"),
         (
             "asynchow",

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -263,7 +264,7 @@ SECONDS_OF_UNIT = {
 """A month is 30 days and a year 365."""
 ASYNCHOW_QUESTION = (
     "As many people as are needed help. Which steps must end before which begin, so that everything is done as early "
-    "as possible? Reply with pairs: Edge: (1,2) (2,3)"
+    "as possible? Reply with pairs: Edge: (1,2) (2,3), or Edge: none"
 )
 SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+?)s?\b", re.IGNORECASE)
 
@@ -322,8 +323,10 @@ def _step_times(times: object, count: int) -> list[str]:
 
 
 def _seconds(time: str) -> float:
-    spans = [(float(number), unit.lower()) for number, unit in SPAN.findall(time)]
-    if not spans or any(unit not in SECONDS_OF_UNIT for _, unit in spans):
+    plain = re.sub(r"(?<=\d),(?=\d{3}\b)", "", time)
+    spans = [(float(number), unit.lower()) for number, unit in SPAN.findall(plain)]
+    is_read = not re.search(r"\d", SPAN.sub("", plain))
+    if not spans or not is_read or any(unit not in SECONDS_OF_UNIT for _, unit in spans):
         raise InvalidRow(f"'{time[:40]}' of 'time_dic' is no duration such as '5 min'")
     return sum(number * SECONDS_OF_UNIT[unit] for number, unit in spans)
 
@@ -340,6 +343,13 @@ def _step_orders(row: Mapping[str, Any], count: int) -> list[list[int]]:
         if not all(name.isdecimal() and 1 <= int(name) <= count for name in names):
             raise InvalidRow(f"the order {names} names a step that is not there")
         pairs.append([int(names[0]), int(names[1])])
+    before: dict[int, list[int]] = {}
+    for first, second in pairs:
+        before.setdefault(second, []).append(first)
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError:
+        raise InvalidRow("the required orders are cyclic") from None
     return pairs
 
 

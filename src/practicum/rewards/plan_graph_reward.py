@@ -22,6 +22,8 @@ MAX_ORDERS, MAX_ORDERED_NODES = 20, 10
 """WorFBench compares with the first 20 orders of the gold graph, or with its list of nodes if that has 10 or more."""
 NODE = re.compile(r"^\s*(\d{1,4})\s*[:.]\s*(\S.*?)\s*$", re.MULTILINE)
 EDGE = re.compile(r"\(\s*(START|\d{1,4})\s*,\s*(END|\d{1,4})\s*\)")
+NO_EDGES = re.compile(r"\bEdges?:\s*(none\b|\Z)", re.IGNORECASE)
+"""A plan whose steps may all be done at the same time."""
 START, END = "START", "END"
 
 Edge = tuple[str, str]
@@ -100,7 +102,8 @@ def asynchow_reward(
     optimum = makespan(required, durations)
     if optimum is None:
         raise ValueError("the task's 'orders' are cyclic")
-    planned = makespan(given, durations) if answer_given and EDGE.search(answer_given) else None
+    is_read = answer_given is not None and (EDGE.search(answer_given) or NO_EDGES.search(answer_given))
+    planned = makespan(given, durations) if is_read else None
     valid = planned is not None and all(after in _reached(given, before) for before, after in required)
     ratio = planned / optimum if planned is not None and optimum > 0 else 0.0
     score = 1 / ratio if valid and ratio > 0 else float(valid)
