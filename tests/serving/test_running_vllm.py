@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from practicum.cli import serve
 from practicum.data.run_folder import ModelRef
 from practicum.engines.vllm.running_server import structured_outputs
 from practicum.errors import UserError
@@ -142,6 +143,15 @@ def test_what_the_server_refuses_or_breaks_off_is_an_error(small: SmallVLLM) -> 
     small.url = "http://127.0.0.1:9"  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="no vLLM server"):
         ask(small, steps)
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--dtype=bfloat16", "--gpu-memory-utilization=0.5", "--prefix-cache-mib=64", "--device=cpu"],
+)
+def test_options_that_vllm_would_not_follow_are_refused(option: str) -> None:
+    with pytest.raises(UserError, match=f"^{option.partition('=')[0]} is for an engine of our own"):
+        serve.run(["tiny", "--vllm-url", "http://127.0.0.1:9", option])
 
 
 def test_response_formats_are_vllms() -> None:
