@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from practicum.cli import serve
 from practicum.data.run_folder import ModelRef
 from practicum.engines.vllm.running_server import structured_outputs
 from practicum.errors import UserError
@@ -106,6 +107,32 @@ def test_a_server_that_ends_unloads_its_adapters_and_starts_beside_those_of_othe
         assert list(small.adapters) == ["own#1"], "others' adapters stay"
 
 
+def test_an_adapter_that_cannot_be_unloaded_does_not_keep_its_engine_open(
+    small: SmallVLLM, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        url = small.url  # type: ignore[attr-defined]
+        models = ModelLoader(Device()).load_running("mine", ModelRef("tiny"), url, None)
+        await models.load_adapter("own", write_adapter(tmp_path / "a", 1))
+        engine = models.default.engine
+        closed = asyncio.Event()
+        close = engine.close
+
+        async def closing() -> None:
+            await close()
+            closed.set()
+
+        engine.close = closing  # type: ignore[method-assign]
+        models.replace_base(ModelLoader(Device()).load_base("next", ModelRef("tiny")))
+        small.adapters.clear()  # as if somebody else had unloaded it: the server refuses to do so again
+        models.remove("own")
+        await asyncio.wait_for(closed.wait(), 30)
+        await models.close()
+
+    asyncio.run(run())
+    assert "was not unloaded" in caplog.text
+
+
 def test_what_the_server_refuses_or_breaks_off_is_an_error(small: SmallVLLM) -> None:
     small.script += [(400, {"error": {"message": "no such grammar"}}), (500, "dead"), (0, None)]
 
@@ -116,6 +143,15 @@ def test_what_the_server_refuses_or_breaks_off_is_an_error(small: SmallVLLM) -> 
     small.url = "http://127.0.0.1:9"  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="no vLLM server"):
         ask(small, steps)
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--dtype=bfloat16", "--gpu-memory-utilization=0.5", "--prefix-cache-mib=64", "--device=cpu"],
+)
+def test_options_that_vllm_would_not_follow_are_refused(option: str) -> None:
+    with pytest.raises(UserError, match=f"^{option.partition('=')[0]} is for an engine of our own"):
+        serve.run(["tiny", "--vllm-url", "http://127.0.0.1:9", option])
 
 
 def test_response_formats_are_vllms() -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 MAX_PARITY_PROMPTS = 16
 VLLM_REQUESTS = 256
 """Replies at once of a vLLM server, which has a queue of its own."""
+OWN_ENGINE_OPTIONS = ("device", "dtype", "gpu_memory_utilization", "prefix_cache_mib")
+"""Options of an engine of our own, which a vLLM server that runs already does not follow."""
 REFUSED_CODE = "--trust-remote-code is refused: code that comes with a model's files is never run"
 
 
@@ -59,6 +61,8 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--drain-seconds", type=float, default=60.0, help="seconds that replies get on SIGTERM (60)")
     args = parser.parse_args(argv)
     _check(args)
+    if args.vllm_url is not None:
+        _check_vllm({name: (getattr(args, name), parser.get_default(name)) for name in OWN_ENGINE_OPTIONS})
     return _serve(args)
 
 
@@ -80,6 +84,14 @@ def _check(args: argparse.Namespace) -> None:
         name, separator, path = module.partition("=")
         if not separator or not name or not path:
             raise UserError(f"--lora-modules {module}: write NAME=PATH.")
+
+
+def _check_vllm(options: Mapping[str, tuple[object, object]]) -> None:
+    """Refuse options, each with its default, that would be ignored."""
+    for name, (value, default) in options.items():
+        if value != default:
+            option = name.replace("_", "-")
+            raise UserError(f"--{option} is for an engine of our own; with --vllm-url leave it out and set it in vLLM.")
 
 
 def _serve(args: argparse.Namespace) -> int:

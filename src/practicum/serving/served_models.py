@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,11 +20,13 @@ from practicum.chat.renderer import Renderer
 from practicum.data.run_folder import ModelRef, resolve_model
 from practicum.engines.local.engine import LocalEngine
 from practicum.engines.vllm.running_server import RunningVLLM
-from practicum.errors import UserError, did_you_mean
+from practicum.errors import EngineError, UserError, did_you_mean
 from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.models.loader import Device
 from practicum.serving.errors import APIError
+
+logger = logging.getLogger(__name__)
 
 MIN_BATCH_SIZE = 8
 """Requests decoded at once, at least: with less room the window must be shorter."""
@@ -176,9 +179,13 @@ class ServedModels:
         await self._free(model)
 
     async def _free(self, model: ServedModel) -> None:
-        if model.adapter:
-            await model.engine.unload_adapter(model.adapter)
-        self._retired.discard(model)
+        try:
+            if model.adapter:
+                await model.engine.unload_adapter(model.adapter)
+        except (EngineError, UserError) as error:
+            logger.warning("the adapter '%s' was not unloaded: %s", model.adapter, error)
+        finally:
+            self._retired.discard(model)
         if all(other.engine is not model.engine for other in (*self._models.values(), *self._retired)):
             await model.engine.close()
 
