@@ -17,7 +17,7 @@ from practicum.config.resolve import resolve_train
 from practicum.data.model_registry import ModelRegistry
 from practicum.environment import Message
 from practicum.environments.htdag.actions import DECISION_SCHEMA, SAFE_ACTION, HTDAGAction, parse_action
-from practicum.environments.htdag.planning import PlanningEpisode
+from practicum.environments.htdag.planning import HTDAGState, PlanningEpisode
 from practicum.environments.htdag.policies import POLICIES
 from practicum.environments.htdag.requests import PlanGoal
 from practicum.environments.htdag.task_dag import TaskDAG, TaskNode
@@ -400,3 +400,9 @@ def test_the_run_of_the_recipe_is_the_default_checkpoint(tmp_path: Path, monkeyp
         HTDAGPlanner().load_best_checkpoint()
     assert main(["htdag", "evaluate"]) == 2
     assert main(["htdag", "evaluate", "--url", "http://127.0.0.1:9/v1"]) == 2
+
+
+def test_a_state_without_a_plan_has_a_prompt_too() -> None:
+    state = HTDAGState("buy a lamp")
+    assert "Current DAG size: 0" in Planner("model")._build_decomposition_prompt(state)
+    assert Planner("model", prompt="short")._build_decomposition_prompt(state)

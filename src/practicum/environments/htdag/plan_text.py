@@ -19,7 +19,12 @@ def plan_line(dag: TaskDAG) -> str:
     Parts are in brackets, `<1` is an order among siblings. Tasks of the request and tasks that are not steps have their
     ids before them; a slot that is the parent's is left out.
     """
-    return "; ".join(_node_text(dag, task_id, "") for task_id in dag.children(ROOT)) or NO_PLAN
+    return "; ".join(_node_text(dag, task_id, "") for task_id in _top_level(dag)) or NO_PLAN
+
+
+def _top_level(dag: TaskDAG) -> tuple[str, ...]:
+    """The tasks that the request was divided into; none where there is no plan yet."""
+    return dag.children(ROOT) if ROOT in dag else ()
 
 
 def _node_text(dag: TaskDAG, task_id: str, parent_slot: str) -> str:
@@ -38,7 +43,7 @@ def open_plan_line(dag: TaskDAG, letters: Mapping[str, str]) -> str:
 
     Of a task's parts only those that are not ready are shown. Letters stand for slots.
     """
-    siblings = dag.children(ROOT)
+    siblings = _top_level(dag)
     shown = []
     for task_id in siblings:
         after = " ".join(str(siblings.index(before) + 1) for before in dag.dependencies(task_id) if before in siblings)

@@ -40,7 +40,7 @@ class HTDAGState:
     """What a planner sees, and what it has done so far."""
 
     user_request: str
-    current_dag: TaskDAG
+    current_dag: TaskDAG = field(default_factory=TaskDAG)
     decomposition_history: list[dict[str, Any]] = field(default_factory=list)
     llm_call_count: int = 0
     execution_time: float = 0.0
