@@ -23,7 +23,7 @@ from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Message, Observation
 from practicum.errors import UserError
 from practicum.policy import NO_TASK
-from practicum.serving.served_models import ModelLoader, ServedModel, ServedModels
+from practicum.serving.served_models import ModelLoader, ServedModel, ServedModels, renamed
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +148,8 @@ class PromotionFollower:
         adapter over the engine that has its base model, or over a new engine, or a full model, its own base."""
         ref = await asyncio.to_thread(resolve_model, str(version.model))
         if ref.adapter is not None and ref.model == self.served.default.root:
-            return await self.served.prepare_adapter(self.served_name, ref.adapter, version.number), None, ref
+            base = renamed(self.served.default, ref.model)  # the adapter may take over the name that it has now
+            return await self.served.prepare_adapter(self.served_name, ref.adapter, version.number, base), base, ref
         base_name = self.served_name if ref.adapter is None else ref.model
         base = await asyncio.to_thread(self.loader.load_base, base_name, ref, version.number)
         if ref.adapter is None:
