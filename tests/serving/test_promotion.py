@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,26 @@ def test_another_base_model_takes_the_place_of_the_one_before(tmp_path: Path) ->
     assert full[1:] == [before, ["mine"], "mine", tiny]
     assert full[0] != before
     assert again == [before, full[0], ["mine", tiny], tiny, "mine"]
+
+
+def test_adapters_over_a_promoted_model_share_its_engine(tmp_path: Path) -> None:
+    """The first takes over the model's name, and the model is still the base of the next."""
+    registry = ModelRegistry(tmp_path / "registry")
+    model = registry.promote("mine", write_model(tmp_path / "m", 1), {"scores": {}, "forced": "x"}, "x").model
+
+    async def promote(follower: PromotionFollower, ask: Any, seed: int) -> Any:
+        before = follower.served.default.engine
+        adapter = write_adapter(tmp_path / f"a{seed}", seed)
+        config = json.loads((adapter / "adapter_config.json").read_text())
+        (adapter / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": str(model)}))
+        registry.promote("mine", adapter, {"scores": {}, "forced": "x"}, "x")
+        assert await follower.update(), follower.refused
+        await ask()
+        assert follower.served.get("mine").engine is follower.served.default.engine is before
+        return [sorted(one.name for one in follower.served.listed()), follower.served.default.adapter]
+
+    steps = [lambda follower, ask, seed=seed: promote(follower, ask, seed) for seed in (1, 2)]
+    assert follow(registry, steps) == [[sorted([str(model), "mine"]), ""]] * 2
 
 
 def test_a_version_that_is_damaged_or_served_otherwise_does_not_count(

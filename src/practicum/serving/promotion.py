@@ -23,7 +23,7 @@ from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Message, Observation
 from practicum.errors import UserError
 from practicum.policy import NO_TASK
-from practicum.serving.served_models import ModelLoader, ServedModel, ServedModels
+from practicum.serving.served_models import ModelLoader, ServedModel, ServedModels, renamed
 
 logger = logging.getLogger(__name__)
 
@@ -132,8 +132,7 @@ class PromotionFollower:
             logger.error("version %d of '%s' is not used: %s", linked.number, self.name, error)
             return False
         self.served.put(model)
-        if base is not None:
-            self.served.replace_base(base)
+        self.served.replace_base(base)
         logger.warning("version %d of '%s' is served, after version %d", linked.number, self.name, self.version)
         self.version = linked.number
         return True
@@ -143,12 +142,13 @@ class PromotionFollower:
         assert self.models is not None, "start comes first"
         return self.models
 
-    async def _load(self, version: ModelVersion) -> tuple[ServedModel, ServedModel | None, ModelRef]:
-        """The version's model, not served yet, and its base model where that is another one than the server's: an
+    async def _load(self, version: ModelVersion) -> tuple[ServedModel, ServedModel, ModelRef]:
+        """The version's model, not served yet, and the base model that the server has with it: an
         adapter over the engine that has its base model, or over a new engine, or a full model, its own base."""
         ref = await asyncio.to_thread(resolve_model, str(version.model))
         if ref.adapter is not None and ref.model == self.served.default.root:
-            return await self.served.prepare_adapter(self.served_name, ref.adapter, version.number), None, ref
+            base = renamed(self.served.default, ref.model)  # the adapter may take over the name that it has now
+            return await self.served.prepare_adapter(self.served_name, ref.adapter, version.number, base), base, ref
         base_name = self.served_name if ref.adapter is None else ref.model
         base = await asyncio.to_thread(self.loader.load_base, base_name, ref, version.number)
         if ref.adapter is None:

@@ -83,7 +83,7 @@ class ServedModels:
     def listed(self) -> list[ServedModel]:
         """All names with their models, other names of one model too."""
         named = {**self._models, **{alias: self._models[name] for alias, name in self._aliases.items()}}
-        return [_renamed(model, name) for name, model in named.items()]
+        return [renamed(model, name) for name, model in named.items()]
 
     def add_alias(self, alias: str, name: str) -> None:
         if alias in self._models or alias in self._aliases:
@@ -196,7 +196,8 @@ class ServedModels:
             await engine.close()
 
 
-def _renamed(model: ServedModel, name: str) -> ServedModel:
+def renamed(model: ServedModel, name: str) -> ServedModel:
+    """The same model of the same engine under another name."""
     return model if name == model.name else ServedModel(
         name, model.engine, model.renderer, model.root, model.adapter, model.parent, model.version,
         model.max_model_len, model.created,
