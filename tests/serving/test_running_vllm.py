@@ -64,11 +64,11 @@ def test_replies_are_what_vllm_sampled_streamed_too(small: SmallVLLM) -> None:
     whole, streamed = ask(small, steps)
     sent = [body for path, body in small.seen if path == "/v1/completions"]
     assert [body["prompt"] for body in sent] == [whole["prompt_token_ids"]] * 2
-    _, direct = small.complete(sent[0])
+    sampled, sampled_again = (answer["choices"][0] for answer in small.answered)
     [choice] = whole["choices"]
-    assert choice["token_ids"] == direct["choices"][0]["token_ids"]
+    assert choice["token_ids"] == sampled["token_ids"] == sampled_again["token_ids"]
     served = [row["logprob"] for row in choice["logprobs"]["content"]]
-    assert served == direct["choices"][0]["logprobs"]["token_logprobs"]
+    assert served == sampled["logprobs"]["token_logprobs"]
     chunks = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
     text = "".join(one["delta"].get("content") or "" for chunk in chunks for one in chunk["choices"])
     assert text == choice["message"]["content"]

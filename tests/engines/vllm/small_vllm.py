@@ -33,6 +33,8 @@ class SmallVLLM:
         self.adapters: dict[str, Any] = {}
         self.lock = threading.Lock()
         self.seen: list[tuple[str, dict[str, Any]]] = []
+        self.answered: list[Any] = []
+        """What it answered to completions, in the order of its answers."""
         self.script: list[tuple[int, Any]] = []
         """Answers to completions given before the model is asked: (status, body); status 0 breaks the connection."""
         self.stale = ""
@@ -141,7 +143,9 @@ class SmallVLLM:
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         self.seen.append((path, body))
         if path == "/v1/completions":
-            return self.complete(body)
+            status, value = self.complete(body)
+            self.answered.append(value)
+            return status, value
         if path == "/v1/load_lora_adapter":
             return self.load(body["lora_name"], body["lora_path"])
         if path == "/v1/unload_lora_adapter":
