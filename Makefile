@@ -51,11 +51,15 @@ alfworld-planner: $(STAMP)
 quickstart: $(CORE)
 	$(BIN)/practicum quickstart --seed $(SEED)
 
-# Two worker processes, each with whole test files (fixtures are per file); types are checked beside them.
+# Two worker processes, each with whole test files (fixtures are per file); types are checked beside them. What fails is run
+# once more alone, so that a test that failed only because of what ran beside it is named as such and does not hide the rest.
+PYTEST = $(BIN)/python -m pytest -m "not slow and not vllm"
 test: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
-	@$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not vllm"; tests=$$?; wait $$types && exit $$tests
+	@$(BIN)/mypy & types=$$!; $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	  if [ $$tests -eq 1 ]; then echo "The failed tests again, one after the other:"; $(PYTEST) --last-failed --maxfail=10; tests=$$?; fi; \
+	  wait $$types && exit $$tests
 
 test-slow: $(STAMP)
 	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m slow

@@ -47,14 +47,21 @@ class Levels:
 TASKS = {
     "easy": Levels((1, 2), (1, 2, 3)),
     "mostly-easy": Levels((1, 2) * 5 + (1, 3), (1, 2, 3)),
+    "nearly-all-easy": Levels((1, 2) * 11 + (1, 3), (1, 2, 3)),
     "same": Levels((1, 2), (1, 2)),
 }
+TWICE_THE_EPOCHS = 2 * SFT_SAMPLES // DEMONSTRATIONS
 SFT_VARIANTS: dict[str, dict[str, Any]] = {
     "sft-decay-0.01": {"weight_decay": 0.01},
     "sft-decay-0.3": {"weight_decay": 0.3},
     "sft-decay-1": {"weight_decay": 1.0},
     "sft-decay-1-rate-2e-3": {"weight_decay": 1.0, "learning_rate": 2e-3, "scheduler_type": "cosine"},
-    "sft-decay-1-twice-the-epochs": {"weight_decay": 1.0, "num_epochs": 2 * SFT_SAMPLES // DEMONSTRATIONS},
+    "sft-decay-1-twice-the-epochs": {"weight_decay": 1.0, "num_epochs": TWICE_THE_EPOCHS},
+    "sft-decay-1-cosine-twice-the-epochs": {
+        "weight_decay": 1.0,
+        "num_epochs": TWICE_THE_EPOCHS,
+        "scheduler_type": "cosine",
+    },
 }
 VARIANT_FILE = "rl_start.json"
 """Holds the SFT variant that RL began with."""

@@ -10,6 +10,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a hub id that is not in the cache is an error at once, without retries
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from transformers import PreTrainedTokenizerBase
 
@@ -33,6 +34,15 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
+
+
+THREADS = torch.get_num_threads()
+
+
+@pytest.fixture(autouse=True)
+def torch_threads() -> None:
+    """Every test begins with the same number of threads: engine and learner change it, and sums depend on it."""
+    torch.set_num_threads(THREADS)
 
 
 @pytest.fixture(scope="session")
