@@ -56,6 +56,15 @@ def test_worfbench_s_gold_workflows_become_tasks_that_their_reward_scores(tmp_pa
     assert reward.score(task, "Node:\n1: boil water\nEdge: (START,1) (1,END)", ()).reward == pytest.approx(4 / 7)
 
 
+def test_a_gold_edge_of_a_node_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    rows = json.loads(json.dumps(WORFBENCH))
+    rows[0]["conversations"][-1]["content"] += " (1,9)"
+    source = write(tmp_path / "graph_eval.json", rows)
+    with pytest.raises(UserError, match="names node 9, which it does not have"):
+        command.run(["worfbench", str(source), str(tmp_path / "tasks.json")])
+    assert not (tmp_path / "tasks.json").exists()
+
+
 def test_asynchow_s_lists_become_tasks_without_their_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,6 +41,11 @@ def test_the_gold_workflow_itself_is_solved_also_in_other_words_and_another_orde
     assert worfbench(other).components == {"f1_chain": 1.0, "f1_graph": 1.0}
 
 
+def test_a_workflow_on_one_line_is_read_too() -> None:
+    assert parse_workflow(" ".join(GOLD.split())).edges == parse_workflow(GOLD).edges
+    assert worfbench(" ".join(GOLD.split())).success
+
+
 def test_a_chain_has_the_nodes_but_not_the_graph() -> None:
     text = GOLD.partition("Edge")[0] + "Edge: (START,1) (1,2) (2,3) (3,4) (4,END)"
     score = worfbench(text)
@@ -92,6 +97,8 @@ def test_orders_that_miss_something_or_are_cyclic_are_not_valid(answer: str | No
     score = asynchow(answer)
     assert score.reward == 0.0
     assert score.components["valid_order"] == 0.0
+    has_plan = answer is not None and "(4,2)" not in answer and "(" in answer
+    assert ("makespan_ratio" in score.components) == has_plan, "the mean is over plans"
 
 
 def test_tasks_that_are_wrong_themselves_are_judge_errors() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from practicum.data.convert_rows import Converted, InvalidRow, Located, Row, field_of, list_field, text_field
 from practicum.data.convert_rubrics import biggen, manager_agent_gym, paperbench, writingbench
 from practicum.data.dataset_rows import read_dataset_rows
+from practicum.data.plan_graph import END, START, edges_of, parse_workflow
 from practicum.data.retrieval import Document
 from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError, did_you_mean
@@ -246,8 +247,11 @@ def worfbench(row: Mapping[str, Any], number: int) -> Row:
     if len(messages) < 2 or not all(isinstance(m, Mapping) and isinstance(m.get("content"), str) for m in messages):
         raise InvalidRow("'conversations' must be a list of at least two messages with 'role' and 'content'")
     workflow = messages[-1]["content"]
-    if not re.search(r"^\s*\d+\s*[:.]", workflow, re.MULTILINE) or "(START" not in workflow:
+    graph = parse_workflow(workflow)
+    if not graph.nodes or "(START" not in workflow:
         raise InvalidRow("the last message must be the gold workflow, `1: … Edge: (START,1) … (n,END)`")
+    if unknown := sorted({name for edge in edges_of(workflow) for name in edge} - {START, END, *graph.nodes}):
+        raise InvalidRow(f"an edge of the gold workflow names node {unknown[0]}, which it does not have")
     return {
         "id": str(row.get("id") or f"worfbench-{number}").replace("/", "-"),
         "question": messages[-2]["content"].strip(),

@@ -186,6 +186,9 @@ class HTDAGPlanner:
         if len(episode.dag) == 1:
             logger.warning("the trained policy made no plan; planning without it")
             return None
+        if not episode.done:
+            logger.warning("the trained policy did not end its plan within %d steps; it is used as far as it is",
+                           MAX_STEPS_PER_EPISODE)  # fmt: skip
         return episode.dag
 
     async def _planned_top_down(self, request: str, context: Mapping[str, Any]) -> TaskDAG:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from itertools import islice
 
+from practicum.data.plan_graph import EDGE, END, START, Edge, PlanGraph, parse_workflow
 from practicum.rewards.base import reward
 from practicum.rewards.qa_f1_reward import compare_answers
 
@@ -20,29 +20,8 @@ MIN_OVERLAP = 0.5
 """Token F1 of two nodes from which on they may be matched."""
 MAX_ORDERS, MAX_ORDERED_NODES = 20, 10
 """WorFBench compares with the first 20 orders of the gold graph, or with its list of nodes if that has 10 or more."""
-NODE = re.compile(r"^\s*(\d{1,4})\s*[:.]\s*(\S.*?)\s*$", re.MULTILINE)
-EDGE = re.compile(r"\(\s*(START|\d{1,4})\s*,\s*(END|\d{1,4})\s*\)")
 NO_EDGES = re.compile(r"\bEdges?:\s*(none\b|\Z)", re.IGNORECASE)
 """A plan whose steps may all be done at the same time."""
-START, END = "START", "END"
-
-Edge = tuple[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class PlanGraph:
-    """Nodes by their number, in the order of the text, and edges; START and END are nodes without a number."""
-
-    nodes: Mapping[str, str]
-    edges: tuple[Edge, ...]
-
-
-def parse_workflow(text: str) -> PlanGraph:
-    """Read `Node: 1: … 2: … Edge: (START,1) (1,2) (2,END)`; edges of numbers that are no node are left out."""
-    nodes = {str(int(number)): label for number, label in NODE.findall(text)}
-    known = {START, END, *nodes}
-    edges = [tuple(name if name in (START, END) else str(int(name)) for name in edge) for edge in EDGE.findall(text)]
-    return PlanGraph(nodes, tuple(dict.fromkeys((a, b) for a, b in edges if a in known and b in known)))
 
 
 def match_nodes(given: Sequence[str], gold: Sequence[str]) -> dict[int, int]:
@@ -93,7 +72,8 @@ def asynchow_reward(
 ) -> Mapping[str, float]:
     """Return the optimal makespan divided by the plan's if every required order holds, else 0; solved at the optimum.
 
-    `seconds` are the durations of steps 1, 2, …; `orders` the required pairs (before, after).
+    `seconds` are the durations of steps 1, 2, …; `orders` the required pairs (before, after). A reply that cannot be
+    read or is cyclic has no `makespan_ratio`, so that the mean is over plans.
     """
     steps = [str(number) for number in range(1, len(seconds) + 1)]
     durations = dict(zip(steps, map(float, seconds), strict=True))
@@ -105,14 +85,13 @@ def asynchow_reward(
     is_read = answer_given is not None and (EDGE.search(answer_given) or NO_EDGES.search(answer_given))
     planned = makespan(given, durations) if is_read else None
     valid = planned is not None and all(after in _reached(given, before) for before, after in required)
-    ratio = planned / optimum if planned is not None and optimum > 0 else 0.0
-    score = 1 / ratio if valid and ratio > 0 else float(valid)
-    return {
-        "reward": score,
+    ratio = 1.0 if planned is None or optimum == 0 else planned / optimum
+    figures = {
+        "reward": 1 / ratio if valid and ratio > 0 else float(valid),
         "success": float(valid and ratio <= 1 + 1e-9),
         "valid_order": float(valid),
-        "makespan_ratio": ratio,
     }
+    return figures if planned is None else figures | {"makespan_ratio": ratio}
 
 
 def makespan(edges: Sequence[Edge], durations: Mapping[str, float]) -> float | None:
