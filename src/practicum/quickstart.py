@@ -60,14 +60,16 @@ STAGE_KEYS = {
 class QuickstartSettings:
     """The sizes and settings of all stages.
 
-    Demonstrations are of problems of `demonstration_levels`; RL trains on problems of all `levels`, and every policy is
-    evaluated on those. The SFT model is the best of its validations on `check_tasks` tasks of all levels.
+    Demonstrations are of problems of `demonstration_levels`; RL trains on problems of `rl_levels` (by default all
+    `levels`), and every policy is evaluated on `levels`. A level that is listed twice has twice as many problems. The
+    SFT model is the best of its validations on `check_tasks` tasks of all levels.
     """
 
     sft: SFTSettings
     rl: RLSettings
     levels: tuple[int, ...] = LEVELS
     demonstration_levels: tuple[int, ...] = DEMONSTRATION_LEVELS
+    rl_levels: tuple[int, ...] | None = None
     demonstrations: int = DEMONSTRATIONS
     panel: int = 400
     check_tasks: int = 100
@@ -208,7 +210,9 @@ class Quickstart:
     async def _train_rl(self) -> list[float]:
         """Reinforcement learning; the success rate of every step."""
         plan, agent = self.plan.rl, self.agent(self.plan.temperature)
-        tasks = self.tasks("train", plan.total_training_steps * plan.train_batch_size, 2)
+        environment = MathEnvironment(levels=self.plan.rl_levels or self.plan.levels)
+        count = plan.total_training_steps * plan.train_batch_size
+        tasks = list(environment.tasks("train", count, 1000 * self.seed + 2))
         source = OnlineSource(self.policy, tasks, self.make_environment, agent, plan, resources=self.resources)
         curve: list[float] = []
         with self._stage("RL (GRPO)", plan.total_training_steps, "steps") as progress:
