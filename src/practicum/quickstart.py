@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,12 +41,10 @@ from practicum.trajectory import Trajectory, plan_attempts
 from practicum.utils.terminal import Progress, duration
 
 DEMONSTRATIONS = 400
-LEVELS = (1, 2, 3)
-"""Levels (numbers of steps) of the problems that every policy is evaluated on."""
-DEMONSTRATION_LEVELS = (1, 2) * 11 + (1, 3)
-"""Levels of the problems that have demonstrations, in turn: one in 24 is of level 3."""
-RL_LEVELS = (2, 3, 3, 3)
-"""Levels of the problems that RL trains on, in turn: mostly those that SFT does not solve."""
+LEVELS = (1, 2)
+"""Levels (numbers of steps) of the problems that RL trains on and every policy is evaluated on."""
+DEMONSTRATION_LEVELS = (1, 2)
+"""Levels of the problems that have demonstrations."""
 SFT_SAMPLES = 9600
 """Demonstrations that SFT sees, over all epochs: 24 epochs of 400."""
 COLOURS = {"sft": "#b26a00", "rl": "#1a7f37"}
@@ -63,19 +60,19 @@ STAGE_KEYS = {
 class QuickstartSettings:
     """The sizes and settings of all stages.
 
-    Demonstrations are of problems of `demonstration_levels`; RL trains on problems of `rl_levels`, and every policy
-    is evaluated on `levels`. A level that is listed twice has twice as many problems. The SFT model is the best of its
-    validations on `check_tasks` tasks of all levels.
+    Demonstrations are of problems of `demonstration_levels`; RL trains on problems of `rl_levels` (by default all
+    `levels`), and every policy is evaluated on `levels`. A level that is listed twice has twice as many problems. The
+    SFT model is the best of its validations on `check_tasks` tasks of all levels.
     """
 
     sft: SFTSettings
     rl: RLSettings
     levels: tuple[int, ...] = LEVELS
     demonstration_levels: tuple[int, ...] = DEMONSTRATION_LEVELS
-    rl_levels: tuple[int, ...] = RL_LEVELS
+    rl_levels: tuple[int, ...] | None = None
     demonstrations: int = DEMONSTRATIONS
     panel: int = 400
-    check_tasks: int = 120
+    check_tasks: int = 100
     max_tokens: int = 32
     temperature: float = 1.0
     eval_temperature: float = 0.0
@@ -90,10 +87,10 @@ def default_plan(
         demonstration_levels=demonstration_levels,
         sft=SFTSettings(
             num_epochs=max(4, SFT_SAMPLES // demonstrations), batch_size=8, gradient_accumulation_steps=1,
-            learning_rate=1e-3, warmup_steps=30, scheduler_type="cosine", weight_decay=1.0, check_every=150, seed=seed,
+            learning_rate=1e-3, warmup_steps=30, scheduler_type="constant", check_every=75, seed=seed,
         ),
         rl=RLSettings(
-            total_training_steps=120, train_batch_size=16, num_chains=8, adv_estimator="grpo", lr=1e-4,
+            total_training_steps=120, train_batch_size=16, num_chains=8, adv_estimator="grpo", lr=3e-4,
             lr_warmup_steps=5, objective=Objective(entropy_coeff=0.0, kl_loss_coef=0.0), seed=seed,
         ),
     )  # fmt: skip
@@ -146,8 +143,8 @@ class Quickstart:
         self.say(f"model  tiny, {count / 1e6:.2f} M parameters, from nothing")
         self.say(f"env    math, levels {listed(plan.levels)}, calculator; "
                  f"panel {self.panel.hash} of {plan.panel} held-out tasks")  # fmt: skip
-        self.say(f"data   {plan.demonstrations} demonstrations, {shares(plan.demonstration_levels)}")
-        self.say(f"       RL on {shares(plan.rl_levels)}, by answers alone")
+        self.say(f"data   {plan.demonstrations} demonstrations, levels {listed(plan.demonstration_levels)}; "
+                 f"RL on levels {listed(plan.levels)}, by answers alone")  # fmt: skip
         try:
             return await self.run_stages()
         finally:
@@ -213,7 +210,7 @@ class Quickstart:
     async def _train_rl(self) -> list[float]:
         """Reinforcement learning; the success rate of every step."""
         plan, agent = self.plan.rl, self.agent(self.plan.temperature)
-        environment = MathEnvironment(levels=self.plan.rl_levels)
+        environment = MathEnvironment(levels=self.plan.rl_levels or self.plan.levels)
         count = plan.total_training_steps * plan.train_batch_size
         tasks = list(environment.tasks("train", count, 1000 * self.seed + 2))
         source = OnlineSource(self.policy, tasks, self.make_environment, agent, plan, resources=self.resources)
@@ -325,12 +322,6 @@ def comparison_figures(gain: Comparison) -> dict[str, Any]:
         "p_value": gain.success.p_value,
         "verdict": gain.conclusion,
     }
-
-
-def shares(levels: Sequence[int]) -> str:
-    """The share of every level, as in "level 1 50 %, level 2 50 %"."""
-    counts = sorted(Counter(levels).items())
-    return ", ".join(f"level {level} {100 * count / len(levels):.0f} %" for level, count in counts)
 
 
 def listed(levels: Iterable[int]) -> str:

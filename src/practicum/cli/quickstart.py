@@ -22,7 +22,7 @@ def run(argv: list[str]) -> int:
     )
     parser.add_argument(
         "--demonstration-levels", type=levels, default=None, metavar="LEVELS",
-        help="levels of the problems with demonstrations, in turn, as in 1,2 (default: one in 24 of level 3, else 1,2)",
+        help="levels of the problems with demonstrations, as in 1,2 (default: 1,2)",
     )  # fmt: skip
     parser.add_argument("--sft-only", action="store_true", help="stop after SFT and its evaluation")
     args = parser.parse_args(argv)
