@@ -27,8 +27,7 @@ from practicum.config.actor_rollout_ref import ActorConfig, OptimConfig
 from practicum.config.fields import default_of
 from practicum.errors import UserError, did_you_mean
 from practicum.models import loader
-from practicum.models.decoder import Decoder
-from practicum.models.flops import ModelSize, peak_flops, update_flops
+from practicum.models.decoder import Decoder, peak_flops, update_flops
 from practicum.training import ranks
 from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sample, micro_batches
 from practicum.training.objective import (
@@ -219,12 +218,11 @@ class Learner:
         self.optimizer = make_optimizer(self.parameters, settings)
         self._probe = [parameter for parameter in self.parameters if parameter.dim() == 2][-1]
         self._num_unchanged = 0
-        self._size = ModelSize.of_config(decoder.model.config.to_dict())
         self._adapter_weights = sum(parameter.numel() for parameter in self.parameters)
-        if self._adapter_weights >= self._size.layers * self._size.layer_weights:
+        if self._adapter_weights >= decoder.shape.layers * decoder.shape.layer_weights:
             self._adapter_weights = 0  # all weights are trained
         self.model_flops = 0.0
-        """Model FLOPs of all updates so far, of all ranks (see `models.flops`)."""
+        """Model FLOPs of all updates so far, of all ranks (see `models.decoder`)."""
         if decoder.device.type == "cuda":
             loader.set_batch_invariant_matmul()
         small = decoder.shape.hidden < MAX_TWO_THREAD_HIDDEN_SIZE and decoder.device.type == "cpu"
@@ -268,7 +266,7 @@ class Learner:
         norm = apply_gradient(self.optimizer, self.parameters, self.settings, lr, lambda: stats.loss)
         self._check_changed(before, lr * norm > 0)
         self.version += 1
-        self.model_flops += update_flops(self._size, stats.tokens, stats.predictions, self._adapter_weights)
+        self.model_flops += update_flops(self.decoder.shape, stats.tokens, stats.predictions, self._adapter_weights)
         return {"actor/grad_norm": norm, "actor/lr": lr, **stats.metrics(objective.kind)}
 
     def measure(

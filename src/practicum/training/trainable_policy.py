@@ -166,6 +166,14 @@ class TrainablePolicy:
             yield
         self._update_stream.synchronize()
 
+    def clear_engine_caches(self) -> None:
+        """Empty the engines' caches: what comes from one may differ in the last bit from what is computed again.
+
+        Every step begins so, resumed or not, also after a validation or a step without an update.
+        """
+        for model in self.models:
+            model.set_version(model.version)
+
     def set_version(self, version: int) -> None:
         """Declare the weights to be those of `version`.
 
