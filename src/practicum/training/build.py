@@ -6,7 +6,7 @@ import asyncio
 import functools
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from practicum.chat.response_format import read_response_format
 from practicum.config import overrides
 from practicum.config.fields import default_of
 from practicum.config.overrides import Resolved
-from practicum.config.resolve import resolve_train
+from practicum.config.resolve import read_launch, resolve_train, select_gpu
 from practicum.config.train import TrainConfig, TrainerConfig
 from practicum.data.run_folder import FolderLock, ModelRef, lock_for_run, resolve_model, write_atomic
 from practicum.data.task_overlap import num_shared, write_train_tasks
@@ -72,7 +72,6 @@ from practicum.training.supervised import place_adapter
 from practicum.training.trainable_policy import TrainablePolicy, sharing_weights
 from practicum.training.trainer import Evaluated
 from practicum.trajectory import Trajectory
-from practicum.utils.launcher import read_launch, select_gpu
 from practicum.utils.memory import out_of_memory_in
 from practicum.utils.terminal import Progress, sparkline
 
@@ -136,10 +135,12 @@ def train(
     select_gpu(read_launch())
     resolved = resolve_train(config)
     keep_stored_defaults(resolved, run_folder(resolved.config))
-    with explain_out_of_memory(LESS_MEMORY_TRAIN), ranks.joined(find_device(resolved.config).device) as launch:
-        if not launch.is_first:
-            model = run_folder(resolved.config) / MODEL if model_folder is None else Path(model_folder)
-            return asyncio.run(_follow(resolved.config, model))
+    with explain_out_of_memory(LESS_MEMORY_TRAIN), ExitStack() as stack:
+        if read_launch().num_ranks > 1:
+            launch = stack.enter_context(ranks.joined(find_device(resolved.config).device))
+            if not launch.is_first:
+                model = run_folder(resolved.config) / MODEL if model_folder is None else Path(model_folder)
+                return asyncio.run(_follow(resolved.config, model))
         return asyncio.run(_train(resolved.config, model_folder, progress, log, on_step))
 
 
@@ -372,7 +373,7 @@ def check_components(config: TrainConfig, components: RunComponents) -> None:
     has_roles = config.agent.roles or config.agent.train_roles is not None
     if has_roles or components.environment.roles != (DEFAULT_ROLE,) or components.environment.model_names():
         check_roles(config, components.environment)
-    if ranks.count() > 1 and components.resources.has_state:
+    if components.resources.has_state and ranks.count() > 1:
         raise UserError(
             f"The episodes of '{components.environment.name}' write to what they share, which several ranks do not "
             "share yet; start one process."

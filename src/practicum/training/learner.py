@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
@@ -168,10 +169,12 @@ def apply_gradient(
     max_norm = settings.grad_clip or math.inf
     if isinstance(optimizer, MasterAdamW):
         optimizer.accumulate()
-        optimizer.accumulated = ranks.sum_tensor(optimizer.accumulated, optimizer.weights)
+        if dist.is_initialized():
+            optimizer.accumulated = ranks.sum_tensor(optimizer.accumulated, optimizer.weights)
         norm_tensor = optimizer.clip(max_norm)
     else:
-        ranks.sum_gradients(parameters)
+        if dist.is_initialized():
+            ranks.sum_gradients(parameters)
         norm_tensor = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
     loss, norm = get_loss(), float(norm_tensor)
     if not math.isfinite(norm) or not math.isfinite(loss):
@@ -393,12 +396,12 @@ def utilisation(learners: Sequence[Learner], flops_before: float, seconds: float
 
 def own_samples(samples: Sequence[Sample]) -> Sequence[Sample]:
     """Return the samples that this rank computes."""
-    return ranks.own_part(samples, lambda sample: len(sample.ids))
+    return ranks.own_part(samples, lambda sample: len(sample.ids)) if dist.is_initialized() else samples
 
 
 def over_ranks(stats: LossStats) -> LossStats:
     """Return the sums over all ranks."""
-    if ranks.count() == 1:
+    if not dist.is_initialized():
         return stats
     merged = LossStats()
     for record in ranks.gather_json(stats.record()):

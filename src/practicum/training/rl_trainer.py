@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from practicum.algorithms import losses
 from practicum.errors import UserError
 from practicum.models.decoder import Decoder
 from practicum.resources import RunResources
-from practicum.training import ranks
 from practicum.training.critic import Critic, ValuedSample, explained_variance, with_next_state
 from practicum.training.estimators import ESTIMATORS, Advantages, TokenRewards, estimate, token_rewards
 from practicum.training.learner import learning_rate, utilisation
@@ -104,7 +104,7 @@ class RLTrainer(Trainer):
         self.roles = settings.estimation.train_roles
         """The trained roles; None: all."""
         self._check_roles()
-        self.stops_in_rollout = not settings.overlap and ranks.count() == 1
+        self.stops_in_rollout = not settings.overlap and not dist.is_initialized()
         self.evaluate = evaluate
         self.resources = resources if resources is not None else RunResources({})
         self.on_episode, self.on_micro_batch = on_episode, on_micro_batch

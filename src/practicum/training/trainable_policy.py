@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from practicum.agent import Agent
@@ -234,8 +235,11 @@ class TrainablePolicy:
         """
         if refresh:
             await self.refresh()
-        own = ranks.own_positions([attempt.group or attempt.task.id for attempt in planned])
-        with ranks.shared_failure():
+        several_ranks = dist.is_initialized()
+        own: Sequence[int] = range(len(planned))
+        if several_ranks:
+            own = ranks.own_positions([attempt.group or attempt.task.id for attempt in planned])
+        with ranks.shared_failure() if several_ranks else contextlib.nullcontext():
             episodes = await run_episodes(
                 [planned[position] for position in own],
                 make_environment,
@@ -250,7 +254,7 @@ class TrainablePolicy:
                 policies=self.policies(agent),
                 resources=resources,
             )
-        return episodes if ranks.count() == 1 else gather_episodes(len(planned), own, episodes, on_done)
+        return gather_episodes(len(planned), own, episodes, on_done) if several_ranks else episodes
 
     async def evaluate(
         self,
