@@ -25,18 +25,15 @@ from practicum.resources import RunResources
 from practicum.training.critic import Critic, ValuedSample, explained_variance, with_next_state
 from practicum.training.estimators import ESTIMATORS, Advantages, TokenRewards, estimate, token_rewards
 from practicum.training.learner import learning_rate, utilisation
-from practicum.training.micro_batches import (
-    Sample,
+from practicum.training.micro_batches import Sample, cache_token_masks, in_token_order, scatter, unweighted_samples
+from practicum.training.monitor.loggers import summary_stats
+from practicum.training.objective import (
     WeightedTrajectory,
     build_samples,
-    cache_token_masks,
     collate,
-    in_token_order,
-    scatter,
-    unweighted_samples,
+    compute_divergences,
+    compute_logprobs,
 )
-from practicum.training.monitor.loggers import summary_stats
-from practicum.training.objective import compute_divergences, compute_logprobs
 from practicum.training.rollout_batch import RolloutBatch, TrajectoryGroups
 from practicum.training.rollout_source import OnEpisode, RolloutSource
 from practicum.training.settings import RLSettings
