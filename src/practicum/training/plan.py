@@ -55,7 +55,7 @@ MODEL_SIZES = {
 def known_size(name: str) -> Shape | None:
     """The size of a model by its name, such as Qwen/Qwen2.5-7B-Instruct; None where it is not known."""
     short = name.rstrip("/").rsplit("/", 1)[-1].lower()
-    matches = [known for known in MODEL_SIZES if short == known or short.startswith(f"{known}-")]
+    matches = [model for model in MODEL_SIZES if short == model or short.startswith(f"{model}-")]
     return MODEL_SIZES[max(matches, key=len)] if matches else None
 
 

@@ -275,9 +275,9 @@ def find_device(config: TrainConfig) -> Device:
 
 def resolve_device(config: TrainConfig) -> Device:
     """Find the device and write it into the configuration: a run resumed on another one would not be the same run."""
-    found = find_device(config)
-    config.trainer.device, config.actor_rollout_ref.model.dtype = found.device, found.dtype_name
-    return found
+    device = find_device(config)
+    config.trainer.device, config.actor_rollout_ref.model.dtype = device.device, device.dtype_name
+    return device
 
 
 def max_num_seqs(config: TrainConfig, on: Device) -> int:

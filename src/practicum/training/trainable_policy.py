@@ -199,13 +199,13 @@ class TrainablePolicy:
 
     def policies(self, agent: Agent) -> dict[str, Policy]:
         """The policies of the agent's roles, each with the engine of its model."""
-        found = {}
+        policies = {}
         for name, role in agent.roles.items():
             engine, renderer = self.role_engines.get(name, (self.engine, self.renderer))
             if name in self.role_policies:
                 engine, renderer = self.role_policies[name].engine, self.role_policies[name].renderer
-            found[name] = role.policy(engine, renderer, agent, name)
-        return found
+            policies[name] = role.policy(engine, renderer, agent, name)
+        return policies
 
     def score(self, prompt: Sequence[int], reply: Sequence[int]) -> list[float]:
         """Log-probs of the tokens of a reply under the current weights."""
@@ -309,7 +309,7 @@ def gather_episodes(
     They travel as the records that are written to files. `positions` are those of this rank's `own` in the plan;
     `on_other` is called with the episodes of other ranks.
     """
-    records = [[position, encode_episode(one).decode()] for position, one in zip(positions, own, strict=True)]
+    records = [[position, encode_episode(episode).decode()] for position, episode in zip(positions, own, strict=True)]
     found: dict[int, Trajectory] = {}
     for rank, part in enumerate(ranks.gather_json(records)):
         for position, text in part:
