@@ -201,7 +201,7 @@ class RunResources:
             open_resource.resource.check()
 
     def bind(self, make_resources: Callable[[], Mapping[str, Resource]] = dict) -> EpisodeResources:
-        """Return what one episode gets. `make_resources` is asked where nobody has said what there is."""
+        """Return what one episode gets. `make_resources` is called where the resources are not declared yet."""
         if self._resources is None:
             self._declare(make_resources())
         return EpisodeResources(self) if self._resources else NO_RESOURCES

@@ -1,7 +1,7 @@
 """Grammars over a tokenizer's ids: which tokens may follow in a reply that must have a response format.
 
 The engine samples among the tokens that a `GrammarMatcher` allows; the learner derives the same sets again from the
-response format and the reply's ids (`Grammars.token_masks`), so that both speak of one distribution. A set of tokens is
+response format and the reply's ids (`Grammars.token_masks`), so that both use the same distribution. A set of tokens is
 a bit mask: bit i % 32 of the word i // 32 is token i. Ids that the tokenizer does not have are never allowed.
 """
 
@@ -97,7 +97,7 @@ class Grammars:
     tokenizer: PreTrainedTokenizerBase
     end_ids: tuple[int, ...]
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
-    """Held for look-ups only, so that nobody waits for the compilation of another format."""
+    """Held for look-ups only, so that no thread waits for the compilation of another format."""
     _compile_lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _tokenizer: LLTokenizer | None = field(default=None, init=False, repr=False)
     _executor: LLExecutor | None = field(default=None, init=False, repr=False)

@@ -48,8 +48,8 @@ from practicum.serving.turn import Completion, TurnRequest
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
-ENGINE_AHEAD = 4
-"""One in so many of the engine's requests may wait in the engine itself, so that it never waits for the queue."""
+WAITING_IN_ENGINE_DIVISOR = 4
+"""A quarter of a batch may wait in the engine itself, so that it never waits for the queue."""
 
 
 @dataclass
@@ -72,7 +72,7 @@ class ModelServer:
     draining: bool = False
 
     def __post_init__(self) -> None:
-        self.queue = FairQueue(self.max_batch + self.max_batch // ENGINE_AHEAD, self.limits.max_waiting)
+        self.queue = FairQueue(self.max_batch + self.max_batch // WAITING_IN_ENGINE_DIVISOR, self.limits.max_waiting)
         self.runner = TurnRunner(self.queue, self.limits, self.metrics)
         self.backend = None if self.models is None else ModelBackend(self.models)
         self.responses = Responses()

@@ -26,7 +26,7 @@ SAME_PROMPT = "another reply to the same prompt"
 
 @dataclass(frozen=True)
 class ChatHistory:
-    """The messages of a request: what the model is told first, its tools, and what was said."""
+    """The messages of a request: the system message, the tools, and the turns of user, assistant and tools."""
 
     system: tuple[ChatMessage, ...]
     messages: tuple[ChatMessage, ...]

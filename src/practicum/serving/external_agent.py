@@ -40,7 +40,7 @@ KILL_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class ExternalTask:
-    """What an agent is told of its episode."""
+    """What an external agent gets of its episode."""
 
     id: str
     messages: list[dict[str, Any]]
@@ -65,7 +65,7 @@ class ExternalRun:
     """What the function returned."""
 
     async def run(self, agent: ExternalAgent, task_id: str, observation: Observation) -> None:
-        """Run the agent to its end; whoever waits for it may cancel that at any time."""
+        """Run the agent to its end. It may be cancelled at any time."""
         async with shared_gateway() as gateway:
             key = self.recorder.key
             task = ExternalTask(

@@ -1,4 +1,4 @@
-"""HTTP around the turns: bodies with a limit, clients that go away, streams that nobody reads."""
+"""HTTP around the turns: size limits of bodies, clients that disconnect, timeouts of event streams."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class ClientGone(Exception):
-    """The client has closed the connection: there is nobody to answer."""
+    """The client has closed the connection."""
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
