@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 CORE := $(VENV)/.core
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SEED ?= 0
-# Processes of `make learn`, `make training-stages` and `make htdag-ablation`, one core each.
+# Processes of `make learn`, `make training-stages`, `make htdag-ablation` and `make rubric`, one core each.
 JOBS ?= 1
 
 .PHONY: setup alfworld-planner quickstart test test-slow vllm test-vllm test-clients learn training-stages rubric affine affine-tiny htdag htdag-ablation roles web web-matrix lint format walk benchmarks clean
@@ -73,7 +73,6 @@ vllm: .venv-vllm/.installed
 	.venv-vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec
 	@touch .venv-vllm/.installed
 
-# The real server, on CPU.
 # Other people's clients and suites against `practicum serve`, in environments of their own: their pins are not ours.
 CLIENTS := .venv-clients
 $(CLIENTS)/.installed: client_tests/requirements.txt
@@ -88,6 +87,7 @@ test-clients: $(STAMP) $(CLIENTS)/.installed
 	PRACTICUM=$(BIN)/practicum PRACTICUM_MODEL=$(CLIENTS)/short-model OPENENV_PYTHON=$(CLIENTS)/openenv/bin/python \
 	  $(CLIENTS)/bin/python -m pytest -c client_tests/pytest.ini client_tests
 
+# The real server, on CPU.
 test-vllm: $(STAMP) vllm
 	$(BIN)/python -m pytest -m vllm -s tests/engines/vllm
 
@@ -144,7 +144,7 @@ htdag-ablation: $(STAMP)
 
 # Does a small model learn to write rubrics? SFT, GRPO, probes of the reward, a planted judge: docs/rubric.md.
 rubric: $(STAMP)
-	$(BIN)/python benchmarks/rubric.py --seeds $(SEED) --jobs $(or $(JOBS),2)
+	$(BIN)/python benchmarks/rubric.py --seeds $(SEED) --jobs $(JOBS)
 
 # Files that one task enters on its way from `practicum train` to a checkpoint.
 walk: $(STAMP)

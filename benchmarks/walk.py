@@ -2,7 +2,7 @@
 
 Fine-tunes the built-in `tiny` model on a few demonstrations until it calls its calculator, runs one training step of it
 and lists the files of which a function was called after import: what a reader has to open to follow the run.
-`make walk` fails above MAX_FILES, and where no reply called the calculator.
+`make walk` fails above MAX_FILES, where no reply called the calculator, and where no weight was updated.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ MAX_FILES = 45
 """Files at most, without those of the tools, which a run whose model calls none does not enter."""
 TOOLS = "tools/"
 CALCULATOR = f"{TOOLS}calculator.py"
+LEARNER = "training/learner.py"
 
 
 def model_that_calls_tools(folder: Path) -> Path:
@@ -53,8 +54,8 @@ def in_import(frame: FrameType) -> bool:
     return False
 
 
-def files_entered(overrides: list[str]) -> dict[str, int]:
-    """Run `practicum train` and return, per file of the package, how many of its functions were called."""
+def files_entered(overrides: list[str]) -> dict[str, set[str]]:
+    """Run `practicum train` and return, per file of the package, the functions that were called."""
     functions: dict[str, set[str]] = {}
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
@@ -73,7 +74,7 @@ def files_entered(overrides: list[str]) -> dict[str, int]:
         threading.setprofile(None)
     if code != 0:
         raise SystemExit(code)
-    return {file: len(names) for file, names in sorted(functions.items())}
+    return dict(sorted(functions.items()))
 
 
 def run() -> int:
@@ -84,15 +85,21 @@ def run() -> int:
             "data.train_batch_size=2", "agent.num_chains=4", "trainer.val_before_train=false", "trainer.test_freq=-1",
             "trainer.save_freq=1", f"trainer.default_local_dir={name}",
             "actor_rollout_ref.rollout.temperature=0.5",  # calls of the form that it was trained on
+            "actor_rollout_ref.actor.entropy_coeff=0.001",  # a gradient also where all rewards of a task are equal
             *sys.argv[1:],
         ])  # fmt: skip
-    for file, num_functions in files.items():
-        print(f"{num_functions:4}  {file}")
+    for file, functions in files.items():
+        print(f"{len(functions):4}  {file}")
     num_files = sum(not file.startswith(TOOLS) for file in files)
     print(f"{num_files} files, at most {MAX_FILES}; {len(files) - num_files} more where the model calls a tool")
+    is_whole = True
     if CALCULATOR not in files:
+        is_whole = False
         print("no reply called the calculator: this is not the whole walk")
-    return int(num_files > MAX_FILES or CALCULATOR not in files)
+    if "update" not in files[LEARNER]:
+        is_whole = False
+        print("no weight was updated: this is not the whole walk")
+    return int(num_files > MAX_FILES or not is_whole)
 
 
 if __name__ == "__main__":

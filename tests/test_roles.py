@@ -32,7 +32,8 @@ from practicum.rollout import run_episode
 from practicum.rollout_setup import split_url
 from practicum.task import Task
 from practicum.training.estimators import ESTIMATORS, EstimatorSettings, OverlongBuffer, estimate, token_rewards
-from practicum.training.micro_batches import build_samples, unweighted_samples
+from practicum.training.micro_batches import unweighted_samples
+from practicum.training.objective import build_samples
 from practicum.training.roles import check_roles, role_settings
 from practicum.training.rollout_source import EpisodeSaver
 from practicum.training.settings import estimator_settings

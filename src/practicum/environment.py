@@ -327,14 +327,3 @@ class Environment(SharesResources, abc.ABC):
     def scripted(self, name: str, task: Task, seed: int) -> ScriptedPolicy:
         """Return the policy of a name in `scripted_policies`; `seed` decides everything that is random in it."""
         raise NotImplementedError(f"{type(self).__name__} has no scripted policy '{name}'")
-
-
-def check_returned(method: str, value: object, expected: type) -> None:
-    """Raise TypeError if a method of an environment returned something else than it must."""
-    if not isinstance(value, expected):
-        article = "an" if expected.__name__[0] in "AEIOU" else "a"
-        raise TypeError(f"`{method}` returned a {type(value).__name__}; it must return {article} {expected.__name__}")
-    observation = value.observation if isinstance(value, Step) else value
-    for message in observation.messages if isinstance(observation, Observation) else ():
-        if not isinstance(message, Message):
-            raise TypeError(f"an Observation's messages must be Message objects, not {type(message).__name__}")

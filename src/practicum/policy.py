@@ -49,7 +49,7 @@ _sessions = itertools.count()
 
 @dataclass(frozen=True)
 class Policy:
-    """What speaks for a role: `engine` samples, `renderer` turns messages into ids, `format` reads the reply.
+    """The policy of a role: `engine` samples, `renderer` turns messages into ids, `format` reads the reply.
 
     `adapter` names one of the engine's LoRA adapters; "" is its own model. `thoughts` says whether the reasoning of
     earlier replies stays in the prompt (keep, strip). `max_turns` limits the role's turns in an episode.
@@ -124,7 +124,7 @@ def message_values(messages: Sequence[Message]) -> list[list[Any]]:
 class Judge:
     """A policy that scores: an engine that fails is a `JudgeError`, and the same question is asked once.
 
-    So is a reply that takes longer than `seconds`; None: there is no limit but that of whoever asks.
+    So is a reply that takes longer than `seconds`; None: the caller's limit alone.
     """
 
     def __init__(self, model: ChatModel, seconds: float | None = None) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 
 from practicum import user_files
 from practicum.chat.formats.base import Format
+from practicum.config.fields import annotations_of, describe_type, has_type
 from practicum.environment import Environment
 from practicum.errors import UserError, describe_exception, did_you_mean
 from practicum.rewards.base import Reward
 from practicum.tools.base import Tool
-from practicum.utils.annotations import annotations_of, describe, has_type
 
 ENVIRONMENTS = {
     "tools": "practicum.environments.tool_agent:ToolEnvironment",
@@ -116,7 +116,7 @@ def _check_types(name: str, cls: type[Environment], chosen_options: Mapping[str,
     hints = annotations_of(cls.__init__)
     for key, value in chosen_options.items():
         if key in hints and not has_type(value, hints[key]):
-            kind = describe(hints[key])
+            kind = describe_type(hints[key])
             raise UserError(f"The option '{key}' of the environment '{name}' is {kind}, not {value!r}.")
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from practicum.errors import UserError, describe_exception
@@ -201,7 +201,7 @@ class RunResources:
             open_resource.resource.check()
 
     def bind(self, make_resources: Callable[[], Mapping[str, Resource]] = dict) -> EpisodeResources:
-        """Return what one episode gets. `make_resources` is asked where nobody has said what there is."""
+        """Return what one episode gets. `make_resources` is called where the resources are not declared yet."""
         if self._resources is None:
             self._declare(make_resources())
         return EpisodeResources(self) if self._resources else NO_RESOURCES
@@ -349,6 +349,26 @@ class EpisodeResources(Mapping[str, Any]):
 
 
 NO_RESOURCES = EpisodeResources(RunResources({}))
+
+
+@contextlib.asynccontextmanager
+async def shared_by(
+    planned: Sequence[object], resources: RunResources | None, open_seconds: float
+) -> AsyncIterator[RunResources]:
+    """Yield the resources of episodes: those of their run, or some of their own, which are closed afterwards.
+
+    What the episodes wrote is queued in the order of the plan; where they did not all end, it is dropped.
+    """
+    shared = resources if resources is not None else RunResources(open_seconds=open_seconds)
+    try:
+        yield shared
+        shared.queue_in_order(planned)
+    except BaseException:
+        shared.discard()
+        raise
+    finally:
+        if resources is None:
+            await shared.close()
 
 
 class SharesResources:

@@ -7,9 +7,8 @@ environment, tool, reward or engine raises becomes its own outcome and nothing e
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +24,6 @@ from practicum.environment import (
     Message,
     Observation,
     Step,
-    check_returned,
 )
 from practicum.errors import (
     ContextFull,
@@ -38,7 +36,7 @@ from practicum.errors import (
 )
 from practicum.policy import Conversation, Policy
 from practicum.registry import make_format
-from practicum.resources import NO_RESOURCES, RunResources
+from practicum.resources import NO_RESOURCES, RunResources, shared_by
 from practicum.task import canonical_json
 from practicum.trajectory import (
     EXTERNAL_AGENT,
@@ -446,6 +444,17 @@ def _summed(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str
     return result
 
 
+def check_returned(method: str, value: object, expected: type) -> None:
+    """Raise TypeError if a method of an environment returned something else than it must."""
+    if not isinstance(value, expected):
+        article = "an" if expected.__name__[0] in "AEIOU" else "a"
+        raise TypeError(f"`{method}` returned a {type(value).__name__}; it must return {article} {expected.__name__}")
+    observation = value.observation if isinstance(value, Step) else value
+    for message in observation.messages if isinstance(observation, Observation) else ():
+        if not isinstance(message, Message):
+            raise TypeError(f"an Observation's messages must be Message objects, not {type(message).__name__}")
+
+
 async def run_episode(
     attempt: Attempt,
     make_environment: MakeEnvironment,
@@ -478,26 +487,6 @@ async def run_episode(
     if watcher is not None:
         watcher.on_end(outcome, error, trajectory.reward)
     return trajectory
-
-
-@contextlib.asynccontextmanager
-async def shared_by(
-    planned: Sequence[Attempt], agent: Agent, resources: RunResources | None
-) -> AsyncIterator[RunResources]:
-    """Yield the resources of episodes: those of their run, or some of their own, which are closed afterwards.
-
-    What the episodes wrote is queued in the order of the plan; where they did not all end, it is dropped.
-    """
-    shared = resources if resources is not None else RunResources(open_seconds=agent.deadlines.open)
-    try:
-        yield shared
-        shared.queue_in_order(planned)
-    except BaseException:
-        shared.discard()
-        raise
-    finally:
-        if resources is None:
-            await shared.close()
 
 
 async def run_episodes(
@@ -536,7 +525,7 @@ async def run_episodes(
                 on_done(result)
             return result
 
-    async with shared_by(planned, agent, resources) as shared, asyncio.TaskGroup() as group:
+    async with shared_by(planned, resources, agent.deadlines.open) as shared, asyncio.TaskGroup() as group:
         running = [group.create_task(run_one(attempt)) for attempt in planned]
     return [task.result() for task in running]
 
@@ -569,7 +558,7 @@ async def stream_episodes(
             )  # fmt: skip
             on_done(result)
 
-    async with shared_by(planned, agent, resources) as shared, asyncio.TaskGroup() as group:
+    async with shared_by(planned, resources, agent.deadlines.open) as shared, asyncio.TaskGroup() as group:
         for _ in range(min(concurrency, len(planned))):
             group.create_task(run_next())
 

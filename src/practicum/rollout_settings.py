@@ -40,9 +40,9 @@ class RolloutSettings:
     """Reply format; None: the environment's first."""
     split: str = "train"
     num_tasks: int | None = None
-    """The first so many tasks; None: 20 of a split, or all of a registry."""
+    """Number of tasks, the first ones; None: 20 of a split, or all of a registry."""
     sample_size: int | None = None
-    """Draw so many of the tasks, by `seed`."""
+    """Number of tasks to draw at random, by `seed`."""
     subset: str | None = None
     task_registry: str | Path | None = None
     max_turns: int = 10

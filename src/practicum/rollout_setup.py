@@ -75,7 +75,7 @@ class RolloutSetup:
     ) -> None:
         """Run those of the planned attempts that are missing, as `stream_episodes` does.
 
-        With a `round_size` they run in rounds of so many, and what the episodes of a round wrote to shared resources is
+        With a `round_size` they run in rounds of that size: what the episodes of a round wrote to shared resources is
         visible from the next round on. `read` returns the record of an attempt that is not missing.
         """
         if round_size is not None and not self.resources.has_state:

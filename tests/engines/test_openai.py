@@ -25,7 +25,7 @@ from practicum.errors import UserError
 from practicum.models import loader
 from practicum.registry import make_format
 from practicum.rollout import run_episodes
-from practicum.training.micro_batches import build_samples
+from practicum.training.objective import build_samples
 from practicum.trajectory import Outcome, Trajectory, plan_attempts
 
 SLOW_BODY = b"no such model"

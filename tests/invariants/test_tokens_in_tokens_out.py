@@ -24,7 +24,7 @@ from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.training.estimators import num_sampled_tokens
 from practicum.training.learner import Learner, OptimizerSettings
-from practicum.training.micro_batches import build_samples, collate
+from practicum.training.objective import build_samples, collate
 from practicum.trajectory import Origin, Trajectory, plan_attempts
 
 WORDS = ["calc", "12", "+", "7", "=", "get", "iron", "nugget", "<tool_call>", "{}", "naïve", "🙂", "\n", "\t", "''"]

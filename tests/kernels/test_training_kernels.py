@@ -14,9 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from practicum.models.prefix_tree import BlockAttentionPlan, PrefixTree, block_attention_plan, build_tree
+from practicum.kernels.attention_plan import BlockAttentionPlan
 from practicum.training.learner import Learner, MasterAdamW, OptimizerSettings
-from practicum.training.micro_batches import MicroBatchLimits, Sample, micro_batches, sort_samples
+from practicum.training.micro_batches import (
+    MicroBatchLimits,
+    PrefixTree,
+    Sample,
+    build_tree,
+    micro_batches,
+    sort_samples,
+)
 from tests.engines.local.test_cuda_runner import build_model
 from tests.training.settings import POLICY_GRADIENT, policy_gradient
 
@@ -83,7 +90,7 @@ def test_gate(dtype: torch.dtype) -> None:
 
 
 def there(tree: PrefixTree) -> BlockAttentionPlan:
-    return BlockAttentionPlan(*(array.to(DEVICE) for array in block_attention_plan(tree).arrays()))
+    return BlockAttentionPlan(*(array.to(DEVICE) for array in tree.block_plan().arrays()))
 
 
 def trees(seed: int, groups: int, longest: int) -> list[Sample]:
@@ -246,7 +253,7 @@ def test_gradients_of_a_whole_model(name: str, checkpointing: bool, monkeypatch:
     decoder = Decoder(model)
     decoder.checkpointing = checkpointing
     if INTERPRETED:
-        monkeypatch.setattr(packing, "attention_plan", lambda tree, device: block_attention_plan(tree))
+        monkeypatch.setattr(packing, "attention_plan", lambda tree, device: tree.block_plan())
         monkeypatch.setattr(forward, "fused_head", lambda decoder: True)
     found = Learner(decoder, OptimizerSettings(grad_clip=0.0), MicroBatchLimits(64), threads=1).update(
         samples, trained, objective, 0.0

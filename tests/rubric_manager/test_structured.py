@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import pytest
 from pydantic import BaseModel
 
-from practicum.environment import Action, Message, Reply, Usage
+from practicum.environment import Usage
 from practicum.environments.rubric.manager_prompt import extract_json
 from practicum.errors import UserError
 from practicum.rubric_manager import StructuredOutputError, generate_structured
 from practicum.rubric_manager.structured import make_model
+from tests.scripted_model import ScriptedModel
 
 
 class City(BaseModel):
     name: str
     size: int
-
-
-class SpokenModel:
-    """A model that says one text after the other and keeps what it was asked."""
-
-    def __init__(self, *texts: str) -> None:
-        self.texts = list(texts)
-        self.asked: list[tuple[Sequence[Message], Any, int | None]] = []
-
-    async def reply(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        response_format: Mapping[str, Any] | None = None,
-        seed: int | None = None,
-    ) -> Reply:
-        self.asked.append((messages, response_format, seed))
-        text = self.texts.pop(0)
-        return Reply(text, Action(content=text), (), None, Usage(10, 3), "end")
 
 
 def test_extraction_is_from_the_first_to_the_last_brace() -> None:
@@ -47,7 +25,7 @@ def test_extraction_is_from_the_first_to_the_last_brace() -> None:
 
 
 async def test_a_value_with_usage_and_the_schema_in_prompt_and_request() -> None:
-    model = SpokenModel('Here: {"name": "Oslo", "size": 7}.')
+    model = ScriptedModel('Here: {"name": "Oslo", "size": 7}.')
     value, usage = await generate_structured(
         "You know cities.", "Name one.", City, seed=5, return_usage=True, model=model
     )
@@ -61,13 +39,13 @@ async def test_a_value_with_usage_and_the_schema_in_prompt_and_request() -> None
 
 
 async def test_invalid_output_is_tried_again_with_another_seed_and_then_a_typed_error() -> None:
-    model = SpokenModel("no", '{"name": "Oslo"}', '{"name": "Oslo", "size": 7}')
+    model = ScriptedModel("no", '{"name": "Oslo"}', '{"name": "Oslo", "size": 7}')
     value, usage = await generate_structured("", "Name one.", City, seed=1, return_usage=True, model=model)
     assert value.size == 7
     assert usage.completion_tokens == 9
     assert len({seed for _, _, seed in model.asked}) == 3
     with pytest.raises(StructuredOutputError, match="no valid City after 2 tries") as caught:
-        await generate_structured("", "Name one.", City, model=SpokenModel("no", "still no"), max_tries=2)
+        await generate_structured("", "Name one.", City, model=ScriptedModel("no", "still no"), max_tries=2)
     assert caught.value.text == "still no"
 
 

@@ -11,8 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from practicum.models.prefix_tree import PaddedAttentionPlan, block_attention_plan, build_tree
-from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sample, micro_batches, pack, sort_samples
+from practicum.training.micro_batches import (
+    MicroBatch,
+    MicroBatchLimits,
+    PaddedAttentionPlan,
+    Sample,
+    build_tree,
+    micro_batches,
+    pack,
+    sort_samples,
+)
 
 
 def sample(ids: list[int], mask: list[int]) -> Sample:
@@ -149,7 +157,7 @@ def test_a_token_is_seen_by_those_before_its_end(samples: list[Sample]) -> None:
 
 def test_blocks_attend_to_blocks_that_hold_an_ancestor() -> None:
     begin, first, second = np.arange(70), np.arange(100, 230), np.arange(300, 400)
-    plan = block_attention_plan(build_tree([np.append(begin, first), np.append(begin, second)], [0, 70]))
+    plan = build_tree([np.append(begin, first), np.append(begin, second)], [0, 70]).block_plan()
     assert plan.subtree_ends.tolist() == [300] * 70 + [200] * 130 + [300] * 100
     lists = [
         plan.key_blocks[a:b].tolist() for a, b in zip(plan.key_block_offsets, plan.key_block_offsets[1:], strict=False)

@@ -15,10 +15,9 @@ import torch
 from safetensors.torch import load_file
 
 from practicum.cli.main import main
-from practicum.config.resolve import resolve_train
+from practicum.config.resolve import Launch, read_launch, resolve_train
 from practicum.errors import UserError
 from practicum.training import ranks
-from practicum.utils.launcher import Launch, read_launch
 from tests.training.rank_runs import carry_out
 
 ROOT = Path(__file__).parents[2]

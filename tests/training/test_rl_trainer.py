@@ -20,7 +20,8 @@ from practicum.models.decoder import Decoder
 from practicum.task import Task
 from practicum.training.critic import with_next_state
 from practicum.training.estimators import EstimatorSettings
-from practicum.training.micro_batches import Sample, build_samples, collate, sft_samples, unweighted_samples
+from practicum.training.micro_batches import Sample, sft_samples, unweighted_samples
+from practicum.training.objective import build_samples, collate
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.rollout_batch import RolloutBatch
 from practicum.training.rollout_source import OnlineSource, group_scored, rollout_metrics

@@ -28,8 +28,8 @@ from practicum.models.decoder import Decoder
 from practicum.registry import environment_maker
 from practicum.training.learner import Learner, OptimizerSettings
 from practicum.training.logged_source import has_policy_logprobs
-from practicum.training.micro_batches import MicroBatchLimits, Sample, build_samples, unweighted_samples
-from practicum.training.objective import Objective, compute_logprobs
+from practicum.training.micro_batches import MicroBatchLimits, Sample, unweighted_samples
+from practicum.training.objective import Objective, build_samples, compute_logprobs
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.rollout_source import OnlineSource
 from practicum.training.trainable_policy import TrainablePolicy

@@ -1,7 +1,7 @@
 """Grammars over a tokenizer's ids: which tokens may follow in a reply that must have a response format.
 
 The engine samples among the tokens that a `GrammarMatcher` allows; the learner derives the same sets again from the
-response format and the reply's ids (`Grammars.token_masks`), so that both speak of one distribution. A set of tokens is
+response format and the reply's ids (`Grammars.token_masks`), so that both use the same distribution. A set of tokens is
 a bit mask: bit i % 32 of the word i // 32 is token i. Ids that the tokenizer does not have are never allowed.
 """
 
@@ -97,7 +97,7 @@ class Grammars:
     tokenizer: PreTrainedTokenizerBase
     end_ids: tuple[int, ...]
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
-    """Held for look-ups only, so that nobody waits for the compilation of another format."""
+    """Held for look-ups only, so that no thread waits for the compilation of another format."""
     _compile_lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _tokenizer: LLTokenizer | None = field(default=None, init=False, repr=False)
     _executor: LLExecutor | None = field(default=None, init=False, repr=False)
@@ -122,19 +122,19 @@ class Grammars:
 
     def fill(self, matchers: Sequence[tuple[GrammarMatcher, int]], masks: WordArray) -> None:
         """Consume what is pending and write the mask of each matcher to its row of `masks` [B, words], in parallel."""
-        waiting = [(one, one.pending) for one, _ in matchers if one.pending is not None]
+        waiting = [(state, state.pending) for state, _ in matchers if state.pending is not None]
         if waiting:
-            consumed = self.executor.consume_token_par([(one.matcher, token) for one, token in waiting])
-            for (one, token), right in zip(waiting, consumed, strict=True):
-                one.pending = None
-                if not right:
-                    one.error = _first_line(one.matcher.get_error() or f"the grammar refuses the token {token}")
-        open_matchers = [(one.matcher, row) for one, row in matchers if not one.error]
+            consumed = self.executor.consume_token_par([(state.matcher, token) for state, token in waiting])
+            for (state, token), is_allowed in zip(waiting, consumed, strict=True):
+                state.pending = None
+                if not is_allowed:
+                    state.error = _first_line(state.matcher.get_error() or f"the grammar refuses the token {token}")
+        open_matchers = [(state.matcher, row) for state, row in matchers if not state.error]
         if open_matchers:
             self.executor.unsafe_compute_mask_ptr(open_matchers, masks.ctypes.data, masks.strides[0], len(masks))
-        for one, _ in matchers:
-            if not one.error and one.matcher.is_error():
-                one.error = _first_line(one.matcher.get_error())
+        for state, _ in matchers:
+            if not state.error and state.matcher.is_error():
+                state.error = _first_line(state.matcher.get_error())
 
     def token_masks(self, replies: Sequence[tuple[ResponseFormat, tuple[int, ...]]]) -> list[TokenMasks]:
         """Return the masks of whole replies, one row per id; an id that its mask does not have is a UserError."""
@@ -179,11 +179,11 @@ class Grammars:
         from llguidance import LLMatcher
         from llguidance.hf import from_tokenizer
 
-        if (known := self._known(key)) is not None:
-            return known
+        if (matcher := self._cached(key)) is not None:
+            return matcher
         with self._compile_lock:
-            if (known := self._known(key)) is not None:  # another thread compiled it meanwhile
-                return known
+            if (matcher := self._cached(key)) is not None:  # another thread compiled it meanwhile
+                return matcher
             if self._tokenizer is None:
                 tokenizer: Any = self.tokenizer
                 self._tokenizer = from_tokenizer(tokenizer, len(tokenizer), list(self.end_ids))
@@ -197,7 +197,7 @@ class Grammars:
                     self._matchers.popitem(last=False)
             return matcher
 
-    def _known(self, key: str) -> LLMatcher | None:
+    def _cached(self, key: str) -> LLMatcher | None:
         """The compiled grammar of a format, which becomes the one that was used last; the first is removed first."""
         with self._lock:
             if key in self._matchers:

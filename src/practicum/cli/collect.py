@@ -92,7 +92,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.set_defaults(tasks=None)
     parser.add_argument("--rollouts-per-task", type=positive, default=1, help="episodes of each task")
     parser.add_argument("--task-seed", type=int, default=0, help="seed of the world: this + 1000 × task + rollout")
-    parser.add_argument("--sample-size", type=positive, help="draw so many tasks of the split or registry by --seed")
+    parser.add_argument("--sample-size", type=positive, help="tasks to draw from the split or registry, by --seed")
     parser.add_argument("--subset", help="only tasks of an environment, site, level or FIELD=VALUE, or these ids: a,b")
     parser.add_argument("--task-registry", type=Path, help="JSON file of the tasks to play")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of all experiments")

@@ -12,7 +12,6 @@ from types import FrameType
 
 from practicum import __version__
 from practicum.errors import UserError, did_you_mean
-from practicum.utils.launcher import read_launch, select_gpu
 from practicum.utils.terminal import fit, wrap
 
 COMMANDS = {
@@ -67,7 +66,8 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         if arguments[0] not in COMMANDS:
             raise UserError(f"Unknown command '{arguments[0]}'.{did_you_mean(arguments[0], COMMANDS)}")
-        start_rank(arguments[0])
+        if is_launched():
+            start_rank(arguments[0])
         module = importlib.import_module(f"practicum.cli.{arguments[0]}")
         with terminated_as_interrupted():
             result: int = module.run(arguments[1:])
@@ -108,17 +108,22 @@ ON_SEVERAL_RANKS = ("train", "sft", "dpo")
 """Commands that a launcher may start several ranks of."""
 
 
+def is_launched() -> bool:
+    """Whether a launcher (`torchrun`) has started several processes, of which this is one."""
+    return (os.environ.get("WORLD_SIZE") or "1") != "1"
+
+
 def rank_prefix() -> str:
     """Which rank a message is from, where it is not the first one."""
-    rank = os.environ.get("RANK", "0") if os.environ.get("WORLD_SIZE", "1") != "1" else "0"
+    rank = os.environ.get("RANK", "0") if is_launched() else "0"
     return "" if rank == "0" else f"rank {rank}: "
 
 
 def start_rank(command: str) -> None:
-    """Give this process the GPU of its rank; only the first rank prints. Does nothing without a launcher."""
+    """Give this process the GPU of its rank; only the first rank prints."""
+    from practicum.config.resolve import read_launch, select_gpu  # not for `practicum --help`: slow to import
+
     launch = read_launch()
-    if launch.num_ranks == 1:
-        return
     if command not in ON_SEVERAL_RANKS:
         raise UserError(
             f"`practicum {command}` is one process, and a launcher has started {launch.num_ranks}; start it without "

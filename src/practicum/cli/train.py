@@ -80,15 +80,23 @@ def run(argv: list[str]) -> int:
         print_warnings(warnings)
         return 0
     from practicum.training.build import train
-    from practicum.training.monitor.loggers import validation_lines
-    from practicum.training.validation_results import compare_first_and_last
-    from practicum.utils.terminal import fit, wrap
+    from practicum.utils.terminal import fit
 
     result = train(resolved)
     best = f"; best validation at step {result.best_step}" if result.best_step is not None else ""
     written = f"metrics in {result.folder / 'metrics.jsonl'}, model in {result.model}"
     print(fit(f"{result.num_steps} steps{best}; {written}", sys.stdout))
-    change = compare_first_and_last(result.folder)
-    for line in [*validation_lines(result.folder), *(wrap(change.sentence, sys.stdout, "    ") if change else [])]:
-        print(line)
+    if result.best_step is not None:
+        print_validations(result.folder)
     return 0
+
+
+def print_validations(folder: Path) -> None:
+    """Print the first, the best and the last validation of a run, and whether the last differs from the first."""
+    from practicum.training.monitor.loggers import validation_lines
+    from practicum.training.validation_results import compare_first_and_last
+    from practicum.utils.terminal import wrap
+
+    change = compare_first_and_last(folder)
+    for line in [*validation_lines(folder), *(wrap(change.sentence, sys.stdout, "    ") if change else [])]:
+        print(line)

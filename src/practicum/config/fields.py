@@ -4,13 +4,22 @@ which is written nowhere else.
 A schema field is declared with `at_least(1, 8)`, `between(0, 1, 0.5)`, `one_of(("warn", "stop"), "warn")`, ... ; a
 settings class of the library takes default and bounds of the schema's field with `default_of(Schema, "name")`. Both are
 kept in the field's metadata, so that a schema is still an ordinary dataclass, which OmegaConf reads.
+
+Options that no schema declares, such as an environment's, are checked against the annotations of the function that
+takes them (`annotations_of`, `has_type`): numbers, texts, truth values, sequences, mappings, unions and None are; any
+other annotation allows everything.
 """
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+import numbers
+import os
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -137,3 +146,65 @@ def check_fields(settings: Any, prefix: str = "") -> None:
         bounds = bounds_of(field)
         if bounds is not None and not bounds.allows(value):
             raise UserError(f"{key}={value}: it must be {bounds}.")
+
+
+WORDS = {
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    bool: ("true or false", "truth values"),
+    str: ("a text", "texts"),
+    types.NoneType: ("null", "nulls"),
+}
+SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
+MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+
+
+def annotations_of(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return the annotations of a function's parameters; none where they cannot be evaluated."""
+    try:
+        return typing.get_type_hints(function)
+    except (NameError, TypeError, AttributeError, SyntaxError):  # e.g. a name that only type checkers import
+        return {}
+
+
+def has_type(value: Any, annotation: Any) -> bool:
+    """Whether a value has the type of an annotation. 0 and 1 are truth values too."""
+    origin = typing.get_origin(annotation) or annotation
+    arguments = typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return any(has_type(value, argument) for argument in arguments)
+    if origin in SEQUENCES:
+        return _is_sequence(value, arguments)
+    if origin in MAPPINGS:
+        is_mapping = isinstance(value, Mapping)
+        return is_mapping and (len(arguments) < 2 or all(has_type(item, arguments[1]) for item in value.values()))
+    if origin is bool:
+        return isinstance(value, bool) or (isinstance(value, int) and value in (0, 1))
+    if origin is int:
+        return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if origin is float:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if origin is str:
+        return isinstance(value, str | os.PathLike)
+    return value is None if origin in (None, types.NoneType) else True
+
+
+def _is_sequence(value: Any, arguments: tuple[Any, ...]) -> bool:
+    member = arguments[0] if len(set(arguments) - {...}) == 1 else Any
+    if isinstance(value, collections.abc.Iterable) and not isinstance(value, str | Mapping):
+        is_reusable = isinstance(value, collections.abc.Collection)  # an iterator can be read only once
+        return not is_reusable or all(has_type(item, member) for item in value)
+    return isinstance(value, str) and has_type(value, member)  # a text is a sequence of texts, as for type checkers
+
+
+def describe_type(annotation: Any) -> str:
+    """Return an annotation in words: "a whole number", "a list of texts", "a number or a text"."""
+    origin = typing.get_origin(annotation) or annotation
+    arguments = typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(describe_type(argument) for argument in arguments if argument is not types.NoneType)
+    if origin in SEQUENCES:
+        return f"a list of {WORDS[arguments[0]][1]}" if arguments and arguments[0] in WORDS else "a list"
+    if origin in MAPPINGS:
+        return f"a mapping to {WORDS[arguments[1]][1]}" if arguments[1:] and arguments[1] in WORDS else "a mapping"
+    return WORDS[origin][0] if origin in WORDS else str(annotation)

@@ -1,4 +1,7 @@
-"""Triton kernels for a CUDA GPU, and the autograd functions over them. Imported only where Triton is there."""
+"""Triton kernels for a CUDA GPU, and the autograd functions over them.
+
+All but `attention_plan` are imported only where Triton is there.
+"""
 
 import threading
 

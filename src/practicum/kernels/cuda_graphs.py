@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from practicum.kernels import CAPTURING
+from practicum.kernels.attention_plan import BLOCK_TOKENS, QUERY_BLOCKS_PER_SPLIT, BlockAttentionPlan
 from practicum.kernels.packed_forward import forward_layers, packed_hidden
 from practicum.models.decoder import Decoder
-from practicum.models.prefix_tree import BLOCK_TOKENS, QUERY_BLOCKS_PER_SPLIT, BlockAttentionPlan
 
 
 class CapturedLayers:

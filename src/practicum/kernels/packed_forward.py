@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from practicum.kernels.attention_plan import BlockAttentionPlan
 from practicum.kernels.fused_layers import (
     AddNorm,
     HeadNorm,
@@ -20,7 +21,6 @@ from practicum.kernels.fused_layers import (
 )
 from practicum.kernels.tree_attention import TreeAttention
 from practicum.models.decoder import Decoder, FusedLinear, Layer
-from practicum.models.prefix_tree import BlockAttentionPlan
 
 Attend = Callable[[int, Tensor], Tensor]
 """(layer, joined projections [N, (H + 2K)·D]) -> [N, H·D]"""

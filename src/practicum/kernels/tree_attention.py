@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from practicum.kernels.attention_plan import BLOCK_TOKENS, QUERY_BLOCKS_PER_SPLIT, BlockAttentionPlan
 from practicum.kernels.fused_layers import rope_
 from practicum.kernels.online_softmax import KEY_BLOCK, LOG2E, MASKED_SCORE, SEGMENT_KEYS, accumulate, dot, merge
-from practicum.models.prefix_tree import BLOCK_TOKENS, QUERY_BLOCKS_PER_SPLIT, BlockAttentionPlan
 
 
 @triton.jit

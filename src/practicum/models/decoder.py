@@ -6,6 +6,8 @@ compares it with Hugging Face's own forward.
 
 Shapes: [N] tokens in any leading layout (rows × tokens in the trainer, rows in the engine),
 [H] heads, [K] key-value heads, [D] head size, [E] hidden size, [V] vocabulary.
+
+`Shape` has the sizes of a model; the FLOPs of a pass, which follow from them, are at the end.
 """
 
 from __future__ import annotations
@@ -32,15 +34,61 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a model."""
+    """The sizes of a model, which memory and time follow from."""
 
     layers: int
+    hidden: int
     heads: int
     kv_heads: int
     head_size: int
-    hidden: int
     vocabulary: int
-    context: int
+    inner: int = 0
+    """Width of the MLP."""
+    tied: bool = False
+    """Whether the LM head is the embedding."""
+    context: int = 0
+    """Positions that the model has; 0: not known."""
+
+    @classmethod
+    def of_config(cls, config: Mapping[str, Any]) -> Shape:
+        """The sizes in a Hugging Face config.json."""
+        heads = int(config["num_attention_heads"])
+        return cls(
+            layers=int(config["num_hidden_layers"]),
+            hidden=int(config["hidden_size"]),
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_size=int(config.get("head_dim") or config["hidden_size"] // heads),
+            vocabulary=int(config["vocab_size"]),
+            inner=int(config["intermediate_size"]),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            context=int(config.get("max_position_embeddings") or 0),
+        )
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_size
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of one layer; biases are too few to count."""
+        query = self.heads * self.head_size
+        return self.hidden * (2 * query + 2 * self.kv_width + 3 * self.inner + 2)
+
+    @property
+    def head_weights(self) -> int:
+        return self.vocabulary * self.hidden
+
+    @property
+    def weights(self) -> int:
+        return self.layers * self.layer_weights + self.head_weights * (1 if self.tied else 2) + self.hidden
+
+    def lora_weights(self, rank: int) -> int:
+        """Weights of an adapter over all linear layers."""
+        query, kv, wide = self.heads * self.head_size, self.kv_width, self.hidden
+        pairs = ((wide, query), (wide, kv), (wide, kv), (query, wide), (wide, self.inner), (wide, self.inner),
+                 (self.inner, wide))  # fmt: skip
+        return self.layers * rank * sum(a + b for a, b in pairs)
 
 
 class AdapterSelection(threading.local):
@@ -258,16 +306,7 @@ class Decoder:
         self.adapted = adapted
         self.layers = [Layer(layer, adapted) for layer in model.model.layers]
         self.epsilon: float = config.rms_norm_eps
-        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.shape = Shape(
-            layers=len(self.layers),
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_size=head_size,
-            hidden=config.hidden_size,
-            vocabulary=config.vocab_size,
-            context=config.max_position_embeddings,
-        )
+        self.shape = Shape.of_config(config.to_dict())
         self.autocast = False
         """Whether training passes compute in bfloat16 beside float32 weights."""
         self.dropout = False
@@ -379,3 +418,41 @@ def token_logprobs(logits: Tensor, ids: Tensor, temperature: Tensor | float = 1.
     if not isinstance(temperature, float) or temperature != 1.0:
         scaled = scaled / temperature
     return scaled.gather(-1, ids[..., None])[..., 0] - scaled.logsumexp(-1)
+
+
+# -- floating-point operations --------------------------------------------------------------
+#
+# Model FLOPs utilisation (MFU) is `model FLOPs / (seconds × peak FLOP/s of all devices)`. Model FLOPs are those that
+# the algorithm needs: per computed token 2 per weight of the layers forward, 2 for the gradient of the input and 2 for
+# that of each trained weight; the LM head only at tokens that predict something. Tokens that several sequences share
+# are computed once and count once. Attention products, recomputation (gradient checkpointing) and padding do not count.
+
+
+def update_flops(shape: Shape, tokens: float, predictions: float, adapter_weights: int = 0) -> float:
+    """FLOPs of forward and backward over `tokens`, of which `predictions` go through the LM head.
+
+    With `adapter_weights` only those of an adapter are trained, and the others need no gradient.
+    """
+    layers = shape.layers * shape.layer_weights
+    if adapter_weights:
+        return tokens * (4.0 * layers + 6.0 * adapter_weights) + 4.0 * predictions * shape.head_weights
+    return 6.0 * (tokens * layers + predictions * shape.head_weights)
+
+
+def forward_flops(shape: Shape, tokens: float, predictions: float) -> float:
+    """FLOPs of a forward pass."""
+    return 2.0 * (tokens * shape.layers * shape.layer_weights + predictions * shape.head_weights)
+
+
+def attention_flops(shape: Shape, tokens: float, mean_visible: float) -> float:
+    """FLOPs of the products of a forward pass's queries with keys and of their weights with values."""
+    return 4.0 * shape.layers * shape.heads * shape.head_size * tokens * mean_visible
+
+
+PEAK_BF16_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12, "L40S": 362e12}
+"""Dense bfloat16 FLOP/s by the name of a GPU, as NVIDIA gives them."""
+
+
+def peak_flops(device_name: str) -> float | None:
+    """Peak of a GPU by its name; None where it is not known (a CPU too)."""
+    return next((peak for name, peak in PEAK_BF16_FLOPS.items() if name in device_name.upper()), None)

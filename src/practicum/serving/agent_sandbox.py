@@ -63,8 +63,8 @@ def _visible_paths(program: str, arguments: Sequence[str]) -> list[str]:
     for path in (Path(program), Path(os.path.realpath(program))):
         prefix = path.parent.parent  # of an interpreter or script of a virtual environment
         wanted.append(prefix if (prefix / "pyvenv.cfg").is_file() or (prefix / "lib").is_dir() else path)
-    shown: list[str] = []
+    mounted: list[str] = []
     for name in sorted({str(path) for path in wanted if path.exists() and str(path) != "/"}):
-        if not any(name.startswith(f"{one}/") for one in shown):
-            shown.append(name)
-    return shown
+        if not any(name.startswith(f"{folder}/") for folder in mounted):
+            mounted.append(name)
+    return mounted

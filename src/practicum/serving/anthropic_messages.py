@@ -8,7 +8,7 @@ from typing import Any
 
 from practicum.environment import ToolCall, Usage
 from practicum.serving.body import Body
-from practicum.serving.dialect import Asked, Tokenize, sse
+from practicum.serving.dialect import APIRequest, Tokenize, sse
 from practicum.serving.errors import APIError, bad_request
 from practicum.serving.openai_fields import MAX_STOPS, MAX_TOKENS, read_content, read_response_format, read_tool
 from practicum.serving.service import Event, Started
@@ -35,11 +35,11 @@ UNSUPPORTED: dict[str, Sequence[Any]] = {
 class Messages:
     """The dialect of /v1/messages."""
 
-    def read(self, body: Body, client: str, tokenize: Tokenize) -> Asked:
+    def read(self, body: Body, client: str, tokenize: Tokenize) -> APIRequest:
         body.require("max_tokens")
         turn = self.read_turn(body)
         body.finish()
-        return Asked([turn])
+        return APIRequest([turn])
 
     def read_turn(self, body: Body) -> TurnRequest:
         """The turn of a request for a message, or for the count of its tokens."""
@@ -63,7 +63,7 @@ class Messages:
             stream=body.boolean("stream"),
         )
 
-    def answer(self, asked: Asked, completions: Sequence[Completion]) -> dict[str, Any]:
+    def answer(self, api_request: APIRequest, completions: Sequence[Completion]) -> dict[str, Any]:
         [completion] = completions
         [choice] = completion.choices
         assert choice.finish is not None, "the reply has ended"
@@ -73,7 +73,7 @@ class Messages:
             **_stop(choice.finish),
         }
 
-    async def stream(self, asked: Asked, events: AsyncIterator[Event]) -> AsyncIterator[str]:
+    async def stream(self, api_request: APIRequest, events: AsyncIterator[Event]) -> AsyncIterator[str]:
         blocks = _Blocks()
         async for event in events:
             if isinstance(event, Started):

@@ -23,7 +23,7 @@ from practicum.engines.local.engine import LocalEngine
 from practicum.errors import UserError
 from practicum.serving.anthropic_messages import Messages
 from practicum.serving.body import Body, parse_json
-from practicum.serving.dialect import Asked, Dialect
+from practicum.serving.dialect import APIRequest, Dialect
 from practicum.serving.errors import APIError, bad_request
 from practicum.serving.fair_queue import FairQueue
 from practicum.serving.http import ClientGone, EventStream, json_response, read_body, until_disconnect
@@ -48,8 +48,8 @@ from practicum.serving.turn import Completion, TurnRequest
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
-ENGINE_AHEAD = 4
-"""One in so many of the engine's requests may wait in the engine itself, so that it never waits for the queue."""
+WAITING_IN_ENGINE_DIVISOR = 4
+"""A quarter of a batch may wait in the engine itself, so that it never waits for the queue."""
 
 
 @dataclass
@@ -72,7 +72,7 @@ class ModelServer:
     draining: bool = False
 
     def __post_init__(self) -> None:
-        self.queue = FairQueue(self.max_batch + self.max_batch // ENGINE_AHEAD, self.limits.max_waiting)
+        self.queue = FairQueue(self.max_batch + self.max_batch // WAITING_IN_ENGINE_DIVISOR, self.limits.max_waiting)
         self.runner = TurnRunner(self.queue, self.limits, self.metrics)
         self.backend = None if self.models is None else ModelBackend(self.models)
         self.responses = Responses()
@@ -83,7 +83,7 @@ class ModelServer:
         key = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
         if key in self.episodes:
             return self.episodes[key], key
-        allowed = any(hmac.compare_digest(key.encode(), one.encode()) for one in self.api_keys)
+        allowed = any(hmac.compare_digest(key.encode(), api_key.encode()) for api_key in self.api_keys)
         if self.backend is None or (self.api_keys and not allowed):
             raise APIError(401, "The API key is missing or wrong.", None, "invalid_api_key")
         host = request.client.host if request.client else ""
@@ -119,31 +119,31 @@ class ModelServer:
         if self.draining:
             raise APIError(503, "The server is shutting down.", None, "shutting_down", retry_after=1)
 
-        def read() -> Asked:
+        def read() -> APIRequest:
             return dialect.read(
                 Body(parse_json(data)), client, lambda model, prompt: self.tokenize(backend, model, prompt)
             )
 
-        asked = await self._beside_loop(len(data), read)
+        api_request = await self._beside_loop(len(data), read)
         retry_count = request.headers.get("x-stainless-retry-count", "0")
         more: dict[str, Any] = {"client": client, "body_hash": hashlib.sha256(data).hexdigest()}
         more["is_retry"] = retry_count.isdecimal() and int(retry_count) > 0
-        asked = replace(asked, turns=[replace(turn, **more) for turn in asked.turns])
-        if any(turn.n > self.limits.max_choices for turn in asked.turns):
+        api_request = replace(api_request, turns=[replace(turn, **more) for turn in api_request.turns])
+        if any(turn.n > self.limits.max_choices for turn in api_request.turns):
             raise bad_request(f"'n' may be at most {self.limits.max_choices}.", "n")
-        if asked.turn.stream:
-            events = self._events(asked, backend)
+        if api_request.turn.stream:
+            events = self._events(api_request, backend)
             first = await until_disconnect(request.receive, _first(events))
-            texts = dialect.stream(asked, _chain(first, events))
+            texts = dialect.stream(api_request, _chain(first, events))
             return EventStream(texts, dialect, self.limits.send_seconds)
-        completions = await until_disconnect(request.receive, self._complete(asked, backend))
-        return json_response(dialect.answer(asked, completions))
+        completions = await until_disconnect(request.receive, self._complete(api_request, backend))
+        return json_response(dialect.answer(api_request, completions))
 
-    async def _complete(self, asked: Asked, backend: Backend) -> list[Completion]:
-        return [await self.runner.complete(turn, backend) for turn in asked.turns]
+    async def _complete(self, api_request: APIRequest, backend: Backend) -> list[Completion]:
+        return [await self.runner.complete(turn, backend) for turn in api_request.turns]
 
-    async def _events(self, asked: Asked, backend: Backend) -> AsyncIterator[Event]:
-        for turn in asked.turns:
+    async def _events(self, api_request: APIRequest, backend: Backend) -> AsyncIterator[Event]:
+        for turn in api_request.turns:
             async with contextlib.aclosing(self.runner.run(turn, backend)) as events:
                 async for event in events:
                     yield event

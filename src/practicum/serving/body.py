@@ -135,7 +135,7 @@ class Body:
         """A string, or a list of at most `limit` strings."""
         value = self.get(field)
         values = [] if value is None else [value] if isinstance(value, str) else value
-        if not isinstance(values, list) or not all(isinstance(one, str) for one in values):
+        if not isinstance(values, list) or not all(isinstance(text, str) for text in values):
             raise bad_request(f"'{self.name(field)}' must be a string or a list of strings.", self.name(field))
         if len(values) > limit:
             raise bad_request(f"'{self.name(field)}' may have at most {limit} strings.", self.name(field))
@@ -147,9 +147,10 @@ class Body:
 
     def refuse(self, neutral: Mapping[str, Sequence[Any]], why: str = "this server does not have it") -> None:
         """Refuse fields, unless they have one of their neutral values."""
-        for field, values in neutral.items():
+        for field, allowed_values in neutral.items():
             value = self.get(field)
-            if value is not None and not any(type(value) is type(one) and value == one for one in values):
+            is_allowed = any(type(value) is type(allowed) and value == allowed for allowed in allowed_values)
+            if value is not None and not is_allowed:
                 raise bad_request(
                     f"'{self.name(field)}' is not supported: {why}.", self.name(field), "unsupported_parameter"
                 )

@@ -26,7 +26,7 @@ SAME_PROMPT = "another reply to the same prompt"
 
 @dataclass(frozen=True)
 class ChatHistory:
-    """The messages of a request: what the model is told first, its tools, and what was said."""
+    """The messages of a request: the system message, the tools, and the turns of user, assistant and tools."""
 
     system: tuple[ChatMessage, ...]
     messages: tuple[ChatMessage, ...]
@@ -141,8 +141,10 @@ class ConversationTree:
         if not self.calls or (parent is not None and parent.response_id == self.calls[-1].response_id):
             return ""
         start, keys = self._start_key(conversation), conversation.keys
-        siblings = [one for one in self.calls if one.parent is parent and self._start_key(one.conversation) == start]
-        if any(one.conversation.keys == keys for one in siblings):
+        siblings = [
+            call for call in self.calls if call.parent is parent and self._start_key(call.conversation) == start
+        ]
+        if any(call.conversation.keys == keys for call in siblings):
             return SAME_PROMPT
         for call in reversed(siblings):
             length = len(call.conversation.keys)
@@ -151,9 +153,9 @@ class ConversationTree:
         if parent is None and any(call.keys == keys[: len(call.keys)] for call in self.calls):
             same_system = any(call.conversation.system_key == conversation.system_key for call in self.calls)
             return "new tools" if same_system else "new system"
-        said = {key for call in self.calls for key in call.keys}
+        recorded_keys = {key for call in self.calls for key in call.keys}
         rest = keys[len(parent.keys) :] if parent is not None else keys
-        if any(key in said for key in rest):
+        if any(key in recorded_keys for key in rest):
             return "compacted"
         return "new conversation" if parent is None else f"other messages after turn {parent.number}"
 

@@ -14,7 +14,7 @@ from practicum.serving.turn import Completion, TurnRequest
 
 
 @dataclass(frozen=True)
-class Asked:
+class APIRequest:
     """A request as an API has it: its turns (several only for several prompts) and how the answer is to be written."""
 
     turns: Sequence[TurnRequest]
@@ -34,13 +34,13 @@ class Asked:
 class Dialect(Protocol):
     """One API."""
 
-    def read(self, body: Body, client: str, tokenize: Tokenize) -> Asked:
+    def read(self, body: Body, client: str, tokenize: Tokenize) -> APIRequest:
         """Read a request; an APIError names what is wrong with it."""
 
-    def answer(self, asked: Asked, completions: Sequence[Completion]) -> dict[str, Any]:
+    def answer(self, api_request: APIRequest, completions: Sequence[Completion]) -> dict[str, Any]:
         """The body of a whole answer."""
 
-    def stream(self, asked: Asked, events: AsyncIterator[Event]) -> AsyncIterator[str]:
+    def stream(self, api_request: APIRequest, events: AsyncIterator[Event]) -> AsyncIterator[str]:
         """The events of a streamed answer as text, up to and with its last one."""
 
     def error(self, error: APIError) -> dict[str, Any]:

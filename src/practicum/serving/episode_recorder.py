@@ -58,7 +58,9 @@ class EpisodeRecorder:
         self.key = f"episode-{secrets.token_hex(16)}"
         self.sampling_seed, self.session, self.max_turns = sampling_seed, session, max_turns
         self.agent = agent
-        self.trees = {role: ConversationTree(one.renderer, agent.keep_system) for role, one in self.policies.items()}
+        self.trees = {
+            role: ConversationTree(policy.renderer, agent.keep_system) for role, policy in self.policies.items()
+        }
         self.tools: dict[str, tuple[Mapping[str, Any], ...]] = {}
         """The tools of each role's first request."""
         self.rewards: list[PostedReward] = []
@@ -105,7 +107,7 @@ class EpisodeRecorder:
             return
         if turn.prompt_ids is not None:
             raise bad_request("An episode is recorded as chat; use a chat API.", "prompt", "unsupported_value")
-        num_recorded = sum(len(one.calls) for one in self.trees.values())
+        num_recorded = sum(len(tree.calls) for tree in self.trees.values())
         if num_recorded + sum(self._num_unanswered.values()) + turn.n > self.max_turns:
             self.reached_limit = "turns"
             raise APIError(409, f"The episode may have {self.max_turns} turns.", None, "turn_limit")
@@ -141,7 +143,7 @@ class EpisodeRecorder:
             raise
         info: dict[str, Any] = {"asked": turn.asked} if turn.asked else {}
         info |= {"model": turn.model} if turn.model != role else {}
-        info |= {"system": [one.text for one in conversation.system]} if place.system_changed else {}
+        info |= {"system": [message.text for message in conversation.system]} if place.system_changed else {}
         calls = []
         for index in range(turn.n):
             number = next(self._numbers)
@@ -230,10 +232,10 @@ class EpisodeRecorder:
         """Whether the agent used another reply to the same prompt: it went on from that one, or took the first."""
         if call.children or self.agent.train_abandoned:
             return False
-        same = [one for one in self.trees[call.role].calls if one is not call and _same_prompt(one, call)]
-        if any(one.children for one in same):
+        others = [other for other in self.trees[call.role].calls if other is not call and _same_prompt(other, call)]
+        if any(other.children for other in others):
             return True
-        return call.choice > 0 and any(one.response_id == call.response_id for one in same)
+        return call.choice > 0 and any(other.response_id == call.response_id for other in others)
 
     def _turn(self, call: ModelCall, continues: int | None, abandoned: bool) -> Turn:
         policy, generation = self.policies[call.role], call.generation

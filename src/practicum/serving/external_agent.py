@@ -40,7 +40,7 @@ KILL_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class ExternalTask:
-    """What an agent is told of its episode."""
+    """What an external agent gets of its episode."""
 
     id: str
     messages: list[dict[str, Any]]
@@ -65,12 +65,12 @@ class ExternalRun:
     """What the function returned."""
 
     async def run(self, agent: ExternalAgent, task_id: str, observation: Observation) -> None:
-        """Run the agent to its end; whoever waits for it may cancel that at any time."""
+        """Run the agent to its end. It may be cancelled at any time."""
         async with shared_gateway() as gateway:
             key = self.recorder.key
             task = ExternalTask(
                 id=task_id,
-                messages=[{"role": one.role, "content": one.content} for one in observation.messages],
+                messages=[{"role": message.role, "content": message.content} for message in observation.messages],
                 tools=[dict(tool) for tool in observation.tools],
                 base_url=f"{gateway.url}/v1",
                 anthropic_base_url=gateway.url,
@@ -102,9 +102,11 @@ class ExternalRun:
         total = sum(posted.reward for posted in self.recorder.rewards)
         final = [posted for posted in self.recorder.rewards if posted.response_id is None]
         components = {name: value for posted in final for name, value in posted.components.items()}
-        said = [posted.success for posted in self.recorder.rewards if posted.success is not None]
+        successes = [posted.success for posted in self.recorder.rewards if posted.success is not None]
         reward = sum(posted.reward for posted in final)
-        return Step(reward=reward, components=components, terminated=True, success=said[-1] if said else total > 0)
+        return Step(
+            reward=reward, components=components, terminated=True, success=successes[-1] if successes else total > 0
+        )
 
     async def _call(self, function: Callable[[ExternalTask], Any], task: ExternalTask) -> None:
         try:

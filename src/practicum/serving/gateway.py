@@ -33,7 +33,7 @@ from practicum.serving.service import ClientLimits, Prepared
 from practicum.serving.turn import TurnRequest
 
 MAX_ENDED = 10_000
-"""Keys of ended episodes that are remembered: their stragglers are told that the episode has ended."""
+"""Keys of ended episodes that are kept: a late request of one is answered with the error that it has ended."""
 MAX_REQUESTS = 1 << 16
 """Requests at once: the engine has a queue of its own."""
 MAX_SOCKET_FOLDER = 64
@@ -103,7 +103,7 @@ class Gateway:
 
     @contextlib.contextmanager
     def episode(self, recorder: EpisodeRecorder, task: Mapping[str, Any]) -> Any:
-        """Answer the requests of an episode while the block runs; later ones are told that it has ended."""
+        """Answer the requests of an episode while the block runs; later ones get the error that it has ended."""
         self.server.episodes[recorder.key] = recorder
         self._tasks[recorder.key] = task
         try:

@@ -1,4 +1,4 @@
-"""HTTP around the turns: bodies with a limit, clients that go away, streams that nobody reads."""
+"""HTTP around the turns: size limits of bodies, clients that disconnect, timeouts of event streams."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class ClientGone(Exception):
-    """The client has closed the connection: there is nobody to answer."""
+    """The client has closed the connection."""
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -50,16 +50,16 @@ async def _gone(receive: Receive) -> None:
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of some work, which is cancelled where the client goes away first."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    task, disconnected = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         raise ClientGone
     finally:
-        for one in (task, gone):
-            one.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        task.cancel()
+        disconnected.cancel()
+        await asyncio.gather(task, disconnected, return_exceptions=True)
 
 
 class EventStream(Response):

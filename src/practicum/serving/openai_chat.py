@@ -8,7 +8,7 @@ from typing import Any
 from practicum.engines.base import SampledToken
 from practicum.environment import Usage
 from practicum.serving.body import Body
-from practicum.serving.dialect import Asked, Tokenize, sse
+from practicum.serving.dialect import APIRequest, Tokenize, sse
 from practicum.serving.errors import APIError, bad_request
 from practicum.serving.openai_fields import (
     HARMLESS,
@@ -39,7 +39,7 @@ class ChatCompletions:
     def __init__(self, tokens_as_ids: bool = False) -> None:
         self.tokens_as_ids = tokens_as_ids
 
-    def read(self, body: Body, client: str, tokenize: Tokenize) -> Asked:
+    def read(self, body: Body, client: str, tokenize: Tokenize) -> APIRequest:
         turn = read_chat_turn(body)
         options = body.object("stream_options")
         include_usage = False
@@ -55,9 +55,9 @@ class ChatCompletions:
         body.finish()
         if turn.top_logprobs and not logprobs:
             raise bad_request("'top_logprobs' needs 'logprobs': true.", "top_logprobs")
-        return Asked([turn], logprobs, token_ids, as_ids, include_usage)
+        return APIRequest([turn], logprobs, token_ids, as_ids, include_usage)
 
-    def answer(self, asked: Asked, completions: Sequence[Completion]) -> dict[str, Any]:
+    def answer(self, api_request: APIRequest, completions: Sequence[Completion]) -> dict[str, Any]:
         [completion] = completions
         renderer = completion.renderer
         choices = []
@@ -68,13 +68,13 @@ class ChatCompletions:
             if calls:
                 message["tool_calls"] = [call_json(call) for call in calls]
             assert choice.finish is not None, "all choices have ended"
-            rows = logprobs_json(renderer, choice.tokens, asked.tokens_as_ids) if asked.logprobs else []
+            rows = logprobs_json(renderer, choice.tokens, api_request.tokens_as_ids) if api_request.logprobs else []
             choices.append({
                 "index": choice.index,
                 "message": message,
-                "logprobs": {"content": rows} if asked.logprobs else None,
+                "logprobs": {"content": rows} if api_request.logprobs else None,
                 "finish_reason": choice.finish.reason,
-                **({"token_ids": choice.ids} if asked.token_ids else {}),
+                **({"token_ids": choice.ids} if api_request.token_ids else {}),
             })  # fmt: skip
         return {
             "id": f"chatcmpl-{completion.id}",
@@ -84,20 +84,20 @@ class ChatCompletions:
             "system_fingerprint": completion.fingerprint,
             "choices": choices,
             "usage": usage_json(completion.usage),
-            **({"prompt_token_ids": list(completion.prompt_ids)} if asked.token_ids else {}),
+            **({"prompt_token_ids": list(completion.prompt_ids)} if api_request.token_ids else {}),
         }
 
-    async def stream(self, asked: Asked, events: AsyncIterator[Event]) -> AsyncIterator[str]:
+    async def stream(self, api_request: APIRequest, events: AsyncIterator[Event]) -> AsyncIterator[str]:
         chunks: _Chunks | None = None
         async for event in events:
             if isinstance(event, Started):
-                chunks = _Chunks(asked, event)
+                chunks = _Chunks(api_request, event)
                 for text in chunks.begin():
                     yield text
             elif chunks is not None:
                 for text in chunks.write(event):
                     yield text
-        if chunks is not None and asked.include_usage:
+        if chunks is not None and api_request.include_usage:
             yield chunks.chunk([], usage=usage_json(chunks.usage))
         yield DONE
 
@@ -111,8 +111,8 @@ class ChatCompletions:
 class _Chunks:
     """Writes the chunks of one stream."""
 
-    def __init__(self, asked: Asked, started: Started) -> None:
-        self.asked, self.renderer = asked, started.renderer
+    def __init__(self, api_request: APIRequest, started: Started) -> None:
+        self.api_request, self.renderer = api_request, started.renderer
         self.head = {
             "id": f"chatcmpl-{started.id}",
             "object": "chat.completion.chunk",
@@ -122,20 +122,20 @@ class _Chunks:
         }
         self.prompt_ids = started.prompt_ids
         self.usage = Usage(len(started.prompt_ids), 0)
-        self.num_calls = [0] * asked.turn.n
-        self.waiting: list[list[SampledToken]] = [[] for _ in range(asked.turn.n)]
+        self.num_calls = [0] * api_request.turn.n
+        self.waiting: list[list[SampledToken]] = [[] for _ in range(api_request.turn.n)]
         """Tokens whose text is still held back."""
 
     def chunk(self, choices: list[dict[str, Any]], **more: Any) -> str:
-        usage = {"usage": None} if self.asked.include_usage else {}
+        usage = {"usage": None} if self.api_request.include_usage else {}
         return sse({**self.head, "choices": choices, **usage, **more})
 
     def begin(self) -> list[str]:
-        more = {"prompt_token_ids": list(self.prompt_ids)} if self.asked.token_ids else {}
+        more = {"prompt_token_ids": list(self.prompt_ids)} if self.api_request.token_ids else {}
         delta = {"role": "assistant", "content": ""}
         choices = [
             {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-            for index in range(self.asked.turn.n)
+            for index in range(self.api_request.turn.n)
         ]
         return [self.chunk([choice], **more) for choice in choices]
 
@@ -146,7 +146,7 @@ class _Chunks:
             cached = max(self.usage.cached_tokens, used.cached_tokens)
             self.usage = Usage(used.prompt_tokens, self.usage.completion_tokens + used.completion_tokens, cached)
             return [self._choice(event.index, {}, event.reason)]
-        if self.asked.logprobs or self.asked.token_ids:
+        if self.api_request.logprobs or self.api_request.token_ids:
             waiting += event.tokens
         texts = []
         for part in event.parts:
@@ -161,9 +161,9 @@ class _Chunks:
     def _choice(self, index: int, delta: dict[str, Any], reason: str | None = None) -> str:
         tokens, self.waiting[index] = self.waiting[index], []
         choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
-        if self.asked.logprobs and tokens:
-            choice["logprobs"] = {"content": logprobs_json(self.renderer, tokens, self.asked.tokens_as_ids)}
-        if self.asked.token_ids and tokens:
+        if self.api_request.logprobs and tokens:
+            choice["logprobs"] = {"content": logprobs_json(self.renderer, tokens, self.api_request.tokens_as_ids)}
+        if self.api_request.token_ids and tokens:
             choice["token_ids"] = [token.id for token in tokens]
         return self.chunk([choice])
 

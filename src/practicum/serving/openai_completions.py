@@ -9,7 +9,7 @@ from practicum.chat.renderer import Renderer
 from practicum.engines.base import SampledToken
 from practicum.environment import Usage
 from practicum.serving.body import Body
-from practicum.serving.dialect import Asked, Tokenize, sse
+from practicum.serving.dialect import APIRequest, Tokenize, sse
 from practicum.serving.errors import APIError, bad_request
 from practicum.serving.openai_chat import DONE
 from practicum.serving.openai_fields import (
@@ -36,7 +36,7 @@ UNSUPPORTED: dict[str, Sequence[Any]] = {
 class Completions:
     """The dialect of /v1/completions."""
 
-    def read(self, body: Body, client: str, tokenize: Tokenize) -> Asked:
+    def read(self, body: Body, client: str, tokenize: Tokenize) -> APIRequest:
         body.accept(*HARMLESS, "add_special_tokens", "skip_special_tokens")
         body.refuse(UNSUPPORTED)
         model = str(body.text("model") or body.require("model"))
@@ -59,29 +59,29 @@ class Completions:
         prompts = _prompts(body.require("prompt"))
         body.finish()
         turns = [TurnRequest(model, prompt_ids=tokenize(model, prompt), **common) for prompt in prompts]
-        return Asked(turns, top is not None, token_ids, include_usage=include_usage)
+        return APIRequest(turns, top is not None, token_ids, include_usage=include_usage)
 
-    def answer(self, asked: Asked, completions: Sequence[Completion]) -> dict[str, Any]:
+    def answer(self, api_request: APIRequest, completions: Sequence[Completion]) -> dict[str, Any]:
         first = completions[0]
         renderer = first.renderer
         choices = []
         for number, completion in enumerate(completions):
             for choice in completion.choices:
                 assert choice.finish is not None, "all choices have ended"
-                index = number * asked.turn.n + choice.index
-                more = {"prompt_token_ids": list(completion.prompt_ids)} if asked.token_ids else {}
-                row = _choice(asked, renderer, index, choice.text, choice.tokens, 0, choice.finish.reason)
+                index = number * api_request.turn.n + choice.index
+                more = {"prompt_token_ids": list(completion.prompt_ids)} if api_request.token_ids else {}
+                row = _choice(api_request, renderer, index, choice.text, choice.tokens, 0, choice.finish.reason)
                 choices.append({**row, **more})
-        used = [completion.usage for completion in completions]
+        usages = [completion.usage for completion in completions]
         total = Usage(
-            sum(one.prompt_tokens for one in used),
-            sum(one.completion_tokens for one in used),
-            sum(one.cached_tokens for one in used),
+            sum(usage.prompt_tokens for usage in usages),
+            sum(usage.completion_tokens for usage in usages),
+            sum(usage.cached_tokens for usage in usages),
         )
         head = {"id": f"cmpl-{first.id}", "object": "text_completion", "created": first.created, "model": first.model}
         return {**head, "choices": choices, "usage": usage_json(total)}
 
-    async def stream(self, asked: Asked, events: AsyncIterator[Event]) -> AsyncIterator[str]:
+    async def stream(self, api_request: APIRequest, events: AsyncIterator[Event]) -> AsyncIterator[str]:
         """Prompts are answered one after the other; `events` has a beginning for each."""
         number, renderer = -1, None
         head: dict[str, Any] = {}
@@ -97,7 +97,7 @@ class Completions:
                                 "model": event.model}  # fmt: skip
                 continue
             assert renderer is not None, "a turn begins before it ends"
-            index, reason, text = number * asked.turn.n + event.index, None, ""
+            index, reason, text = number * api_request.turn.n + event.index, None, ""
             if isinstance(event, Finish):
                 reason = event.reason
                 total = Usage(total.prompt_tokens, total.completion_tokens + event.usage.completion_tokens)
@@ -107,9 +107,9 @@ class Completions:
             if text or reason:
                 tokens, offset = waiting.pop(index, []), offsets.get(index, 0)
                 offsets[index] = offset + sum(len(token_text(renderer, token.id)[0]) for token in tokens)
-                row = _choice(asked, renderer, index, text, tokens, offset, reason)
-                yield sse({**head, "choices": [row], **({"usage": None} if asked.include_usage else {})})
-        if asked.include_usage:
+                row = _choice(api_request, renderer, index, text, tokens, offset, reason)
+                yield sse({**head, "choices": [row], **({"usage": None} if api_request.include_usage else {})})
+        if api_request.include_usage:
             yield sse({**head, "choices": [], "usage": usage_json(total)})
         yield DONE
 
@@ -121,7 +121,7 @@ class Completions:
 
 
 def _choice(
-    asked: Asked,
+    api_request: APIRequest,
     renderer: Renderer,
     index: int,
     text: str,
@@ -130,17 +130,17 @@ def _choice(
     reason: str | None,
 ) -> dict[str, Any]:
     logprobs = None
-    if asked.logprobs:
+    if api_request.logprobs:
         texts = [token_text(renderer, token.id)[0] for token in tokens]
         offsets = [offset + sum(map(len, texts[:number])) for number in range(len(texts))]
         top = [{token_text(renderer, other)[0]: value for other, value in token.top} for token in tokens]
         logprobs = {
             "tokens": texts,
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": top if asked.turn.top_logprobs else None,
+            "top_logprobs": top if api_request.turn.top_logprobs else None,
             "text_offset": offsets,
         }
-    more = {"token_ids": [token.id for token in tokens]} if asked.token_ids else {}
+    more = {"token_ids": [token.id for token in tokens]} if api_request.token_ids else {}
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **more}
 
 
@@ -148,7 +148,7 @@ def _prompts(value: Any) -> list[str | list[int]]:
     """A text, ids, a list of texts, or a list of ids."""
     if isinstance(value, str) or _is_ids(value):
         return [value]
-    kinds = (lambda one: isinstance(one, str), _is_ids)
+    kinds = (lambda prompt: isinstance(prompt, str), _is_ids)
     if isinstance(value, list) and 0 < len(value) <= MAX_PROMPTS and any(all(map(kind, value)) for kind in kinds):
         return list(value)
     raise bad_request(
@@ -158,4 +158,4 @@ def _prompts(value: Any) -> list[str | list[int]]:
 
 
 def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
+    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)

@@ -12,7 +12,7 @@ from practicum.chat.renderer import Renderer
 from practicum.engines.base import SampledToken
 from practicum.environment import ToolCall, Usage
 from practicum.serving.body import Body, clean_text
-from practicum.serving.dialect import Asked, Tokenize, sse, to_json
+from practicum.serving.dialect import APIRequest, Tokenize, sse, to_json
 from practicum.serving.errors import APIError, bad_request
 from practicum.serving.openai_fields import (
     MAX_TOKENS,
@@ -63,7 +63,7 @@ class Responses:
         """Bytes of each."""
         self._kept_bytes = 0
 
-    def read(self, body: Body, client: str, tokenize: Tokenize) -> Asked:
+    def read(self, body: Body, client: str, tokenize: Tokenize) -> APIRequest:
         body.accept(*HARMLESS, "stream_options")
         body.refuse(UNSUPPORTED)
         _check_metadata(body)
@@ -99,7 +99,7 @@ class Responses:
         logprobs = turn.top_logprobs > 0 or "message.output_text.logprobs" in body.list("include")
         echoed = {name: body.values.get(name) or default for name, default in ECHOED.items()}
         more = {"client": client, "store": store, "echoed": echoed, "conversation": (*earlier, *new), "custom": custom}
-        return Asked([turn], logprobs, more=more)
+        return APIRequest([turn], logprobs, more=more)
 
     def _earlier(self, body: Body, client: str) -> tuple[ChatMessage, ...]:
         """The conversation that a request continues."""
@@ -128,10 +128,10 @@ class Responses:
         del self._kept[key]
         self._kept_bytes -= self._sizes.pop(key)
 
-    def _keep(self, asked: Asked, response: dict[str, Any], choice: CompletionChoice) -> None:
-        if asked.more["store"]:
-            conversation = (*asked.more["conversation"], choice.message)
-            key = (asked.more["client"], response["id"])
+    def _keep(self, api_request: APIRequest, response: dict[str, Any], choice: CompletionChoice) -> None:
+        if api_request.more["store"]:
+            conversation = (*api_request.more["conversation"], choice.message)
+            key = (api_request.more["client"], response["id"])
             if key in self._kept:  # a repeated request of an episode
                 self._drop(key)
             self._kept[key] = (conversation, response)
@@ -140,24 +140,24 @@ class Responses:
             while len(self._kept) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES:
                 self._drop(next(iter(self._kept)))
 
-    def answer(self, asked: Asked, completions: Sequence[Completion]) -> dict[str, Any]:
+    def answer(self, api_request: APIRequest, completions: Sequence[Completion]) -> dict[str, Any]:
         [completion] = completions
         [choice] = completion.choices
-        head = _head(asked, completion.id, completion.created, completion.model)
+        head = _head(api_request, completion.id, completion.created, completion.model)
         items = [
-            _item(asked, completion.id, number, part, _logprobs(asked, choice.tokens, completion.renderer))
+            _item(api_request, completion.id, number, part, _logprobs(api_request, choice.tokens, completion.renderer))
             for number, part in enumerate(_items(choice))
         ]
         assert choice.finish is not None, "the reply has ended"
         response = _ended(head, items, choice.finish, completion.usage)
-        self._keep(asked, response, choice)
+        self._keep(api_request, response, choice)
         return response
 
-    async def stream(self, asked: Asked, events: AsyncIterator[Event]) -> AsyncIterator[str]:
+    async def stream(self, api_request: APIRequest, events: AsyncIterator[Event]) -> AsyncIterator[str]:
         writer: _ItemWriter | None = None
         async for event in events:
             if isinstance(event, Started):
-                writer = _ItemWriter(asked, event, self)
+                writer = _ItemWriter(api_request, event, self)
                 for text in writer.begin():
                     yield text
             elif writer is not None and isinstance(event, Finish):
@@ -179,7 +179,7 @@ class Responses:
 class _ItemWriter:
     """Writes the events of one stream."""
 
-    asked: Asked
+    api_request: APIRequest
     started: Started
     dialect: Responses
     number: int = 0
@@ -196,7 +196,7 @@ class _ItemWriter:
 
     @property
     def head(self) -> dict[str, Any]:
-        return _head(self.asked, self.started.id, self.started.created, self.started.model)
+        return _head(self.api_request, self.started.id, self.started.created, self.started.model)
 
     def begin(self) -> list[str]:
         return [self._event(f"response.{kind}", response=self.head) for kind in ("created", "in_progress")]
@@ -227,11 +227,11 @@ class _ItemWriter:
         return [*texts, self._event("response.output_text.delta", **place, delta=text, logprobs=logprobs)]
 
     def _logprobs(self, tokens: Sequence[SampledToken]) -> list[dict[str, Any]]:
-        return _logprobs(self.asked, tokens, self.started.renderer)
+        return _logprobs(self.api_request, tokens, self.started.renderer)
 
     def _item(self, part: str | FunctionCall) -> dict[str, Any]:
         logprobs = self._logprobs(self.choice.tokens) if part else []
-        return _item(self.asked, self.started.id, len(self.items), part, logprobs)
+        return _item(self.api_request, self.started.id, len(self.items), part, logprobs)
 
     def _close_message(self) -> list[str]:
         if self.text is None:
@@ -266,12 +266,12 @@ class _ItemWriter:
         texts = [] if self.items or self.text is not None else self._text("")
         texts += self._close_message()
         response = _ended(self.head, self.items, finish, finish.usage)
-        self.dialect._keep(self.asked, response, _joined(self.choice))
+        self.dialect._keep(self.api_request, response, _joined(self.choice))
         return [*texts, self._event(f"response.{response['status']}", response=response)]
 
 
-def _logprobs(asked: Asked, tokens: Sequence[SampledToken], renderer: Renderer) -> list[dict[str, Any]]:
-    return logprobs_json(renderer, tokens) if asked.logprobs else []
+def _logprobs(api_request: APIRequest, tokens: Sequence[SampledToken], renderer: Renderer) -> list[dict[str, Any]]:
+    return logprobs_json(renderer, tokens) if api_request.logprobs else []
 
 
 def _joined(choice: CompletionChoice) -> CompletionChoice:
@@ -286,11 +286,11 @@ def _items(choice: CompletionChoice) -> list[str | FunctionCall]:
     return choice.parts or [""]
 
 
-def _head(asked: Asked, name: str, created: int, model: str) -> dict[str, Any]:
+def _head(api_request: APIRequest, name: str, created: int, model: str) -> dict[str, Any]:
     return {
         "id": f"resp_{name}", "object": "response", "created_at": created, "status": "in_progress", "model": model,
-        "output": [], "error": None, "incomplete_details": None, "usage": None, "store": asked.more["store"],
-        **asked.more["echoed"],
+        "output": [], "error": None, "incomplete_details": None, "usage": None, "store": api_request.more["store"],
+        **api_request.more["echoed"],
     }  # fmt: skip
 
 
@@ -316,14 +316,14 @@ def _ended(head: dict[str, Any], items: Sequence[Any], finish: Finish, usage: Us
 
 
 def _item(
-    asked: Asked, name: str, number: int, part: str | FunctionCall, logprobs: list[dict[str, Any]]
+    api_request: APIRequest, name: str, number: int, part: str | FunctionCall, logprobs: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """An item of the output: a message, or a call of a function or of a custom tool."""
     if isinstance(part, str):
         content = {"type": "output_text", "text": part, "annotations": [], "logprobs": logprobs}
         head = {"id": f"msg_{name}_{number}", "type": "message", "role": "assistant", "status": "completed"}
         return {**head, "content": [content]}
-    if part.name in asked.more["custom"]:
+    if part.name in api_request.more["custom"]:
         value = json.loads(part.arguments).get("input", "")
         head = {"id": f"ctc_{name}_{number}", "type": "custom_tool_call", "status": "completed"}
         return {**head, "call_id": part.id, "name": part.name, "input": value if isinstance(value, str) else ""}

@@ -24,9 +24,9 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 def partial_match(text: str, strings: Sequence[str]) -> int:
     """The length of the longest end of a text with which one of the strings, whole or not, may begin."""
-    longest = min(len(text), max((len(one) for one in strings), default=0))
+    longest = min(len(text), max((len(string) for string in strings), default=0))
     for length in range(longest, 0, -1):
-        if any(one.startswith(text[-length:]) for one in strings):
+        if any(string.startswith(text[-length:]) for string in strings):
             return length
     return 0
 
@@ -35,25 +35,29 @@ class StopCut:
     """Cuts a text before the stop string that is complete first."""
 
     def __init__(self, strings: Sequence[str]) -> None:
-        self.strings = [one for one in strings if one]
+        self.strings = [string for string in strings if string]
         self.reached: str | None = None
-        self._held = ""
+        self._unsent = ""
 
     def push(self, text: str) -> str:
         if not self.strings or self.reached is not None:
             return "" if self.strings else text
-        self._held += text
-        ends = [(self._held.find(one) + len(one), -len(one), one) for one in self.strings if one in self._held]
+        self._unsent += text
+        ends = [
+            (self._unsent.find(string) + len(string), -len(string), string)
+            for string in self.strings
+            if string in self._unsent
+        ]
         if ends:
             end, length, self.reached = min(ends)
-            return self._held[: end + length]
-        keep = partial_match(self._held, self.strings)
-        certain, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+            return self._unsent[: end + length]
+        keep = partial_match(self._unsent, self.strings)
+        certain, self._unsent = self._unsent[: len(self._unsent) - keep], self._unsent[len(self._unsent) - keep :]
         return certain
 
     def finish(self) -> str:
-        held, self._held = self._held, ""
-        return "" if self.reached is not None else held
+        unsent, self._unsent = self._unsent, ""
+        return "" if self.reached is not None else unsent
 
 
 class CallSplitter:
@@ -62,19 +66,19 @@ class CallSplitter:
     def __init__(self, call_prefix: str) -> None:
         self._call_prefix = call_prefix
         self._num_calls = 0
-        self._held = ""
+        self._unsent = ""
         self._in_call = False
         self._space = ""
         """Blanks before the call that is being read."""
 
     def push(self, text: str, final: bool = False) -> list[str | FunctionCall]:
-        self._held += text
+        self._unsent += text
         parts: list[str | FunctionCall] = []
         while (part := self._next()) is not None:
             parts += [part] if part else []
         if final:
-            rest = f"{self._space}{OPEN}{self._held}" if self._in_call else self._held
-            self._held, self._in_call = "", False
+            rest = f"{self._space}{OPEN}{self._unsent}" if self._in_call else self._unsent
+            self._unsent, self._in_call = "", False
             if rest.strip() or not self._num_calls:
                 parts += [rest] if rest else []
         return parts
@@ -82,26 +86,26 @@ class CallSplitter:
     def _next(self) -> str | FunctionCall | None:
         """The next part that is certain; None if there is none."""
         if self._in_call:
-            block, closed, rest = self._held.partition(CLOSE)
+            block, closed, rest = self._unsent.partition(CLOSE)
             if not closed:
                 return None
-            self._held, self._in_call = rest, False
+            self._unsent, self._in_call = rest, False
             call = parse_call(block)
             if isinstance(call, str):
                 return f"{self._space}{OPEN}{block}{CLOSE}"
             self._num_calls += 1
             arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
             return FunctionCall(f"{self._call_prefix}{self._num_calls}", call.name, arguments)
-        before, opened, rest = self._held.partition(OPEN)
+        before, opened, rest = self._unsent.partition(OPEN)
         if opened:
             text = before.rstrip()
-            self._held, self._in_call, self._space = rest, True, before[len(text) :]
+            self._unsent, self._in_call, self._space = rest, True, before[len(text) :]
             return text
         keep = partial_match(before, [OPEN])
         text = before[: len(before) - keep].rstrip()
         if not text:
             return None
-        self._held = before[len(text) :]
+        self._unsent = before[len(text) :]
         return text
 
 
@@ -149,4 +153,4 @@ def sampled_tokens(generation: Generation) -> list[SampledToken]:
     count = len(generation.ids)
     logprobs = generation.logprobs or (0.0,) * count
     top = generation.top_logprobs or ((),) * count
-    return [SampledToken(*one) for one in zip(generation.ids, logprobs, top, strict=True)]
+    return [SampledToken(*fields) for fields in zip(generation.ids, logprobs, top, strict=True)]

@@ -93,9 +93,9 @@ class ServedModels:
     def get(self, name: str) -> ServedModel:
         model = self._models.get(self._aliases.get(name, name))
         if model is None:
-            known = (*self._models, *self._aliases)
+            names = (*self._models, *self._aliases)
             raise APIError(
-                404, f"The model '{name}' does not exist.{did_you_mean(name, known)}", "model", "model_not_found"
+                404, f"The model '{name}' does not exist.{did_you_mean(name, names)}", "model", "model_not_found"
             )
         return model
 
@@ -128,7 +128,7 @@ class ServedModels:
             raise UserError(f"'{folder}' is no adapter; it has no adapter_config.json.")
         renderer = await asyncio.to_thread(_renderer_of, ref, base)
         taken = await base.engine.taken_names() if isinstance(base.engine, RunningVLLM) else set()
-        internal = next(one for number in self._numbers if (one := f"{name}#{number}") not in taken)
+        internal = next(free for number in self._numbers if (free := f"{name}#{number}") not in taken)
         await base.engine.load_adapter(internal, ref.adapter)
         return ServedModel(
             name, base.engine, renderer, ref.adapter, internal, base.name, version, base.max_model_len

@@ -154,7 +154,7 @@ class BanditSource:
                 for task in tasks
                 for attempt in range(settings.num_chains)
             ]
-        episodes = [one.result() for one in pending]
+        episodes = [reply.result() for reply in pending]
         for episode in episodes:
             if on_episode is not None:
                 on_episode(episode)

@@ -6,22 +6,22 @@ import asyncio
 import functools
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from practicum.agent import EXTERNAL, Agent, Deadlines, ExternalAgent
+from practicum.agent import EXTERNAL, Agent, Deadlines
 from practicum.chat.console import ConsoleEpisodeWatcher
 from practicum.chat.renderer import Renderer
 from practicum.chat.response_format import read_response_format
 from practicum.config import overrides
 from practicum.config.fields import default_of
 from practicum.config.overrides import Resolved
-from practicum.config.resolve import resolve_train
+from practicum.config.resolve import Launch, read_launch, resolve_train, select_gpu
 from practicum.config.train import TrainConfig, TrainerConfig
 from practicum.data.run_folder import FolderLock, ModelRef, lock_for_run, resolve_model, write_atomic
 from practicum.data.task_overlap import num_shared, write_train_tasks
-from practicum.engines.base import PolicyEngine, Sampling
+from practicum.engines.base import PolicyEngine
 from practicum.engines.vllm.engine import VLLMEngine, VLLMSettings
 from practicum.engines.vllm.server import ServerSettings, find_python
 from practicum.environment import DEFAULT_ROLE, Environment
@@ -55,16 +55,17 @@ from practicum.training.rollout_source import OnlineSource, RolloutSource
 from practicum.training.run import Run, RunMonitor
 from practicum.training.settings import (
     environment_name,
+    external_agent,
     find_device,
     max_micro_batch_tokens,
     max_num_seqs,
-    max_reply_tokens,
     max_turns,
     model_name,
     resolve_device,
     rl_settings,
     run_folder,
     run_settings,
+    training_sampling,
     training_steps,
     validates,
 )
@@ -72,7 +73,6 @@ from practicum.training.supervised import place_adapter
 from practicum.training.trainable_policy import TrainablePolicy, sharing_weights
 from practicum.training.trainer import Evaluated
 from practicum.trajectory import Trajectory
-from practicum.utils.launcher import read_launch, select_gpu
 from practicum.utils.memory import out_of_memory_in
 from practicum.utils.terminal import Progress, sparkline
 
@@ -136,11 +136,17 @@ def train(
     select_gpu(read_launch())
     resolved = resolve_train(config)
     keep_stored_defaults(resolved, run_folder(resolved.config))
-    with explain_out_of_memory(LESS_MEMORY_TRAIN), ranks.joined(find_device(resolved.config).device) as launch:
+    with explain_out_of_memory(LESS_MEMORY_TRAIN), _all_ranks(resolved.config) as launch:
         if not launch.is_first:
             model = run_folder(resolved.config) / MODEL if model_folder is None else Path(model_folder)
             return asyncio.run(_follow(resolved.config, model))
         return asyncio.run(_train(resolved.config, model_folder, progress, log, on_step))
+
+
+def _all_ranks(config: TrainConfig) -> AbstractContextManager[Launch]:
+    """Join the other ranks for the block, where a launcher has started some."""
+    launch = read_launch()
+    return nullcontext(launch) if launch.num_ranks == 1 else ranks.joined(find_device(config).device)
 
 
 async def _train(
@@ -242,28 +248,6 @@ def build_agent(config: TrainConfig, components: RunComponents, temperature: flo
         else read_response_format(config.agent.response_format, "agent.response_format"),
         external=external_agent(config),
     )
-
-
-def external_agent(config: TrainConfig) -> ExternalAgent | None:
-    """The agent's own program, where it has one; keys of it without agent.agent_type=external are errors."""
-    agent = config.agent
-    if agent.agent_type == EXTERNAL:
-        return ExternalAgent(
-            agent.command or "", agent.reward_from, agent.keep_system, agent.train_abandoned, agent.sandbox
-        ).checked()
-    unused_values = (("command", None), ("reward_from", "environment"), ("keep_system", False), ("sandbox", False))
-    for name, unused in unused_values:
-        if getattr(agent, name) != unused:
-            raise UserError(f"agent.{name} is for external agents: set agent.agent_type=external too.")
-    return None
-
-
-def training_sampling(config: TrainConfig, temperature: float, validating: bool) -> Sampling:
-    """How replies are sampled: in validation from the whole distribution."""
-    sampling, rollout = Sampling(temperature, max_tokens=max_reply_tokens(config)), config.actor_rollout_ref.rollout
-    if validating:
-        return sampling
-    return replace(sampling, top_k=max(0, rollout.top_k), top_p=rollout.top_p, min_p=rollout.min_p)
 
 
 def training_tasks(environment: Environment, config: TrainConfig) -> Sequence[Task]:
@@ -372,7 +356,7 @@ def check_components(config: TrainConfig, components: RunComponents) -> None:
     has_roles = config.agent.roles or config.agent.train_roles is not None
     if has_roles or components.environment.roles != (DEFAULT_ROLE,) or components.environment.model_names():
         check_roles(config, components.environment)
-    if ranks.count() > 1 and components.resources.has_state:
+    if components.resources.has_state and ranks.count() > 1:
         raise UserError(
             f"The episodes of '{components.environment.name}' write to what they share, which several ranks do not "
             "share yet; start one process."

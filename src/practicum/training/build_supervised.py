@@ -15,7 +15,15 @@ import torch
 from practicum.config import overrides
 from practicum.config.dpo import DPOConfig, DPOTrainingConfig
 from practicum.config.overrides import Resolved
-from practicum.config.resolve import LORA_KEYS, check_supervised, is_changed, resolve_supervised
+from practicum.config.resolve import (
+    LORA_KEYS,
+    Launch,
+    check_supervised,
+    is_changed,
+    read_launch,
+    resolve_supervised,
+    select_gpu,
+)
 from practicum.config.sft import SFTConfig, SFTTrainingConfig
 from practicum.data.export import DPO_FIELDS, check_roles
 from practicum.data.jsonl import read_rows
@@ -39,7 +47,6 @@ from practicum.training.supervised import SupervisedTrainer, place_adapter, supe
 from practicum.training.text_dataset import read_demonstration_rows
 from practicum.training.trainable_policy import GPU_TOKENS, TrainablePolicy
 from practicum.trajectory import Outcome, Trajectory, is_trained, learned_roles
-from practicum.utils.launcher import Launch, read_launch, select_gpu
 from practicum.utils.terminal import Progress
 
 Item = TypeVar("Item")

@@ -142,8 +142,10 @@ def check_continuation(config: TrainConfig, folder: Path) -> None:
 
 
 def keep_stored_defaults(resolved: Resolved[TrainConfig], folder: Path) -> None:
-    """Take over from an unfinished run what nobody chose and the defaults of `tiny` would change: runs that began
-    before `tiny` had defaults of its own go on with those they have."""
+    """Take over from an unfinished run the values that were not chosen and that the defaults of `tiny` would change.
+
+    So runs that began before `tiny` had defaults of its own go on with those that they have.
+    """
     stored = folder / "config.yaml"
     if not stored.is_file():
         return

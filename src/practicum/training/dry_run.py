@@ -29,6 +29,7 @@ from practicum.training.monitor.loggers import TRACKERS, check_logger_names, imp
 from practicum.training.roles import check_roles
 from practicum.training.settings import (
     environment_name,
+    external_agent,
     find_device,
     max_micro_batch_tokens,
     max_reply_tokens,
@@ -131,7 +132,7 @@ def check_train(config: TrainConfig) -> list[str]:
     check_thoughts(config.agent.thoughts)
     check_template(config.agent.template)
     read_response_format(config.agent.response_format, "agent.response_format")
-    build.external_agent(config)
+    external_agent(config)
     check_logger_names(trainer.logger)
     if config.algorithm.group_reward.name is not None:
         find_group_reward(config.algorithm.group_reward.name, config.algorithm.group_reward.weight)

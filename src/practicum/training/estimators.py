@@ -186,14 +186,14 @@ def estimate(
     """Return the advantages of all groups; with `role_credit` "own" each role's tokens among themselves."""
     if settings.role_credit != "own":
         return estimator.function(rewards, settings)
-    advantages = [[np.zeros(len(one.rewards)) for one in group] for group in rewards]
-    returns = [[np.full(len(one.rewards), np.nan) for one in group] for group in rewards]
+    advantages = [[np.zeros(len(trajectory.rewards)) for trajectory in group] for group in rewards]
+    returns = [[np.full(len(trajectory.rewards), np.nan) for trajectory in group] for group in rewards]
     has_returns = False
     for role in sorted({turn.role for group in groups for episode in group for turn in episode.turns}):
         masks = [
             [
-                np.array([turn.role == role for turn in episode.turns], dtype=np.bool_)[one.turns]
-                for episode, one in zip(group, group_rewards, strict=True)
+                np.array([turn.role == role for turn in episode.turns], dtype=np.bool_)[trajectory.turns]
+                for episode, trajectory in zip(group, group_rewards, strict=True)
             ]
             for group, group_rewards in zip(groups, rewards, strict=True)
         ]
@@ -218,17 +218,17 @@ def estimate(
     return Advantages(advantages, returns if has_returns else None)
 
 
-def _tokens_of(one: TokenRewards, mask: BoolArray) -> TokenRewards:
+def _tokens_of(trajectory: TokenRewards, mask: BoolArray) -> TokenRewards:
     """The tokens of one role."""
-    values = None if one.values is None else one.values[mask]
-    return replace(one, rewards=one.rewards[mask], turns=one.turns[mask], values=values)
+    values = None if trajectory.values is None else trajectory.values[mask]
+    return replace(trajectory, rewards=trajectory.rewards[mask], turns=trajectory.turns[mask], values=values)
 
 
 def _same_for_all_tokens(groups: Groups, scalars: Sequence[Sequence[float]]) -> Advantages:
     """One number per trajectory, given to each of its tokens."""
     return Advantages(
         [
-            [np.full(len(one.rewards), value) for one, value in zip(group, values, strict=True)]
+            [np.full(len(trajectory.rewards), value) for trajectory, value in zip(group, values, strict=True)]
             for group, values in zip(groups, scalars, strict=True)
         ]
     )
@@ -240,7 +240,7 @@ def _regroup(groups: Groups, flat: Sequence[FloatArray]) -> list[list[FloatArray
 
 
 def _totals(group: Sequence[TokenRewards]) -> list[float]:
-    return [one.total for one in group]
+    return [trajectory.total for trajectory in group]
 
 
 def _grpo(groups: Groups, settings: EstimatorSettings) -> Advantages:
@@ -251,8 +251,8 @@ def _grpo(groups: Groups, settings: EstimatorSettings) -> Advantages:
 
 def _flow_grpo(groups: Groups, settings: EstimatorSettings) -> Advantages:
     """Every trajectory's reward, discounted per turn, compared within its group and given to all of its turns."""
-    counts = [[one.num_turns for one in group] for group in groups]
-    totals = [[_return_at_start(one, settings.gamma) for one in group] for group in groups]
+    counts = [[trajectory.num_turns for trajectory in group] for group in groups]
+    totals = [[_return_at_start(trajectory, settings.gamma) for trajectory in group] for group in groups]
     scalars = [
         advantages.flow_grpo(group, num_turns, settings.row_weighted, settings.norm_adv_by_std_in_grpo)
         for group, num_turns in zip(totals, counts, strict=True)
@@ -260,13 +260,13 @@ def _flow_grpo(groups: Groups, settings: EstimatorSettings) -> Advantages:
     return _same_for_all_tokens(groups, scalars)
 
 
-def _return_at_start(one: TokenRewards, gamma: float) -> float:
+def _return_at_start(trajectory: TokenRewards, gamma: float) -> float:
     """The discounted return of a trajectory's first turn; undiscounted, its whole reward."""
     if gamma == 1:
-        return one.total
-    turns, owner = np.unique(one.turns, return_inverse=True)
+        return trajectory.total
+    turns, owner = np.unique(trajectory.turns, return_inverse=True)
     rewards = np.zeros(len(turns))
-    np.add.at(rewards, owner, one.rewards)
+    np.add.at(rewards, owner, trajectory.rewards)
     return advantages.discounted_return(rewards, gamma)
 
 
@@ -277,11 +277,11 @@ def _rloo(groups: Groups, settings: EstimatorSettings) -> Advantages:
 def _remax(groups: Groups, settings: EstimatorSettings) -> Advantages:
     """Return-to-go minus the reward of the greedy rollout."""
 
-    def row(one: TokenRewards) -> FloatArray:
-        assert one.greedy_reward is not None, "remax needs a greedy rollout"
-        return advantages.remax(one.rewards, one.greedy_reward)
+    def row(trajectory: TokenRewards) -> FloatArray:
+        assert trajectory.greedy_reward is not None, "remax needs a greedy rollout"
+        return advantages.remax(trajectory.rewards, trajectory.greedy_reward)
 
-    return Advantages([[row(one) for one in group] for group in groups])
+    return Advantages([[row(trajectory) for trajectory in group] for group in groups])
 
 
 def _plain_reinforce(groups: Groups, settings: EstimatorSettings) -> Advantages:
@@ -290,7 +290,7 @@ def _plain_reinforce(groups: Groups, settings: EstimatorSettings) -> Advantages:
 
 
 def _reinforce(groups: Groups, settings: EstimatorSettings) -> Advantages:
-    rows = [one.rewards for group in groups for one in group]
+    rows = [trajectory.rewards for group in groups for trajectory in group]
     return Advantages(_regroup(groups, advantages.reinforce_plus_plus(rows, settings.gamma)))
 
 
@@ -303,9 +303,15 @@ def _reinforce_baseline(groups: Groups, settings: EstimatorSettings) -> Advantag
 def _gae(groups: Groups, settings: EstimatorSettings) -> Advantages:
     """Over tokens, then whitened over the batch; returns are taken before whitening."""
     pairs = [
-        advantages.gae(one.rewards, _values(one), settings.gamma, settings.lam, _bootstrap_value(one, settings))
+        advantages.gae(
+            trajectory.rewards,
+            _values(trajectory),
+            settings.gamma,
+            settings.lam,
+            _bootstrap_value(trajectory, settings),
+        )
         for group in groups
-        for one in group
+        for trajectory in group
     ]
     whitened = advantages.whiten([advantage for advantage, _ in pairs])
     return Advantages(_regroup(groups, whitened), _regroup(groups, [returns for _, returns in pairs]))
@@ -315,28 +321,28 @@ def _turn_gae(groups: Groups, settings: EstimatorSettings) -> Advantages:
     """Over turns: a turn's reward and the value of the state it began in; its tokens all get its advantage."""
     rows: list[FloatArray] = []
     targets: list[FloatArray] = []
-    for one in (one for group in groups for one in group):
-        turns, starts, owner = np.unique(one.turns, return_index=True, return_inverse=True)
+    for trajectory in (trajectory for group in groups for trajectory in group):
+        turns, starts, owner = np.unique(trajectory.turns, return_index=True, return_inverse=True)
         rewards = np.zeros(len(turns))
-        np.add.at(rewards, owner, one.rewards)
+        np.add.at(rewards, owner, trajectory.rewards)
         turn_advantages, returns = advantages.gae(
-            rewards, _values(one)[starts], settings.gamma, settings.lam, _bootstrap_value(one, settings)
+            rewards, _values(trajectory)[starts], settings.gamma, settings.lam, _bootstrap_value(trajectory, settings)
         )
-        target = np.full(len(one.turns), np.nan)
+        target = np.full(len(trajectory.turns), np.nan)
         target[starts] = returns
         rows.append(turn_advantages[owner])
         targets.append(target)
     return Advantages(_regroup(groups, advantages.whiten(rows)), _regroup(groups, targets))
 
 
-def _values(one: TokenRewards) -> FloatArray:
-    assert one.values is not None, "this estimator needs a critic"
-    return one.values
+def _values(trajectory: TokenRewards) -> FloatArray:
+    assert trajectory.values is not None, "this estimator needs a critic"
+    return trajectory.values
 
 
-def _bootstrap_value(one: TokenRewards, settings: EstimatorSettings) -> float:
+def _bootstrap_value(trajectory: TokenRewards, settings: EstimatorSettings) -> float:
     """The value of the state after the last token: the critic's where the episode was truncated, else 0."""
-    return one.last_value if one.truncated and settings.bootstraps else 0.0
+    return trajectory.last_value if trajectory.truncated and settings.bootstraps else 0.0
 
 
 ESTIMATORS: dict[str, Estimator] = {

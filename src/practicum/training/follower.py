@@ -17,7 +17,7 @@ from practicum.training.trainer import Trainer
 
 
 class Leader:
-    """Rank 0's side: announces what all ranks do together. Without other ranks it does nothing."""
+    """Rank 0's side: announces what all ranks do together. A run of one process has none."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
@@ -59,7 +59,7 @@ async def follow(trainer: Trainer) -> int:
             if message["command"] == "step":
                 trainer.lr_scale, trainer.clip_scale = message["lr_scale"], message["clip_scale"]
                 step = int(message["step"]) + 1
-                start_step(trainer)
+                trainer.policy.clear_engine_caches()
                 await trainer.step(step - 1)
             elif message["command"] == "validate":
                 await trainer.validate()
@@ -70,15 +70,6 @@ async def follow(trainer: Trainer) -> int:
         for number, handler in before:
             signal.signal(number, handler)
         await trainer.close()
-
-
-def start_step(trainer: Trainer) -> None:
-    """Empty the engine's cache: what comes from it may differ in the last bit from what is computed again.
-
-    Every step begins so, resumed or not, also after a validation or a step without an update.
-    """
-    for model in trainer.policy.models:
-        model.set_version(model.version)
 
 
 def share_state(trainer: Trainer, step: int = 0) -> int:

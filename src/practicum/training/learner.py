@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
@@ -27,8 +28,7 @@ from practicum.config.actor_rollout_ref import ActorConfig, OptimConfig
 from practicum.config.fields import default_of
 from practicum.errors import UserError, did_you_mean
 from practicum.models import loader
-from practicum.models.decoder import Decoder
-from practicum.models.flops import ModelSize, peak_flops, update_flops
+from practicum.models.decoder import Decoder, peak_flops, update_flops
 from practicum.training import ranks
 from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sample, micro_batches
 from practicum.training.objective import (
@@ -169,10 +169,12 @@ def apply_gradient(
     max_norm = settings.grad_clip or math.inf
     if isinstance(optimizer, MasterAdamW):
         optimizer.accumulate()
-        optimizer.accumulated = ranks.sum_tensor(optimizer.accumulated, optimizer.weights)
+        if dist.is_initialized():
+            optimizer.accumulated = ranks.sum_tensor(optimizer.accumulated, optimizer.weights)
         norm_tensor = optimizer.clip(max_norm)
     else:
-        ranks.sum_gradients(parameters)
+        if dist.is_initialized():
+            ranks.sum_gradients(parameters)
         norm_tensor = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
     loss, norm = get_loss(), float(norm_tensor)
     if not math.isfinite(norm) or not math.isfinite(loss):
@@ -219,12 +221,11 @@ class Learner:
         self.optimizer = make_optimizer(self.parameters, settings)
         self._probe = [parameter for parameter in self.parameters if parameter.dim() == 2][-1]
         self._num_unchanged = 0
-        self._size = ModelSize.of_config(decoder.model.config.to_dict())
         self._adapter_weights = sum(parameter.numel() for parameter in self.parameters)
-        if self._adapter_weights >= self._size.layers * self._size.layer_weights:
+        if self._adapter_weights >= decoder.shape.layers * decoder.shape.layer_weights:
             self._adapter_weights = 0  # all weights are trained
         self.model_flops = 0.0
-        """Model FLOPs of all updates so far, of all ranks (see `models.flops`)."""
+        """Model FLOPs of all updates so far, of all ranks (see `models.decoder`)."""
         if decoder.device.type == "cuda":
             loader.set_batch_invariant_matmul()
         small = decoder.shape.hidden < MAX_TWO_THREAD_HIDDEN_SIZE and decoder.device.type == "cpu"
@@ -268,7 +269,7 @@ class Learner:
         norm = apply_gradient(self.optimizer, self.parameters, self.settings, lr, lambda: stats.loss)
         self._check_changed(before, lr * norm > 0)
         self.version += 1
-        self.model_flops += update_flops(self._size, stats.tokens, stats.predictions, self._adapter_weights)
+        self.model_flops += update_flops(self.decoder.shape, stats.tokens, stats.predictions, self._adapter_weights)
         return {"actor/grad_norm": norm, "actor/lr": lr, **stats.metrics(objective.kind)}
 
     def measure(
@@ -395,12 +396,12 @@ def utilisation(learners: Sequence[Learner], flops_before: float, seconds: float
 
 def own_samples(samples: Sequence[Sample]) -> Sequence[Sample]:
     """Return the samples that this rank computes."""
-    return ranks.own_part(samples, lambda sample: len(sample.ids))
+    return ranks.own_part(samples, lambda sample: len(sample.ids)) if dist.is_initialized() else samples
 
 
 def over_ranks(stats: LossStats) -> LossStats:
     """Return the sums over all ranks."""
-    if ranks.count() == 1:
+    if not dist.is_initialized():
         return stats
     merged = LossStats()
     for record in ranks.gather_json(stats.record()):

@@ -7,6 +7,12 @@ Sequences that begin alike (the chains of one prompt, or all prompts under one s
 micro-batch is a prefix tree in which each token attends to its own ancestors only, and the gradients are
 those of the sequences computed singly. A prediction is (the token it is made at, the target token); index j of a
 sequence's log-probs belongs to token j+1 and is predicted at token j.
+
+Sequences come in the order of their ids, so each shares most with the one before it, and a token's descendants
+follow it without a gap: token j is visible to token i exactly when j <= i < subtree_ends[j]. Consecutive tokens of one
+path form a segment, and a segment attends to one path. On a CPU, attention is therefore a number of small dense
+rectangles, one per segment, and what a segment cannot see is never computed; segments of similar size go together as
+one padded batch (`PaddedAttentionPlan`). On a GPU it is block-sparse (`BlockAttentionPlan`).
 """
 
 from __future__ import annotations
@@ -21,36 +27,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from practicum.algorithms.losses import token_weights
 from practicum.chat.grammar import Grammars, TokenMasks
 from practicum.chat.sampling_mask import KeptTokens, decode_kept
 from practicum.errors import UserError
-from practicum.models.prefix_tree import (
-    BlockAttentionPlan,
-    PaddedAttentionPlan,
-    PrefixTree,
-    block_attention_plan,
-    build_tree,
-    copy_to_device,
-    padded_attention_plan,
-    shared_prefix_length,
-)
+from practicum.kernels.attention_plan import BlockAttentionPlan, Segment, block_attention_plan
 from practicum.training.estimators import turn_lengths
 from practicum.trajectory import Origin, Span, Trajectory, Turn, is_trained
 from practicum.utils.arrays import BoolArray, Float32Array, FloatArray, IntArray
 
-
-@dataclass(frozen=True)
-class WeightedTrajectory:
-    """One trajectory ready for the learner; `share` is what it adds to the denominator of a batch."""
-
-    samples: tuple[Sample, ...]
-    share: float
-
-    @property
-    def has_no_advantage(self) -> bool:
-        """Whether the advantage of every token is zero."""
-        return not any(sample.advantages.any() for sample in self.samples)
+MAX_PADDING_RATIO = 1.25
+"""Scores that a padded batch of segments may compute, over those that are needed."""
+FREE_PADDING_SCORES = 20_000
+"""Scores of padding that cost less than a further batch."""
+ALIGNMENT_BYTES = 16
+"""Addresses that are multiples of it are read in wide loads; others need kernels compiled apart."""
 
 
 def sft_samples(episodes: Sequence[Trajectory], roles: Collection[str] | None = None) -> list[Sample]:
@@ -98,82 +88,6 @@ def cache_token_masks(episodes: Iterable[Trajectory], roles: Collection[str] | N
     ]
     if replies:
         grammars.token_masks(replies)
-
-
-def build_samples(
-    groups: Sequence[Sequence[Trajectory]],
-    advantages: Sequence[Sequence[FloatArray]],
-    aggregation: str,
-    temperature: float,
-    norm: float = 1.0,
-    roles: Collection[str] | None = None,
-    own: Collection[str] | None = None,
-    grammars: Grammars | None = None,
-) -> list[list[WeightedTrajectory]]:
-    """Return the trajectories of every group with an advantage and a weight on each trained token.
-
-    `advantages` holds, for each trajectory, one number per trained token, in the order of the turns. A trajectory
-    counts as one sequence for aggregation, however many sequences of ids it consists of. `roles`, `own` and `grammars`:
-    see `unweighted_samples`; the tokens of the other roles count for nothing in the denominator.
-    """
-    cache_token_masks((episode for group in groups for episode in group), roles, grammars)
-    return [
-        [
-            _weighted_trajectory(episode, row, aggregation, temperature, norm, roles, own, grammars)
-            for episode, row in zip(group, group_advantages, strict=True)
-        ]
-        for group, group_advantages in zip(groups, advantages, strict=True)
-    ]
-
-
-def _weighted_trajectory(
-    episode: Trajectory,
-    advantages: FloatArray,
-    aggregation: str,
-    temperature: float,
-    norm: float,
-    roles: Collection[str] | None,
-    own: Collection[str] | None,
-    grammars: Grammars | None,
-) -> WeightedTrajectory:
-    lengths = turn_lengths(episode, roles)
-    own_lengths = [length if is_trained(turn, own) else 0 for turn, length in zip(episode.turns, lengths, strict=True)]
-    _check_logprobs(episode, own_lengths)
-    (turn_weights,), share = token_weights([own_lengths], aggregation, norm)
-    weights = np.repeat(np.array(turn_weights, dtype=np.float32), lengths) if lengths else np.zeros(0, dtype=np.float32)
-    samples = [
-        replace(
-            sample,
-            weights=_scatter(sample.mask, weights[sample.positions]),
-            advantages=_scatter(sample.mask, advantages[sample.positions]),
-        )
-        for sample in _samples(episode, temperature, roles, own, grammars)
-    ]
-    return WeightedTrajectory(tuple(samples), share)
-
-
-@dataclass(frozen=True)
-class UpdateBatch:
-    """The samples of one update, its denominator, and samples of the same trajectories whose loss has no gradient."""
-
-    samples: list[Sample]
-    denominator: float
-    without_gradient: list[Sample]
-
-
-def collate(trajectories: Iterable[WeightedTrajectory], keep_all: bool = False) -> UpdateBatch:
-    """Return the samples of an update.
-
-    Where all advantages are zero the policy gradient is zero: such a trajectory is counted in the
-    denominator and left out, unless `keep_all` says that another loss (entropy, KL) needs its tokens too.
-    """
-    trajectories = list(trajectories)
-    samples: list[Sample] = []
-    without_gradient: list[Sample] = []
-    for trajectory in trajectories:
-        kept = keep_all or not trajectory.has_no_advantage
-        (samples if kept else without_gradient).extend(trajectory.samples)
-    return UpdateBatch(samples, float(sum(trajectory.share for trajectory in trajectories)), without_gradient)
 
 
 def scatter(sample: Sample, values: FloatArray | Float32Array) -> Float32Array:
@@ -255,17 +169,6 @@ def in_token_order(samples: Sequence[Sample], values: Sequence[NDArray[Any]]) ->
     return result
 
 
-def _check_logprobs(episode: Trajectory, lengths: Sequence[int]) -> None:
-    """Refuse an episode in which a token to train has no log-prob; other roles need none."""
-    trained = (turn for turn, length in zip(episode.turns, lengths, strict=True) if length)
-    for span in (span for turn in trained for span in turn.spans):
-        if span.logprobs is None and span.origin is Origin.SAMPLED and span.ids:
-            raise UserError(
-                f"Episode '{episode.task.id}' has no sampling log-probs, so it cannot be used for policy gradients; "
-                "collect it with an engine that reports them."
-            )
-
-
 @dataclass(frozen=True)
 class Sample:
     """One sequence for the learner; all arrays are [T]. The first token cannot be predicted, so its mask is False.
@@ -296,6 +199,23 @@ class Sample:
                 raise ValueError("a sample's arrays must have one entry per token")
         if count and self.mask[0]:
             raise ValueError("the first token of a sequence cannot be predicted")
+
+
+@dataclass(frozen=True)
+class AttentionBatch:
+    """B segments of up to L query tokens, each with the up to S key tokens of its path."""
+
+    queries: Tensor  # [B, L] token indices
+    keys: Tensor  # [B, S] token indices
+    visible: Tensor  # [B, 1, L, S] bool
+
+
+@dataclass(frozen=True)
+class PaddedAttentionPlan:
+    """Attention of a packed batch on a CPU: padded batches of segments."""
+
+    batches: tuple[AttentionBatch, ...]
+    output_index: Tensor  # [N] the row of a token in the flattened outputs of all batches
 
 
 @dataclass(frozen=True)
@@ -399,7 +319,7 @@ def micro_batches(
 
 def attention_plan(tree: PrefixTree, device: torch.device) -> PaddedAttentionPlan | BlockAttentionPlan:
     """Return how attention over a tree is computed on a device; the plan's tensors are still on the CPU."""
-    return padded_attention_plan(tree.segments) if device.type == "cpu" else block_attention_plan(tree)
+    return padded_attention_plan(tree.segments) if device.type == "cpu" else tree.block_plan()
 
 
 def _assemble(
@@ -479,3 +399,133 @@ def _prediction_columns(
         "temperatures": _temperatures(own, predicted),
         "sample_index": np.repeat([batch.sample_indices[rank] for rank in ranks], counts),
     }
+
+
+# -- the prefix tree ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PrefixTree:
+    """N tokens: the id of each, its depth in its sequence, and where its descendants end."""
+
+    ids: IntArray  # [N]
+    depths: IntArray  # [N]
+    subtree_ends: IntArray  # [N]
+    paths: list[IntArray]  # per sequence, the indices of its tokens
+    segments: list[Segment]  # in the order of their tokens
+    num_padding: int = 0  # segments at the end that are padding, one token each
+
+    def padded(self, size: int) -> PrefixTree:
+        """Return the tree with `size` tokens: each added one is a root of its own."""
+        padding = np.arange(len(self.ids), size)
+        zeros = np.zeros(len(padding), dtype=np.int64)
+        segments = [*self.segments, *((1, path) for path in padding[:, None])]
+        ids, depths = np.append(self.ids, zeros), np.append(self.depths, zeros)
+        return PrefixTree(ids, depths, np.append(self.subtree_ends, padding + 1), self.paths, segments, len(padding))
+
+    def block_plan(self) -> BlockAttentionPlan:
+        """Return the block lists that the kernels of a GPU read, on the CPU."""
+        segments = self.segments[: len(self.segments) - self.num_padding]
+        return block_attention_plan(self.subtree_ends, segments, self.num_padding)
+
+
+def shared_prefix_length(first: IntArray, second: IntArray) -> int:
+    """Return how many ids two sequences have in common at their beginning."""
+    length = min(len(first), len(second))
+    differs = first[:length] != second[:length]
+    index = int(differs.argmax()) if length else 0
+    return index if length and differs[index] else length
+
+
+def build_tree(sequences: Sequence[IntArray], shared: Sequence[int]) -> PrefixTree:
+    """Build the tree of sequences in the order of their ids.
+
+    `shared` holds the length of the prefix that each has in common with the previous one.
+    """
+    ids: list[IntArray] = []
+    depths: list[IntArray] = []
+    paths: list[IntArray] = []
+    segments: list[Segment] = []
+    subtree_ends = np.zeros(sum(map(len, sequences)), dtype=np.int64)
+    path = np.zeros(0, dtype=np.int64)
+    size = 0
+    for index, sequence in enumerate(sequences):
+        prefix = shared[index] if index else 0
+        subtree_ends[path[prefix:]] = size
+        num_new = len(sequence) - prefix
+        extends_last = prefix == len(path) and bool(segments)
+        path = np.concatenate([path[:prefix], np.arange(size, size + num_new)])
+        ids.append(sequence[prefix:])
+        depths.append(np.arange(prefix, len(sequence)))
+        paths.append(path)
+        if num_new and extends_last and prefix:
+            segments[-1] = (segments[-1][0] + num_new, path)
+        elif num_new:
+            segments.append((num_new, path))
+        size += num_new
+    subtree_ends[path] = size
+    return PrefixTree(np.concatenate(ids), np.concatenate(depths), subtree_ends[:size], paths, segments)
+
+
+def padded_attention_plan(segments: Sequence[Segment]) -> PaddedAttentionPlan:
+    """Return the padded batches of the segments, on the CPU."""
+    output_index = np.zeros(sum(length for length, _ in segments), dtype=np.int64)
+    batches: list[AttentionBatch] = []
+    offset = 0
+    for group in _groups_of_similar_size(segments):
+        rows, length = len(group), max(segments[index][0] for index in group)
+        path_length = max(len(segments[index][1]) for index in group)
+        queries, keys = np.zeros((rows, length), dtype=np.int64), np.zeros((rows, path_length), dtype=np.int64)
+        depths = np.zeros(rows, dtype=np.int64)
+        for row, index in enumerate(group):
+            own, path = segments[index]
+            queries[row, :own] = path[-own:]
+            keys[row, : len(path)] = path
+            depths[row] = len(path) - own
+            output_index[path[-own:]] = offset + row * length + np.arange(own)
+        # A padding query attends to something, so that its output is not NaN; the output is not read.
+        visible = np.arange(path_length) <= (depths[:, None] + np.arange(length))[:, :, None]
+        tensors = (torch.from_numpy(queries), torch.from_numpy(keys), torch.from_numpy(visible)[:, None])
+        batches.append(AttentionBatch(*tensors))
+        offset += rows * length
+    return PaddedAttentionPlan(tuple(batches), torch.from_numpy(output_index))
+
+
+def _groups_of_similar_size(segments: Sequence[Segment]) -> list[list[int]]:
+    """Segment indices in groups whose padding stays within MAX_PADDING_RATIO and FREE_PADDING_SCORES."""
+    order = sorted(range(len(segments)), key=lambda index: (segments[index][0], len(segments[index][1])))
+    groups: list[list[int]] = []
+    needed = 0
+    for index in order:
+        length, path_length = segments[index][0], len(segments[index][1])
+        if groups:
+            widest = max(len(segments[other][1]) for other in (*groups[-1], index))
+            padded = (len(groups[-1]) + 1) * length * widest
+            if padded <= MAX_PADDING_RATIO * (needed + length * path_length) + FREE_PADDING_SCORES:
+                groups[-1].append(index)
+                needed += length * path_length
+                continue
+        groups.append([index])
+        needed = length * path_length
+    return groups
+
+
+def copy_to_device(arrays: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Return flat tensors on a device, in the same order.
+
+    A GPU copies from pinned memory while the host goes on. Tensors of one dtype are copied together, each at an aligned
+    address: Triton compiles separate kernels for addresses that are not.
+    """
+    if device.type == "cpu":
+        return list(arrays)
+    copies: dict[int, Tensor] = {}
+    for dtype in {array.dtype for array in arrays}:
+        own = {index: array for index, array in enumerate(arrays) if array.dtype == dtype}
+        step = ALIGNMENT_BYTES // dtype.itemsize
+        starts = np.cumsum([0, *(-(-len(array) // step) * step for array in own.values())]).tolist()
+        buffer = torch.empty(starts[-1], dtype=dtype, pin_memory=device.type == "cuda")
+        for start, array in zip(starts, own.values(), strict=False):
+            buffer[start : start + len(array)] = array
+        on_device = buffer.to(device, non_blocking=True)
+        copies |= {index: on_device[start : start + len(own[index])] for start, index in zip(starts, own, strict=False)}
+    return [copies[index] for index in range(len(arrays))]

@@ -1,5 +1,6 @@
-"""The objective: log-probs of a micro-batch's predictions, the loss of each, and the sums that metrics are made of.
+"""The objective: the weight of every trained token, log-probs of predictions, the loss of each, and sums for metrics.
 
+`build_samples` puts advantages and weights on the tokens of trajectories; `collate` counts the denominator of a batch.
 `hidden_states` runs the forward pass of a packed micro-batch; only hidden states at which something is predicted go
 through the LM head, and its logits are computed in chunks.
 """
@@ -7,22 +8,35 @@ through the LM head, and its logits are computed in chunks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from practicum.algorithms import kl, losses
+from practicum.chat.grammar import Grammars
 from practicum.config.actor_rollout_ref import ActorConfig, PolicyLossConfig
 from practicum.config.fields import default_of
 from practicum.errors import UserError, did_you_mean
+from practicum.kernels.attention_plan import BlockAttentionPlan
 from practicum.models.decoder import Decoder, token_logprobs
-from practicum.models.prefix_tree import BlockAttentionPlan
 from practicum.training import ranks
-from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sample, micro_batches
+from practicum.training.estimators import turn_lengths
+from practicum.training.micro_batches import (
+    MicroBatch,
+    MicroBatchLimits,
+    Sample,
+    cache_token_masks,
+    micro_batches,
+    scatter,
+    unweighted_samples,
+)
+from practicum.trajectory import Origin, Trajectory, is_trained
+from practicum.utils.arrays import FloatArray
 
 if TYPE_CHECKING:
     from practicum.kernels.cuda_graphs import LayerGraphs
@@ -108,6 +122,106 @@ class Objective:
 
 CROSS_ENTROPY = Objective("ce", entropy_coeff=0.0, kl_loss_coef=0.0)
 """Supervised fine-tuning: the mean negative log-prob of the trained tokens."""
+
+
+@dataclass(frozen=True)
+class WeightedTrajectory:
+    """One trajectory ready for the learner; `share` is what it adds to the denominator of a batch."""
+
+    samples: tuple[Sample, ...]
+    share: float
+
+    @property
+    def has_no_advantage(self) -> bool:
+        """Whether the advantage of every token is zero."""
+        return not any(sample.advantages.any() for sample in self.samples)
+
+
+def build_samples(
+    groups: Sequence[Sequence[Trajectory]],
+    advantages: Sequence[Sequence[FloatArray]],
+    aggregation: str,
+    temperature: float,
+    norm: float = 1.0,
+    roles: Collection[str] | None = None,
+    own: Collection[str] | None = None,
+    grammars: Grammars | None = None,
+) -> list[list[WeightedTrajectory]]:
+    """Return the trajectories of every group with an advantage and a weight on each trained token.
+
+    `advantages` holds, for each trajectory, one number per trained token, in the order of the turns. A trajectory
+    counts as one sequence for aggregation, however many sequences of ids it consists of. `roles`, `own` and `grammars`:
+    see `unweighted_samples`; the tokens of the other roles count for nothing in the denominator.
+    """
+    cache_token_masks((episode for group in groups for episode in group), roles, grammars)
+    return [
+        [
+            _weighted_trajectory(episode, row, aggregation, temperature, norm, roles, own, grammars)
+            for episode, row in zip(group, group_advantages, strict=True)
+        ]
+        for group, group_advantages in zip(groups, advantages, strict=True)
+    ]
+
+
+def _weighted_trajectory(
+    episode: Trajectory,
+    advantages: FloatArray,
+    aggregation: str,
+    temperature: float,
+    norm: float,
+    roles: Collection[str] | None,
+    own: Collection[str] | None,
+    grammars: Grammars | None,
+) -> WeightedTrajectory:
+    lengths = turn_lengths(episode, roles)
+    own_lengths = [length if is_trained(turn, own) else 0 for turn, length in zip(episode.turns, lengths, strict=True)]
+    _check_logprobs(episode, own_lengths)
+    (turn_weights,), share = losses.token_weights([own_lengths], aggregation, norm)
+    weights = np.repeat(np.array(turn_weights, dtype=np.float32), lengths) if lengths else np.zeros(0, dtype=np.float32)
+    samples = [
+        replace(
+            sample,
+            weights=scatter(sample, weights[sample.positions]),
+            advantages=scatter(sample, advantages[sample.positions]),
+        )
+        for sample in unweighted_samples(episode, temperature, roles, own, grammars)
+    ]
+    return WeightedTrajectory(tuple(samples), share)
+
+
+def _check_logprobs(episode: Trajectory, lengths: Sequence[int]) -> None:
+    """Refuse an episode in which a token to train has no log-prob; other roles need none."""
+    trained = (turn for turn, length in zip(episode.turns, lengths, strict=True) if length)
+    for span in (span for turn in trained for span in turn.spans):
+        if span.logprobs is None and span.origin is Origin.SAMPLED and span.ids:
+            raise UserError(
+                f"Episode '{episode.task.id}' has no sampling log-probs, so it cannot be used for policy gradients; "
+                "collect it with an engine that reports them."
+            )
+
+
+@dataclass(frozen=True)
+class UpdateBatch:
+    """The samples of one update, its denominator, and samples of the same trajectories whose loss has no gradient."""
+
+    samples: list[Sample]
+    denominator: float
+    without_gradient: list[Sample]
+
+
+def collate(trajectories: Iterable[WeightedTrajectory], keep_all: bool = False) -> UpdateBatch:
+    """Return the samples of an update.
+
+    Where all advantages are zero the policy gradient is zero: such a trajectory is counted in the
+    denominator and left out, unless `keep_all` says that another loss (entropy, KL) needs its tokens too.
+    """
+    trajectories = list(trajectories)
+    samples: list[Sample] = []
+    without_gradient: list[Sample] = []
+    for trajectory in trajectories:
+        kept = keep_all or not trajectory.has_no_advantage
+        (samples if kept else without_gradient).extend(trajectory.samples)
+    return UpdateBatch(samples, float(sum(trajectory.share for trajectory in trajectories)), without_gradient)
 
 
 class LossStats:

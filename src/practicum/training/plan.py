@@ -16,7 +16,7 @@ from practicum.config.resolve import resolve_train
 from practicum.config.train import TrainConfig
 from practicum.data.run_folder import resolve_model
 from practicum.errors import UserError, did_you_mean
-from practicum.models.flops import ModelSize, attention_flops, forward_flops, peak_flops, update_flops
+from practicum.models.decoder import Shape, attention_flops, forward_flops, peak_flops, update_flops
 from practicum.models.loader import CPU_BATCH_SIZE, GPU_BATCH_SIZE
 from practicum.training.estimators import ESTIMATORS
 from practicum.training.learner import MAX_TWO_THREAD_HIDDEN_SIZE
@@ -26,36 +26,36 @@ from practicum.training.trainable_policy import GPU_TOKENS
 
 GIB = float(2**30)
 MODEL_SIZES = {
-    "tiny": ModelSize(5, 160, 432, 5, 1, 32, 772, True),
-    "smollm2": ModelSize(30, 576, 1536, 9, 3, 64, 49152, True),
-    "smollm2-135m": ModelSize(30, 576, 1536, 9, 3, 64, 49152, True),
-    "smollm2-360m": ModelSize(32, 960, 2560, 15, 5, 64, 49152, True),
-    "smollm2-1.7b": ModelSize(24, 2048, 8192, 32, 32, 64, 49152, True),
-    "qwen2.5-0.5b": ModelSize(24, 896, 4864, 14, 2, 64, 151936, True),
-    "qwen2.5-1.5b": ModelSize(28, 1536, 8960, 12, 2, 128, 151936, True),
-    "qwen2.5-3b": ModelSize(36, 2048, 11008, 16, 2, 128, 151936, True),
-    "qwen2.5-7b": ModelSize(28, 3584, 18944, 28, 4, 128, 152064, False),
-    "qwen2.5-14b": ModelSize(48, 5120, 13824, 40, 8, 128, 152064, False),
-    "qwen2.5-32b": ModelSize(64, 5120, 27648, 40, 8, 128, 152064, False),
-    "qwen2.5-72b": ModelSize(80, 8192, 29568, 64, 8, 128, 152064, False),
-    "qwen3-0.6b": ModelSize(28, 1024, 3072, 16, 8, 128, 151936, True),
-    "qwen3-1.7b": ModelSize(28, 2048, 6144, 16, 8, 128, 151936, True),
-    "qwen3-4b": ModelSize(36, 2560, 9728, 32, 8, 128, 151936, True),
-    "qwen3-8b": ModelSize(36, 4096, 12288, 32, 8, 128, 151936, False),
-    "qwen3-14b": ModelSize(40, 5120, 17408, 40, 8, 128, 151936, False),
-    "qwen3-32b": ModelSize(64, 5120, 25600, 64, 8, 128, 151936, False),
-    "llama-3.2-1b": ModelSize(16, 2048, 8192, 32, 8, 64, 128256, True),
-    "llama-3.2-3b": ModelSize(28, 3072, 8192, 24, 8, 128, 128256, True),
-    "llama-3.1-8b": ModelSize(32, 4096, 14336, 32, 8, 128, 128256, False),
-    "llama-3.1-70b": ModelSize(80, 8192, 28672, 64, 8, 128, 128256, False),
+    "tiny": Shape(5, 160, 5, 1, 32, 772, 432, True),
+    "smollm2": Shape(30, 576, 9, 3, 64, 49152, 1536, True),
+    "smollm2-135m": Shape(30, 576, 9, 3, 64, 49152, 1536, True),
+    "smollm2-360m": Shape(32, 960, 15, 5, 64, 49152, 2560, True),
+    "smollm2-1.7b": Shape(24, 2048, 32, 32, 64, 49152, 8192, True),
+    "qwen2.5-0.5b": Shape(24, 896, 14, 2, 64, 151936, 4864, True),
+    "qwen2.5-1.5b": Shape(28, 1536, 12, 2, 128, 151936, 8960, True),
+    "qwen2.5-3b": Shape(36, 2048, 16, 2, 128, 151936, 11008, True),
+    "qwen2.5-7b": Shape(28, 3584, 28, 4, 128, 152064, 18944, False),
+    "qwen2.5-14b": Shape(48, 5120, 40, 8, 128, 152064, 13824, False),
+    "qwen2.5-32b": Shape(64, 5120, 40, 8, 128, 152064, 27648, False),
+    "qwen2.5-72b": Shape(80, 8192, 64, 8, 128, 152064, 29568, False),
+    "qwen3-0.6b": Shape(28, 1024, 16, 8, 128, 151936, 3072, True),
+    "qwen3-1.7b": Shape(28, 2048, 16, 8, 128, 151936, 6144, True),
+    "qwen3-4b": Shape(36, 2560, 32, 8, 128, 151936, 9728, True),
+    "qwen3-8b": Shape(36, 4096, 32, 8, 128, 151936, 12288, False),
+    "qwen3-14b": Shape(40, 5120, 40, 8, 128, 151936, 17408, False),
+    "qwen3-32b": Shape(64, 5120, 64, 8, 128, 151936, 25600, False),
+    "llama-3.2-1b": Shape(16, 2048, 32, 8, 64, 128256, 8192, True),
+    "llama-3.2-3b": Shape(28, 3072, 24, 8, 128, 128256, 8192, True),
+    "llama-3.1-8b": Shape(32, 4096, 32, 8, 128, 128256, 14336, False),
+    "llama-3.1-70b": Shape(80, 8192, 64, 8, 128, 128256, 28672, False),
 }
 """Sizes by a model's name without its owner and suffix, for models that are not on this machine."""
 
 
-def known_size(name: str) -> ModelSize | None:
+def known_size(name: str) -> Shape | None:
     """The size of a model by its name, such as Qwen/Qwen2.5-7B-Instruct; None where it is not known."""
     short = name.rstrip("/").rsplit("/", 1)[-1].lower()
-    matches = [known for known in MODEL_SIZES if short == known or short.startswith(f"{known}-")]
+    matches = [model for model in MODEL_SIZES if short == model or short.startswith(f"{model}-")]
     return MODEL_SIZES[max(matches, key=len)] if matches else None
 
 
@@ -216,7 +216,7 @@ class Plan:
         return sum(self.seconds.values())
 
 
-def estimate(size: ModelSize, hardware: Hardware, work: StepWorkload, num_ranks: int = 1, nnodes: int = 1) -> Plan:
+def estimate(size: Shape, hardware: Hardware, work: StepWorkload, num_ranks: int = 1, nnodes: int = 1) -> Plan:
     """Estimate memory and time of one step on `num_ranks` devices."""
     parts = memory_parts(size, hardware, work, num_ranks)
     sharded = {name: value / num_ranks if name in SHARDABLE else value for name, value in parts.items()}
@@ -238,7 +238,7 @@ def estimate(size: ModelSize, hardware: Hardware, work: StepWorkload, num_ranks:
 SHARDABLE = ("weights", "reference", "gradients", "moments and master copies")
 
 
-def memory_parts(size: ModelSize, hardware: Hardware, work: StepWorkload, num_ranks: int = 1) -> dict[str, float]:
+def memory_parts(size: Shape, hardware: Hardware, work: StepWorkload, num_ranks: int = 1) -> dict[str, float]:
     """Bytes of one device by purpose; every rank holds the whole model."""
     width = 2.0 if hardware.on_gpu else 4.0
     trained = size.lora_weights(work.lora_rank) if work.lora_rank else size.weights
@@ -261,7 +261,7 @@ def memory_parts(size: ModelSize, hardware: Hardware, work: StepWorkload, num_ra
     return {name: value for name, value in parts.items() if value}
 
 
-def _activations(size: ModelSize, hardware: Hardware, work: StepWorkload, num_ranks: int) -> float:
+def _activations(size: Shape, hardware: Hardware, work: StepWorkload, num_ranks: int) -> float:
     """Bytes that a micro-batch saves for its backward pass, and those of the layer that is computed."""
     tokens = max(work.length, min(float(work.micro_tokens), work.computed_tokens / num_ranks))
     hidden, inner, query = size.hidden, size.inner, size.heads * size.head_size
@@ -282,14 +282,14 @@ def _activations(size: ModelSize, hardware: Hardware, work: StepWorkload, num_ra
     return inside / 2 + tokens * size.layers * saved
 
 
-def _logits(size: ModelSize, hardware: Hardware, work: StepWorkload, num_ranks: int) -> float:
+def _logits(size: Shape, hardware: Hardware, work: StepWorkload, num_ranks: int) -> float:
     """Bytes of the logits that are held at once, and what is computed from them."""
     predictions = min(float(work.micro_tokens), work.predictions / num_ranks)
     cells = max(size.vocabulary, min(LOGIT_CELLS if hardware.on_gpu else CPU_LOGITS, predictions * size.vocabulary))
     return cells * (6.0 if hardware.on_gpu else 24.0)
 
 
-def _kv_cache(size: ModelSize, hardware: Hardware, work: StepWorkload, num_ranks: int, width: float) -> float:
+def _kv_cache(size: Shape, hardware: Hardware, work: StepWorkload, num_ranks: int, width: float) -> float:
     """Bytes of slots (GPU) or pages (CPU), and of the prefixes that the engine keeps outside of them."""
     per_token = 2.0 * size.layers * size.kv_width * width
     sequences = -(-work.sequences // num_ranks)
@@ -301,7 +301,7 @@ def _kv_cache(size: ModelSize, hardware: Hardware, work: StepWorkload, num_ranks
 
 
 def step_seconds(
-    size: ModelSize, hardware: Hardware, work: StepWorkload, num_ranks: int = 1, nnodes: int = 1
+    size: Shape, hardware: Hardware, work: StepWorkload, num_ranks: int = 1, nnodes: int = 1
 ) -> dict[str, float]:
     """Seconds by phase of one step; all ranks have the same share of it."""
     share = replace(work, groups=1)  # of one group; multiplied below, since a rank may have a part of one
@@ -320,14 +320,14 @@ def step_seconds(
     return found
 
 
-def _rate(size: ModelSize, hardware: Hardware, prefill: bool = False) -> float:
+def _rate(size: Shape, hardware: Hardware, prefill: bool = False) -> float:
     """FLOP/s of one device at the size of a model."""
     efficiencies = EFFICIENCIES[hardware.on_gpu]
     rate = efficiencies.at(efficiencies.prefill if prefill else efficiencies.update, size.hidden)
     return rate * (hardware.peak if hardware.peak is not None else hardware.cores)
 
 
-def update_seconds(size: ModelSize, hardware: Hardware, work: StepWorkload) -> float:
+def update_seconds(size: Shape, hardware: Hardware, work: StepWorkload) -> float:
     """Seconds of forward and backward of one device over a workload, the host's packing included."""
     flops = update_flops(size, work.computed_tokens, work.predictions, size.lora_weights(work.lora_rank))
     passes = 2.0 if work.lora_rank else 3.0
@@ -338,13 +338,13 @@ def update_seconds(size: ModelSize, hardware: Hardware, work: StepWorkload) -> f
     return flops / _rate(size, hardware) + work.sequences * EFFICIENCIES[hardware.on_gpu].sequence_seconds
 
 
-def forward_seconds(size: ModelSize, hardware: Hardware, work: StepWorkload) -> float:
+def forward_seconds(size: Shape, hardware: Hardware, work: StepWorkload) -> float:
     """Seconds of a forward pass of one device over a workload."""
     flops = forward_flops(size, work.computed_tokens, work.predictions)
     return (flops + attention_flops(size, work.computed_tokens, work.length / 2)) / _rate(size, hardware)
 
 
-def rollout_seconds(size: ModelSize, hardware: Hardware, work: StepWorkload, num_ranks: int = 1) -> float:
+def rollout_seconds(size: Shape, hardware: Hardware, work: StepWorkload, num_ranks: int = 1) -> float:
     """Seconds of the episodes of one rank; tools and environments take their own time beside it."""
     efficiencies = EFFICIENCIES[hardware.on_gpu]
     groups = -(-work.groups // num_ranks)  # the episodes of a group are on one rank
@@ -360,7 +360,7 @@ def rollout_seconds(size: ModelSize, hardware: Hardware, work: StepWorkload, num
     return prefill + sequences * host + steps * decode_seconds(size, hardware, rows, context)
 
 
-def decode_seconds(size: ModelSize, hardware: Hardware, rows: int, context: float) -> float:
+def decode_seconds(size: Shape, hardware: Hardware, rows: int, context: float) -> float:
     """Seconds of one decode step of `rows` requests whose keys and values are `context` tokens each, on average."""
     efficiencies = EFFICIENCIES[hardware.on_gpu]
     if not hardware.on_gpu:
@@ -423,12 +423,12 @@ def read_plan_overrides(overrides: Sequence[str]) -> tuple[TrainConfig, int, int
     return resolve_train(rest).config, numbers[0], numbers[1]
 
 
-def size_of_model(config: TrainConfig) -> tuple[str, ModelSize]:
+def size_of_model(config: TrainConfig) -> tuple[str, Shape]:
     """The name and size of the model to train: of its folder's config.json, or of a known name."""
     name = model_name(config)
     path = Path(resolve_model(name).model) / "config.json"
     if path.is_file():
-        return name, ModelSize.of_config(json.loads(path.read_text()))
+        return name, Shape.of_config(json.loads(path.read_text()))
     size = known_size(name)
     if size is None:
         raise UserError(f"The size of '{name}' is not known here; give a folder with its config.json.")

@@ -120,5 +120,5 @@ def point_errors() -> list[PointError]:
 def largest_errors() -> tuple[float, float]:
     """The largest errors of memory and of time."""
     errors = point_errors()
-    memory = max(abs(one.memory_error) for one in errors if one.memory_error is not None)
-    return memory, max(abs(one.time_error) for one in errors if one.time_error is not None)
+    memory = max(abs(error.memory_error) for error in errors if error.memory_error is not None)
+    return memory, max(abs(error.time_error) for error in errors if error.time_error is not None)

@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from practicum.config.resolve import Launch, read_launch
 from practicum.errors import UserError, describe_exception
-from practicum.utils.launcher import Launch, read_launch
 
 Item = TypeVar("Item")
 

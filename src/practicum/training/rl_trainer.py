@@ -15,28 +15,25 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from practicum.algorithms import losses
 from practicum.errors import UserError
 from practicum.models.decoder import Decoder
 from practicum.resources import RunResources
-from practicum.training import ranks
 from practicum.training.critic import Critic, ValuedSample, explained_variance, with_next_state
 from practicum.training.estimators import ESTIMATORS, Advantages, TokenRewards, estimate, token_rewards
 from practicum.training.learner import learning_rate, utilisation
-from practicum.training.micro_batches import (
-    Sample,
+from practicum.training.micro_batches import Sample, cache_token_masks, in_token_order, scatter, unweighted_samples
+from practicum.training.monitor.loggers import summary_stats
+from practicum.training.objective import (
     WeightedTrajectory,
     build_samples,
-    cache_token_masks,
     collate,
-    in_token_order,
-    scatter,
-    unweighted_samples,
+    compute_divergences,
+    compute_logprobs,
 )
-from practicum.training.monitor.loggers import summary_stats
-from practicum.training.objective import compute_divergences, compute_logprobs
 from practicum.training.rollout_batch import RolloutBatch, TrajectoryGroups
 from practicum.training.rollout_source import OnEpisode, RolloutSource
 from practicum.training.settings import RLSettings
@@ -104,7 +101,7 @@ class RLTrainer(Trainer):
         self.roles = settings.estimation.train_roles
         """The trained roles; None: all."""
         self._check_roles()
-        self.stops_in_rollout = not settings.overlap and ranks.count() == 1
+        self.stops_in_rollout = not settings.overlap and not dist.is_initialized()
         self.evaluate = evaluate
         self.resources = resources if resources is not None else RunResources({})
         self.on_episode, self.on_micro_batch = on_episode, on_micro_batch
@@ -166,7 +163,7 @@ class RLTrainer(Trainer):
                 "clip_scale": self.clip_scale,
                 "version": self.policy.version,
                 **(
-                    {"role_versions": {name: one.version for name, one in self.policy.role_policies.items()}}
+                    {"role_versions": {name: policy.version for name, policy in self.policy.role_policies.items()}}
                     if self.policy.role_policies
                     else {}
                 ),
@@ -397,8 +394,11 @@ class RLTrainer(Trainer):
             return weighted
         return [
             [
-                replace(one, samples=tuple(replace(sample, temperature=temperature) for sample in one.samples))
-                for one, temperature in zip(group, temperatures, strict=True)
+                replace(
+                    trajectory,
+                    samples=tuple(replace(sample, temperature=temperature) for sample in trajectory.samples),
+                )
+                for trajectory, temperature in zip(group, temperatures, strict=True)
             ]
             for group, temperatures in zip(weighted, batch.temperatures, strict=True)
         ]
@@ -430,7 +430,7 @@ class RLTrainer(Trainer):
         for epoch in range(settings.ppo_epochs):
             unmeasured: list[Sample] = []
             for indices in self._mini_batches(step, epoch, len(weighted), settings.ppo_mini_batch_size, "actor"):
-                batch = collate((one for index in indices for one in weighted[index]), keep_all)
+                batch = collate((trajectory for index in indices for trajectory in weighted[index]), keep_all)
                 unmeasured += batch.without_gradient
                 if batch.samples:
                     lr = scheduled * self.lr_scale
@@ -448,7 +448,7 @@ class RLTrainer(Trainer):
         self, policy: TrainablePolicy, weighted: list[list[WeightedTrajectory]]
     ) -> list[list[WeightedTrajectory]]:
         """Old log-probs by the learner, and each token's importance weight for having been sampled by the engine."""
-        samples = [sample for group in weighted for one in group for sample in one.samples]
+        samples = [sample for group in weighted for trajectory in group for sample in trajectory.samples]
         logprobs = iter(zip(samples, policy.learner.logprobs(samples, policy.logprob_limits), strict=True))
 
         def corrected(sample: Sample) -> Sample:
@@ -461,7 +461,10 @@ class RLTrainer(Trainer):
             )
 
         return [
-            [replace(one, samples=tuple(corrected(sample) for sample in one.samples)) for one in group]
+            [
+                replace(trajectory, samples=tuple(corrected(sample) for sample in trajectory.samples))
+                for trajectory in group
+            ]
             for group in weighted
         ]
 
@@ -517,8 +520,8 @@ class RLTrainer(Trainer):
                 continue
             torch.set_num_threads(model.learner.threads)
             logprobs = compute_logprobs(model.engine_decoder, samples, model.logprob_limits)
-            found = engine_mismatch(samples, logprobs)
-            metrics |= {f"role/{name}/{key}" if name else key: value for key, value in found.items()}
+            mismatch = engine_mismatch(samples, logprobs)
+            metrics |= {f"role/{name}/{key}" if name else key: value for key, value in mismatch.items()}
         return replace(batch, metrics=metrics)
 
 

@@ -20,21 +20,21 @@ from practicum.trajectory import derive_seed
 
 def role_settings(config: TrainConfig, validating: bool) -> dict[str, RoleSettings]:
     """The settings of the agent's roles; in validation, trained roles have the temperature of the agent."""
-    found = {}
+    settings = {}
     for name, role in config.agent.roles.items():
         own = role.temperature
         if validating and role.model is None and role.url is None:
             own = None
-        found[name] = RoleSettings(
+        settings[name] = RoleSettings(
             role.agent_type, own, role.max_tokens_per_turn, role.thoughts, role.max_turns, _response_format(name, role)
         )
-    return found
+    return settings
 
 
 def _response_format(name: str, role: RoleConfig) -> ResponseFormat | None:
     """The response format of a role that has one; `ANY_TEXT` where it says that it has none."""
-    found = read_response_format(role.response_format, f"agent.roles.{name}.response_format")
-    return ANY_TEXT if found is None and role.response_format is not None else found
+    response_format = read_response_format(role.response_format, f"agent.roles.{name}.response_format")
+    return ANY_TEXT if response_format is None and role.response_format is not None else response_format
 
 
 def check_roles(config: TrainConfig, environment: Environment) -> None:

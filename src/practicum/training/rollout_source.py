@@ -337,7 +337,7 @@ class OnlineSource:
             agent,
             on_done=on_episode,
             watcher=watcher,
-            # Beside an update, the weights are in motion: whoever runs both has given them to the engine before.
+            # During an overlapped update the weights change; the trainer gave the engine its copy beforehand.
             refresh=not self.settings.overlap,
             resources=self.resources,
         )

@@ -13,17 +13,18 @@ import json
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch.distributed as dist
 
 from practicum.config.health import HealthSettings, RewardHackingSettings
 from practicum.data.run_folder import CHECKPOINT_NAME, FolderLock
 from practicum.errors import UserError
 from practicum.training import checkpoint
 from practicum.training.checkpoint import ABANDONED, LAST, METRICS, MODEL, TIMING, Checkpoints
-from practicum.training.follower import Leader, start_step
+from practicum.training.follower import Leader
 from practicum.training.monitor.health import HEALTH_FILE, HealthFinding, HealthLog, HealthMonitor
 from practicum.training.monitor.log_file import LogFile
 from practicum.training.monitor.loggers import Logger, MetricsFile, memory_metrics
@@ -81,7 +82,8 @@ class Run:
         """Where the result is written to."""
         self.checkpoints = None if folder is None else Checkpoints(folder, settings.save_total_limit)
         self.state = TrainState()
-        self.leader = Leader(trainer)
+        self.leader = Leader(trainer) if dist.is_initialized() else None
+        """Tells the other ranks what to do; None: there are none."""
         self.resumed = False
         self._unvalidated: dict[str, Any] | None = None
         """The metrics and findings of a step whose validation was cut short."""
@@ -152,7 +154,8 @@ class Run:
     def _save(self) -> None:
         if self.checkpoints is None:
             return
-        self.leader.check_weights()
+        if self.leader is not None:
+            self.leader.check_weights()
         state = self._checkpoint_state()
         self.checkpoints.save(self.state.step, self.policy, self.trainer.critic, state, best=self.state.best_step)
 
@@ -174,13 +177,15 @@ class Run:
         self._signals.terminated = asyncio.Event()
         self._signals.loop = asyncio.get_running_loop()
         try:
-            self.leader.begin(self.state.step)
+            if self.leader is not None:
+                self.leader.begin(self.state.step)
             return await self._train()
         except Terminated:
             raise KeyboardInterrupt from None
         finally:
             try:
-                self.leader.end()
+                if self.leader is not None:
+                    self.leader.end()
                 await self.trainer.close()
             finally:
                 if self._lock is not None:
@@ -219,10 +224,10 @@ class Run:
         last = done == settings.total_training_steps
         interruptible, begun = self.trainer.stops_in_rollout, time.perf_counter()
         before = json.dumps(self._checkpoint_state()) if interruptible else ""
-        start_step(self.trainer)
+        self.policy.clear_engine_caches()
         scales = {"lr_scale": self.trainer.lr_scale, "clip_scale": self.trainer.clip_scale}
         try:
-            with self.leader.together("step", step=step, **scales):
+            with self._on_all_ranks("step", step=step, **scales):
                 work = self.trainer.step(step)
                 metrics, episodes = await (self._signals.unless_terminated(work) if interruptible else work)
         except FloatingPointError as error:
@@ -244,6 +249,10 @@ class Run:
             if isinstance(self.monitor, SupervisedMonitor):
                 self.monitor.observe_validation(metrics)
         self._finish_step(done, metrics, log)
+
+    def _on_all_ranks(self, command: str, **values: Any) -> contextlib.AbstractContextManager[None]:
+        """What the block does, the other ranks do too, where there are any."""
+        return contextlib.nullcontext() if self.leader is None else self.leader.together(command, **values)
 
     def _finish_step(self, done: int, metrics: dict[str, float], log: RunLog) -> None:
         """Write the metrics of a step, act on what was found, and save where that is due."""
@@ -286,7 +295,7 @@ class Run:
 
     async def _validate(self, step: int) -> dict[str, float]:
         """The metrics of a validation; the best one so far is noted."""
-        with self.leader.together("validate"):
+        with self._on_all_ranks("validate"):
             work = self.trainer.validate()
             validation = await (self._signals.unless_terminated(work) if self.trainer.stops_in_rollout else work)
         if validation is None:
@@ -335,7 +344,7 @@ class Run:
 
     # -- files and signals ------------------------------------------------------------------
 
-    @contextmanager
+    @contextlib.contextmanager
     def _log(self) -> Iterator[RunLog]:
         """The metrics files and loggers, opened for the rest of the run."""
         loggers = list(self._make_loggers(self.resumed))

@@ -6,9 +6,10 @@ Defaults and bounds are those of the configuration's schema.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from practicum.agent import EXTERNAL, ExternalAgent
 from practicum.algorithms import kl, losses
 from practicum.config.actor_rollout_ref import ActorConfig, OptimConfig
 from practicum.config.fields import at_least, check_fields, default_of
@@ -23,6 +24,7 @@ from practicum.config.train import (
     TrainConfig,
     TrainerConfig,
 )
+from practicum.engines.base import Sampling
 from practicum.errors import UserError, did_you_mean
 from practicum.models import loader
 from practicum.models.loader import Device
@@ -246,6 +248,28 @@ def max_turns(config: TrainConfig) -> int:
     return config.agent.max_turns if config.agent.use_agent else 1
 
 
+def external_agent(config: TrainConfig) -> ExternalAgent | None:
+    """The agent's own program, where it has one; keys of it without agent.agent_type=external are errors."""
+    agent = config.agent
+    if agent.agent_type == EXTERNAL:
+        return ExternalAgent(
+            agent.command or "", agent.reward_from, agent.keep_system, agent.train_abandoned, agent.sandbox
+        ).checked()
+    unused_values = (("command", None), ("reward_from", "environment"), ("keep_system", False), ("sandbox", False))
+    for name, unused in unused_values:
+        if getattr(agent, name) != unused:
+            raise UserError(f"agent.{name} is for external agents: set agent.agent_type=external too.")
+    return None
+
+
+def training_sampling(config: TrainConfig, temperature: float, validating: bool) -> Sampling:
+    """How replies are sampled: in validation from the whole distribution."""
+    sampling, rollout = Sampling(temperature, max_tokens=max_reply_tokens(config)), config.actor_rollout_ref.rollout
+    if validating:
+        return sampling
+    return replace(sampling, top_k=max(0, rollout.top_k), top_p=rollout.top_p, min_p=rollout.min_p)
+
+
 def run_folder(config: TrainConfig) -> Path:
     trainer = config.trainer
     return Path(trainer.default_local_dir) / trainer.project_name / (trainer.experiment_name or run_name(config))
@@ -275,9 +299,9 @@ def find_device(config: TrainConfig) -> Device:
 
 def resolve_device(config: TrainConfig) -> Device:
     """Find the device and write it into the configuration: a run resumed on another one would not be the same run."""
-    found = find_device(config)
-    config.trainer.device, config.actor_rollout_ref.model.dtype = found.device, found.dtype_name
-    return found
+    device = find_device(config)
+    config.trainer.device, config.actor_rollout_ref.model.dtype = device.device, device.dtype_name
+    return device
 
 
 def max_num_seqs(config: TrainConfig, on: Device) -> int:

@@ -87,7 +87,7 @@ class SFTTrainer(SupervisedTrainer):
 
 
 def without_too_long(samples: Sequence[Sample], context: int, log: Callable[[str], None] = print) -> list[Sample]:
-    """The samples of at most `context` tokens; `log` is told how many were longer."""
+    """The samples of at most `context` tokens; `log` gets the number of longer ones."""
     kept = [sample for sample in samples if len(sample.ids) <= context]
     report_too_long("demonstrations", len(samples) - len(kept), len(samples), context, log)
     return kept

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from practicum.agent import Agent
@@ -166,6 +167,14 @@ class TrainablePolicy:
             yield
         self._update_stream.synchronize()
 
+    def clear_engine_caches(self) -> None:
+        """Empty the engines' caches: what comes from one may differ in the last bit from what is computed again.
+
+        Every step begins so, resumed or not, also after a validation or a step without an update.
+        """
+        for model in self.models:
+            model.set_version(model.version)
+
     def set_version(self, version: int) -> None:
         """Declare the weights to be those of `version`.
 
@@ -190,13 +199,13 @@ class TrainablePolicy:
 
     def policies(self, agent: Agent) -> dict[str, Policy]:
         """The policies of the agent's roles, each with the engine of its model."""
-        found = {}
+        policies = {}
         for name, role in agent.roles.items():
             engine, renderer = self.role_engines.get(name, (self.engine, self.renderer))
             if name in self.role_policies:
                 engine, renderer = self.role_policies[name].engine, self.role_policies[name].renderer
-            found[name] = role.policy(engine, renderer, agent, name)
-        return found
+            policies[name] = role.policy(engine, renderer, agent, name)
+        return policies
 
     def score(self, prompt: Sequence[int], reply: Sequence[int]) -> list[float]:
         """Log-probs of the tokens of a reply under the current weights."""
@@ -226,8 +235,11 @@ class TrainablePolicy:
         """
         if refresh:
             await self.refresh()
-        own = ranks.own_positions([attempt.group or attempt.task.id for attempt in planned])
-        with ranks.shared_failure():
+        several_ranks = dist.is_initialized()
+        own: Sequence[int] = range(len(planned))
+        if several_ranks:
+            own = ranks.own_positions([attempt.group or attempt.task.id for attempt in planned])
+        with ranks.shared_failure() if several_ranks else contextlib.nullcontext():
             episodes = await run_episodes(
                 [planned[position] for position in own],
                 make_environment,
@@ -242,7 +254,7 @@ class TrainablePolicy:
                 policies=self.policies(agent),
                 resources=resources,
             )
-        return episodes if ranks.count() == 1 else gather_episodes(len(planned), own, episodes, on_done)
+        return gather_episodes(len(planned), own, episodes, on_done) if several_ranks else episodes
 
     async def evaluate(
         self,
@@ -297,7 +309,7 @@ def gather_episodes(
     They travel as the records that are written to files. `positions` are those of this rank's `own` in the plan;
     `on_other` is called with the episodes of other ranks.
     """
-    records = [[position, encode_episode(one).decode()] for position, one in zip(positions, own, strict=True)]
+    records = [[position, encode_episode(episode).decode()] for position, episode in zip(positions, own, strict=True)]
     found: dict[int, Trajectory] = {}
     for rank, part in enumerate(ranks.gather_json(records)):
         for position, text in part:

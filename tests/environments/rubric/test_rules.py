@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pytest
 
-from practicum.environment import Action, Message, Reply, Usage
 from practicum.environments.rubric import code_rules
 from practicum.environments.rubric.code_rules import CodeRuleRunner
 from practicum.environments.rubric.environment import RubricEnvironment
@@ -18,7 +15,8 @@ from practicum.environments.rubric.probes import code_rule
 from practicum.environments.rubric.rule_kinds import RULE_KINDS
 from practicum.environments.rubric.schema import CodeRule, JudgeRule, MenuRule, Rubric
 from practicum.environments.rubric.validation import ValidationEngine, menu_score
-from practicum.errors import EngineError, JudgeError
+from practicum.errors import JudgeError
+from tests.scripted_model import ScriptedModel
 
 TABLE = "Report\nitem|cost|owner\na|9|x\nb|5|\nc|7|y\nTODO\nTotals: cost 21"
 
@@ -234,54 +232,34 @@ async def test_ground_truths_never_share_a_sandbox_with_generated_rules() -> Non
     assert other.engine.code_rules is environment.engine.code_rules, "attempts share cached scores"
 
 
-class FixedModel:
-    """A judge that gives the same answer, or fails."""
-
-    def __init__(self, text: str | None) -> None:
-        self.text, self.num_asked = text, 0
-
-    async def reply(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        response_format: Mapping[str, Any] | None = None,
-        seed: int | None = None,
-    ) -> Reply:
-        self.num_asked += 1
-        if self.text is None:
-            raise EngineError("no server")
-        return Reply(self.text, Action(content=self.text), (), None, Usage(1, 1), "end", data=None)
-
-
 JUDGED = Rubric(rules=(JudgeRule(name="polite", judge_prompt="Is it polite?"),))
 
 
 async def test_judge_rules_ask_the_judge() -> None:
-    engine = ValidationEngine(judge=FixedModel('{"score": 0.75, "reasoning": "mostly"}'))
+    engine = ValidationEngine(judge=ScriptedModel('{"score": 0.75, "reasoning": "mostly"}'))
     (result,) = await engine.score_outputs(JUDGED, "in", ["out"])
     assert result.aggregated_score == 0.75
     assert result.criteria[0].reasoning == "mostly"
-    engine = ValidationEngine(judge=FixedModel("high"))
+    engine = ValidationEngine(judge=ScriptedModel("high"))
     (result,) = await engine.score_outputs(JUDGED, "in", ["out"])
     assert result.aggregated_score == 1.0
-    engine = ValidationEngine(judge=FixedModel("I like it"))
+    engine = ValidationEngine(judge=ScriptedModel("I like it"))
     (result,) = await engine.score_outputs(JUDGED, "in", ["out"])
     assert result.errors == ("polite: the judge's reply has no score",)
 
 
 async def test_a_judge_is_asked_once_about_a_rule_and_an_output() -> None:
-    judge = FixedModel("high")
+    judge = ScriptedModel("high")
     engine = ValidationEngine(judge=judge)
     first = await engine.score_outputs(JUDGED, "in", ["out", "other"])
     assert await engine.score_outputs(JUDGED, "in", ["other", "out"]) == first[::-1]
-    assert judge.num_asked == 2
+    assert len(judge.asked) == 2
     await engine.score_outputs(JUDGED, "another task", ["out"])
-    assert judge.num_asked == 3
+    assert len(judge.asked) == 3
 
 
 async def test_a_judge_that_fails_is_a_judge_error() -> None:
-    for judge in (FixedModel(None), None):
+    for judge in (ScriptedModel(), None):
         with pytest.raises(JudgeError):
             await ValidationEngine(judge=judge).score_outputs(JUDGED, "in", ["out"])
 

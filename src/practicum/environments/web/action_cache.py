@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from practicum.chat.formats.web_actions import WebActionError, checked_call
+from practicum.config.fields import annotations_of, describe_type, has_type
 from practicum.data.run_folder import write_atomic
 from practicum.environment import ToolCall
 from practicum.environments.web.observation import Node
 from practicum.environments.web.page_state import bid_of, named_like, normalised_goal
 from practicum.errors import UserError
 from practicum.resources import Resource
-from practicum.utils.annotations import annotations_of, describe, has_type
 
 CACHE = "cache"
 """The name of the resource."""
@@ -155,7 +155,7 @@ def _problem(entry: CacheEntry) -> str:
     for name, annotation in annotations_of(CacheEntry.__init__).items():
         value = getattr(entry, name, None)
         if not has_type(value, annotation):
-            return f"'{name}' is {describe(annotation)}, not {value!r}"
+            return f"'{name}' is {describe_type(annotation)}, not {value!r}"
     for name in ("success_count", "fail_count", "last_used"):
         if getattr(entry, name) < 0:
             return f"'{name}' is at least 0, not {getattr(entry, name)}"

@@ -277,7 +277,7 @@ def _memory_growing(history: MetricHistory, settings: HealthSettings) -> HealthF
     half = len(points) // 2
     lines = [trend([s for s, _ in part], [v for _, v in part]) for part in (points, points[:half], points[half:])]
     line = lines[0]
-    if line is None or any(one is None or one.slope <= limit or one.low <= 0 for one in lines):
+    if line is None or any(part is None or part.slope <= limit or part.low <= 0 for part in lines):
         return None
     cause, remedy = (
         "memory grows steadily, in MB per step",
