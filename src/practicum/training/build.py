@@ -372,10 +372,10 @@ def check_components(config: TrainConfig, components: RunComponents) -> None:
     has_roles = config.agent.roles or config.agent.train_roles is not None
     if has_roles or components.environment.roles != (DEFAULT_ROLE,) or components.environment.model_names():
         check_roles(config, components.environment)
-    if ranks.count() > 1 and components.resources.has_state:
+    if (ranks.count() > 1 or config.actor_rollout_ref.rollout.num_workers) and components.resources.has_state:
         raise UserError(
-            f"The episodes of '{components.environment.name}' write to what they share, which several ranks do not "
-            "share yet; start one process."
+            f"The episodes of '{components.environment.name}' write to what they share, which several ranks or rollout "
+            "workers do not share yet; start one process."
         )
 
 
@@ -399,6 +399,10 @@ def build_trainer(
     run_settings(config, steps)  # what is wrong with them is an error before the model is loaded
     agent = build_agent(config, components, config.actor_rollout_ref.rollout.temperature)
     policy = build_policy(config, folder, on, logged.log.template if logged is not None else None)
+    if num_workers := config.actor_rollout_ref.rollout.num_workers:
+        from practicum.training.cluster.worker_pool import WorkerPool  # which imports this module
+
+        policy.workers = WorkerPool(config, folder, components, num_workers, say)
     if environment.model_names():
         models = asked_models(policy, environment, agent, config)
         components = replace(components, make_environment=with_models(components.make_environment, models))
