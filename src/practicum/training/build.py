@@ -17,7 +17,7 @@ from practicum.chat.response_format import read_response_format
 from practicum.config import overrides
 from practicum.config.fields import default_of
 from practicum.config.overrides import Resolved
-from practicum.config.resolve import resolve_train
+from practicum.config.resolve import ranks_asked_for, resolve_train
 from practicum.config.train import TrainConfig, TrainerConfig
 from practicum.data.run_folder import FolderLock, ModelRef, lock_for_run, resolve_model, write_atomic
 from practicum.data.task_overlap import num_shared, write_train_tasks
@@ -130,12 +130,16 @@ def train(
     `config` is a `TrainConfig` or overrides as `practicum train` takes them, such as ["recipe=math-tiny"]. A folder
     that holds an unfinished run of the same configuration is continued. The model goes to `model_folder`, by default
     model/ in the run's folder: the best one by validation, or the last where nothing is validated. last/ beside it
-    has the last weights. `log` gets messages, `progress` shows a line on stderr. Under `torchrun` all ranks train
-    together; the first one writes files and messages.
+    has the last weights. `log` gets messages, `progress` shows a line on stderr. Under `torchrun`, or with
+    trainer.n_gpus_per_node above 1, all ranks train together; the first one writes files and messages.
     """
     select_gpu(read_launch())
     resolved = resolve_train(config)
     keep_stored_defaults(resolved, run_folder(resolved.config))
+    if read_launch().num_ranks == 1 and ranks_asked_for(resolved.config, resolved.chosen) > 1:
+        from practicum.training.cluster.learner_ranks import train_on_ranks  # which imports this module
+
+        return train_on_ranks(resolved, model_folder, progress, log, on_step)
     with explain_out_of_memory(LESS_MEMORY_TRAIN), ranks.joined(find_device(resolved.config).device) as launch:
         if not launch.is_first:
             model = run_folder(resolved.config) / MODEL if model_folder is None else Path(model_folder)
@@ -583,5 +587,5 @@ def check_machine(config: TrainConfig) -> None:
         find_python(rollout.vllm.python)
     gpus, num_ranks = config.trainer.n_gpus_per_node, read_launch().ranks_per_node
     was_asked = gpus == 1 if num_ranks == 1 else gpus == num_ranks != default_of(TrainerConfig, "n_gpus_per_node")
-    if was_asked and not find_device(config).on_gpu:
+    if was_asked and config.trainer.device != "cpu" and not find_device(config).on_gpu:
         raise UserError(f"trainer.n_gpus_per_node={gpus}, but no GPU is to be seen here; set it to 0.")

@@ -339,9 +339,7 @@ class OnlineSource:
 
 def greedy_agent(agent: Agent, untrained: Collection[str]) -> Agent:
     """The agent of greedy rollouts; roles with an untrained model act as they do in training."""
-    roles = {
-        name: role if name in untrained else replace(role, temperature=None) for name, role in agent.roles.items()
-    }
+    roles = {name: role if name in untrained else replace(role, temperature=None) for name, role in agent.roles.items()}
     return replace(agent, sampling=replace(agent.sampling, temperature=0.0), roles=roles)
 
 

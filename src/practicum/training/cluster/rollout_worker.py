@@ -29,8 +29,8 @@ from practicum.rollout import with_models
 from practicum.task import Task, content_hash
 from practicum.training import build
 from practicum.training.cluster import weights
-from practicum.training.rollout_source import greedy_agent
 from practicum.training.roles import asked_models
+from practicum.training.rollout_source import greedy_agent
 from practicum.training.settings import resolve_device, validates
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Attempt, Seeds
@@ -126,13 +126,13 @@ class RolloutWorker:
     async def probe(self) -> tuple[list[int], list[int], list[float]]:
         """Return a prompt, the engine's reply to it and the log-probs of that: the learner scores the same reply."""
         prompt = tuple(
-            token
-            for span in self.policy.renderer.start((Message("user", PROBE),), ())
-            for token in span.ids
+            token for span in self.policy.renderer.start((Message("user", PROBE),), ()) for token in span.ids
         )
         sampling = Sampling(max_tokens=PROBE_TOKENS, seed=0)
         observation = Observation((Message("user", PROBE),))
-        request = Request(prompt, sampling, Task("probe", "probe", "val"), observation, observation.messages, final=True)
+        request = Request(
+            prompt, sampling, Task("probe", "probe", "val"), observation, observation.messages, final=True
+        )
         generation = await self.policy.engine.generate(request)
         return list(prompt), list(generation.ids), list(generation.logprobs or ())
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import importlib.util
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -12,16 +12,15 @@ from practicum.errors import UserError
 
 START_SECONDS = 120.0
 """Seconds in which actors have to be placed."""
+START_ATTEMPTS = 3
+"""Ray gives up where its own processes need more than some seconds to start, as on a machine that is very busy."""
 
-
-def is_installed() -> bool:
-    return importlib.util.find_spec("ray") is not None
-
-
-def check_installed(key: str) -> None:
-    """Raise UserError where Ray is not installed; `key` is the setting that needs it."""
-    if not is_installed():
-        raise UserError(f"{key} needs Ray: pip install 'practicum[ray]'.")
+DEFAULTS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # otherwise Ray hides the GPUs from a process that asked for none
+    "RAY_worker_register_timeout_seconds": "300",  # a machine whose cores are all busy is slow, not broken
+}
+"""Variables that Ray reads, where nobody has set them."""
 
 
 @contextlib.contextmanager
@@ -30,26 +29,39 @@ def connected(num_cpus: int) -> Iterator[Any]:
 
     A local Ray has at least `num_cpus` CPUs, however many cores there are: processes on a CPU share its cores.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Otherwise Ray hides the GPUs from a process that asked for none.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
     import ray
 
     if ray.is_initialized():
         yield ray
         return
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
-    try:
+    for attempts_left in reversed(range(START_ATTEMPTS)):
         try:
-            ray.init(num_cpus=max(num_cpus, os.cpu_count() or 1), **quiet)
-        except ValueError:  # a cluster that runs already has a number of its own
-            ray.init(log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise UserError(f"Ray cannot be reached or started ({_first_line(error)}); see RAY_ADDRESS.") from error
+            _initialise(ray, num_cpus)
+            break
+        except Exception as error:  # Ray raises many kinds
+            ray.shutdown()
+            if not attempts_left:
+                reason = f"Ray cannot be reached or started ({_first_line(error)})"
+                raise UserError(f"{reason}; see RAY_ADDRESS, or try again.") from error
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _initialise(ray: Any, num_cpus: int) -> None:
+    """Join the cluster that Ray finds, or start a local one."""
+    try:
+        ray.init(
+            num_cpus=max(num_cpus, os.cpu_count() or 1),
+            log_to_driver=False,
+            logging_level="ERROR",
+            include_dashboard=False,
+        )
+    except ValueError:  # a cluster that runs already has a number of CPUs of its own
+        ray.init(log_to_driver=False, logging_level="ERROR")
 
 
 def check_resources(ray: Any, num_processes: int, on_gpu: bool, what: str) -> None:
@@ -59,6 +71,11 @@ def check_resources(ray: Any, num_processes: int, on_gpu: bool, what: str) -> No
     if total < num_processes:
         remedy = "; trainer.device=cpu trains on CPUs" if on_gpu and not total else ""
         raise UserError(f"{what} need {num_processes} {kind}s, and the Ray cluster has {total}{remedy}.")
+
+
+def as_future(call: Any) -> asyncio.Future[Any]:
+    """Return a call of a Ray actor as a future of the running event loop."""
+    return asyncio.wrap_future(call.future())
 
 
 def _first_line(error: Exception) -> str:

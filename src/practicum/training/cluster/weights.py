@@ -42,9 +42,7 @@ def checksum(tensor: Tensor) -> str:
     return hashlib.sha256(flat.numpy()).hexdigest()
 
 
-def encode(
-    tensors: Mapping[str, Tensor], version: int, base: tuple[int, Mapping[str, Tensor]] | None = None
-) -> bytes:
+def encode(tensors: Mapping[str, Tensor], version: int, base: tuple[int, Mapping[str, Tensor]] | None = None) -> bytes:
     """Return a message with tensors of a version; with `base` (a version and its tensors), changes where they pay."""
     parts: dict[str, Tensor] = {}
     records: dict[str, Any] = {}

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from practicum import __version__
@@ -26,7 +25,7 @@ from practicum.agent import Agent
 from practicum.config.overrides import to_yaml
 from practicum.config.train import TrainConfig
 from practicum.data.store import decode_episode
-from practicum.errors import UserError, describe_exception
+from practicum.errors import UserError
 from practicum.training import ranks
 from practicum.training.cluster import session, weights
 from practicum.training.cluster.rollout_worker import (
@@ -133,7 +132,9 @@ class WorkerPool:
             lost += [failure for failure in await _all(serving) if failure is not None]
             for index, reason in lost:
                 unfinished = [p for p in assigned.get(index, ()) if p not in results]
-                self._write("worker_lost", worker=index, reason=reason, run_again=[_key(planned[p]) for p in unfinished])
+                self._write(
+                    "worker_lost", worker=index, reason=reason, run_again=[_key(planned[p]) for p in unfinished]
+                )
                 self.say(f"Rollout worker {index} is lost ({reason}); {len(unfinished)} episodes are run again.")
             num_failed = num_failed + 1 if lost and len(results) == num_before else 0
             if num_failed >= MAX_FAILED_ROUNDS:
@@ -175,7 +176,7 @@ class WorkerPool:
         """Await an answer; raise WorkerLost where the worker is dead, cannot be reached, or takes too long."""
         exceptions = self._ray.exceptions
         try:
-            return await asyncio.wait_for(_as_future(call), seconds)
+            return await asyncio.wait_for(session.as_future(call), seconds)
         except TimeoutError:
             raise WorkerLost(f"no answer in {seconds:.0f} s") from None
         except exceptions.RayTaskError:
@@ -332,8 +333,3 @@ async def _all(work: Sequence[Any]) -> list[Any]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _as_future(call: Any) -> asyncio.Future[Any]:
-    """A Ray call as a future of the running event loop."""
-    return asyncio.wrap_future(call.future())
