@@ -9,7 +9,7 @@ SEED ?= 0
 # Processes of `make learn`, `make training-stages` and `make htdag-ablation`, one core each.
 JOBS ?= 1
 
-.PHONY: setup alfworld-planner quickstart test test-slow vllm test-vllm test-clients learn training-stages rubric affine affine-tiny htdag htdag-ablation roles web web-matrix lint format walk benchmarks clean
+.PHONY: setup alfworld-planner quickstart test test-slow vllm test-vllm test-clients learn training-stages rubric affine affine-tiny htdag htdag-ablation roles web web-matrix lint format walk benchmarks drill clean
 
 setup: $(STAMP)
 
@@ -56,6 +56,10 @@ test: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
 	@$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not vllm"; tests=$$?; wait $$types && exit $$tests
+
+# Ranks, rollout workers and the driver of a small run are killed at random for half an hour (docs/cluster.md).
+drill: $(STAMP)
+	$(BIN)/python benchmarks/fault_drill.py
 
 test-slow: $(STAMP)
 	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m slow

@@ -432,7 +432,9 @@ def to_yaml(config: Any) -> str:
 
 def from_yaml(schema: type[Schema], text: str) -> Schema:
     """The filled schema that `to_yaml` wrote."""
-    config: Schema = _as_object(OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(text)))
+    tree = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(text))
+    assert isinstance(tree, DictConfig)
+    config: Schema = _as_object(tree)
     return config
 
 

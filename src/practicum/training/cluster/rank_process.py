@@ -51,6 +51,7 @@ def end_with_stdin() -> None:
 
 
 def main() -> int:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it in its own processes
     request: dict[str, Any] = json.loads(sys.stdin.readline())
     threading.Thread(target=end_with_stdin, daemon=True).start()
     events = EventWriter(sys.stdout)

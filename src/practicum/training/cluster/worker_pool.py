@@ -27,6 +27,7 @@ from practicum.config.train import TrainConfig
 from practicum.data.store import decode_episode
 from practicum.errors import UserError
 from practicum.training import ranks
+from practicum.training.build import RunComponents
 from practicum.training.cluster import session, weights
 from practicum.training.cluster.rollout_worker import (
     RolloutWorker,
@@ -69,7 +70,7 @@ class WorkerPool:
 
     config: TrainConfig
     folder: Path
-    components: Any
+    components: RunComponents
     num_workers: int
     say: Callable[[str], None] = print
     workers: dict[int, Worker] = field(default_factory=dict)
