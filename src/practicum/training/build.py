@@ -404,9 +404,9 @@ def build_trainer(
     agent = build_agent(config, components, config.actor_rollout_ref.rollout.temperature)
     policy = build_policy(config, folder, on, logged.log.template if logged is not None else None)
     if num_workers := config.actor_rollout_ref.rollout.num_workers:
-        from practicum.training.cluster.worker_pool import WorkerPool  # which imports this module
+        from practicum.training.cluster.worker_pool import RolloutWorkerPool  # which imports this module
 
-        policy.workers = WorkerPool(config, folder, components, num_workers, say)
+        policy.workers = RolloutWorkerPool(config, folder, components, num_workers, say)
     if environment.model_names():
         models = asked_models(policy, environment, agent, config)
         components = replace(components, make_environment=with_models(components.make_environment, models))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from practicum.config.overrides import Resolved, to_yaml
 from practicum.config.train import TrainConfig
@@ -144,7 +144,7 @@ class RankSupervisor:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._pass_on, number)
         host = self.ray.util.get_node_ip_address()
-        store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         for attempt in range(10_000):
             endings = await self._run_once(host, store.port, attempt)
             if self.result is not None and all(ending.code == 0 for ending in endings):

@@ -39,7 +39,7 @@ class TensorRecord:
 def checksum(tensor: Tensor) -> str:
     """Return the SHA-256 of a tensor's bytes."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(flat.numpy()).hexdigest()
+    return hashlib.sha256(flat.numpy().data).hexdigest()
 
 
 def encode(tensors: Mapping[str, Tensor], version: int, base: tuple[int, Mapping[str, Tensor]] | None = None) -> bytes:

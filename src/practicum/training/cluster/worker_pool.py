@@ -54,7 +54,7 @@ class WorkerLost(Exception):
 
 
 @dataclass
-class Worker:
+class WorkerHandle:
     """One worker: its index, the Ray actor, how often it was started, and the version of its weights."""
 
     index: int
@@ -65,7 +65,7 @@ class Worker:
 
 
 @dataclass
-class WorkerPool:
+class RolloutWorkerPool:
     """The workers of a run. Only the first rank has any; the others get the episodes from it."""
 
     config: TrainConfig
@@ -73,7 +73,7 @@ class WorkerPool:
     components: RunComponents
     num_workers: int
     say: Callable[[str], None] = print
-    workers: dict[int, Worker] = field(default_factory=dict)
+    workers: dict[int, WorkerHandle] = field(default_factory=dict)
     _agents: dict[str, Agent] = field(default_factory=dict)
     _ray: Any = None
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -119,7 +119,7 @@ class WorkerPool:
             num_before, lost = len(results), await self._prepare(policy)
             assigned = assign([p for p in range(len(planned)) if p not in results], planned, sorted(self.workers))
 
-            async def run(position: int, worker: Worker) -> None:
+            async def run(position: int, worker: WorkerHandle) -> None:
                 runs[position] += 1
                 episode = await self._run_one(worker, planned[position], name, provenance, agent)
                 results[position], owners[position] = episode, worker.index
@@ -145,7 +145,7 @@ class WorkerPool:
         return [results[position] for position in range(len(planned))]
 
     async def _serve(
-        self, worker: Worker, positions: Sequence[int], run: Callable[[int, Worker], Any], concurrency: int
+        self, worker: WorkerHandle, positions: Sequence[int], run: Callable[[int, WorkerHandle], Any], concurrency: int
     ) -> tuple[int, str] | None:
         """Run a worker's episodes, at most `concurrency` at once; returns its index and a reason where it is lost."""
         semaphore = asyncio.Semaphore(concurrency)
@@ -162,7 +162,7 @@ class WorkerPool:
         return None
 
     async def _run_one(
-        self, worker: Worker, attempt: Attempt, name: str, provenance: Mapping[str, Any], agent: Agent
+        self, worker: WorkerHandle, attempt: Attempt, name: str, provenance: Mapping[str, Any], agent: Agent
     ) -> Trajectory:
         assert worker.version is not None
         limit = agent.deadlines
@@ -207,7 +207,7 @@ class WorkerPool:
                     num_cpus=1, num_gpus=int(on_gpu), max_concurrency=1000, max_restarts=0, scheduling_strategy="SPREAD"
                 )  # fmt: skip
                 started = actor.remote(to_yaml(self.config), str(self.folder.absolute()), os.getcwd())
-                self.workers[index] = Worker(index, started, self._starts[index])
+                self.workers[index] = WorkerHandle(index, started, self._starts[index])
                 self._starts[index] += 1
         versions = tuple(model.version for model in policy.models)
         message = self._message(policy, versions)
@@ -238,7 +238,7 @@ class WorkerPool:
 
     async def _update(
         self,
-        worker: Worker,
+        worker: WorkerHandle,
         policy: TrainablePolicy,
         versions: tuple[int, ...],
         message: Callable[[int | None], Any],
@@ -271,7 +271,7 @@ class WorkerPool:
             return worker.index, str(lost)
         return None
 
-    async def _check(self, worker: Worker) -> None:
+    async def _check(self, worker: WorkerHandle) -> None:
         """Raise UserError where a new worker has another version of the package or cannot build what it needs."""
         described = await self._answer(worker.actor.describe.remote(), UPDATE_SECONDS)
         where = f"Rollout worker {worker.index} on {described['host']}"
@@ -285,7 +285,7 @@ class WorkerPool:
         place = {"host": described["host"], "pid": described["pid"]}
         self._write("worker_started", worker=worker.index, start=worker.starts, **place)
 
-    def _drop(self, worker: Worker) -> None:
+    def _drop(self, worker: WorkerHandle) -> None:
         """Forget a worker that is lost, and end its process where it can be reached."""
         if self.workers.get(worker.index) is worker:
             del self.workers[worker.index]
