@@ -188,7 +188,7 @@ def test_two_ranks_and_two_workers_equal_one_process(estimator: str, tmp_path: P
     printed = train_in_process(tmp_path / "cwd", overrides(tmp_path, "several", 10, *several), {3: "1", 5: "worker"})
     assert "killed 1" in printed
     assert "killed worker" in printed
-    assert "rank 1 was killed by signal 9: all ranks start again from the last checkpoint" in printed
+    assert "rank 1 was killed by signal 9; all ranks start again from the last checkpoint" in printed
     check_same(tmp_path, "one", "several", 10)
     events = ledger_of(tmp_path, "several")
     assert sum(event["event"] == "opened" for event in events) == 2

@@ -144,8 +144,9 @@ class RankSupervisor:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._pass_on, number)
         host = self.ray.util.get_node_ip_address()
-        store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         for attempt in range(10_000):
+            # A store of its own: addresses of ranks that are gone must not be found.
+            store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
             endings = await self._run_once(host, store.port, attempt)
             if self.result is not None and all(ending.code == 0 for ending in endings):
                 return self.result

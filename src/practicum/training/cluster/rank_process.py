@@ -55,7 +55,7 @@ def main() -> int:
     request: dict[str, Any] = json.loads(sys.stdin.readline())
     threading.Thread(target=end_with_stdin, daemon=True).start()
     events = EventWriter(sys.stdout)
-    sys.stdout = events  # type: ignore[assignment]
+    sys.stdout = events
 
     def on_step(step: int, total: int, values: Mapping[str, float]) -> None:
         events.send("step", [step, total, dict(values)])

@@ -68,10 +68,10 @@ def agents_of(config: TrainConfig, components: build.RunComponents, untrained: S
     """The agents that a run rolls out, by name: of training, of greedy rollouts, of validation."""
     rollout = config.actor_rollout_ref.rollout
     agent = build.build_agent(config, components, rollout.temperature)
-    agents = {"train": agent, "greedy": greedy_agent(agent, untrained)}
+    agents = {"train": agent}
     if validates(config):
         agents["val"] = build.build_agent(config, components, rollout.val_temperature, validating=True)
-    return agents
+    return {**agents, "greedy": greedy_agent(agent, untrained)}
 
 
 def agent_hashes(agents: Mapping[str, Agent]) -> dict[str, str]:

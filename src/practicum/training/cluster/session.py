@@ -18,6 +18,7 @@ START_ATTEMPTS = 3
 DEFAULTS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # otherwise Ray hides the GPUs from a process that asked for none
+    "RAY_worker_niceness": "0",  # Ray would give the ranks and workers of a local Ray the least priority
     "RAY_worker_register_timeout_seconds": "300",  # a machine whose cores are all busy is slow, not broken
 }
 """Variables that Ray reads, where nobody has set them."""
