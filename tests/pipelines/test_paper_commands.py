@@ -32,10 +32,8 @@ ROWS = {
 COMMANDS = {"math": MATH_COMMAND, "search": SEARCH_COMMAND, "code": CODE_COMMAND}
 
 
-@pytest.mark.parametrize("name", list(COMMANDS))
-def test_two_steps(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def run_command(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> int:
+    """Run a command on two tasks; returns its exit status."""
     data = tmp_path / "data.json"
     data.write_text(json.dumps(ROWS[name]))
     corpus = tmp_path / "corpus"
@@ -45,11 +43,34 @@ def test_two_steps(
     monkeypatch.setenv("WANDB_MODE", "offline")
     files = [f"data.train_files={data}", f"data.val_files={data}", f"trainer.default_local_dir={tmp_path}"]
     given = [part for part in COMMANDS[name] if not part.startswith(SERVER_KEYS)]
-    assert main(["train", *given, *SMALL, *files]) == 0, capsys.readouterr().err
-    (folder,) = (tmp_path / "AgentRL").iterdir()
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return main(["train", *given, *SMALL, *files, *more])
+
+
+def check_run(folder: Path) -> None:
+    (run,) = (folder / "AgentRL").iterdir()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2]
     assert lines[-1]["rollout/episodes"] in (2, 8, 16)
     assert lines[-1]["mismatch/logprob/max"] < 1e-4
-    assert (folder / "global_step_2" / "manifest.json").exists()
-    assert list((folder / "wandb").glob("offline-run-*"))
+    assert (run / "global_step_2" / "manifest.json").exists()
+    assert list((run / "wandb").glob("offline-run-*"))
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_two_steps(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(name, tmp_path, monkeypatch) == 0, capsys.readouterr().err
+    check_run(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_two_steps_on_two_ranks_of_a_local_ray(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    two = ["trainer.n_gpus_per_node=2", "trainer.device=cpu"]
+    assert run_command(name, tmp_path, monkeypatch, *two) == 0, capsys.readouterr().err
+    check_run(tmp_path)

@@ -80,7 +80,7 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "64 × 8 H200" in text
     assert "does not fit" in text
     assert "lower actor_rollout_ref.rollout.max_num_seqs" in text
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.splitlines())) <= 80
     assert main([*command, "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
     assert values["ranks"] == 512

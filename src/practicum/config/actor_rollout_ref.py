@@ -143,6 +143,8 @@ class RolloutConfig:
     """Sampling temperature of validation; 0: greedy."""
     response_length: int = at_least(1, 256)
     """Tokens of one reply, at most, where agent.max_tokens_per_turn is null."""
+    num_workers: int = at_least(0, 0)
+    """Ray processes that run the episodes, each an engine with its environments; 0: the learner's own process."""
     max_num_seqs: int | None = at_least(1, None)
     """Replies decoded at once; null: 256 on a GPU, else 64."""
     kv_cache_gib: float | None = above(0, None)

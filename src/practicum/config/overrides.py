@@ -430,6 +430,14 @@ def to_yaml(config: Any) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
+def from_yaml(schema: type[Schema], text: str) -> Schema:
+    """The filled schema that `to_yaml` wrote."""
+    tree = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(text))
+    assert isinstance(tree, DictConfig)
+    config: Schema = _as_object(tree)
+    return config
+
+
 def quote(text: str) -> str:
     """A text in the quotes of the override grammar: quotes are escaped, and so are backslashes that precede one."""
     return "'" + re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + (match[2] and "\\'"), text) + "'"

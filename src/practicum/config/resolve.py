@@ -9,6 +9,7 @@ A launcher (`torchrun`, `accelerate launch`) says by environment variables which
 
 from __future__ import annotations
 
+import importlib.util
 import operator
 import os
 from collections.abc import Iterable, Mapping, Set
@@ -348,19 +349,16 @@ def check_engine(config: TrainConfig, chosen: Set[str]) -> None:
 def check_launch(config: TrainConfig, chosen: Set[str]) -> None:
     """Refuse numbers of machines and GPUs that are not those of the launch, and what several ranks cannot do yet."""
     launch, trainer = read_launch(), config.trainer
+    check_workers(config)
     if launch.num_ranks == 1:
-        if trainer.nnodes > 1:
-            raise UserError(
-                f"trainer.nnodes={trainer.nnodes}: the learner is one process on one machine; start a rank per GPU on "
-                f"every machine (torchrun --nnodes {trainer.nnodes} ..., docs/cluster.md), or set it to 1."
+        num_ranks = ranks_asked_for(config, chosen)
+        if num_ranks > 1:
+            _check_ray(
+                f"trainer.nnodes={trainer.nnodes} trainer.n_gpus_per_node={trainer.n_gpus_per_node}",
+                f", or start the ranks yourself (torchrun --nnodes {trainer.nnodes} --nproc-per-node "
+                f"{max(1, trainer.n_gpus_per_node)} -m practicum.cli train ...)",
             )
-        if "trainer.n_gpus_per_node" in chosen and trainer.n_gpus_per_node > 1:
-            raise UserError(
-                f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}: without a launcher the learner works on one "
-                f"device; start a rank per GPU (torchrun --nproc-per-node {trainer.n_gpus_per_node} -m practicum.cli "
-                "train ...), or set it to 1 (or 0: the CPU). A vLLM server has "
-                "actor_rollout_ref.rollout.tensor_model_parallel_size GPUs of its own."
-            )
+            _check_several_ranks(config, num_ranks)
         return
     if "trainer.nnodes" in chosen and trainer.nnodes != launch.nnodes:
         raise UserError(f"trainer.nnodes={trainer.nnodes}, but the launcher has started ranks on {launch.nnodes}.")
@@ -369,11 +367,48 @@ def check_launch(config: TrainConfig, chosen: Set[str]) -> None:
             f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}, but the launcher has started {launch.ranks_per_node} "
             "ranks per machine; every GPU needs one (0: the CPU)."
         )
+    _check_several_ranks(config, launch.num_ranks)
+
+
+def ranks_asked_for(config: TrainConfig, chosen: Set[str]) -> int:
+    """The learner ranks that somebody asked for: one per GPU of every machine (or, on CPUs, as many processes)."""
+    trainer, key = config.trainer, "trainer.n_gpus_per_node"
+    if key not in chosen and trainer.nnodes > 1:
+        raise UserError(f"trainer.nnodes={trainer.nnodes} needs {key} too: the ranks per machine.")
+    return trainer.nnodes * (max(1, trainer.n_gpus_per_node) if key in chosen else 1)
+
+
+def check_workers(config: TrainConfig) -> None:
+    """Refuse what rollout workers cannot do yet."""
+    num_workers = config.actor_rollout_ref.rollout.num_workers
+    if not num_workers:
+        return
+    for key, refused, why in NOT_WITH_WORKERS:
+        if _value(config, key) == refused:
+            raise UserError(f"{key}={refused} does not go with {ROLLOUT_WORKERS}={num_workers} yet: {why}.")
+    if config.data.from_trajectories is not None:
+        raise UserError(f"{ROLLOUT_WORKERS}={num_workers}: a log is trained on, and no episode is run; leave it out.")
+    _check_ray(f"{ROLLOUT_WORKERS}={num_workers}", ", or leave it out")
+
+
+def _check_ray(what: str, otherwise: str) -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise UserError(f"{what} needs Ray: pip install 'practicum[ray]'{otherwise}; see docs/cluster.md.")
+
+
+def _check_several_ranks(config: TrainConfig, num_ranks: int) -> None:
     for key, refused, why in NOT_ON_SEVERAL_RANKS:
         if _value(config, key) == refused:
-            raise UserError(f"{key}={refused} does not go with {launch.num_ranks} ranks yet: {why}.")
+            raise UserError(f"{key}={refused} does not go with {num_ranks} ranks yet: {why}.")
 
 
+ROLLOUT_WORKERS = "actor_rollout_ref.rollout.num_workers"
+NOT_WITH_WORKERS: tuple[tuple[str, Any, str], ...] = (
+    ("actor_rollout_ref.rollout.name", "vllm", "every worker generates with a local engine; use local"),
+    ("trainer.overlap", True, "the weights of an unfinished update would be sent to the workers; set it to false"),
+    ("agent.stream", True, "episodes run in other processes; set it to false"),
+)
+"""Key, refused value and reason."""
 NOT_ON_SEVERAL_RANKS: tuple[tuple[str, Any, str], ...] = (
     ("actor_rollout_ref.rollout.name", "vllm", "every rank generates with an engine of its own; use local"),
     ("trainer.overlap", True, "an update and the rollout beside it would wait for each other; set it to false"),

@@ -17,7 +17,7 @@ from practicum.chat.response_format import read_response_format
 from practicum.config import overrides
 from practicum.config.fields import default_of
 from practicum.config.overrides import Resolved
-from practicum.config.resolve import Launch, read_launch, resolve_train, select_gpu
+from practicum.config.resolve import Launch, ranks_asked_for, read_launch, resolve_train, select_gpu
 from practicum.config.train import TrainConfig, TrainerConfig
 from practicum.data.run_folder import FolderLock, ModelRef, lock_for_run, resolve_model, write_atomic
 from practicum.data.task_overlap import num_shared, write_train_tasks
@@ -130,12 +130,16 @@ def train(
     `config` is a `TrainConfig` or overrides as `practicum train` takes them, such as ["recipe=math-tiny"]. A folder
     that holds an unfinished run of the same configuration is continued. The model goes to `model_folder`, by default
     model/ in the run's folder: the best one by validation, or the last where nothing is validated. last/ beside it
-    has the last weights. `log` gets messages, `progress` shows a line on stderr. Under `torchrun` all ranks train
-    together; the first one writes files and messages.
+    has the last weights. `log` gets messages, `progress` shows a line on stderr. Under `torchrun`, or with
+    trainer.n_gpus_per_node above 1, all ranks train together; the first one writes files and messages.
     """
     select_gpu(read_launch())
     resolved = resolve_train(config)
     keep_stored_defaults(resolved, run_folder(resolved.config))
+    if read_launch().num_ranks == 1 and ranks_asked_for(resolved.config, resolved.chosen) > 1:
+        from practicum.training.cluster.learner_ranks import train_on_ranks  # which imports this module
+
+        return train_on_ranks(resolved, model_folder, progress, log, on_step)
     with explain_out_of_memory(LESS_MEMORY_TRAIN), _all_ranks(resolved.config) as launch:
         if not launch.is_first:
             model = run_folder(resolved.config) / MODEL if model_folder is None else Path(model_folder)
@@ -356,10 +360,10 @@ def check_components(config: TrainConfig, components: RunComponents) -> None:
     has_roles = config.agent.roles or config.agent.train_roles is not None
     if has_roles or components.environment.roles != (DEFAULT_ROLE,) or components.environment.model_names():
         check_roles(config, components.environment)
-    if components.resources.has_state and ranks.count() > 1:
+    if components.resources.has_state and (ranks.count() > 1 or config.actor_rollout_ref.rollout.num_workers):
         raise UserError(
-            f"The episodes of '{components.environment.name}' write to what they share, which several ranks do not "
-            "share yet; start one process."
+            f"The episodes of '{components.environment.name}' write to what they share, which several ranks or rollout "
+            "workers do not share yet; start one process."
         )
 
 
@@ -383,6 +387,10 @@ def build_trainer(
     run_settings(config, steps)  # what is wrong with them is an error before the model is loaded
     agent = build_agent(config, components, config.actor_rollout_ref.rollout.temperature)
     policy = build_policy(config, folder, on, logged.log.template if logged is not None else None)
+    if num_workers := config.actor_rollout_ref.rollout.num_workers:
+        from practicum.training.cluster.worker_pool import RolloutWorkerPool  # which imports this module
+
+        policy.workers = RolloutWorkerPool(config, folder, components, num_workers, say)
     if environment.model_names():
         models = asked_models(policy, environment, agent, config)
         components = replace(components, make_environment=with_models(components.make_environment, models))
@@ -563,5 +571,5 @@ def check_machine(config: TrainConfig) -> None:
         find_python(rollout.vllm.python)
     gpus, num_ranks = config.trainer.n_gpus_per_node, read_launch().ranks_per_node
     was_asked = gpus == 1 if num_ranks == 1 else gpus == num_ranks != default_of(TrainerConfig, "n_gpus_per_node")
-    if was_asked and not find_device(config).on_gpu:
+    if was_asked and config.trainer.device != "cpu" and not find_device(config).on_gpu:
         raise UserError(f"trainer.n_gpus_per_node={gpus}, but no GPU is to be seen here; set it to 0.")

@@ -426,7 +426,6 @@ def _sample_counts(micro: MicroBatch) -> list[tuple[int, int]]:
     return list(zip(indices.tolist(), counts.tolist(), strict=True))
 
 
-@torch.no_grad()
 def per_sample(
     samples: Sequence[Sample],
     limits: MicroBatchLimits,
@@ -437,14 +436,25 @@ def per_sample(
 
     Several ranks divide the samples among them, and each gets the result of all: all of them have to call this.
     """
-    samples = ranks.own_part(samples, lambda sample: len(sample.ids))
+    own = ranks.own_part(samples, lambda sample: len(sample.ids))
+    return ranks.gather_tensors(per_own_sample(own, limits, device, function))
+
+
+@torch.no_grad()
+def per_own_sample(
+    samples: Sequence[Sample],
+    limits: MicroBatchLimits,
+    device: torch.device,
+    function: Callable[[MicroBatch], Tensor],
+) -> list[Tensor]:
+    """Return what `per_sample` does, of samples that this process computes alone."""
     result: list[Tensor] = [torch.empty(0)] * len(samples)
     for micro in micro_batches(samples, limits, device) if samples or ranks.count() == 1 else ():
         counts = _sample_counts(micro)
         values = torch.split(function(micro).cpu(), [count for _, count in counts])
         for (index, _), own in zip(counts, values, strict=True):
             result[index] = own.clone()
-    return ranks.gather_tensors(result)
+    return result
 
 
 def compute_logprobs(decoder: Decoder, samples: Sequence[Sample], limits: MicroBatchLimits) -> list[Tensor]:

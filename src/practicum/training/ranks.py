@@ -34,6 +34,10 @@ MAX_BUCKET_ELEMENTS = 2**24
 """Gradients are summed in pieces of about this many elements, so that their copy stays small."""
 
 
+class RanksLost(UserError):
+    """Other ranks have gone; what made them go is theirs to tell."""
+
+
 def count() -> int:
     """Return the number of ranks that have joined; 1 without a launcher."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
@@ -65,7 +69,7 @@ def joined(device: str) -> Iterator[Launch]:
         if not isinstance(error, dist.DistError) and "onnection" not in str(error):
             raise
         reason = str(error).splitlines()[0][:200]
-        raise UserError(f"Rank {launch.rank} has lost the other ranks; see what they say ({reason}).") from error
+        raise RanksLost(f"Rank {launch.rank} has lost the other ranks; see what they say ({reason}).") from error
     finally:
         dist.destroy_process_group()
 

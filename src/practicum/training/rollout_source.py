@@ -313,13 +313,7 @@ class OnlineSource:
 
     async def _greedy_rewards(self, tasks: Sequence[Task], label: str) -> dict[str, float]:
         """By group: the reward of one greedy rollout of the whole agent, tools included."""
-        untrained = self.policy.role_engines  # another model, which acts here as it does in training
-        roles = {
-            name: role if name in untrained else replace(role, temperature=None)
-            for name, role in self.agent.roles.items()
-        }
-        greedy = replace(self.agent, sampling=replace(self.agent.sampling, temperature=0.0), roles=roles)
-        episodes = await self._roll_out(tasks, 1, label, greedy)
+        episodes = await self._roll_out(tasks, 1, label, greedy_agent(self.agent, self.policy.role_engines))
         return {episode.group: episode.reward for episode in episodes if episode.scored}
 
     async def _roll_out(
@@ -341,6 +335,12 @@ class OnlineSource:
             refresh=not self.settings.overlap,
             resources=self.resources,
         )
+
+
+def greedy_agent(agent: Agent, untrained: Collection[str]) -> Agent:
+    """The agent of greedy rollouts; roles with an untrained model act as they do in training."""
+    roles = {name: role if name in untrained else replace(role, temperature=None) for name, role in agent.roles.items()}
+    return replace(agent, sampling=replace(agent.sampling, temperature=0.0), roles=roles)
 
 
 TOP, GROUPS = "top_episodes", "groups"

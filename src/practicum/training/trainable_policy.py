@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -38,11 +38,28 @@ from practicum.rollout_setup import ROLES
 from practicum.training import ranks
 from practicum.training.learner import Learner, OptimizerSettings
 from practicum.training.micro_batches import MicroBatchLimits, Sample
-from practicum.training.objective import Objective, compute_logprobs
+from practicum.training.objective import Objective, head_logprobs, hidden_states, per_own_sample
 from practicum.trajectory import Attempt, Trajectory
 
 GPU_TOKENS = 16384
 """Maximum number of tokens in one micro-batch on a GPU."""
+
+
+class RolloutWorkers(Protocol):
+    """Processes that run the episodes of a policy, each with an engine and environments of its own."""
+
+    async def roll_out(
+        self,
+        policy: TrainablePolicy,
+        planned: Sequence[Attempt],
+        agent: Agent,
+        provenance: Mapping[str, Any],
+        on_done: Callable[[Trajectory], None] | None,
+    ) -> list[Trajectory]:
+        """Episodes of the policy's current weights, in the order of the plan; the same on every rank."""
+        ...
+
+    async def close(self) -> None: ...
 
 
 class TrainablePolicy:
@@ -100,6 +117,8 @@ class TrainablePolicy:
         """Roles with an adapter of their own over the same base model."""
         self.role_engines: dict[str, tuple[Engine, Renderer]] = {}
         """Roles whose model is not trained: another local model, or a server."""
+        self.workers: RolloutWorkers | None = None
+        """Other processes that run the episodes instead of this one's engine."""
         self.version = 0
         self._engine_is_current = False
         self.reference: Decoder | None = None
@@ -208,11 +227,16 @@ class TrainablePolicy:
         return policies
 
     def score(self, prompt: Sequence[int], reply: Sequence[int]) -> list[float]:
-        """Log-probs of the tokens of a reply under the current weights."""
+        """Log-probs of the tokens of a reply under the current weights, computed by this process alone."""
         ids = (*prompt, *reply)
         mask = np.arange(len(ids)) >= len(prompt)
         zeros = np.zeros(len(ids), dtype=np.float32)
-        (logprobs,) = compute_logprobs(self.decoder, [Sample(ids, mask, zeros, zeros, zeros)], self.limits)
+        (logprobs,) = per_own_sample(
+            [Sample(ids, mask, zeros, zeros, zeros)],
+            self.limits,
+            self.decoder.device,
+            lambda micro: head_logprobs(self.decoder, hidden_states(self.decoder, micro), micro),
+        )
         values: list[float] = logprobs.tolist()
         return values
 
@@ -231,10 +255,13 @@ class TrainablePolicy:
     ) -> list[Trajectory]:
         """Episodes of the current policy; without `refresh`, of the weights that the engine has.
 
-        Several ranks divide them among them by group, and each gets all of them.
+        Several ranks divide them among them by group, and each gets all of them. Rollout workers, where there are any,
+        run them in environments of their own.
         """
         if refresh:
             await self.refresh()
+        if self.workers is not None:
+            return await self.workers.roll_out(self, planned, agent, provenance or {}, on_done)
         several_ranks = dist.is_initialized()
         own: Sequence[int] = range(len(planned))
         if several_ranks:
@@ -291,6 +318,8 @@ class TrainablePolicy:
             model.save(folder / ROLES / name)
 
     async def close(self) -> None:
+        if self.workers is not None:
+            await self.workers.close()
         await self.engine.close()
         for model in self.role_policies.values():
             await model.close()

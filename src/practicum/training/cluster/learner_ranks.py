@@ -1,0 +1,307 @@
+"""Learner ranks that Ray places and supervises: `trainer.nnodes` machines with `trainer.n_gpus_per_node` ranks each.
+
+Every rank is a process of its own (`rank_process`), as `torchrun` would start it, beside a Ray actor that starts it,
+passes on what it tells, and ends with it. Where a rank, its actor or its node dies, all ranks start again and go on
+from the last checkpoint. The driver, which is the process that was called, decides and holds nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from practicum.config.overrides import Resolved, to_yaml
+from practicum.config.resolve import SELECTED
+from practicum.config.train import TrainConfig
+from practicum.errors import UserError
+from practicum.training.build import StepCallback, TrainResult
+from practicum.training.cluster import session
+from practicum.training.cluster.rank_process import INTERRUPTED
+from practicum.training.settings import find_device
+from practicum.utils.terminal import Progress
+
+GRACE_SECONDS = 10.0
+"""Seconds in which the other ranks may end by themselves after one has failed."""
+MAX_FAILURES = 3
+"""Failures in a row without a new step, after which the run stops."""
+STDERR_LINES = 40
+MODULE = "practicum.training.cluster.rank_process"
+
+
+class RankActor:
+    """Starts the process of one rank on its node and passes on what it tells."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._events: asyncio.Queue[Any] = asyncio.Queue()
+        self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
+
+    async def start(self, request: str, env: dict[str, str], folder: str) -> str:
+        """Start the process; returns the name of the host."""
+        own = {key: value for key, value in os.environ.items() if key not in RAY_THREADS or key in env}
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", MODULE),
+            env={**own, **env},
+            cwd=folder if Path(folder).is_dir() else None,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=2**24,
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(request.encode() + b"\n")
+        await self._process.stdin.drain()
+        self._pump = asyncio.create_task(self._read())  # kept: a task without a reference may be collected
+        return socket.gethostname()
+
+    async def _read(self) -> None:
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+
+        async def read_stderr(stream: asyncio.StreamReader) -> None:
+            async for line in stream:
+                self._stderr.append(line.decode(errors="replace"))
+
+        errors = asyncio.create_task(read_stderr(process.stderr))
+        async for line in process.stdout:
+            await self._events.put(json.loads(line))
+        await errors
+        await self._events.put(["exit", [await process.wait(), "".join(self._stderr)]])
+
+    async def next_event(self) -> Any:
+        """Wait for the next event: its kind and value. The last one is `exit`."""
+        return await self._events.get()
+
+    async def signal(self, number: int) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+
+    async def stop(self) -> None:
+        """Kill the process, and wait for its end."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+
+RAY_THREADS = ("OMP_NUM_THREADS",)
+"""What Ray sets for its own processes; a rank has the threads that it would have without Ray."""
+
+
+@dataclass
+class Ending:
+    """How a rank ended: exit status (None: its actor died), the failure that it told, and the end of its stderr."""
+
+    rank: int
+    code: int | None = None
+    failure: tuple[str, str] | None = None
+    stderr: str = ""
+
+    @property
+    def died(self) -> bool:
+        """Whether something ended it from outside."""
+        return self.code is None or self.code < 0
+
+    def describe(self) -> str:
+        if self.code is None:
+            return f"rank {self.rank} was lost with its node or its supervisor"
+        if self.code < 0:
+            return f"rank {self.rank} was killed by signal {-self.code}"
+        return f"rank {self.rank} ended ({(self.failure or ('', f'exit status {self.code}'))[1]})"
+
+
+@dataclass
+class RankSupervisor:
+    """Runs all ranks until the training is done, again after a failure."""
+
+    ray: Any
+    resolved: Resolved[TrainConfig]
+    model_folder: str | None
+    log: Callable[[str], None]
+    on_step: StepCallback | None
+    line: Progress
+    result: TrainResult | None = None
+    last_step: int = 0
+    actors: list[Any] = field(default_factory=list)
+    num_signals: int = 0
+
+    async def run(self) -> TrainResult:
+        loop, failures, step_before = asyncio.get_running_loop(), 0, -1
+        with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: signals are handled elsewhere
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self._pass_on, number)
+        host = self.ray.util.get_node_ip_address()
+        for attempt in range(10_000):
+            # A store of its own: addresses of ranks that are gone must not be found.
+            store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+            endings = await self._run_once(host, store.port, attempt)
+            if self.result is not None and all(ending.code == 0 for ending in endings):
+                return self.result
+            if self.num_signals:
+                raise KeyboardInterrupt
+            cause = _cause(endings)
+            failures = failures + 1 if self.last_step == step_before else 1
+            step_before = self.last_step
+            if failures >= MAX_FAILURES:
+                raise UserError(f"Ranks failed {failures} times without a new step ({cause.describe()}).")
+            self.log(
+                f"After step {self.last_step}, {cause.describe()}; all ranks start again from the last checkpoint."
+            )
+        raise AssertionError("unreachable")
+
+    async def _run_once(self, host: str, port: int, attempt: int) -> list[Ending]:
+        """Start all ranks and follow them to their end."""
+        trainer = self.resolved.config.trainer
+        per_node, on_gpu = max(1, trainer.n_gpus_per_node), find_gpu_use(self.resolved.config)
+        bundle = {"CPU": float(per_node), **({"GPU": float(per_node)} if on_gpu else {})}
+        group = self.ray.util.placement_group(
+            [bundle] * trainer.nnodes, strategy="STRICT_SPREAD" if trainer.nnodes > 1 else "STRICT_PACK"
+        )
+        try:
+            if not await asyncio.to_thread(group.wait, session.START_SECONDS):
+                raise UserError(
+                    f"The Ray cluster has no {trainer.nnodes} machines with {per_node} free "
+                    f"{'GPUs' if on_gpu else 'CPUs'} each; lower trainer.nnodes or trainer.n_gpus_per_node."
+                )
+            make = self.ray.remote(RankActor)
+            strategy = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+            self.actors = [
+                make.options(
+                    num_cpus=1, num_gpus=int(on_gpu), max_concurrency=8,
+                    scheduling_strategy=strategy(group, placement_group_bundle_index=rank // per_node),
+                ).remote()
+                for rank in range(trainer.nnodes * per_node)
+            ]  # fmt: skip
+            return await self._follow_all(host, port, attempt, per_node)
+        finally:
+            await self._stop_all()
+            self.ray.util.remove_placement_group(group)
+
+    async def _follow_all(self, host: str, port: int, attempt: int, per_node: int) -> list[Ending]:
+        request = json.dumps({
+            "config": to_yaml(self.resolved.config), "sources": self.resolved.sources,
+            "model_folder": self.model_folder,
+        })  # fmt: skip
+        common = {
+            "WORLD_SIZE": str(len(self.actors)), "LOCAL_WORLD_SIZE": str(per_node), "MASTER_ADDR": host,
+            "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is the driver's
+            "TORCHELASTIC_RESTART_COUNT": str(attempt),
+            "RAY_ADDRESS": self.ray.get_runtime_context().gcs_address,
+            **{name: os.environ[name] for name in (*RAY_THREADS, "PYTHONPATH") if name in os.environ},
+        }  # fmt: skip
+        following = []
+        for rank, actor in enumerate(self.actors):
+            local = str(rank % per_node)
+            env = {**common, "RANK": str(rank), "LOCAL_RANK": local, SELECTED: local}
+            following.append(asyncio.create_task(self._follow(rank, actor, request, env)))
+        try:
+            waiting = set(following)
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if any(task.result().code != 0 for task in done):
+                    await asyncio.wait(waiting or done, timeout=GRACE_SECONDS)
+                    break
+            return [task.result() for task in following if task.done()]
+        finally:
+            for task in following:
+                task.cancel()
+            await asyncio.gather(*following, return_exceptions=True)
+
+    async def _follow(self, rank: int, actor: Any, request: str, env: dict[str, str]) -> Ending:
+        """Start a rank and handle its events until it ends."""
+        ending = Ending(rank)
+        try:
+            await session.as_future(actor.start.remote(request, env, os.getcwd()))
+            while True:
+                kind, value = await session.as_future(actor.next_event.remote())
+                if kind == "exit":
+                    ending.code, ending.stderr = value
+                    return ending
+                if kind in ("user_error", "ranks_lost"):
+                    ending.failure = (kind, value)
+                elif rank == 0:
+                    self._handle(kind, value)
+        except self.ray.exceptions.RayTaskError:
+            raise
+        except self.ray.exceptions.RayError:
+            return ending
+
+    def _handle(self, kind: str, value: Any) -> None:
+        """Pass on what the first rank tells."""
+        if kind == "log":
+            self.log(value)
+        elif kind == "result":
+            self.result = TrainResult(**{**value, "folder": Path(value["folder"]), "model": Path(value["model"])})
+        elif kind == "step":
+            step, total, values = value
+            self.last_step = max(self.last_step, step)
+            self.line.total, self.line.done = total, step - 1
+            self.line.advance(1, f"reward {values.get('reward/mean', float('nan')):.3f}")
+            if self.on_step is not None:
+                self.on_step(step, total, values)
+
+    def _pass_on(self, number: int) -> None:
+        """Pass a signal on to the first rank, which decides for all; the second one ends everything."""
+        self.num_signals += 1
+        for actor in self.actors if self.num_signals > 1 else self.actors[:1]:
+            actor.signal.remote(number if self.num_signals == 1 else signal.SIGKILL)
+
+    async def _stop_all(self) -> None:
+        """Kill what is left of the ranks."""
+        actors, self.actors = self.actors, []
+        stopping = [asyncio.wait_for(session.as_future(actor.stop.remote()), GRACE_SECONDS) for actor in actors]
+        await asyncio.gather(*stopping, return_exceptions=True)
+        for actor in actors:
+            with contextlib.suppress(Exception):
+                self.ray.kill(actor)
+
+
+def _cause(endings: list[Ending]) -> Ending:
+    """The ending that made the others fail, if it is one to start again from; raise where it is not."""
+    for ending in endings:
+        if ending.failure is not None and ending.failure[0] == "user_error":
+            raise UserError(ending.failure[1])
+    for ending in endings:
+        if not ending.died and ending.code not in (0, INTERRUPTED) and ending.failure is None:
+            raise RuntimeError(f"Rank {ending.rank} failed:\n{ending.stderr}")
+    return min((ending for ending in endings if ending.code != 0), key=lambda ending: not ending.died)
+
+
+def find_gpu_use(config: TrainConfig) -> bool:
+    """Whether the ranks need a GPU each: unless the CPU was asked for. The driver itself may have none."""
+    return config.trainer.n_gpus_per_node > 0 and config.trainer.device != "cpu"
+
+
+def train_on_ranks(
+    resolved: Resolved[TrainConfig],
+    model_folder: str | Path | None,
+    progress: bool,
+    log: Callable[[str], None],
+    on_step: StepCallback | None,
+) -> TrainResult:
+    """Train on the ranks that `trainer.nnodes` and `trainer.n_gpus_per_node` ask for."""
+    config = resolved.config
+    num_ranks = config.trainer.nnodes * max(1, config.trainer.n_gpus_per_node)
+    num_workers, on_gpu = config.actor_rollout_ref.rollout.num_workers, find_gpu_use(config)
+    if not on_gpu:
+        find_device(config)  # what is wrong with device or dtype is an error before Ray starts
+    with session.connected(num_ranks + num_workers) as ray:
+        session.check_resources(ray, num_ranks + num_workers, on_gpu, "Learner ranks and rollout workers")
+        line = Progress("train", 0, "steps", shown=progress)
+        folder = None if model_folder is None else str(Path(model_folder).absolute())
+        with line:
+            supervisor = RankSupervisor(ray, resolved, folder, log, on_step, line)
+            return asyncio.run(supervisor.run())

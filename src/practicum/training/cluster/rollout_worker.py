@@ -1,0 +1,169 @@
+"""A rollout worker: one engine with its environments, in a process of its own that Ray places.
+
+It is built from the configuration, as text. Tasks come as JSON and episodes go back as the records that are written to
+files; weights come as messages of `weights`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from practicum import __version__
+from practicum.agent import Agent
+from practicum.config.overrides import from_yaml
+from practicum.config.train import TrainConfig
+from practicum.data.store import encode_episode
+from practicum.engines.base import Request, Sampling
+from practicum.environment import Message, Observation
+from practicum.errors import UserError
+from practicum.rollout import with_models
+from practicum.task import Task, content_hash
+from practicum.training import build
+from practicum.training.cluster import weights
+from practicum.training.roles import asked_models
+from practicum.training.rollout_source import greedy_agent
+from practicum.training.settings import resolve_device, validates
+from practicum.training.trainable_policy import TrainablePolicy
+from practicum.trajectory import Attempt, Seeds
+
+PROBE = "What is 17 + 25, and how do you know?"
+PROBE_TOKENS = 16
+
+
+def encode_attempt(attempt: Attempt) -> str:
+    """Return an attempt as JSON."""
+    task = attempt.task
+    return json.dumps({
+        "task": [task.id, task.environment, task.split, dict(task.fields)],
+        "number": attempt.number, "seeds": asdict(attempt.seeds), "group": attempt.group,
+    })  # fmt: skip
+
+
+def decode_attempt(text: str) -> Attempt:
+    """Return the attempt that was encoded."""
+    record = json.loads(text)
+    return Attempt(Task(*record["task"]), record["number"], Seeds(**record["seeds"]), record["group"])
+
+
+def trained_tensors(policy: TrainablePolicy) -> dict[str, Tensor]:
+    """The trained weights of a policy and of its roles' adapters, by name."""
+    return {
+        f"{index}/{name}": parameter.data
+        for index, model in enumerate(policy.models)
+        for name, parameter in model.loaded.model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def agents_of(config: TrainConfig, components: build.RunComponents, untrained: Sequence[str]) -> dict[str, Agent]:
+    """The agents that a run rolls out, by name: of training, of greedy rollouts, of validation."""
+    rollout = config.actor_rollout_ref.rollout
+    agent = build.build_agent(config, components, rollout.temperature)
+    agents = {"train": agent}
+    if validates(config):
+        agents["val"] = build.build_agent(config, components, rollout.val_temperature, validating=True)
+    return {**agents, "greedy": greedy_agent(agent, untrained)}
+
+
+def agent_hashes(agents: Mapping[str, Agent]) -> dict[str, str]:
+    return {name: content_hash(repr(agent)) for name, agent in agents.items()}
+
+
+class RolloutWorker:
+    """Runs episodes with weights that it is sent. A setting that is wrong here is told by `describe`."""
+
+    def __init__(self, config: str, folder: str, working_folder: str) -> None:
+        self.failure: str | None = None
+        self.version: int | None = None
+        if Path(working_folder).is_dir():  # paths in the configuration may be relative
+            os.chdir(working_folder)
+        try:
+            self._build(from_yaml(TrainConfig, config), Path(folder))
+        except UserError as error:
+            self.failure = str(error)
+
+    def _build(self, config: TrainConfig, folder: Path) -> None:
+        on = resolve_device(config)
+        components = build.build_components(config)
+        build.check_components(config, components)
+        components.resources.check()
+        self.policy = build.build_policy(config, folder, on, None)
+        self.agents = agents_of(config, components, tuple(self.policy.role_engines))
+        if components.environment.model_names():
+            models = asked_models(self.policy, components.environment, self.agents["train"], config)
+            components = replace(components, make_environment=with_models(components.make_environment, models))
+        self.components = components
+
+    async def describe(self) -> dict[str, Any]:
+        """Where this worker is, and whether it has understood the configuration as the learner has."""
+        own = {"host": socket.gethostname(), "pid": os.getpid(), "version": __version__, "failure": self.failure}
+        return own if self.failure is not None else {**own, "agents": agent_hashes(self.agents)}
+
+    async def update_weights(self, message: Any, versions: Sequence[int]) -> str | None:
+        """Load a message of weights; `versions` are those of the models. Returns why it is refused, or None."""
+        try:
+            self.version = weights.apply(bytes(message), trained_tensors(self.policy), self.version)
+        except weights.WeightsRefused as refused:
+            return str(refused)
+        await self.reset(versions)
+        return None
+
+    async def reset(self, versions: Sequence[int]) -> None:
+        """Empty the caches of the engines; replies from here on are of these versions."""
+        for model, version in zip(self.policy.models, versions, strict=True):
+            model.set_version(version)
+        await self.policy.refresh()
+
+    async def probe(self) -> tuple[list[int], list[int], list[float]]:
+        """Return a prompt, the engine's reply to it and the log-probs of that: the learner scores the same reply."""
+        prompt = tuple(
+            token for span in self.policy.renderer.start((Message("user", PROBE),), ()) for token in span.ids
+        )
+        sampling = Sampling(max_tokens=PROBE_TOKENS, seed=0)
+        observation = Observation((Message("user", PROBE),))
+        request = Request(
+            prompt, sampling, Task("probe", "probe", "val"), observation, observation.messages, final=True
+        )
+        generation = await self.policy.engine.generate(request)
+        return list(prompt), list(generation.ids), list(generation.logprobs or ())
+
+    async def run(self, attempt: str, agent: str, version: int, provenance: str) -> tuple[str, bytes]:
+        """Run an episode with the weights of a version; ("episode", its record) or ("error", why none can be run)."""
+        if version != self.version:
+            return "error", f"it has weights of version {self.version}, not {version}".encode()
+        try:
+            (episode,) = await self.policy.roll_out(
+                [decode_attempt(attempt)],
+                self.components.make_environment,
+                self.agents[agent],
+                provenance=json.loads(provenance),
+                refresh=False,
+                resources=self.components.resources,
+            )
+        except UserError as error:
+            return "error", str(error).encode()
+        return "episode", encode_episode(episode)
+
+    async def close(self) -> None:
+        """Close environments and engines."""
+        if self.failure is None:
+            await self.components.resources.close()
+            await self.policy.close()
+
+
+def score_difference(policy: TrainablePolicy, probe: tuple[list[int], list[int], list[float]]) -> float:
+    """Return the mean |worker's engine - learner| log-prob of a reply that the worker has sampled."""
+    prompt, reply, logprobs = probe
+    if not reply:
+        return 0.0
+    expected = torch.tensor(policy.score(prompt, reply))
+    return float((expected - torch.tensor(logprobs)).abs().mean())

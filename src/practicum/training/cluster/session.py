@@ -1,0 +1,83 @@
+"""Ray started or joined: `RAY_ADDRESS`, a cluster that `ray start` has started on this machine, or a local Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from practicum.errors import UserError
+
+START_SECONDS = 120.0
+"""Seconds in which actors have to be placed."""
+START_ATTEMPTS = 3
+"""Ray gives up where its own processes need more than some seconds to start, as on a machine that is very busy."""
+
+DEFAULTS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # otherwise Ray hides the GPUs from a process that asked for none
+    "RAY_worker_niceness": "0",  # Ray would give the ranks and workers of a local Ray the least priority
+    "RAY_worker_register_timeout_seconds": "300",  # a machine whose cores are all busy is slow, not broken
+}
+"""Variables that Ray reads, where nobody has set them."""
+
+
+@contextlib.contextmanager
+def connected(num_cpus: int) -> Iterator[Any]:
+    """Yield the module `ray`, connected; what was started here ends with the block.
+
+    A local Ray has at least `num_cpus` CPUs, however many cores there are: processes on a CPU share its cores.
+    """
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    if ray.is_initialized():
+        yield ray
+        return
+    for attempts_left in reversed(range(START_ATTEMPTS)):
+        try:
+            _initialise(ray, num_cpus)
+            break
+        except Exception as error:  # Ray raises many kinds
+            ray.shutdown()
+            if not attempts_left:
+                reason = f"Ray cannot be reached or started ({_first_line(error)})"
+                raise UserError(f"{reason}; see RAY_ADDRESS, or try again.") from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _initialise(ray: Any, num_cpus: int) -> None:
+    """Join the cluster that Ray finds, or start a local one."""
+    try:
+        ray.init(
+            num_cpus=max(num_cpus, os.cpu_count() or 1),
+            log_to_driver=False,
+            logging_level="ERROR",
+            include_dashboard=False,
+        )
+    except ValueError:  # a cluster that runs already has a number of CPUs of its own
+        ray.init(log_to_driver=False, logging_level="ERROR")
+
+
+def check_resources(ray: Any, num_processes: int, on_gpu: bool, what: str) -> None:
+    """Raise UserError where the cluster is too small for ever."""
+    kind = "GPU" if on_gpu else "CPU"
+    total = int(ray.cluster_resources().get(kind, 0))
+    if total < num_processes:
+        remedy = "; trainer.device=cpu trains on CPUs" if on_gpu and not total else ""
+        raise UserError(f"{what} need {num_processes} {kind}s, and the Ray cluster has {total}{remedy}.")
+
+
+def as_future(call: Any) -> asyncio.Future[Any]:
+    """Return a call of a Ray actor as a future of the running event loop."""
+    return asyncio.wrap_future(call.future())
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,86 @@
+"""One rollout worker, in this process: built from text, given weights, asked for episodes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from practicum.config.overrides import to_yaml
+from practicum.config.resolve import resolve_train
+from practicum.data.store import decode_episode
+from practicum.training import build
+from practicum.training.cluster import weights
+from practicum.training.cluster.rollout_worker import (
+    RolloutWorker,
+    agent_hashes,
+    agents_of,
+    encode_attempt,
+    score_difference,
+    trained_tensors,
+)
+from practicum.training.settings import resolve_device
+from practicum.training.trainable_policy import TrainablePolicy
+from practicum.trajectory import plan_attempts
+from tests.training.cluster.test_rollout_workers import overrides
+
+
+def change(policy: TrainablePolicy) -> None:
+    """Change the weights, as an update would."""
+    generator = torch.Generator().manual_seed(0)
+    for tensor in trained_tensors(policy).values():
+        tensor.add_(0.02 * torch.randn(tensor.shape, generator=generator))
+    policy.set_version(policy.version + 1)
+
+
+def test_a_worker_plays_the_episodes_of_the_weights_that_it_was_sent(tmp_path: Path) -> None:
+    config = resolve_train(overrides(tmp_path, "x", 2)).config
+    on = resolve_device(config)
+    components = build.build_components(config)
+    policy = build.build_policy(config, tmp_path, on, None)
+    agents = agents_of(config, components, ())
+    assert set(agents) == {"train", "greedy", "val"}
+    planned = plan_attempts(components.environment.tasks("train", 1), 2, 0, "step-0/")
+
+    async def whole() -> None:
+        worker = RolloutWorker(to_yaml(config), str(tmp_path), str(Path.cwd()))
+        described = await worker.describe()
+        assert described["failure"] is None
+        assert described["agents"] == agent_hashes(agents)
+        kind, text = await worker.run(encode_attempt(planned[0]), "train", 1, "{}")
+        assert (kind, text) == ("error", b"it has weights of version None, not 1")
+
+        change(policy)
+        message = weights.encode(trained_tensors(policy), 1)
+        damaged = bytearray(message)
+        damaged[-1] ^= 1
+        refused = await worker.update_weights(bytes(damaged), [1])
+        assert refused is not None
+        assert "checksum" in refused
+        assert score_difference(policy, await worker.probe()) > 0.01  # it still has its first weights
+        assert await worker.update_weights(message, [1]) is None
+        assert score_difference(policy, await worker.probe()) < 1e-4
+
+        for attempt in planned:  # one at a time, as on the worker: the same batch shapes
+            (episode,) = await policy.roll_out([attempt], components.make_environment, agents["train"])
+            kind, data = await worker.run(encode_attempt(attempt), "train", 1, "{}")
+            assert kind == "episode"
+            played = decode_episode(data)
+            assert [turn.reply for turn in played.turns] == [turn.reply for turn in episode.turns]
+            assert played.turns[0].policy_version == 1
+            assert played.provenance == episode.provenance
+            assert played.reward == pytest.approx(episode.reward)
+        await worker.close()
+        await policy.close()
+
+    asyncio.run(whole())
+
+
+def test_a_worker_says_what_it_lacks(tmp_path: Path) -> None:
+    config = resolve_train(overrides(tmp_path, "x", 2)).config
+    config.agent.environment = "no/such/file.py:Environment"
+    worker = RolloutWorker(to_yaml(config), str(tmp_path), str(Path.cwd()))
+    assert "no/such/file.py" in str(asyncio.run(worker.describe())["failure"])
+    asyncio.run(worker.close())
