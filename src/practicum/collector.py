@@ -20,6 +20,7 @@ from practicum.engines.server_check import check_server
 from practicum.errors import UserError
 from practicum.rollout_settings import RolloutSettings, policy_identity
 from practicum.trajectory import Attempt, Outcome, Trajectory
+from practicum.utils.tables import percent
 from practicum.utils.terminal import Progress, printable
 
 MAX_ERROR_CHARACTERS = 300
@@ -81,8 +82,9 @@ class CollectResult:
         if num_unscored <= MAX_UNSCORED_SHARE * len(self.rows):
             return None
         return (
-            f"{num_unscored} of {len(self.rows)} episodes are unscored, more than {MAX_UNSCORED_SHARE:.0%}: remove the "
-            "cause and run the same command again, which runs only these."
+            f"{num_unscored} of {len(self.rows)} episodes are unscored, more than "
+            f"{percent(MAX_UNSCORED_SHARE, digits=0)}: remove the cause and run the same command again, which runs "
+            "only these."
         )
 
     @cached_property

@@ -120,14 +120,14 @@ def evaluate_modes(modes: list[Experiment], args: argparse.Namespace, eval_flags
 
 
 def describe(rows: list[MatrixRow], level: float) -> str:
-    from practicum.utils.tables import number, percent, table
+    from practicum.utils.tables import number, percent, percent_interval, table
 
     cells = []
     for row in rows:
         r = row.record(level)
         cells.append([
             r["mode"], f"{r['valid_tasks']}/{r['total_tasks']}", str(r["init_or_agent_errors"]),
-            f"{percent(r['success_rate'])} [{percent(r['success_low'])}, {percent(r['success_high'])}]",
+            f"{percent(r['success_rate'])} {percent_interval(r['success_low'], r['success_high'])}",
             "" if r["score_delta"] is None else f"{100 * r['score_delta']:+.1f}",
             "–" if r["median_steps"] is None else f"{r['median_steps']:g}", number(r["mean_wall_time"]),
             r["usefulness_label"], {None: "", True: "yes", False: "no"}[r["shown"]],

@@ -28,7 +28,7 @@ import torch
 from practicum.data.jsonl import parse_object, read_lines
 from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError, did_you_mean
-from practicum.utils.tables import percent
+from practicum.utils.tables import percent, percent_interval
 from practicum.utils.terminal import text_width, wrap
 
 LOGGER_NAMES = ("console", "jsonl", "tensorboard", "wandb")
@@ -145,10 +145,10 @@ def console_line(step: int, values: Mapping[str, float], width: int | None = Non
         if present:
             columns[label] = f"{label} {present[0]:{form}}"
     for label in LEAST_IMPORTANT_COLUMNS:
-        if width is not None and len("  ".join(columns.values())) + len("  val 100.0%") > width:
+        if width is not None and len("  ".join(columns.values())) + len("  val 100.0 %") > width:
             columns.pop(label, None)
     if "val/success/mean" in values:
-        columns["val"] = f"val {values['val/success/mean']:.1%}"
+        columns["val"] = f"val {percent(values['val/success/mean'])}"
     return "  ".join(columns.values()).rstrip()
 
 
@@ -160,7 +160,7 @@ def validation_lines(folder: Path) -> list[str]:
 
     def text(row: Mapping[str, Any]) -> str:
         value, low, high = (row.get(f"val/success/{name}") for name in ("mean", "low", "high"))
-        interval = "" if low is None or high is None else f" [{percent(low)}, {percent(high)}]"
+        interval = "" if low is None or high is None else f" {percent_interval(low, high)}"
         return f"{percent(value)}{interval} at step {row['step']}"
 
     best = max(rows, key=lambda row: float(row["val/success/mean"]))
