@@ -14,6 +14,7 @@ from typing import Any
 from practicum.chat.console import ConsoleEpisodeWatcher
 from practicum.data import store
 from practicum.data.collection import CHOOSE_ANOTHER, Collection, Row, plan
+from practicum.data.episode_times import TIMING_FILE, append_times
 from practicum.data.run_folder import locked
 from practicum.data.tasks import find_tasks, registry_hash
 from practicum.engines.server_check import check_server
@@ -183,6 +184,8 @@ async def _run_missing(settings: CollectSettings, collection: Collection, progre
             with Progress(f"collect {settings.policy}"[:22], len(missing), "episodes", shown=progress) as line:
 
                 def save(episode: Trajectory) -> None:
+                    if episode.tool_seconds:
+                        append_times(collection.folder / TIMING_FILE, episode)
                     path = store.write_episode(collection.folder, episode)
                     rows[path] = collection.row(path, episode)
                     counts[episode.outcome.value] += 1

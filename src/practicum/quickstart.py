@@ -14,6 +14,7 @@ from typing import Any
 
 from practicum.agent import Agent
 from practicum.data import store
+from practicum.data.episode_times import TIMING_FILE, append_times
 from practicum.data.run_folder import locked, write_atomic
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
@@ -241,8 +242,10 @@ class Quickstart:
                 name, self.panel, self.make_environment, agent,
                 on_done=lambda episode: progress.advance(), resources=self.resources,
             )  # fmt: skip
+            folder = self.out / name / "examination"
             for episode in episodes:
-                store.write_episode(self.out / name / "examination", episode)
+                append_times(folder / TIMING_FILE, episode)
+                store.write_episode(folder, episode)
         return result
 
     def _stage(self, label: str, total: int, unit: str) -> Progress:

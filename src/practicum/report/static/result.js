@@ -128,11 +128,18 @@ function toolTable() {
   const tools = new Map();
   for (const row of allRows()) for (const [name, [calls, errors]] of Object.entries(row.tools || {})) {
     const key = [row.run, row.part, name].join('\u0000');
-    if (!tools.has(key)) tools.set(key, {run: row.run, part: row.part, name, calls: 0, errors: 0, episodes: 0});
+    if (!tools.has(key)) tools.set(key, {run: row.run, part: row.part, name, calls: 0, errors: 0, episodes: 0, seconds: []});
     const one = tools.get(key);
-    one.calls += calls; one.errors += errors; one.episodes += 1;
+    one.calls += calls; one.errors += errors; one.episodes += 1; one.seconds.push(...((row.seconds || {})[name] || []));
   }
+  for (const one of tools.values()) one.seconds.sort((a, b) => a - b);
   return [...tools.values()].sort((a, b) => b.errors - a.errors || b.calls - a.calls).slice(0, 20);
+}
+// The time of a call below which this share of the calls is; times are sorted.
+function latency(seconds, share) {
+  if (!seconds.length) return '–';
+  const value = seconds[Math.min(seconds.length - 1, Math.ceil(share * seconds.length) - 1)];
+  return value < 0.001 ? '< 1 ms' : value < 1 ? `${figure(1000 * value, 2)} ms` : `${figure(value, 2)} s`;
 }
 
 const opens = (wanted) => ({class: 'link', tabindex: '0', on: {click: () => openList(wanted), keydown: (event) => { if (event.key === 'Enter') openList(wanted); }}});
@@ -161,10 +168,11 @@ function failuresSection() {
       el('tbody', {}, clustersBy(rows, kind()).slice(0, 12).map((one) => el('tr', opens({run, part: part.split(' · step ')[0], outcome: one.outcome, cause: `${kind()}: ${one.cause}`}), el('td', {}, badge(one.outcome), ' ', one.cause), el('td', {class: 'n'}, one.count.toLocaleString('en')), el('td', {class: 'n'}, percent(one.count / rows.length)))))));
   };
   fill();
+  const timed = used.some((one) => one.seconds.length);
   const where = (one) => ' ' + [state.runs.length > 1 ? runOf(one.run).name : '', one.part].filter(Boolean).join(' · ');
   return el('section', {'aria-label': 'Failures and tools', id: 'failures'}, el('div', {class: 'section-head'}, el('h2', {}, 'Failures and tools'), el('span', {class: 'soft small'}, 'Counts over the episodes listed here; a row opens them.'), failed.length ? [cohorts.length > 1 ? el('label', {class: 'small soft'}, 'of ', of) : null, choice] : null),
     el('div', {class: 'samples'}, failed.length ? el('div', {class: 'card scroll', tabindex: '0'}, table) : null,
-      used.length ? el('div', {class: 'card scroll', tabindex: '0'}, el('table', {id: 'tools'}, el('thead', {}, el('tr', {}, el('th', {}, 'Tool'), ['Episodes', 'Calls', 'Errors', 'Share'].map((name) => el('th', {class: 'n'}, name)))),
+      used.length ? el('div', {class: 'card scroll', tabindex: '0'}, el('table', {id: 'tools'}, el('thead', {}, el('tr', {}, el('th', {}, 'Tool'), ['Episodes', 'Calls', 'Errors', 'Share', ...(timed ? ['Median', '95 %'] : [])].map((name) => el('th', {class: 'n', title: {Median: 'Median time of a call', '95 %': '95 % of the calls took at most so long'}[name]}, name)))),
         el('tbody', {}, used.map((one) => el('tr', opens({run: one.run, part: one.part, text: one.name}), el('td', {}, el('span', {class: 'dot ' + colourOf(one.run)}), one.name, el('span', {class: 'faint small'}, where(one))),
-          el('td', {class: 'n'}, one.episodes.toLocaleString('en')), el('td', {class: 'n'}, one.calls.toLocaleString('en')), el('td', {class: 'n'}, one.errors.toLocaleString('en')), el('td', {class: 'n'}, percent(one.errors / one.calls))))))) : null));
+          el('td', {class: 'n'}, one.episodes.toLocaleString('en')), el('td', {class: 'n'}, one.calls.toLocaleString('en')), el('td', {class: 'n'}, one.errors.toLocaleString('en')), el('td', {class: 'n'}, percent(one.errors / one.calls)), timed ? [0.5, 0.95].map((share) => el('td', {class: 'n whole'}, latency(one.seconds, share))) : null))))) : null));
 }
