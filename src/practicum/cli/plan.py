@@ -87,11 +87,12 @@ def print_plan(plan: Plan, memory: float, num_ranks: int) -> None:
     print(table(["one step", "seconds", "share"], rows))
     print()
     mfu = "" if plan.mfu is None else f"; MFU {percent(plan.mfu, digits=0)}"
-    print(f"Update: {plan.update_flops:.3g} model FLOPs{mfu}. Environments, tools and judges are not in it.")
+    print(f"Update: {plan.update_flops:.3g} model FLOPs{mfu}.")
+    print("Environments, tools and judges are not in it.")
     if max(plan.memory, key=lambda name: plan.memory[name]) == "KV cache" and totals[0] > memory:
         print("Most of it is the KV cache: lower actor_rollout_ref.rollout.max_num_seqs.")
     if sharded:
-        print("Ranks hold the whole model; sharding (FSDP2) is not built: its column is on paper.")
+        print("Ranks hold the whole model; sharding (FSDP2) is not built:\nits column is on paper.")
     memory_error, time_error = largest_errors()
     print(
         f"Errors on the points that the rates were fitted to: memory up to {percent(memory_error, digits=0)},\n"

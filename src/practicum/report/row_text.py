@@ -11,6 +11,8 @@ from practicum.trajectory import Trajectory
 from practicum.utils.terminal import escape_invisible
 
 QUESTION_FIELDS = ("question", "goal", "instruction", "request", "problem", "prompt", "task")
+KIND_FIELDS = ("template", "kind", "family", "category", "type", "level", "difficulty", "subject", "site")
+"""Fields of a task that say of which kind it is; the first one that it has is used."""
 TARGET_FIELDS = ("answer", "target", "expected", "solution", "label")
 MAX_QUESTION_CHARACTERS, MAX_ANSWER_CHARACTERS, MAX_ERROR_CHARACTERS = 240, 120, 160
 MAX_TOOLS, MAX_TOOL_CHARACTERS = 12, 60
@@ -28,14 +30,16 @@ class RowText:
     error: str = ""
     last_action: str = ""
     tools: dict[str, tuple[int, int]] = field(default_factory=dict)
+    kind: str = ""
+    """The kind of its task, as in "level 3"."""
 
     def record(self) -> list[Any]:
         """The values in the order of TEXT_FIELDS."""
-        return [self.question, self.target, self.answer, self.error, self.last_action, self.tools]
+        return [self.question, self.target, self.answer, self.error, self.last_action, self.tools, self.kind]
 
 
 NO_TEXT = RowText()
-TEXT_FIELDS = ("question", "target", "answer", "error", "last", "tools")
+TEXT_FIELDS = ("question", "target", "answer", "error", "last", "tools", "kind")
 
 
 def row_text(episode: Trajectory) -> RowText:
@@ -51,6 +55,7 @@ def row_text(episode: Trajectory) -> RowText:
         error=_short(error, MAX_ERROR_CHARACTERS),
         last_action=_short(_last_action(episode), MAX_TOOL_CHARACTERS),
         tools=_tools(episode),
+        kind=_short(_kind(episode), MAX_TOOL_CHARACTERS),
     )
 
 
@@ -62,6 +67,11 @@ def question_of(episode: Trajectory) -> str:
 
 def target_of(episode: Trajectory) -> str:
     return _first_text(dict(episode.task.fields), TARGET_FIELDS)
+
+
+def _kind(episode: Trajectory) -> str:
+    fields = dict(episode.task.fields)
+    return next((f"{name} {value}" for name in KIND_FIELDS if (value := _first_text(fields, (name,)))), "")
 
 
 def _last_action(episode: Trajectory) -> str:

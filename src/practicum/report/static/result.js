@@ -107,6 +107,7 @@ function matrixBlock() {
 
 // What failed, and which tools erred: counts over the listed episodes; a row opens them.
 const CAUSES = {
+  kind: ['kind of task', (row) => row.kind || 'no kind'],
   error: ['error', (row) => (row.error ? row.error.replace(/\d+/g, '#').slice(0, 90) : 'no error')],
   last: ['last action', (row) => row.last || 'no reply'],
   tool: ['tool that failed', (row) => Object.entries(row.tools || {}).filter(([, [, errors]]) => errors).map(([name]) => name).join(', ') || (Object.keys(row.tools || {}).length ? 'none failed' : 'no tool called')],
@@ -122,6 +123,20 @@ function clustersBy(rows, kind) {
     clusters.get(name).count += 1;
   }
   return [...clusters.values()].sort((a, b) => b.count - a.count);
+}
+
+// Of each kind of task, how many episodes did not succeed.
+function kindTable(rows, where) {
+  const kinds = new Map();
+  for (const row of rows) {
+    const name = causeOf(row, 'kind');
+    if (!kinds.has(name)) kinds.set(name, {name, failed: 0, count: 0});
+    kinds.get(name).count += 1;
+    if (row.outcome !== 'success') kinds.get(name).failed += 1;
+  }
+  const found = [...kinds.values()].sort((a, b) => b.failed / b.count - a.failed / a.count || b.count - a.count).slice(0, 12);
+  return el('table', {id: 'clusters'}, el('thead', {}, el('tr', {}, el('th', {}, 'Not successful, by kind of task'), ['Episodes', 'Of', 'Share'].map((name) => el('th', {class: 'n'}, name)))),
+    el('tbody', {}, found.map((one) => el('tr', opens({...where, cause: `kind: ${one.name}`}), el('td', {}, one.name), [one.failed, one.count].map((count) => el('td', {class: 'n'}, count.toLocaleString('en'))), el('td', {class: 'n'}, percent(one.failed / one.count))))));
 }
 
 function toolTable() {
@@ -157,13 +172,15 @@ function failuresSection() {
   const of = el('select', {id: 'failures-of', 'aria-label': 'Failures of'}, el('option', {value: 'all'}, 'all episodes'), cohorts.map((one) => el('option', {value: one.name}, shortLabel(one.label))));
   of.value = failures.of;
   of.addEventListener('change', () => { failures.of = of.value; fill(); });
-  // By the errors, where most have one; else by the last action, which all episodes have.
-  const kind = () => failures.by || (rows.filter((row) => row.error).length >= rows.length / 2 ? 'error' : 'last');
-  const choice = el('span', {class: 'segmented', role: 'group', 'aria-label': 'Failures by'}, Object.entries(CAUSES).map(([name, [title]]) => el('button', {type: 'button', 'data-cause': name, on: {click: () => { failures.by = name; fill(); }}}, title)));
+  // By the kind of task, where tasks have several; else by the errors, where most have one; else by the last action, which all episodes have.
+  const kinds = new Set(allRows().map((row) => row.kind).filter(Boolean)).size > 1;
+  const kind = () => failures.by || (kinds ? 'kind' : rows.filter((row) => row.error).length >= rows.length / 2 ? 'error' : 'last');
+  const choice = el('span', {class: 'segmented', role: 'group', 'aria-label': 'Failures by'}, Object.entries(CAUSES).filter(([name]) => name !== 'kind' || kinds).map(([name, [title]]) => el('button', {type: 'button', 'data-cause': name, on: {click: () => { failures.by = name; fill(); }}}, title)));
   const fill = () => {
     const chosen = cohorts.find((one) => one.name === failures.of), [run, part] = chosen ? chosen.name.split('\u0000') : ['', ''];
     rows = chosen ? chosen.rows.filter((row) => row.outcome !== 'success') : failed;
     for (const button of choice.children) button.setAttribute('aria-pressed', String(button.dataset.cause === kind()));
+    if (kind() === 'kind') { table.replaceChildren(kindTable(chosen ? chosen.rows : allRows(), {run, part: part.split(' · step ')[0]})); return; }
     table.replaceChildren(el('table', {id: 'clusters'}, el('thead', {}, el('tr', {}, el('th', {}, `Not successful, by ${CAUSES[kind()][0]}`), el('th', {class: 'n'}, 'Episodes'), el('th', {class: 'n'}, 'Share'))),
       el('tbody', {}, clustersBy(rows, kind()).slice(0, 12).map((one) => el('tr', opens({run, part: part.split(' · step ')[0], outcome: one.outcome, cause: `${kind()}: ${one.cause}`}), el('td', {}, badge(one.outcome), ' ', one.cause), el('td', {class: 'n'}, one.count.toLocaleString('en')), el('td', {class: 'n'}, percent(one.count / rows.length)))))));
   };
