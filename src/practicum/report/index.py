@@ -21,7 +21,7 @@ from practicum.report.runs import MAX_DEPTH, METRICS, SKIPPED_FOLDERS
 from practicum.report.search_index import SearchIndex, words_of
 from practicum.report.stage_order import StageKey, natural_key, stage_key
 from practicum.report.tool_latency import ToolSeconds, ToolTimes
-from practicum.training.rollout_source import GROUPS, TOP, advantages_path
+from practicum.training.run_files import GROUPS, TOP, advantages_path
 from practicum.training.validation_results import VALIDATION
 from practicum.trajectory import Trajectory
 from practicum.utils.escape import is_number, json_number

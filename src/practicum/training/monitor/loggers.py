@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 import psutil
-import torch
 
 from practicum.data.jsonl import parse_object, read_lines
 from practicum.data.run_folder import write_atomic
@@ -317,6 +316,8 @@ def print_line(text: str, stream: TextIO) -> None:
 def memory_metrics() -> dict[str, float]:
     """Memory in MB: of this process, and on the GPU in use what tensors have (`allocated`), what torch has taken from
     the GPU (`reserved`), and the most that tensors had (`peak`) so far."""
+    import torch  # here, because readers of runs import this module
+
     metrics = {"memory/rss_mb": psutil.Process().memory_info().rss / 1e6}
     if torch.cuda.is_available():
         metrics["memory/gpu_allocated_mb"] = torch.cuda.memory_allocated() / 1e6
