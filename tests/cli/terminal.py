@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import re
-import signal
 import struct
 import subprocess
 import sys
@@ -35,7 +34,8 @@ def in_terminal(
 ) -> bytes:
     """Run commands one after another in a terminal; returns the bytes that it got.
 
-    With `until`, for a command that does not end by itself: it is interrupted when it has written that.
+    With `until`, for a command that does not end by itself: it is killed when it has written that, which is the last
+    that is returned.
     """
     main, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
@@ -49,8 +49,8 @@ def in_terminal(
         while piece := os.read(main, 65536):
             data += piece
             if until is not None and until in data:
-                process.send_signal(signal.SIGINT)
-                until = None
+                process.kill()
+                return data[: data.index(until) + len(until)]
     except OSError:  # how a closed terminal ends
         pass
     finally:

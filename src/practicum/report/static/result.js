@@ -66,12 +66,12 @@ function resultBlock(name, lines) {
   const found = last ? comparisonOf(baseline, last, baseline) : null;
   const body = lines.map((line, place) => {
     const before = place && lines[place - 1] !== baseline && line !== baseline ? lines[place - 1] : null;
-    const against = [...(line === baseline ? [] : [['than the baseline', baseline]]), ...(before ? [['than the one before', before]] : [])].map(([title, other]) => [title, comparisonOf(other, line, baseline)]).filter(([, one]) => one);
+    const against = [...(line === baseline ? [] : [['the baseline', baseline]]), ...(before ? [['the one before', before]] : [])].map(([title, other]) => [title, comparisonOf(other, line, baseline)]).filter(([, one]) => one);
     return el('tr', {class: line === baseline && others.length ? 'baseline' : ''}, el('td', {}, el('span', {class: 'dot ' + colourOf(line.run)}), shortLabel(line.label)),
       el('td', {class: 'whisker-cell'}, whisker(line, line === baseline ? '' : verdictKind(comparisonOf(baseline, line, baseline)))),
       el('td', {class: 'n'}, el('b', {}, percent(line.rate)), isNumber(line.low) ? el('span', {class: 'range'}, ` ${interval(line.low, line.high)}`) : null), el('td', {class: 'n'}, line.tasks ?? ''),
       el('td', {class: 'verdicts'}, line === baseline && others.length && line.environment ? el('span', {class: 'soft small'}, 'baseline') : null,
-        against.map(([title, one]) => [el('span', {class: 'whole'}, badge(one.verdict, verdictKind(one)), el('span', {class: 'soft small'}, ` ${title}`)), ' '])));
+        against.map(([title, one]) => [el('span', {class: 'whole'}, badge(one.verdict, verdictKind(one)), el('span', {class: 'soft small'}, ` ${verdictKind(one) ? 'than' : 'from'} ${title}`)), ' '])));
   });
   const alone = `${shortLabel(baseline.label)}: ${percent(baseline.rate)}${isNumber(baseline.low) ? ` ${interval(baseline.low, baseline.high)}` : ''}${baseline.tasks ? ` of ${plural(baseline.tasks, 'task')}` : ''}.`;
   const sentence = found ? shortSentence(found.sentence) : last ? `${shortLabel(baseline.label)}: ${percent(baseline.rate)}; ${shortLabel(last.label)}: ${percent(last.rate)}.` : alone;
