@@ -121,7 +121,7 @@ async def waiting(
     print(
         f"waiting: {len(episodes)} mixed episodes with {model}, {taken} turns of at most {tokens} tokens in "
         f"{wall:.0f} s; the model read prompts for {engine.stats.prefill_seconds:.0f} s, decoded for "
-        f"{engine.stats.decode_seconds:.0f} s and waited {share:.1%} of the time (allowed {ALLOWED:.0%})"
+        f"{engine.stats.decode_seconds:.0f} s and waited {100 * share:.1f} % of it (allowed {100 * ALLOWED:.0f} %)"
         f"{'' if reached else '  NOT REACHED'}; {dict(outcomes)}",
         flush=True,
     )

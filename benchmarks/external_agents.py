@@ -89,7 +89,8 @@ async def make_start(folder: Path, seed: int) -> dict[str, Any]:
             )
             successes.append((await policy.evaluate("val", panel, make_environment, agent))[0].success_rate)
             print(
-                f"SFT, {(part + 1) * PART_SIZE} demonstrations: {successes[-1]:.0%} of the validation tasks", flush=True
+                f"SFT, {(part + 1) * PART_SIZE} demonstrations: {100 * successes[-1]:.0f} % of the validation tasks",
+                flush=True,
             )
             if successes[-1] >= START_SUCCESS:
                 break
@@ -212,7 +213,8 @@ async def main() -> None:
             row = await train_agent(name, start, args.out / f"{name}-{seed}", seed, args.steps, panel)
             rows[f"{name}, seed {seed}"] = {**row, "steps": args.steps, "sft": sft}
             print(
-                f"| {name} | {seed} | {row['before']:.1%} | {row['after']:.1%} | {100 * row['difference']:+.1f} "
+                f"| {name} | {seed} | {100 * row['before']:.1f} % | "
+                f"{100 * row['after']:.1f} % | {100 * row['difference']:+.1f} "
                 f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}] | {row['p']:.1g} | {row['minutes']:.1f} |",
                 flush=True,
             )

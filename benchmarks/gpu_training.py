@@ -124,7 +124,7 @@ async def train_sft_model(case: Case, config: TrainConfig, folder: Path, seed: i
     async def validate() -> EvalResult:
         result, _ = await policy.evaluate("val", panel, components.make_environment, agent_of(config, components, 0.0))
         rates.append(result.success_rate)
-        clock.say(f"SFT: {rates[-1]:.0%} of {case.num_validation_tasks} validation tasks")
+        clock.say(f"SFT: {100 * rates[-1]:.0f} % of {case.num_validation_tasks} validation tasks")
         if clock.over:
             raise OutOfTime("SFT")
         return result
@@ -148,7 +148,7 @@ async def train_sft_model(case: Case, config: TrainConfig, folder: Path, seed: i
     (folder / "sft_cost.json").write_text(json.dumps(took) + "\n")
     clock.say(
         f"SFT: {state.step} updates of {case.batch}, the best after {state.best_step}, "
-        f"validation {' '.join(f'{rate:.0%}' for rate in rates)}"
+        f"validation {' '.join(f'{100 * rate:.0f} %' for rate in rates)}"
     )
 
 

@@ -92,7 +92,7 @@ async def run_one(name: str, seed: int, steps: int, start: Path, out: Path, pane
     finally:
         await run.policy.close()
     result.write(file)
-    print(f"{name}, seed {seed}: {result.success_rate:.1%} after {steps} steps, {minutes:.1f} min", flush=True)
+    print(f"{name}, seed {seed}: {100 * result.success_rate:.1f} % after {steps} steps, {minutes:.1f} min", flush=True)
 
 
 async def evaluate(policy: TrainablePolicy, label: str, panel: Panel) -> EvalResult:
@@ -134,16 +134,17 @@ def lines(out: Path) -> Iterator[str]:
     )
     yield "|---|" + "---|" * (len(found["flow_grpo"]) + 3)
     no_seeds = " | ".join(["–"] * len(found["flow_grpo"]))
-    yield f"| start (SFT) | {no_seeds} | {start.success_rate:.1%} [{own.low:.1%}, {own.high:.1%}] | | |"
+    limits = f"[{100 * own.low:.1f}, {100 * own.high:.1f}]"
+    yield f"| start (SFT) | {no_seeds} | {100 * start.success_rate:.1f} % {limits} | | |"
     rows: dict[str, object] = {}
     for name, results in found.items():
         if not results:
             continue
         mean = mean_by_task(results)
         gain, against = difference(base, mean, clusters), difference(flow, mean, clusters)
-        shown = " | ".join(f"{result.success_rate:.1%}" for result in results.values())
+        shown = " | ".join(f"{100 * result.success_rate:.1f} %" for result in results.values())
         beside = "" if name == "flow_grpo" else points(against)
-        yield f"| {name} | {shown} | {sum(mean.values()) / len(mean):.1%} | {points(gain)} | {beside} |"
+        yield f"| {name} | {shown} | {100 * sum(mean.values()) / len(mean):.1f} % | {points(gain)} | {beside} |"
         rows[name] = {
             "seeds": {seed: result.success_rate for seed, result in results.items()},
             "over_start": gain.record(),

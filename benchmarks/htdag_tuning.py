@@ -72,7 +72,9 @@ def score(setting: Setting, rows: Path, args: argparse.Namespace) -> EvalResult:
             threads=args.threads,
         )  # fmt: skip
     result = read_result(file)
-    print(f"{setting.name}: {result.success_rate:.1%} in {(time.monotonic() - started) / 60:.1f} min", flush=True)
+    print(
+        f"{setting.name}: {100 * result.success_rate:.1f} % in {(time.monotonic() - started) / 60:.1f} min", flush=True
+    )
     return result
 
 

@@ -126,7 +126,7 @@ async def main() -> None:
     start = await make_sft_model(args.out, args.seed)
     panel = Panel(tuple(MathEnvironment(levels=LEVELS).tasks("test", args.tasks, 1000 * args.seed)), args.seed)
     before = await evaluate_model(start, "sft", panel)
-    print(f"start: {before.success_rate:.1%} of {len(before.scored)}\n")
+    print(f"start: {100 * before.success_rate:.1f} % of {len(before.scored)}\n")
     print("| entry | held-out success | against the start, points [95 %] | p | minutes |\n|---|---|---|---|---|")
     rows: dict[str, dict[str, float]] = {}
     for name in [args.only] if args.only in ENTRIES else args.only.split(",") if args.only else ENTRIES:
@@ -138,14 +138,14 @@ async def main() -> None:
             write_atomic(path, (json.dumps(row) + "\n").encode())
         rows[name] = row = json.loads(path.read_text())
         print(
-            f"| {name} | {row['success']:.1%} | {100 * row['difference']:+.1f} "
+            f"| {name} | {100 * row['success']:.1f} % | {100 * row['difference']:+.1f} "
             f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}] | {row['p']:.1g} | {row['minutes']:.1f} |",
             flush=True,
         )
     if args.only:
         return
     more = await evaluate_model(await make_sft_model(args.out, args.seed, 10 * DEMONSTRATIONS), "sft 10x", panel)
-    print(f"\nSFT on ten times the demonstrations: {more.success_rate:.1%}")
+    print(f"\nSFT on ten times the demonstrations: {100 * more.success_rate:.1f} %")
     record = {"start": before.summary(), "sft_10x": more.summary(), "panel": panel.hash, "steps": args.steps,
               "seed": args.seed, "rows": rows}  # fmt: skip
     write_atomic(Path(__file__).parent / "results" / "learn.json", (json.dumps(record, indent=1) + "\n").encode())

@@ -117,7 +117,7 @@ async def make_sft_model(name: str, plan: SFTPlan, config: TrainConfig, out: Pat
 
     async def validate() -> EvalResult:
         result, _ = await policy.evaluate("val", panel, components.make_environment, agent_of(config, components, 0.0))
-        print(f"  {name}: validation {result.success_rate:.0%}", flush=True)
+        print(f"  {name}: validation {100 * result.success_rate:.0f} %", flush=True)
         return result
 
     sft_settings = SFTSettings(
@@ -223,9 +223,9 @@ async def main() -> None:
             write_atomic(path, (json.dumps(row) + "\n").encode())
         rows[name] = row = json.loads(path.read_text())
         print(
-            f"{name}: SFT on ten times the demonstrations {row['sft_10x']['success_rate']:.1%}; "
-            f"{row['sft']['success_rate']:.1%} (reward {row['sft']['mean_reward']:.3f}) → "
-            f"{row['rl']['success_rate']:.1%} (reward {row['rl']['mean_reward']:.3f}), "
+            f"{name}: SFT on ten times the demonstrations {100 * row['sft_10x']['success_rate']:.1f} %; "
+            f"{100 * row['sft']['success_rate']:.1f} % (reward {row['sft']['mean_reward']:.3f}) → "
+            f"{100 * row['rl']['success_rate']:.1f} % (reward {row['rl']['mean_reward']:.3f}), "
             f"{100 * row['difference']:+.1f} points [{100 * row['low']:.1f}, {100 * row['high']:.1f}], "
             f"p = {row['p']:.1g}; SFT {row['sft_training']['minutes']:.1f} and RL "
             f"{row['rl_training']['minutes']:.1f} minutes ({row['sft_training']['processor_minutes']:.1f} and "

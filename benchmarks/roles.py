@@ -133,7 +133,7 @@ async def run_case(name: str, case: Case, out: Path, seed: int, steps: int) -> d
 
 
 def shares(right: Mapping[str, float]) -> str:
-    return ", ".join(f"{role} {share:.0%}" for role, share in right.items())
+    return ", ".join(f"{role} {100 * share:.0f} %" for role, share in right.items())
 
 
 async def main() -> None:
@@ -154,7 +154,8 @@ async def main() -> None:
         for seed in map(int, args.seeds.split(",")):
             row = rows[f"{name}, seed {seed}"] = await run_case(name, case, args.out, seed, args.steps)
             print(
-                f"| {name} | {seed} | {row['before']:.1%} | {row['after']:.1%} | {100 * row['difference']:+.1f} "
+                f"| {name} | {seed} | {100 * row['before']:.1f} % | "
+                f"{100 * row['after']:.1f} % | {100 * row['difference']:+.1f} "
                 f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}] | {row['p']:.1g} | {row['minutes']:.1f} | "
                 f"{shares(row['right_before'])} → {shares(row['right_after'])} |",
                 flush=True,

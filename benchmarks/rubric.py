@@ -189,7 +189,7 @@ async def learn(variant: Variant, folder: Path, seed: int, model: str) -> dict[s
     finally:
         await policy.close()
     if unconstrained["SFT"] < MIN_VALIDITY:
-        print(f"Only {unconstrained['SFT']:.0%} of the SFT model's rubrics are valid without constrained decoding.")
+        print(f"Only {100 * unconstrained['SFT']:.0f} % of the SFT rubrics are valid without constrained decoding.")
     keys = (f"trainer.total_training_steps={variant.steps}", "trainer.experiment_name=rl")
     run = build.build_run(rl_config(folder, str(folder / "sft"), variant, seed, *keys), say=print)
     try:

@@ -279,7 +279,8 @@ def row(label: str, seed: str, lower: EvalResult, higher: EvalResult) -> str:
     comparison = compare_pair(lower, higher)
     gain = comparison.success
     return (
-        f"| {label} | {seed} | {lower.success_rate:.1%} | {higher.success_rate:.1%} | {100 * gain.difference:+.1f} "
+        f"| {label} | {seed} | {100 * lower.success_rate:.1f} % | "
+        f"{100 * higher.success_rate:.1f} % | {100 * gain.difference:+.1f} "
         f"[{100 * gain.interval.low:.1f}, {100 * gain.interval.high:.1f}] | {gain.p_value:.1g} | "
         f"{comparison.conclusion} |"
     )
@@ -299,7 +300,9 @@ def table(found: Mapping[int, Mapping[str, EvalResult]]) -> Iterator[str]:
     for name in next(iter(found.values())):
         results = [stages[name] for stages in found.values()]
         pairs = ((r.success_rate, r.interval(LEVEL)) for r in results)
-        cells = (f"{rate:.1%} [{interval.low:.1%}, {interval.high:.1%}]" for rate, interval in pairs)
+        cells = (
+            f"{100 * rate:.1f} % [{100 * interval.low:.1f}, {100 * interval.high:.1f}]" for rate, interval in pairs
+        )
         yield f"| {name} | " + " | ".join(cells) + " |"
     yield ""
     yield "| step | seed | lower | higher | difference, points [95 %] | p | verdict |"
@@ -346,7 +349,7 @@ async def main() -> None:
     found: dict[int, dict[str, EvalResult]] = {}
     for seed, comparison in comparisons.items():
         found[seed] = await comparison.run(args.stages.split(","))
-        scores = ", ".join(f"{name} {result.success_rate:.1%}" for name, result in found[seed].items())
+        scores = ", ".join(f"{name} {100 * result.success_rate:.1f} %" for name, result in found[seed].items())
         print(f"seed {seed}: {scores}", flush=True)
     if any(set(comparison.records()) != set(STAGES) for comparison in comparisons.values()):
         print("Not all stages are finished; the table comes when they are.")

@@ -156,7 +156,7 @@ class Stages:
 
 def score(result: EvalResult) -> str:
     interval = result.interval(LEVEL)
-    return f"{result.success_rate:.1%} [{interval.low:.1%}, {interval.high:.1%}]"
+    return f"{100 * result.success_rate:.1f} % [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
 
 
 def stage_table(results: Mapping[str, EvalResult]) -> Iterator[str]:
@@ -192,7 +192,7 @@ def template_table(rates: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     yield "| held-out template | " + " | ".join(names) + " |"
     yield "|---|" + "---|" * len(names)
     for template, row in rates.items():
-        yield f"| `{template}` | " + " | ".join(f"{row[name]:.0%}" for name in names) + " |"
+        yield f"| `{template}` | " + " | ".join(f"{100 * row[name]:.0f} %" for name in names) + " |"
 
 
 def comparison_record(first: EvalResult, second: EvalResult) -> dict[str, Any]:

@@ -194,8 +194,8 @@ def show(row: Row) -> None:
     print(f"{row['what']}: {1000 * row['seconds']:.1f} ms", end="")
     if "gpu busy" in row:
         print(
-            f", GPU busy {1000 * row['gpu busy']:.1f} ms ({row['busy share']:.0%}), {row['kernels']:,} kernels and "
-            f"copies (recorded in {1000 * row['recorded seconds']:.1f} ms)", end="",
+            f", GPU busy {1000 * row['gpu busy']:.1f} ms ({100 * row['busy share']:.0f} %), "
+            f"{row['kernels']:,} kernels and copies (recorded in {1000 * row['recorded seconds']:.1f} ms)", end="",
         )  # fmt: skip
     print(f"  {row['gpu']}" if "gpu" in row else "")
     for one in row.get("top", []):

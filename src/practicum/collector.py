@@ -14,12 +14,14 @@ from typing import Any
 from practicum.chat.console import ConsoleEpisodeWatcher
 from practicum.data import store
 from practicum.data.collection import CHOOSE_ANOTHER, Collection, Row, plan
+from practicum.data.episode_times import TIMING_FILE, append_times
 from practicum.data.run_folder import locked
 from practicum.data.tasks import find_tasks, registry_hash
 from practicum.engines.server_check import check_server
 from practicum.errors import UserError
 from practicum.rollout_settings import RolloutSettings, policy_identity
 from practicum.trajectory import Attempt, Outcome, Trajectory
+from practicum.utils.tables import percent
 from practicum.utils.terminal import Progress, printable
 
 MAX_ERROR_CHARACTERS = 300
@@ -81,8 +83,9 @@ class CollectResult:
         if num_unscored <= MAX_UNSCORED_SHARE * len(self.rows):
             return None
         return (
-            f"{num_unscored} of {len(self.rows)} episodes are unscored, more than {MAX_UNSCORED_SHARE:.0%}: remove the "
-            "cause and run the same command again, which runs only these."
+            f"{num_unscored} of {len(self.rows)} episodes are unscored, more than "
+            f"{percent(MAX_UNSCORED_SHARE, digits=0)}: remove the cause and run the same command again, which runs "
+            "only these."
         )
 
     @cached_property
@@ -181,6 +184,8 @@ async def _run_missing(settings: CollectSettings, collection: Collection, progre
             with Progress(f"collect {settings.policy}"[:22], len(missing), "episodes", shown=progress) as line:
 
                 def save(episode: Trajectory) -> None:
+                    if episode.tool_seconds:
+                        append_times(collection.folder / TIMING_FILE, episode)
                     path = store.write_episode(collection.folder, episode)
                     rows[path] = collection.row(path, episode)
                     counts[episode.outcome.value] += 1

@@ -14,6 +14,7 @@ from typing import Any
 
 from practicum.agent import Agent
 from practicum.data import store
+from practicum.data.episode_times import TIMING_FILE, append_times
 from practicum.data.run_folder import locked, write_atomic
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
@@ -38,6 +39,7 @@ from practicum.training.settings import RLSettings, RunSettings
 from practicum.training.sft import SFTSettings, planned_steps, train_sft
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory, plan_attempts
+from practicum.utils.tables import percent, percent_interval
 from practicum.utils.terminal import Progress, duration
 
 DEMONSTRATIONS = 400
@@ -201,7 +203,7 @@ class Quickstart:
         with self._stage("SFT", planned_steps(len(demonstrations), plan), "steps") as progress:
 
             def show(step: int, metrics: dict[str, float]) -> None:
-                progress.advance(1, f"loss {metrics['actor/loss']:.3f}, validation {success:.0%}")
+                progress.advance(1, f"loss {metrics['actor/loss']:.3f}, validation {percent(success, digits=0)}")
 
             self.sft_state = await train_sft(
                 self.policy, demonstrations, plan, self.out / "sft", show, evaluate, say=lambda text: None
@@ -220,7 +222,7 @@ class Quickstart:
             def show(step: int, metrics: dict[str, float]) -> None:
                 curve.append(metrics["success/mean"])
                 recent = curve[-5:]
-                progress.advance(1, f"success {sum(recent) / len(recent):.1%} (last {len(recent)} steps)")
+                progress.advance(1, f"success {percent(sum(recent) / len(recent))} (last {len(recent)} steps)")
 
             settings = RunSettings(plan.total_training_steps, val_before_train=False, save_on_stop=False)
             trainer = RLTrainer(self.policy, source, plan)
@@ -244,8 +246,10 @@ class Quickstart:
                 name, self.panel, self.make_environment, agent,
                 on_done=lambda episode: progress.advance(), resources=self.resources,
             )  # fmt: skip
+            folder = self.out / name / "examination"
             for episode in episodes:
-                store.write_episode(self.out / name / "examination", episode)
+                append_times(folder / TIMING_FILE, episode)
+                store.write_episode(folder, episode)
         return result
 
     def _stage(self, label: str, total: int, unit: str) -> Progress:
@@ -307,7 +311,7 @@ class Quickstart:
         subtitle = f"tiny on math, seed {self.seed}, panel {self.panel.hash} of {len(self.panel.tasks)} held-out tasks"
         intervals = {name: result.interval(LEVEL) for name, result in results.items()}
         notes = [
-            f"{name}: {result.success_rate:.1%} [{intervals[name].low:.1%}, {intervals[name].high:.1%}]"
+            f"{name}: {percent(result.success_rate)} {percent_interval(intervals[name].low, intervals[name].high)}"
             for name, result in results.items()
         ]
         return learning_curve("Practicum quickstart", subtitle, curve, marks, [*notes, sentence(gain)])
@@ -336,11 +340,11 @@ def table(results: dict[str, EvalResult], by_level: Mapping[str, Mapping[int, fl
     lines = [f"{'policy':<6} {'success':>7}  {'95 % interval':<16} {'n':>3}  {heads}  {'turns':>5}  {'unusable':>8}"]
     for name, result in results.items():
         interval, metrics = result.interval(LEVEL), result.metrics()
-        rates = " ".join(f"{by_level[name][level]:>7.1%}" for level in levels)
+        rates = " ".join(f"{percent(by_level[name][level]):>7}" for level in levels)
         lines.append(
-            f"{name:<6} {result.success_rate:>7.1%}  [{interval.low:>6.1%}, {interval.high:>6.1%}] "
+            f"{name:<6} {percent(result.success_rate):>7}  {percent_interval(interval.low, interval.high):<16} "
             f"{len(result.scored):>3}  {rates}  {metrics['mean_turns'] or 0:>5.2f}  "
-            f"{metrics['invalid_reply_rate'] or 0:>8.1%}"
+            f"{percent(metrics['invalid_reply_rate'] or 0):>8}"
         )
     return "\n".join(lines)
 

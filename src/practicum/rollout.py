@@ -25,15 +25,7 @@ from practicum.environment import (
     Observation,
     Step,
 )
-from practicum.errors import (
-    ContextFull,
-    EngineError,
-    JudgeError,
-    UserError,
-    describe_exception,
-    place_of,
-    traceback_of,
-)
+from practicum.errors import ContextFull, EngineError, JudgeError, UserError, describe_exception, place_of, traceback_of
 from practicum.policy import Conversation, Policy
 from practicum.registry import make_format
 from practicum.resources import NO_RESOURCES, RunResources, shared_by
@@ -53,6 +45,7 @@ from practicum.trajectory import (
 )
 from practicum.utils.concurrency import Deadline, with_timer
 from practicum.utils.garbage_collection import FREEZE_GC_MIN_EPISODES, freeze_gc
+from practicum.utils.tool_times import start_timing, timed_step, tool_seconds
 
 WRITES = "writes"
 """Key of an episode's provenance: what it wrote to shared resources, as pairs of name and value."""
@@ -219,7 +212,8 @@ class Episode:
             if action.error is not None:
                 step = Step(role.error_observation(action.error), reward=self.environment.invalid_reward)
             else:
-                step = await self._within_step("environment step", self.environment.step(action))
+                working = self._within_step("environment step", self.environment.step(action))
+                step = await timed_step([call.name for call in action.calls], working)
                 check_returned("step", step, Step)
             self._add_to_last_turn(step)
             if last and not step.terminated and not step.truncated:
@@ -398,6 +392,7 @@ class Episode:
             closing=self.closing,
             error=error,
             traceback=self.traceback,
+            tool_seconds=tool_seconds(),
             provenance={"engine": self.engine.name, "format": agent.format, "max_turns": agent.max_turns,
                         "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p,
                         **({"min_p": sampling.min_p} if sampling.min_p else {}),
@@ -471,6 +466,7 @@ async def run_episode(
     `resources` are those of a run; without any, the episode opens and closes what its environment needs.
     """
     error_on_close: str | None = None
+    start_timing()
     episode = Episode(attempt, make_environment, agent, engine, renderer, watcher, policies, provenance, resources)
     try:
         outcome, error = await episode.run()

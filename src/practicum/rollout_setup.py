@@ -220,7 +220,7 @@ def check_role_names(
     for name in names:
         if name not in known:
             raise UserError(
-                f"{key}{': ' if key else ''}'{environment.name}' has no role '{name}', its roles are "
+                f"{key}{': ' if key else ''}'{environment.name}' has no role '{name}': it has "
                 f"{', '.join(known)}.{did_you_mean(name, known)}"
             )
 

@@ -257,6 +257,8 @@ class Trajectory:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     traceback: str | None = None
     """Traceback of the exception of an environment or reward that ended the episode."""
+    tool_seconds: Mapping[str, tuple[float, ...]] = field(default_factory=dict, compare=False, repr=False)
+    """Seconds of each tool call, by tool, of an episode that was just run. Files of episodes hold no times."""
 
     @property
     def scored(self) -> bool:

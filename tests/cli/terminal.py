@@ -29,8 +29,14 @@ for argv in json.loads(sys.argv[1]):
 """
 
 
-def in_terminal(commands: Sequence[Sequence[str]], folder: Path, width: int = 80, **env: str) -> bytes:
-    """Run commands one after another in a terminal; returns the bytes that it got."""
+def in_terminal(
+    commands: Sequence[Sequence[str]], folder: Path, width: int = 80, until: bytes | None = None, **env: str
+) -> bytes:
+    """Run commands one after another in a terminal; returns the bytes that it got.
+
+    With `until`, for a command that does not end by itself: it is killed when it has written that, which is the last
+    that is returned.
+    """
     main, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     process = subprocess.Popen(
@@ -42,6 +48,9 @@ def in_terminal(commands: Sequence[Sequence[str]], folder: Path, width: int = 80
     try:
         while piece := os.read(main, 65536):
             data += piece
+            if until is not None and until in data:
+                process.kill()
+                return data[: data.index(until) + len(until)]
     except OSError:  # how a closed terminal ends
         pass
     finally:

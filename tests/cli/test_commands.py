@@ -84,7 +84,7 @@ def test_sft_then_eval_then_train(collected: Path, tmp_path: Path, capsys: pytes
     result = tmp_path / "eval.json"
     arguments = ["eval", "--env", "math", "--policy", model, "--tasks", "8", "--max-tokens", "16", "--out", str(result)]
     assert main(arguments) == 0
-    assert "success 0.0% [0.0%, " in capsys.readouterr().out
+    assert "success 0.0 % [0.0, " in capsys.readouterr().out
     record = json.loads(result.read_text())
     assert record["n"] == 8
     assert len(record["panel"]) == 16

@@ -174,9 +174,9 @@ def test_several_environments_are_one_policy(
     shown = capsys.readouterr().out
     fits(shown)
     assert sorted(path.name for path in first.glob("*.json")) == ["affine-sat.json", "math.json"]
-    assert "overall: success 0.0% [0.0%, 36.9%] (mean of environments)" in shown
+    assert "overall: success 0.0 % [0.0, 36.9] (mean of environments)" in shown
     assert main(["eval", *worlds, "--policy", "expert", "--panel", str(first), "--out", str(second)]) == 0
-    assert "overall: success 100.0%" in capsys.readouterr().out
+    assert "overall: success 100.0 %" in capsys.readouterr().out
     for name in ("math", "affine-sat"):
         assert read_result(first / f"{name}.json").panel == read_result(second / f"{name}.json").panel
     assert main(["compare", str(first), str(second)]) == 0

@@ -108,8 +108,8 @@ def test_matrix_of_experiments_with_what_was_expected(folder: Path, capsys: pyte
     assert "matrix.csv, matrix.md and errors.jsonl in results" in capsys.readouterr().out
     assert read_result(Path("results/able.json")).settings["rules"] == {"max_turns": 4, "options": {"levels": [1]}}
     text = Path("results/matrix.md").read_text()
-    assert "| idle | 0-1% | 0.0% | 1-2 | 1 | nothing |" in text
-    assert "| able | 90-100% | 100.0% | 1-2 |" in text
+    assert "| idle | 0-1% | 0.0 % | 1-2 | 1 | nothing |" in text
+    assert "| able | 90-100% | 100.0 % | 1-2 |" in text
     # The same modes by --mode: the results are there already.
     assert main(["matrix", "--mode", "idle", "able", *command[4:]]) == 0
     assert "episodes" not in capsys.readouterr().err

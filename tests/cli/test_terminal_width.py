@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -10,23 +11,45 @@ from pathlib import Path
 import pytest
 
 from practicum.cli.main import COMMANDS
-from tests.cli.terminal import MARK, environment, in_terminal, screen_lines
+from tests.cli.terminal import MARK, RUNNER, environment, in_terminal, screen_lines
 
 HELP = [["--help"], *([name, "--help"] for name in COMMANDS)]
-SHORT = [
-    ["envs"],
-    ["collect", "--env", "math", "--policy", "random", "--tasks", "6", "--out", "runs"],
-    ["eval", "--env", "math", "--policy", "random", "--tasks", "12", "--out", "random.json"],
-    ["eval", "--env", "math", "--policy", "expert", "--tasks", "12", "--out", "expert.json"],
-    ["compare", "random.json", "expert.json"],
-    ["show", "runs"],
-    ["report", "runs", "-o", "report.html"],
-    ["eval", "--env", "nonsense", "--policy", "x"],
-]
+LEVEL = ["--env", "math", "--env-arg", "levels=[1]"]
+FEW = ["--epochs", "1", "training.bf16=false", "training.save_steps=-1"]
 SMALL = ["trainer.total_training_steps=2", "data.train_batch_size=2", "data.val_batch_size=4", "agent.num_chains=2",
          "agent.max_turns=2", "trainer.test_freq=1", "actor_rollout_ref.rollout.response_length=16",
          "trainer.experiment_name=a"]  # fmt: skip
-LONG = [["envs", "check", "math"], ["train", "recipe=math-tiny", *SMALL], ["report", "runs", "-o", "report.html"]]
+MAIN = [
+    ["envs"],
+    ["envs", "show", "math"],
+    ["tasks", "snapshot", "--source", "math", "--tasks", "4", "--out", "tasks.json"],
+    ["convert", "gsm8k", "gsm8k.jsonl", "converted.json"],
+    ["collect", *LEVEL, "--policy", "expert", "--tasks", "12", "--out", "runs", "--experiment", "collect"],
+    ["collect", *LEVEL, "--policy", "random", "--tasks", "12", "--out", "runs", "--experiment", "collect"],
+    ["export", "--input-dir", "runs", "--output-dir", "data", "--format", "all"],
+    ["sft", "--episodes", "runs", "--out", "sft", "--lora_r", "4", *FEW],
+    ["dpo", "--episodes", "runs", "--out", "dpo", "--lora_r", "4", *FEW],
+    ["merge", "--model", "tiny", "--adapter", "sft/model", "--out", "merged"],
+    ["train", "recipe=math-tiny", *SMALL],
+    ["train", "recipe=math-tiny", "--dry-run"],
+    ["plan", "recipe=math-tiny"],
+    ["pipeline", "recipe=affine-tiny", "--dry-run"],
+    ["eval", *LEVEL, "--policy", "random", "--tasks", "12", "--out", "random.json"],
+    ["eval", *LEVEL, "--policy", "expert", "--tasks", "12", "--attempts", "2", "--out", "expert.json"],
+    ["compare", "random.json", "expert.json"],
+    ["compare", "expert.json", "random.json"],
+    ["matrix", "random.json", "expert.json", "--out", "matrix"],
+    ["htdag", "plan", "Compare the prices of three laptops and write a report"],
+    ["promote", "sft", "--registry", "registry", "--force", "to see what it prints", "--name", "math-agent"],
+    ["promote", "--registry", "registry", "--list"],
+    ["report", "runs", "-o", "report.html"],
+    ["show", "runs"],
+    ["eval", "--env", "nonsense", "--policy", "x"],
+]
+QUICK = ("envs", "tasks", "convert", "collect", "export", "plan", "pipeline", "compare", "matrix", "promote", "report",
+         "show")  # fmt: skip
+SERVED = [["ui", "runs", "--port", "0"], ["serve", "tiny", "--port", "0"]]
+SLOW = [["envs", "check", "math"], ["quickstart", "--demonstrations", "8", "--sft-only"], ["htdag", "baseline"]]
 COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 
 
@@ -36,26 +59,55 @@ def too_wide(data: bytes, width: int) -> list[str]:
     return [line for line in lines if len(line) > width and not line.startswith(MARK)]
 
 
-def test_every_command_fits_80_columns(tmp_path: Path) -> None:
-    data = in_terminal([*HELP, *SHORT], tmp_path)
-    assert too_wide(data, 80) == []
-    assert "is better than" in data.decode()
-    assert COLOUR.search(data)  # on a terminal there is colour
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("terminal")
+    (folder / "gsm8k.jsonl").write_text('{"question": "How much is 1 + 1?", "answer": "1 + 1 = 2\\n#### 2"}\n')
+    return folder
 
 
-def test_without_colour_and_in_a_pipe_there_are_no_escapes(tmp_path: Path) -> None:
-    data = in_terminal(SHORT[1:5], tmp_path, NO_COLOR="1")
+@pytest.fixture(scope="module")
+def output(folder: Path) -> bytes:
+    """What a terminal of 80 columns gets from every command's help and main output."""
+    data = in_terminal([*HELP, *MAIN], folder)
+    for command in SERVED:
+        data += in_terminal([command], folder, until=b"(Ctrl-C ends it)") + b"\r\n"
+    return data
+
+
+def test_every_command_fits_80_columns(output: bytes) -> None:
+    assert {command for command, *_ in [*MAIN, *SERVED, *SLOW]} == set(COMMANDS)
+    assert too_wide(output, 80) == []
+    assert "is better than" in output.decode()
+    assert COLOUR.search(output)  # on a terminal there is colour
+
+
+def test_the_commands_did_what_they_were_asked(output: bytes, folder: Path) -> None:
+    """Else their main output was not seen."""
+    written = ["tasks.json", "converted.json", "data/bc.jsonl", "sft/model", "dpo/model", "merged", "matrix",
+               "report.html", "registry/math-agent"]  # fmt: skip
+    assert [name for name in written if not (folder / name).exists()] == []
+    assert output.count(b"(Ctrl-C ends it)") == len(SERVED)
+    errors = [line for line in screen_lines(output) if line.startswith("practicum: ")]
+    assert len(errors) == 1, errors
+    assert "nonsense" in errors[0]
+
+
+def test_without_colour_and_in_a_pipe_there_are_no_escapes(output: bytes, folder: Path) -> None:
+    """Of commands that end quickly, now that the others have run."""
+    again = [command for command in MAIN if command[0] in QUICK]
+    data = in_terminal(again, folder, NO_COLOR="1")
     assert not COLOUR.search(data)
-    for command in SHORT[4:6]:
-        done = subprocess.run(
-            [sys.executable, "-m", "practicum.cli", *command], cwd=tmp_path, capture_output=True, env=environment({})
-        )
-        assert b"\x1b" not in done.stdout + done.stderr
-        assert done.stdout
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER, json.dumps([*again, *HELP]), MARK],
+        cwd=folder, capture_output=True, env=environment({}),
+    )  # fmt: skip
+    assert b"\x1b" not in done.stdout + done.stderr
+    assert done.stdout.count(MARK.encode()) == len(again) + len(HELP)
 
 
 @pytest.mark.slow
-def test_a_training_fits_80_columns(tmp_path: Path) -> None:
-    data = in_terminal(LONG, tmp_path)
+def test_long_commands_fit_80_columns(tmp_path: Path) -> None:
+    data = in_terminal(SLOW, tmp_path)
     assert too_wide(data, 80) == []
-    assert "validation: " in data.decode()
+    assert "All of it on one page" in data.decode()

@@ -102,7 +102,7 @@ def test_the_dry_run_says_what_follows(attempts: Path, capsys: pytest.CaptureFix
     assert "nothing is rolled out" in shown
     assert "1.2 times as likely as it was, or 0.8 times (the floor)" in shown
     assert main([*arguments, "algorithm.offline.method=bandit"]) == 0
-    assert "furthest 20% of episodes" in capsys.readouterr().out
+    assert "furthest 20 % of episodes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

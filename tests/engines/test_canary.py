@@ -107,7 +107,7 @@ def test_an_engine_that_repeats_itself_is_caught_below_its_own_noise(seed: int) 
     assert {r.verdict for r in reports[1:]} == {"too small to tell"}
     reports, _ = updates(Engine(0, 0.05, seed, exact=True), sizes, [*[True] * 6, False])
     assert [r.verdict for r in reports][-2:] == ["too small to tell", "lost"]
-    assert "the engine by 0% of that" in reports[-1].reason
+    assert "the engine by 0 % of that" in reports[-1].reason
 
 
 def test_half_an_update_is_a_lost_one() -> None:

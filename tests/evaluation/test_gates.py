@@ -70,6 +70,10 @@ def test_the_sentence_has_points_relative_gain_error_reduction_and_intervals() -
     )
     assert "95 % intervals" in said
     assert "the baseline is zero" in decide(improvement(0.0, 0.2), True).sentence
+    worse = improvement(0.8, 0.6, 0.05).text()
+    assert "-20.0 points" in worse
+    assert "100.0 % more errors [75.0, 125.0]" in worse
+    assert "fewer" not in worse
     assert set(NEXT_STEPS) == set(Gate)
 
 

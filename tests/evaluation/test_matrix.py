@@ -67,10 +67,10 @@ def test_rows_and_files(make_result: Make, tmp_path: Path) -> None:
     assert float(read[2]["success_rate"]) == 1.0  # what could not be scored is no failure
     text = (tmp_path / "matrix.md").read_text()
     assert "| Mode | Valid/Total | Errors | Success Rate | Δ pp | Median Steps | Usefulness | Shown |" in text
-    assert "| fast\\|x | 50/50 | 0 | 50.0% [36.5%, 63.5%] | +0.0 | 8 | Useful-for-speed | no |" in text
+    assert "| fast\\|x | 50/50 | 0 | 50.0 % [36.5, 63.5] | +0.0 | 8 | Useful-for-speed | no |" in text
     assert "| fast\\|x | 10.00 [7." in text
     assert "] | -10.00 [-1" in text, "model calls per success, less those of the baseline"
-    assert "| 25.0% [25.0%, 25.0%] | 75.0% [75.0%, 75.0%] | 12.5% [12.5%, 12.5%] |" in text
+    assert "| 25.0 % [25.0, 25.0] | 75.0 % [75.0, 75.0] | 12.5 % [12.5, 12.5] |" in text
     assert "| base | 20.00 [15" in text, "every turn of a worker alone is a model call"
     (error,) = [json.loads(line) for line in (tmp_path / "errors.jsonl").read_text().splitlines()]
     assert error == {"mode": "=good", "task_id": "t48", "attempt": 0, "outcome": "env_error", "error": "broke"}

@@ -62,7 +62,7 @@ def test_roles_are_collected_and_evaluated_from_the_command_line(
     assert main([*collected, "--role", "manager=expert"]) == 0
     assert "4 success; mean reward 1.000" in capsys.readouterr().out
     assert main([*collected, "--role", "judge=expert", "--run-id", "other"]) == 2
-    assert "has no role 'judge', its roles are worker, manager" in capsys.readouterr().err
+    assert "has no role 'judge': it has worker, manager" in capsys.readouterr().err
     run = tmp_path / "run"
     assert main(["train", *BASE, *MODES["an adapter each"], "trainer.total_training_steps=1",
                  f"trainer.default_local_dir={run}", "trainer.experiment_name=x"]) == 0  # fmt: skip

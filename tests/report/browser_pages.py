@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -12,6 +13,11 @@ def becomes(page: Any, expression: str, seconds: float = 60.0) -> None:
     while not page.evaluate(expression):
         assert time.monotonic() < deadline, f"never true: {expression}"
         time.sleep(0.05)
+
+
+def lists(page: Any, text: str) -> None:
+    """Wait until the list of episodes has this count: a search in all texts is answered a moment later."""
+    becomes(page, f"(document.querySelector('.count') || {{}}).textContent === {json.dumps(text)}")
 
 
 class Watched:

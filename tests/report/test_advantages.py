@@ -17,7 +17,8 @@ from practicum.report.run_parts import compare_parts, parts_of_run
 from practicum.report.run_view import RunView
 from practicum.report.runs import RunFolder
 from practicum.report.tokens import Tokenizers
-from practicum.training.rollout_source import EpisodeSaver, advantages_path
+from practicum.training.rollout_source import EpisodeSaver
+from practicum.training.run_files import advantages_path
 from tests.report.report_files import an_episode
 
 REWARDS = (1.0, 0.0, 0.0, 1.0)

@@ -34,7 +34,7 @@ def test_the_check_after_ten_episodes() -> None:
     check = EpisodeCheck()
     said = [check.observe(metrics(-0.1 * (step % 2), float(step % 3 == 0))) for step in range(12)]
     assert said[:9] == [None] * 9
-    assert "Only 40% of the first 10 rubrics are valid" in str(said[9])
+    assert "Only 40 % of the first 10 rubrics are valid" in str(said[9])
     assert said[10:] == [None] * 2
     check = EpisodeCheck(count=3)
     assert [check.observe(metrics(-0.2)) for _ in range(3)][2] is not None
@@ -84,7 +84,7 @@ def test_a_judge_that_can_be_flattered_is_found_and_the_run_stops(tmp_path: Path
 def test_the_papers_loop_stops_where_rubrics_are_not_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys = [f"trainer.default_local_dir={tmp_path}", "agent.max_tokens_per_turn=8", "trainer.total_training_steps=14",
             "actor_rollout_ref.model.lora_rank=0", *SMALL]  # fmt: skip
-    with pytest.raises(UserError, match="Only 0% of the first 10 rubrics are valid"):
+    with pytest.raises(UserError, match="Only 0 % of the first 10 rubrics are valid"):
         asyncio.run(main(keys))
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("Synthetic: 0.000, GT: 0.000, Reward: -1.200") for line in lines) == 10
@@ -93,7 +93,7 @@ def test_the_papers_loop_stops_where_rubrics_are_not_valid(tmp_path: Path, capsy
 def test_the_papers_loop_does_not_begin_where_rubrics_are_not_valid(tmp_path: Path) -> None:
     keys = [f"trainer.default_local_dir={tmp_path}", "agent.max_tokens_per_turn=8", "trainer.total_training_steps=2",
             "actor_rollout_ref.model.lora_rank=0", *SMALL, "trainer.val_before_train=true"]  # fmt: skip
-    with pytest.raises(UserError, match="Only 0% of 4 rubrics before training are valid, 50% are needed"):
+    with pytest.raises(UserError, match="Only 0 % of 4 rubrics before training are valid, 50 % are needed"):
         asyncio.run(main(keys))
     (path,) = tmp_path.rglob("metrics.jsonl")
     assert "reward/mean" not in path.read_text()

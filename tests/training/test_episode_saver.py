@@ -16,8 +16,8 @@ from practicum.data import store
 from practicum.errors import UserError
 from practicum.training.estimators import EstimatorSettings, num_sampled_tokens
 from practicum.training.monitor.health import HEALTH_FILE
-from practicum.training.rollout_source import ADVANTAGES, GROUPS, TOP, advantages_path
 from practicum.training.run import Run
+from practicum.training.run_files import ADVANTAGES, GROUPS, TOP, advantages_path
 from practicum.training.settings import RunSettings
 
 from .test_run import RL, go, make_run

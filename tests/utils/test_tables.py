@@ -82,7 +82,7 @@ def test_control_characters_are_escaped_and_markup_is_not_interpreted() -> None:
 
 
 def test_numbers() -> None:
-    assert (percent(0.1234), percent(0.05, True), percent(None), percent(math.nan)) == ("12.3%", "+5.0%", "–", "–")
+    assert (percent(0.1234), percent(0.05, True), percent(None), percent(math.nan)) == ("12.3 %", "+5.0 %", "–", "–")
     assert (number(1.23456), number(-12.345, True), number(123456.0), number(None)) == (
         "1.235",
         "-12.35",
@@ -106,7 +106,7 @@ def test_a_line_of_a_training_step_fits_the_terminal() -> None:
     line = console_line(12345, values, 80)
     assert len(line) <= 80
     assert line.startswith("step 12345  reward 0.500")
-    assert line.endswith("val 100.0%")
+    assert line.endswith("val 100.0 %")
     assert "min 0.000" in console_line(12345, values)
 
 
@@ -136,7 +136,7 @@ def test_a_run_ends_with_its_validations(tmp_path: Path) -> None:
     rows = [{"step": step, "val/success/mean": value} for step, value in ((0, 0.1), (5, 0.6), (10, 0.5))]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"step": 11}]))
     text = " ".join(validation_lines(tmp_path))
-    assert "10.0% at step 0, best 60.0% at step 5, last 50.0% at step 10" in text
+    assert "10.0 % at step 0, best 60.0 % at step 5, last 50.0 % at step 10" in text
 
 
 def test_a_sparkline_spans_its_own_values() -> None:

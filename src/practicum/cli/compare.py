@@ -119,14 +119,14 @@ def metric_table(comparison: Comparison) -> list[str]:
 
 def policy_table(found: PolicyComparison, level: float) -> list[str]:
     """One row per policy and environment."""
-    from practicum.utils.tables import p_text, percent, table
+    from practicum.utils.tables import p_text, percent, percent_interval, table
 
     rows = []
     for panel in found.panels:
         for policy in found.policies:
             result = policy.results[panel]
             interval = result.interval(level)
-            score = f"{percent(result.success_rate)} [{percent(interval.low)}, {percent(interval.high)}]"
+            score = f"{percent(result.success_rate)} {percent_interval(interval.low, interval.high)}"
             pair = next((c for c in found.comparisons_of(policy) if c.baseline.panel == panel), None)
             where = [policy.label(result)] if len(found.panels) > 1 else []
             difference = ["", "", "", "baseline"]
@@ -147,7 +147,7 @@ def pareto_table(found: PolicyComparison, level: float) -> list[str]:
     """Affine's aggregates over environments, and how many policies dominate each one."""
     from practicum.evaluation.multi_environment import aggregate, frontier_shares, overall_interval
     from practicum.evaluation.stats.pareto import dominated_by, pareto_score
-    from practicum.utils.tables import number, percent, table
+    from practicum.utils.tables import number, percent, percent_interval, table
 
     dominators = dominated_by({policy.name: policy.scores for policy in found.policies})
     shares = frontier_shares(found.policies)
@@ -155,11 +155,11 @@ def pareto_table(found: PolicyComparison, level: float) -> list[str]:
     for policy in found.policies:
         results, by, share = list(policy.results.values()), dominators[policy.name], shares[policy.name]
         total, limits = aggregate(results), overall_interval(results, level)
-        overall = f"{percent(total.overall_success_rate)} [{percent(limits.low)}, {percent(limits.high)}]"
+        overall = f"{percent(total.overall_success_rate)} {percent_interval(limits.low, limits.high)}"
         rows.append([
             policy.name, percent(total.weighted_accuracy), number(total.weighted_mean_score), overall,
             f"{pareto_score(policy.scores, found.policies[0].scores):.2f}",
-            "on it" if not by else f"dominated by {len(by)}", "–" if share is None else f"{100 * share:.0f}%",
+            "on it" if not by else f"dominated by {len(by)}", percent(share, digits=0),
         ])  # fmt: skip
     headers = ["Policy", "Accuracy", "Score", f"Overall [{100 * level:g} %]", "Pareto", "Frontier", "of draws"]
     note = (
@@ -199,7 +199,7 @@ def format_improvement(delta: MetricDelta) -> str:
     from practicum.utils.tables import percent
 
     if delta.improvement is None:
-        return "0.0%" if delta.difference == 0 else "from 0" if delta.baseline == 0 else "–"
+        return percent(0.0) if delta.difference == 0 else "from 0" if delta.baseline == 0 else "–"
     return percent(delta.improvement, signed=True)
 
 

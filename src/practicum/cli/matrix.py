@@ -8,12 +8,15 @@ the same for every mode. Run again, it continues where it stopped.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from practicum.cli.compare import wrapped
 from practicum.cli.options import HelpFormatter, normalize_flags
 from practicum.errors import UserError
+
+MIN_WIDTH_OF_ALL_COLUMNS = 96
 
 if TYPE_CHECKING:
     from practicum.config.experiments import Experiment
@@ -120,18 +123,22 @@ def evaluate_modes(modes: list[Experiment], args: argparse.Namespace, eval_flags
 
 
 def describe(rows: list[MatrixRow], level: float) -> str:
-    from practicum.utils.tables import number, percent, table
+    from practicum.utils.tables import number, percent, percent_interval, table
+    from practicum.utils.terminal import text_width
 
     cells = []
     for row in rows:
         r = row.record(level)
         cells.append([
             r["mode"], f"{r['valid_tasks']}/{r['total_tasks']}", str(r["init_or_agent_errors"]),
-            f"{percent(r['success_rate'])} [{percent(r['success_low'])}, {percent(r['success_high'])}]",
+            f"{percent(r['success_rate'])} {percent_interval(r['success_low'], r['success_high'])}",
             "" if r["score_delta"] is None else f"{100 * r['score_delta']:+.1f}",
             "–" if r["median_steps"] is None else f"{r['median_steps']:g}", number(r["mean_wall_time"]),
             r["usefulness_label"], {None: "", True: "yes", False: "no"}[r["shown"]],
         ])  # fmt: skip
     headers = ["Mode", "Valid", "Errors", f"Success [{100 * level:g} %]", "Δ pp", "Steps", "Seconds", "Usefulness",
                "Shown"]  # fmt: skip
+    if text_width(sys.stdout) < MIN_WIDTH_OF_ALL_COLUMNS:  # matrix.md has them all
+        shown = [index for index, header in enumerate(headers) if header not in ("Errors", "Seconds")]
+        headers, cells = [headers[index] for index in shown], [[row[index] for index in shown] for row in cells]
     return table(headers, cells)

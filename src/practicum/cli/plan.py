@@ -67,7 +67,7 @@ def billions(count: float) -> str:
 
 def print_plan(plan: Plan, memory: float, num_ranks: int) -> None:
     from practicum.training.plan_points import largest_errors
-    from practicum.utils.tables import table
+    from practicum.utils.tables import percent, table
 
     sharded = num_ranks > 1
     columns = [plan.memory, plan.sharded_memory] if sharded else [plan.memory]
@@ -79,11 +79,14 @@ def print_plan(plan: Plan, memory: float, num_ranks: int) -> None:
     print()
     print(table(["memory per device", "GiB", *(["if sharded, GiB"] if sharded else [])], rows))
     print()
-    rows = [[name, f"{seconds:,.3f}", f"{seconds / plan.step_seconds:.0%}"] for name, seconds in plan.seconds.items()]
+    rows = [
+        [name, f"{seconds:,.3f}", percent(seconds / plan.step_seconds, digits=0)]
+        for name, seconds in plan.seconds.items()
+    ]
     rows.append(["in all", f"{plan.step_seconds:,.3f}", ""])
     print(table(["one step", "seconds", "share"], rows))
     print()
-    mfu = "" if plan.mfu is None else f"; MFU {plan.mfu:.0%}"
+    mfu = "" if plan.mfu is None else f"; MFU {percent(plan.mfu, digits=0)}"
     print(f"Update: {plan.update_flops:.3g} model FLOPs{mfu}.")
     print("Environments, tools and judges are not in it.")
     if max(plan.memory, key=lambda name: plan.memory[name]) == "KV cache" and totals[0] > memory:
@@ -92,8 +95,8 @@ def print_plan(plan: Plan, memory: float, num_ranks: int) -> None:
         print("Ranks hold the whole model; sharding (FSDP2) is not built:\nits column is on paper.")
     memory_error, time_error = largest_errors()
     print(
-        f"Errors on the points that the rates were fitted to: memory up to {memory_error:.0%},\n"
-        f"time up to {time_error:.0%} (`practicum plan --points`)."
+        f"Errors on the points that the rates were fitted to: memory up to {percent(memory_error, digits=0)},\n"
+        f"time up to {percent(time_error, digits=0)} (`practicum plan --points`)."
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.data import store
+from practicum.data.episode_times import TIMING_FILE
 from practicum.data.jsonl import encode
 from practicum.data.run_folder import UNFINISHED, write_atomic
 from practicum.errors import UserError
@@ -109,7 +110,10 @@ class Collection:
 
     def _has_other_files(self) -> bool:
         own = {self.path(attempt) for attempt in self.planned}
-        return any(path not in own and not path.name.startswith(UNFINISHED) for path in self.folder.iterdir())
+        return any(
+            path not in own and path.name != TIMING_FILE and not path.name.startswith(UNFINISHED)
+            for path in self.folder.iterdir()
+        )
 
     def _conflict(self, which: str) -> UserError:
         return UserError(f"'{self.folder}' already holds episodes {which}; {CHOOSE_ANOTHER}.")

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from practicum.utils.arrays import FloatArray
+from practicum.utils.tables import percent
 
 PROMPTS = (
     "Say in a few words what you can do.",
@@ -111,7 +112,8 @@ class Canary:
                 share, certainty = share_of_movement(moved, kept.returned - earlier.returned)
                 values |= {"moved": rms(moved), "arrived": None if share is None else round(share, 4)}
                 if share is not None and share < 0.5 and (1 - share) * certainty > MIN_STANDARD_ERRORS:
-                    reason = f"the learner moved by {rms(moved):.3g} per token, the engine by {share:.0%} of that"
+                    arrived = percent(share, digits=0)
+                    reason = f"the learner moved by {rms(moved):.3g} per token, the engine by {arrived} of that"
                     break
         if not reason and values["difference_mean"] > self.limit:
             reason = f"it is {values['difference_mean']:.3g} per token away from the learner (limit {self.limit:g})"

@@ -18,6 +18,7 @@ from practicum.task import Task
 from practicum.tools.base import Tool, ToolResult
 from practicum.tools.pool import Lease, StatePool
 from practicum.utils.concurrency import agent_time, half_used, in_thread_with_slots, judge_seconds
+from practicum.utils.tool_times import timed_call
 
 MAX_CALLS_PER_REPLY = 16
 TOO_MANY_CALLS = f"Error: not run, a reply may have at most {MAX_CALLS_PER_REPLY} calls"
@@ -127,9 +128,10 @@ class ToolEnvironment(Environment):
         if half_used() and not tool.finish:
             return ToolResult(OUT_OF_TIME, failed=True)
         if tool.pool is None or tool.check(call.arguments) is not None:
-            return await tool.call(call.arguments, seconds=self.tool_seconds)
+            return await timed_call(call.name, tool.call(call.arguments, seconds=self.tool_seconds))
         await self._lease_states()
-        return await tool.call(call.arguments, self._leases[tool.pool], self.tool_seconds)
+        running = tool.call(call.arguments, self._leases[tool.pool], self.tool_seconds)
+        return await timed_call(call.name, running)
 
     async def _finish(self, answer: str | None) -> Step:
         assert self._task is not None, "reset comes before step"

@@ -10,18 +10,12 @@ from typing import Any
 
 from practicum.data import store
 from practicum.data.collection import Collection, Row
-from practicum.data.jsonl import encode, iter_readable_objects
+from practicum.data.episode_times import TIMING_FILE, AttemptKey, append_times, read_seconds
 from practicum.environment import Environment
-from practicum.errors import UserError
 from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import AttemptResult, EvalResult, attempt_result
 from practicum.rollout import MakeEnvironment
 from practicum.trajectory import Attempt, Trajectory
-
-TIMING_FILE = "timing.jsonl"
-
-AttemptKey = tuple[str, int]
-"""A task's id and the number of the attempt."""
 
 
 class AttemptLog:
@@ -52,7 +46,7 @@ class AttemptLog:
         if self.collection is None:
             return
         self._rows = self.collection.finished()
-        seconds = _read_seconds(self._timing_path)
+        seconds = read_seconds(self._timing_path)
         for attempt in self.planned:
             path = self.collection.path(attempt)
             if path in self._rows:
@@ -80,13 +74,9 @@ class AttemptLog:
         self._results[key] = attempt_result(episode, seconds)
         if self.collection is None:
             return
+        append_times(self._timing_path, episode, seconds)
         path = store.write_episode(self.collection.folder, episode)
         self._rows[path] = self.collection.row(path, episode)
-        try:
-            with self._timing_path.open("ab") as file:
-                file.write(encode({"task_id": key[0], "attempt": key[1], "seconds": seconds}))
-        except OSError as error:
-            raise UserError(f"Cannot write '{self._timing_path}': {error.strerror}; free some space.") from error
 
     def finish(self) -> EvalResult:
         """The result of all attempts, in the order of the panel; the folder gets its summary."""
@@ -107,14 +97,3 @@ class AttemptLog:
         """Beside the episodes, not among them: an episode does not depend on the clock."""
         assert self.collection is not None
         return self.collection.folder.parent / TIMING_FILE
-
-
-def _read_seconds(path: Path) -> dict[AttemptKey, float]:
-    """Seconds of each attempt that the file holds; a line that a crash cut short is skipped."""
-    seconds: dict[AttemptKey, float] = {}
-    for row in iter_readable_objects(path):
-        try:
-            seconds[row["task_id"], int(row["attempt"])] = float(row["seconds"])
-        except (ValueError, KeyError, TypeError):
-            continue
-    return seconds

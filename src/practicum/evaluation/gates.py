@@ -105,11 +105,16 @@ class Improvement:
         else:
             parts.append("no ratio, because the baseline is zero")
         if self.error_reduction is not None:
-            errors = 1 - self.baseline
-            parts.append(
-                f"{100 * self.error_reduction:.1f} % fewer errors [{100 * low / errors:.1f}, {100 * high / errors:.1f}]"
-            )
+            parts.append(self._error_text(self.error_reduction))
         return f"{', '.join(parts)} ({100 * self.interval.level:.3g} % intervals)"
+
+    def _error_text(self, reduction: float) -> str:
+        """The change of the errors in words: a policy with more of them has "more errors", not "-20 % fewer"."""
+        limits = [100 * limit / (1 - self.baseline) for limit in (self.interval.low, self.interval.high)]
+        if reduction < 0:
+            more = [-limit for limit in reversed(limits)]
+            return f"{-100 * reduction:.1f} % more errors [{more[0]:.1f}, {more[1]:.1f}]"
+        return f"{100 * reduction:.1f} % fewer errors [{limits[0]:.1f}, {limits[1]:.1f}]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import numpy as np
 from practicum.evaluation.result import AttemptResult, EvalResult
 from practicum.evaluation.stats.intervals import LEVEL, by_cluster, resampled_means
 from practicum.utils.arrays import FloatArray
+from practicum.utils.tables import percent, percent_interval
 
 DRAWS = 2_000
 SEED = 0
@@ -160,6 +161,6 @@ def hierarchy_table(
 def _text(estimate: RateEstimate | None, is_count: bool) -> str:
     if estimate is None:
         return "–"
-    values = (estimate.value, estimate.low, estimate.high)
-    value, low, high = (f"{v:.2f}" if is_count else f"{100 * v:.1f}%" for v in values)
-    return f"{value} [{low}, {high}]"
+    if not is_count:
+        return f"{percent(estimate.value)} {percent_interval(estimate.low, estimate.high)}"
+    return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"

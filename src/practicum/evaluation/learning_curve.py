@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from practicum.utils.tables import percent
+
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 760, 360, 56, 44, 20, 24
 
 
@@ -43,7 +45,7 @@ def learning_curve(
     parts = []
     for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}" class="grid"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:.0%}</text>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{percent(tick, digits=0)}</text>')
     for step in sorted({0, last // 4, last // 2, 3 * last // 4, last}):
         parts.append(f'<text x="{x(step):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{step + 1}</text>')
     for mark in marks:
@@ -53,7 +55,7 @@ def learning_curve(
         parts.append(f'<rect {box} fill="{colour}" opacity="0.18"/>')
         ends = f'x1="{LEFT}" x2="{right}" y1="{middle:.1f}" y2="{middle:.1f}"'
         parts.append(f'<line {ends} stroke="{colour}" stroke-width="1.5"/>')
-        label = f"{escape(mark.label)} {mark.value:.1%}"
+        label = f"{escape(mark.label)} {percent(mark.value)}"
         position = f'x="{right - 4}" y="{middle - 5:.1f}" text-anchor="end"'
         parts.append(f'<text {position} fill="{colour}">{label}</text>')
     dots = "".join(f'<circle cx="{x(i):.1f}" cy="{y(v):.1f}" r="1.8" class="dot"/>' for i, v in enumerate(values))

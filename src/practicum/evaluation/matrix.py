@@ -20,6 +20,7 @@ from practicum.evaluation.hierarchy_metrics import hierarchy_table, num_steps, r
 from practicum.evaluation.policy_results import PolicyResults
 from practicum.evaluation.result import EvalResult, mean, ratio
 from practicum.evaluation.stats.intervals import LEVEL
+from practicum.utils.tables import percent, percent_interval
 
 COLUMNS = (
     "mode", "total_tasks", "valid_tasks", "init_or_agent_errors", "successes", "failures", "success_rate",
@@ -222,7 +223,7 @@ def _csv(records: Sequence[dict[str, Any]]) -> str:
 
 
 def _markdown(rows: Sequence[MatrixRow], records: Sequence[dict[str, Any]], baseline: str | None, level: float) -> str:
-    percent, plain = _percent, _plain
+    plain = _plain
     first = rows[0].result
     goals = f" of {first.num_goals} goals" if first.num_goals is not None else ""
     lines = [
@@ -235,9 +236,7 @@ def _markdown(rows: Sequence[MatrixRow], records: Sequence[dict[str, Any]], base
         "|---|---|---|---|---|---|---|---|",
     ]
     for record in records:
-        rate = (
-            f"{percent(record['success_rate'])} [{percent(record['success_low'])}, {percent(record['success_high'])}]"
-        )
+        rate = f"{percent(record['success_rate'])} {percent_interval(record['success_low'], record['success_high'])}"
         delta = "–" if record["score_delta"] is None else f"{100 * record['score_delta']:+.1f}"
         shown = {None: "–", True: "yes", False: "no"}[record["shown"]]
         lines.append(
@@ -283,14 +282,10 @@ def _expected(records: Sequence[dict[str, Any]], expected: Mapping[str, Sequence
     for record in rows:
         success, steps, note = map(_cell, expected[record["mode"]])
         lines.append(
-            f"| {_cell(record['mode'])} | {success} | {_percent(record['success_rate'])} | {steps} | "
+            f"| {_cell(record['mode'])} | {success} | {percent(record['success_rate'])} | {steps} | "
             f"{_plain(record['median_steps'])} | {note} |"
         )
     return "\n".join(lines) + "\n"
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f}%"
 
 
 def _plain(value: float | None) -> str:

@@ -16,7 +16,7 @@ from practicum.evaluation.compare import PolicyComparison
 from practicum.evaluation.learning_curve import smooth
 from practicum.evaluation.stats.intervals import LEVEL
 from practicum.evaluation.stats.pareto import frontier
-from practicum.utils.tables import shortened
+from practicum.utils.tables import percent, shortened
 
 TEXT_COLOUR, BETTER_COLOUR, WORSE_COLOUR, NEUTRAL_COLOUR = "#1f2328", "#1a7f37", "#cf222e", "#6e7781"
 COLOURS = ("#6e7781", "#1f6feb", "#bf8700", "#8250df", "#1a7f37", "#cf222e", "#0969da", "#bc4c00")
@@ -76,7 +76,7 @@ def scores(policy_comparison: PolicyComparison, path: Path, level: float = LEVEL
         axes.set_xticks(range(len(panels)), [_counted_label(policy_comparison, panel) for panel in panels])
         axes.set_xlim(-0.6, len(panels) - 0.4)
         axes.set_ylim(-0.02, 1.02)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        axes.yaxis.set_major_formatter(lambda value, _: percent(value, digits=0))
         axes.grid(axis="x", visible=False)
         axes.set_ylabel(f"success, {100 * level:g} % intervals")
         axes.figure.legend(loc="outside upper center", ncols=3 if wide else 2, fontsize=7)
@@ -132,8 +132,8 @@ def pareto(policy_comparison: PolicyComparison, path: Path, level: float = LEVEL
         axes.set_xlabel(f"success in {first}")
         axes.set_ylabel(f"success in {second}")
         axes.set_title(f"filled: on the Pareto frontier{more}\nlines: {100 * level:g} % intervals", fontsize=8)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        axes.xaxis.set_major_formatter(lambda value, _: percent(value, digits=0))
+        axes.yaxis.set_major_formatter(lambda value, _: percent(value, digits=0))
         axes.margins(0.12)
         axes.legend(fontsize=7)
     return path

@@ -11,7 +11,7 @@ from practicum.evaluation.multi_environment import aggregate, overall_interval
 from practicum.evaluation.result import EvalResult, pass_at_ks
 from practicum.evaluation.runner import EvalRunner
 from practicum.evaluation.settings import EvalSettings
-from practicum.utils.tables import number, percent, shortened, table
+from practicum.utils.tables import number, percent, percent_interval, shortened, table
 from practicum.utils.terminal import fit, printable, wrap
 
 MAX_ERROR_CHARACTERS = 300
@@ -23,7 +23,7 @@ def describe(runner: EvalRunner, result: EvalResult) -> str:
     metrics, interval = result.metrics(settings.level), result.interval(settings.level)
     level = f"{100 * settings.level:g} %"
     rows = [
-        ("Success rate", percent(metrics["success_rate"]), f"[{percent(interval.low)}, {percent(interval.high)}]"),
+        ("Success rate", percent(metrics["success_rate"]), percent_interval(interval.low, interval.high)),
         ("Accuracy (score > 0.5)", percent(metrics["accuracy"]), ""),
         ("Non-zero scores", percent(metrics["positive_rate"]), ""),
         ("Mean score", number(metrics["mean_reward"]), f"[{number(metrics['reward_low'])}, "
@@ -35,7 +35,7 @@ def describe(runner: EvalRunner, result: EvalResult) -> str:
     ]  # fmt: skip
     rows += [
         (f"pass@{k}", percent(metrics[f"pass@{k}"]),
-         f"[{percent(metrics[f'pass@{k}_low'])}, {percent(metrics[f'pass@{k}_high'])}]")
+         percent_interval(metrics[f"pass@{k}_low"], metrics[f"pass@{k}_high"]))
         for k in pass_at_ks(result.attempts_per_task)
     ]  # fmt: skip
     rows += [(name, number(value), "") for name, value in metrics.items() if name.startswith(("part/", "figure/"))]
@@ -45,7 +45,7 @@ def describe(runner: EvalRunner, result: EvalResult) -> str:
     goals = f" of {result.num_goals} goals" if result.num_goals is not None else ""
     head = f"{name}{found} on {settings.environment}: {result.num_tasks} {settings.split} tasks{goals}{each}"
     rate = "nothing scored" if not result.scored else (
-        f"success {percent(result.success_rate)} [{percent(interval.low)}, {percent(interval.high)}] ({level})"
+        f"success {percent(result.success_rate)} {percent_interval(interval.low, interval.high)} ({level})"
     )  # fmt: skip
     last = f"panel {result.panel}: {rate}, n = {len(result.scored)}, not scored {len(result.unscored)}"
     asked = settings.num_tasks
@@ -83,17 +83,17 @@ def describe_all(results: list[EvalResult], settings: EvalSettings) -> list[str]
     rows = []
     for result in results:
         metrics = result.metrics(settings.level)
-        low, high = percent(metrics["success_low"]), percent(metrics["success_high"])
+        limits = percent_interval(metrics["success_low"], metrics["success_high"])
         rows.append([
-            result.environment, f"{percent(metrics['success_rate'])} [{low}, {high}]", number(metrics["mean_reward"]),
+            result.environment, f"{percent(metrics['success_rate'])} {limits}", number(metrics["mean_reward"]),
             str(len(result.scored)), str(len(result.unscored)), result.panel,
         ])  # fmt: skip
     headers = ["Environment", f"Success [{100 * settings.level:g} %]", "Score", "n", "Not scored", "Panel"]
     lines = [table(headers, rows)]
     if all(result.scored for result in results):
-        total, limits = aggregate(results), overall_interval(results, settings.level)
+        total, overall = aggregate(results), overall_interval(results, settings.level)
         lines += wrap(
-            f"overall: success {percent(total.overall_success_rate)} [{percent(limits.low)}, {percent(limits.high)}] "
+            f"overall: success {percent(total.overall_success_rate)} {percent_interval(overall.low, overall.high)} "
             f"(mean of environments), accuracy {percent(total.weighted_accuracy)} and score "
             f"{number(total.weighted_mean_score)} (weighted by tasks)",
             sys.stdout,

@@ -49,6 +49,7 @@ def document(
             on_read(run.name, waiting)
         views.append(view)
     blocks = [data_block("data", _data(views))]
+    blocks += [packed_block(f"s-{view.run.key}", view.index.words.packed()) for view in views if view.index.rows]
     blocks += episode_blocks(views, episode_bytes)
     names = ", ".join(view.name for view in views[:3]) + (" …" if len(views) > 3 else "")
     return self_contained(f"Practicum: {names}", blocks), views

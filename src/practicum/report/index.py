@@ -7,7 +7,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ from practicum.evaluation.result import AttemptResult, attempt_result
 from practicum.report.advantages import EpisodeAdvantages, read_advantages
 from practicum.report.row_text import NO_TEXT, TEXT_FIELDS, RowText, row_text
 from practicum.report.runs import MAX_DEPTH, METRICS, SKIPPED_FOLDERS
+from practicum.report.search_index import SearchIndex, words_of
 from practicum.report.stage_order import StageKey, natural_key, stage_key
-from practicum.training.rollout_source import GROUPS, TOP, advantages_path
+from practicum.report.tool_latency import ToolSeconds, ToolTimes
+from practicum.training.run_files import GROUPS, TOP, advantages_path
 from practicum.training.validation_results import VALIDATION
 from practicum.trajectory import Trajectory
 from practicum.utils.escape import is_number, json_number
@@ -51,6 +53,8 @@ class EpisodeRow:
     advantage: float | None = None
     """Mean advantage of its tokens in training, where the run saved it."""
     text: RowText = NO_TEXT
+    tool_seconds: ToolSeconds = field(default_factory=dict)
+    """Seconds of each call, by tool, where the run kept them."""
 
     @property
     def selected(self) -> bool:
@@ -94,11 +98,12 @@ class EpisodeRow:
             result.cluster,
             None if self.advantage is None else json_number(self.advantage),
             *self.text.record(),
+            {name: list(seconds) for name, seconds in self.tool_seconds.items()},
         ]
 
 
 FIELDS = ("number", "task", "attempt", "part", "step", "environment", "split", "group", "outcome", "reward", "turns",
-          "tokens", "invalid", "logprob", "parts", "hash", "credit", *TEXT_FIELDS)  # fmt: skip
+          "tokens", "invalid", "logprob", "parts", "hash", "credit", *TEXT_FIELDS, "seconds")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,8 @@ class EpisodeIndex:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.rows: list[EpisodeRow] = []
+        self.words = SearchIndex()
+        self.tool_times = ToolTimes(folder)
         self.unreadable: list[UnreadableFile] = []
         self.generation = 0
         self.pending: deque[str] = deque()
@@ -174,7 +181,12 @@ class EpisodeIndex:
         name = self.pending.popleft()
         advantages = self._advantages(name)
         try:
-            self.rows.append(read_row(self.folder / name, name, len(self.rows), advantages))
+            episode, size = read_episode(self.folder / name)
+            row, words = make_row(episode, size, name, len(self.rows), advantages), words_of(episode)
+            if row.text.tools:
+                row = replace(row, tool_seconds=self.tool_times.times_of(name, (row.result.task, row.result.attempt)))
+            self.rows.append(row)
+            self.words.add(row.number, words)
         except READ_ERRORS as error:
             if (self.folder / name).exists():
                 self.unreadable.append(UnreadableFile(name, error_text(error)))
@@ -209,6 +221,7 @@ class EpisodeIndex:
         present |= {str(advantages_path(Path(name))) for name in present}
         self.unreadable = [entry for entry in self.unreadable if entry.path in present]
         if len(rows) < len(self.rows):
+            self.words.renumber({row.number: index for index, row in enumerate(rows)})
             self.rows = [replace(row, number=index) for index, row in enumerate(rows)]
             self.generation += 1
 
@@ -233,9 +246,10 @@ def list_folder(folder: Path, before: FolderListing | None) -> FolderListing | N
         return None
 
 
-def read_row(path: Path, name: str, number: int, advantages: EpisodeAdvantages | None = None) -> EpisodeRow:
-    """The row of one file; raises one of READ_ERRORS where it is no complete episode."""
-    episode, size = read_episode(path)
+def make_row(
+    episode: Trajectory, size: int, name: str, number: int, advantages: EpisodeAdvantages | None = None
+) -> EpisodeRow:
+    """The row of one episode, whose file has this size and this name below the run's folder."""
     part, step = split_path(name)
     values = [value for turn in episode.turns for span in turn.spans for value in span.logprobs or ()]
     return EpisodeRow(

@@ -1,8 +1,8 @@
-"""What an episode was about, in few words: question, target, answer, tools and a text to search, for the list."""
+"""What an episode was about, in few words: question, target, answer and tools, for the list."""
 
 from __future__ import annotations
 
-import itertools
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,13 +11,13 @@ from practicum.trajectory import Trajectory
 from practicum.utils.terminal import escape_invisible
 
 QUESTION_FIELDS = ("question", "goal", "instruction", "request", "problem", "prompt", "task")
+KIND_FIELDS = ("template", "kind", "family", "category", "type", "level", "difficulty", "subject", "site")
+"""Fields of a task that say of which kind it is; the first one that it has is used."""
 TARGET_FIELDS = ("answer", "target", "expected", "solution", "label")
 MAX_QUESTION_CHARACTERS, MAX_ANSWER_CHARACTERS, MAX_ERROR_CHARACTERS = 240, 120, 160
-MAX_SEARCH_CHARACTERS = 400
-"""Characters of replies that can be searched beyond the last one."""
 MAX_TOOLS, MAX_TOOL_CHARACTERS = 12, 60
-TOOL_ERROR = "Error"
-"""How the observation of a tool begins that failed."""
+TOOL_ERROR = re.compile(r"(?:Observation: |Output:\n)?Error")
+"""How the observation of a tool begins that failed, in any reply format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,37 +28,50 @@ class RowText:
     target: str = ""
     answer: str = ""
     error: str = ""
-    replies: str = ""
     last_action: str = ""
     tools: dict[str, tuple[int, int]] = field(default_factory=dict)
+    kind: str = ""
+    """The kind of its task, as in "level 3"."""
 
     def record(self) -> list[Any]:
         """The values in the order of TEXT_FIELDS."""
-        return [self.question, self.target, self.answer, self.error, self.replies, self.last_action, self.tools]
+        return [self.question, self.target, self.answer, self.error, self.last_action, self.tools, self.kind]
 
 
 NO_TEXT = RowText()
-TEXT_FIELDS = ("question", "target", "answer", "error", "replies", "last", "tools")
+TEXT_FIELDS = ("question", "target", "answer", "error", "last", "tools", "kind")
 
 
 def row_text(episode: Trajectory) -> RowText:
     """The words of one episode, cut to what a list shows; white space is joined, invisible characters are escaped."""
-    fields = dict(episode.task.fields)
-    asked = [message.content for turn in episode.turns[:1] for message in turn.messages if message.role == "user"]
-    question = _first_text(fields, QUESTION_FIELDS) or (asked[-1] if asked else "")
     last = episode.turns[-1] if episode.turns else None
     unusable = [str(turn.action.error) for turn in episode.turns if turn.action.error is not None]
     error = str(episode.error) if episode.error is not None else unusable[-1] if unusable else ""
     answer = (last.action.content or last.reply) if last is not None else ""
     return RowText(
-        question=_short(question, MAX_QUESTION_CHARACTERS),
-        target=_short(_first_text(fields, TARGET_FIELDS), MAX_ANSWER_CHARACTERS),
+        question=_short(question_of(episode), MAX_QUESTION_CHARACTERS),
+        target=_short(target_of(episode), MAX_ANSWER_CHARACTERS),
         answer=_short(answer, MAX_ANSWER_CHARACTERS),
         error=_short(error, MAX_ERROR_CHARACTERS),
-        replies=_short(" ".join(turn.reply for turn in episode.turns[:-1]), MAX_SEARCH_CHARACTERS),
         last_action=_short(_last_action(episode), MAX_TOOL_CHARACTERS),
         tools=_tools(episode),
+        kind=_short(_kind(episode), MAX_TOOL_CHARACTERS),
     )
+
+
+def question_of(episode: Trajectory) -> str:
+    """What the task asks: a field of it, or else the last thing that the user said before the first reply."""
+    asked = [message.content for turn in episode.turns[:1] for message in turn.messages if message.role == "user"]
+    return _first_text(dict(episode.task.fields), QUESTION_FIELDS) or (asked[-1] if asked else "")
+
+
+def target_of(episode: Trajectory) -> str:
+    return _first_text(dict(episode.task.fields), TARGET_FIELDS)
+
+
+def _kind(episode: Trajectory) -> str:
+    fields = dict(episode.task.fields)
+    return next((f"{name} {value}" for name in KIND_FIELDS if (value := _first_text(fields, (name,)))), "")
 
 
 def _last_action(episode: Trajectory) -> str:
@@ -74,12 +87,22 @@ def _last_action(episode: Trajectory) -> str:
 def _tools(episode: Trajectory) -> dict[str, tuple[int, int]]:
     """Calls and failed calls per tool; the observation of a call is in the messages of the next turn."""
     calls, errors = Counter[str](), Counter[str]()
-    for turn in episode.turns:
-        calls.update(_short(str(call.name), MAX_TOOL_CHARACTERS) for call in turn.action.calls)
-    for message in itertools.chain(*(turn.messages for turn in episode.turns), episode.closing):
-        if message.role == "tool" and message.content.startswith(TOOL_ERROR):
-            errors[_short(str(message.name or ""), MAX_TOOL_CHARACTERS)] += 1
+    answers = [turn.messages for turn in episode.turns[1:]] + [episode.closing]
+    for turn, messages in zip(episode.turns, answers, strict=False):
+        names = [tool_name(call.name) for call in turn.action.calls]
+        calls.update(names)
+        named = any(message.role == "tool" for message in messages)
+        if named:
+            pairs = [(tool_name(message.name or ""), message) for message in messages if message.role == "tool"]
+        else:  # a format without a role for tools: one message for each call
+            pairs = list(zip(names, messages, strict=True)) if len(names) == len(messages) else []
+        errors.update(name for name, message in pairs if TOOL_ERROR.match(message.content))
     return {name: (count, min(count, errors[name])) for name, count in calls.most_common(MAX_TOOLS)}
+
+
+def tool_name(name: object) -> str:
+    """The name of a tool as the page shows it."""
+    return _short(str(name), MAX_TOOL_CHARACTERS)
 
 
 def _first_text(fields: dict[str, Any], names: tuple[str, ...]) -> str:

@@ -6,16 +6,30 @@ import os
 from pathlib import Path
 from typing import Any
 
-from practicum.training.checkpoint import LAST, MODEL
+from practicum.training.run_files import LAST, METRICS, MODEL
 
 LOCKS = Path("/proc/locks")
 """The kernel's list of locks. It is read because trying the lock would keep a training from starting at that moment."""
 
 
 def run_state(folder: Path) -> dict[str, Any]:
-    """`finished`: what a run writes at its end is there. `writer`: None where the machine does not tell."""
-    ends = (folder / LAST, folder / MODEL, folder / "summary.json")
-    return {"finished": any(path.exists() for path in ends), "writer": has_writer(folder)}
+    """`finished`: what a run writes at its end is there. `writer`: None where the machine does not tell.
+
+    A run that goes on for more steps still has the models of its earlier end: it is finished only if no process writes
+    to it, and nothing was measured after the models were written.
+    """
+    writer, measured = has_writer(folder), _time(folder / METRICS)
+    ends = [_time(folder / name) for name in (LAST, MODEL, "summary.json")]
+    return {"finished": not writer and any(end and end >= measured for end in ends), "writer": writer}
+
+
+def _time(path: Path) -> int:
+    """When a file, or a folder's newest file, was last written, in nanoseconds; 0 where there is none."""
+    try:
+        inside = [entry.stat(follow_symlinks=False).st_mtime_ns for entry in os.scandir(path)] if path.is_dir() else []
+        return max([path.stat().st_mtime_ns, *inside])
+    except OSError:
+        return 0
 
 
 def has_writer(folder: Path) -> bool | None:

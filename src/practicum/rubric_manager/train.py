@@ -16,6 +16,7 @@ from practicum.evaluation.result import EvalResult
 from practicum.training.build import build_run
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.trainer import Evaluated
+from practicum.utils.tables import percent
 
 RECIPE = "recipe=rubric-reinforce"
 CHECK_EPISODES = 10
@@ -48,8 +49,9 @@ class EpisodeCheck:
         share = self.num_valid / self.num_episodes
         if share < self.min_validity:
             return (
-                f"Only {share:.0%} of the first {self.num_episodes:.0f} rubrics are valid, {self.min_validity:.0%} are "
-                "needed: warm-start the model by SFT on ground-truth rubrics first (docs/rubric.md)."
+                f"Only {percent(share, digits=0)} of the first {self.num_episodes:.0f} rubrics are valid, "
+                f"{percent(self.min_validity, digits=0)} are needed: warm-start the model by SFT on "
+                "ground-truth rubrics first (docs/rubric.md)."
             )
         if max(self.rewards) == min(self.rewards):
             return f"The first {self.num_episodes:.0f} episodes have the same reward: there is nothing to learn from."
@@ -61,8 +63,9 @@ def check_validity(result: EvalResult, min_validity: float = MIN_VALIDITY) -> No
     share = statistics.fmean(row.env_metrics.get("valid", 0.0) for row in result.scored) if result.scored else 0.0
     if share < min_validity:
         raise UserError(
-            f"Only {share:.0%} of {len(result.scored)} rubrics before training are valid, {min_validity:.0%} are "
-            "needed: warm-start the model by SFT on ground-truth rubrics first (docs/rubric.md)."
+            f"Only {percent(share, digits=0)} of {len(result.scored)} rubrics before training are valid, "
+            f"{percent(min_validity, digits=0)} are needed: warm-start the model by SFT on "
+            "ground-truth rubrics first (docs/rubric.md)."
         )
 
 

@@ -36,7 +36,7 @@ from practicum.rollout import MakeEnvironment, with_models
 from practicum.sandbox import base as sandbox
 from practicum.task import Task
 from practicum.training import ranks
-from practicum.training.checkpoint import MODEL, check_continuation, keep_stored_defaults, record_version
+from practicum.training.checkpoint import check_continuation, keep_stored_defaults, record_version
 from practicum.training.estimators import ESTIMATORS
 from practicum.training.follower import follow
 from practicum.training.logged_data import read_logged_data
@@ -53,6 +53,7 @@ from practicum.training.roles import (
 )
 from practicum.training.rollout_source import OnlineSource, RolloutSource
 from practicum.training.run import Run, RunMonitor
+from practicum.training.run_files import MODEL
 from practicum.training.settings import (
     environment_name,
     external_agent,

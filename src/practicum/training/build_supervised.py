@@ -47,6 +47,7 @@ from practicum.training.supervised import SupervisedTrainer, place_adapter, supe
 from practicum.training.text_dataset import read_demonstration_rows
 from practicum.training.trainable_policy import GPU_TOKENS, TrainablePolicy
 from practicum.trajectory import Outcome, Trajectory, is_trained, learned_roles
+from practicum.utils.tables import percent
 from practicum.utils.terminal import Progress
 
 Item = TypeVar("Item")
@@ -321,7 +322,7 @@ def split_by_task(
 def describe_parameters(policy: TrainablePolicy) -> str:
     """How many parameters are trained, of how many."""
     trainable, total = lora.parameter_counts(policy.loaded)
-    return f"{trainable:,} of {total:,} parameters are trained ({trainable / total:.2%})"
+    return f"{trainable:,} of {total:,} parameters are trained ({percent(trainable / total, digits=2)})"
 
 
 LESS_MEMORY_SUPERVISED = (

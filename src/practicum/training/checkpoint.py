@@ -45,6 +45,7 @@ from practicum.errors import UserError
 from practicum.rollout_setup import ROLES
 from practicum.training import ranks
 from practicum.training.critic import Critic
+from practicum.training.run_files import METRICS
 from practicum.training.trainable_policy import TrainablePolicy
 
 PACKAGE = Path(__file__).parent.parent
@@ -81,9 +82,6 @@ def _git(*arguments: str) -> str | None:
     return result.stdout.strip()
 
 
-METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
-MODEL, LAST = "model", "last"
-"""Folders of a run: the best model by validation (the last where nothing was validated), and the last model."""
 RANK_KEYS = ("trainer.nnodes", "trainer.n_gpus_per_node")
 """Numbers of ranks: a run may go on with others, but they are part of the name of a run that has none."""
 MAY_CHANGE = (

@@ -41,6 +41,7 @@ from practicum.training.settings import (
     run_settings,
     training_steps,
 )
+from practicum.utils.tables import percent
 
 
 def summarize(config: TrainConfig) -> list[str]:
@@ -106,9 +107,9 @@ def _logged_lines(config: TrainConfig) -> list[str]:
     )
     log = config.data.from_trajectories
     if config.algorithm.offline.method == "bandit":
-        share = config.algorithm.offline.top_percent
+        share = percent(config.algorithm.offline.top_percent, digits=0)
         return [
-            f"learns from: the states of '{log}', actions of each task's furthest {share:.0%} of episodes",
+            f"learns from: the states of '{log}', actions of each task's furthest {share} of episodes",
             f"replies per step: {num_tasks * num_chains} ({num_tasks} states × {num_chains} chains)",
         ]
     return [

@@ -252,7 +252,7 @@ class RLTrainer(Trainer):
         metrics |= {self.source.metric_names.get(name, name): value for name, value in updated.items()}
         metrics |= batch.stream_metrics
         check_mismatch(step, metrics, self.settings.mismatch_limit)
-        metrics["timing/rollout"] = batch.seconds
+        metrics |= {"timing/rollout": batch.seconds, **batch.tool_times}
         metrics["timing/credit"] = estimated - begun
         metrics["timing/update"] = time.perf_counter() - estimated
         return metrics | utilisation(learners, flops, metrics["timing/update"])

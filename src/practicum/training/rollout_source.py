@@ -40,6 +40,7 @@ from practicum.training.estimators import (
 from practicum.training.group_reward import find_group_reward
 from practicum.training.monitor.loggers import summary_stats
 from practicum.training.rollout_batch import RolloutBatch, TrajectoryGroups
+from practicum.training.run_files import ADVANTAGES, GROUPS, TOP, advantages_path
 from practicum.training.settings import CurriculumSettings, RLSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import (
@@ -343,9 +344,6 @@ def greedy_agent(agent: Agent, untrained: Collection[str]) -> Agent:
     return replace(agent, sampling=replace(agent.sampling, temperature=0.0), roles=roles)
 
 
-TOP, GROUPS = "top_episodes", "groups"
-ADVANTAGES = "practicum advantages 1"
-
 Group = Sequence[Trajectory]
 EpisodeKey = tuple[str, str, int, int, tuple[str, ...]]
 
@@ -404,11 +402,6 @@ class EpisodeSaver:
             path = advantages_path(store.episode_path(folder, episode.task.id, attempt))
             write_atomic(path, _encoded(_of_all_tokens(episode, row, self.roles), self.estimator))
         store.write_episode(folder, replace(episode, attempt=attempt))
-
-
-def advantages_path(episode: Path) -> Path:
-    """The path of the advantages of an episode's file."""
-    return episode.with_name(episode.name.removesuffix(".jsonl") + ".advantages.json")
 
 
 def _key(episode: Trajectory) -> EpisodeKey:

@@ -23,14 +23,15 @@ from practicum.config.health import HealthSettings, RewardHackingSettings
 from practicum.data.run_folder import CHECKPOINT_NAME, FolderLock
 from practicum.errors import UserError
 from practicum.training import checkpoint
-from practicum.training.checkpoint import ABANDONED, LAST, METRICS, MODEL, TIMING, Checkpoints
+from practicum.training.checkpoint import ABANDONED, Checkpoints
 from practicum.training.follower import Leader
 from practicum.training.monitor.health import HEALTH_FILE, HealthFinding, HealthLog, HealthMonitor
 from practicum.training.monitor.log_file import LogFile
 from practicum.training.monitor.loggers import Logger, MetricsFile, memory_metrics
 from practicum.training.monitor.reward_hacking import RewardHackingMonitor
 from practicum.training.monitor.supervised_health import SupervisedMonitor
-from practicum.training.rollout_source import GROUPS, TOP, EpisodeSaver
+from practicum.training.rollout_source import EpisodeSaver
+from practicum.training.run_files import GROUPS, LAST, METRICS, MODEL, TIMING, TOP
 from practicum.training.settings import LOSS_METRICS, RunSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.training.trainer import Trainer

@@ -57,11 +57,16 @@ def shortened(text: str, width: int) -> str:
     return "…" + end
 
 
-def percent(value: float | None, signed: bool = False) -> str:
-    """One digit after the point; a dash for None and NaN."""
+def percent(value: float | None, signed: bool = False, digits: int = 1) -> str:
+    """A share as "83.2 %", the one spelling in every output; a dash for None and NaN."""
     if value is None or math.isnan(value):
         return "–"
-    return f"{100 * value:+.1f}%" if signed else f"{100 * value:.1f}%"
+    return f"{100 * value:{'+' if signed else ''}.{digits}f} %"
+
+
+def percent_interval(low: float | None, high: float | None) -> str:
+    """Two shares as "[79.4, 86.7]", which stands after a `percent`."""
+    return f"[{percent(low).removesuffix(' %')}, {percent(high).removesuffix(' %')}]"
 
 
 def number(value: float | None, signed: bool = False) -> str:

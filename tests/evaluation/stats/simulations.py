@@ -256,24 +256,27 @@ def main(draws: int) -> None:
     print("| tasks | mean over rates | lowest | at rates 0 and 1 |\n|---|---|---|---|")
     for count in (10, 20, 50, 100, 300, 1000):
         found = jeffreys_coverage(count, rates)
-        print(f"| {count} | {found.mean():.1%} | {found.min():.1%} | {found[0]:.0%} |")
+        print(f"| {count} | {100 * found.mean():.1f} % | {100 * found.min():.1f} % | {100 * found[0]:.0f} % |")
     print("\n| difference of success | tasks | coverage |\n|---|---|---|")
     for gain, loss, count in PAIRED:
-        print(f"| gained {gain:.0%}, lost {loss:.0%} | {count} | {paired_coverage(gain, loss, count):.1%} |")
+        coverage = 100 * paired_coverage(gain, loss, count)
+        print(f"| gained {100 * gain:.0f} %, lost {100 * loss:.0f} % | {count} | {coverage:.1f} % |")
     print(f"\n| {draws:,} draws | covered |\n|---|---|")
     for case in COVERAGE:
-        print(f"| {case.name} | {case.share(draws):.1%} |", flush=True)
+        print(f"| {case.name} | {100 * case.share(draws):.1f} % |", flush=True)
     print("\n| nothing differs | shown |\n|---|---|")
     for count in (10, 20, 50, 100, 300):
-        values = ", ".join(f"{mcnemar_level(differing, count):.1%}" for differing in (0.1, 0.3, 0.6))
+        values = ", ".join(f"{100 * mcnemar_level(differing, count):.1f} %" for differing in (0.1, 0.3, 0.6))
         print(f"| mid-p McNemar, {count} tasks, 10, 30, 60 % differ | {values} |")
     for case in (*LEVELS, *LOOKS, *UNPLANNED):
-        print(f"| {case.name} | {case.share(draws):.1%} |", flush=True)
+        print(f"| {case.name} | {100 * case.share(draws):.1f} % |", flush=True)
     print("\n| tasks | detectable | its power |\n|---|---|---|")
     for count in (6, 8, 10, 20, 50, 300):
         smallest = mcnemar_detectable(0.5 / (count + 1), count)
         found = (
-            f"{100 * smallest:.1f} points | {detectable_power(count):.1%}" if math.isfinite(smallest) else "none | –"
+            f"{100 * smallest:.1f} points | {100 * detectable_power(count):.1f} %"
+            if math.isfinite(smallest)
+            else "none | –"
         )
         print(f"| {count} | {found} |")
 

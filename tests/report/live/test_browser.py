@@ -21,7 +21,7 @@ from practicum.task import Task
 from practicum.training.monitor.health import Adjustment, HealthFinding, HealthLog
 from practicum.training.monitor.loggers import MetricsFile
 from practicum.training.rollout_source import EpisodeSaver
-from tests.report.browser_pages import Watched, becomes
+from tests.report.browser_pages import Watched, becomes, lists
 from tests.report.live.test_live import Running
 from tests.report.report_files import (
     CHROMIUM,
@@ -70,7 +70,7 @@ def test_the_report_shows_curves_health_tables_and_comparison(browser: Any, repo
         page.locator("[data-metric='success/mean'] svg").hover()
         assert page.locator("#tip").inner_text().startswith("step ")
         page.locator("#environments tbody tr").nth(1).click()
-        assert page.locator(".count").inner_text() == "32 of 64 episodes"
+        lists(page, "32 of 64 episodes")
         page.keyboard.press("1")
         page.locator(".run input").nth(3).uncheck()
         assert page.locator("[data-metric='success/mean'] path.line").count() == 1
@@ -94,14 +94,14 @@ def test_the_result_is_first_and_a_filtered_link_shows_the_same_elsewhere(
         assert page.locator("#result .whisker.better").count() == 2
         page.keyboard.press("/")
         page.keyboard.type("task-7? calculator")
-        assert page.locator(".count").inner_text() == "3 of 60 episodes"
+        lists(page, "3 of 60 episodes")
         page.locator(".list .row").first.click()
         page.keyboard.press("l")
         address = page.evaluate("location.href")
         assert page.locator(".list .row[aria-selected=true] .name").all_inner_texts() == ["task-7"]
     with Watched(browser) as watched:
         watched.page.goto(address)
-        assert watched.page.locator(".count").inner_text() == "3 of 60 episodes"
+        lists(watched.page, "3 of 60 episodes")
         assert watched.page.locator("[data-choice=logprob]").get_attribute("aria-pressed") == "true"
         with watched.page.expect_download() as download:
             watched.page.locator("#csv").click()
@@ -201,16 +201,16 @@ def test_episodes_are_filtered_opened_and_coloured(browser: Any, report: Path) -
         page = watched.page
         page.goto(report.as_uri())
         page.keyboard.press("2")
-        assert page.locator(".count").inner_text() == "64 episodes"
+        lists(page, "64 episodes")
         page.keyboard.press("/")
         page.keyboard.type("task-1 success")
-        assert page.locator(".count").inner_text() == "4 of 64 episodes"
+        lists(page, "4 of 64 episodes")
         page.keyboard.press("Escape")
         page.keyboard.press("Escape")
         page.keyboard.press("2")
         page.select_option("[data-filter=run]", label="first")
         page.select_option("[data-filter=outcome]", "success")
-        assert page.locator(".count").inner_text() == "3 of 64 episodes"
+        lists(page, "3 of 64 episodes")
         page.locator(".list .row").first.click()
         page.wait_for_selector(".tokens")
         assert page.locator(".tokens.by-origin .t.sampled").count() > 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from practicum.data.episode_times import append_times
 from practicum.data.store import write_episode
 from practicum.environment import Message
 from practicum.report.document import document
 from practicum.report.runs import find_runs
 from practicum.task import Task
 from practicum.trajectory import Outcome
-from tests.report.browser_pages import Watched, becomes
+from tests.report.browser_pages import Watched, becomes, lists
 from tests.report.live.test_live import Running
 from tests.report.report_files import CHROMIUM, a_turn, an_episode, step_values, write_run, write_training
 
@@ -76,7 +78,7 @@ def test_failures_open_their_episodes_and_the_list_is_a_table(browser: Any, stag
         assert page.locator("#clusters tbody tr", has_text="no number #").locator("td").nth(1).inner_text() == "3"
         page.locator("[data-cause=tool]").click()
         page.locator("#clusters tbody tr", has_text="calculator").click()
-        assert page.locator(".count").inner_text() == "3 of 63 episodes"
+        lists(page, "3 of 63 episodes")
         assert page.locator(".cause").inner_text() == "tool that failed: calculator ×"
         heads = page.locator(".heads [role=columnheader]").all_inner_texts()
         assert heads[:8] == ["Task", "Question", "Target", "Answer", "Score", "Turns", "Tools", "Outcome"]
@@ -93,6 +95,36 @@ def test_failures_open_their_episodes_and_the_list_is_a_table(browser: Any, stag
         assert len(rows) == 63
         assert rows[0]["reward"] == 1
         assert rows[0]["tools"] == {"calculator": {"calls": 1, "errors": 0}}
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_any_word_of_an_episode_finds_it_and_tools_have_a_latency(browser: Any, tmp_path: Path, served: bool) -> None:
+    """A word far into the first of two replies, and one of a tool's error, in the file and on the live page."""
+    run = write_run(tmp_path / "run", [[0.0]] * 5)
+    episode = an_episode("far", 0, 0.0)
+    (turn,) = episode.turns
+    first = replace(turn, reply="lorem " * 500 + "Ornithopter")
+    answer = Message("tool", "Error: no Zanzibar", name="calculator")
+    episode = replace(episode, turns=(first, replace(turn, restart=False, messages=(answer,))))
+    episode = replace(episode, tool_seconds={"calculator": (0.25, 1.5)})
+    append_times(run / "timing.jsonl", episode)
+    write_episode(run, episode)
+    report = write_report(run, tmp_path / "report.html")
+    opened = Running(tmp_path) if served else contextlib.nullcontext(report.as_uri())
+    with opened as address, Watched(browser) as watched:
+        page = watched.page
+        page.goto(address)
+        page.wait_for_selector("#tools tbody tr")
+        becomes(page, "document.querySelector('#tools tbody').innerText.includes('250 ms')")
+        cells = page.locator("#tools tbody tr").first.locator("td").all_inner_texts()
+        assert cells[1:] == ["6", "7", "1", "14.3 %", "250 ms", "1.5 s"]
+        page.keyboard.press("/")
+        for text in ("ornithopter", "Zanzibar", "THOPT lorem error:"):
+            page.fill("#search", text)
+            lists(page, "1 of 6 episodes")
+            assert page.locator(".list .row .name").all_inner_texts() == ["far"]
+        page.fill("#search", "nowhere")
+        lists(page, "0 of 6 episodes")
 
 
 def test_tasks_are_gained_lost_or_solved_by_both(browser: Any, staged: Path) -> None:

@@ -61,7 +61,7 @@ def test_a_console_line() -> None:
         "step    12  reward 0.512     ± 0.430    min 0.000     max 1.000     loss -0.0123    value loss 0.25     "
         "  KL 1.23e-05   entropy 1.500    lr 3e-05"
     )
-    assert console_line(0, {"val/success/mean": 0.4567}) == "step     0  val 45.7%"
+    assert console_line(0, {"val/success/mean": 0.4567}) == "step     0  val 45.7 %"
 
 
 def test_console_lines_have_columns_of_fixed_width() -> None:
@@ -69,7 +69,7 @@ def test_console_lines_have_columns_of_fixed_width() -> None:
     first, second = console_line(1, VALUES), console_line(10_000, changed)
     for label in ("reward", "±", "min", "max", "loss", "value loss", "KL", "entropy", "lr"):
         assert first.index(label) == second.index(label)
-    assert second.endswith("val 100.0%")
+    assert second.endswith("val 100.0 %")
 
 
 def test_the_divergence_from_the_reference_comes_first() -> None:

@@ -141,6 +141,16 @@ class LivePage:
 
         return await self._run_response(request, answer)
 
+    async def search(self, request: Request) -> Response:
+        """The episodes of a run with a word in their text."""
+        word = request.query_params.get("word", "").lower()
+
+        def answer(view: RunView) -> dict[str, Any]:
+            with view.lock:
+                return {"rows": sorted(view.index.words.rows_with(word)) if word else []}
+
+        return await self._run_response(request, answer)
+
     async def compare(self, request: Request) -> Response:
         keys = request.query_params.get("runs", "").split(",")[:12]
         baseline = request.query_params.get("baseline") or None
@@ -227,6 +237,7 @@ def make_app(top: Path, hosts: list[str]) -> Starlette:
         Route("/api/run", live.run),
         Route("/api/episodes", live.episodes),
         Route("/api/episode", live.episode),
+        Route("/api/search", live.search),
         Route("/api/compare", live.compare),
         Route("/api/events", live.events),
     ]

@@ -6,10 +6,12 @@ function cohortsShown() {
     // Each validation of a training is of another checkpoint.
     const step = /(^|\/)validation$/.test(row.part) && row.step !== null ? ` · step ${row.step}` : '';
     const name = row.run + '\u0000' + row.part + step;
-    if (!found.has(name)) found.set(name, {name, label: runOf(row.run).name + (row.part ? ' · ' + row.part : '') + step, run: row.run, rows: []});
+    if (!found.has(name)) found.set(name, {name, label: runOf(row.run).name + (row.part ? ' · ' + row.part : '') + step, run: row.run, part: row.part, rows: []});
     found.get(name).rows.push(row);
   }
-  return [...found.values()];
+  // Parts of a run in the order of their stages, which its table has.
+  const place = (one) => [state.runs.findIndex((run) => run.key === one.run), (runOf(one.run).table || []).findIndex((line) => line.part === one.part)];
+  return [...found.values()].map((one) => [one, place(one)]).sort(([, a], [, b]) => a[0] - b[0] || a[1] - b[1]).map(([one]) => one);
 }
 
 function comparePage() {

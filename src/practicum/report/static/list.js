@@ -31,6 +31,7 @@ const COLUMNS = [
 const filter = {text: '', run: '', part: '', environment: '', outcome: '', cause: '', order: 'as played'};
 const OWN = ' '; // stands for the run's own folder where '' stands for all
 let list = null;
+const NO_ROWS = new Set();
 
 function openList(wanted) {
   const own = !wanted.part && (state.rows.get(wanted.run) || []).some((row) => !row.part);
@@ -93,16 +94,20 @@ class List {
 
   apply() {
     const words = filter.text.toLowerCase().split(/\s+/).filter(Boolean);
+    // A word is in what the list knows of an episode, or in its whole text.
+    const texts = new Map(shownRuns().map((run) => [run.key, words.map((word) => hitsOf(run.key, word, () => { if (list === this) this.apply(); }))]));
+    const searching = [...texts.values()].flat().includes(null);
+    const has = (row, word, place) => row.search.includes(word) || (texts.get(row.run)[place] || NO_ROWS).has(row.number);
     const part = filter.part === OWN ? '' : filter.part;
     const [kind, cause] = filter.cause ? [filter.cause.split(': ')[0], filter.cause.split(': ').slice(1).join(': ')] : ['', ''];
     const all = allRows();
     let found = all.filter((row) => (!filter.run || row.run === filter.run) && (!filter.part || row.part === part) && (!filter.environment || row.environment === filter.environment)
-      && (!filter.outcome || row.outcome === filter.outcome) && (!(kind in CAUSES) || causeOf(row, kind) === cause) && words.every((word) => row.search.includes(word)));
+      && (!filter.outcome || row.outcome === filter.outcome) && (!(kind in CAUSES) || causeOf(row, kind) === cause) && words.every((word, place) => has(row, word, place)));
     const by = ORDERS[filter.order];
     if (by) { shownRuns().forEach((run) => groupsOf(run.key)); found = found.slice().sort(by); }
     this.found = found;
     const waiting = shownRuns().reduce((sum, run) => sum + (run.waiting || 0), 0);
-    this.count.textContent = (found.length === all.length ? plural(all.length, 'episode') : `${found.length.toLocaleString('en')} of ${plural(all.length, 'episode')}`) + (waiting ? `, reading ${waiting.toLocaleString('en')} more …` : '');
+    this.count.textContent = (found.length === all.length ? plural(all.length, 'episode') : `${found.length.toLocaleString('en')} of ${plural(all.length, 'episode')}`) + (searching ? ', searching …' : '') + (waiting ? `, reading ${waiting.toLocaleString('en')} more …` : '');
     this.cause.replaceChildren(...(kind in CAUSES ? [el('button', {type: 'button', class: 'chip', title: 'Remove this filter', on: {click: () => { filter.cause = ''; this.apply(); }}}, `${CAUSES[kind][0]}: ${cause} ×`)] : []));
     for (const head of this.heads.children) {
       const orders = (head.dataset.orders || '').split('|');
@@ -160,9 +165,9 @@ function listCells(row, several) {
 const distinct = (rows, name) => [...new Set(rows.map((row) => row[name]))].sort();
 
 // What a file holds of an episode: its fields by name.
-const SAVED = () => state.fields.filter((name) => !['number', 'replies'].includes(name));
+const SAVED = () => state.fields.filter((name) => name !== 'number');
 function saveCsv(rows) {
-  const names = SAVED().filter((name) => !['tools', 'parts'].includes(name));
+  const names = SAVED().filter((name) => !['tools', 'parts', 'seconds'].includes(name));
   const lines = rows.map((row) => [runOf(row.run).name, ...names.map((name) => row[name]), toolsText(row)].map(csvCell).join(','));
   saveFile('episodes.csv', 'text/csv', [['run', ...names, 'tools'].join(','), ...lines].join('\n') + '\n');
 }

@@ -66,12 +66,12 @@ function resultBlock(name, lines) {
   const found = last ? comparisonOf(baseline, last, baseline) : null;
   const body = lines.map((line, place) => {
     const before = place && lines[place - 1] !== baseline && line !== baseline ? lines[place - 1] : null;
-    const against = [...(line === baseline ? [] : [['than the baseline', baseline]]), ...(before ? [['than the one before', before]] : [])].map(([title, other]) => [title, comparisonOf(other, line, baseline)]).filter(([, one]) => one);
+    const against = [...(line === baseline ? [] : [['the baseline', baseline]]), ...(before ? [['the one before', before]] : [])].map(([title, other]) => [title, comparisonOf(other, line, baseline)]).filter(([, one]) => one);
     return el('tr', {class: line === baseline && others.length ? 'baseline' : ''}, el('td', {}, el('span', {class: 'dot ' + colourOf(line.run)}), shortLabel(line.label)),
       el('td', {class: 'whisker-cell'}, whisker(line, line === baseline ? '' : verdictKind(comparisonOf(baseline, line, baseline)))),
       el('td', {class: 'n'}, el('b', {}, percent(line.rate)), isNumber(line.low) ? el('span', {class: 'range'}, ` ${interval(line.low, line.high)}`) : null), el('td', {class: 'n'}, line.tasks ?? ''),
       el('td', {class: 'verdicts'}, line === baseline && others.length && line.environment ? el('span', {class: 'soft small'}, 'baseline') : null,
-        against.map(([title, one]) => [el('span', {class: 'whole'}, badge(one.verdict, verdictKind(one)), el('span', {class: 'soft small'}, ` ${title}`)), ' '])));
+        against.map(([title, one]) => [el('span', {class: 'whole'}, badge(one.verdict, verdictKind(one)), el('span', {class: 'soft small'}, ` ${verdictKind(one) ? 'than' : 'from'} ${title}`)), ' '])));
   });
   const alone = `${shortLabel(baseline.label)}: ${percent(baseline.rate)}${isNumber(baseline.low) ? ` ${interval(baseline.low, baseline.high)}` : ''}${baseline.tasks ? ` of ${plural(baseline.tasks, 'task')}` : ''}.`;
   const sentence = found ? shortSentence(found.sentence) : last ? `${shortLabel(baseline.label)}: ${percent(baseline.rate)}; ${shortLabel(last.label)}: ${percent(last.rate)}.` : alone;
@@ -107,6 +107,7 @@ function matrixBlock() {
 
 // What failed, and which tools erred: counts over the listed episodes; a row opens them.
 const CAUSES = {
+  kind: ['kind of task', (row) => row.kind || 'no kind'],
   error: ['error', (row) => (row.error ? row.error.replace(/\d+/g, '#').slice(0, 90) : 'no error')],
   last: ['last action', (row) => row.last || 'no reply'],
   tool: ['tool that failed', (row) => Object.entries(row.tools || {}).filter(([, [, errors]]) => errors).map(([name]) => name).join(', ') || (Object.keys(row.tools || {}).length ? 'none failed' : 'no tool called')],
@@ -124,15 +125,36 @@ function clustersBy(rows, kind) {
   return [...clusters.values()].sort((a, b) => b.count - a.count);
 }
 
+// Of each kind of task, how many episodes did not succeed.
+function kindTable(rows, where) {
+  const kinds = new Map();
+  for (const row of rows) {
+    const name = causeOf(row, 'kind');
+    if (!kinds.has(name)) kinds.set(name, {name, failed: 0, count: 0});
+    kinds.get(name).count += 1;
+    if (row.outcome !== 'success') kinds.get(name).failed += 1;
+  }
+  const found = [...kinds.values()].sort((a, b) => b.failed / b.count - a.failed / a.count || b.count - a.count).slice(0, 12);
+  return el('table', {id: 'clusters'}, el('thead', {}, el('tr', {}, el('th', {}, 'Not successful, by kind of task'), ['Episodes', 'Of', 'Share'].map((name) => el('th', {class: 'n'}, name)))),
+    el('tbody', {}, found.map((one) => el('tr', opens({...where, cause: `kind: ${one.name}`}), el('td', {}, one.name), [one.failed, one.count].map((count) => el('td', {class: 'n'}, count.toLocaleString('en'))), el('td', {class: 'n'}, percent(one.failed / one.count))))));
+}
+
 function toolTable() {
   const tools = new Map();
   for (const row of allRows()) for (const [name, [calls, errors]] of Object.entries(row.tools || {})) {
     const key = [row.run, row.part, name].join('\u0000');
-    if (!tools.has(key)) tools.set(key, {run: row.run, part: row.part, name, calls: 0, errors: 0, episodes: 0});
+    if (!tools.has(key)) tools.set(key, {run: row.run, part: row.part, name, calls: 0, errors: 0, episodes: 0, seconds: []});
     const one = tools.get(key);
-    one.calls += calls; one.errors += errors; one.episodes += 1;
+    one.calls += calls; one.errors += errors; one.episodes += 1; one.seconds.push(...((row.seconds || {})[name] || []));
   }
+  for (const one of tools.values()) one.seconds.sort((a, b) => a - b);
   return [...tools.values()].sort((a, b) => b.errors - a.errors || b.calls - a.calls).slice(0, 20);
+}
+// The time of a call below which this share of the calls is; times are sorted.
+function latency(seconds, share) {
+  if (!seconds.length) return '–';
+  const value = seconds[Math.min(seconds.length - 1, Math.ceil(share * seconds.length) - 1)];
+  return value < 0.001 ? '< 1 ms' : value < 1 ? `${figure(1000 * value, 2)} ms` : `${figure(value, 2)} s`;
 }
 
 const opens = (wanted) => ({class: 'link', tabindex: '0', on: {click: () => openList(wanted), keydown: (event) => { if (event.key === 'Enter') openList(wanted); }}});
@@ -150,21 +172,24 @@ function failuresSection() {
   const of = el('select', {id: 'failures-of', 'aria-label': 'Failures of'}, el('option', {value: 'all'}, 'all episodes'), cohorts.map((one) => el('option', {value: one.name}, shortLabel(one.label))));
   of.value = failures.of;
   of.addEventListener('change', () => { failures.of = of.value; fill(); });
-  // By the errors, where most have one; else by the last action, which all episodes have.
-  const kind = () => failures.by || (rows.filter((row) => row.error).length >= rows.length / 2 ? 'error' : 'last');
-  const choice = el('span', {class: 'segmented', role: 'group', 'aria-label': 'Failures by'}, Object.entries(CAUSES).map(([name, [title]]) => el('button', {type: 'button', 'data-cause': name, on: {click: () => { failures.by = name; fill(); }}}, title)));
+  // By the kind of task, where tasks have several; else by the errors, where most have one; else by the last action, which all episodes have.
+  const kinds = new Set(allRows().map((row) => row.kind).filter(Boolean)).size > 1;
+  const kind = () => failures.by || (kinds ? 'kind' : rows.filter((row) => row.error).length >= rows.length / 2 ? 'error' : 'last');
+  const choice = el('span', {class: 'segmented', role: 'group', 'aria-label': 'Failures by'}, Object.entries(CAUSES).filter(([name]) => name !== 'kind' || kinds).map(([name, [title]]) => el('button', {type: 'button', 'data-cause': name, on: {click: () => { failures.by = name; fill(); }}}, title)));
   const fill = () => {
     const chosen = cohorts.find((one) => one.name === failures.of), [run, part] = chosen ? chosen.name.split('\u0000') : ['', ''];
     rows = chosen ? chosen.rows.filter((row) => row.outcome !== 'success') : failed;
     for (const button of choice.children) button.setAttribute('aria-pressed', String(button.dataset.cause === kind()));
+    if (kind() === 'kind') { table.replaceChildren(kindTable(chosen ? chosen.rows : allRows(), {run, part: part.split(' · step ')[0]})); return; }
     table.replaceChildren(el('table', {id: 'clusters'}, el('thead', {}, el('tr', {}, el('th', {}, `Not successful, by ${CAUSES[kind()][0]}`), el('th', {class: 'n'}, 'Episodes'), el('th', {class: 'n'}, 'Share'))),
       el('tbody', {}, clustersBy(rows, kind()).slice(0, 12).map((one) => el('tr', opens({run, part: part.split(' · step ')[0], outcome: one.outcome, cause: `${kind()}: ${one.cause}`}), el('td', {}, badge(one.outcome), ' ', one.cause), el('td', {class: 'n'}, one.count.toLocaleString('en')), el('td', {class: 'n'}, percent(one.count / rows.length)))))));
   };
   fill();
+  const timed = used.some((one) => one.seconds.length);
   const where = (one) => ' ' + [state.runs.length > 1 ? runOf(one.run).name : '', one.part].filter(Boolean).join(' · ');
   return el('section', {'aria-label': 'Failures and tools', id: 'failures'}, el('div', {class: 'section-head'}, el('h2', {}, 'Failures and tools'), el('span', {class: 'soft small'}, 'Counts over the episodes listed here; a row opens them.'), failed.length ? [cohorts.length > 1 ? el('label', {class: 'small soft'}, 'of ', of) : null, choice] : null),
     el('div', {class: 'samples'}, failed.length ? el('div', {class: 'card scroll', tabindex: '0'}, table) : null,
-      used.length ? el('div', {class: 'card scroll', tabindex: '0'}, el('table', {id: 'tools'}, el('thead', {}, el('tr', {}, el('th', {}, 'Tool'), ['Episodes', 'Calls', 'Errors', 'Share'].map((name) => el('th', {class: 'n'}, name)))),
+      used.length ? el('div', {class: 'card scroll', tabindex: '0'}, el('table', {id: 'tools'}, el('thead', {}, el('tr', {}, el('th', {}, 'Tool'), ['Episodes', 'Calls', 'Errors', 'Share', ...(timed ? ['Median', '95 %'] : [])].map((name) => el('th', {class: 'n', title: {Median: 'Median time of a call', '95 %': '95 % of the calls took at most so long'}[name]}, name)))),
         el('tbody', {}, used.map((one) => el('tr', opens({run: one.run, part: one.part, text: one.name}), el('td', {}, el('span', {class: 'dot ' + colourOf(one.run)}), one.name, el('span', {class: 'faint small'}, where(one))),
-          el('td', {class: 'n'}, one.episodes.toLocaleString('en')), el('td', {class: 'n'}, one.calls.toLocaleString('en')), el('td', {class: 'n'}, one.errors.toLocaleString('en')), el('td', {class: 'n'}, percent(one.errors / one.calls))))))) : null));
+          el('td', {class: 'n'}, one.episodes.toLocaleString('en')), el('td', {class: 'n'}, one.calls.toLocaleString('en')), el('td', {class: 'n'}, one.errors.toLocaleString('en')), el('td', {class: 'n'}, percent(one.errors / one.calls)), timed ? [0.5, 0.95].map((share) => el('td', {class: 'n whole'}, latency(one.seconds, share))) : null))))) : null));
 }

@@ -20,11 +20,12 @@ function takeRows(key, lists, from) {
   for (const list of lists) {
     const row = {run: key};
     state.fields.forEach((name, place) => { row[name] = list[place]; });
-    row.search = [row.task, row.part, row.environment, row.outcome, row.group, row.question, row.target, row.answer, row.error, row.last, row.replies, ...Object.keys(row.tools || {})].join(' ').toLowerCase();
+    row.search = [row.task, row.part, row.environment, row.outcome, row.group, row.question, row.target, row.answer, row.error, row.last, ...Object.keys(row.tools || {})].join(' ').toLowerCase();
     rows.push(row);
   }
   state.rows.set(key, rows);
   grouped.delete(key);
+  for (const name of [...hits.keys()]) if (name.startsWith(key + ' ')) hits.delete(name); // rows were added or numbered anew
 }
 
 // Groups of a run: episodes that were played for one comparison of rewards.
@@ -57,10 +58,45 @@ function advantageOf(row) { groupsOf(row.run); return row.advantage; }
 function rowAt(key, number) { return (state.rows.get(key) || [])[number]; }
 const allRows = () => shownRuns().flatMap((run) => state.rows.get(run.key) || []);
 
-async function unpack(text) {
+function inflate(text) {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('deflate-raw'));
-  return JSON.parse(await new Response(stream).text());
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream('deflate-raw')));
+}
+const unpack = (text) => inflate(text).json();
+
+// Full text: the episodes of a run that have a word anywhere. The file brings an index of words; a server is asked.
+const indexes = new Map(), hits = new Map();
+async function readIndex(key) {
+  const block = document.getElementById(`s-${key}`);
+  if (!block) return {words: [], values: []};
+  const bytes = new Uint8Array(await inflate(block.textContent).arrayBuffer());
+  const size = new DataView(bytes.buffer).getUint32(0, true), planes = bytes.subarray(4 + size), count = planes.length / 4;
+  const words = new TextDecoder().decode(bytes.subarray(4, 4 + size)).split('\n').slice(0, -1), values = new Uint32Array(count);
+  for (let place = 0; place < count; place += 1) values[place] = planes[place] + 2 ** 8 * planes[count + place] + 2 ** 16 * planes[2 * count + place] + 2 ** 24 * planes[3 * count + place];
+  return {words, values};
+}
+function rowsWith({words, values}, text) {
+  const found = new Set();
+  for (let place = 0, at = 0; place < words.length; place += 1, at += values[at] + 1) {
+    if (words[place].includes(text)) for (let next = 1, row = 0; next <= values[at]; next += 1) { row += values[at + next]; found.add(row); }
+  }
+  return found;
+}
+async function search(key, word) {
+  if (live) return new Set((await get(`api/search?run=${encodeURIComponent(key)}&word=${encodeURIComponent(word)}`)).rows);
+  if (!indexes.has(key)) indexes.set(key, readIndex(key));
+  return rowsWith(await indexes.get(key), word);
+}
+// The numbers of the rows, or null as long as they are looked for; `ready` is called when they are known.
+function hitsOf(key, word, ready) {
+  const name = `${key} ${word}`;
+  if (!hits.has(name)) {
+    if (hits.size > 400) hits.clear();
+    const entry = {rows: null};
+    hits.set(name, entry);
+    search(key, word).catch(() => new Set()).then((rows) => { entry.rows = rows; if (hits.get(name) === entry) ready(); });
+  }
+  return hits.get(name).rows;
 }
 
 const opened = new Map();

@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 import psutil
-import torch
 
 from practicum.data.jsonl import parse_object, read_lines
 from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError, did_you_mean
-from practicum.utils.tables import percent
+from practicum.utils.tables import percent, percent_interval
 from practicum.utils.terminal import text_width, wrap
 
 LOGGER_NAMES = ("console", "jsonl", "tensorboard", "wandb")
@@ -145,10 +144,10 @@ def console_line(step: int, values: Mapping[str, float], width: int | None = Non
         if present:
             columns[label] = f"{label} {present[0]:{form}}"
     for label in LEAST_IMPORTANT_COLUMNS:
-        if width is not None and len("  ".join(columns.values())) + len("  val 100.0%") > width:
+        if width is not None and len("  ".join(columns.values())) + len("  val 100.0 %") > width:
             columns.pop(label, None)
     if "val/success/mean" in values:
-        columns["val"] = f"val {values['val/success/mean']:.1%}"
+        columns["val"] = f"val {percent(values['val/success/mean'])}"
     return "  ".join(columns.values()).rstrip()
 
 
@@ -160,7 +159,7 @@ def validation_lines(folder: Path) -> list[str]:
 
     def text(row: Mapping[str, Any]) -> str:
         value, low, high = (row.get(f"val/success/{name}") for name in ("mean", "low", "high"))
-        interval = "" if low is None or high is None else f" [{percent(low)}, {percent(high)}]"
+        interval = "" if low is None or high is None else f" {percent_interval(low, high)}"
         return f"{percent(value)}{interval} at step {row['step']}"
 
     best = max(rows, key=lambda row: float(row["val/success/mean"]))
@@ -317,6 +316,8 @@ def print_line(text: str, stream: TextIO) -> None:
 def memory_metrics() -> dict[str, float]:
     """Memory in MB: of this process, and on the GPU in use what tensors have (`allocated`), what torch has taken from
     the GPU (`reserved`), and the most that tensors had (`peak`) so far."""
+    import torch  # here, because readers of runs import this module
+
     metrics = {"memory/rss_mb": psutil.Process().memory_info().rss / 1e6}
     if torch.cuda.is_available():
         metrics["memory/gpu_allocated_mb"] = torch.cuda.memory_allocated() / 1e6
