@@ -1,15 +1,15 @@
 """Does a small model learn to write rubrics? Untrained, SFT and GRPO on held-out families, probes and a planted judge.
 
-    python benchmarks/rubric.py [--seeds 0] [--cases learn,planted,probes] [--jobs 2] [--out runs/rubric]
+    python benchmarks/rubric.py [--seeds 0] [--cases learn,more-demonstrations,planted,probes] [--jobs 2]
 
 `learn`: SFT on the expert's dialogues of the training families (the best validation on other families is kept), then
 GRPO by `recipe=rubric`. All policies are evaluated on the same tasks of four families of which no workflow was seen,
-and compared in pairs. `planted`: training on a judge that can be flattered must be stopped by the held-out judge.
-`probes`: what rubrics that judge nothing earn under each reward.
-The other cases are plans of `learn` (`PLANS`): SFT with other settings, which says whether SFT was at its best.
+and compared in pairs. `more-demonstrations`: SFT alone on ten times the dialogues. `planted`: training on a judge that
+can be flattered must be stopped by the held-out judge. `probes`: what rubrics that judge nothing earn under each reward.
+The other cases (`PLANS`) are `learn` with other settings.
 
-Every case and seed is a process of its own on one core, `--jobs` at a time; a result that exists is not computed again,
-so that a run that was cut short goes on. At the end the table is printed and written to `--results`.
+With `--jobs`, every case and seed is a process of its own on one core; a result that exists is not computed again, so
+that a run that was cut short goes on. Seed 0 has been used to choose the settings.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ MORE = "more-demonstrations"
 PLANS = {
     "learn": Plan(),
     MORE: Plan(demonstrations=8000, epochs=2, check_every=200, steps=0),
+    "few-demonstrations": Plan(demonstrations=300, epochs=32),
     "longer-sft": Plan(epochs=24, steps=0),
     "little-weight-decay": Plan(weight_decay=0.1, steps=0),
     "reinforce": Plan(keys=("algorithm.adv_estimator=reinforce",)),
