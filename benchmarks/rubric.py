@@ -5,7 +5,7 @@
 `learn`: SFT on the expert's dialogues of the training families (the best validation on other families is kept), then
 GRPO by `recipe=rubric`. All policies are evaluated on the same tasks of four families of which no workflow was seen,
 and compared in pairs. `more-demonstrations`: SFT alone on ten times the dialogues. `planted`: training on a judge that
-can be flattered must be stopped by the held-out judge. `probes`: what rubrics that judge nothing earn under each reward.
+can be flattered must be stopped by the held-out judge. `probes`: what rubrics that judge nothing earn.
 The other cases (`PLANS`) are `learn` with other settings.
 
 With `--jobs`, every case and seed is a process of its own on one core; a result that exists is not computed again, so
@@ -261,7 +261,8 @@ def run_case(name: str, seed: int, args: argparse.Namespace) -> None:
         return
     plan = PLANS.get(name, Plan())
     if args.small:
-        plan = replace(plan, demonstrations=16, epochs=1, check_every=1, steps=min(1, plan.steps), tasks=4)
+        keys = (*plan.keys, "data.train_batch_size=2")
+        plan = replace(plan, demonstrations=16, epochs=1, check_every=1, steps=min(1, plan.steps), tasks=4, keys=keys)
     folder.mkdir(parents=True, exist_ok=True)
     result = asyncio.run(CASES[name](plan, folder, seed, args.model))
     write_atomic(folder / "result.json", (json.dumps(result, indent=1) + "\n").encode())
