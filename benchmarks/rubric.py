@@ -1,15 +1,15 @@
 """Does a small model learn to write rubrics? Untrained, SFT and GRPO on held-out families, probes and a planted judge.
 
-    python benchmarks/rubric.py [--seeds 0] [--cases learn,planted,probes] [--jobs 2] [--out runs/rubric]
+    python benchmarks/rubric.py [--seeds 0] [--cases learn,more-demonstrations,planted,probes] [--jobs 2]
 
 `learn`: SFT on the expert's dialogues of the training families (the best validation on other families is kept), then
 GRPO by `recipe=rubric`. All policies are evaluated on the same tasks of four families of which no workflow was seen,
-and compared in pairs. `planted`: training on a judge that can be flattered must be stopped by the held-out judge.
-`probes`: what rubrics that judge nothing earn under each reward.
-The other cases are variants of `learn` (`VARIANTS`): SFT with other settings, which says whether SFT was at its best.
+and compared in pairs. `more-demonstrations`: SFT alone on ten times the dialogues. `planted`: training on a judge that
+can be flattered must be stopped by the held-out judge. `probes`: what rubrics that judge nothing earn.
+The other cases (`PLANS`) are `learn` with other settings.
 
-Every case and seed is a process of its own on one core, `--jobs` at a time; a result that exists is not computed again,
-so that a run that was cut short goes on. At the end the table is printed and written to `--results`.
+With `--jobs`, every case and seed is a process of its own on one core; a result that exists is not computed again, so
+that a run that was cut short goes on. Seed 0 has been used to choose the settings.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import asyncio
 import functools
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from parallel_jobs import run_phases
 
 from practicum.agent import Agent
 from practicum.config.resolve import resolve_train
@@ -53,7 +53,6 @@ from practicum.training.sft import SFTSettings, train_sft
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory, plan_attempts
 
-RESULTS = Path(__file__).parent / "results" / "rubric.json"
 MAX_TOKENS = 64
 METRICS = ("agreement", "spearman", "l1", "l2", "precision_at_3", "coverage", "questions", "num_rules", "valid")
 PROBES = ("expert", "constant", "keywords", "generic", "opposite", "flatterer", "random")
@@ -64,30 +63,29 @@ BEST_OF, BEST_OF_TASKS = 8, 60
 
 
 @dataclass(frozen=True)
-class Variant:
-    """Settings of SFT and RL."""
+class Plan:
+    """Settings of SFT and RL; the other settings of RL are those of the recipe."""
 
-    demonstrations: int = 2400
-    epochs: int = 3
+    demonstrations: int = 800
+    epochs: int = 12
     sft_lr: float = 1e-3
-    weight_decay: float = 0.1
-    check_every: int = 225
-    steps: int = 70
-    lr: float = 2e-4
+    weight_decay: float = 1.0
+    check_every: int = 150
+    steps: int = 120
     tasks: int = 240
     keys: tuple[str, ...] = ()
 
 
-VARIANTS = {
-    "learn": Variant(),
-    "weight-decay": Variant(weight_decay=1.0),
-    "low-rate": Variant(sft_lr=5e-4),
-    "few-demonstrations": Variant(demonstrations=400, epochs=24, check_every=100),
-    "many-demonstrations": Variant(demonstrations=9600, epochs=1, check_every=150),
-    "more-steps": Variant(steps=300),
-    "reinforce": Variant(keys=("algorithm.adv_estimator=reinforce",)),
-    "no-dropout": Variant(keys=("agent.environment_args={form: short, criterion_dropout: 0.0}",)),
-    "composite": Variant(keys=("agent.environment_args={form: short, reward: composite}",)),
+MORE = "more-demonstrations"
+PLANS = {
+    "learn": Plan(),
+    MORE: Plan(demonstrations=8000, epochs=2, check_every=200, steps=0),
+    "few-demonstrations": Plan(demonstrations=300, epochs=32),
+    "longer-sft": Plan(epochs=24, steps=0),
+    "little-weight-decay": Plan(weight_decay=0.1, steps=0),
+    "reinforce": Plan(keys=("algorithm.adv_estimator=reinforce",)),
+    "more-dropout": Plan(keys=("agent.environment_args.criterion_dropout=0.2",)),
+    "composite": Plan(keys=("agent.environment_args.reward=composite",)),
 }
 
 
@@ -114,14 +112,21 @@ def say(name: str, values: dict[str, float]) -> None:
     print(f"{name:<22} " + "  ".join(f"{key} {value:.3f}" for key, value in values.items()), flush=True)
 
 
-def by_family(panel: Panel, first: EvalResult, second: EvalResult) -> dict[str, float]:
-    """The mean difference of agreement in each family."""
+def gains(panel: Panel, results: dict[str, EvalResult]) -> dict[str, Any]:
+    """What RL changed: every metric with its interval and p, and the mean agreement in each family."""
+    if "GRPO" not in results:
+        return {}
+    first, second = results["SFT"], results["GRPO"]
+    deltas = compare_pair(first, second).deltas
     family = {task.id: str(task.fields["family"]) for task in panel.tasks}
-    differences: dict[str, list[float]] = defaultdict(list)
+    by_family: dict[str, list[float]] = defaultdict(list)
     before = {row.task: row.env_metrics["agreement"] for row in first.scored}
     for row in second.scored:
-        differences[family[row.task]].append(row.env_metrics["agreement"] - before[row.task])
-    return {name: statistics.fmean(values) for name, values in differences.items()}
+        by_family[family[row.task]].append(row.env_metrics["agreement"] - before[row.task])
+    return {
+        "differences": {d.name: [d.difference, d.interval.low, d.interval.high, d.p_value] for d in deltas},
+        "families": {name: statistics.fmean(values) for name, values in by_family.items()},
+    }
 
 
 async def demonstrations(policy: TrainablePolicy, count: int, seed: int) -> list[Trajectory]:
@@ -130,13 +135,13 @@ async def demonstrations(policy: TrainablePolicy, count: int, seed: int) -> list
     return await run_episodes(planned, environment, agent(1.0, False), engine, policy.renderer)
 
 
-async def train_start(policy: TrainablePolicy, variant: Variant, folder: Path, seed: int) -> None:
+async def train_start(policy: TrainablePolicy, plan: Plan, folder: Path, seed: int) -> None:
     """SFT; the weights of the best validation are kept."""
-    shown = await demonstrations(policy, variant.demonstrations, seed)
-    check = Panel(tuple(environment().tasks("val", min(100, variant.tasks), seed)), seed)
+    shown = await demonstrations(policy, plan.demonstrations, seed)
+    check = Panel(tuple(environment().tasks("val", min(100, plan.tasks), seed)), seed)
     settings = SFTSettings(
-        num_epochs=variant.epochs, batch_size=16, gradient_accumulation_steps=1, learning_rate=variant.sft_lr,
-        warmup_steps=20, weight_decay=variant.weight_decay, scheduler_type="constant", check_every=variant.check_every,
+        num_epochs=plan.epochs, batch_size=16, gradient_accumulation_steps=1, learning_rate=plan.sft_lr,
+        warmup_steps=20, weight_decay=plan.weight_decay, scheduler_type="constant", check_every=plan.check_every,
         seed=seed,
     )  # fmt: skip
 
@@ -148,12 +153,12 @@ async def train_start(policy: TrainablePolicy, variant: Variant, folder: Path, s
     await train_sft(policy, shown, settings, folder / "sft", evaluate=evaluate, say=lambda text: None)
 
 
-def rl_config(folder: Path, start: str, variant: Variant, seed: int, *keys: str) -> Any:
+def rl_config(folder: Path, start: str, plan: Plan, seed: int, *keys: str) -> Any:
     return resolve_train(
         [
             "recipe=rubric", f"actor_rollout_ref.model.path={start}", f"trainer.default_local_dir={folder}",
             f"trainer.seed={seed}", "trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.logger=[]",
-            "trainer.save_freq=-1", f"actor_rollout_ref.actor.optim.lr={variant.lr}", *variant.keys, *keys,
+            "trainer.save_freq=-1", *plan.keys, *keys,
         ]
     ).config  # fmt: skip
 
@@ -168,9 +173,9 @@ async def best_of(policy: TrainablePolicy, panel: Panel) -> float:
     return statistics.fmean(best.values())
 
 
-async def learn(variant: Variant, folder: Path, seed: int, model: str) -> dict[str, Any]:
+async def learn(plan: Plan, folder: Path, seed: int, model: str) -> dict[str, Any]:
     """SFT and GRPO, evaluated on held-out families."""
-    panel = Panel(tuple(environment().tasks("test", variant.tasks, seed)), seed)
+    panel = Panel(tuple(environment().tasks("test", plan.tasks, seed)), seed)
     started, results, unconstrained = time.monotonic(), {}, {}
     policy = TrainablePolicy(loader.load_tiny(seed) if model == "tiny" else loader.load(model), max_batch=128)
 
@@ -183,36 +188,36 @@ async def learn(variant: Variant, folder: Path, seed: int, model: str) -> dict[s
 
     try:
         await evaluate("untrained", policy)
-        await train_start(policy, variant, folder, seed)
+        await train_start(policy, plan, folder, seed)
         await evaluate("SFT", policy)
         best = await best_of(policy, panel)
     finally:
         await policy.close()
     if unconstrained["SFT"] < MIN_VALIDITY:
-        print(f"Only {100 * unconstrained['SFT']:.0f} % of the SFT rubrics are valid without constrained decoding.")
-    keys = (f"trainer.total_training_steps={variant.steps}", "trainer.experiment_name=rl")
-    run = build.build_run(rl_config(folder, str(folder / "sft"), variant, seed, *keys), say=print)
-    try:
-        await run.train()
-        await evaluate("GRPO", run.policy)
-    finally:
-        await run.policy.close()
-    comparison = compare_pair(results["SFT"], results["GRPO"])
-    deltas = {d.name: [d.difference, d.interval.low, d.interval.high, d.p_value] for d in comparison.deltas}
+        print(f"Only {100 * unconstrained['SFT']:.0f} % of the SFT model's rubrics are valid without constrained decoding.")
+    if plan.steps:
+        keys = (f"trainer.total_training_steps={plan.steps}", "trainer.experiment_name=rl")
+        run = build.build_run(rl_config(folder, str(folder / "sft" / "model"), plan, seed, *keys), say=print)
+        try:
+            await run.train()
+            await evaluate("GRPO", run.policy)
+        finally:
+            await run.policy.close()
     return {
-        "policies": {name: figures(result) for name, result in results.items()}, "valid unconstrained": unconstrained,
-        "SFT best of 8": best, "differences": deltas, "families": by_family(panel, results["SFT"], results["GRPO"]),
+        "demonstrations": plan.demonstrations, "SFT best of 8": best, "valid unconstrained": unconstrained,
+        "policies": {name: figures(result) for name, result in results.items()}, **gains(panel, results),
         "minutes": (time.monotonic() - started) / 60, "processor minutes": time.process_time() / 60,
     }  # fmt: skip
 
 
-async def planted(variant: Variant, folder: Path, seed: int, model: str) -> dict[str, Any]:
+async def planted(plan: Plan, folder: Path, seed: int, model: str) -> dict[str, Any]:
     """Train on the judge that can be flattered, from random weights under constrained decoding; it should stop."""
     keys = (
         "trainer.experiment_name=planted", "agent.environment_args={form: short, reward: flattered, max_turns: 1}",
         "agent.max_turns=1", "trainer.total_training_steps=40", "data.val_batch_size=4", "data.train_batch_size=4",
+        "actor_rollout_ref.actor.optim.lr=1e-3",
     )  # fmt: skip
-    run = build.build_run(rl_config(folder, model, replace(variant, lr=1e-3), seed, *keys), say=lambda text: None)
+    run = build.build_run(rl_config(folder, model, plan, seed, *keys), say=lambda text: None)
     sentence = ""
     try:
         await run.train()
@@ -228,10 +233,10 @@ async def planted(variant: Variant, folder: Path, seed: int, model: str) -> dict
     return {"steps": len(curve), "curve": curve, "sentence": sentence}
 
 
-async def probes(variant: Variant, folder: Path, seed: int, model: str) -> dict[str, Any]:
+async def probes(plan: Plan, folder: Path, seed: int, model: str) -> dict[str, Any]:
     """The mean reward of scripted rubrics under every reward."""
     policy = TrainablePolicy(loader.load_tiny(0), max_batch=8)
-    panel = Panel(tuple(RubricEnvironment().tasks("test", min(200, variant.tasks), seed)), seed)
+    panel = Panel(tuple(RubricEnvironment().tasks("test", min(200, plan.tasks), seed)), seed)
     rows: dict[str, Any] = {}
     for name in PROBES:
         rows[name] = {}
@@ -245,56 +250,37 @@ async def probes(variant: Variant, folder: Path, seed: int, model: str) -> dict[
     return rows
 
 
-Case = Callable[[Variant, Path, int, str], Awaitable[dict[str, Any]]]
-CASES: dict[str, Case] = {**dict.fromkeys(VARIANTS, learn), "planted": planted, "probes": probes}
+Case = Callable[[Plan, Path, int, str], Awaitable[dict[str, Any]]]
+CASES: dict[str, Case] = {**dict.fromkeys(PLANS, learn), "planted": planted, "probes": probes}
 
 
-def run_here(name: str, args: argparse.Namespace) -> None:
-    """Run one case and seed in this process and write its result."""
-    variant = VARIANTS.get(name, Variant())
-    if args.small:
-        variant = replace(variant, demonstrations=16, epochs=1, check_every=1, steps=1, tasks=4)
-    folder = args.out / f"{name}-{args.seeds}"
-    folder.mkdir(parents=True, exist_ok=True)
-    result = asyncio.run(CASES[name](variant, folder, int(args.seeds), args.model))
-    write_atomic(folder / "result.json", (json.dumps(result, indent=1) + "\n").encode())
-
-
-def run_apart(name: str, seed: int, args: argparse.Namespace) -> None:
-    """Run one case and seed in a process of its own, unless its result exists; its output goes into a file."""
+def run_case(name: str, seed: int, args: argparse.Namespace) -> None:
+    """Run one case and seed in this process and write its result, unless it exists."""
     folder = args.out / f"{name}-{seed}"
     if (folder / "result.json").is_file():
         return
+    plan = PLANS.get(name, Plan())
+    if args.small:
+        keys = (*plan.keys, "data.train_batch_size=2")
+        plan = replace(plan, demonstrations=16, epochs=1, check_every=1, steps=min(1, plan.steps), tasks=4, keys=keys)
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, __file__, "--here", name, "--seeds", str(seed), "--out", str(args.out)]
-    command += ["--model", args.model, *(["--small"] if args.small else [])]
-    threads = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    with (folder / "output.txt").open("w") as output:
-        status = subprocess.run(
-            command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **threads}
-        ).returncode
-    print(f"{name}, seed {seed}: {'done' if status == 0 else f'failed, see {output.name}'}", flush=True)
+    result = asyncio.run(CASES[name](plan, folder, seed, args.model))
+    write_atomic(folder / "result.json", (json.dumps(result, indent=1) + "\n").encode())
 
 
-def read_results(args: argparse.Namespace, seeds: Sequence[int]) -> dict[str, Any]:
-    paths = {
-        f"{name}, seed {seed}": args.out / f"{name}-{seed}" / "result.json" for name in args.cases for seed in seeds
-    }
-    return {label: json.loads(path.read_text()) for label, path in paths.items() if path.is_file()}
+def read_results(out: Path, cases: Sequence[str], seeds: Sequence[str]) -> dict[str, Any]:
+    return {
+        f"{name}, seed {seed}": json.loads((out / f"{name}-{seed}" / "result.json").read_text())
+        for seed in seeds for name in cases
+    }  # fmt: skip
 
 
 def print_table(results: dict[str, Any]) -> None:
-    print("| case | untrained | SFT | SFT, best of 8 | GRPO | GRPO − SFT [95 %] | p | questions SFT → GRPO |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| case | demonstrations | untrained | SFT | SFT, best of 8 | GRPO | GRPO − SFT [95 %] | p | questions |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for label, result in results.items():
-        if "policies" not in result:
-            continue
-        rows, delta = result["policies"], result["differences"]["Mean agreement"]
-        means = [rows["untrained"]["agreement"], rows["SFT"]["agreement"], result["SFT best of 8"]]
-        means.append(rows["GRPO"]["agreement"])
-        difference = f"{delta[0]:+.3f} [{delta[1]:+.3f}, {delta[2]:+.3f}] | {delta[3]:.2g}"
-        questions = f"{rows['SFT']['questions']:.2f} → {rows['GRPO']['questions']:.2f}"
-        print(f"| {label} | {' | '.join(f'{value:.3f}' for value in means)} | {difference} | {questions} |")
+        if "policies" in result:
+            print(f"| {label} | {' | '.join(cells(result))} |")
     for label, result in results.items():
         if "sentence" in result:
             print(f"{label}: {result['steps']} steps. {result['sentence']}")
@@ -303,36 +289,40 @@ def print_table(results: dict[str, Any]) -> None:
                 say(name, values)
 
 
+def cells(result: dict[str, Any]) -> list[str]:
+    """The cells of a case's row: the agreement of its policies, and what RL changed."""
+    rows = result["policies"]
+    agreement = {name: f"{row['agreement']:.3f}" for name, row in rows.items()}
+    start = [str(result["demonstrations"]), agreement["untrained"], agreement["SFT"], f"{result['SFT best of 8']:.3f}"]
+    questions = " → ".join(f"{row['questions']:.2f}" for name, row in rows.items() if name != "untrained")
+    if "GRPO" not in rows:
+        return [*start, "", "", "", questions]
+    difference, low, high, p_value = result["differences"]["Mean agreement"]
+    return [*start, agreement["GRPO"], f"{difference:+.3f} [{low:+.3f}, {high:+.3f}]", f"{p_value:.1g}", questions]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0")
-    parser.add_argument("--cases", default="learn,planted,probes", help=f"of {', '.join(CASES)}, or `all`")
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--cases", default=f"learn,{MORE},planted,probes", help=f"of {', '.join(CASES)}, or `all`")
+    parser.add_argument("--jobs", type=int, default=1, help="processes of one core each (default: 1, this one)")
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--small", action="store_true", help="a few updates only: does everything run?")
-    parser.add_argument("--here", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=Path("runs/rubric"))
-    parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
-    if args.here:
-        run_here(args.here, args)
-        return
-    args.cases = list(CASES) if args.cases == "all" else args.cases.split(",")
-    unknown = [name for name in args.cases if name not in CASES]
-    if unknown:
+    cases, seeds = list(CASES) if args.cases == "all" else args.cases.split(","), args.seeds.split(",")
+    if unknown := [name for name in cases if name not in CASES]:
         sys.exit(f"There is no case {', '.join(unknown)}; the cases are {', '.join(CASES)}.")
-    seeds = [int(seed) for seed in args.seeds.split(",")]
     started = time.monotonic()
-    with ThreadPoolExecutor(args.jobs) as pool:
-        for future in [pool.submit(run_apart, name, seed, args) for seed in seeds for name in args.cases]:
-            future.result()
-    results = read_results(args, seeds)
-    print_table(results)
-    args.results.parent.mkdir(parents=True, exist_ok=True)
-    args.results.write_text(json.dumps({"model": args.model, "results": results}, indent=1) + "\n")
-    print(f"{(time.monotonic() - started) / 60:.1f} minutes; figures in {args.results}")
-    if len(results) < len(seeds) * len(args.cases):
-        sys.exit("Some cases failed; run the same command again after a look at their output.txt.")
+    if args.jobs > 1:
+        common = [f"--model={args.model}", f"--out={args.out}", *(["--small"] if args.small else [])]
+        jobs = [[f"--seeds={seed}", f"--cases={name}", *common] for seed in seeds for name in cases]
+        run_phases(__file__, [jobs], args.jobs, args.out / "logs")
+    for seed in seeds:
+        for name in cases:
+            run_case(name, int(seed), args)
+    print_table(read_results(args.out, cases, seeds))
+    print(f"{(time.monotonic() - started) / 60:.1f} minutes; figures in {args.out}/CASE-SEED/result.json")
 
 
 if __name__ == "__main__":

@@ -67,6 +67,23 @@ async def test_probes_earn_little_by_default_and_the_scalar_reward_can_be_gamed(
     assert await mean("random", "squared") < 3 * await mean("constant", "squared")
 
 
+async def test_the_short_form_lists_preferences_over_the_whole_dialogue() -> None:
+    """The prompt says the form of the work and never its family; a rubric has the items of the dialogue in order."""
+    environment = RubricEnvironment(form="short")
+    for task in (one for one in environment.tasks("train", 60) if one.fields["level"] == 3):
+        observation, policy = await environment.reset(task, 0), environment.expert(task)
+        form, *lines, turns = observation.messages[0].content.splitlines()
+        assert (form, turns) == (environment.case.kind_of_work, "3")
+        while (action := policy(observation)).content.startswith("ask"):
+            observation = (await environment.step(action)).observation
+            *answer, _ = observation.messages[0].content.splitlines()
+            lines += answer
+        items = [line.split()[0] for line in lines if not line.startswith("more:")]
+        assert items == list("abcdefgh"[: environment.case.ground_truth.num_rules])
+        assert [line.split()[0] for line in action.content.splitlines()] == items
+        assert (await environment.step(action)).success
+
+
 async def test_the_dialogue() -> None:
     environment = RubricEnvironment()
     task = next(one for one in environment.tasks("train", 30) if one.fields["level"] == 3)

@@ -54,7 +54,7 @@ class RubricCase:
     seed: int = 0
     stakeholder_name: str = "client"
     kind_of_work: str = ""
-    """The family's name and form."""
+    """The form of the deliverable, which is all that the short form says of the work."""
     legend: Legend | None = None
     """What the letters of the short form stand for; only generated workflows have one."""
 
@@ -117,7 +117,7 @@ async def instance_case(instance: Instance) -> RubricCase:
         exemplar,
         instance.number,
         instance.stakeholder,
-        f"{instance.family.name}, {instance.spec.form}",
+        instance.spec.form,
         Legend(instance.spec),
     )
 

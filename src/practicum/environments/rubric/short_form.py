@@ -1,13 +1,15 @@
 """The short form: a rubric in words that a model without any pretraining can learn from a few hundred dialogues.
 
 A deliverable's plan has lettered entries: parts (headings, columns or functions) A, B, C, ..., figures, names, words to
-avoid. Stakeholder and manager speak of them by letter: `part B 3; sum A 2; size 1` is a rubric, `heading B must` a
-preference. So nothing has to be spelt; what a letter stands for is looked up in the plan (`Legend`).
+avoid. Stakeholder and manager speak of them by letter: `heading B must` is a preference, `part B 3` a rule. So nothing
+has to be spelt; what a letter stands for is looked up in the plan (`Legend`). The stakeholder lists its preferences,
+one per line, as items a, b, c, ... of the whole dialogue, and a line of a rubric begins with the item it is for.
 """
 
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Mapping, Sequence
 
 from practicum.environments.rubric.deliverables import WorkSpec
@@ -38,11 +40,13 @@ PHRASES: Mapping[str, tuple[str, ...]] = {
 IMPORTANCE: Mapping[int, tuple[str, str]] = {3: ("must", "vital"), 2: ("should", "good"), 1: ("may", "nice")}
 TOPIC_CODES: Mapping[str, str] = dict(zip(TOPICS, ("form", "sums", "words", "size"), strict=True))
 TOPIC_OF_CODE = {code: topic for topic, code in TOPIC_CODES.items()}
-_RULE = r"(part [A-D]|(sum|name|ban) [AB]|sort|rows|full|docs|size) [1-3]"
-SHORT_REPLIES = rf"(ask (form|sums|words|size)|{_RULE}(; {_RULE}){{0,{MAX_MENU_RULES - 1}}})"
+ITEMS = string.ascii_lowercase
+_RULE = r"[a-h] (part [A-D]|(sum|name|ban) [AB]|sort|rows|full|docs|size) [1-3]"
+SHORT_REPLIES = rf"(ask (form|sums|words|size)|{_RULE}(\n{_RULE}){{0,{MAX_MENU_RULES - 1}}})"
 """A regular expression of all replies of the short form, for constrained decoding (`agent.response_format`). A plan
 need not have all of these letters: a program has no sums."""
-RULE = re.compile(r"(?P<code>[a-z]+)(?: (?P<letter>[A-Z]))? (?P<weight>[1-3])")
+RULE = re.compile(r"(?:[a-z] )?(?P<code>[a-z]+)(?: (?P<letter>[A-Z]))? (?P<weight>[1-3])")
+"""A rule; the item that it is for may be missing, and is not checked."""
 
 
 class Legend:
@@ -68,7 +72,7 @@ class Legend:
         """Return a rubric in the short form; rules that are no entry of the plan are left out."""
         rules = [rule for rule in rubric.all_rules if isinstance(rule, MenuRule)]
         labels = [(self.labels.get((rule.kind, rule.parameter)), rule.weight) for rule in rules]
-        return "; ".join(f"{label} {weight:g}" for label, weight in labels if label is not None)
+        return as_items([f"{label} {weight:g}" for label, weight in labels if label is not None])
 
     def parse(self, text: str) -> Question | Rubric:
         """Read a manager's reply; UnreadableReply for anything else than a question or a rubric over this plan."""
@@ -78,7 +82,7 @@ class Legend:
             if topic is None:
                 raise UnreadableReply(f"a question is about one of {', '.join(TOPIC_OF_CODE)}")
             return Question(topic)
-        rules = [self._rule(part.strip()) for part in text.rstrip("; ").split(";")]
+        rules = [self._rule(part.strip()) for part in text.split("\n")]
         if len(rules) > MAX_MENU_RULES:
             raise UnreadableReply(f"it has {len(rules)} rules, at most {MAX_MENU_RULES} are allowed")
         return Rubric(rules=tuple(rules))
@@ -98,5 +102,11 @@ class Legend:
         return f"{said} {random.choice(IMPORTANCE[max(1, min(3, round(rule.weight)))])}"
 
 
+def as_items(texts: Sequence[str], num_before: int = 0) -> str:
+    """Return a list with one line per text, lettered from the first letter after those of `num_before` items."""
+    return "\n".join(f"{ITEMS[num_before + index]} {text}" for index, text in enumerate(texts))
+
+
 def hints(topics: Sequence[str]) -> str:
-    return f" more: {', '.join(TOPIC_CODES[topic] for topic in topics)}" if topics else ""
+    """Return the line that says which topics can be asked about."""
+    return f"more: {', '.join(TOPIC_CODES[topic] for topic in topics)}" if topics else ""

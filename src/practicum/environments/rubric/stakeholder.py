@@ -12,7 +12,7 @@ from practicum.environment import ChatModel, Message
 from practicum.environments.rubric.instances import Instance
 from practicum.environments.rubric.rule_kinds import RULE_KINDS, TOPICS
 from practicum.environments.rubric.schema import CodeRule, JudgeRule, MenuRule, Rubric, RunCondition
-from practicum.environments.rubric.short_form import Legend, hints
+from practicum.environments.rubric.short_form import Legend, as_items, hints
 from practicum.environments.rubric.validation import EvaluationResult, ValidationEngine
 from practicum.environments.rubric.workflow import CommunicationService, Workflow
 from practicum.utils.seeded_random import SeededRandom
@@ -71,6 +71,8 @@ class Stakeholder:
         self.hidden_topics, self.legend = tuple(hidden_topics), legend
         self.generated_rubrics: list[Rubric] = []
         self.answered: set[str] = set()
+        self.num_items = 0
+        """Preferences that were listed in the short form so far."""
 
     @classmethod
     def of(cls, instance: Instance, exemplar: str = "", model: ChatModel | None = None) -> Stakeholder:
@@ -81,7 +83,7 @@ class Stakeholder:
         """Return what the stakeholder says at first: what it states by itself, and what it can be asked about."""
         stated = [rule for rule in self._rules() if topic_of(rule) not in self.hidden_topics]
         if self.legend is not None:
-            return f"{'; '.join(self._phrase(rule) for rule in stated)}.{hints(self.hidden_topics)}"
+            return "\n".join(filter(None, (self._as_items(stated), hints(self.hidden_topics))))
         said = "; ".join(self._phrase(rule) for rule in stated) or "I have a few wishes"
         more = f" More on {', '.join(self.hidden_topics)}." if self.hidden_topics else ""
         return f"{said}.{more}"
@@ -93,6 +95,8 @@ class Stakeholder:
             return NO_VIEW
         self.answered.add(topic)
         rules = [rule for rule in self._rules() if topic_of(rule) == topic]
+        if self.legend is not None:
+            return self._as_items(rules)
         return "; ".join(self._phrase(rule) for rule in rules) + "."
 
     async def answer(self, question: str) -> str:
@@ -127,6 +131,11 @@ class Stakeholder:
         rules = self.preferences.all_rules
         heaviest = sorted(range(len(rules)), key=lambda index: -rules[index].weight)[:MAX_STATED_RULES]
         return [rules[index] for index in sorted(heaviest)]
+
+    def _as_items(self, rules: Sequence[CodeRule | JudgeRule | MenuRule]) -> str:
+        """The next items of the list of preferences that the short form makes over a dialogue."""
+        first, self.num_items = self.num_items, self.num_items + len(rules)
+        return as_items([self._phrase(rule) for rule in rules], first)
 
     def _phrase(self, rule: CodeRule | JudgeRule | MenuRule) -> str:
         if not isinstance(rule, MenuRule):
