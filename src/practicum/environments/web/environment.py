@@ -15,7 +15,6 @@ from practicum.chat.formats.web_actions import checked_call, parse_action
 from practicum.environment import Action, Observation, ScriptedPolicy, ToolCall
 from practicum.environments.web.base import (
     DEFAULT_ACTIONS,
-    DONE_MESSAGE,
     Start,
     WebObservation,
     WebVerdict,
@@ -26,6 +25,7 @@ from practicum.environments.web.browser import EXECUTABLE, MAX_SESSIONS
 from practicum.environments.web.experts import ExpertElement, ExpertView, PageAction, next_action
 from practicum.environments.web.gateway import Handler, HttpRequest, HttpResponse
 from practicum.environments.web.hierarchy import Hierarchy, HierarchyEnvironment
+from practicum.environments.web.legal_actions import DONE_MESSAGE
 from practicum.environments.web.manager import MANAGER, Guidance, scripted_guidance
 from practicum.environments.web.observation import TOP_K, Node, PageView
 from practicum.environments.web.sites.site import SiteSession
