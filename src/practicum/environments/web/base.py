@@ -348,7 +348,9 @@ class BrowserEnvironment(Environment):
 
     def _with_thought(self, action: Action, shown: Sequence[Node]) -> Action:
         """Return an action whose thought is the line of its element, where replies begin with that."""
-        bid = action.calls[0].arguments.get("bid") if self.element_thoughts and action.calls else None
+        if not self.element_thoughts or not action.calls:
+            return action
+        bid = action.calls[0].arguments.get("bid")
         node = next((node for node in shown if node.bid == bid), None)
         return action if node is None else replace(action, thought=element_line(node))
 
