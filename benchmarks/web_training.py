@@ -1,11 +1,12 @@
 """HALO's worker in a real Chromium: collect → export → BC → DPO → GRPO → matrix, each by its own command.
 
-    python benchmarks/web_training.py [--model tiny] [--seed 0] [--out runs/web] [KEY=VALUE ...]
+    python benchmarks/web_training.py [--model tiny] [--seed 0] [--out runs/web] [--smoke] [KEY=VALUE ...]
 
 An expert plays training tasks; BC imitates it. The BC model then plays some of these tasks, several episodes each: DPO
 learns from pairs of replies in one state, of which one led to success, GRPO from new episodes of new training tasks.
 All are evaluated, greedily, on tasks of held-out templates, and neighbours are compared by McNemar's mid-p test.
-KEY=VALUE changes one number of the budget. Run again, it continues where it stopped.
+Every policy, also the model without training, chooses among the actions that are legal on the page.
+KEY=VALUE changes one number of the budget; --smoke is the smallest one. Run again, it continues where it stopped.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from practicum.evaluation.panel import read_panel
 from practicum.evaluation.result import EvalResult, read_result
 from practicum.evaluation.stats.intervals import LEVEL
 
-ENVIRONMENT = {"observe": "brief", "prompt": "page", "text": False, "levels": [1, 2]}
+ENVIRONMENT = {"observe": "brief", "prompt": "page", "text": False, "levels": [1, 2], "element_thoughts": True}
+RESPONSE_FORMAT, MAX_TOKENS = "legal", 48
 MODES = ("zero", "bc", "dpo", "grpo")
 STEPS = (("zero", "bc"), ("bc", "dpo"), ("bc", "grpo"), ("dpo", "grpo"))
 """Earlier and later stage of each comparison."""
@@ -58,6 +60,13 @@ class Budget:
     held_out: int = 198
     """Tasks of the held-out templates that every policy is evaluated on."""
     max_turns: int = 10
+
+
+SMOKE = Budget(
+    demonstrations=3, bc_epochs=1, logged_tasks=2, logged_chains=1, dpo_epochs=1, grpo_steps=1, grpo_tasks=1,
+    grpo_chains=2, held_out=2, max_turns=3,
+)  # fmt: skip
+"""The smallest numbers that pass through every stage."""
 
 
 def run_commands(stage: Callable[[], Iterator[list[str]]]) -> None:
@@ -90,7 +99,7 @@ class Stages:
         options = [f"{key}={json.dumps(value)}" for key, value in ENVIRONMENT.items()]
         flags = [flag for option in options for flag in ("--env-arg", option)]
         return ["--env", self.environment, *flags, "--max-turns", str(self.budget.max_turns),
-                "--max-tokens", "32", "--seed", str(self.seed)]  # fmt: skip
+                "--max-tokens", str(MAX_TOKENS), "--seed", str(self.seed)]  # fmt: skip
 
     def folder(self, name: str) -> str:
         return str(self.out / name)
@@ -114,7 +123,8 @@ class Stages:
         """Episodes of the BC model on tasks that the expert has played too."""
         budget = self.budget
         yield [
-            "collect", *self.play, "--policy", self.folder("bc/model"), "--tasks", str(budget.logged_tasks),
+            "collect", *self.play, "--response-format", RESPONSE_FORMAT, "--policy", self.folder("bc/model"),
+            "--tasks", str(budget.logged_tasks),
             "--rollouts_per_task", str(budget.logged_chains), "--temperature", "1",
             "--out", self.folder("episodes/logged"),
         ]  # fmt: skip
@@ -145,8 +155,9 @@ class Stages:
     def matrix(self) -> Iterator[list[str]]:
         modes = [f"zero={self.model}", *(f"{name}={self.folder(name)}/model" for name in ("bc", "dpo"))]
         modes.append(f"grpo={self.folder('grpo/run')}")
-        yield ["matrix", "--mode", *modes, *self.play, "--tasks", str(self.budget.held_out),
-               "--split", self.split, "--baseline", "bc", "--out", self.folder("matrix")]  # fmt: skip
+        yield ["matrix", "--mode", *modes, *self.play, "--response-format", RESPONSE_FORMAT,
+               "--tasks", str(self.budget.held_out), "--split", self.split, "--baseline", "bc",
+               "--out", self.folder("matrix")]  # fmt: skip
 
     def templates(self) -> dict[str, str]:
         """The template of every held-out task, by the task's id."""
@@ -208,8 +219,8 @@ def time_line(spent: Mapping[str, Mapping[str, float]]) -> str:
     return f"{minutes:.1f} minutes, {processor_minutes:.1f} of processor time: {parts}"
 
 
-def read_budget(changes: Sequence[str]) -> Budget:
-    """The budget with some of its numbers changed by KEY=VALUE."""
+def read_budget(changes: Sequence[str], start: Budget | None = None) -> Budget:
+    """The budget, or the one given, with some of its numbers changed by KEY=VALUE."""
     types = {field.name: type(field.default) for field in fields(Budget)}
     values: dict[str, Any] = {}
     for change in changes:
@@ -217,7 +228,7 @@ def read_budget(changes: Sequence[str]) -> Budget:
         if key not in types:
             raise SystemExit(f"The budget has no '{key}': {', '.join(types)}.")
         values[key] = types[key](value)
-    return Budget(**values)
+    return replace(start or Budget(), **values)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -228,9 +239,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--env", default="web", help="another environment with the same options")
     parser.add_argument("--split", default="test", help="templates to evaluate on; val for tuning")
     parser.add_argument("--results", type=Path, help="JSON file for the figures")
+    parser.add_argument("--smoke", action="store_true", help="the smallest budget: a minute")
     parser.add_argument("budget", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args(argv)
-    stages = Stages(args.out, args.model, args.seed, read_budget(args.budget), args.env, args.split)
+    budget = read_budget(args.budget, SMOKE if args.smoke else None)
+    stages = Stages(args.out, args.model, args.seed, budget, args.env, args.split)
     results = stages.run()
     rates = template_rates(results, stages.templates())
     print("\n" + "\n".join([*stage_table(results), "", *template_table(rates)]))

@@ -40,7 +40,7 @@ def table(out: Path, cases: list[str]) -> Iterator[str]:
         record = json.loads((out / case / "results.json").read_text())
         rates = [f"{100 * record['policies'][mode]['success_rate']:.1f} %" for mode in MODES]
         p = f"{record['comparisons']['bc → grpo']['p']:.2g}"
-        minutes = sum(stage["cpu_minutes"] for stage in record["stages"].values())
+        minutes = sum(stage["processor_minutes"] for stage in record["stages"].values())
         yield f"| {case} | {' | '.join(rates)} | {p} | {minutes:.1f} |"
 
 

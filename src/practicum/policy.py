@@ -276,7 +276,7 @@ class Conversation:
             adapter=self.policy.adapter,
             response_format=None
             if response_format is None
-            else resolve_response_format(response_format, self.format, self.tools),
+            else resolve_response_format(response_format, self.format, self.tools, observation.legal),
         )
 
     def parse(self, generation: Generation, turn: int | None = None) -> tuple[str, Action]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 
 from practicum.chat import grammar
 from practicum.chat.grammar import Grammars
-from practicum.chat.response_format import ResponseFormat, grammar_of, read_response_format
+from practicum.chat.response_format import ResponseFormat, grammar_of, read_response_format, resolve_response_format
 from practicum.errors import UserError
 from practicum.models import loader
+from practicum.registry import make_format
 
 
 def choice(text: str) -> ResponseFormat:
@@ -60,5 +62,23 @@ def test_a_response_format_may_be_the_name_of_its_type() -> None:
     assert read_response_format("text", "--response-format") is None
     with pytest.raises(UserError, match='needs more than its name; write {"type": "regex"'):
         read_response_format("regex", "--response-format")
-    with pytest.raises(UserError, match="'json' cannot be read .* write text, json_object, tool_calls, a mapping"):
+    with pytest.raises(
+        UserError, match="'json' cannot be read .* write text, json_object, tool_calls, legal, a mapping"
+    ):
         read_response_format("json", "--response-format")
+
+
+def test_legal_actions_become_a_choice_in_the_reply_format() -> None:
+    legal = ['click("2")', 'Cart [2]\nclick("2")']
+    form = {"type": "legal"}
+    assert resolve_response_format(form, make_format("web"), (), legal) == {"type": "choice", "choice": legal}
+    in_json = resolve_response_format(form, make_format("web_json"), (), legal)
+    assert in_json is not None
+    assert [json.loads(text) for text in in_json["choice"]] == [
+        {"action": 'click("2")'},
+        {"action": 'click("2")', "rationale": "Cart [2]"},
+    ]
+    with pytest.raises(UserError, match="the observation lists none"):
+        resolve_response_format(form, make_format("web"), (), None)
+    with pytest.raises(UserError, match="'hf' does not say how legal actions are written"):
+        resolve_response_format(form, make_format("hf"), (), legal)

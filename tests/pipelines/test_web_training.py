@@ -12,17 +12,12 @@ from benchmarks import web_training
 
 from practicum.environments.web.browser import EXECUTABLE
 
-SMALL = [
-    "demonstrations=3", "bc_epochs=1", "logged_tasks=2", "logged_chains=1", "dpo_epochs=1", "grpo_steps=1",
-    "grpo_tasks=1", "grpo_chains=2", "held_out=2", "max_turns=3",
-]  # fmt: skip
-
 
 @pytest.mark.skipif(shutil.which(EXECUTABLE) is None, reason=f"needs {EXECUTABLE} (make setup installs it)")
 def test_every_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("playwright")
     out = tmp_path / "web"
-    web_training.main(["--out", str(out), *SMALL])
+    web_training.main(["--out", str(out), "--smoke"])
     rows = list(csv.DictReader((out / "matrix" / "matrix.csv").open()))
     assert [row["mode"] for row in rows] == ["zero", "bc", "dpo", "grpo"]
     assert all((row["valid_tasks"], row["init_or_agent_errors"]) == ("2", "0") for row in rows)
@@ -33,7 +28,7 @@ def test_every_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert pairs
     assert all(pair["chosen"] != pair["rejected"] for pair in pairs)
     assert "| zero → bc |" in capsys.readouterr().out
-    web_training.main(["--out", str(out), *SMALL])
+    web_training.main(["--out", str(out), "--smoke"])
     assert "$ practicum" not in capsys.readouterr().out, "finished stages are not run again"
 
 

@@ -2,8 +2,9 @@
 
 `{"type": "text"}` (any text), `{"type": "json_object"}`, `{"type": "json_schema", "json_schema": {"schema": …}}`,
 `{"type": "regex", "regex": …}`, `{"type": "choice", "choice": [text, …]}`, `{"type": "tool_calls"}` (a call of one of
-the tools that the model is offered, in the agent's own reply format) and `{"type": "grammar", "grammar": …}` (a Lark
-grammar in llguidance's dialect). The first three are OpenAI's; the others are named as vLLM names them.
+the tools that the model is offered, in the agent's own reply format), `{"type": "legal"}` (one of the actions that the
+observation lists as legal, in that format) and `{"type": "grammar", "grammar": …}` (a Lark grammar in llguidance's
+dialect). The first three are OpenAI's; regex, choice and grammar are named as vLLM names them.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ ANY_TEXT: ResponseFormat = {"type": "text"}
 JSON_SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """JSON may have one space after a comma or colon, and no other: a model that has not been trained would write white
 space for ever. A schema's own "x-guidance" takes precedence."""
-TYPES = ("text", "json_object", "json_schema", "regex", "choice", "tool_calls", "grammar")
-BARE_TYPES = ("text", "json_object", "tool_calls")
+TYPES = ("text", "json_object", "json_schema", "regex", "choice", "tool_calls", "legal", "grammar")
+BARE_TYPES = ("text", "json_object", "tool_calls", "legal")
 """Types that need nothing else, so that their name is enough."""
 EXAMPLES = {
     "json_schema": '{"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}',
@@ -63,14 +64,20 @@ def read_response_format(value: Any, name: str) -> ResponseFormat | None:
 
 
 def resolve_response_format(
-    response_format: ResponseFormat | None, format: Format, tools: Sequence[Mapping[str, Any]]
+    response_format: ResponseFormat | None,
+    format: Format,
+    tools: Sequence[Mapping[str, Any]],
+    legal: Sequence[str] | None = None,
 ) -> ResponseFormat | None:
-    """Return a response format that depends on nothing else: tool calls become the grammar of these tools."""
+    """Return a response format that depends on nothing else: tool calls become the grammar of these tools, legal
+    actions the choice of those that the observation lists."""
     if response_format is None:
         return None
     kind = _kind(response_format)
     if kind == "text":
         return None
+    if kind == "legal":
+        return _legal_choice(format, legal)
     if kind != "tool_calls":
         return response_format
     write: Callable[[Sequence[Mapping[str, Any]]], str] | None = getattr(format, "tool_call_grammar", None)
@@ -79,6 +86,15 @@ def resolve_response_format(
     if not tools or not all("function" in tool for tool in tools):
         raise UserError("A response format of type 'tool_calls' needs the schemas of tools, and there are none.")
     return {"type": "grammar", "grammar": write(tools)}
+
+
+def _legal_choice(format: Format, legal: Sequence[str] | None) -> ResponseFormat:
+    write: Callable[[str], str] | None = getattr(format, "write_legal", None)
+    if write is None:
+        raise UserError(f"The reply format '{format.name}' does not say how legal actions are written; use 'web'.")
+    if not legal:
+        raise UserError("A response format of type 'legal' needs legal actions, and the observation lists none.")
+    return {"type": "choice", "choice": [write(action) for action in legal]}
 
 
 def tool_call_schema(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -115,7 +131,7 @@ def grammar_of(response_format: ResponseFormat) -> str:
         return LLMatcher.grammar_from_lark(_choice_grammar(response_format.get("choice")))
     if kind == "grammar":
         return LLMatcher.grammar_from_lark(_text(response_format, "grammar"))
-    raise UserError(f"A response format of type '{kind}' depends on the tools of a request.")
+    raise UserError(f"A response format of type '{kind}' depends on what a request offers.")
 
 
 def _kind(response_format: ResponseFormat) -> str:

@@ -96,7 +96,7 @@ class AgentConfig:
     thoughts: str = "keep"
     """`strip`: the <think>...</think> of earlier turns is not shown again."""
     response_format: Any = None
-    """Form of every reply (JSON, a schema, a regular expression, choices, tool calls: docs/engine.md); null: any."""
+    """Form of every reply (JSON, a schema, a regex, choices, tool calls, legal actions: docs/engine.md); null: any."""
     stream: bool = False
     """Print one episode as it happens; needs agent.num_chains=1."""
     max_turns: int = at_least(1, 4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from pathlib import Path
 
 import psutil
@@ -19,6 +18,8 @@ from practicum.environments.web.session import MAX_ELEMENTS, MAX_TABS, ActionFai
 from tests.environments.web.conftest import RunningBrowser, open_page, pages
 
 PATIENCE_SECONDS = 1.5
+LIMIT_SECONDS = 60.0
+"""What takes longer has failed, on a machine of any speed."""
 FINE = "<title>Fine</title><h1>Fine</h1>"
 
 
@@ -59,9 +60,8 @@ def test_a_page_that_hangs_ends_its_own_episode_only(chromium: RunningBrowser, k
         assert await works(browser)
         with pytest.raises(TimeoutError):
             await hanging
-        begun = time.monotonic()
-        await session.close()
-        assert time.monotonic() - begun < 5
+        async with asyncio.timeout(LIMIT_SECONDS):
+            await session.close()
         assert browser.num_sessions == before
         assert await works(browser)
 
@@ -82,10 +82,9 @@ def test_endless_redirects_come_to_an_end(chromium: RunningBrowser, paths: list[
             view = await visit(session, "/loop")
             assert (view.nodes, view.notes) == ((), ("The page could not be loaded.",))
             for path in paths:
-                begun = time.monotonic()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(visit(session, path), 10)
-                assert time.monotonic() - begun < 11
+                async with asyncio.timeout(LIMIT_SECONDS):
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(visit(session, path), 10)
         finally:
             await session.close()
         assert await works(chromium.browser)
@@ -172,13 +171,12 @@ def test_a_download_is_refused(chromium: RunningBrowser) -> None:
     async def run() -> None:
         session = await open_page(chromium.browser, site)
         try:
-            notes: list[str] = []
             for bid in ("1", "2"):
                 await perform(session, parse_action(f'click("{bid}")'))
                 await session.wait_until_idle()
-                await asyncio.sleep(0.2)
-                notes += (await session.view()).notes
-            assert "A download was refused." in notes
+                async with asyncio.timeout(LIMIT_SECONDS):
+                    while "A download was refused." not in (await session.view()).notes:
+                        await asyncio.sleep(0.1)
             assert session.tab.page.url == "http://a.test/"
         finally:
             await session.close()
@@ -239,11 +237,10 @@ def test_a_page_that_is_too_large_is_not_shown(chromium: RunningBrowser) -> None
 def test_a_greedy_page_ends_by_its_deadline(chromium: RunningBrowser, page: str) -> None:
     async def run() -> None:
         session = await chromium.browser.new_session({"a.test": pages({"/": page})})
-        begun = time.monotonic()
-        with contextlib.suppress(Exception):  # a timeout, or the page's process died
-            await asyncio.wait_for(visit(session, "/"), 10)
-        assert time.monotonic() - begun < 12
-        await session.close()
+        async with asyncio.timeout(LIMIT_SECONDS):
+            with contextlib.suppress(Exception):  # a timeout, or the page's process died
+                await asyncio.wait_for(visit(session, "/"), 10)
+            await session.close()
         assert await works(chromium.browser)
 
     chromium.run(run())

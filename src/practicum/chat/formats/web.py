@@ -44,6 +44,10 @@ class WebFormat:
     def write(self, action: Action, has_tools: bool) -> str:
         return self._write(action) if has_tools or action.calls else action.content
 
+    def write_legal(self, reply: str) -> str:
+        """Return a legal reply, which is written in the format `web`, in this format."""
+        return reply
+
     def _read(self, text: str) -> Action:
         thought, _, line = text.strip().rpartition("\n")
         return read_action(text, line, thought.strip())
@@ -73,6 +77,9 @@ class WebJsonFormat(WebFormat):
     def instructions(self, tools: Sequence[Mapping[str, Any]]) -> str:
         shape = '{"action": "click(\\"12\\")", "rationale": "why", "confidence": 0.9}'
         return f"Reply with one JSON object only, such as {shape}. The actions are:\n{examples(tools)}"
+
+    def write_legal(self, reply: str) -> str:
+        return self._write(WebFormat()._read(reply))
 
     def _read(self, text: str) -> Action:
         try:

@@ -12,11 +12,11 @@ import contextlib
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from practicum.chat.formats.web import MESSAGE, web_tool
-from practicum.chat.formats.web_actions import HALO_ACTIONS, WEB_ACTIONS, WebActionError, parse_action, write_action
+from practicum.chat.formats.web import MESSAGE, WebFormat, web_tool
+from practicum.chat.formats.web_actions import HALO_ACTIONS, WEB_ACTIONS, WebActionError, write_action
 from practicum.environment import (
     AGENT_OPTIONS,
     DEFAULT_ROLE,
@@ -27,11 +27,11 @@ from practicum.environment import (
     Step,
     ToolCall,
 )
-from practicum.environments.web.brief import brief_text
+from practicum.environments.web.brief import brief_text, element_line
 from practicum.environments.web.browser import EXECUTABLE, MAX_SESSIONS, VIEWPORT, Browser
 from practicum.environments.web.gateway import Handler
+from practicum.environments.web.legal_actions import DONE_MESSAGE, legal_calls
 from practicum.environments.web.observation import (
-    ACTIONABLE_ROLES,
     TOP_K,
     Node,
     PageView,
@@ -52,7 +52,8 @@ from practicum.resources import Resource
 from practicum.task import Task
 from practicum.utils.concurrency import seconds_left
 
-DONE_MESSAGE = "Done."
+LEGAL_FORMAT = WebFormat()
+"""In which `Observation.legal` is written."""
 OBSERVE_MODES = ("axtree", "summary", "both", "brief")
 PROMPTS = ("short", "halo", "page")
 DEFAULT_ACTIONS = (*HALO_ACTIONS, "hover", "press", "focus")
@@ -100,6 +101,7 @@ class BrowserEnvironment(Environment):
     has_one_answer = False
     agent_options: ClassVar[tuple[str, ...]] = (
         *AGENT_OPTIONS, "observe", "fresh", "screenshots", "actions", "top_k", "max_chars", "pages", "chromium",
+        "element_thoughts",
     )  # fmt: skip
     rules: str = RULES
     """What the system message says before the format's instructions."""
@@ -107,6 +109,8 @@ class BrowserEnvironment(Environment):
     with_dom = False
     """Whether elements without a role are shown too, and boxes in pixels."""
     force_clicks = False
+    element_thoughts = False
+    """Whether the expert's replies, and the legal ones, begin with the line of their element."""
     acting_role: str = DEFAULT_ROLE
     """The role that acts on pages."""
     guidance_text: str = ""
@@ -222,7 +226,7 @@ class BrowserEnvironment(Environment):
     async def step(self, action: Action) -> Step:
         if self.is_over:
             return Step(terminated=True, success=False)
-        call = action.calls[0] if action.calls else ToolCall(MESSAGE, {"text": action.content or "Done."})
+        call = action.calls[0] if action.calls else ToolCall(MESSAGE, {"text": action.content or DONE_MESSAGE})
         before = self._state_info()
         key_before = self.key
         self.last_error = ""
@@ -335,21 +339,26 @@ class BrowserEnvironment(Environment):
         return WebObservation(
             messages,
             self.tools if first or self.fresh else (),
-            legal=tuple(write_action(call) for call in self._legal(shown)),
+            legal=self._legal(shown),
             role=self.acting_role,
             fresh=self.fresh and not first,
             shown=shown,
-            next_expert_action=lambda: self.expert_action(self.view, shown),
+            next_expert_action=lambda: self._with_thought(self.expert_action(self.view, shown), shown),
         )
 
-    def _legal(self, shown: Sequence[Node]) -> list[ToolCall]:
-        """Clicks on what is shown, and what can always be done."""
-        clicks = [
-            ToolCall("click", {"bid": node.bid})
-            for node in shown
-            if node.clickable or node.role.lower() in ACTIONABLE_ROLES
-        ]
-        return [call for call in (*clicks, ToolCall("go_back", {})) if call.name in self.actions]
+    def _with_thought(self, action: Action, shown: Sequence[Node]) -> Action:
+        """Return an action whose thought is the line of its element, where replies begin with that."""
+        if not self.element_thoughts or not action.calls:
+            return action
+        bid = action.calls[0].arguments.get("bid")
+        node = next((node for node in shown if node.bid == bid), None)
+        return action if node is None else replace(action, thought=element_line(node))
+
+    def _legal(self, shown: Sequence[Node]) -> tuple[str, ...]:
+        """What can be done without typing, as replies of the format `web`."""
+        calls = legal_calls(self.view.nodes, {node.bid for node in shown}, self.actions)
+        actions = [self._with_thought(Action(calls=(call,)), shown) for call in calls]
+        return tuple(LEGAL_FORMAT.write(action, has_tools=True) for action in actions)
 
     # -- scripted policies ------------------------------------------------------------------------
 
@@ -368,16 +377,18 @@ class BrowserEnvironment(Environment):
 
     def null(self, task: Task) -> ScriptedPolicy:
         """Return the policy that says at once that it is done."""
-        return lambda observation: Action(content="Done.")
+        return lambda observation: Action(content=DONE_MESSAGE)
 
     def random(self, task: Task, seed: int) -> ScriptedPolicy:
         """Return a policy that clicks on random elements; now and then it says that it is done."""
         rng = random.Random(f"{self.name}-random/{seed}")
 
         def act(observation: Observation) -> Action:
-            if not observation.legal or rng.random() < 0.1:
-                return Action(content="Done.")
-            return Action(calls=(parse_action(rng.choice(observation.legal)),))
+            legal = [LEGAL_FORMAT.parse(text, has_tools=True) for text in observation.legal or ()]
+            actions = [action for action in legal if action.calls]
+            if not actions or rng.random() < 0.1:
+                return Action(content=DONE_MESSAGE)
+            return Action(calls=rng.choice(actions).calls)
 
         return act
 

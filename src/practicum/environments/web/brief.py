@@ -33,6 +33,11 @@ def brief_text(
     return "\n".join([*lines, *(_dom_lines(nodes) if with_dom else _element_lines(nodes))])
 
 
+def element_line(node: Node) -> str:
+    """Return an element with its value and its id: `Quantity = 1 [12]`."""
+    return f"{_with_value(node, one_line(node.name)[:MAX_NAME_CHARS] or node.role)} [{node.bid}]"
+
+
 def _element_lines(nodes: Sequence[Node]) -> Iterator[str]:
     in_alert: int | None = None
     for node in nodes:
@@ -41,7 +46,7 @@ def _element_lines(nodes: Sequence[Node]) -> Iterator[str]:
         if node.role == "alert":
             in_alert = node.depth
         if node.bid and node.role != "option":
-            yield f"{_with_value(node, one_line(node.name)[:MAX_NAME_CHARS] or node.role)} [{node.bid}]"
+            yield element_line(node)
         elif in_alert is not None and not node.bid and node.name:
             yield f"* {one_line(node.name)}"
 

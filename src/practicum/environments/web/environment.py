@@ -15,7 +15,6 @@ from practicum.chat.formats.web_actions import checked_call, parse_action
 from practicum.environment import Action, Observation, ScriptedPolicy, ToolCall
 from practicum.environments.web.base import (
     DEFAULT_ACTIONS,
-    DONE_MESSAGE,
     Start,
     WebObservation,
     WebVerdict,
@@ -26,6 +25,7 @@ from practicum.environments.web.browser import EXECUTABLE, MAX_SESSIONS
 from practicum.environments.web.experts import ExpertElement, ExpertView, PageAction, next_action
 from practicum.environments.web.gateway import Handler, HttpRequest, HttpResponse
 from practicum.environments.web.hierarchy import Hierarchy, HierarchyEnvironment
+from practicum.environments.web.legal_actions import DONE_MESSAGE
 from practicum.environments.web.manager import MANAGER, Guidance, scripted_guidance
 from practicum.environments.web.observation import TOP_K, Node, PageView
 from practicum.environments.web.sites.site import SiteSession
@@ -61,15 +61,18 @@ class WebEnvironment(HierarchyEnvironment):
         levels: Sequence[int] = LEVELS, text: bool = True, vary: Sequence[str] = (),
         faults: Mapping[str, float] | None = None, reward: str = "success", manager: str = "none",
         manager_calls: str = "warm", cache: bool | str = False, macros: bool = False, recovery: bool = False,
+        element_thoughts: bool = False,
     ) -> None:  # fmt: skip
         """`sites`, `levels` and `text` (tasks that need typing) choose the tasks, `vary` the axes on which pages vary,
         `faults` the shares of requests that go wrong.
         `reward` is 1 for success, or the progress of each step, or HALO's dense reward. `manager`, `manager_calls`,
-        `cache`, `macros` and `recovery` are the parts of HALO's hierarchy that act."""
+        `cache`, `macros` and `recovery` are the parts of HALO's hierarchy that act. With `element_thoughts` the
+        expert's replies begin with the line of their element."""
         super().__init__(format, observe, prompt, fresh, screenshots, actions, top_k, max_chars, pages, chromium)
         self.set_hierarchy(Hierarchy(manager, manager_calls, cache, macros, recovery))
         if reward not in REWARDS:
             raise UserError(f"web has no reward '{reward}'.{did_you_mean(str(reward), REWARDS)}")
+        self.element_thoughts = element_thoughts
         self.sites, self.levels, self.text, self.vary = as_names(sites), tuple(levels), text, as_names(vary)
         self.reward = reward
         self.faults = dict(faults or {})
