@@ -194,7 +194,7 @@ async def learn(plan: Plan, folder: Path, seed: int, model: str) -> dict[str, An
     finally:
         await policy.close()
     if unconstrained["SFT"] < MIN_VALIDITY:
-        print(f"Only {100 * unconstrained['SFT']:.0f} % of the SFT model's rubrics are valid without constrained decoding.")
+        print(f"Only {100 * unconstrained['SFT']:.0f} % of the SFT rubrics are valid without constrained decoding.")
     if plan.steps:
         keys = (f"trainer.total_training_steps={plan.steps}", "trainer.experiment_name=rl")
         run = build.build_run(rl_config(folder, str(folder / "sft" / "model"), plan, seed, *keys), say=print)
