@@ -28,22 +28,27 @@ from practicum.chat.renderer import Renderer
 from practicum.chat.sampling_mask import encode_kept
 from practicum.engines.base import Generation, Request, SampledToken, Weights
 from practicum.engines.local.adapters import AdapterEngine, NamedAdapters
-from practicum.engines.local.futures import AdapterChange, Result, failed_step, notify_all, resolve, resolve_all
 from practicum.engines.local.kv_cache import BLOCK_TOKENS, CachedPrefix, PrefixCache, PrefixMatch, block_hashes
 from practicum.engines.local.paged_kv_cache import PagedKVCache
 from practicum.engines.local.runner import (
     BATCH_MULTIPLE,
     STOP_WINDOW,
+    AdapterChange,
     DecodedTokens,
+    Result,
     RunnerFactory,
     RunnerSettings,
     RunningRequest,
     StopStrings,
+    Wave,
     append_tokens,
+    failed_step,
+    notify_all,
+    resolve,
+    resolve_all,
     runner_for,
 )
 from practicum.engines.local.stats import EngineStats
-from practicum.engines.local.wave import Wave
 from practicum.errors import ContextFull, EngineError, UserError
 from practicum.models.decoder import Decoder
 from practicum.models.multi_lora import BASE, MultiLoRA, read_adapter
