@@ -163,7 +163,6 @@ class CpuRunner:
 
     asynchronous = False
     joins_adapters = False
-    keeps_slots = False
     admission_interval = 4
     kv_cache_type: ClassVar[type[KVCache]] = PagedKVCache
 

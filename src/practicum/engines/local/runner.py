@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -163,16 +164,18 @@ class RunningRequest:
         new = zip(self.new_ids[start:], self.logprobs[start:], top, strict=False)
         return [SampledToken(token, logprob, most) for token, logprob, most in new]
 
-    def restart(self) -> None:
-        """Forget everything but the request. Its tokens depend on its seed alone: they will be the same again."""
-        self.ids, self.new_ids, self.logprobs, self.top_logprobs, self.kept = list(self.request.ids), [], [], [], []
-        self.num_cached, self.num_computed, self.num_scheduled = 0, 0, 0
-        self.prefix_match, self.shared_kv = NO_MATCH, ()
-        self.continues_session = self.awaited = self.finished = False
-        self.index = self.slot = -1
-        self.piece_end = self.computed = None
+    def restarted(self) -> RunningRequest:
+        """The same request, begun anew. Its tokens depend on its seed alone: they will be the same again.
+
+        It takes the place of this one, whose decode calls may still be under way: their tokens are dropped.
+        """
+        self.finished = True
+        anew = RunningRequest(self.request, self.future, self.loop, list(self.request.ids), self.max_new_tokens)
+        anew.hashes, anew.adapter, anew.alone = self.hashes, self.adapter, self.alone
+        anew.num_streamed = self.num_streamed
         if self.matcher is not None and self.request.response_format is not None:
-            self.matcher = self.matcher.grammars.matcher(self.request.response_format)
+            anew.matcher = self.matcher.grammars.matcher(self.request.response_format)
+        return anew
 
     @property
     def prompt_end(self) -> int:
@@ -193,10 +196,6 @@ class RunningRequest:
         self.per_token = bool(self.request.sampling.stop) or self.request.on_tokens is not None
 
 
-PIECE_TOKENS = 512
-"""Tokens of a long prompt that are computed between two decode steps of other requests."""
-
-
 class Wave:
     """Requests are added in their order; a prompt whose next uncached block another one is about to compute waits.
 
@@ -204,9 +203,9 @@ class Wave:
     prompt per wave, which is the wave's last.
     """
 
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        """Prompt tokens that may still be computed."""
+    def __init__(self, budget: int, piece_tokens: int) -> None:
+        self.budget, self.piece_tokens = budget, piece_tokens
+        """Prompt tokens that may still be computed, and those of a piece of a long prompt."""
         self.requests: list[RunningRequest] = []
         self.postponed: list[RunningRequest] = []
         self.piece: RunningRequest | None = None
@@ -230,7 +229,7 @@ class Wave:
         """Add a request whose prefix was matched. `in_pieces`: others would wait for a long prompt."""
         length = one.prefix_match.length
         num_tokens = len(one.ids) - 1 - length
-        is_long = in_pieces and num_tokens > PIECE_TOKENS
+        is_long = in_pieces and num_tokens > self.piece_tokens
         following = one.hashes[length // BLOCK_TOKENS : length // BLOCK_TOKENS + 1]
         if following and following[0] in self._computing:
             self._computing[following[0]].awaited = True
@@ -238,10 +237,10 @@ class Wave:
         elif is_long and self.piece is not None:
             self.postponed.append(one)
         elif is_long:
-            self.piece, one.piece_end = one, length + PIECE_TOKENS
+            self.piece, one.piece_end = one, length + self.piece_tokens
             blocks = slice(length // BLOCK_TOKENS, one.piece_end // BLOCK_TOKENS)
             self._computing.update(dict.fromkeys(one.hashes[blocks], one))
-            self.budget -= PIECE_TOKENS
+            self.budget -= self.piece_tokens
         else:
             one.piece_end = None
             self._computing.update(dict.fromkeys(following, one))
@@ -264,6 +263,13 @@ class AdapterChange:
             resolve(self, error)
         else:
             resolve(self, None)
+
+
+class Signal(enum.Enum):
+    """What the event loop tells the engine's thread besides requests, adapter changes and policy versions."""
+
+    END_SESSIONS = enum.auto()
+    CLOSE = enum.auto()
 
 
 Result = Generation | Exception | None
@@ -423,6 +429,8 @@ class RunnerSettings:
     """Decode steps per call of `Runner.decode`."""
     prefill_tokens: int
     """Prompt tokens computed at once, at most."""
+    piece_tokens: int
+    """Tokens of a long prompt that are computed between two decode steps of other requests."""
     decode_threads: int
     """Threads of one product of a decode step."""
     prefill_threads: int
@@ -451,8 +459,6 @@ class Runner(Protocol):
     """Whether `decode` returns before its tokens are there: it pays to start with as many requests as are coming in."""
     joins_adapters: bool
     """Whether the matrices of all adapters are joined (`MultiLoRA`)."""
-    keeps_slots: bool
-    """Whether a finished request's keys and values stay in its slot, rather than being copied out."""
     admission_interval: int
     """Decode steps between two admissions: prompts are computed more cheaply together, and a reply is many steps."""
 
