@@ -1,6 +1,6 @@
 """Everything that is to be seen on a GPU about the engine, in one call of at most nine minutes.
 
-    python benchmarks/gpu_session.py --out FOLDER [--minutes 9] [--only tests,table,memory,constrained,agent,matmul]
+    python benchmarks/gpu_session.py --out FILE.json [--minutes 9] [--only tests,table,memory,constrained,agent,matmul]
 
 * `tests`: the tests that need a CUDA GPU.
 * `table`: tokens/s of Qwen2.5 shapes (random weights, bf16, prompts all different) at four sizes of a batch, whether
@@ -9,19 +9,21 @@
 * `memory`: 256 requests of 8,000 tokens on a 4 B shape with a bound of 80 GiB on keys and values; the peak.
 * `constrained`, `agent`, `matmul`: `constrained_decoding.py --model smollm2`, `gpu.py --only agent`, `gpu_matmul.py`.
 
-Each case is a process with a time limit. Its output is in FOLDER/CASE.txt and its figures in FOLDER/CASE.json, written
-as they come; FOLDER/session.json says how each case ended.
+Each case is a process with a time limit. FILE.json has, of each, how it ended, its figures and the end of its output,
+and is written again every few seconds: a call that is cut off loses nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -87,6 +89,7 @@ def table(out: Path) -> None:
 def measure(size: Any, model: Any, renderer: Any, batch: int) -> dict[str, Any]:
     """Tokens/s of the second of two runs with the same seeds, and what is to be checked about them."""
     from gpu_legs.common import gib, make_requests, peak_bytes, synchronise
+
     from practicum.engines.local.cuda_runner import CudaRunner
     from practicum.engines.local.engine import LocalEngine
     from practicum.models.decoder import Decoder
@@ -137,8 +140,9 @@ def mismatch(decoder: Any, asked: Sequence[Any], replies: Sequence[Any]) -> dict
 
 
 def memory(out: Path) -> None:
-    """256 requests of 8,000 tokens; half a minute before the limit what is done so far is written."""
+    """256 requests of 8,000 tokens; what is done so far is written every ten seconds."""
     from gpu_legs.common import Size, forget_peak, gib, make_renderer, make_requests, make_wide_model, peak_bytes
+
     from practicum.engines.local.engine import LocalEngine
     from practicum.models.decoder import Decoder
 
@@ -190,48 +194,73 @@ def commands(name: str, folder: Path) -> list[str]:
         return [str(HERE / "gpu.py"), "--only", "agent", "--out", out]
     if name == "matmul":
         return [str(HERE / "gpu_matmul.py"), "--rows", "64", "--out", out]
-    return [__file__, "--case", name, "--out", str(folder)]
+    return [__file__, "--case", name, "--out", out]
 
 
-def run_case(name: str, folder: Path, seconds: float) -> str:
-    """Run a case for at most so many seconds, with everything that it starts; return how it ended."""
-    with (folder / f"{name}.txt").open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-u", *commands(name, folder)], stdout=output, stderr=subprocess.STDOUT, cwd=HERE.parent,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            code = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return f"stopped after {seconds:.0f} s"
-    return "done" if code == 0 else f"exit code {code}"
+class Session:
+    """The cases so far, in one file."""
+
+    def __init__(self, out: Path, minutes: float) -> None:
+        self.out, self.clock = out, Clock(minutes)
+        self.folder = Path(tempfile.mkdtemp(prefix="gpu-session-"))
+        self.ended: dict[str, str] = {}
+
+    def run(self, name: str) -> None:
+        """Run a case within its time, with everything that it starts."""
+        seconds = min(LIMITS[name], self.clock.left)
+        if seconds < 5:
+            self.ended[name] = "not begun: the time is up"
+            return
+        self.ended[name] = "running"
+        deadline = time.monotonic() + seconds
+        with (self.folder / f"{name}.txt").open("w") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-u", *commands(name, self.folder)], stdout=output, stderr=subprocess.STDOUT,
+                cwd=HERE.parent, start_new_session=True,
+            )  # fmt: skip
+            while (code := process.poll()) is None and time.monotonic() < deadline:
+                time.sleep(1)
+                self.write()
+            if code is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self.ended[name] = f"stopped after {seconds:.0f} s" if code is None else f"exit code {code}"
+        self.write()
+
+    def output(self, name: str, lines: int) -> list[str]:
+        file = self.folder / f"{name}.txt"
+        return file.read_text(errors="replace").splitlines()[-lines:] if file.exists() else []
+
+    def write(self) -> None:
+        cases: dict[str, Any] = {}
+        for name, ended in self.ended.items():
+            figures = self.folder / f"{name}.json"
+            cases[name] = {"ended": ended, "output": self.output(name, 80)}
+            with contextlib.suppress(OSError, ValueError):  # it is being written
+                cases[name]["figures"] = json.loads(figures.read_text())
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        self.out.write_text(json.dumps({"seconds": self.clock.seconds, "cases": cases}, indent=1) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="a folder")
+    parser.add_argument("--out", type=Path, required=True, help="the file of the figures")
     parser.add_argument("--minutes", type=float, default=9)
     parser.add_argument("--only", default=",".join(LIMITS))
     parser.add_argument("--case", choices=["table", "memory"], help=argparse.SUPPRESS)
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
     if args.case is not None:
-        {"table": table, "memory": memory}[args.case](args.out / f"{args.case}.json")
+        {"table": table, "memory": memory}[args.case](args.out)
         return
     names = args.only.split(",")
     for name in names:
         if name not in LIMITS:
             raise SystemExit(f"There is no case '{name}'; choose among {', '.join(LIMITS)}.")
-    clock, ended = Clock(args.minutes), dict[str, str]()
+    session = Session(args.out, args.minutes)
     for name in names:
-        seconds = min(LIMITS[name], clock.left)
-        ended[name] = run_case(name, args.out, seconds) if seconds > 5 else "not begun: the time is up"
-        clock.say(f"{name}: {ended[name]}")
-        last = (args.out / f"{name}.txt").read_text().splitlines()[-12:] if (args.out / f"{name}.txt").exists() else []
-        print("\n".join(f"    {line[:300]}" for line in last), flush=True)
-        (args.out / "session.json").write_text(json.dumps({"seconds": clock.seconds, "cases": ended}, indent=1) + "\n")
+        session.run(name)
+        session.clock.say(f"{name}: {session.ended[name]}")
+        print("\n".join(f"    {line[:300]}" for line in session.output(name, 16)), flush=True)
 
 
 if __name__ == "__main__":
