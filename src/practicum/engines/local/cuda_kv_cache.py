@@ -136,6 +136,8 @@ class CudaKVCache(KVCache):
         self._pages: list[list[Page]] = [[] for _ in range(num_slots)]
         self._num_in_slots = 0
         """Pages that any slot has."""
+        self._wave_pages = 0
+        """Pages that the requests of the present wave will take."""
         self._padding_page: Page | None = None
 
     @property
@@ -171,13 +173,14 @@ class CudaKVCache(KVCache):
         self, running: Sequence[RunningRequest], wave: Sequence[RunningRequest], one: RunningRequest, num_steps: int
     ) -> bool:
         """Pages that only cached prefixes have count as free, and running requests may each need one more soon."""
-        if not running and not wave:
-            return True
-        if self.max_pages is None and not self.pool.out_of_memory:
-            return True
-        needed = sum(self._missing_pages(other, num_steps) for other in (*wave, one))
-        cached = self.pool.size - len(self.pool.free) - self._num_in_slots
-        return needed + len(running) <= len(self.pool.free) + cached + (self._num_growable() or 0)
+        needed = self._missing_pages(one, num_steps) + (self._wave_pages if wave else 0)
+        growable = self._num_growable()
+        if (running or wave) and growable is not None:
+            cached = self.pool.size - len(self.pool.free) - self._num_in_slots
+            if needed + len(running) > len(self.pool.free) + cached + growable:
+                return False
+        self._wave_pages = needed
+        return True
 
     def _missing_pages(self, one: RunningRequest, num_steps: int) -> int:
         """Pages that no slot has yet, of a request that is admitted; one more for a page that it copies."""

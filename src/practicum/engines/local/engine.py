@@ -402,18 +402,17 @@ class LocalEngine:
         wave = Wave(self.settings.prefill_tokens, self.settings.piece_tokens)
         free = self._batch_limit - len(self._running)
         while self._waiting and wave.num_slots < free and not wave.is_full:
-            one = self._waiting[0]
-            if one.future.cancelled():
-                self._waiting.popleft()
-                continue
-            if self._admitting and (one.alone or self._admitting[-1].alone):
+            if self._admitting and (self._waiting[0].alone or self._admitting[-1].alone):
                 break
+            one = self._waiting.popleft()
+            if one.future.cancelled():
+                continue
+            self._admitting.append(one)
             one.prefix_match = self._match(one)
             if not self.kv_cache.can_admit(self._running, wave.members, one, self._steps_ahead):
                 one.prefix_match = NO_MATCH  # what it refers to would stay
+                self._waiting.appendleft(self._admitting.pop())
                 break
-            self._waiting.popleft()
-            self._admitting.append(one)
             wave.add(one, in_pieces=bool(self._running or self._waiting or wave.members))
         self._waiting.extendleft(reversed(wave.postponed))
         self._admitting = wave.members
