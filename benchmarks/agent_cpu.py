@@ -30,9 +30,8 @@ from gpu_legs.agent import Ledger, play
 from gpu_legs.common import TINY, Row
 
 from practicum.chat.renderer import Renderer
-from practicum.engines.local.cpu_runner import CpuRunner
+from practicum.engines.local.cpu_runner import CpuRunner, RowThreads
 from practicum.engines.local.engine import LocalEngine
-from practicum.engines.local.row_threads import RowThreads
 from practicum.models import loader
 from practicum.models.decoder import Decoder
 

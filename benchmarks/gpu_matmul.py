@@ -6,13 +6,13 @@
 Without splitting sums over programs (what makes a row the same in any batch, `models/loader.py`) cuBLAS is slow at 64
 rows of the down-projections of Qwen2.5-0.5B and 1.5B.
 
-* `narrow`: does not split sums either; it has narrow tiles, so that more programs run. Where its bits are cuBLAS's
-  (`same bits`, against 4,096 rows) the engine alone could use it: the learner would find the same log-probs.
+* `narrow` (`kernels/narrow_matmul.py`): does not split sums either; it has narrow tiles, so that more programs run. The
+  engine uses it where its bits are cuBLAS's (`same bits`, against 4,096 rows): the learner finds the same log-probs.
 * `split`: splits sums into parts of a fixed number of terms, which depends on the shape of the weight and never on the
   rows, and adds the parts up in their order. A row is the same in any batch (`same bits`, its own with 4,096 rows), but
   not cuBLAS's: engine and learner would both have to use it, so its time with many rows counts too.
 
-Neither has been run on a GPU yet, and nothing in the package uses them.
+Neither has been run on a GPU yet, and nothing in the package uses `split`.
 
 Times are those of one product in a CUDA graph over the weights of 16 layers, so that no weight is in the GPU's cache.
 """
@@ -32,6 +32,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from practicum.kernels.narrow_matmul import narrow_matmul
 from practicum.models import loader
 
 SHAPES = {
@@ -53,32 +54,6 @@ PARTS = (2, 4, 8)
 """Numbers of parts of a split sum."""
 SUM_BLOCK = 1024
 LAYERS, REPEATS = 16, 20
-
-
-@triton.jit
-def _matmul(
-    x, weight, out, rows, width, size: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
-    block_k: tl.constexpr, stages: tl.constexpr,
-) -> None:  # fmt: skip
-    row = tl.program_id(1) * block_m + tl.arange(0, block_m)
-    column = tl.program_id(0) * block_n + tl.arange(0, block_n)
-    term = tl.arange(0, block_k)
-    inside = (row < rows)[:, None]
-    source = x + row[:, None] * size + term[None, :]
-    weights = weight + column[None, :] * size + term[:, None]
-    acc = tl.zeros((block_m, block_n), tl.float32)
-    for start in tl.range(0, size, block_k, num_stages=stages):
-        acc = tl.dot(tl.load(source + start, mask=inside, other=0.0), tl.load(weights + start), acc)
-    tl.store(out + row[:, None] * width + column[None, :], acc.to(out.dtype.element_ty), mask=inside)
-
-
-def narrow_matmul(x: Tensor, weight: Tensor, tile: tuple[int, int, int, int]) -> Tensor:
-    """x [W, E] times weight [O, E] transposed, in tiles of few columns."""
-    (rows, size), width = x.shape, weight.shape[0]
-    out = x.new_empty(rows, width)
-    grid = (width // tile[1], triton.cdiv(rows, tile[0]))
-    _matmul[grid](x, weight, out, rows, width, size, *tile, num_warps=4)
-    return out
 
 
 @triton.jit

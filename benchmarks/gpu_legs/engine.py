@@ -82,14 +82,20 @@ def timed(do: Callable[[], Any], repeats: int) -> float:
 
 def step_seconds(size: Size, model: Any, renderer: Renderer, rows: int, context: int) -> float:
     """One decode step of full rows, all with `context` keys: the captured graph alone."""
+    from practicum.engines.local.cuda_kv_cache import num_pages
     from practicum.engines.local.cuda_runner import CudaRunner  # needs Triton
 
     engine = LocalEngine(Decoder(model), renderer, max_batch=rows)
     runner = engine.runner
     assert isinstance(runner, CudaRunner)
     runner.grow(context + 64)
-    for layer in range(engine.decoder.shape.layers):
-        engine.kv_cache.layer(layer).normal_()
+    cache = runner.kv_cache
+    cache.pool.grow(rows * num_pages(context + 64), None)
+    for slot in range(rows):
+        cache.reserve(slot, context + 64)
+    for chunk in cache.pool.chunks:
+        chunk.normal_()
+    cache.send_table()
     runner.state.position.fill_(context)
     graph = runner.capture_decode((rows, False, False, False))
 

@@ -292,7 +292,7 @@ def test_the_defaults_that_agentfly_documents() -> None:
     ("overrides", "says"),
     [
         (["actor_rollout_ref.rollout.tensor_model_parallel_size=2"], "means nothing to actor_rollout_ref.rollout.name"),
-        (["actor_rollout_ref.rollout.gpu_memory_utilization=0.9"], "means nothing to"),
+        (["actor_rollout_ref.rollout.gpu_memory_utilization=0.9", "trainer.device=cpu"], "means nothing to"),
         (["trainer.nnodes=2"], "needs trainer.n_gpus_per_node too"),
         (["actor_rollout_ref.rollout.name=vllm", "trainer.n_gpus_per_node=8"], "does not go with 8 ranks yet"),
         (["algorithm.adv_estimator=grpo", "algorithm.gamma=0.9"], "does nothing with algorithm.adv_estimator=grpo"),

@@ -16,6 +16,7 @@ from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Observation
+from practicum.kernels.paged_kv import LayerPages
 from practicum.models.decoder import Decoder
 from practicum.task import Task
 from tests.engines.local.schemas import SCHEMAS, response_format
@@ -69,13 +70,13 @@ def test_steps_in_the_interpreter_are_those_of_the_cpu(
     joint: set[bool] = set()
     attend = decode_attention.attend
 
-    def watched(query: Tensor, kv: Tensor, slots: Tensor, positions: Tensor, groups: Any, together: bool) -> Tensor:
-        capacities.add(engine.kv_cache.capacity)
+    def watched(query: Tensor, kv: LayerPages, slots: Tensor, positions: Tensor, groups: Any, together: bool) -> Tensor:
+        capacities.add(kv.capacity)
         joint.add(together)
         return attend(query, kv, slots, positions, groups, together)
 
     monkeypatch.setattr(decode_attention, "attend", watched)
-    monkeypatch.setattr("practicum.engines.local.kv_cache.KEY_BUCKET", 16)  # the buffer grows on the way
+    monkeypatch.setattr("practicum.engines.local.cuda_kv_cache.KEY_BUCKET", 16)  # the capacity grows on the way
     engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1, steps_per_decode=4, runner=CudaRunner)
     replies = play(engine, requests)
     assert len(capacities) > 1

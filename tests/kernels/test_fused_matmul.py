@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from practicum.models import loader
+from tests.kernels.pages import PagedRows
 
 INTERPRETED = bool(os.environ.get("TRITON_INTERPRET"))
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -56,11 +57,14 @@ def test_rope(rows: int, biased: bool, size: int, heads: int, kv_heads: int, hea
 
     outputs = (heads + 2 * kv_heads) * head_size
     x, weight, bias = number(rows, size), number(outputs, size) * 0.1, number(outputs) if biased else None
-    angles = torch.randn(50, head_size, device=DEVICE)
+    angles = torch.randn(130, head_size, device=DEVICE)
     tables = angles.cos(), angles.sin()
-    slots, positions = torch.randperm(rows + 1, device=DEVICE)[:rows], torch.randint(0, 50, (rows,), device=DEVICE)
-    kept, expected = (torch.zeros(2, rows + 1, kv_heads, 64, head_size, dtype=DTYPE, device=DEVICE) for _ in range(2))
-    wanted = rope_and_store(F.linear(x, weight, bias), expected, slots, positions, tables, heads, None, 1e-5)
-    same(matmul_rope(x, weight, bias, kept, slots, positions, tables, heads), wanted)
-    same(kept, expected)
-    assert kept.abs().sum() > 0
+    slots, positions = torch.randperm(rows + 1, device=DEVICE)[:rows], torch.randint(0, 130, (rows,), device=DEVICE)
+    empty = torch.zeros(2, rows + 1, kv_heads, 130, head_size, dtype=DTYPE, device=DEVICE)
+    kept, expected = PagedRows(empty), PagedRows(empty)
+    wanted = rope_and_store(F.linear(x, weight, bias), expected.layer, slots, positions, tables, heads, None, 1e-5)
+    same(matmul_rope(x, weight, bias, kept.layer, slots, positions, tables, heads), wanted)
+    same(kept.rows(), expected.rows())
+    rows_written = kept.rows()[:, slots, :, positions]
+    assert (rows_written.abs().amax(-1) > 0).all()
+    assert int((kept.rows() != 0).any(-1).sum()) == rows * 2 * kv_heads, "nothing else is written"

@@ -1,4 +1,4 @@
-"""Turns that continue in the slot of the last one, on CPU in Triton's interpreter: replies are those without any cache,
+"""Turns that continue the pages of the last one, on CPU in Triton's interpreter: replies are those without any cache,
 and no cached prefix is ever written to."""
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ import asyncio
 import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
+from practicum.engines.local.cuda_kv_cache import CudaKVCache
 from practicum.engines.local.engine import LocalEngine
+from practicum.engines.local.kv_cache import CachedPrefix
 from practicum.engines.local.runner import DecodeOutput, RunningRequest
 from practicum.environment import Observation
 from practicum.models.decoder import Decoder
@@ -31,6 +34,12 @@ SMALL = LlamaConfig(
 MakeEngine = Callable[..., LocalEngine]
 
 
+def contents(cache: CudaKVCache, entry: CachedPrefix) -> torch.Tensor:
+    """The keys and values of a cached prefix [layers, 2, K, tokens, D]."""
+    pages = [cache.pool.chunks[page.place[0]][page.place[1]] for page in entry.kv]
+    return torch.cat(pages, 3)[..., : len(entry.ids), :].clone()
+
+
 @pytest.fixture
 def make(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
     """An engine with a `CudaRunner` that checks at every decode call that no cached prefix is written to."""
@@ -38,14 +47,12 @@ def make(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
 
     class WatchedRunner(CudaRunner):
         def decode(self, running: list[RunningRequest], end_ids: Sequence[int]) -> DecodeOutput:
-            cache, resident = self.kv_cache, self.kv_cache.prefixes.resident
-            used = [one.slot for one in running]
+            cache, used = self.kv_cache, [one.slot for one in running]
             assert len(set(used)) == len(used)
-            assert not set(resident) & set(used)
-            before = [(slot, *cache.extract(slot, len(entry.ids))) for slot, entry in resident.items()]
+            before = [(entry, contents(cache, entry)) for entry in cache.prefixes]
             output = super().decode(running, end_ids)
-            for slot, kv in before:
-                assert torch.equal(*cache.extract(slot, kv.shape[3]), kv)
+            for entry, kv in before:
+                assert torch.equal(contents(cache, entry), kv)
             assert int(self.state.position[cache.padding_slot]) == 0
             return output
 
@@ -113,28 +120,45 @@ def test_replies_are_those_of_an_engine_that_caches_nothing(make: MakeEngine) ->
     found = use(engine, talk(5, 3))
     same(found, use(bare, talk(5, 3)))
     assert bare.stats.reused == 0
-    assert not bare.prefixes.resident
+    assert len(bare.prefixes) == 0
     assert all(reply.prompt_cached >= 20 for number, reply in enumerate(found) if number % 3)
     assert engine.prefixes.num_sessions == 0
 
 
-def test_more_sessions_than_slots(make: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from practicum.engines.local.kv_cache import PrefixCache
-
-    moved: list[int] = []
-    move_out = PrefixCache.move_out
-
-    def counted(self: PrefixCache, entry: Any, kv: torch.Tensor) -> None:
-        moved.append(entry.slot)
-        move_out(self, entry, kv)
-
-    monkeypatch.setattr(PrefixCache, "move_out", counted)
+def test_more_sessions_than_slots(make: MakeEngine) -> None:
     same(use(make(), talk(11, 2)), use(make(cache_bytes=0), talk(11, 2)))
-    assert moved
 
 
-def test_the_buffer_grows_between_two_turns(make: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("practicum.engines.local.kv_cache.KEY_BUCKET", 16)
+def test_a_bound_that_is_far_too_small_changes_no_reply(make: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests wait, and some are begun anew while decode calls with them are under way."""
+    monkeypatch.setattr("practicum.engines.local.cuda_kv_cache.MIN_CHUNK_BYTES", 1)
+
+    async def work(engine: LocalEngine) -> list[Generation]:
+        asked = (request(ids_of(number, 40 + 9 * number), "", number, 40) for number in range(5))
+        return list(await asyncio.gather(*map(engine.generate, asked)))
+
+    free, engine = make(), make()
+    assert isinstance(engine.kv_cache, CudaKVCache)
+    engine.kv_cache.max_bytes = engine.kv_cache.bytes_of(320)
+    same(use(engine, work), use(free, work))
+    assert engine.stats.preempted > free.stats.preempted == 0
+    assert engine.kv_cache.num_bytes <= engine.kv_cache.bytes_of(320) + engine.kv_cache.bytes_of(1)
+
+
+def test_a_long_prompt_is_computed_in_pieces(make: MakeEngine) -> None:
+    async def work(engine: LocalEngine) -> list[Generation]:
+        asked = [request(ids_of(number, 20), "", number, 12) for number in range(2)]
+        asked.append(request(ids_of(9, 150), "", 9, 4))
+        return list(await asyncio.gather(*map(engine.generate, asked)))
+
+    whole, engine = make(), make()
+    engine.settings = replace(engine.settings, piece_tokens=40)
+    same(use(engine, work), use(whole, work))
+    assert engine.stats.prefilled == whole.stats.prefilled
+
+
+def test_the_capacity_grows_between_two_turns(make: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("practicum.engines.local.cuda_kv_cache.KEY_BUCKET", 16)
 
     async def work(engine: LocalEngine) -> list[Generation]:
         first, other = await asyncio.gather(*(engine.generate(request(ids_of(n, 30), f"s{n}")) for n in range(2)))
@@ -150,28 +174,26 @@ def test_the_buffer_grows_between_two_turns(make: MakeEngine, monkeypatch: pytes
     same(use(make(), work), use(make(cache_bytes=0), work))
 
 
-def test_other_requests_copy_from_a_slot_that_its_session_continues_in(make: MakeEngine) -> None:
+def test_other_requests_share_pages_that_their_session_continues(make: MakeEngine) -> None:
     """In one wave: two requests that use more of it than the session still does, one that uses less."""
     history = ids_of(1, 40)
 
     async def work(engine: LocalEngine) -> list[Generation]:
         first = await engine.generate(request(history, "s"))
-        (slot,) = engine.prefixes.resident or [None]
         said = [*history, *first.ids]
         wave = [
             request([*said, 11, 12], "t"), request([*history[:30], 21, 22, 23], "s"), request([*said, 31, 32], "u"),
             request([*history[:20], 41, 42]),
         ]  # fmt: skip
         replies = await asyncio.gather(*(engine.generate(one) for one in wave))
-        if slot is not None:
+        if engine.prefixes.max_bytes:
             assert [reply.prompt_cached for reply in replies] == [len(said) - 1, 30, len(said) - 1, 20]
-            assert engine.prefixes.resident[slot].session == "s"
         return [first, *replies]
 
     same(use(make(), work), use(make(cache_bytes=0), work))
 
 
-def test_slots_are_released_and_a_closed_engine_can_be_used_again(make: MakeEngine) -> None:
+def test_sessions_are_released_and_a_closed_engine_can_be_used_again(make: MakeEngine) -> None:
     engine = make()
 
     async def turn(number: int, tokens: int = 3) -> Generation:
@@ -182,13 +204,13 @@ def test_slots_are_released_and_a_closed_engine_can_be_used_again(make: MakeEngi
 
     async def before(engine: LocalEngine) -> list[Generation]:
         replies = list(await asyncio.gather(turn(0), turn(1)))
-        assert len(engine.prefixes.resident) == 2
+        assert engine.prefixes.num_sessions == 2
         engine.end_session("s0")
         await heard()
-        assert [entry.session for entry in engine.prefixes.resident.values()] == ["s1"]
+        assert engine.prefixes.num_sessions == 1
         engine.weights_changed(1)
         await heard()
-        assert not engine.prefixes.resident
+        assert len(engine.prefixes) == 0
         replies.append(await turn(1))
         assert replies[-1].prompt_cached == 0
         under_way = asyncio.create_task(turn(2, 200))

@@ -7,6 +7,8 @@ import os
 import pytest
 import torch
 
+from tests.kernels.pages import PagedRows
+
 INTERPRETED = bool(os.environ.get("TRITON_INTERPRET"))
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 pytestmark = pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs a CUDA GPU")
@@ -21,11 +23,9 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(9, 3, 64), (7, 1, 32)])
 @pytest.mark.parametrize("programs", [1024, 8])
-@pytest.mark.parametrize("joint", [True, False])
 def test_joint_reads_and_single_reads_give_the_same_bits(
-    dtype: torch.dtype, heads: int, kv_heads: int, size: int, programs: int, joint: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    dtype: torch.dtype, heads: int, kv_heads: int, size: int, programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from practicum.kernels import decode_attention
     from practicum.kernels.shared_prefix import SharedPrefixBatch
 
@@ -40,16 +40,17 @@ def test_joint_reads_and_single_reads_give_the_same_bits(
     positions = torch.tensor([64, 70, 199, 1290, 300, 512, 1024, 17, 1088, 1299], device=DEVICE)
     member_rows = torch.zeros(5, group_rows, dtype=torch.int64, device=DEVICE) - 1
     leaders, lengths = (torch.zeros(5, dtype=torch.int64, device=DEVICE) for _ in range(2))
-    row_lengths, row_leaders = (torch.zeros(rows, dtype=torch.int64, device=DEVICE) for _ in range(2))
+    row_lengths = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
     for index, (length, members) in enumerate(groups.items()):
         member_rows[index, : len(members)] = torch.tensor(members)
         leaders[index], lengths[index], row_lengths[members] = slots[members[-1]], length, length
-        row_leaders[members] = slots[members[-1]]
         kv[:, slots[members], :, :length] = kv[:, slots[members[:1]], :, :length]
-    alone = decode_attention.attend(query, kv, slots, positions)
-    batch = SharedPrefixBatch(member_rows, leaders, lengths, row_lengths, row_leaders)
-    same(decode_attention.attend(query, kv, slots, positions, batch, joint), alone)
+    paged = PagedRows(kv)
+    alone = decode_attention.attend(query, paged.layer, slots, positions)
+    batch = SharedPrefixBatch(member_rows, leaders, lengths, row_lengths)
+    same(decode_attention.attend(query, paged.layer, slots, positions, batch, True), alone)
     for index, members in enumerate(groups.values()):  # and they do read their leader's keys
         others = [slots[number] for number in members[:-1]]
         kv[:, others, :, : lengths[index]] = 100.0
-    same(decode_attention.attend(query, kv, slots, positions, batch, joint), alone)
+    paged.write(kv)
+    same(decode_attention.attend(query, paged.layer, slots, positions, batch, True), alone)

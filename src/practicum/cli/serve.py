@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -109,7 +108,6 @@ def _serve(args: argparse.Namespace) -> int:
         max_model_len=args.max_model_len,
         gpu_memory_utilization=args.gpu_memory_utilization,
         prefix_cache_bytes=None if args.prefix_cache_mib is None else args.prefix_cache_mib << 20,
-        on_fewer_seqs=lambda sentence: print(f"practicum: {sentence}", file=sys.stderr),
     )
     keys = api_keys(args.api_key or (), os.environ)
     limits = ClientLimits(max_body_bytes=args.max_body_bytes, max_waiting=args.max_queue, seconds=args.timeout)

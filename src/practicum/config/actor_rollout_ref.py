@@ -148,11 +148,11 @@ class RolloutConfig:
     max_num_seqs: int | None = at_least(1, None)
     """Replies decoded at once; null: 256 on a GPU, else 64."""
     kv_cache_gib: float | None = above(0, None)
-    """GiB of keys and values that running requests may hold on a CPU, at most; null: no bound."""
+    """GiB of keys and values in the local engine, at most; null: no bound (CPU), gpu_memory_utilization (GPU)."""
     tensor_model_parallel_size: int = at_least(1, 1)
     """GPUs that a vLLM server splits the model over."""
     gpu_memory_utilization: float = between(0, 1, 0.5, includes_low=False)
-    """Share of the GPU's memory that a vLLM server takes."""
+    """Share of the GPU's memory for a vLLM server; locally of what is free at the start, for keys and values."""
     log_prob_micro_batch_size_per_gpu: int | None = at_least(1, None)
     """Sequences of one forward pass without a gradient, at most; null: as the token limit allows."""
     vllm: VLLMConfig = field(default_factory=VLLMConfig)

@@ -213,7 +213,7 @@ SERVER_ONLY = (
     "actor_rollout_ref.rollout.tensor_model_parallel_size",
     "actor_rollout_ref.rollout.gpu_memory_utilization",
 )
-"""Keys of an engine that is a server; the local engine cannot honour them."""
+"""Keys of an engine that is a server; the local engine cannot honour them, but for the memory where it has a GPU."""
 VLLM = "actor_rollout_ref.rollout.vllm."
 STARTED_SERVER_ONLY = (
     *SERVER_ONLY,
@@ -419,6 +419,8 @@ NOT_ON_SEVERAL_RANKS: tuple[tuple[str, Any, str], ...] = (
 
 def _check_local(config: TrainConfig, chosen: Set[str]) -> None:
     for key in sorted(chosen):
+        if key == "actor_rollout_ref.rollout.gpu_memory_utilization" and not _is_on_cpu(config):
+            continue
         if key in SERVER_ONLY or key.startswith(VLLM):
             raise UserError(f"{key} means nothing to actor_rollout_ref.rollout.name=local; leave it out.")
 

@@ -12,8 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from practicum.kernels.fused_layers import normed_halves
-from practicum.kernels.kv_layout import capacity, head_offset, head_size, key_value_heads, strides, token_offset
+from practicum.kernels.kv_layout import page_arguments, page_offset, token_offset
 from practicum.kernels.online_softmax import KEY_BLOCK, LOG2E, MASKED_SCORE, SEGMENT_KEYS, accumulate, dot, merge
+from practicum.kernels.paged_kv import LayerPages
 from practicum.kernels.shared_prefix import SharedPrefixBatch
 from practicum.kernels.token_masks import allowed_tokens
 
@@ -52,19 +53,18 @@ def embed_last_ids(
 
 @triton.jit
 def _rope_and_store(
-    joined, query, keys, values, slots, positions, cos, sin, query_norm, key_norm, epsilon,
-    slot_stride, head_stride, heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, normed: tl.constexpr,
+    joined, query, keys, values, table, table_stride, slots, positions, cos, sin, query_norm, key_norm, epsilon,
+    heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, normed: tl.constexpr,
 ) -> None:  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
     half: tl.constexpr = size // 2
     dim = tl.arange(0, half)
     position = tl.load(positions + row)
-    slot = tl.load(slots + row)
+    page = page_offset(table, table_stride, tl.load(slots + row), position)
     source = joined + (row * (heads + 2 * kv_heads) + head) * size
     first, second = tl.load(source + dim), tl.load(source + half + dim)
-    token = token_offset(position, size)
     if head >= heads + kv_heads:
-        target = values + head_offset(slot, head - heads - kv_heads, slot_stride, head_stride) + token
+        target = values + page + token_offset(position, head - heads - kv_heads, size)
         tl.store(target + dim, first)
         tl.store(target + half + dim, second)
     else:
@@ -78,37 +78,36 @@ def _rope_and_store(
         if head < heads:
             target = query + (row * heads + head) * size
         else:
-            target = keys + head_offset(slot, head - heads, slot_stride, head_stride) + token
+            target = keys + page + token_offset(position, head - heads, size)
         tl.store(target + dim, rotated.to(first.dtype))
         tl.store(target + half + dim, other.to(first.dtype))
 
 
 def rope_and_store(
-    joined: Tensor, kv: Tensor, slots: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor], heads: int,
+    joined: Tensor, kv: LayerPages, slots: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor], heads: int,
     norms: tuple[Tensor, Tensor] | None, epsilon: float,
 ) -> Tensor:  # fmt: skip
-    """Rotate the queries and keys of joined projections [W, (H + 2K)·D]; store keys and values in each row's slot.
+    """Rotate the queries and keys of joined projections [W, (H + 2K)·D]; store keys and values in their pages.
 
     Returns the queries [W, H, D]. `tables`: cos and sin [context, D] in float32, the first half of sin negated.
     `norms`: weights of the head norms of queries and keys (Qwen3).
     """
     cos, sin = tables
-    rows, kv_heads, size = joined.shape[0], key_value_heads(kv), head_size(kv)
+    rows, kv_heads, size = joined.shape[0], kv.kv_heads, kv.head_size
     query = joined.new_empty(rows, heads, size)
     query_norm, key_norm = norms if norms is not None else (cos, cos)
     _rope_and_store[(rows, heads + 2 * kv_heads)](
-        joined, query, kv[0], kv[1], slots, positions, cos, sin, query_norm, key_norm, epsilon, *strides(kv),
-        heads, kv_heads, size, norms is not None, num_warps=1, enable_fp_fusion=False,
+        joined, query, *page_arguments(kv), slots, positions, cos, sin, query_norm, key_norm, epsilon, heads,
+        kv_heads, size, norms is not None, num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
     return query
 
 
 @triton.jit
 def _attend(
-    query, keys, values, slots, positions, shared_lengths, leaders, out, part_acc, part_m, part_l, scale, slot_stride,
-    head_stride, segments, heads: tl.constexpr, kv_heads: tl.constexpr, group: tl.constexpr, size: tl.constexpr,
-    block: tl.constexpr, segment: tl.constexpr, parts: tl.constexpr, exact: tl.constexpr, grouped: tl.constexpr,
-    joint: tl.constexpr,
+    query, keys, values, table, table_stride, slots, positions, shared_lengths, out, part_acc, part_m, part_l, scale,
+    segments, heads: tl.constexpr, kv_heads: tl.constexpr, group: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
+    segment: tl.constexpr, parts: tl.constexpr, exact: tl.constexpr, joint: tl.constexpr,
 ) -> None:  # fmt: skip
     row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     stop = tl.load(positions + row) + 1
@@ -117,11 +116,10 @@ def _attend(
     inside = member < queries_per_key
     index = row * heads + head * queries_per_key + member
     q = tl.load(query + index[:, None] * size + dim[None, :], mask=inside[:, None], other=0.0)
-    own = head_offset(tl.load(slots + row), head, slot_stride, head_stride)
-    shared, leading = 0, own
-    if grouped:
+    slot, shared = tl.load(slots + row), 0
+    if joint:
         shared = tl.load(shared_lengths + row)
-        leading = head_offset(tl.load(leaders + row), head, slot_stride, head_stride)
+    tokens = token_offset(step, head, size)[:, None] + dim[None, :]
     row_m = tl.full((group,), MASKED_SCORE, tl.float32)
     row_l = tl.zeros((group,), tl.float32)
     row_acc = tl.zeros((group, size), tl.float32)
@@ -138,10 +136,8 @@ def _attend(
             l += tl.load(part_l + partial, mask=done, other=0.0)[:, None]
             acc = tl.load(part_acc + partial[:, None] * size + dim[None, :], mask=done[:, None], other=0.0)
         for first in range(begin, tl.minimum(start + segment, stop), block):
-            position = first + step
-            visible = position < stop
-            base = tl.where(first < shared, leading, own)
-            offset = base + token_offset(position, size)[:, None] + dim[None, :]
+            visible = first + step < stop
+            offset = page_offset(table, table_stride, slot, first) + tokens
             key = tl.load(keys + offset, mask=visible[:, None], other=0.0)
             score = tl.where(visible[None, :], dot(q, tl.trans(key), exact) * scale, MASKED_SCORE)
             value = tl.load(values + offset, mask=visible[:, None], other=0.0)
@@ -159,7 +155,7 @@ def _attend(
 
 @triton.jit
 def _attend_shared_prefix(
-    query, keys, values, members, leaders, shared_lengths, part_acc, part_m, part_l, scale, slot_stride, head_stride,
+    query, keys, values, table, table_stride, members, leaders, shared_lengths, part_acc, part_m, part_l, scale,
     segments, heads: tl.constexpr, kv_heads: tl.constexpr, pad: tl.constexpr, group_rows: tl.constexpr,
     size: tl.constexpr, block: tl.constexpr, segment: tl.constexpr, parts: tl.constexpr, exact: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -172,13 +168,14 @@ def _attend_shared_prefix(
         inside = (member % pad < queries_per_key) & (row >= 0)
         index = row * heads + head * queries_per_key + member % pad
         q = tl.load(query + index[:, None] * size + dim[None, :], mask=inside[:, None], other=0.0)
-        base = head_offset(tl.load(leaders + group), head, slot_stride, head_stride)
+        slot = tl.load(leaders + group)
+        tokens = token_offset(step, head, size)[:, None] + dim[None, :]
         for start in range(part * segment, shared, parts * segment):
             m = tl.full((group_rows * pad,), MASKED_SCORE, tl.float32)
             l = tl.zeros((group_rows * pad, 16), tl.float32)
             acc = tl.zeros((group_rows * pad, size), tl.float32)
             for first in range(start, tl.minimum(start + segment, shared), block):
-                offset = base + token_offset(first + step, size)[:, None] + dim[None, :]
+                offset = page_offset(table, table_stride, slot, first) + tokens
                 score = dot(q, tl.trans(tl.load(keys + offset)), exact) * scale
                 m, l, acc = accumulate(score, tl.load(values + offset), m, l, acc, exact)
             partial = index * segments + start // segment
@@ -211,7 +208,7 @@ def group_size(heads: int, kv_heads: int) -> int:
 
 def attend(
     query: Tensor,
-    kv: Tensor,
+    kv: LayerPages,
     slots: Tensor,
     positions: Tensor,
     groups: SharedPrefixBatch | None = None,
@@ -219,11 +216,11 @@ def attend(
 ) -> Tensor:
     """Attention of one query per row [W, H, D] over its first positions + 1 keys: [W, H·D].
 
-    Keys that a group of rows shares, whole blocks of `KEY_BLOCK`, are read in the slot of its leader: by each row, or,
-    with `joint`, once for all of them. Neither changes a bit.
+    With `joint`, keys that a group of rows shares, whole blocks of `KEY_BLOCK`, are read once for all of them, in the
+    pages of one of them. That changes no bit.
     """
     rows, heads, size = query.shape
-    kv_heads, segments = key_value_heads(kv), triton.cdiv(capacity(kv), SEGMENT_KEYS)
+    kv_heads, segments = kv.kv_heads, triton.cdiv(kv.capacity, SEGMENT_KEYS)
     parts = _num_parts(rows * kv_heads, segments)
     out = torch.empty_like(query)
     exact = query.dtype == torch.float32
@@ -232,18 +229,19 @@ def attend(
     if parts > 1 or joint:
         part_acc = query.new_empty(rows, heads, segments, size, dtype=torch.float32)
         part_m, part_l = (query.new_empty(rows, heads, segments, dtype=torch.float32) for _ in range(2))
-    common = (part_acc, part_m, part_l, size**-0.5 * LOG2E, *strides(kv), segments, heads, kv_heads)
+    common = (part_acc, part_m, part_l, size**-0.5 * LOG2E, segments, heads, kv_heads)
+    joint = joint and groups is not None
     if groups is not None and joint:
         num_groups, group_rows = groups.members.shape
         group_parts = _num_parts(num_groups * kv_heads, segments)
         _attend_shared_prefix[(num_groups, kv_heads, group_parts)](
-            query, kv[0], kv[1], groups.members, groups.leaders, groups.lengths, *common, pad, group_rows, size,
+            query, *page_arguments(kv), groups.members, groups.leaders, groups.lengths, *common, pad, group_rows, size,
             KEY_BLOCK, SEGMENT_KEYS, group_parts, exact, num_warps=4, num_stages=3, enable_fp_fusion=False,
         )  # fmt: skip
-    per_row = (positions, slots) if groups is None else (groups.row_lengths, groups.row_leaders)
+    shared_lengths = positions if groups is None else groups.row_lengths
     _attend[(rows, kv_heads, parts)](
-        query, kv[0], kv[1], slots, positions, *per_row, out, *common, max(16, pad), size, KEY_BLOCK, SEGMENT_KEYS,
-        parts, exact, groups is not None, joint, num_warps=2, num_stages=2, enable_fp_fusion=False,
+        query, *page_arguments(kv), slots, positions, shared_lengths, out, *common, max(16, pad), size, KEY_BLOCK,
+        SEGMENT_KEYS, parts, exact, joint, num_warps=2, num_stages=2, enable_fp_fusion=False,
     )  # fmt: skip
     if parts > 1:
         _merge_segments[(rows * heads,)](

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from practicum.kernels.decode_attention import rope_and_store
 from practicum.kernels.fused_layers import silu_and_mul
-from practicum.kernels.kv_layout import head_offset, head_size, key_value_heads, strides, token_offset
+from practicum.kernels.kv_layout import page_arguments, page_offset, token_offset
 from practicum.kernels.packed_forward import linear
+from practicum.kernels.paged_kv import LayerPages
 from practicum.models.decoder import FusedLinear, Layer
 
 BLOCK_K = 64
@@ -33,7 +34,7 @@ LARGEST_TILE = (64, 64, 3)
 
 
 @triton.jit
-def _accumulate(acc, rows, columns, exact: tl.constexpr):
+def accumulate_terms(acc, rows, columns, exact: tl.constexpr):
     if exact:
         return tl.dot(rows, columns, acc, input_precision="ieee")
     else:
@@ -55,8 +56,8 @@ def _matmul_silu_and_mul(
     gate, up = tl.zeros((block_m, block_n), tl.float32), tl.zeros((block_m, block_n), tl.float32)
     for start in tl.range(0, size, block_k, num_stages=stages):
         value = tl.load(source + start, mask=inside, other=0.0)
-        gate = _accumulate(gate, value, tl.load(gate_weight + start), exact)
-        up = _accumulate(up, value, tl.load(up_weight + start), exact)
+        gate = accumulate_terms(gate, value, tl.load(gate_weight + start), exact)
+        up = accumulate_terms(up, value, tl.load(up_weight + start), exact)
     dtype = out.dtype.element_ty
     rounded = gate.to(dtype).to(tl.float32)
     silu = (rounded * tl.sigmoid(rounded)).to(dtype)
@@ -76,7 +77,7 @@ def matmul_silu_and_mul(x: Tensor, weight: Tensor) -> Tensor:
 
 @triton.jit
 def _matmul_rope(
-    x, weight, bias, query, keys, values, slots, positions, cos, sin, slot_stride, head_stride, rows,
+    x, weight, bias, query, keys, values, table, table_stride, slots, positions, cos, sin, rows,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_size: tl.constexpr, size: tl.constexpr, biased: tl.constexpr,
     block_m: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, exact: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -92,17 +93,17 @@ def _matmul_rope(
     first, second = tl.zeros((block_m, half), tl.float32), tl.zeros((block_m, half), tl.float32)
     for start in tl.range(0, size, block_k, num_stages=stages):
         value = tl.load(source + start, mask=inside, other=0.0)
-        first = _accumulate(first, value, tl.load(first_weight + start), exact)
-        second = _accumulate(second, value, tl.load(second_weight + start), exact)
+        first = accumulate_terms(first, value, tl.load(first_weight + start), exact)
+        second = accumulate_terms(second, value, tl.load(second_weight + start), exact)
     if biased:
         first += tl.load(bias + head * head_size + dim).to(tl.float32)[None, :]
         second += tl.load(bias + head * head_size + half + dim).to(tl.float32)[None, :]
     dtype = query.dtype.element_ty
     position = tl.load(positions + row, mask=valid, other=0)
     slot = tl.load(slots + row, mask=valid, other=0)
-    token = token_offset(position, head_size)
+    page = page_offset(table, table_stride, slot, position)
     if head >= heads + kv_heads:
-        offset = head_offset(slot, head - heads - kv_heads, slot_stride, head_stride) + token
+        offset = page + token_offset(position, head - heads - kv_heads, head_size)
         target = values + offset[:, None] + dim[None, :]
         tl.store(target, first.to(dtype), mask=inside)
         tl.store(target + half, second.to(dtype), mask=inside)
@@ -114,24 +115,24 @@ def _matmul_rope(
         if head < heads:
             target = query + (row * heads + head)[:, None] * head_size + dim[None, :]
         else:
-            offset = head_offset(slot, head - heads, slot_stride, head_stride) + token
+            offset = page + token_offset(position, head - heads, head_size)
             target = keys + offset[:, None] + dim[None, :]
         tl.store(target, rotated.to(dtype), mask=inside)
         tl.store(target + half, other.to(dtype), mask=inside)
 
 
 def matmul_rope(
-    x: Tensor, weight: Tensor, bias: Tensor | None, kv: Tensor, slots: Tensor, positions: Tensor,
+    x: Tensor, weight: Tensor, bias: Tensor | None, kv: LayerPages, slots: Tensor, positions: Tensor,
     tables: tuple[Tensor, Tensor], heads: int,
 ) -> Tensor:  # fmt: skip
-    """Rotated queries [W, H, D] of x [W, E] by the joined weights [(H + 2K)·D, E]; stores keys and values in the slots
+    """Rotated queries [W, H, D] of x [W, E] by the joined weights [(H + 2K)·D, E]; stores keys and values in the pages
     as `rope_and_store` does."""
-    (rows, size), kv_heads, dims = x.shape, key_value_heads(kv), head_size(kv)
+    (rows, size), kv_heads, dims = x.shape, kv.kv_heads, kv.head_size
     query = x.new_empty(rows, heads, dims)
     block_m = 16 if rows <= 128 else 64
     _matmul_rope[(heads + 2 * kv_heads, triton.cdiv(rows, block_m))](
-        x, weight, x if bias is None else bias, query, kv[0], kv[1], slots, positions, *tables, *strides(kv), rows,
-        heads, kv_heads, dims, size, bias is not None, block_m, BLOCK_K, 5,
+        x, weight, x if bias is None else bias, query, *page_arguments(kv), slots, positions, *tables, rows, heads,
+        kv_heads, dims, size, bias is not None, block_m, BLOCK_K, 5,
         x.dtype == torch.float32, num_warps=4, enable_fp_fusion=False,  # a key is rotated as in training
     )  # fmt: skip
     return query
@@ -147,15 +148,15 @@ def project_gate_up(fused: FusedLinear, x: Tensor) -> Tensor:
 
 
 def project_qkv(
-    layer: Layer, x: Tensor, kv: Tensor, slots: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor], heads: int,
-    epsilon: float,
+    layer: Layer, x: Tensor, kv: LayerPages, slots: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor],
+    heads: int, epsilon: float,
 ) -> Tensor:  # fmt: skip
-    """Rotated queries [W, H, D] of x [W, E], by one kernel where that pays; stores keys and values in the slots."""
+    """Rotated queries [W, H, D] of x [W, E], by one kernel where that pays; stores keys and values in the pages."""
     weight = fusable_weight(layer.qkv, x, MAX_FUSED_HIDDEN)
     if layer.q_norm is not None and layer.k_norm is not None:
         norms = (layer.q_norm, layer.k_norm)
         return rope_and_store(linear(layer.qkv, x), kv, slots, positions, tables, heads, norms, epsilon)
-    if weight is None or head_size(kv) not in (32, 64, 128):
+    if weight is None or kv.head_size not in (32, 64, 128):
         return rope_and_store(linear(layer.qkv, x), kv, slots, positions, tables, heads, None, epsilon)
     return matmul_rope(x, weight, layer.qkv.bias, kv, slots, positions, tables, heads)
 

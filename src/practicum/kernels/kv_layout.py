@@ -1,7 +1,7 @@
-"""The layout of the KV buffer, for kernels: where the keys and values of a slot's tokens are.
+"""Where the keys and values of a slot's tokens are, for kernels.
 
-`engines/local/kv_cache.py` allocates the buffer. One layer of it is kv [2 (keys, values), slots, K, capacity, D].
-Kernels take kv[0], kv[1] and the strides of `strides`, and find a token by the functions below.
+`engines/local/cuda_kv_cache.py` allocates pages and keeps the table. Within a page, one layer's keys (and its values)
+are [K, PAGE_TOKENS, D]. Kernels take the arguments of `page_arguments` and find a token by the functions below.
 """
 
 from __future__ import annotations
@@ -10,32 +10,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from practicum.kernels.paged_kv import OFFSET_UNIT, PAGE_TOKENS, LayerPages
 
-def key_value_heads(kv: Tensor) -> int:
-    return kv.shape[2]
-
-
-def capacity(kv: Tensor) -> int:
-    """Tokens that a slot holds."""
-    return kv.shape[3]
+PAGE = tl.constexpr(PAGE_TOKENS)
+UNIT = tl.constexpr(OFFSET_UNIT)
 
 
-def head_size(kv: Tensor) -> int:
-    return kv.shape[4]
-
-
-def strides(kv: Tensor) -> tuple[int, int]:
-    """The strides of a slot and of a head, for `head_offset`."""
-    return kv.stride(1), kv.stride(2)
+def page_arguments(kv: LayerPages) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Keys and values of page 0, the table and its row stride, as kernels take them."""
+    return kv.keys, kv.values, kv.table, kv.table.stride(0)
 
 
 @triton.jit
-def head_offset(slot, head, slot_stride, head_stride):
-    """The offset of the first token of a slot's key-value head."""
-    return slot.to(tl.int64) * slot_stride + head * head_stride
+def page_offset(table, table_stride, slot, position):
+    """The offset of the page that holds a slot's token, from page 0."""
+    return tl.load(table + slot * table_stride + position // PAGE) * UNIT
 
 
 @triton.jit
-def token_offset(position, size: tl.constexpr):
-    """The offset of a token behind the first one of its head."""
-    return position * size
+def token_offset(position, head, size: tl.constexpr):
+    """The offset of a token's key-value head within one layer of its page."""
+    return (head * PAGE + position % PAGE) * size

@@ -16,7 +16,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-KEY_BLOCK = 64
+from practicum.kernels.paged_kv import PAGE_TOKENS
+
+KEY_BLOCK = PAGE_TOKENS
 """Keys per matrix product."""
 SEGMENT_KEYS = 512
 """Keys after which a new sum begins; the segments of a long row can be computed by several programs."""

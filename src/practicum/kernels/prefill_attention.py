@@ -1,4 +1,4 @@
-"""Attention of prompts over the KV buffer, which holds what was cached of them already.
+"""Attention of prompts over their pages of keys and values, which hold what was cached of them already.
 
 Tokens of several prompts are packed end to end, each prompt's in order. A block of queries belongs to one prompt.
 """
@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from practicum.kernels.kv_layout import head_offset, head_size, key_value_heads, strides, token_offset
+from practicum.kernels.kv_layout import page_arguments, page_offset, token_offset
 from practicum.kernels.online_softmax import KEY_BLOCK, LOG2E, MASKED_SCORE, SEGMENT_KEYS, accumulate, dot, merge
+from practicum.kernels.paged_kv import LayerPages
 
 QUERY_BLOCK = 64
 """Queries per program."""
@@ -70,7 +71,7 @@ def pack(rows: Sequence[tuple[int, Sequence[int], int]], tokens: int = 0, blocks
 
 @triton.jit
 def _store_kv(
-    joined, keys, values, slots, positions, slot_stride, head_stride,
+    joined, keys, values, table, table_stride, slots, positions,
     heads: tl.constexpr, kv_heads: tl.constexpr, block: tl.constexpr, size: tl.constexpr,
 ) -> None:  # fmt: skip
     row = tl.program_id(0)
@@ -78,24 +79,24 @@ def _store_kv(
     slot = tl.load(slots + row)
     inside = ((head < kv_heads) & (slot >= 0))[:, None]
     source = joined + row.to(tl.int64) * ((heads + 2 * kv_heads) * size) + (heads + head[:, None]) * size + dim[None, :]
-    token = token_offset(tl.load(positions + row), size)
-    target = head_offset(slot, head[:, None], slot_stride, head_stride) + token + dim[None, :]
+    position = tl.load(positions + row)
+    page = page_offset(table, table_stride, tl.maximum(slot, 0), position)
+    target = page + token_offset(position, head[:, None], size) + dim[None, :]
     tl.store(keys + target, tl.load(source, mask=inside, other=0.0), mask=inside)
     tl.store(values + target, tl.load(source + kv_heads * size, mask=inside, other=0.0), mask=inside)
 
 
-def store_kv(joined: Tensor, kv: Tensor, packed: PackedPrompts, heads: int) -> None:
-    """Store the rotated keys and the values of joined projections [T, (H + 2K)·D] in their prompts' slots."""
-    kv_heads, size = key_value_heads(kv), head_size(kv)
+def store_kv(joined: Tensor, kv: LayerPages, packed: PackedPrompts, heads: int) -> None:
+    """Store the rotated keys and the values of joined projections [T, (H + 2K)·D] in their prompts' pages."""
     _store_kv[(joined.shape[0],)](
-        joined, kv[0], kv[1], packed.slots, packed.positions, *strides(kv), heads, kv_heads,
-        triton.next_power_of_2(kv_heads), size, num_warps=2,
+        joined, *page_arguments(kv), packed.slots, packed.positions, heads, kv.kv_heads,
+        triton.next_power_of_2(kv.kv_heads), kv.head_size, num_warps=2,
     )  # fmt: skip
 
 
 @triton.jit
 def _attend(
-    joined, keys, values, out, slots, positions, firsts, counts, scale, slot_stride, head_stride,
+    joined, keys, values, table, table_stride, out, slots, positions, firsts, counts, scale,
     heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, queries: tl.constexpr, block: tl.constexpr,
     segment: tl.constexpr, exact: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -109,7 +110,8 @@ def _attend(
     query = tl.load(joined + row[:, None] * width + head * size + dim[None, :], mask=inside[:, None], other=0.0)
     begin = tl.load(positions + first)
     position = begin + member
-    base = head_offset(tl.load(slots + first), head // group, slot_stride, head_stride)
+    slot = tl.load(slots + first)
+    tokens = token_offset(step, head // group, size)[:, None] + dim[None, :]
     row_m = tl.full((queries,), MASKED_SCORE, tl.float32)
     row_l = tl.zeros((queries,), tl.float32)
     row_acc = tl.zeros((queries, size), tl.float32)
@@ -120,7 +122,7 @@ def _attend(
         acc = tl.zeros((queries, size), tl.float32)
         for at in range(start, tl.minimum(start + segment, stop), block):
             other = at + step
-            offset = base + token_offset(other, size)[:, None] + dim[None, :]
+            offset = page_offset(table, table_stride, slot, at) + tokens
             there = (other < stop)[:, None]
             key = tl.load(keys + offset, mask=there, other=0.0)
             score = dot(query, tl.trans(key), exact) * scale
@@ -132,13 +134,13 @@ def _attend(
     tl.store(target, (row_acc / row_l[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
 
 
-def attend(joined: Tensor, kv: Tensor, packed: PackedPrompts, heads: int) -> Tensor:
+def attend(joined: Tensor, kv: LayerPages, packed: PackedPrompts, heads: int) -> Tensor:
     """Attention of the rotated queries of joined projections over their prompt's keys up to themselves: [T, H·D]."""
-    kv_heads, size = key_value_heads(kv), head_size(kv)
+    kv_heads, size = kv.kv_heads, kv.head_size
     out = joined.new_empty(joined.shape[0], heads * size)
     _attend[(len(packed.first), heads)](
-        joined, kv[0], kv[1], out, packed.slots, packed.positions, packed.first, packed.count, size**-0.5 * LOG2E,
-        *strides(kv), heads, kv_heads, size, QUERY_BLOCK, KEY_BLOCK, SEGMENT_KEYS, joined.dtype == torch.float32,
+        joined, *page_arguments(kv), out, packed.slots, packed.positions, packed.first, packed.count,
+        size**-0.5 * LOG2E, heads, kv_heads, size, QUERY_BLOCK, KEY_BLOCK, SEGMENT_KEYS, joined.dtype == torch.float32,
         num_warps=4, num_stages=2, enable_fp_fusion=False,
     )  # fmt: skip
     return out

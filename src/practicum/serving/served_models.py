@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,9 +27,6 @@ from practicum.models.loader import Device
 from practicum.serving.errors import APIError
 
 logger = logging.getLogger(__name__)
-
-MIN_BATCH_SIZE = 8
-"""Requests decoded at once, at least: with less room the window must be shorter."""
 
 
 @dataclass(eq=False)
@@ -223,8 +220,6 @@ class ModelLoader:
     gpu_memory_utilization: float = 0.9
     prefix_cache_bytes: int | None = None
     """Memory for keys and values of past requests, at most; None: the engine's own default."""
-    on_fewer_seqs: Callable[[str], None] = lambda sentence: None
-    """Called with a sentence where the memory has room for fewer requests at once than were asked for."""
 
     def load_base(self, name: str, ref: ModelRef, version: int | None = None) -> ServedModel:
         """Load a full model; of an adapter, its base model."""
@@ -233,7 +228,11 @@ class ModelLoader:
         renderer = Renderer(loaded.tokenizer, self.template, loaded.end_ids)
         decoder = Decoder(loaded.model)
         engine = LocalEngine(
-            decoder, renderer, max_batch=self._batch_size(decoder), cache_bytes=self.prefix_cache_bytes
+            decoder,
+            renderer,
+            max_batch=self.max_num_seqs or self.device.batch_size,
+            cache_bytes=self.prefix_cache_bytes,
+            kv_bytes=self._kv_bytes(decoder),
         )
         return ServedModel(name, engine, renderer, ref.model, version=version, max_model_len=self.max_model_len)
 
@@ -246,24 +245,20 @@ class ModelLoader:
             models.put(ServedModel(adapter, engine, renderer, adapter, adapter, name, max_model_len=self.max_model_len))
         return models
 
-    def _batch_size(self, decoder: Decoder) -> int:
-        """Requests at once: on a GPU as many as have room beside the weights, each with a whole window."""
-        wanted = self.max_num_seqs or self.device.batch_size
+    def _kv_bytes(self, decoder: Decoder) -> int | None:
+        """Bytes of keys and values on a GPU: what is left of the share of its memory beside the weights."""
         if not self.device.on_gpu:
-            return wanted
+            return None
         import torch
 
         shape = decoder.shape
         window = min(shape.context, self.max_model_len or shape.context)
-        element = torch.empty(0, dtype=decoder.dtype).element_size()
-        slot_bytes = 2 * shape.layers * shape.kv_heads * shape.head_size * element * window
+        window_bytes = 2 * shape.layers * shape.kv_heads * shape.head_size * decoder.dtype.itemsize * window
         free, total = torch.cuda.mem_get_info(self.device.device)
-        room = int((free - (1 - self.gpu_memory_utilization) * total) // slot_bytes)
-        if room < MIN_BATCH_SIZE:
+        room = int(free - (1 - self.gpu_memory_utilization) * total)
+        if room < window_bytes:
             raise UserError(
-                f"Beside the weights there is room for {max(0, room)} requests of {window} tokens, and at least "
-                f"{MIN_BATCH_SIZE} are needed; give a shorter --max-model-len or a higher --gpu-memory-utilization."
+                f"Beside the weights there is no room for a request of {window} tokens; give a shorter "
+                "--max-model-len or a higher --gpu-memory-utilization."
             )
-        if room < wanted:
-            self.on_fewer_seqs(f"{room} requests of {window} tokens have room at once, not {wanted}.")
-        return min(room, wanted)
+        return room

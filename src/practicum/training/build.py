@@ -459,6 +459,7 @@ def build_policy(config: TrainConfig, folder: Path, on: Device, template: str | 
         config.agent.template or template,
         max_batch=max_num_seqs(config, on),
         kv_bytes=None if rollout.kv_cache_gib is None else int(rollout.kv_cache_gib * 2**30),
+        gpu_memory_utilization=rollout.gpu_memory_utilization,
         limits=MicroBatchLimits(limit, actor.ppo_micro_batch_size_per_gpu),
         logprob_limits=MicroBatchLimits(limit, rollout.log_prob_micro_batch_size_per_gpu),
         make_engine=engine_maker(config, folder, on),

@@ -72,6 +72,7 @@ class TrainablePolicy:
         *,
         max_batch: int = 64,
         kv_bytes: int | None = None,
+        gpu_memory_utilization: float = 0.5,
         limits: MicroBatchLimits | None = None,
         logprob_limits: MicroBatchLimits | None = None,
         make_engine: Callable[[Renderer], PolicyEngine] | None = None,
@@ -80,7 +81,7 @@ class TrainablePolicy:
         """`separate_engine_weights` gives the engine a copy of the trained weights, to sample from during updates.
 
         An engine of `make_engine` has weights of its own in any case. `limits` are those of micro-batches with a
-        gradient, `logprob_limits` of those without. `kv_bytes`: of the keys and values of running requests on a CPU.
+        gradient, `logprob_limits` of those without. `kv_bytes`, `gpu_memory_utilization`: see `LocalEngine`.
         """
         self.loaded = loaded
         self.decoder = Decoder(loaded.model)
@@ -101,6 +102,7 @@ class TrainablePolicy:
                 self.renderer,
                 max_batch=max_batch,
                 kv_bytes=kv_bytes,
+                gpu_memory_utilization=gpu_memory_utilization,
                 threads=self._threads,
                 prefill_threads=self._threads,
             )

@@ -28,6 +28,7 @@ from practicum.chat.grammar import TokenMasks
 from practicum.chat.renderer import Renderer
 from practicum.chat.sampling_mask import KeptTokens, decode_kept
 from practicum.engines.base import Generation, Request, Sampling
+from practicum.engines.local.cuda_kv_cache import CudaKVCache
 from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Observation
 from practicum.models import loader
@@ -36,6 +37,7 @@ from practicum.task import Task
 from practicum.training.micro_batches import MicroBatchLimits, Sample
 from practicum.training.objective import compute_logprobs
 from tests.engines.local.schemas import SCHEMAS, response_format
+from tests.kernels.pages import PagedRows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 TASK = Task("t", "x", "train")
@@ -97,9 +99,10 @@ def test_attention_over_rows_of_every_length(
     slots = torch.randperm(rows, device="cuda")
     placed = torch.empty_like(kv)
     placed[:, slots] = kv
-    out = decode_attention.attend(query, placed, slots, positions).view(rows, heads, size)
+    paged = PagedRows(placed)
+    out = decode_attention.attend(query, paged.layer, slots, positions).view(rows, heads, size)
     close(out, expected, 1e-2 if dtype == torch.bfloat16 else 1e-5)
-    assert torch.equal(out.flatten(1), decode_attention.attend(query, placed, slots, positions))
+    assert torch.equal(out.flatten(1), decode_attention.attend(query, paged.layer, slots, positions))
 
 
 @pytest.mark.parametrize(("inner", "outer"), [(576, 960), (576, 576), (576, 3072), (1536, 576), (576, 49152)])
@@ -229,20 +232,19 @@ def test_joint_reads_of_a_shared_prefix_change_no_reply(renderer: Renderer, monk
     asked = [replace(one, ids=(*range(100, 180), *one.ids)) for one in requests(90)]
     asked += [replace(one, sampling=replace(one.sampling, top_k=5), session="") for one in asked[:6]]
     found = []
-    for joint_bytes, shared_bytes in ((1 << 60, 1 << 60), (1 << 60, 0), (0, 0)):
+    for joint_bytes in (1 << 60, 0):
         monkeypatch.setattr("practicum.engines.local.shared_prefix.MIN_JOINT_READ_BYTES", joint_bytes)
-        monkeypatch.setattr("practicum.engines.local.shared_prefix.MIN_SHARED_BYTES", shared_bytes)
         engine = LocalEngine(Decoder(build_model("llama").to("cuda", torch.bfloat16)), renderer, max_batch=48)
         found.append(generate(engine, asked))
         assert isinstance(engine.runner, CudaRunner)
         assert any(joint for *_, joint in engine.runner.captured) == (joint_bytes == 0)
-    alone, *others = ([(reply.ids, reply.logprobs) for reply in replies] for replies in found)
-    assert others == [alone, alone]
+    alone, joint = ([(reply.ids, reply.logprobs) for reply in replies] for replies in found)
+    assert joint == alone
 
 
 @pytest.mark.parametrize("sessions", [12, 40])
-def test_turns_that_continue_in_the_slot_of_the_last_one(sessions: int, renderer: Renderer) -> None:
-    """With a slot for every session, and with too few: the replies are those of an engine that caches nothing."""
+def test_turns_that_continue_the_pages_of_the_last_one(sessions: int, renderer: Renderer) -> None:
+    """With as many sessions as slots, and with more: the replies are those of an engine that caches nothing."""
     model = build_model("llama").to("cuda", torch.bfloat16)
 
     async def converse(engine: LocalEngine, number: int) -> list[Generation]:
@@ -268,10 +270,36 @@ def test_turns_that_continue_in_the_slot_of_the_last_one(sessions: int, renderer
     keeping, bare = (LocalEngine(Decoder(model), renderer, max_batch=16, cache_bytes=size) for size in (None, 0))
     found, known = asyncio.run(run(keeping)), asyncio.run(run(bare))
     assert keeping.stats.reused > bare.stats.reused == 0
-    assert not keeping.prefixes.resident
+    assert keeping.prefixes.num_sessions == 0
     assert [reply.ids for reply in found] == [reply.ids for reply in known]
     for mine, other in zip(found, known, strict=True):
         assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_a_bound_that_is_far_too_small_changes_no_reply(renderer: Renderer) -> None:
+    """Requests wait, and some are begun anew while decode calls with them are under way."""
+    model = build_model("llama").to("cuda", torch.bfloat16)
+    asked = [replace(one, sampling=replace(one.sampling, max_tokens=120)) for one in requests(60)]
+    free = LocalEngine(Decoder(model), renderer, max_batch=32)
+    expected = generate(free, asked)
+    assert free.stats.preempted == 0
+    engine = LocalEngine(Decoder(model), renderer, max_batch=32)
+    assert isinstance(engine.kv_cache, CudaKVCache)
+    engine.kv_cache.max_bytes = engine.kv_cache.bytes_of(1500)
+    found = generate(engine, asked)
+    assert [(reply.ids, reply.logprobs) for reply in found] == [(reply.ids, reply.logprobs) for reply in expected]
+    assert engine.stats.preempted > 0
+    assert engine.kv_cache.num_bytes <= engine.kv_cache.bytes_of(1500) + engine.kv_cache.bytes_of(1)
+
+
+def test_a_long_prompt_is_computed_in_pieces_beside_decode_steps(renderer: Renderer) -> None:
+    model = build_model("llama").to("cuda", torch.bfloat16)
+    asked = requests(40)
+    expected = generate(LocalEngine(Decoder(model), renderer, max_batch=32), asked)
+    engine = LocalEngine(Decoder(model), renderer, max_batch=8)
+    engine.settings = replace(engine.settings, piece_tokens=100)
+    found = generate(engine, asked)
+    assert [(reply.ids, reply.logprobs) for reply in found] == [(reply.ids, reply.logprobs) for reply in expected]
 
 
 def test_a_closed_engine_leaves_nothing_behind(renderer: Renderer) -> None:

@@ -17,7 +17,6 @@ from practicum.engines.local.engine import LocalEngine
 from practicum.engines.local.kv_cache import PrefixCache
 from practicum.engines.local.paged_kv_cache import PagedKVCache, block_count, block_of, block_start
 from practicum.environment import Observation
-from practicum.errors import UserError
 from practicum.models import loader
 from practicum.models.decoder import Decoder, Shape
 from practicum.task import Task
@@ -122,7 +121,7 @@ def test_a_bound_that_is_far_too_small_changes_no_reply(model: LlamaForCausalLM,
     assert free.stats.preempted == 0
     engine = LocalEngine(Decoder(model), renderer, max_batch=16, threads=1)
     assert isinstance(engine.kv_cache, PagedKVCache)
-    engine.kv_bytes = engine.kv_cache.bytes_of(300)
+    engine.kv_cache.max_bytes = engine.kv_cache.bytes_of(300)
     largest = 0
     decode = engine.runner.decode
 
@@ -135,17 +134,7 @@ def test_a_bound_that_is_far_too_small_changes_no_reply(model: LlamaForCausalLM,
     replies = generate(engine, requests)
     assert [(one.ids, one.logprobs) for one in replies] == [(one.ids, one.logprobs) for one in expected]
     assert engine.stats.preempted > 0
-    assert largest <= engine.kv_bytes
-
-
-def test_a_bound_needs_pages(model: LlamaForCausalLM, renderer: Renderer) -> None:
-    class SlotRunner:
-        from practicum.engines.local.kv_cache import KVCache as kv_cache_type
-
-        def __init__(self, *arguments: object) -> None: ...
-
-    with pytest.raises(UserError, match="is for a CPU"):
-        LocalEngine(Decoder(model), renderer, kv_bytes=1 << 20, runner=SlotRunner)  # type: ignore[arg-type]
+    assert largest <= engine.kv_cache.max_bytes
 
 
 def request(seed: int, num_prompt: int, num_new: int, shared: int = 0) -> Request:
@@ -175,10 +164,10 @@ def test_pages_that_prefixes_have_in_common_are_kept_once(model: LlamaForCausalL
         assert engine.stats.reused == 6 * 256
         entries = [entry for entry in engine.prefixes if entry.session in set("123456")]
         assert len(entries) == 6
-        assert len({id(entry.kv[2]) for entry in entries if entry.kv is not None}) == 1
+        assert len({id(entry.kv[2]) for entry in entries}) == 1
         whole = sum(entry.bytes for entry in engine.prefixes)
         assert engine.prefixes.bytes < 0.5 * whole
-        assert engine.prefixes.bytes >= before + sum(entry.kv[3].nbytes for entry in entries if entry.kv is not None)
+        assert engine.prefixes.bytes >= before + sum(entry.kv[3].nbytes for entry in entries)
         for entry in list(engine.prefixes):
             engine.prefixes.remove(entry)
         assert engine.prefixes.bytes == 0

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +20,6 @@ from torch import Tensor
 
 from practicum.engines.local.kv_cache import KEY_BUCKET, KVCache
 from practicum.engines.local.paged_kv_cache import FIRST_BLOCK, PagedKVCache, block_count, block_start
-from practicum.engines.local.row_threads import RowThreads
 from practicum.engines.local.runner import (
     BATCH_MULTIPLE,
     DecodeOutput,
@@ -115,12 +115,54 @@ FIRST_NOISE_TOKENS = 64
 """Random numbers per slot that there is room for at first."""
 
 
+Result = TypeVar("Result")
+
+
+class RowThreads:
+    """The engine's thread and `count - 1` others, each with one thread for its own products.
+
+    The products of a small model are too small to divide each of them among threads: waking them up takes longer. So
+    the rows of a batch are divided instead, once per pass, and each thread computes all layers for its rows.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool: ThreadPoolExecutor | None = None
+
+    def run(self, calls: Sequence[Callable[[], Result]]) -> list[Result]:
+        """The results of at most `count` calls, which run at the same time; all have ended when this returns."""
+        if len(calls) == 1:
+            return [calls[0]()]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.count - 1, "practicum-rows", torch.set_num_threads, (1,))
+        others: list[Future[Result]] = [self._pool.submit(_inference, call) for call in calls[1:]]
+        try:
+            first = calls[0]()
+        finally:
+            wait(others)
+        return [first, *(other.result() for other in others)]
+
+    @contextlib.contextmanager
+    def until_exit(self) -> Iterator[None]:
+        """End the threads when the block ends."""
+        try:
+            yield
+        finally:
+            if self._pool is not None:
+                self._pool.shutdown()
+                self._pool = None
+
+
+def _inference(call: Callable[[], Result]) -> Result:
+    with torch.inference_mode():
+        return call()
+
+
 class CpuRunner:
     """A `Runner` that computes in the engine's thread and returns each step's tokens at once."""
 
     asynchronous = False
     joins_adapters = False
-    keeps_slots = False
     admission_interval = 4
     kv_cache_type: ClassVar[type[KVCache]] = PagedKVCache
 

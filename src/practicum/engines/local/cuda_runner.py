@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from practicum.engines.local.constrained_steps import ConstrainedSteps
+from practicum.engines.local.cuda_kv_cache import CudaKVCache
 from practicum.engines.local.kv_cache import KVCache
 from practicum.engines.local.runner import (
     DecodedTokens,
@@ -37,8 +38,9 @@ from practicum.engines.local.token_masks import masked_logits
 from practicum.kernels import CAPTURING, decode_attention, fused_matmul, prefill_attention, slot_init
 from practicum.kernels.fused_layers import add_norm, rope_
 from practicum.kernels.lm_head import float32_matmul
+from practicum.kernels.narrow_matmul import ProductChoices
 from practicum.kernels.online_softmax import KEY_BLOCK
-from practicum.kernels.packed_forward import linear, prefill_forward
+from practicum.kernels.packed_forward import prefill_forward
 from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.models.multi_lora import MultiLoRA
@@ -73,10 +75,10 @@ class CudaRunner:
 
     asynchronous = True
     joins_adapters = True
-    keeps_slots = True
-    kv_cache_type: ClassVar[type[KVCache]] = KVCache
+    kv_cache_type: ClassVar[type[KVCache]] = CudaKVCache
 
     def __init__(self, decoder: Decoder, kv_cache: KVCache, settings: RunnerSettings) -> None:
+        assert isinstance(kv_cache, CudaKVCache), "a GPU has pages of its own kind"
         self.decoder, self.kv_cache, self.settings = decoder, kv_cache, settings
         self.admission_interval = 2 * settings.steps_per_decode
         self.adapters: MultiLoRA | None = None
@@ -96,6 +98,8 @@ class CudaRunner:
         shape = decoder.shape
         group_size = decode_attention.group_size(shape.heads, shape.kv_heads)
         self.groups = SharedPrefixGroups(num_slots, group_size, KEY_BLOCK, kv_cache.bytes_per_token, device)
+        self.products = ProductChoices()
+        self._outs, self._downs = [one.out for one in decoder.layers], [one.down for one in decoder.layers]
         self._decode_graphs: dict[GraphKey, Any] = {}
         self._prefill_graphs: dict[int, tuple[Any, Tensor]] = {}
         self._pool: Any = None
@@ -170,6 +174,7 @@ class CudaRunner:
         self.groups.update([])
 
     def release(self, request: RunningRequest, last: RunningRequest) -> None:
+        self.kv_cache.release(request.slot)
         self.kv_cache.free(request.slot)
 
     def set_sampling_params(self, wave: Sequence[RunningRequest]) -> None:
@@ -195,8 +200,9 @@ class CudaRunner:
     def prefill(self, wave: Sequence[RunningRequest]) -> None:
         """Prompts are packed end to end, at most `prefill_tokens` at once."""
         with_adapter = any_adapter(wave)
-        pending = [(one.slot, one.ids[one.num_cached : -1], one.num_cached) for one in wave]
+        pending = [(one.slot, one.ids[one.num_cached : one.prompt_end], one.num_cached) for one in wave]
         pending = [row for row in pending if row[1]]
+        self.kv_cache.send_table()
         while pending:
             batch: list[tuple[int, list[int], int]] = []
             room = self.settings.prefill_tokens
@@ -296,7 +302,8 @@ class CudaRunner:
         return self.kept
 
     def send_slots(self, slots: list[int], num_rows: int) -> None:
-        """Set the slots of the rows; those behind `slots` only pad the batch."""
+        """Set the slots of the rows and the pages of the slots; rows behind `slots` only pad the batch."""
+        self.kv_cache.send_table()
         slots = slots + [self.kv_cache.padding_slot] * (num_rows - len(slots))
         if slots != self._sent_slots[:num_rows]:
             self._slots[:num_rows].copy_(torch.tensor(slots), non_blocking=True)
@@ -341,9 +348,10 @@ class CudaRunner:
             kv = self.kv_cache.layer(index)
             normed = add_norm(x, delta, layer.before_attention, epsilon, x)
             query = fused_matmul.project_qkv(layer, normed, kv, slots, positions, tables, heads, epsilon)
-            delta = linear(layer.out, decode_attention.attend(query, kv, slots, positions, groups, joint))
+            attended = decode_attention.attend(query, kv, slots, positions, groups, joint)
+            delta = self.products.linear(layer.out, attended, self._outs)
             normed = add_norm(x, delta, layer.before_mlp, epsilon, x)
-            delta = linear(layer.down, fused_matmul.project_gate_up(layer.gate_up, normed))
+            delta = self.products.linear(layer.down, fused_matmul.project_gate_up(layer.gate_up, normed), self._downs)
         hidden = add_norm(x, delta, decoder.final_norm, epsilon, x)
         head = decoder.model.lm_head
         plain = type(head) is torch.nn.Linear and head.bias is None

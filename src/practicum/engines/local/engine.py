@@ -11,12 +11,11 @@ logits and a fully cached prompt needs no prefill.
 from __future__ import annotations
 
 import asyncio
-import enum
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,27 +27,43 @@ from practicum.chat.renderer import Renderer
 from practicum.chat.sampling_mask import encode_kept
 from practicum.engines.base import Generation, Request, SampledToken, Weights
 from practicum.engines.local.adapters import AdapterEngine, NamedAdapters
-from practicum.engines.local.futures import AdapterChange, Result, failed_step, notify_all, resolve, resolve_all
-from practicum.engines.local.kv_cache import BLOCK_TOKENS, CachedPrefix, PrefixCache, PrefixMatch, block_hashes
-from practicum.engines.local.paged_kv_cache import PagedKVCache
+from practicum.engines.local.cuda_kv_cache import free_bytes
+from practicum.engines.local.kv_cache import (
+    BLOCK_TOKENS,
+    NO_MATCH,
+    CachedPrefix,
+    KVCacheFull,
+    PrefixCache,
+    PrefixMatch,
+    block_hashes,
+)
 from practicum.engines.local.runner import (
     BATCH_MULTIPLE,
     STOP_WINDOW,
+    AdapterChange,
     DecodedTokens,
+    Result,
     RunnerFactory,
     RunnerSettings,
     RunningRequest,
+    Signal,
     StopStrings,
+    Wave,
     append_tokens,
+    failed_step,
+    notify_all,
+    resolve,
+    resolve_all,
     runner_for,
 )
 from practicum.engines.local.stats import EngineStats
-from practicum.engines.local.wave import Wave
 from practicum.errors import ContextFull, EngineError, UserError
 from practicum.models.decoder import Decoder
 from practicum.models.multi_lora import BASE, MultiLoRA, read_adapter
 from practicum.trajectory import ActionSource, StopReason
 
+CPU_PIECE_TOKENS, GPU_PIECE_TOKENS = 512, 16384
+"""Tokens of a long prompt that are computed between two decode steps of other requests."""
 GPU_STEPS_PER_DECODE = 4
 """Decode steps on a GPU between two looks from the host."""
 EARLY_PREFILL_REQUESTS = 64
@@ -57,20 +72,14 @@ BATCH_WAIT_SECONDS = 0.002
 """Seconds without a new request after which an idle GPU begins: the requests of a rollout come together."""
 
 
-class Signal(enum.Enum):
-    """What the event loop tells the engine's thread besides requests, adapter changes and policy versions."""
-
-    END_SESSIONS = enum.auto()
-    CLOSE = enum.auto()
-
-
 class LocalEngine:
     """Ids in, ids and log-probs out, from a decoder in this process.
 
     `max_batch`: requests decoded at once. `prefill_tokens`: prompt tokens computed at once. `cache_bytes`: of prefixes
-    kept outside of running requests. `kv_bytes`: of the keys and values of running requests, on a CPU; None: no bound.
-    Requests wait until there is room, and the last one is begun anew later where the others need it. `threads`,
-    `prefill_threads`: of a CPU's decode steps and prompts. `runner`: by default that of the decoder's device.
+    kept beyond their requests. `kv_bytes`: of keys and values (on a CPU, of running requests only); None: no bound on a
+    CPU, and `gpu_memory_utilization` of what is free now on a GPU. Requests wait until there is room, and the last one
+    is begun anew later where the others need it. `threads`, `prefill_threads`: of a CPU's decode steps and prompts.
+    `runner`: by default that of the decoder's device.
     """
 
     name = "local"
@@ -84,6 +93,7 @@ class LocalEngine:
         prefill_tokens: int | None = None,
         cache_bytes: int | None = None,
         kv_bytes: int | None = None,
+        gpu_memory_utilization: float = 0.5,
         steps_per_decode: int | None = None,
         threads: int | None = None,
         prefill_threads: int | None = None,
@@ -98,20 +108,23 @@ class LocalEngine:
         self.settings = RunnerSettings(
             steps_per_decode=steps_per_decode or (GPU_STEPS_PER_DECODE if on_gpu else 1),
             prefill_tokens=prefill_tokens or (32768 if on_gpu else 2048),
+            piece_tokens=GPU_PIECE_TOKENS if on_gpu else CPU_PIECE_TOKENS,
             # Two threads on small matrices lose more to waking up than they gain: rows are divided among them instead.
             decode_threads=threads or (1 if is_small else torch.get_num_threads()),
             prefill_threads=prefill_threads or torch.get_num_threads(),
             row_threads=torch.get_num_threads() if is_small and threads is None and prefill_threads is None else 1,
         )
-        self.prefixes = PrefixCache((8 << 30 if on_gpu else 1 << 30) if cache_bytes is None else cache_bytes)
+        if kv_bytes is None and on_gpu:
+            kv_bytes = int(gpu_memory_utilization * free_bytes(decoder.device))
+        if cache_bytes is None:  # on a GPU prefixes are dropped when their pages are needed
+            cache_bytes = kv_bytes if on_gpu and kv_bytes is not None else 1 << 30
+        self.prefixes = PrefixCache(cache_bytes)
         runner = runner or runner_for(decoder.device)
         self.kv_cache = runner.kv_cache_type(
             decoder.shape, self.max_batch, decoder.dtype, decoder.device, self.prefixes
         )
+        self.kv_cache.max_bytes = kv_bytes
         self.runner = runner(decoder, self.kv_cache, self.settings)
-        self.kv_bytes = kv_bytes
-        if kv_bytes is not None and not isinstance(self.kv_cache, PagedKVCache):
-            raise UserError("A bound on the bytes of keys and values (kv_cache_gib) is for a CPU; leave it out.")
         self.adapters: NamedAdapters | None = None
         self.stats = EngineStats()
         self._running: list[RunningRequest] = []
@@ -129,6 +142,8 @@ class LocalEngine:
         self._failure: str | None = None
         self._steps_since_admission = 0
         self._num_admitted = 0
+        self._steps_ahead = self.settings.steps_per_decode + self.runner.asynchronous
+        """Steps that a decode call starts, at most."""
         self._batch_limit = self.max_batch
         """Requests decoded at once, at most: fewer after a failed step, until the engine has nothing to do."""
 
@@ -375,28 +390,30 @@ class LocalEngine:
                     return
                 self._start(wave.members)
             except Exception as error:  # it ends no request but those that fail by themselves
-                self._retry_admission(error)
-                continue
+                if self._retry_admission(error):
+                    continue
+                return
             self._admitting = []
             if (wave.budget <= 0 and decoding) or (wave.piece is not None and self._running):
                 return  # the others decode a step before the next wave; an idle GPU computes all prompts first
 
     def _next_wave(self) -> Wave:
         """Waiting requests whose prompts can be computed together."""
-        wave = Wave(self.settings.prefill_tokens)
+        wave = Wave(self.settings.prefill_tokens, self.settings.piece_tokens)
         free = self._batch_limit - len(self._running)
         while self._waiting and wave.num_slots < free and not wave.is_full:
             if self._admitting and (self._waiting[0].alone or self._admitting[-1].alone):
-                break
-            if self._exceeds_kv_bytes([*self._running, *wave.members, self._waiting[0]]):
                 break
             one = self._waiting.popleft()
             if one.future.cancelled():
                 continue
             self._admitting.append(one)
             one.prefix_match = self._match(one)
-            others = self._running or self._waiting or wave.members
-            wave.add(one, in_pieces=bool(others) and not self.runner.asynchronous)
+            if not self.kv_cache.can_admit(self._running, wave.members, one, self._steps_ahead):
+                one.prefix_match = NO_MATCH  # what it refers to would stay
+                self._waiting.appendleft(self._admitting.pop())
+                break
+            wave.add(one, in_pieces=bool(self._running or self._waiting or wave.members))
         self._waiting.extendleft(reversed(wave.postponed))
         self._admitting = wave.members
         return wave
@@ -429,9 +446,8 @@ class LocalEngine:
                 continue
             length = len(one.ids) - 1
             self.stats.reused += length - one.num_computed
-            # Other samples of a fresh prompt will come (a later turn is kept when it ends); or they wait already.
-            shared = one.awaited if self.runner.keeps_slots else not one.continues_session
-            if shared and one.num_cached < length:
+            # Other samples of a fresh prompt will come; a later turn is kept when it ends.
+            if not one.continues_session and one.num_cached < length:
                 kv = self.kv_cache.extract(one.slot, length, one.shared_kv)
                 one.shared_kv = self.kv_cache.shareable(kv, length)
                 self.prefixes.put(tuple(one.ids[:length]), kv, adapter=one.adapter_key, hashes=one.hashes)
@@ -444,38 +460,39 @@ class LocalEngine:
         ids, version = tuple(one.ids[: one.prompt_end]), self.prefixes.version
         session = one.request.session if one.continues_session else ""
         kv = self.kv_cache.extract(one.slot, len(ids), one.shared_kv)
-        one.computed = CachedPrefix(ids, kv, None, version, session, one.adapter_key)
+        one.computed = CachedPrefix(ids, kv, version, session, one.adapter_key)
         hashes = one.hashes[: len(ids) // BLOCK_TOKENS]
         self.prefixes.put(ids, kv, adapter=one.adapter_key, hashes=hashes)  # for prompts that begin alike
         self.runner.release(one, one)
         one.index = one.slot = -1
         self._waiting.appendleft(one)
 
-    def _retry_admission(self, error: Exception) -> None:
+    def _retry_admission(self, error: Exception) -> bool:
         """Admit each of the requests whose admission failed by itself; end the one that has failed by itself.
 
         Running requests are not concerned. The prefix cache is emptied: that may be the memory which was missing.
+        False: they have to wait until running ones have left their pages.
         """
-        failed, self._admitting = self._admitting, []
+        failed, self._admitting = [one.restarted() for one in self._admitting], []
         self.prefixes.set_version(self.prefixes.version)
         self.kv_cache.free_all_but([one.slot for one in self._running])
-        for one in failed:
-            one.restart()
-        if len(failed) == 1:
+        waits = isinstance(error, KVCacheFull) and bool(self._running)
+        if len(failed) == 1 and not waits:
             resolve(failed[0], failed_step(error))
             failed = []
         for one in reversed(failed):
-            one.alone = True
+            one.alone = not waits
             self._waiting.appendleft(one)
+        return not waits
 
     def _decode_or_retry(self) -> None:
         """One decode call. If it fails, all running requests begin anew, half as many at once; one alone is ended.
 
         Their tokens depend on their seeds alone, so a request that is computed again gives the same reply.
         """
-        while self._exceeds_kv_bytes(self._running):
-            self._preempt()
         try:
+            while not self.kv_cache.reserve_steps(self._running, self._steps_ahead):
+                self._preempt()
             self._decode()
         except Exception as error:
             failed, self._running = self._running, []
@@ -488,25 +505,13 @@ class LocalEngine:
                 resolve(failed[0], failed_step(error))
                 return
             for one in reversed(failed):
-                one.restart()
-                self._waiting.appendleft(one)
-
-    def _exceeds_kv_bytes(self, requests: Sequence[RunningRequest]) -> bool:
-        """Whether there is no room for the keys and values of these requests after the next decode call.
-
-        One request alone is computed however much it needs.
-        """
-        if self.kv_bytes is None or len(requests) < 2 or not isinstance(self.kv_cache, PagedKVCache):
-            return False
-        more = self.settings.steps_per_decode
-        return sum(self.kv_cache.bytes_of(len(one.ids) + more) for one in requests) > self.kv_bytes
+                self._waiting.appendleft(one.restarted())
 
     def _preempt(self) -> None:
         """Let the request that came last wait again, so that the others have its room."""
         one = max(self._running, key=lambda running: running.admitted)
         self._leave_batch(one)
-        one.restart()
-        self._waiting.appendleft(one)
+        self._waiting.appendleft(one.restarted())
         self.stats.preempted += 1
 
     def _leave_batch(self, one: RunningRequest) -> None:
@@ -567,7 +572,7 @@ class LocalEngine:
         length = len(one.ids) - 1
         request = one.request
         if request.session and not request.final and reason is not None:
-            kv = one.slot if self.runner.keeps_slots else self.kv_cache.extract(one.slot, length, one.shared_kv)
+            kv = self.kv_cache.extract(one.slot, length, one.shared_kv)
             self.prefixes.put(tuple(one.ids[:length]), kv, request.session, one.adapter_key, one.hashes)
         self._leave_batch(one)
         self.stats.generated += len(one.new_ids)

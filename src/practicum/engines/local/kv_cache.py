@@ -1,18 +1,13 @@
 """The KV cache: keys and values of running requests, and of finished ones that a later turn may continue.
 
-This module owns the buffer and its layout. `kernels/kv_layout.py` holds the same layout for the Triton kernels; nothing
-else knows the shape of the buffer, so that another layout (pages instead of slots, say) is a change of these two files.
-
-A request has one slot, which holds all of its tokens. On a GPU a request keeps its slot until it ends. What it leaves
-there stays for the next turn of its session, which continues in the same slot, so that nothing is copied out and in
-again; a slot that holds such a prefix is the last to be given to another request. On CPU the slot is the request's
-index in the batch (see `CpuRunner`), its tokens are in pages (`PagedKVCache`), and what is to stay is copied out.
+A request has a slot, and its tokens are in pages that belong to the slot: memory grows with the tokens that are held.
+`PagedKVCache` lays pages out for a CPU, where attention reads those of a batch as they lie; `CudaKVCache` for a GPU,
+where kernels find them through a table. On a GPU a request keeps its slot until it ends; on a CPU the slot is the
+request's index in the batch (see `CpuRunner`).
 
 `PrefixCache` keeps prefixes beyond their request, shared by an episode's turns and a prompt's samples. An entry is a
-run of ids and their KV, of one policy version. A lookup finds the entry that shares the longest prefix with a prompt.
-Versions never mix: a match across versions is an error. On a GPU an entry may be resident: its KV is still in the slot
-in which a request computed it. It costs no memory of its own there, and is moved out when the slot is allocated to
-another request.
+run of ids and their pages, of one policy version. A lookup finds the entry that shares the longest prefix with a
+prompt. Versions never mix: a match across versions is an error.
 """
 
 from __future__ import annotations
@@ -20,12 +15,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, count, islice
+from itertools import compress, count
 from operator import ne
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from practicum.models.decoder import Shape
 
@@ -36,20 +30,20 @@ BLOCK_TOKENS = 16
 """Ids hashed together. A match may end inside a block: the entry's own ids say exactly where."""
 
 
-PrefixKV = tuple[Tensor, ...]
-"""Keys and values of a prefix [layers, 2, K, tokens, D]: in one tensor on a GPU, a tensor per page on a CPU."""
+PrefixKV = tuple[Any, ...]
+"""The pages of a prefix, which have `nbytes`: tensors [layers, 2, K, tokens, D] on a CPU, `Page`s on a GPU."""
+
+
+class KVCacheFull(MemoryError):
+    """There is no page left, and no cached prefix to drop."""
 
 
 @dataclass(eq=False)
 class CachedPrefix:
-    """A run of ids with its KV, either as tensors (`KVCache.extract`) or as the slot that holds it.
-
-    Entries may have tensors in common: pages of a prefix that they share, on a CPU.
-    """
+    """A run of ids with its pages (`KVCache.extract`). Entries have the pages of a prefix that they share in common."""
 
     ids: tuple[int, ...]
-    kv: PrefixKV | None
-    slot: int | None
+    kv: PrefixKV
     version: int
     session: str
     adapter: str = ""
@@ -57,7 +51,7 @@ class CachedPrefix:
 
     @property
     def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.kv or ())
+        return sum(page.nbytes for page in self.kv)
 
 
 class PrefixMatch(NamedTuple):
@@ -76,16 +70,14 @@ class PrefixCache:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
-        """Bytes of all tensors; one that several entries have is counted once."""
+        """Bytes of all pages; one that several entries have is counted once."""
         self.version = 0
         self._num_holders: dict[int, int] = {}
-        """The number of entries that have a tensor, by its id."""
+        """The number of entries that have a page, by its id."""
         self._entries: OrderedDict[int, CachedPrefix] = OrderedDict()
         self._by_hash: dict[int, dict[CachedPrefix, None]] = {}
         """The entries that begin with these blocks, the newest last."""
         self._by_session: dict[str, CachedPrefix] = {}
-        self.resident: dict[int, CachedPrefix] = {}
-        """Entries by the slot that holds them."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -107,7 +99,6 @@ class PrefixCache:
         self._entries.clear()
         self._by_hash.clear()
         self._by_session.clear()
-        self.resident.clear()
         self._num_holders.clear()
         self.bytes, self.version = 0, version
 
@@ -139,16 +130,15 @@ class PrefixCache:
         return PrefixMatch(best, length)
 
     def put(
-        self, ids: tuple[int, ...], kv: PrefixKV | int, session: str = "", adapter: str = "", hashes: Sequence[int] = ()
+        self, ids: tuple[int, ...], kv: PrefixKV, session: str = "", adapter: str = "", hashes: Sequence[int] = ()
     ) -> None:
-        """Keep a run of ids with its KV (tensors, or the slot that holds it); `hashes`: of its first blocks, if known.
+        """Keep a run of ids with its pages; `hashes`: of its first blocks, if known.
 
         A session keeps one entry: its newest, which contains all the older ones.
         """
         if session:
             self.end_session(session)
-        tensors, slot = (None, kv) if isinstance(kv, int) else (kv, None)
-        entry = CachedPrefix(ids, tensors, slot, self.version, session, adapter, block_hashes(ids, adapter, hashes))
+        entry = CachedPrefix(ids, kv, self.version, session, adapter, block_hashes(ids, adapter, hashes))
         if not entry.hashes or not self.max_bytes or entry.bytes > self.max_bytes:
             return
         self._entries[id(entry)] = entry
@@ -157,46 +147,30 @@ class PrefixCache:
             self._by_hash.setdefault(key, {})[entry] = None
         if session:
             self._by_session[session] = entry
-        if slot is not None:
-            self.resident[slot] = entry
-        self._trim()
+        while self.bytes > self.max_bytes:
+            self.drop_oldest()
 
-    def oldest_residents(self, count: int) -> list[tuple[int, CachedPrefix]]:
-        """At most `count` resident entries with their slots, the least recently used first."""
-        residents = ((entry.slot, entry) for entry in self._entries.values() if entry.slot is not None)
-        return list(islice(residents, max(0, count)))
+    def drop_oldest(self) -> bool:
+        """Drop the entry that was not used for the longest time; whether there was one."""
+        oldest = next(iter(self._entries.values()), None)
+        if oldest is not None:
+            self.remove(oldest)
+        return oldest is not None
 
     def _hold(self, entry: CachedPrefix) -> None:
-        """Count the tensors of an entry that no other one has."""
-        for tensor in entry.kv or ():
-            holders = self._num_holders.get(id(tensor), 0)
-            self._num_holders[id(tensor)] = holders + 1
-            self.bytes += 0 if holders else tensor.nbytes
+        """Count the pages of an entry that no other one has."""
+        for page in entry.kv:
+            holders = self._num_holders.get(id(page), 0)
+            self._num_holders[id(page)] = holders + 1
+            self.bytes += 0 if holders else page.nbytes
 
     def _drop(self, entry: CachedPrefix) -> None:
-        for tensor in entry.kv or ():
-            holders = self._num_holders.pop(id(tensor)) - 1
+        for page in entry.kv:
+            holders = self._num_holders.pop(id(page)) - 1
             if holders:
-                self._num_holders[id(tensor)] = holders
+                self._num_holders[id(page)] = holders
             else:
-                self.bytes -= tensor.nbytes
-
-    def move_out(self, entry: CachedPrefix, kv: PrefixKV) -> None:
-        """Keep a copy of a resident entry's KV instead of its slot.
-
-        A request that has matched the entry may still copy from it, even if it is dropped for want of room.
-        """
-        if entry.slot is not None:
-            del self.resident[entry.slot]
-        entry.kv, entry.slot = kv, None
-        self._hold(entry)
-        if entry.bytes > self.max_bytes:
-            self.remove(entry)
-        self._trim()
-
-    def _trim(self) -> None:
-        while self.bytes > self.max_bytes:
-            self.remove(next(entry for entry in self._entries.values() if entry.kv is not None))
+                self.bytes -= page.nbytes
 
     def end_session(self, session: str) -> None:
         """Drop the session's entry."""
@@ -210,7 +184,7 @@ class PrefixCache:
             self.remove(entry)
 
     def remove(self, entry: CachedPrefix) -> None:
-        """Drop an entry; a slot that held it is an ordinary free slot again."""
+        """Drop an entry."""
         del self._entries[id(entry)]
         self._drop(entry)
         for key in entry.hashes:
@@ -220,8 +194,6 @@ class PrefixCache:
                 del self._by_hash[key]
         if self._by_session.get(entry.session) is entry:
             del self._by_session[entry.session]
-        if entry.slot is not None:
-            del self.resident[entry.slot]
 
 
 def _common_length(first: tuple[int, ...], second: tuple[int, ...]) -> int:
@@ -247,11 +219,7 @@ KEY_BUCKET = 128
 
 
 class KVCache:
-    """Slots in one buffer [layers, 2 (keys, values), slots + 1, K, capacity, D].
-
-    A slot is free or belongs to a running request. Prefixes that stay in the buffer (`PrefixCache.resident`) are in
-    free slots only.
-    """
+    """Slots and the pages of their tokens. A slot is free or belongs to a running request."""
 
     def __init__(
         self, shape: Shape, num_slots: int, dtype: torch.dtype, device: torch.device, prefixes: PrefixCache
@@ -262,8 +230,9 @@ class KVCache:
         self.padding_slot = num_slots
         """Never allocated: rows that only pad a batch on a GPU write here, where they overwrite nothing."""
         self.capacity = 0
-        """Tokens that a slot holds."""
-        self._buffer = torch.empty(0)
+        """Tokens that a slot can have."""
+        self.max_bytes: int | None = None
+        """Bytes of keys and values, at most; None: no bound."""
         self._free = list(range(num_slots))
         """Free slots, the next to be allocated first."""
 
@@ -273,97 +242,61 @@ class KVCache:
         return 2 * self.shape.kv_heads * self.shape.head_size * self.dtype.itemsize
 
     def grow(self, num_tokens: int) -> bool:
-        """Make every slot hold at least `num_tokens`; whether the buffer had to be replaced by a larger one."""
-        wanted = -(-num_tokens // KEY_BUCKET) * KEY_BUCKET
-        if wanted <= self.capacity:
-            return False
-        shape = self.shape
-        wanted = max(wanted, min(2 * self.capacity, shape.context + KEY_BUCKET))
-        larger = torch.zeros(
-            shape.layers, 2, self.num_slots + 1, shape.kv_heads, wanted, shape.head_size,
-            dtype=self.dtype, device=self.device,
-        )  # fmt: skip
-        free = set(self._free)
-        for slot in range(self.num_slots):
-            if slot not in free or slot in self.prefixes.resident:
-                larger[:, :, slot, :, : self.capacity] = self._buffer[:, :, slot]
-        self._buffer, self.capacity = larger, wanted
-        return True
+        """Let every slot have at least `num_tokens`; whether captured graphs are of no use any more."""
+        raise NotImplementedError
+
+    def can_admit(
+        self, running: Sequence[RunningRequest], wave: Sequence[RunningRequest], one: RunningRequest, num_steps: int
+    ) -> bool:
+        """Whether there is room for a request beside those that run and those of its wave, for some decode steps.
+
+        A request alone is admitted however much it needs.
+        """
+        raise NotImplementedError
+
+    def reserve_steps(self, running: Sequence[RunningRequest], num_steps: int) -> bool:
+        """Make room for the next decode steps; False: one of the requests has to leave first. One alone gets it."""
+        raise NotImplementedError
 
     def allocate(self, wave: Sequence[RunningRequest]) -> None:
-        """Give each request a slot that holds what the cache had of its prompt; sets `slot` and `num_cached`.
-
-        Every copy is made before any request of the wave computes: what one of them takes over is still complete while
-        others copy from it, and what is to be overwritten has been moved out.
-        """
-        continued = self._continued_slots(wave)
-        vacant = iter(self._vacant_slots(len(wave) - len(continued), continued))
+        """Give each request a slot that holds what the cache had of its prompt; sets `slot` and `num_cached`."""
         copies: dict[tuple[int, int], tuple[CachedPrefix, list[int]]] = {}
-        for request in wave:
-            slot = continued[request] if request in continued else next(vacant)
+        for request, slot in zip(wave, self._free[: len(wave)], strict=True):
             (entry, length), request.prefix_match = request.prefix_match, NO_MATCH
-            request.slot, request.num_cached = slot, length
-            request.shared_kv = self.shareable(None if entry is None else entry.kv, length)
+            request.slot, request.num_cached, request.computed = slot, length, None
+            request.shared_kv = self.shareable(() if entry is None else entry.kv, length)
             request.continues_session = _same_session(entry, request)
-            if entry is not None and length and entry.slot != slot:
+            if entry is not None and length:
                 copies.setdefault((id(entry), length), (entry, []))[1].append(slot)
-        allocated = {request.slot for request in wave}
-        self._free = [slot for slot in self._free if slot not in allocated]
+        del self._free[: len(wave)]
         for (_, length), (entry, targets) in copies.items():
             self._insert(entry, targets, length)
 
-    def _continued_slots(self, wave: Sequence[RunningRequest]) -> dict[RunningRequest, int]:
-        """Requests that continue in the slot of their session's last turn; the prefix there leaves the cache."""
-        slots: dict[RunningRequest, int] = {}
-        for request in wave:
-            entry = request.prefix_match.entry
-            slot = entry.slot if entry is not None and _same_session(entry, request) else None
-            if entry is not None and slot is not None and self.prefixes.resident.get(slot) is entry:
-                slots[request] = slot
-                self.prefixes.remove(entry)
-        return slots
-
-    def _vacant_slots(self, count: int, continued: dict[RunningRequest, int]) -> list[int]:
-        """At least `count` free slots: empty ones first, then those whose prefix was not used for the longest time."""
-        occupied = {*continued.values(), *self.prefixes.resident}
-        vacant = [slot for slot in self._free if slot not in occupied]
-        for slot, entry in self.prefixes.oldest_residents(count - len(vacant)):
-            self.evict(slot, entry)
-            vacant.append(slot)
-        return vacant
-
-    def evict(self, slot: int, entry: CachedPrefix) -> None:
-        """Move a cached prefix out of its slot into memory of its own."""
-        self.prefixes.move_out(entry, self.extract(slot, len(entry.ids)))
-
     def free(self, slot: int) -> None:
-        """Return a slot; what it holds stays readable until it is allocated again."""
+        """Return a slot whose pages have been released."""
         self._free.insert(0, slot)
 
     def free_all_but(self, slots: Collection[int]) -> None:
         """Return all slots but these, whoever has them."""
         self._free = [slot for slot in range(self.num_slots) if slot not in slots]
+        for slot in self._free:
+            self.release(slot)
+
+    def release(self, slot: int) -> None:
+        """Take back the pages of a slot."""
+        raise NotImplementedError
 
     def extract(self, slot: int, num_tokens: int, shared: PrefixKV = ()) -> PrefixKV:
-        """A copy of a slot's first tokens, as `PrefixCache` keeps it; `shared`: the tensors of the first ones."""
-        return (self._buffer[:, :, slot, :, :num_tokens].clone(),)
+        """The pages of a slot's first tokens, as `PrefixCache` keeps them; `shared`: those that it has taken over."""
+        raise NotImplementedError
 
-    def shareable(self, kv: PrefixKV | None, num_tokens: int) -> PrefixKV:
-        """The tensors of a prefix that one which begins with so many of its tokens can have as they are."""
-        return ()
+    def shareable(self, kv: PrefixKV, num_tokens: int) -> PrefixKV:
+        """The pages of a prefix that one which begins with so many of its tokens can have as they are."""
+        raise NotImplementedError
 
     def _insert(self, entry: CachedPrefix, slots: Sequence[int], num_tokens: int) -> None:
-        """Copy a prefix's first tokens into slots."""
-        source = self._buffer[:, :, entry.slot] if entry.kv is None else entry.kv[0]
-        if len(slots) == 1:  # saves sending a list of slots to the device
-            self._buffer[:, :, slots[0], :, :num_tokens] = source[:, :, :, :num_tokens]
-        else:
-            targets = torch.tensor(slots).to(self._buffer.device, non_blocking=True)
-            self._buffer[:, :, targets, :, :num_tokens] = source[:, :, None, :, :num_tokens]
-
-    def layer(self, layer: int) -> Tensor:
-        """One layer's part of the buffer, as the kernels take it (`kernels/kv_layout.py`)."""
-        return self._buffer[layer]
+        """Give slots the first tokens of a prefix."""
+        raise NotImplementedError
 
 
 def _same_session(entry: CachedPrefix | None, request: RunningRequest) -> bool:

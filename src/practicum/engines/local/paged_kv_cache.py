@@ -11,14 +11,18 @@ reference: a request whose prompt was cached keeps the pages that it took over, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from practicum.engines.local.kv_cache import KEY_BUCKET, CachedPrefix, KVCache, PrefixCache, PrefixKV
 from practicum.models.decoder import Shape
+
+if TYPE_CHECKING:
+    from practicum.engines.local.runner import RunningRequest
 
 FIRST_BLOCK = 64
 """Keys of the first two blocks: short prompts read half as much."""
@@ -118,6 +122,17 @@ class PagedKVCache(KVCache):
         """Nothing to do: pages are added as tokens come."""
         return False
 
+    def can_admit(
+        self, running: Sequence[RunningRequest], wave: Sequence[RunningRequest], one: RunningRequest, num_steps: int
+    ) -> bool:
+        return self.reserve_steps([*running, *wave, one], num_steps)
+
+    def reserve_steps(self, running: Sequence[RunningRequest], num_steps: int) -> bool:
+        """Whether there is room; pages are reserved when the steps are computed."""
+        if self.max_bytes is None or len(running) < 2:
+            return True
+        return sum(self.bytes_of(len(one.ids) + num_steps) for one in running) <= self.max_bytes
+
     def reserve(self, slot: int, num_tokens: int) -> None:
         """Give a slot the pages that this many tokens need."""
         pages = self._pages[slot]
@@ -201,11 +216,6 @@ class PagedKVCache(KVCache):
                 owners[page] = slot
                 self._pages[slot][block] = page
 
-    def free_all_but(self, slots: Collection[int]) -> None:
-        super().free_all_but(slots)
-        for slot in self._free:
-            self.release(slot)
-
     def extract(self, slot: int, num_tokens: int, shared: PrefixKV = ()) -> PrefixKV:
         """The pages of a slot's first tokens: those that it has taken over as they are, and copies of the others."""
         pages = self._pages[slot][: block_count(num_tokens)]
@@ -215,12 +225,11 @@ class PagedKVCache(KVCache):
             kept.append(self._blocks[block][:, :, pages[block], :, :size].clone())
         return tuple(kept)
 
-    def shareable(self, kv: PrefixKV | None, num_tokens: int) -> PrefixKV:
-        return () if kv is None else kv[: num_full_blocks(num_tokens)]
+    def shareable(self, kv: PrefixKV, num_tokens: int) -> PrefixKV:
+        return kv[: num_full_blocks(num_tokens)]
 
     def _insert(self, entry: CachedPrefix, slots: Sequence[int], num_tokens: int) -> None:
         """Copy a prefix's pages to where attention reads those of the slots."""
-        assert entry.kv is not None, "prefixes are kept outside of the pages"
         for slot in slots:
             self.reserve(slot, num_tokens)
         for block in range(block_count(num_tokens)):

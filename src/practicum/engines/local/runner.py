@@ -2,7 +2,9 @@
 
 `LocalEngine` decides which requests run (`RunningRequest`); a runner computes their prompts and their next tokens over
 a `KVCache`. There is one for a CPU (`CpuRunner`) and one for a CUDA GPU (`CudaRunner`). `SlotState` is what both keep
-per slot besides keys and values: the next token's input and how to sample. `append_tokens` says where a reply ends.
+per slot besides keys and values: the next token's input and how to sample. `append_tokens` says where a reply ends,
+`Wave` which waiting requests have their prompts computed together, and `resolve_all` and `notify_all` hand results and
+new tokens to the event loops.
 
 Sampling takes one uniform number per token, drawn from the request's own seed. The numbers that a request gets depend
 on its seed and the token's position alone, never on which other requests share the batch, so the same request gives
@@ -12,7 +14,9 @@ the same reply in any batch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+import enum
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -27,7 +31,8 @@ from transformers import PreTrainedTokenizerBase
 from practicum.chat.grammar import GrammarMatcher
 from practicum.engines.base import Generation, Request, SampledToken, TopLogprobs
 from practicum.engines.local.adapters import AdapterVersion
-from practicum.engines.local.kv_cache import NO_MATCH, CachedPrefix, KVCache, PrefixKV, PrefixMatch
+from practicum.engines.local.kv_cache import BLOCK_TOKENS, NO_MATCH, CachedPrefix, KVCache, PrefixKV, PrefixMatch
+from practicum.errors import EngineError
 from practicum.models.decoder import Decoder, token_logprobs
 from practicum.models.multi_lora import MultiLoRA
 from practicum.trajectory import StopReason
@@ -159,16 +164,18 @@ class RunningRequest:
         new = zip(self.new_ids[start:], self.logprobs[start:], top, strict=False)
         return [SampledToken(token, logprob, most) for token, logprob, most in new]
 
-    def restart(self) -> None:
-        """Forget everything but the request. Its tokens depend on its seed alone: they will be the same again."""
-        self.ids, self.new_ids, self.logprobs, self.top_logprobs, self.kept = list(self.request.ids), [], [], [], []
-        self.num_cached, self.num_computed, self.num_scheduled = 0, 0, 0
-        self.prefix_match, self.shared_kv = NO_MATCH, ()
-        self.continues_session = self.awaited = self.finished = False
-        self.index = self.slot = -1
-        self.piece_end = self.computed = None
+    def restarted(self) -> RunningRequest:
+        """The same request, begun anew. Its tokens depend on its seed alone: they will be the same again.
+
+        It takes the place of this one, whose decode calls may still be under way: their tokens are dropped.
+        """
+        self.finished = True
+        anew = RunningRequest(self.request, self.future, self.loop, list(self.request.ids), self.max_new_tokens)
+        anew.hashes, anew.adapter, anew.alone = self.hashes, self.adapter, self.alone
+        anew.num_streamed = self.num_streamed
         if self.matcher is not None and self.request.response_format is not None:
-            self.matcher = self.matcher.grammars.matcher(self.request.response_format)
+            anew.matcher = self.matcher.grammars.matcher(self.request.response_format)
+        return anew
 
     @property
     def prompt_end(self) -> int:
@@ -187,6 +194,125 @@ class RunningRequest:
 
     def __post_init__(self) -> None:
         self.per_token = bool(self.request.sampling.stop) or self.request.on_tokens is not None
+
+
+class Wave:
+    """Requests are added in their order; a prompt whose next uncached block another one is about to compute waits.
+
+    Of a long prompt only the next piece is computed, so that other requests need not wait for all of it: one such
+    prompt per wave, which is the wave's last.
+    """
+
+    def __init__(self, budget: int, piece_tokens: int) -> None:
+        self.budget, self.piece_tokens = budget, piece_tokens
+        """Prompt tokens that may still be computed, and those of a piece of a long prompt."""
+        self.requests: list[RunningRequest] = []
+        self.postponed: list[RunningRequest] = []
+        self.piece: RunningRequest | None = None
+        self._computing: dict[int, RunningRequest] = {}
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that the requests need, postponed ones included."""
+        return len(self.requests) + len(self.postponed) + (self.piece is not None)
+
+    @property
+    def is_full(self) -> bool:
+        return self.budget <= 0 and bool(self.members)
+
+    @property
+    def members(self) -> list[RunningRequest]:
+        """The requests to admit."""
+        return self.requests if self.piece is None else [*self.requests, self.piece]
+
+    def add(self, one: RunningRequest, in_pieces: bool) -> None:
+        """Add a request whose prefix was matched. `in_pieces`: others would wait for a long prompt."""
+        length = one.prefix_match.length
+        num_tokens = len(one.ids) - 1 - length
+        is_long = in_pieces and num_tokens > self.piece_tokens
+        following = one.hashes[length // BLOCK_TOKENS : length // BLOCK_TOKENS + 1]
+        if following and following[0] in self._computing:
+            self._computing[following[0]].awaited = True
+            self.postponed.append(one)
+        elif is_long and self.piece is not None:
+            self.postponed.append(one)
+        elif is_long:
+            self.piece, one.piece_end = one, length + self.piece_tokens
+            blocks = slice(length // BLOCK_TOKENS, one.piece_end // BLOCK_TOKENS)
+            self._computing.update(dict.fromkeys(one.hashes[blocks], one))
+            self.budget -= self.piece_tokens
+        else:
+            one.piece_end = None
+            self._computing.update(dict.fromkeys(following, one))
+            self.budget -= num_tokens
+            self.requests.append(one)
+
+
+@dataclass(eq=False)
+class AdapterChange:
+    """A change of the adapters, made by the engine's thread between two decode calls."""
+
+    action: Callable[[], None]
+    future: asyncio.Future[None]
+    loop: asyncio.AbstractEventLoop
+
+    def apply(self) -> None:
+        try:
+            self.action()
+        except Exception as error:
+            resolve(self, error)
+        else:
+            resolve(self, None)
+
+
+class Signal(enum.Enum):
+    """What the event loop tells the engine's thread besides requests, adapter changes and policy versions."""
+
+    END_SESSIONS = enum.auto()
+    CLOSE = enum.auto()
+
+
+Result = Generation | Exception | None
+
+
+def failed_step(error: Exception) -> EngineError:
+    """What the caller of a request is told whose step has failed."""
+    return EngineError(f"the local engine failed: {type(error).__name__}: {error}")
+
+
+def resolve(item: RunningRequest | AdapterChange, value: Result) -> None:
+    """Set the result of one future from the engine's thread; a cancelled future is left alone."""
+    resolve_all([(item, value)])
+
+
+def resolve_all(results: Sequence[tuple[RunningRequest | AdapterChange, Result]]) -> None:
+    """Set the results of many futures from the engine's thread, waking each event loop once."""
+    for loop in dict.fromkeys(item.loop for item, _ in results):
+        with contextlib.suppress(RuntimeError):  # nobody waits on a loop that is closed
+            loop.call_soon_threadsafe(_set_results, [(item, value) for item, value in results if item.loop is loop])
+
+
+def _set_results(results: Sequence[tuple[RunningRequest | AdapterChange, Result]]) -> None:
+    for item, value in results:
+        if item.future.done():
+            continue
+        if isinstance(value, Exception):
+            item.future.set_exception(value)
+        else:
+            item.future.set_result(value)  # type: ignore[arg-type]
+
+
+def notify_all(heard: Sequence[tuple[RunningRequest, list[SampledToken]]]) -> None:
+    """Pass new tokens to the listeners of their requests, waking each event loop once."""
+    for loop in dict.fromkeys(one.loop for one, _ in heard):
+        with contextlib.suppress(RuntimeError):  # nobody listens on a loop that is closed
+            loop.call_soon_threadsafe(_call_listeners, [item for item in heard if item[0].loop is loop])
+
+
+def _call_listeners(heard: Sequence[tuple[RunningRequest, list[SampledToken]]]) -> None:
+    for one, tokens in heard:
+        if one.request.on_tokens is not None and not one.future.cancelled():
+            one.request.on_tokens(tokens)
 
 
 def uniforms(seeds: Sequence[int], count: int) -> Tensor:
@@ -303,6 +429,8 @@ class RunnerSettings:
     """Decode steps per call of `Runner.decode`."""
     prefill_tokens: int
     """Prompt tokens computed at once, at most."""
+    piece_tokens: int
+    """Tokens of a long prompt that are computed between two decode steps of other requests."""
     decode_threads: int
     """Threads of one product of a decode step."""
     prefill_threads: int
@@ -331,8 +459,6 @@ class Runner(Protocol):
     """Whether `decode` returns before its tokens are there: it pays to start with as many requests as are coming in."""
     joins_adapters: bool
     """Whether the matrices of all adapters are joined (`MultiLoRA`)."""
-    keeps_slots: bool
-    """Whether a finished request's keys and values stay in its slot, rather than being copied out."""
     admission_interval: int
     """Decode steps between two admissions: prompts are computed more cheaply together, and a reply is many steps."""
 

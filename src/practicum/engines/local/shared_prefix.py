@@ -1,11 +1,8 @@
-"""Requests that share a prefix, such as the samples of a prompt: a GPU reads the shared keys and values from one slot.
+"""Requests that share a prefix, such as the samples of a prompt: a GPU can read its keys and values once for all.
 
-Either each request reads them for itself, and all but the first find them in the GPU's cache; or, where there is enough
-to save, they are read once for the group.
-
-Each request has a complete copy in its own slot. What it holds depends on nothing but weights, adapter and ids, which
-are the same for the whole group: so any member's copy can be read for the others, and a group that loses a member needs
-no change.
+They have its pages in common as a rule (`CudaKVCache`), so that all but the first find them in the GPU's cache. Where
+there is enough to save, attention reads them once for the group. What a page holds depends on nothing but weights,
+adapter and ids: so any member's pages can be read for the others, and a group that loses a member needs no change.
 """
 
 from __future__ import annotations
@@ -24,8 +21,6 @@ from practicum.kernels.shared_prefix import SharedPrefixBatch
 MIN_JOINT_READ_BYTES = 48 << 20
 """Bytes per layer of repeated reads of keys and values above which it pays to read them once for each group: on an H200
 that costs 9 µs."""
-MIN_SHARED_BYTES = 8 << 20
-"""Bytes per layer of repeated reads above which it pays to read them from one slot."""
 
 SharedPrefixGroup = tuple[int, list[int]]
 """The number of ids that requests begin with in common, and the requests' indices in the batch."""
@@ -39,21 +34,19 @@ class SharedPrefixGroups:
     ) -> None:
         self.group_size, self.key_block, self.bytes_per_token = group_size, key_block, bytes_per_token
         groups = max(1, num_slots // 2)
-        self._shapes = ((groups, group_size), (groups,), (groups,), (num_slots,), (num_slots,))
+        self._shapes = ((groups, group_size), (groups,), (groups,), (num_slots,))
         self._numbers = torch.zeros(sum(map(np.prod, self._shapes)), dtype=torch.int64, device=device)
         self._running: list[RunningRequest] = []
-        self._any_groups = self._joint = False
+        self._joint = False
 
     def batch(self, num_rows: int) -> SharedPrefixBatch:
         """The part of the tensors that a batch of this many rows can use."""
         parts = torch.split(self._numbers, [int(np.prod(shape)) for shape in self._shapes])
-        members, leaders, lengths, *per_row = (
+        members, leaders, lengths, row_lengths = (
             part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)
         )
         groups = max(1, num_rows // 2)
-        return SharedPrefixBatch(
-            members[:groups], leaders[:groups], lengths[:groups], *(part[:num_rows] for part in per_row)
-        )
+        return SharedPrefixBatch(members[:groups], leaders[:groups], lengths[:groups], row_lengths[:num_rows])
 
     def update(self, running: list[RunningRequest]) -> bool:
         """Group the running requests; whether it pays to read what a group shares once for all of its members."""
@@ -62,21 +55,18 @@ class SharedPrefixGroups:
         self._running, groups = running, shared_prefix_groups(running, self.group_size, self.key_block)
         saved = self.bytes_per_token * sum((len(members) - 1) * length for length, members in groups)
         self._joint = bool(groups) and saved >= MIN_JOINT_READ_BYTES
-        if saved < min(MIN_SHARED_BYTES, MIN_JOINT_READ_BYTES):
-            groups = []
-        if groups or self._any_groups:
+        if self._joint:
             self._send(groups)
-        self._any_groups = bool(groups)
         return self._joint
 
     def _send(self, groups: Sequence[SharedPrefixGroup]) -> None:
-        members, leaders, lengths, row_lengths, row_leaders = (np.zeros(s, dtype=np.int64) for s in self._shapes)
+        members, leaders, lengths, row_lengths = (np.zeros(s, dtype=np.int64) for s in self._shapes)
         members[:] = -1
         for number, (length, indices) in enumerate(groups):
             leader = self._running[indices[0]].slot
             members[number, : len(indices)], leaders[number], lengths[number] = indices, leader, length
-            row_lengths[indices], row_leaders[indices] = length, leader
-        numbers = np.concatenate([members.ravel(), leaders, lengths, row_lengths, row_leaders])
+            row_lengths[indices] = length
+        numbers = np.concatenate([members.ravel(), leaders, lengths, row_lengths])
         self._numbers.copy_(torch.from_numpy(numbers), non_blocking=True)
 
 

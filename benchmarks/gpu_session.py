@@ -1,0 +1,267 @@
+"""Everything that is to be seen on a GPU about the engine, in one call of at most nine minutes.
+
+    python benchmarks/gpu_session.py --out FILE.json [--minutes 9] [--only tests,table,memory,constrained,agent,matmul]
+
+* `tests`: the tests that need a CUDA GPU.
+* `table`: tokens/s of Qwen2.5 shapes (random weights, bf16, prompts all different) at four sizes of a batch, whether
+  the same seeds gave the same tokens twice, the difference between engine and learner, and which kernel was chosen for
+  which product by which times.
+* `memory`: 256 requests of 8,000 tokens on a 4 B shape with a bound of 80 GiB on keys and values; the peak.
+* `constrained`, `agent`, `matmul`: `constrained_decoding.py --model smollm2`, `gpu.py --only agent`, `gpu_matmul.py`.
+
+Each case is a process with a time limit. FILE.json has, of each, how it ended, its figures and the end of its output,
+and is written again every few seconds: a call that is cut off loses nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gpu_legs import needs
+from gpu_legs.clock import Clock
+
+needs.prepare()
+HERE = Path(__file__).resolve().parent
+QWEN2 = {"model_type": "qwen2", "max_position_embeddings": 32768, "rope_theta": 1e6, "vocab_size": 151936}
+SHAPES: dict[str, dict[str, Any]] = {
+    "Qwen2.5-1.5B": QWEN2 | {
+        "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
+        "num_key_value_heads": 2, "tie_word_embeddings": True,
+    },
+    "Qwen2.5-0.5B": QWEN2 | {
+        "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
+        "num_key_value_heads": 2, "tie_word_embeddings": True,
+    },
+    "Qwen2.5-3B": QWEN2 | {
+        "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16,
+        "num_key_value_heads": 2, "tie_word_embeddings": True,
+    },
+    "Qwen2.5-7B": QWEN2 | {
+        "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+        "num_key_value_heads": 4, "tie_word_embeddings": False, "vocab_size": 152064,
+    },
+}  # fmt: skip
+QWEN3_4B = {
+    "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728,
+    "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    "max_position_embeddings": 32768, "tie_word_embeddings": True, "rope_theta": 1e6,
+}  # fmt: skip
+CELLS = ((64, 200, 128), (256, 200, 128), (1024, 200, 128), (256, 1000, 256))
+"""Requests, prompt and new tokens."""
+LIMITS = {"tests": 140, "table": 170, "memory": 100, "constrained": 45, "agent": 55, "matmul": 60}
+"""Seconds of each case, at most."""
+NUM_COMPARED = 16
+"""Replies whose log-probs are computed again by the learner."""
+
+
+def table(out: Path) -> None:
+    """The table, a line per cell; the file is complete after every line."""
+    import torch
+    from gpu_legs.common import Size, forget_peak, make_renderer, make_wide_model
+
+    rows: list[dict[str, Any]] = []
+    for name, shape in SHAPES.items():
+        size = Size(shape=shape)
+        model = make_wide_model(shape, size)
+        for batch, prompt, new in CELLS:
+            forget_peak(size)
+            rows.append({"shape": name, "cell": [batch, prompt, new]})
+            rows[-1] |= measure(replace(size, prompt=prompt, new=new), model, make_renderer(), batch)
+            print(json.dumps({key: value for key, value in rows[-1].items() if key != "products"}), flush=True)
+            out.write_text(json.dumps(rows, indent=1) + "\n")
+        del model
+        torch.cuda.empty_cache()
+
+
+def measure(size: Any, model: Any, renderer: Any, batch: int) -> dict[str, Any]:
+    """Tokens/s of the second of two runs with the same seeds, and what is to be checked about them."""
+    from gpu_legs.common import gib, make_requests, peak_bytes, synchronise
+
+    from practicum.engines.local.cuda_runner import CudaRunner
+    from practicum.engines.local.engine import LocalEngine
+    from practicum.models.decoder import Decoder
+
+    decoder = Decoder(model)
+    engine = LocalEngine(decoder, renderer, max_batch=batch)
+    asked = make_requests(size, batch, 1, 0, False)
+
+    async def run() -> list[tuple[float, list[Any]]]:
+        found = []
+        for number in range(2):
+            engine.weights_changed(number + 1)
+            synchronise(size)
+            begun = time.perf_counter()
+            replies = list(await asyncio.gather(*map(engine.generate, asked)))
+            found.append((time.perf_counter() - begun, replies))
+        await engine.close()
+        return found
+
+    (_, first), (seconds, second) = asyncio.run(run())
+    assert isinstance(engine.runner, CudaRunner)
+    tokens = sum(len(reply.ids) for reply in second)
+    same = [(one.ids, one.logprobs) for one in first] == [(one.ids, one.logprobs) for one in second]
+    products = {str(key): times for key, times in engine.runner.products.microseconds.items()}
+    return {
+        "tokens/s": tokens / seconds, "seconds": seconds, "same twice": same,
+        "mismatch": mismatch(decoder, asked[:NUM_COMPARED], second[:NUM_COMPARED]),
+        "KV GiB": gib(engine.kv_cache.num_bytes), "peak GiB": gib(peak_bytes(size)), "products": products,
+    }  # fmt: skip
+
+
+def mismatch(decoder: Any, asked: Sequence[Any], replies: Sequence[Any]) -> dict[str, float]:
+    """How far the learner's log-probs are from those that the engine reported: mean and maximum."""
+    import numpy as np
+    import torch
+
+    from practicum.training.micro_batches import MicroBatchLimits, Sample
+    from practicum.training.objective import compute_logprobs
+
+    samples = []
+    for one, reply in zip(asked, replies, strict=True):
+        ids = (*one.ids, *reply.ids)
+        nothing = np.zeros(len(ids), dtype=np.float32)
+        samples.append(Sample(ids, np.arange(len(ids)) >= len(one.ids), nothing, nothing, nothing, 1.0))
+    known = torch.cat([found.cpu() for found in compute_logprobs(decoder, samples, MicroBatchLimits(8192))])
+    said = torch.tensor([value for reply in replies for value in reply.logprobs])
+    return {"mean": float((known - said).abs().mean()), "max": float((known - said).abs().max())}
+
+
+def memory(out: Path) -> None:
+    """256 requests of 8,000 tokens; what is done so far is written every ten seconds."""
+    from gpu_legs.common import Size, forget_peak, gib, make_renderer, make_requests, make_wide_model, peak_bytes
+
+    from practicum.engines.local.engine import LocalEngine
+    from practicum.models.decoder import Decoder
+
+    size = Size(shape=QWEN3_4B, prompt=7872, new=128)
+    forget_peak(size)
+    engine = LocalEngine(Decoder(make_wide_model(QWEN3_4B, size)), make_renderer(), max_batch=256, kv_bytes=80 << 30)
+    asked, finished, begun = make_requests(size, 256, 1, 0, False), [], time.perf_counter()
+
+    def write() -> None:
+        record = {
+            "finished": len(finished), "of": len(asked), "seconds": time.perf_counter() - begun,
+            "KV GiB": gib(engine.kv_cache.num_bytes), "peak GiB": gib(peak_bytes(size)),
+            "preempted": engine.stats.preempted, "prefilled": engine.stats.prefilled,
+        }  # fmt: skip
+        out.write_text(json.dumps(record, indent=1) + "\n")
+        print(json.dumps(record), flush=True)
+
+    async def one(request: Any) -> None:
+        finished.append(await engine.generate(request))
+
+    async def run() -> None:
+        tasks = [asyncio.create_task(one(request)) for request in asked]
+        while any(not task.done() for task in tasks):
+            await asyncio.wait(tasks, timeout=10)
+            write()
+        await asyncio.gather(*tasks)
+        await engine.close()
+
+    asyncio.run(run())
+    write()
+
+
+def commands(name: str, folder: Path) -> list[str]:
+    """The command of a case."""
+    out = str(folder / f"{name}.json")
+    if name == "tests":
+        return [
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "tests/engines/local/test_cuda_runner.py",
+            "tests/kernels",
+        ]
+    if name == "constrained":
+        return [str(HERE / "constrained_decoding.py"), "--model", "smollm2", "--repeats", "2", "--out", out]
+    if name == "agent":
+        return [str(HERE / "gpu.py"), "--only", "agent", "--out", out]
+    if name == "matmul":
+        return [str(HERE / "gpu_matmul.py"), "--rows", "64", "--out", out]
+    return [__file__, "--case", name, "--out", out]
+
+
+class Session:
+    """The cases so far, in one file."""
+
+    def __init__(self, out: Path, minutes: float) -> None:
+        self.out, self.clock = out, Clock(minutes)
+        self.folder = Path(tempfile.mkdtemp(prefix="gpu-session-"))
+        self.ended: dict[str, str] = {}
+
+    def run(self, name: str) -> None:
+        """Run a case within its time, with everything that it starts."""
+        seconds = min(LIMITS[name], self.clock.left)
+        if seconds < 5:
+            self.ended[name] = "not begun: the time is up"
+            return
+        self.ended[name] = "running"
+        deadline = time.monotonic() + seconds
+        with (self.folder / f"{name}.txt").open("w") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-u", *commands(name, self.folder)], stdout=output, stderr=subprocess.STDOUT,
+                cwd=HERE.parent, start_new_session=True,
+            )  # fmt: skip
+            while (code := process.poll()) is None and time.monotonic() < deadline:
+                time.sleep(1)
+                self.write()
+            if code is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self.ended[name] = f"stopped after {seconds:.0f} s" if code is None else f"exit code {code}"
+        self.write()
+
+    def output(self, name: str, lines: int) -> list[str]:
+        file = self.folder / f"{name}.txt"
+        return file.read_text(errors="replace").splitlines()[-lines:] if file.exists() else []
+
+    def write(self) -> None:
+        cases: dict[str, Any] = {}
+        for name, ended in self.ended.items():
+            figures = self.folder / f"{name}.json"
+            cases[name] = {"ended": ended, "output": self.output(name, 80)}
+            with contextlib.suppress(OSError, ValueError):  # it is being written
+                cases[name]["figures"] = json.loads(figures.read_text())
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        self.out.write_text(json.dumps({"seconds": self.clock.seconds, "cases": cases}, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="the file of the figures")
+    parser.add_argument("--minutes", type=float, default=9)
+    parser.add_argument("--only", default=",".join(LIMITS))
+    parser.add_argument("--case", choices=["table", "memory"], help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.case is not None:
+        {"table": table, "memory": memory}[args.case](args.out)
+        return
+    names = args.only.split(",")
+    for name in names:
+        if name not in LIMITS:
+            raise SystemExit(f"There is no case '{name}'; choose among {', '.join(LIMITS)}.")
+    session = Session(args.out, args.minutes)
+    for name in names:
+        session.run(name)
+        session.clock.say(f"{name}: {session.ended[name]}")
+        print("\n".join(f"    {line[:300]}" for line in session.output(name, 16)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""The KV cache on a GPU: pages of 64 tokens, which kernels find through a table.
+
+A page holds one block of a request's tokens in all layers. Pages are allocated in chunks as tokens come, up to a number
+of bytes; a chunk never moves, so that a captured graph stays valid while memory grows. The table [slots, pages of a
+slot] is on the device, has its full size from the start, and is updated by one small copy before a pass that needs it.
+
+Requests and cached prefixes that begin alike have their full pages in common, by reference. A page that is not full is
+copied by a request that continues behind it, since it will write there; the request that computed it goes on writing
+behind what the cached prefix covers. A page is free again when nobody refers to it: the reference count is Python's
+own, so that a prefix which is dropped while a waiting request has matched it stays readable. Work on the device runs in
+the order in which it was started, on one stream, so a page can be given to another request at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from practicum.engines.local.kv_cache import KEY_BUCKET, CachedPrefix, KVCache, KVCacheFull, PrefixCache, PrefixKV
+from practicum.kernels.paged_kv import OFFSET_UNIT, PAGE_TOKENS, LayerPages
+from practicum.models.decoder import Shape
+
+if TYPE_CHECKING:
+    from practicum.engines.local.runner import RunningRequest
+
+MIN_CHUNK_BYTES = 256 << 20
+"""Bytes of a chunk, at least: few chunks are few allocations."""
+MAX_COPY_BYTES = 256 << 20
+"""Bytes of pages that are copied at once, which need as much memory for a moment."""
+Place = tuple[int, int]
+"""The index of a chunk and of a page in it."""
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes of a GPU that an allocation can have, those that PyTorch keeps for later ones included."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + unused
+
+
+def num_pages(num_tokens: int) -> int:
+    """The number of pages that hold `num_tokens` tokens."""
+    return -(-num_tokens // PAGE_TOKENS)
+
+
+class Page:
+    """A page that somebody refers to; it returns to its pool with the last reference."""
+
+    __slots__ = ("num_slots", "place", "pool")
+
+    def __init__(self, pool: PagePool, place: Place) -> None:
+        self.pool, self.place = pool, place
+        self.num_slots = 0
+        """Slots that have it."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.pool.page_bytes
+
+    def __del__(self) -> None:
+        self.pool.free.append(self.place)
+
+
+class PagePool:
+    """Pages in chunks [pages, layers, 2 (keys, values), K, PAGE_TOKENS, D]."""
+
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        self._page_shape = (shape.layers, 2, shape.kv_heads, PAGE_TOKENS, shape.head_size)
+        self._dtype, self._device = dtype, device
+        self.page_bytes = int(np.prod(self._page_shape)) * dtype.itemsize
+        self.chunks: list[Tensor] = []
+        self.free: list[Place] = []
+        self.size = 0
+        """Pages of all chunks."""
+        self.out_of_memory = False
+        """Whether the device had no memory for another chunk."""
+
+    def offset(self, place: Place) -> int:
+        """Where a page is, counted from the first page of the first chunk in units of `OFFSET_UNIT` elements."""
+        chunk, index = place
+        distance = self.chunks[chunk].data_ptr() - self.chunks[0].data_ptr() + index * self.page_bytes
+        return int(distance // (OFFSET_UNIT * self._dtype.itemsize))
+
+    def grow(self, missing: int, most: int | None) -> bool:
+        """Allocate a chunk of `missing` pages or more, of at most `most`; whether there is a new one."""
+        if self.out_of_memory or (most is not None and most <= 0):
+            return False
+        wanted = max(missing, self.size, MIN_CHUNK_BYTES // self.page_bytes)
+        for count in (wanted, missing):
+            try:
+                self._add_chunk(max(1, count if most is None else min(count, most)))
+                return True
+            except torch.OutOfMemoryError:  # others have taken it: what there is must do
+                continue
+        self.out_of_memory = True
+        return False
+
+    def _add_chunk(self, count: int) -> None:
+        chunk = torch.empty(count, *self._page_shape, dtype=self._dtype, device=self._device)
+        number = len(self.chunks)
+        self.chunks.append(chunk)
+        self.free[:0] = [(number, index) for index in reversed(range(count))]
+        self.size += count
+
+    def take(self) -> Page:
+        return Page(self, self.free.pop())
+
+    def copy(self, copies: Sequence[tuple[Page, Page]]) -> None:
+        """Copy pages, each to another one."""
+        grouped: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for source, target in copies:
+            indices = (source.place[1], target.place[1])
+            grouped.setdefault((source.place[0], target.place[0]), []).append(indices)
+        step = max(1, MAX_COPY_BYTES // self.page_bytes)
+        for (first, second), pairs in grouped.items():
+            for start in range(0, len(pairs), step):
+                sources, targets = torch.tensor(pairs[start : start + step]).t().contiguous().to(self._device)
+                self.chunks[second].index_copy_(0, targets, self.chunks[first].index_select(0, sources))
+
+
+class CudaKVCache(KVCache):
+    """Pages of slots, and the table through which kernels find them. Page 0 is that of rows which only pad a batch."""
+
+    def __init__(
+        self, shape: Shape, num_slots: int, dtype: torch.dtype, device: torch.device, prefixes: PrefixCache
+    ) -> None:
+        super().__init__(shape, num_slots, dtype, device, prefixes)
+        self.pool = PagePool(shape, dtype, device)
+        self.table = torch.zeros(num_slots + 1, num_pages(shape.context), dtype=torch.int64, device=device)
+        self._host_table = np.zeros(self.table.shape, dtype=np.int64)
+        self._changed: set[int] = set()
+        """Entries of the table, counted over all rows, that the device does not have yet."""
+        self._pages: list[list[Page]] = [[] for _ in range(num_slots)]
+        self._num_in_slots = 0
+        """Pages that any slot has."""
+        self._wave_pages = 0
+        """Pages that the requests of the present wave will take."""
+        self._padding_page: Page | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are allocated."""
+        return self.pool.size * self.pool.page_bytes
+
+    def bytes_of(self, num_tokens: int) -> int:
+        """Bytes of the pages that a request of this many tokens has."""
+        return num_pages(num_tokens) * self.pool.page_bytes
+
+    @property
+    def max_pages(self) -> int | None:
+        """Pages that the bound has room for, beside that of the padding; None: there is no bound."""
+        return None if self.max_bytes is None else self.max_bytes // self.pool.page_bytes
+
+    def grow(self, num_tokens: int) -> bool:
+        """Let a slot have `num_tokens`: nothing is allocated, but work is divided among programs by the capacity."""
+        if self._padding_page is None:
+            self.pool.grow(1, None)
+            if not self.pool.chunks:
+                raise KVCacheFull("the GPU has no memory for a single page of keys and values")
+            self._padding_page = self.pool.take()
+        wanted = -(-num_tokens // KEY_BUCKET) * KEY_BUCKET
+        if wanted <= self.capacity:
+            return False
+        self.capacity = max(wanted, min(2 * self.capacity, self.shape.context + KEY_BUCKET))
+        return True
+
+    # -- pages of slots ----------------------------------------------------------------------
+
+    def can_admit(
+        self, running: Sequence[RunningRequest], wave: Sequence[RunningRequest], one: RunningRequest, num_steps: int
+    ) -> bool:
+        """Pages that only cached prefixes have count as free, and running requests may each need one more soon."""
+        needed = self._missing_pages(one, num_steps) + (self._wave_pages if wave else 0)
+        growable = self._num_growable()
+        if (running or wave) and growable is not None:
+            cached = self.pool.size - len(self.pool.free) - self._num_in_slots
+            if needed + len(running) > len(self.pool.free) + cached + growable:
+                return False
+        self._wave_pages = needed
+        return True
+
+    def _missing_pages(self, one: RunningRequest, num_steps: int) -> int:
+        """Pages that no slot has yet, of a request that is admitted; one more for a page that it copies."""
+        entry, length = one.prefix_match
+        shared = () if entry is None else entry.kv[: length // PAGE_TOKENS]
+        return 1 + num_pages(len(one.ids) + num_steps) - sum(bool(page.num_slots) for page in shared)
+
+    def _num_growable(self) -> int | None:
+        """Pages that may still be allocated; None: any number."""
+        if self.pool.out_of_memory:
+            return 0
+        return None if self.max_pages is None else max(0, self.max_pages + 1 - self.pool.size)
+
+    def reserve_steps(self, running: Sequence[RunningRequest], num_steps: int) -> bool:
+        """Reserve pages for the tokens that the next call writes; surplus tokens of finished ones go to page 0."""
+        short: list[tuple[int, int]] = []
+        for one in running:
+            prompt = len(one.request.ids)
+            num_tokens = prompt + min(one.num_scheduled + num_steps, one.max_new_tokens)
+            if num_tokens > PAGE_TOKENS * len(self._pages[one.slot]):
+                short.append((one.slot, num_tokens))
+        needed = sum(num_pages(num_tokens) - len(self._pages[slot]) for slot, num_tokens in short)
+        if not self._make_room(needed, alone=len(running) == 1):
+            if len(running) == 1:
+                raise KVCacheFull("the GPU has no memory for the keys and values of one request")
+            return False
+        for slot, num_tokens in short:
+            self.reserve(slot, num_tokens)
+        return True
+
+    def _make_room(self, count: int, alone: bool = False) -> bool:
+        """Have `count` free pages: allocate them within the bound, then drop cached prefixes; whether that is enough.
+
+        `alone`: beyond the bound, where there is nobody to wait for.
+        """
+        while len(self.pool.free) < count:
+            missing = count - len(self.pool.free)
+            if self.pool.grow(missing, self._num_growable()) or self.prefixes.drop_oldest():
+                continue
+            if not (alone and self.pool.grow(missing, missing)):
+                return False
+        return True
+
+    def reserve(self, slot: int, num_tokens: int) -> None:
+        """Give a slot the pages that this many tokens need, of those that are free."""
+        for _ in range(len(self._pages[slot]), num_pages(num_tokens)):
+            self._append(slot, self.pool.take())
+
+    def _append(self, slot: int, page: Page) -> None:
+        pages = self._pages[slot]
+        self._set_entry(slot, len(pages), self.pool.offset(page.place))
+        pages.append(page)
+        self._num_in_slots += page.num_slots == 0
+        page.num_slots += 1
+
+    def _set_entry(self, slot: int, index: int, offset: int) -> None:
+        self._host_table[slot, index] = offset
+        self._changed.add(slot * self._host_table.shape[1] + index)
+
+    def allocate(self, wave: Sequence[RunningRequest]) -> None:
+        """Also reserves the pages of the prompts, and copies the last pages of cached prefixes, all at once."""
+        needed = sum(num_pages(one.prompt_end + 1) - one.prefix_match.length // PAGE_TOKENS for one in wave)
+        in_use = self.num_slots - len(self._free)
+        if not self._make_room(needed, alone=in_use == 0 and len(wave) == 1):
+            raise KVCacheFull("there is no room for the keys and values of a prompt")
+        self._copies: list[tuple[Page, Page]] = []
+        super().allocate(wave)
+        self.pool.copy(self._copies)
+        self._copies = []
+        for one in wave:
+            self.reserve(one.slot, one.prompt_end + 1)
+
+    def _insert(self, entry: CachedPrefix, slots: Sequence[int], num_tokens: int) -> None:
+        full, rest = divmod(num_tokens, PAGE_TOKENS)
+        for slot in slots:
+            for page in entry.kv[:full]:
+                self._append(slot, page)
+            if rest:
+                self._append(slot, self.pool.take())
+                self._copies.append((entry.kv[full], self._pages[slot][full]))
+
+    def release(self, slot: int) -> None:
+        for index, page in enumerate(self._pages[slot]):
+            page.num_slots -= 1
+            self._num_in_slots -= page.num_slots == 0
+            self._set_entry(slot, index, 0)
+        self._pages[slot] = []
+
+    def extract(self, slot: int, num_tokens: int, shared: PrefixKV = ()) -> PrefixKV:
+        return tuple(self._pages[slot][: num_pages(num_tokens)])
+
+    def shareable(self, kv: PrefixKV, num_tokens: int) -> PrefixKV:
+        """None: a slot's own pages say what it has taken over."""
+        return ()
+
+    # -- kernels -----------------------------------------------------------------------------
+
+    def send_table(self) -> None:
+        """Update the table on the device."""
+        if not self._changed:
+            return
+        index = np.fromiter(self._changed, dtype=np.int64, count=len(self._changed))
+        numbers = torch.from_numpy(np.stack([index, self._host_table.ravel()[index]]))
+        indices, offsets = numbers.to(self.device, non_blocking=True)
+        self.table.view(-1).index_copy_(0, indices, offsets)
+        self._changed.clear()
+
+    def layer(self, layer: int) -> LayerPages:
+        """One layer's pages, as the kernels take them."""
+        keys, values = self.pool.chunks[0][0, layer]
+        return LayerPages(keys, values, self.table, self.capacity)
