@@ -35,7 +35,7 @@ MAX_BUCKET_ELEMENTS = 2**24
 
 
 class RanksLost(UserError):
-    """Other ranks have gone; what made them go is theirs to tell."""
+    """Other ranks have gone or cannot be reached; what made them go is theirs to tell."""
 
 
 def count() -> int:
@@ -61,7 +61,7 @@ def joined(device: str) -> Iterator[Launch]:
     try:
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=GROUP_TIMEOUT)
     except (ValueError, RuntimeError) as error:
-        raise UserError(f"Rank {launch.rank} cannot join the others ({error}); start all with torchrun.") from error
+        raise RanksLost(f"Rank {launch.rank} cannot join the others ({error}); start all with torchrun.") from error
     try:
         _check_devices(on_gpu)
         yield launch

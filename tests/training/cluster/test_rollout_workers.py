@@ -35,7 +35,7 @@ def overrides(folder: Path, name: str, steps: int, *more: str) -> list[str]:
     return [
         f"agent.environment={ENVIRONMENT}:LowercaseReplies", "agent.max_turns=1",
         "actor_rollout_ref.rollout.response_length=10", "data.train_batch_size=3", "agent.num_chains=2",
-        "actor_rollout_ref.actor.optim.lr=1e-3", "data.val_batch_size=3", "trainer.val_before_train=false",
+        "actor_rollout_ref.actor.optim.lr=1e-4", "data.val_batch_size=3", "trainer.val_before_train=false",
         "trainer.test_freq=2", "trainer.save_freq=1", f"trainer.default_local_dir={folder}",
         f"trainer.experiment_name={name}", f"trainer.total_training_steps={steps}", "trainer.device=cpu", *more,
     ]  # fmt: skip
