@@ -46,7 +46,7 @@ def num_pages(num_tokens: int) -> int:
     return -(-num_tokens // PAGE_TOKENS)
 
 
-class Page:
+class KVPage:
     """A page that somebody refers to; it returns to its pool with the last reference."""
 
     __slots__ = ("num_slots", "place", "pool")
@@ -105,10 +105,10 @@ class PagePool:
         self.free[:0] = [(number, index) for index in reversed(range(count))]
         self.size += count
 
-    def take(self) -> Page:
-        return Page(self, self.free.pop())
+    def take(self) -> KVPage:
+        return KVPage(self, self.free.pop())
 
-    def copy(self, copies: Sequence[tuple[Page, Page]]) -> None:
+    def copy(self, copies: Sequence[tuple[KVPage, KVPage]]) -> None:
         """Copy pages, each to another one."""
         grouped: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for source, target in copies:
@@ -133,12 +133,12 @@ class CudaKVCache(KVCache):
         self._host_table = np.zeros(self.table.shape, dtype=np.int64)
         self._changed: set[int] = set()
         """Entries of the table, counted over all rows, that the device does not have yet."""
-        self._pages: list[list[Page]] = [[] for _ in range(num_slots)]
+        self._pages: list[list[KVPage]] = [[] for _ in range(num_slots)]
         self._num_in_slots = 0
         """Pages that any slot has."""
         self._wave_pages = 0
         """Pages that the requests of the present wave will take."""
-        self._padding_page: Page | None = None
+        self._padding_page: KVPage | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -229,7 +229,7 @@ class CudaKVCache(KVCache):
         for _ in range(len(self._pages[slot]), num_pages(num_tokens)):
             self._append(slot, self.pool.take())
 
-    def _append(self, slot: int, page: Page) -> None:
+    def _append(self, slot: int, page: KVPage) -> None:
         pages = self._pages[slot]
         self._set_entry(slot, len(pages), self.pool.offset(page.place))
         pages.append(page)
@@ -246,7 +246,7 @@ class CudaKVCache(KVCache):
         in_use = self.num_slots - len(self._free)
         if not self._make_room(needed, alone=in_use == 0 and len(wave) == 1):
             raise KVCacheFull("there is no room for the keys and values of a prompt")
-        self._copies: list[tuple[Page, Page]] = []
+        self._copies: list[tuple[KVPage, KVPage]] = []
         super().allocate(wave)
         self.pool.copy(self._copies)
         self._copies = []

@@ -116,9 +116,8 @@ class LocalEngine:
         )
         if kv_bytes is None and on_gpu:
             kv_bytes = int(gpu_memory_utilization * free_bytes(decoder.device))
-        if cache_bytes is None:  # on a GPU prefixes are dropped when their pages are needed
-            cache_bytes = kv_bytes if on_gpu and kv_bytes is not None else 1 << 30
-        self.prefixes = PrefixCache(cache_bytes)
+        default = kv_bytes if on_gpu and kv_bytes else 1 << 30  # on a GPU prefixes are dropped for requests
+        self.prefixes = PrefixCache(default if cache_bytes is None else cache_bytes)
         runner = runner or runner_for(decoder.device)
         self.kv_cache = runner.kv_cache_type(
             decoder.shape, self.max_batch, decoder.dtype, decoder.device, self.prefixes
@@ -140,8 +139,7 @@ class LocalEngine:
         """Requests whose caller is waiting."""
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
-        self._steps_since_admission = 0
-        self._num_admitted = 0
+        self._steps_since_admission = self._num_admitted = 0
         self._steps_ahead = self.settings.steps_per_decode + self.runner.asynchronous
         """Steps that a decode call starts, at most."""
         self._batch_limit = self.max_batch

@@ -31,7 +31,7 @@ BLOCK_TOKENS = 16
 
 
 PrefixKV = tuple[Any, ...]
-"""The pages of a prefix, which have `nbytes`: tensors [layers, 2, K, tokens, D] on a CPU, `Page`s on a GPU."""
+"""The pages of a prefix, which have `nbytes`: tensors [layers, 2, K, tokens, D] on a CPU, `KVPage`s on a GPU."""
 
 
 class KVCacheFull(MemoryError):
