@@ -69,7 +69,7 @@ def test_rl_begins_with_the_sft_that_has_the_best_validation(benchmarks: dict[st
         (folder / case).mkdir(parents=True)
         (folder / case / "summary.json").write_text(json.dumps(found))
     assert quickstart.best_variant(folder) == "sft-decay-1"
-    (folder / quickstart.VARIANT_FILE).write_text('"sft-decay-1"')
+    (folder / "rl" / quickstart.SFT_VARIANT_FILE).write_text('"sft-decay-1"')
     lines = list(quickstart.table(tmp_path, [7]))
     assert "| sft-decay-1 | 60.0 [55.0, 65.0] (60 / 60 / 0) |" in lines
     assert "| · validations | 20 60 60 |" in lines

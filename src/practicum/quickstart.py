@@ -212,7 +212,8 @@ class Quickstart:
     async def _train_rl(self) -> list[float]:
         """Reinforcement learning; the success rate of every step."""
         plan, agent = self.plan.rl, self.agent(self.plan.temperature)
-        environment = MathEnvironment(levels=self.plan.rl_levels or self.plan.levels)
+        levels = self.plan.rl_levels
+        environment = self.make_environment() if levels is None else MathEnvironment(levels=levels)
         count = plan.total_training_steps * plan.train_batch_size
         tasks = list(environment.tasks("train", count, 1000 * self.seed + 2))
         source = OnlineSource(self.policy, tasks, self.make_environment, agent, plan, resources=self.resources)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from practicum.cli.main import main
+from practicum.data.episode_times import TIMING_FILE
 from practicum.data.store import read_episode
 from practicum.registry import ENVIRONMENTS
 
@@ -234,8 +235,9 @@ def test_a_really_full_disk(
     monkeypatch.setattr(os, "fsync", fsync)
     assert main(["collect", "--env", "math", "--tasks", "8", "--out", str(tmp_path)]) == 2
     assert "No space left on device" in capsys.readouterr().err
-    left = [p for p in tmp_path.rglob("*") if p.is_file()]
+    left = episodes(tmp_path)
     assert len(left) == 3
+    assert {p for p in tmp_path.rglob("*") if p.is_file()} == {*left, left[0].parent / TIMING_FILE}
     for path in left:
         read_episode(path)
 

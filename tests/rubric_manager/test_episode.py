@@ -30,7 +30,7 @@ from practicum.rubric_manager import (
 )
 from practicum.rubric_manager.episode import FAILED_GENERATION_REWARD, collect_rollout, ground_truth_for
 from practicum.rubric_manager.phase import FAILED, GENERATED
-from tests.rubric_manager.test_structured import SpokenModel
+from tests.scripted_model import ScriptedModel
 
 ASK = '{"action": "ask", "question": "Anything about wording?"}'
 WRITE = '{"action": "generate"}'
@@ -54,7 +54,7 @@ async def test_the_phase_asks_generates_and_tells_the_workers() -> None:
     workflow = load_training_workflows()[0]
     truth = load_ground_truth_rubrics()[workflow.name]
     stakeholder = Stakeholder("client", truth, hidden_topics=("wording",))
-    model, service = SpokenModel(ASK, WRITE, generated(truth)), CommunicationService()
+    model, service = ScriptedModel(ASK, WRITE, generated(truth)), CommunicationService()
     manager = RubricDecompositionManagerAgent(model=model)
     log = await InitialRubricGenerationPhase(manager, stakeholder, service, max_turns=3).run(workflow)
     assert log.completion_reason == GENERATED
@@ -63,7 +63,7 @@ async def test_the_phase_asks_generates_and_tells_the_workers() -> None:
     assert stakeholder.generated_rubrics == log.generated_rubrics
     assert [message.kind for message in service.messages] == ["request", "question", "answer", "rubric"]
     assert len(manager.usage) == 3
-    done = await WorkflowEngine([PolicyWorker(SpokenModel("a|b\n1|2", "text", "text"))]).run(workflow)
+    done = await WorkflowEngine([PolicyWorker(ScriptedModel("a|b\n1|2", "text", "text"))]).run(workflow)
     result = await stakeholder.evaluate_for_timestep(done)
     assert len(result.evaluation_results) == 1
 
@@ -72,7 +72,7 @@ async def test_the_last_turn_must_generate() -> None:
     workflow = load_training_workflows()[0]
     truth = load_ground_truth_rubrics()[workflow.name]
     stakeholder = Stakeholder("client", truth)
-    manager = RubricDecompositionManagerAgent(model=SpokenModel(ASK, ASK, generated(truth)))
+    manager = RubricDecompositionManagerAgent(model=ScriptedModel(ASK, ASK, generated(truth)))
     log = await InitialRubricGenerationPhase(manager, stakeholder, max_turns=3).run(workflow)
     assert log.completion_reason == GENERATED
     assert log.budget_used == 2
@@ -82,12 +82,12 @@ async def test_one_episode_and_its_line(capsys: pytest.CaptureFixture[str]) -> N
     """The literal call of the paper: rubrics as workflow evaluators and no cadence still have a total."""
     workflow = load_training_workflows()[0]
     truth = load_ground_truth_rubrics()[workflow.name]
-    manager = RubricDecompositionManagerAgent(model=SpokenModel(WRITE, generated(truth)))
+    manager = RubricDecompositionManagerAgent(model=ScriptedModel(WRITE, generated(truth)))
     assert await train_one_episode(workflow, truth, manager) == 0.0
     line = capsys.readouterr().out.strip().splitlines()[-1]
     assert line.startswith("Synthetic: 0.")
     assert line.endswith("Reward: 0.000")
-    manager = RubricDecompositionManagerAgent(model=SpokenModel(WRITE, "no", "no", "no"))
+    manager = RubricDecompositionManagerAgent(model=ScriptedModel(WRITE, "no", "no", "no"))
     result = await collect_rollout(workflow, truth, manager)
     assert (result.reward, result.log.completion_reason) == (FAILED_GENERATION_REWARD, FAILED)
     assert 0 < result.ground_truth < 1
@@ -101,7 +101,7 @@ async def test_the_best_of_n_episodes_has_a_workflow_of_its_own() -> None:
 
     def make_manager(seed: int) -> RubricDecompositionManagerAgent:
         seeds.append(seed)
-        return RubricDecompositionManagerAgent(model=SpokenModel(WRITE, generated(truth) if seed == 6 else poor))
+        return RubricDecompositionManagerAgent(model=ScriptedModel(WRITE, generated(truth) if seed == 6 else poor))
 
     best = await best_of_n(workflow, truth, make_manager, n=3, seed=5)
     assert seeds == [5, 6, 7]
@@ -125,7 +125,7 @@ async def test_own_files(tmp_path: Path) -> None:
     (tmp_path / "rubrics.json").write_text(json.dumps({"note": "mention van 2; words 5 1"}))
     (workflow,) = load_training_workflows(tmp_path / "workflows.json")
     rubric = ground_truth_for(workflow, load_ground_truth_rubrics(tmp_path / "rubrics.json"))
-    done = await WorkflowEngine([PolicyWorker(SpokenModel("an idea", "a red van"))]).run(workflow)
+    done = await WorkflowEngine([PolicyWorker(ScriptedModel("an idea", "a red van"))]).run(workflow)
     assert done.is_complete
     assert (done.hours_spent, done.cost_spent) == (3.0, 10.0)
     assert await create_rubric_based_scorer(rubric)(done) == 1.0

@@ -111,9 +111,8 @@ class TrainablePolicy:
         self.max_batch = max_batch
         self.concurrency = 2 * max_batch
         """Episodes that run at the same time, at most."""
-        self.limits = limits or MicroBatchLimits(
-            GPU_TOKENS if self.decoder.device.type == "cuda" else MicroBatchLimits.tokens
-        )
+        default_tokens = GPU_TOKENS if self.decoder.device.type == "cuda" else MicroBatchLimits.tokens
+        self.limits = limits or MicroBatchLimits(default_tokens)
         self.logprob_limits = logprob_limits or self.limits
         self.role_policies: dict[str, TrainablePolicy] = {}
         """Roles with an adapter of their own over the same base model."""

@@ -24,7 +24,7 @@ from practicum.registry import make_format
 from practicum.rollout import run_episodes, with_models
 from practicum.task import Task
 from practicum.trajectory import Outcome, plan_attempts
-from tests.environments.rubric.test_rules import FixedModel
+from tests.scripted_model import ScriptedModel
 
 RULE = '{"type": "llm_judge", "name": "polite", "judge_prompt": "Is it polite?"}'
 JUDGED_RUBRIC = f'{{"action": "generate", "rubric": {{"rules": [{RULE}]}}}}'
@@ -121,7 +121,7 @@ async def test_questions_cost_a_little() -> None:
 
 async def test_a_judge_that_fails_ends_the_episode_as_judge_error() -> None:
     environment = RubricEnvironment(form="json", judge=True)
-    environment.models = {"judge": FixedModel(None)}
+    environment.models = {"judge": ScriptedModel()}
     assert environment.model_names() == ("judge",)
     await environment.reset(environment.tasks("test", 1)[0], 0)
     with pytest.raises(JudgeError):
@@ -136,8 +136,8 @@ async def test_an_episode_whose_judge_fails_is_not_scored() -> None:
     renderer = Renderer(loader.load_tokenizer("tiny"))
     engine = ScriptedEngine.of("expert", Manager(form="json"), make_format("hf"), renderer)
     tasks = RubricEnvironment().tasks("test", 2)
-    for text, outcome in ((None, Outcome.JUDGE_ERROR), ("high", Outcome.FAILURE)):
-        make = with_models(lambda: Manager(form="json", judge=True), {"judge": FixedModel(text)})
+    for texts, outcome in (((), Outcome.JUDGE_ERROR), (("high",), Outcome.FAILURE)):
+        make = with_models(lambda: Manager(form="json", judge=True), {"judge": ScriptedModel(*texts)})
         episodes = await run_episodes(plan_attempts(tasks, 1, 0), make, Agent(max_turns=3), engine, renderer)
         assert [episode.outcome for episode in episodes] == [outcome] * 2
 
@@ -216,7 +216,7 @@ def test_wrong_options(options: dict[str, object]) -> None:
 async def test_a_model_may_speak_for_the_stakeholder() -> None:
     environment = RubricEnvironment(stakeholder="policy")
     assert environment.model_names() == ("stakeholder",)
-    environment.models = {"stakeholder": FixedModel("Keep it short, please.")}
+    environment.models = {"stakeholder": ScriptedModel("Keep it short, please.")}
     await environment.reset(environment.tasks("test", 1)[0], 0)
     step = await environment.step(Action(content="ask length"))
     assert step.observation.messages[0].content == "Keep it short, please.\n2 turns left"

@@ -83,7 +83,7 @@ def test_published_scores_stand_beside_the_whole_panel_and_the_test_tasks() -> N
     assert env.published_scores(test_tasks[1:]) == {}
     lines = "\n".join(describe_published(ANCHORS))
     assert "GPT-4o-mini" in lines
-    assert "56.6%" in lines
+    assert "56.6 %" in lines
     assert describe_published({}) == []
 
 
