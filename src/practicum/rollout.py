@@ -30,6 +30,7 @@ from practicum.policy import Conversation, Policy
 from practicum.registry import make_format
 from practicum.resources import NO_RESOURCES, RunResources, shared_by
 from practicum.task import canonical_json
+from practicum.tools.base import start_timing, timed_step, tool_seconds
 from practicum.trajectory import (
     EXTERNAL_AGENT,
     TRAIN_ROLES,
@@ -45,7 +46,6 @@ from practicum.trajectory import (
 )
 from practicum.utils.concurrency import Deadline, with_timer
 from practicum.utils.garbage_collection import FREEZE_GC_MIN_EPISODES, freeze_gc
-from practicum.utils.tool_times import start_timing, timed_step, tool_seconds
 
 WRITES = "writes"
 """Key of an episode's provenance: what it wrote to shared resources, as pairs of name and value."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from practicum.data.run_folder import advantages_path
 from practicum.report.highlights import highlights
 from practicum.report.index import FIELDS
 from practicum.report.run_parts import compare_parts, parts_of_run
@@ -18,7 +19,6 @@ from practicum.report.run_view import RunView
 from practicum.report.runs import RunFolder
 from practicum.report.tokens import Tokenizers
 from practicum.training.rollout_source import EpisodeSaver
-from practicum.training.run_files import advantages_path
 from tests.report.report_files import an_episode
 
 REWARDS = (1.0, 0.0, 0.0, 1.0)

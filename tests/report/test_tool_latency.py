@@ -12,7 +12,7 @@ from practicum.data import store
 from practicum.data.collection import TIMING_FILE
 from practicum.data.episode_times import append_times
 from practicum.report.index import EpisodeIndex
-from practicum.utils.tool_times import start_timing, timed_call, timed_step, tool_seconds
+from practicum.tools.base import start_timing, timed_call, timed_step, tool_seconds
 from tests.report.report_files import an_episode
 
 

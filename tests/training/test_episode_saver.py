@@ -13,11 +13,11 @@ import pytest
 from practicum.algorithms import advantages
 from practicum.config.health import HealthSettings
 from practicum.data import store
+from practicum.data.run_folder import ADVANTAGES, GROUPS, TOP, advantages_path
 from practicum.errors import UserError
 from practicum.training.estimators import EstimatorSettings, num_sampled_tokens
 from practicum.training.monitor.health import HEALTH_FILE
 from practicum.training.run import Run
-from practicum.training.run_files import ADVANTAGES, GROUPS, TOP, advantages_path
 from practicum.training.settings import RunSettings
 
 from .test_run import RL, go, make_run

@@ -36,6 +36,19 @@ if TYPE_CHECKING:
     from practicum.models.loader import LoadedModel
 
 
+METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
+MODEL, LAST = "model", "last"
+"""Folders of a run: the best model by validation (the last where nothing was validated), and the last model."""
+TOP, GROUPS = "top_episodes", "groups"
+ADVANTAGES = "practicum advantages 1"
+"""Format of the files of advantages."""
+
+
+def advantages_path(episode: Path) -> Path:
+    """The path of the advantages of an episode's file."""
+    return episode.with_name(episode.name.removesuffix(".jsonl") + ".advantages.json")
+
+
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file under a temporary name and rename it: all bytes are there, or none and a UserError says why."""
     temporary: str | None = None

@@ -15,10 +15,9 @@ from practicum.errors import UserError, did_you_mean
 from practicum.registry import make_format
 from practicum.rewards.base import JUDGE, Reward, Score
 from practicum.task import Task
-from practicum.tools.base import Tool, ToolResult
+from practicum.tools.base import Tool, ToolResult, timed_call
 from practicum.tools.pool import Lease, StatePool
 from practicum.utils.concurrency import agent_time, half_used, in_thread_with_slots, judge_seconds
-from practicum.utils.tool_times import timed_call
 
 MAX_CALLS_PER_REPLY = 16
 TOO_MANY_CALLS = f"Error: not run, a reply may have at most {MAX_CALLS_PER_REPLY} calls"

@@ -109,12 +109,12 @@ class Improvement:
         return f"{', '.join(parts)} ({100 * self.interval.level:.3g} % intervals)"
 
     def _error_text(self, reduction: float) -> str:
-        """The change of the errors in words: a policy with more of them has "more errors", not "-20 % fewer"."""
+        """The change of the errors in words: "more errors", not "-20 % fewer"; no policy loses over 100 % of them."""
         limits = [100 * limit / (1 - self.baseline) for limit in (self.interval.low, self.interval.high)]
         if reduction < 0:
             more = [-limit for limit in reversed(limits)]
             return f"{-100 * reduction:.1f} % more errors [{more[0]:.1f}, {more[1]:.1f}]"
-        return f"{100 * reduction:.1f} % fewer errors [{limits[0]:.1f}, {limits[1]:.1f}]"
+        return f"{100 * reduction:.1f} % fewer errors [{limits[0]:.1f}, {min(limits[1], 100.0):.1f}]"
 
 
 @dataclass(frozen=True, slots=True)

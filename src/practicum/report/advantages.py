@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from practicum.training.run_files import ADVANTAGES, advantages_path
+from practicum.data.run_folder import ADVANTAGES, advantages_path
 from practicum.utils.escape import is_number
 from practicum.utils.regular_files import read_regular
 from practicum.utils.terminal import escape_invisible

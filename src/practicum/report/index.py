@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.data import store
+from practicum.data.run_folder import GROUPS, TOP, advantages_path
 from practicum.data.store import EPISODE_MARK
 from practicum.errors import UserError
 from practicum.evaluation.result import AttemptResult, attempt_result
@@ -21,7 +22,6 @@ from practicum.report.runs import MAX_DEPTH, METRICS, SKIPPED_FOLDERS
 from practicum.report.search_index import SearchIndex, words_of
 from practicum.report.stage_order import StageKey, natural_key, stage_key
 from practicum.report.tool_latency import ToolSeconds, ToolTimes
-from practicum.training.run_files import GROUPS, TOP, advantages_path
 from practicum.training.validation_results import VALIDATION
 from practicum.trajectory import Trajectory
 from practicum.utils.escape import is_number, json_number

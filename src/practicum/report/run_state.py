@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from practicum.training.run_files import LAST, METRICS, MODEL
+from practicum.data.run_folder import LAST, METRICS, MODEL
 
 LOCKS = Path("/proc/locks")
 """The kernel's list of locks. It is read because trying the lock would keep a training from starting at that moment."""

@@ -3,6 +3,9 @@
 The schema comes from the signature and the docstring. Every error of a call (a missing or unknown argument, a wrong
 type, an exception) becomes an observation; a call is never made with invented arguments. Two errors end the episode
 unscored instead: an exceeded deadline and a `ToolFailure`. A `UserError`, a wrong setting, stops the run.
+
+How long the calls of an episode take is measured while it runs (`start_timing`, `tool_seconds`), and is never part of
+its record on disk.
 """
 
 from __future__ import annotations
@@ -13,11 +16,13 @@ import inspect
 import json
 import math
 import re
+import time
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 from practicum.errors import UserError, describe_exception, did_you_mean, own_place_of
 from practicum.tools.errors import ToolFailure
@@ -25,6 +30,12 @@ from practicum.tools.pool import Lease, StatePool, pool_for
 from practicum.utils.concurrency import agent_time, perform, with_timer
 from practicum.utils.pickling import PickledByPlace
 
+T = TypeVar("T")
+SECONDS_DIGITS = 6
+"""Digits after the point of the seconds of a call."""
+
+_calls: ContextVar[list[tuple[str, float]] | None] = ContextVar("tool_calls", default=None)
+"""Name and seconds of every call of the episode that runs in this context."""
 JSON_TYPES: dict[Any, str] = {
     str: "string",
     int: "integer",
@@ -297,3 +308,46 @@ def _error_text(error: Exception) -> str:
     return (
         f"{type(error).__name__}: {text}" if text and isinstance(error, LookupError) else text or type(error).__name__
     )
+
+
+def start_timing() -> None:
+    """Begin an episode: calls from here on, in this context and the tasks it starts, are its own."""
+    _calls.set([])
+
+
+async def timed_call(name: str, answer: Awaitable[T]) -> T:
+    """Await the answer of a tool and note how long it took, also where it failed."""
+    begun = time.perf_counter()
+    try:
+        return await answer
+    finally:
+        _note(name, time.perf_counter() - begun)
+
+
+async def timed_step(names: Sequence[str], answer: Awaitable[T]) -> T:
+    """Await the step of an environment for a reply that called tools of these names.
+
+    An environment that runs its tools itself, perhaps in another process, notes no calls: then the time of the step is
+    that of its only call. Where there are several, none of them has a time.
+    """
+    calls, begun = _calls.get(), time.perf_counter()
+    num_before = 0 if calls is None else len(calls)
+    try:
+        return await answer
+    finally:
+        if len(names) == 1 and calls is not None and len(calls) == num_before:
+            _note(names[0], time.perf_counter() - begun)
+
+
+def tool_seconds() -> dict[str, tuple[float, ...]]:
+    """The seconds of each call of the episode so far, by tool."""
+    seconds: dict[str, list[float]] = {}
+    for name, value in _calls.get() or ():
+        seconds.setdefault(name, []).append(round(value, SECONDS_DIGITS))
+    return {name: tuple(values) for name, values in seconds.items()}
+
+
+def _note(name: str, seconds: float) -> None:
+    calls = _calls.get()
+    if calls is not None:
+        calls.append((name, seconds))

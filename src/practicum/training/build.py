@@ -19,7 +19,7 @@ from practicum.config.fields import default_of
 from practicum.config.overrides import Resolved
 from practicum.config.resolve import Launch, ranks_asked_for, read_launch, resolve_train, select_gpu
 from practicum.config.train import TrainConfig, TrainerConfig
-from practicum.data.run_folder import FolderLock, ModelRef, lock_for_run, resolve_model, write_atomic
+from practicum.data.run_folder import MODEL, FolderLock, ModelRef, lock_for_run, resolve_model, write_atomic
 from practicum.data.task_overlap import num_shared, write_train_tasks
 from practicum.engines.base import PolicyEngine
 from practicum.engines.vllm.engine import VLLMEngine, VLLMSettings
@@ -53,7 +53,6 @@ from practicum.training.roles import (
 )
 from practicum.training.rollout_source import OnlineSource, RolloutSource
 from practicum.training.run import Run, RunMonitor
-from practicum.training.run_files import MODEL
 from practicum.training.settings import (
     environment_name,
     external_agent,

@@ -32,6 +32,7 @@ from practicum.config.overrides import Resolved
 from practicum.config.sft import SFTConfig
 from practicum.config.train import TrainConfig
 from practicum.data.run_folder import (
+    METRICS,
     UNFINISHED,
     checkpoint_path,
     checkpoint_steps,
@@ -45,7 +46,6 @@ from practicum.errors import UserError
 from practicum.rollout_setup import ROLES
 from practicum.training import ranks
 from practicum.training.critic import Critic
-from practicum.training.run_files import METRICS
 from practicum.training.trainable_policy import TrainablePolicy
 
 PACKAGE = Path(__file__).parent.parent

@@ -26,7 +26,7 @@ from practicum.training.critic import Critic, ValuedSample, explained_variance, 
 from practicum.training.estimators import ESTIMATORS, Advantages, TokenRewards, estimate, token_rewards
 from practicum.training.learner import learning_rate, utilisation
 from practicum.training.micro_batches import Sample, cache_token_masks, in_token_order, scatter, unweighted_samples
-from practicum.training.monitor.loggers import summary_stats
+from practicum.training.monitor.loggers import summary_stats, tool_time_metrics
 from practicum.training.objective import (
     WeightedTrajectory,
     build_samples,
@@ -252,7 +252,7 @@ class RLTrainer(Trainer):
         metrics |= {self.source.metric_names.get(name, name): value for name, value in updated.items()}
         metrics |= batch.stream_metrics
         check_mismatch(step, metrics, self.settings.mismatch_limit)
-        metrics |= {"timing/rollout": batch.seconds, **batch.tool_times}
+        metrics |= {"timing/rollout": batch.seconds, **tool_time_metrics(batch.episodes)}
         metrics["timing/credit"] = estimated - begun
         metrics["timing/update"] = time.perf_counter() - estimated
         return metrics | utilisation(learners, flops, metrics["timing/update"])

@@ -34,17 +34,6 @@ class RolloutBatch:
     temperatures: Sequence[Sequence[float]] | None = None
     """Sampling temperature of each trajectory of `groups`; None where all have the agent's."""
 
-    @property
-    def tool_times(self) -> Metrics:
-        """Mean and longest seconds of a call, for each tool that episodes were offered and called."""
-        seconds: dict[str, list[float]] = {}
-        for episode in self.episodes:
-            offered = {str(tool.get("function", tool).get("name")) for tool in episode.provenance.get("tools", ())}
-            for name in offered & episode.tool_seconds.keys():
-                seconds.setdefault(name, []).extend(episode.tool_seconds[name])
-        means = {f"timing/tool/{name}/mean": sum(seconds[name]) / len(seconds[name]) for name in sorted(seconds)}
-        return means | {f"timing/tool/{name}/max": max(seconds[name]) for name in sorted(seconds)}
-
     def record(self) -> dict[str, Any]:
         """The batch as plain JSON values."""
         indices = {id(episode): index for index, episode in enumerate(self.episodes)}

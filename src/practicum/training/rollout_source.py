@@ -25,7 +25,7 @@ import numpy as np
 from practicum.agent import Agent
 from practicum.chat.console import EpisodeWatcher
 from practicum.data import store
-from practicum.data.run_folder import write_atomic
+from practicum.data.run_folder import ADVANTAGES, GROUPS, TOP, advantages_path, write_atomic
 from practicum.errors import UserError
 from practicum.resources import RunResources
 from practicum.rollout import MakeEnvironment
@@ -40,7 +40,6 @@ from practicum.training.estimators import (
 from practicum.training.group_reward import find_group_reward
 from practicum.training.monitor.loggers import summary_stats
 from practicum.training.rollout_batch import RolloutBatch, TrajectoryGroups
-from practicum.training.run_files import ADVANTAGES, GROUPS, TOP, advantages_path
 from practicum.training.settings import CurriculumSettings, RLSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import (

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.distributed as dist
 
 from practicum.config.health import HealthSettings, RewardHackingSettings
-from practicum.data.run_folder import CHECKPOINT_NAME, FolderLock
+from practicum.data.run_folder import CHECKPOINT_NAME, GROUPS, LAST, METRICS, MODEL, TIMING, TOP, FolderLock
 from practicum.errors import UserError
 from practicum.training import checkpoint
 from practicum.training.checkpoint import ABANDONED, Checkpoints
@@ -31,7 +31,6 @@ from practicum.training.monitor.loggers import Logger, MetricsFile, memory_metri
 from practicum.training.monitor.reward_hacking import RewardHackingMonitor
 from practicum.training.monitor.supervised_health import SupervisedMonitor
 from practicum.training.rollout_source import EpisodeSaver
-from practicum.training.run_files import GROUPS, LAST, METRICS, MODEL, TIMING, TOP
 from practicum.training.settings import LOSS_METRICS, RunSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.training.trainer import Trainer

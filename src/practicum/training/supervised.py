@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from practicum.data.run_folder import MODEL
 from practicum.errors import UserError
 from practicum.training.learner import utilisation
 from practicum.training.micro_batches import Sample
-from practicum.training.run_files import MODEL
 from practicum.training.settings import RunSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.training.trainer import StepResult, Trainer

@@ -27,6 +27,7 @@ import psutil
 from practicum.data.jsonl import parse_object, read_lines
 from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError, did_you_mean
+from practicum.trajectory import Trajectory
 from practicum.utils.tables import percent, percent_interval
 from practicum.utils.terminal import text_width, wrap
 
@@ -375,3 +376,14 @@ def summary_stats(name: str, values: Sequence[float]) -> dict[str, float]:
     mean = math.fsum(values) / len(values)
     deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / max(1, len(values) - 1))
     return {f"{name}/mean": mean, f"{name}/std": deviation, f"{name}/min": min(values), f"{name}/max": max(values)}
+
+
+def tool_time_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    """Mean and longest seconds of a call, for each tool that episodes were offered and called."""
+    seconds: dict[str, list[float]] = {}
+    for episode in episodes:
+        offered = {str(tool.get("function", tool).get("name")) for tool in episode.provenance.get("tools", ())}
+        for name in offered & episode.tool_seconds.keys():
+            seconds.setdefault(name, []).extend(episode.tool_seconds[name])
+    means = {f"timing/tool/{name}/mean": sum(seconds[name]) / len(seconds[name]) for name in sorted(seconds)}
+    return means | {f"timing/tool/{name}/max": max(seconds[name]) for name in sorted(seconds)}
