@@ -118,6 +118,7 @@ def _serve(args: argparse.Namespace) -> int:
         models = await (_load_models(args, loader) if follower is None else follower.start(_names(args)[0]))
         try:
             await _add_names(args, models)
+            await asyncio.sleep(0)  # Ctrl-C during the loading takes effect here: within uvicorn it is a traceback
         except BaseException:
             await models.close()  # which unloads what was loaded into a vLLM server
             raise
