@@ -160,7 +160,7 @@ class RunningRequest:
 
     def sampled_tokens(self, start: int) -> list[SampledToken]:
         """The new tokens from an index on."""
-        top = self.top_logprobs[start:] or [()] * (len(self.new_ids) - start)
+        top = self.top_logprobs[start:] if self.request.top_logprobs else [()] * (len(self.new_ids) - start)
         new = zip(self.new_ids[start:], self.logprobs[start:], top, strict=False)
         return [SampledToken(token, logprob, most) for token, logprob, most in new]
 
