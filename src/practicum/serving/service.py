@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from jinja2 import TemplateError
 
-from practicum.chat.formats.hermes import HermesFormat
+from practicum.chat.formats.hermes import CLOSE_TAG, HermesFormat
 from practicum.chat.renderer import LONG_TEXT, Renderer
 from practicum.chat.response_format import JSON_SPACING, resolve_response_format
 from practicum.engines.base import Engine, Generation, Request, SampledToken, Sampling
@@ -28,7 +28,7 @@ from practicum.policy import NO_TASK
 from practicum.serving.errors import APIError, bad_request
 from practicum.serving.fair_queue import FairQueue
 from practicum.serving.metrics import Metrics
-from practicum.serving.reply_reader import CLOSE, ReplyReader, sampled_tokens
+from practicum.serving.reply_reader import ReplyReader, sampled_tokens
 from practicum.serving.served_models import ServedModels
 from practicum.serving.turn import (
     FUNCTION,
@@ -192,7 +192,7 @@ def sampling_of(turn: TurnRequest, default: Sampling, num_prompt: int, context: 
     asked: dict[str, Any] = {"temperature": turn.temperature, "top_p": turn.top_p, "top_k": turn.top_k}
     chosen = replace(default, **{name: value for name, value in asked.items() if value is not None})
     most = default.max_tokens if turn.max_tokens is None else turn.max_tokens
-    stop = turn.stop if turn.tool_choice.parallel or not turn.may_call else (*turn.stop, CLOSE)
+    stop = turn.stop if turn.tool_choice.parallel or not turn.may_call else (*turn.stop, CLOSE_TAG)
     return replace(chosen, max_tokens=min(most, context - num_prompt), stop=stop)
 
 
