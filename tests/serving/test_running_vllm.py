@@ -45,7 +45,7 @@ def ask(small: SmallVLLM, steps: Any) -> Any:
 
     async def run() -> Any:
         url = small.url  # type: ignore[attr-defined]
-        models: ServedModels = ModelLoader(Device()).load_running("mine", ModelRef("tiny"), url, None)
+        models: ServedModels = ModelLoader(Device()).load_running_vllm("mine", ModelRef("tiny"), url, None)
         transport = httpx.ASGITransport(make_app(ModelServer(models)))
         async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
             try:
@@ -114,7 +114,7 @@ def test_an_adapter_that_cannot_be_unloaded_does_not_keep_its_engine_open(
 ) -> None:
     async def run() -> None:
         url = small.url  # type: ignore[attr-defined]
-        models = ModelLoader(Device()).load_running("mine", ModelRef("tiny"), url, None)
+        models = ModelLoader(Device()).load_running_vllm("mine", ModelRef("tiny"), url, None)
         await models.load_adapter("own", write_adapter(tmp_path / "a", 1))
         engine = models.default.engine
         closed = asyncio.Event()
@@ -127,7 +127,7 @@ def test_an_adapter_that_cannot_be_unloaded_does_not_keep_its_engine_open(
         engine.close = closing  # type: ignore[method-assign]
         models.replace_base(ModelLoader(Device()).load_base("next", ModelRef("tiny")))
         small.adapters.clear()  # as if somebody else had unloaded it: the server refuses to do so again
-        models.remove("own")
+        models.remove_adapter("own")
         await asyncio.wait_for(closed.wait(), 30)
         await models.close()
 

@@ -175,7 +175,7 @@ def test_an_adapter_of_cancelled_requests_is_freed(adapters: list[Path]) -> None
         await until(lambda: engine.num_running == len(tasks))
         for task in tasks[1:]:
             task.cancel()
-        models.remove("mine")
+        models.remove_adapter("mine")
         loaded = engine.adapters
         assert loaded is not None
         await until(lambda: loaded.matrices.names == ())

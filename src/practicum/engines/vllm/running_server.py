@@ -135,7 +135,7 @@ class RunningVLLM:
         await self._post("/v1/unload_lora_adapter", {"lora_name": name})
         self._loaded.discard(name)
 
-    async def taken_names(self) -> set[str]:
+    async def model_names(self) -> set[str]:
         """The names that the server has now, its model's among them: others may load adapters into it too."""
         try:
             answer = await self._client.get("/v1/models")
