@@ -135,6 +135,15 @@ def test_what_cannot_be_loaded_is_said(server: ModelServer, tmp_path: Path) -> N
     assert post(server, "/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "y"}).status_code == 403
 
 
+@pytest.mark.parametrize("sampling", [{"top_p": 5e-324}, {"temperature": 1e-40}, {"temperature": 5e-324}])
+def test_sampling_parameters_near_zero_are_greedy(server: ModelServer, sampling: dict[str, float]) -> None:
+    """They are above 0 in the request, and 0 or close to it as a float32."""
+    body = {**BODY, "model": "tiny", "seed": 1, "logprobs": True}
+    greedy, near = (post(server, CHAT, {**body, **more}).json() for more in ({"temperature": 0}, sampling))
+    assert near["choices"][0]["message"] == greedy["choices"][0]["message"]
+    assert len(near["choices"][0]["logprobs"]["content"]) == len(greedy["choices"][0]["logprobs"]["content"])
+
+
 def test_two_names_for_one_model(server: ModelServer) -> None:
     assert server.models is not None
     server.models.add_alias("other", "tiny")

@@ -44,6 +44,8 @@ from practicum.serving.turn import (
 from practicum.trajectory import Span, derive_seed
 
 MAX_SEED = 2**63 - 1
+MIN_TEMPERATURE = 1e-5
+"""Lower temperatures are greedy, as in vLLM: logits divided by them would leave the range of a float32."""
 T = TypeVar("T")
 
 
@@ -189,7 +191,9 @@ def turn_sampling(turn: TurnRequest, default: Sampling, num_prompt: int, context
     for text in turn.stop:
         if not text or len(text) > STOP_WINDOW:
             raise bad_request(f"A stop string must have 1 to {STOP_WINDOW} characters.", "stop")
-    asked: dict[str, Any] = {"temperature": turn.temperature, "top_p": turn.top_p, "top_k": turn.top_k}
+    is_greedy = turn.temperature is not None and turn.temperature < MIN_TEMPERATURE
+    temperature = 0.0 if is_greedy else turn.temperature
+    asked: dict[str, Any] = {"temperature": temperature, "top_p": turn.top_p, "top_k": turn.top_k}
     chosen = replace(default, **{name: value for name, value in asked.items() if value is not None})
     most = default.max_tokens if turn.max_tokens is None else turn.max_tokens
     stop = turn.stop if turn.tool_choice.parallel or not turn.may_call else (*turn.stop, CLOSE_TAG)
