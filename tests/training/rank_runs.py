@@ -16,7 +16,7 @@ import numpy as np
 from practicum.evaluation.panel import Panel
 from practicum.models import loader
 from practicum.training import ranks
-from practicum.training.follower import follow
+from practicum.training.follower import run_follower
 from practicum.training.micro_batches import Sample
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.rollout_source import OnlineSource
@@ -35,7 +35,7 @@ def train(folder: Path, trainer: Trainer, settings: RunSettings) -> None:
     async def whole() -> None:
         try:
             if ranks.index() > 0:
-                await follow(trainer)
+                await run_follower(trainer)
                 return
             monitor = RunMonitor(folder, trainer, say=str) if isinstance(trainer, RLTrainer) else None
             run = Run(folder, trainer, settings, monitor, say=str)

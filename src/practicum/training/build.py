@@ -38,7 +38,7 @@ from practicum.task import Task
 from practicum.training import ranks
 from practicum.training.checkpoint import check_continuation, keep_stored_defaults, record_version
 from practicum.training.estimators import ESTIMATORS
-from practicum.training.follower import follow
+from practicum.training.follower import run_follower
 from practicum.training.logged_data import read_logged_data
 from practicum.training.logged_source import METHODS
 from practicum.training.micro_batches import MicroBatchLimits
@@ -420,7 +420,7 @@ async def _follow(config: TrainConfig, model: Path) -> TrainResult:
     check_components(config, components)
     trainer, _, _ = build_trainer(config, folder, on, components, say=lambda text: None)
     try:
-        steps = await follow(trainer)
+        steps = await run_follower(trainer)
     finally:
         await trainer.policy.close()
     return TrainResult(folder, model, steps, None, None, {})

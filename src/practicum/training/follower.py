@@ -21,35 +21,35 @@ class Leader:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self._others_wait = ranks.count() > 1
+        self._followers_wait = ranks.count() > 1
 
-    def begin(self, step: int) -> None:
+    def share_state(self, step: int) -> None:
         """Give the weights, the optimizer's moments and the state of this rank to all others."""
         share_state(self.trainer, step)
 
     @contextlib.contextmanager
-    def together(self, command: str, **values: Any) -> Iterator[None]:
+    def announce(self, command: str, **values: Any) -> Iterator[None]:
         """Announce what this block does; if it fails the others are not waiting for an announcement any more."""
         if ranks.count() > 1:
             ranks.broadcast_json({"command": command, **values})
-        self._others_wait = False
+        self._followers_wait = False
         yield
-        self._others_wait = ranks.count() > 1
+        self._followers_wait = ranks.count() > 1
 
     def check_weights(self) -> None:
         """Raise unless all ranks have the same weights."""
         if ranks.count() > 1:
-            with self.together("check"):
+            with self.announce("check"):
                 _check_weights(self.trainer)
 
-    def end(self) -> None:
+    def end_followers(self) -> None:
         """Let the others end, if they wait."""
-        if self._others_wait:
+        if self._followers_wait:
             ranks.broadcast_json({"command": "end"})
-            self._others_wait = False
+            self._followers_wait = False
 
 
-async def follow(trainer: Trainer) -> int:
+async def run_follower(trainer: Trainer) -> int:
     """Do what rank 0 announces until it ends; returns the number of the last step."""
     # Whether to stop is rank 0's decision; a launcher that gives up ends this process with SIGKILL.
     before = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGTERM)]

@@ -178,14 +178,14 @@ class Run:
         self._signals.loop = asyncio.get_running_loop()
         try:
             if self.leader is not None:
-                self.leader.begin(self.state.step)
+                self.leader.share_state(self.state.step)
             return await self._train()
         except Terminated:
             raise KeyboardInterrupt from None
         finally:
             try:
                 if self.leader is not None:
-                    self.leader.end()
+                    self.leader.end_followers()
                 await self.trainer.close()
             finally:
                 if self._lock is not None:
@@ -252,7 +252,7 @@ class Run:
 
     def _on_all_ranks(self, command: str, **values: Any) -> contextlib.AbstractContextManager[None]:
         """What the block does, the other ranks do too, where there are any."""
-        return contextlib.nullcontext() if self.leader is None else self.leader.together(command, **values)
+        return contextlib.nullcontext() if self.leader is None else self.leader.announce(command, **values)
 
     def _finish_step(self, done: int, metrics: dict[str, float], log: RunLog) -> None:
         """Write the metrics of a step, act on what was found, and save where that is due."""
