@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,8 @@ from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Observation
 from practicum.kernels.paged_kv import LayerPages
 from practicum.models.decoder import Decoder
+from practicum.models.loader import LoadedModel
+from practicum.models.lora import LoRASettings, add_adapter
 from practicum.task import Task
 from tests.engines.local.schemas import SCHEMAS, response_format
 from tests.engines.local.test_cuda_runner import build_model
@@ -102,6 +105,42 @@ def test_filtered_sampling_is_that_of_the_cpu(renderer: Renderer, monkeypatch: p
     assert [reply.kept for reply in replies] == [reply.kept for reply in expected]
     assert isinstance(engine.runner, CudaRunner)
     assert int(engine.runner.state.position[engine.kv_cache.padding_slot]) == 0
+    for mine, other in zip(replies, expected, strict=True):
+        assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_replies_of_adapters_are_those_of_the_cpu(renderer: Renderer) -> None:
+    """Two adapters and the base model in one batch, whose adapters are replaced between two batches."""
+    from practicum.engines.local.cuda_runner import CudaRunner
+
+    model = build_model("qwen2")
+    adapters = []
+    for seed in (1, 2):
+        loaded = LoadedModel(copy.deepcopy(model), renderer.tokenizer, "qwen2")
+        adapters.append(add_adapter(loaded, LoRASettings(4 * seed, 12.0), seed=seed).adapter)
+        for key, parameter in adapters[-1].named_parameters():
+            if "lora_B" in key:
+                torch.nn.init.normal_(parameter, std=0.05)
+    names = ("a", "", "b", "a")
+    asked = [
+        replace(one, adapter=name)
+        for one, name in zip(make_requests([range(30, 40)] * 4, [Sampling(1.0)] * 4), names, strict=True)
+    ]
+
+    async def run(engine: LocalEngine) -> list[Generation]:
+        replies: list[Generation] = []
+        for first, second in ((0, 1), (1, 0)):
+            await engine.load_adapter("a", adapters[first])
+            await engine.load_adapter("b", adapters[second])
+            replies += await asyncio.gather(*(engine.generate(one) for one in asked))
+        await engine.close()
+        return replies
+
+    expected = asyncio.run(run(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1)))
+    engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1, steps_per_decode=2, runner=CudaRunner)
+    replies = asyncio.run(run(engine))
+    assert [reply.ids for reply in replies] == [reply.ids for reply in expected]
+    assert len({reply.logprobs for reply in replies}) > 4  # the adapters matter
     for mine, other in zip(replies, expected, strict=True):
         assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 

@@ -42,16 +42,26 @@ def accumulate_terms(acc, rows, columns, exact: tl.constexpr):
 
 
 @triton.jit
-def _matmul_silu_and_mul(
-    x, weight, out, rows, width, size: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
-    block_k: tl.constexpr, stages: tl.constexpr, exact: tl.constexpr,
-) -> None:  # fmt: skip
+def program_tile(
+    x, weight, rows, size: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr
+):
+    """The rows and columns of a program's tile of x [W, E] times weight [O, E] transposed, which rows there are
+    [block_m, 1], and where the first terms of both are."""
     row = tl.program_id(1) * block_m + tl.arange(0, block_m)
     column = tl.program_id(0) * block_n + tl.arange(0, block_n)
     term = tl.arange(0, block_k)
     inside = (row < rows)[:, None]
     source = x + row[:, None] * size + term[None, :]
-    gate_weight = weight + column[None, :] * size + term[:, None]
+    weights = weight + column[None, :] * size + term[:, None]
+    return row, column, inside, source, weights
+
+
+@triton.jit
+def _matmul_silu_and_mul(
+    x, weight, out, rows, width, size: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
+    block_k: tl.constexpr, stages: tl.constexpr, exact: tl.constexpr,
+) -> None:  # fmt: skip
+    row, column, inside, source, gate_weight = program_tile(x, weight, rows, size, block_m, block_n, block_k)
     up_weight = gate_weight + width * size
     gate, up = tl.zeros((block_m, block_n), tl.float32), tl.zeros((block_m, block_n), tl.float32)
     for start in tl.range(0, size, block_k, num_stages=stages):
@@ -163,6 +173,6 @@ def project_qkv(
 
 def fusable_weight(fused: FusedLinear, x: Tensor, max_hidden: int) -> Tensor | None:
     """The weight of a product that a fused kernel can compute and that is small enough for it to pay."""
-    with_adapters = fused.adapters is not None and fused.adapters.selection.mask is not None
+    with_adapters = fused.adapters is not None and fused.adapters.in_use
     fits = x.dtype in FUSED_DTYPES and x.shape[1] <= max_hidden and x.shape[1] % BLOCK_K == 0
     return fused.weight if fits and not with_adapters else None

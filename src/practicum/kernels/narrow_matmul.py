@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from practicum.kernels.fused_matmul import accumulate_terms
+from practicum.kernels.fused_matmul import accumulate_terms, program_tile
 from practicum.kernels.packed_forward import linear
 from practicum.models.decoder import FusedLinear
 
@@ -44,12 +44,7 @@ def _narrow_matmul(
     x, weight, out, rows, width, size: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
     block_k: tl.constexpr, stages: tl.constexpr, exact: tl.constexpr,
 ) -> None:  # fmt: skip
-    row = tl.program_id(1) * block_m + tl.arange(0, block_m)
-    column = tl.program_id(0) * block_n + tl.arange(0, block_n)
-    term = tl.arange(0, block_k)
-    inside = (row < rows)[:, None]
-    source = x + row[:, None] * size + term[None, :]
-    weights = weight + column[None, :] * size + term[:, None]
+    row, column, inside, source, weights = program_tile(x, weight, rows, size, block_m, block_n, block_k)
     acc = tl.zeros((block_m, block_n), tl.float32)
     for start in tl.range(0, size, block_k, num_stages=stages):
         acc = accumulate_terms(acc, tl.load(source + start, mask=inside, other=0.0), tl.load(weights + start), exact)
@@ -87,7 +82,7 @@ class ProductChoices:
 
         The first call for a shape measures: it must not be captured, and be on a stream that can be.
         """
-        with_adapters = fused.adapters is not None and fused.adapters.selection.mask is not None
+        with_adapters = fused.adapters is not None and fused.adapters.in_use
         if fused.weight is None or fused.bias is not None or with_adapters or not x.is_cuda or x.dtype.itemsize != 2:
             return linear(fused, x)
         key = (x.shape[0], x.shape[1], fused.weight.shape[0])

@@ -94,30 +94,10 @@ class Shape:
 class AdapterSelection(threading.local):
     """Which adapters the rows of this thread's next pass use; neither a mask nor rows: the base model alone."""
 
-    mask: Tensor | None = None
-    """The columns of each row's adapter in `JoinedAdapters` [.., width]."""
+    excluded: Mapping[str, Tensor] | None = None
+    """For `MaskedAdapters`: the adapters of the pass, and the rows that do not use each of them [.., 1]."""
     rows: Sequence[tuple[str, Tensor | None, int]] = ()
     """For `RowAdapters`: each adapter, the indices of its rows, padded, and the number of its rows; None: all rows."""
-
-
-@dataclass(frozen=True)
-class JoinedAdapters:
-    """Low-rank matrices of several adapters for one `FusedLinear` of `projections` layers, of `width` columns each.
-
-    All adapters are two products, whatever their number, and shapes do not depend on the batch: for a captured graph.
-    """
-
-    down: Tensor  # [projections · width, in]
-    up: Tensor  # [out, projections · width]
-    projections: int
-    selection: AdapterSelection
-
-    def add_to(self, output: Tensor, x: Tensor) -> Tensor:
-        """The base layer's output with those of the selected adapters added."""
-        if self.selection.mask is None:
-            return output
-        low_rank = F.linear(x, self.down) * self.selection.mask.tile(self.projections)
-        return output + F.linear(low_rank, self.up)
 
 
 class LowRankUpdate(NamedTuple):
@@ -128,26 +108,57 @@ class LowRankUpdate(NamedTuple):
     up: Tensor  # [columns, r]
     scale: float
 
+    def output(self, x: Tensor) -> Tensor:
+        """What is added to the projection of x, by PEFT's operations in their order: each one rounds to x's dtype."""
+        return F.linear(F.linear(x, self.down), self.up) * self.scale
+
 
 @dataclass(frozen=True)
-class RowAdapters:
-    """Low-rank matrices of several adapters for one `FusedLinear`, each computed for its own rows only.
+class MaskedAdapters:
+    """Low-rank matrices of several adapters for one `FusedLinear`, each computed for all rows and added to its own.
 
-    The operations are PEFT's, in its order, so that engine and learner agree to the last bit.
+    Shapes do not depend on which rows use which adapter: for a captured graph. A row gets the bits of PEFT's layers.
     """
 
     updates: Mapping[str, Sequence[LowRankUpdate]]
     selection: AdapterSelection
 
+    @property
+    def in_use(self) -> bool:
+        """Whether the next pass has an adapter that changes this layer."""
+        return any(name in self.updates for name in self.selection.excluded or ())
+
+    def add_to(self, output: Tensor, x: Tensor) -> Tensor:
+        """The base layer's output with those of the selected adapters added."""
+        for name, excluded in (self.selection.excluded or {}).items():
+            for update in self.updates.get(name, ()):
+                output[..., update.columns] += update.output(x).masked_fill_(excluded, 0)
+        return output
+
+
+@dataclass(frozen=True)
+class RowAdapters:
+    """Low-rank matrices of several adapters for one `FusedLinear`, each computed for its own rows only.
+
+    A row gets the bits of PEFT's layers.
+    """
+
+    updates: Mapping[str, Sequence[LowRankUpdate]]
+    selection: AdapterSelection
+
+    @property
+    def in_use(self) -> bool:
+        """Whether the next pass has an adapter that changes this layer."""
+        return any(name in self.updates for name, _, _ in self.selection.rows)
+
     def add_to(self, output: Tensor, x: Tensor) -> Tensor:
         """The base layer's output with those of the selected adapters added."""
         for name, rows, count in self.selection.rows:
-            for columns, down, up, scale in self.updates.get(name, ()):
-                update = F.linear(F.linear(x if rows is None else x[rows], down), up) * scale
+            for update in self.updates.get(name, ()):
                 if rows is None:
-                    output[..., columns] += update
+                    output[..., update.columns] += update.output(x)
                 else:
-                    output[rows[:count], ..., columns] += update[:count]
+                    output[rows[:count], ..., update.columns] += update.output(x[rows])[:count]
         return output
 
 
@@ -165,7 +176,7 @@ class FusedLinear:
         self.plain = all(type(linear) is nn.Linear for linear in linears) and len(biases) in (0, len(linears))
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
-        self.adapters: JoinedAdapters | RowAdapters | None = None
+        self.adapters: MaskedAdapters | RowAdapters | None = None
         """Adapters that single requests may use while decoding."""
         if self.plain:  # PEFT's and quantised layers compute in their own way
             self.weight = self._join([linear.weight for linear in linears])

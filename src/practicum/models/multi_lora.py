@@ -1,8 +1,9 @@
 """Several LoRA adapters over one base model at once: each row of a batch has its own.
 
-On a CPU each adapter is computed for its own rows, in the operations that PEFT does. On a GPU the low-rank matrices of
-all adapters are joined, so a layer costs two more small products however many adapters there are, and a row's mask
-selects its own adapter's columns. For decoding only: training goes through PEFT's own layers.
+A row gets what PEFT's layers would compute for it, operation by operation, so that engine and learner agree to the
+last bit. On a CPU each adapter is computed for its own rows. On a GPU, where captured graphs have fixed shapes, the
+adapters of a batch are computed for all rows and added to their own ones. For decoding only: training goes through
+PEFT's own layers.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from practicum.models.decoder import (
     AdapterSelection,
     Decoder,
     FusedLinear,
-    JoinedAdapters,
     LowRankUpdate,
+    MaskedAdapters,
     RowAdapters,
 )
 
@@ -45,25 +46,21 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Adapter:
-    """One adapter's matrices by (layer, projection): A [r, in], B [out, r] and the scale; `rank`: the largest."""
+    """One adapter's matrices by (layer, projection): A [r, in], B [out, r] and the scale."""
 
-    rank: int
     parts: Mapping[tuple[int, str], tuple[Tensor, Tensor, float]]
 
 
 class MultiLoRA:
     """Adapters by name, and their matrices in every layer of a decoder."""
 
-    def __init__(self, decoder: Decoder, joined: bool) -> None:
-        """`joined`: whether the matrices of all adapters are joined."""
+    def __init__(self, decoder: Decoder, masked: bool) -> None:
+        """`masked`: whether adapters are computed for all rows and added to their own ones (`MaskedAdapters`)."""
         if not all(fused.plain for _, _, fused in _groups(decoder)):
             raise UserError("Adapters can be served over plain weights only: merge the adapter that the model has.")
         self.decoder = decoder
         self._adapters: dict[str, Adapter] = {}
-        self._starts: dict[str, int] = {}
-        self.width = 0
-        """Columns of all adapters together, where they are joined."""
-        self._joined = joined
+        self._type = MaskedAdapters if masked else RowAdapters
         self._selection = AdapterSelection()
 
     def __contains__(self, name: str) -> bool:
@@ -78,28 +75,26 @@ class MultiLoRA:
         if name == BASE:
             raise UserError("An adapter needs a name.")
         self._adapters[name] = adapter
-        self._join_all()
+        self._set_all()
 
     def remove(self, name: str) -> None:
         self.check(name)
         self._adapters.pop(name, None)
-        self._join_all()
+        self._set_all()
 
     def check(self, name: str) -> None:
         if name not in self:
             raise UserError(f"There is no adapter '{name}' on this engine.{did_you_mean(name, self.names)}")
 
-    def columns(self, names: Sequence[str]) -> Tensor:
-        """A mask of the columns that each row's adapter has [rows, width]."""
-        mask = torch.zeros(len(names), self.width, dtype=self.decoder.dtype, device=self.decoder.device)
-        for row, name in enumerate(names):
-            if name != BASE:
-                mask[row, self._starts[name] : self._starts[name] + self._adapters[name].rank] = 1
-        return mask
+    def index(self, name: str) -> int:
+        """The index of an adapter among all; -1: the base model."""
+        return -1 if name == BASE else self.names.index(name)
 
-    def select(self, mask: Tensor | None) -> None:
-        """Set the adapters of the passes that follow: a mask that broadcasts over their tokens [.., width], or None."""
-        self._selection.mask = mask
+    def select(self, names: Sequence[str], indices: Tensor | None) -> None:
+        """Set the adapters of the passes that follow; `indices` [..]: that of each token's adapter (`index`)."""
+        self._selection.excluded = None
+        if names and indices is not None:
+            self._selection.excluded = {name: (indices != self.index(name))[..., None] for name in names}
 
     def select_rows(self, names: Sequence[str]) -> None:
         """Set the adapters of the first rows of this thread's next pass; rows behind them have none."""
@@ -114,15 +109,13 @@ class MultiLoRA:
                 found.append((name, torch.tensor(rows + padding), len(rows)))
         self._selection.rows = found
 
-    def _join_all(self) -> None:
-        self._starts, self.width = {}, 0
-        for name, adapter in self._adapters.items():
-            self._starts[name] = self.width
-            self.width += adapter.rank
+    def _set_all(self) -> None:
         for index, projections, fused in _groups(self.decoder):
-            fused.adapters = (self._join if self._joined else self._by_row)(index, projections, fused)
+            fused.adapters = self._of_layer(index, projections, fused)
 
-    def _by_row(self, index: int, projections: Sequence[str], fused: FusedLinear) -> RowAdapters | None:
+    def _of_layer(
+        self, index: int, projections: Sequence[str], fused: FusedLinear
+    ) -> MaskedAdapters | RowAdapters | None:
         updates: dict[str, list[LowRankUpdate]] = {}
         start = 0
         for projection, size in zip(projections, fused.sizes, strict=True):
@@ -133,24 +126,7 @@ class MultiLoRA:
                     update = LowRankUpdate(slice(start, start + size), down, up, scale)
                     updates.setdefault(name, []).append(update)
             start += size
-        return RowAdapters(updates, self._selection) if updates else None
-
-    def _join(self, index: int, projections: Sequence[str], fused: FusedLinear) -> JoinedAdapters | None:
-        """A [width · projections, in] and B [out, width · projections] of all adapters, zero where one has none."""
-        if not any((index, projection) in a.parts for a in self._adapters.values() for projection in projections):
-            return None
-        assert fused.weight is not None
-        down = fused.weight.new_zeros(len(projections), self.width, fused.weight.shape[1])
-        up = fused.weight.new_zeros(fused.weight.shape[0], len(projections), self.width)
-        row = 0
-        for part, (projection, size) in enumerate(zip(projections, fused.sizes, strict=True)):
-            for name, adapter in self._adapters.items():
-                if (index, projection) in adapter.parts:
-                    narrow, wide, scale = adapter.parts[index, projection]
-                    columns = slice(self._starts[name], self._starts[name] + len(narrow))
-                    down[part, columns], up[row : row + size, part, columns] = narrow, wide.float() * scale
-            row += size
-        return JoinedAdapters(down.flatten(0, 1), up.flatten(1), len(projections), self._selection)
+        return self._type(updates, self._selection) if updates else None
 
 
 def read_adapter(source: str | Path | nn.Module, decoder: Decoder) -> Adapter:
@@ -182,7 +158,6 @@ def _fitting(config: Mapping[str, Any], tensors: Mapping[str, Tensor], decoder: 
         if fused.weight is not None
         for projection, size in zip(projections, fused.sizes, strict=True)
     }
-    max_rank = max((pair["A"].shape[0] for pair in pairs.values() if "A" in pair), default=0)
     parts: dict[tuple[int, str], tuple[Tensor, Tensor, float]] = {}
     for key, pair in pairs.items():
         index, projection = key
@@ -193,7 +168,7 @@ def _fitting(config: Mapping[str, Any], tensors: Mapping[str, Tensor], decoder: 
         block = "mlp" if projection in ("gate_proj", "up_proj", "down_proj") else "self_attn"
         scale = _scale(config, f"model.layers.{index}.{block}.{projection}", rank)
         parts[key] = (pair["A"], pair["B"], scale)
-    return Adapter(max_rank, parts)
+    return Adapter(parts)
 
 
 def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

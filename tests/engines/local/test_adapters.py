@@ -8,7 +8,8 @@ import itertools
 import json
 import random
 import statistics
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import peft
@@ -19,13 +20,17 @@ from transformers import LlamaForCausalLM
 
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
+from practicum.engines.local.cpu_runner import CpuRunner
 from practicum.engines.local.engine import LocalEngine
+from practicum.engines.local.kv_cache import KVCache
+from practicum.engines.local.runner import DecodeOutput, RunnerFactory, RunnerSettings, RunningRequest
 from practicum.environment import Observation
 from practicum.errors import UserError
 from practicum.models import loader
-from practicum.models.decoder import Decoder
+from practicum.models.decoder import Decoder, FusedLinear
 from practicum.models.loader import LoadedModel
 from practicum.models.lora import LoRASettings, add_adapter
+from practicum.models.multi_lora import MultiLoRA, read_adapter
 from practicum.task import Task
 from practicum.training.trainable_policy import TrainablePolicy
 
@@ -64,15 +69,46 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-def use(renderer: Renderer, work: Callable[[LocalEngine], Awaitable[None]], **options: int) -> None:
+def without_end_ids(renderer: Renderer) -> Renderer:
+    """Replies end at their token limit: how long one is does not depend on what is sampled."""
+    endless = copy.copy(renderer)
+    endless.end_ids = ()
+    return endless
+
+
+class StepwiseRunner(CpuRunner):
+    """Decodes as many steps as it is allowed: what happens between two of them does not depend on the machine."""
+
+    def __init__(self, decoder: Decoder, kv_cache: KVCache, settings: RunnerSettings) -> None:
+        super().__init__(decoder, kv_cache, settings)
+        self.allowed = threading.Semaphore(0)
+
+    def decode(self, running: list[RunningRequest], end_ids: Sequence[int]) -> DecodeOutput:
+        if self.allowed.acquire(timeout=0.001):
+            return super().decode(running, end_ids)
+        return DecodeOutput(0, [])
+
+
+def use(
+    renderer: Renderer, work: Callable[[LocalEngine], Awaitable[None]], runner: RunnerFactory | None = None
+) -> None:
     async def run() -> None:
-        engine = LocalEngine(Decoder(base()), renderer, max_batch=16, **options)
+        engine = LocalEngine(Decoder(base()), renderer, max_batch=16, runner=runner)
         try:
-            await work(engine)
+            await asyncio.wait_for(work(engine), 120)
         finally:
             await engine.close()
 
     asyncio.run(run())
+
+
+async def decode_steps(engine: LocalEngine, count: int) -> None:
+    """Let an engine with a `StepwiseRunner` decode this many steps."""
+    assert isinstance(engine.runner, StepwiseRunner)
+    reached = engine.stats.decode_steps + count
+    engine.runner.allowed.release(count)
+    while engine.stats.decode_steps < reached:
+        await asyncio.sleep(0.001)
 
 
 def request(ids: list[int], adapter: str, number: int, tokens: int = 12) -> Request:
@@ -135,12 +171,12 @@ def test_other_requests_in_the_batch_change_no_bit(renderer: Renderer, folders: 
 def test_an_adapter_can_be_loaded_while_requests_run(renderer: Renderer, folders: dict[str, Path]) -> None:
     async def work(engine: LocalEngine) -> None:
         await engine.load_adapter("wide", folders["wide"])
-        wanted = request([5, 6, 7, 8], "wide", 1, 200)
+        wanted = request([5, 6, 7, 8], "wide", 1, 40)
         long = asyncio.ensure_future(engine.generate(wanted))
-        while engine.stats.decode_steps < 3:
-            await asyncio.sleep(0.001)
+        await decode_steps(engine, 3)
         await engine.load_adapter("narrow", folders["narrow"])
         assert not long.done()
+        await decode_steps(engine, 37)
         reply = await long
         assert reply.logprobs is not None
         assert torch.allclose(
@@ -150,7 +186,7 @@ def test_an_adapter_can_be_loaded_while_requests_run(renderer: Renderer, folders
         with pytest.raises(UserError, match="no adapter 'wide'"):
             await engine.generate(wanted)
 
-    use(renderer, work)
+    use(without_end_ids(renderer), work, StepwiseRunner)
 
 
 def test_replacing_an_adapter_empties_its_prefix_cache(renderer: Renderer, folders: dict[str, Path]) -> None:
@@ -212,24 +248,18 @@ def _tensors(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "adapter_model.safetensors")
 
 
-async def under_way(engine: LocalEngine, steps: int = 3) -> None:
-    """Wait until some more decode steps were done."""
-    reached = engine.stats.decode_steps + steps
-    while engine.stats.decode_steps < reached:
-        await asyncio.sleep(0.001)
-
-
 def test_requests_end_with_the_version_that_they_began_with(renderer: Renderer, folders: dict[str, Path]) -> None:
     """An adapter is replaced and then dropped while requests of both versions run; what is unused is removed."""
 
     async def work(engine: LocalEngine) -> None:
         prompt = list(range(20, 60))
         await engine.load_adapter("a", folders["wide"], version=1)
-        first = asyncio.ensure_future(engine.generate(request(prompt, "a", 1, 150)))
-        await under_way(engine)
+        first = asyncio.ensure_future(engine.generate(request(prompt, "a", 1, 30)))
+        await decode_steps(engine, 3)
         await engine.load_adapter("a", folders["narrow"], version=2)
-        second = asyncio.ensure_future(engine.generate(request(prompt, "a", 2, 150)))
-        await under_way(engine)
+        second = asyncio.ensure_future(engine.generate(request(prompt, "a", 2, 30)))
+        while engine.num_running < 2:  # requests are admitted every few steps
+            await decode_steps(engine, 1)
         assert engine.adapters is not None
         assert len(engine.adapters.matrices.names) == 2
         await engine.unload_adapter("a")
@@ -237,6 +267,8 @@ def test_requests_end_with_the_version_that_they_began_with(renderer: Renderer, 
             await engine.generate(request(prompt, "a", 3))
         assert not first.done()
         assert not second.done()
+        assert isinstance(engine.runner, StepwiseRunner)
+        engine.runner.allowed.release(1000)
         for number, (reply, name) in enumerate(((await first, "wide"), (await second, "narrow")), 1):
             assert (reply.policy_version, reply.prompt_cached) == (number, 0)
             assert reply.logprobs is not None
@@ -246,7 +278,51 @@ def test_requests_end_with_the_version_that_they_began_with(renderer: Renderer, 
         assert engine.adapters.matrices.names == ()
         assert all(not entry.adapter for entry in engine.prefixes)
 
-    use(renderer, work)
+    use(without_end_ids(renderer), work, StepwiseRunner)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_row_gets_the_bits_of_pefts_layers(masked: bool, dtype: torch.dtype, folders: dict[str, Path]) -> None:
+    """Also where each product, scale and sum rounds to bfloat16; with masks as in captured graphs, and row by row."""
+    shared = base().to(dtype)
+    decoder = Decoder(shared)
+    adapters = MultiLoRA(decoder, masked)
+    names = ["wide", "", "patterned", "narrow", "wide", "", "patterned", "narrow"]
+    for name, folder in folders.items():
+        adapters.add(name, read_adapter(folder, decoder))
+    if masked:
+        adapters.select(tuple(folders), torch.tensor([adapters.index(name) for name in names]))
+    else:
+        adapters.select_rows(names)
+    torch.manual_seed(0)
+    for name in dict.fromkeys(names):
+        model = copy.deepcopy(shared)
+        layer = model.model.layers[0]
+        if name:
+            wrapped = peft.PeftModel.from_pretrained(model, str(folders[name]), autocast_adapter_dtype=False)
+            layer = wrapped.base_model.model.model.layers[0]
+        rows = [row for row, other in enumerate(names) if other == name]
+        groups = {
+            "qkv": [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj],
+            "out": [layer.self_attn.o_proj],
+            "gate_up": [layer.mlp.gate_proj, layer.mlp.up_proj],
+            "down": [layer.mlp.down_proj],
+        }
+        for group, linears in groups.items():
+            fused: FusedLinear = getattr(decoder.layers[0], group)
+            assert fused.weight is not None
+            x = torch.randn(len(names), fused.weight.shape[1]).to(dtype)
+            with torch.inference_mode():
+                plain = torch.nn.functional.linear(x, fused.weight, fused.bias).split(fused.sizes, -1)
+                output = fused.joined(x)
+                assert output is not None
+                for linear, start, part in zip(linears, plain, output.split(fused.sizes, -1), strict=True):
+                    expected = start
+                    if hasattr(linear, "lora_A"):
+                        update = linear.lora_B["default"](linear.lora_A["default"](x))
+                        expected = start + update * linear.scaling["default"]
+                    assert torch.equal(part[rows], expected[rows]), (name, group)
 
 
 def mean_difference(policy: TrainablePolicy, asked: list[Request], replies: list[Generation]) -> float:
@@ -286,7 +362,8 @@ def test_engine_and_learner_agree_on_adapters_that_are_trained_side_by_side(
                 busy = []
                 if version > 1:  # the other one answers while this one is replaced
                     busy = [asyncio.ensure_future(engine.generate(request([7, 8, 9], other, 90 + version, 40)))]
-                    await under_way(engine)
+                    while not engine.num_running and not busy[0].done():
+                        await asyncio.sleep(0.001)
                 update(name, version)
                 await engine.load_adapter(name, learners[name].adapter, version)
                 for one in busy:

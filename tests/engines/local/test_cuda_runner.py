@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import random
 import weakref
@@ -33,6 +34,7 @@ from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Observation
 from practicum.models import loader
 from practicum.models.decoder import Decoder
+from practicum.models.lora import LoRASettings, add_adapter
 from practicum.task import Task
 from practicum.training.micro_batches import MicroBatchLimits, Sample
 from practicum.training.objective import compute_logprobs
@@ -198,19 +200,24 @@ def test_logprobs_are_the_models_own(name: str, dtype: torch.dtype, limit: float
     assert float(torch.cat(off).mean()) < limit / 8
 
 
+def learner_logprobs(decoder: Decoder, pairs: list[tuple[Request, Generation]]) -> Tensor:
+    """The log-probs that the learner computes of all replies' tokens."""
+    samples = []
+    for one, reply in pairs:
+        ids = (*one.ids, *reply.ids)
+        mask = np.arange(len(ids)) >= len(one.ids)
+        nothing = np.zeros(len(ids), dtype=np.float32)
+        samples.append(Sample(ids, mask, nothing, nothing, nothing, one.sampling.temperature))
+    return torch.cat([found.cpu() for found in compute_logprobs(decoder, samples, MicroBatchLimits(512))])
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 def test_engine_and_learner_agree_to_the_last_bits(name: str, renderer: Renderer) -> None:
     """In bfloat16, in any batch, with any part of the prompt cached, and however the learner packs it."""
     decoder = Decoder(build_model(name).to("cuda", torch.bfloat16))
     asked = [one for one in requests(90) if one.sampling.temperature]
     replies = generate(LocalEngine(decoder, renderer, max_batch=32), asked)
-    samples = []
-    for one, reply in zip(asked, replies, strict=True):
-        ids = (*one.ids, *reply.ids)
-        mask = np.arange(len(ids)) >= len(one.ids)
-        nothing = np.zeros(len(ids), dtype=np.float32)
-        samples.append(Sample(ids, mask, nothing, nothing, nothing, one.sampling.temperature))
-    known = torch.cat([found.cpu() for found in compute_logprobs(decoder, samples, MicroBatchLimits(512))])
+    known = learner_logprobs(decoder, list(zip(asked, replies, strict=True)))
     said = torch.tensor([value for reply in replies for value in reply.logprobs or ()])
     assert float((known - said).abs().max()) < 1e-4
     assert float((known - said).abs().mean()) < 1e-5
@@ -350,6 +357,39 @@ def test_adapters_in_the_decode_path(renderer: Renderer, tmp_path: Path) -> None
         known = rows.log_softmax(-1).gather(-1, torch.tensor(reply.ids, device="cuda")[:, None])[:, 0]
         assert reply.logprobs is not None
         assert torch.allclose(torch.tensor(reply.logprobs, device="cuda").double(), known, atol=3e-3)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_engine_and_learner_agree_on_adapters_beside_one_base(name: str, renderer: Renderer) -> None:
+    """In bfloat16: two adapters, of which one has a scale that is no power of two, and the base model in one batch."""
+    base = build_model(name).to("cuda", torch.bfloat16)
+    learners = {"": Decoder(base)}
+    adapted = {}
+    for seed, (adapter, rank, alpha) in enumerate((("a", 8, 12.0), ("b", 16, 32.0)), 1):
+        loaded = loader.LoadedModel(copy.deepcopy(base), renderer.tokenizer, name)
+        adapted[adapter] = add_adapter(loaded, LoRASettings(rank, alpha), seed=seed).adapter
+        with torch.no_grad():
+            for key, parameter in adapted[adapter].named_parameters():
+                if "lora_B" in key:
+                    parameter.normal_(std=0.05)
+        learners[adapter] = Decoder(loaded.model)
+    asked = [one for key in learners for one in requests(30, 1, key) if one.sampling.temperature]
+
+    async def run() -> list[Generation]:
+        engine = LocalEngine(Decoder(base), renderer, max_batch=32)
+        for key, model in adapted.items():
+            await engine.load_adapter(key, model)
+        try:
+            return list(await asyncio.gather(*(engine.generate(one) for one in asked)))
+        finally:
+            await engine.close()
+
+    replies = asyncio.run(run())
+    for key, decoder in learners.items():
+        pairs = [(one, reply) for one, reply in zip(asked, replies, strict=True) if one.adapter == key]
+        said = torch.tensor([value for _, reply in pairs for value in reply.logprobs or ()])
+        assert float((learner_logprobs(decoder, pairs) - said).abs().max()) < 1e-4, key
+        assert float((learner_logprobs(decoder, pairs) - said).abs().mean()) < 1e-5, key
 
 
 def test_constrained_and_filtered_replies_agree_with_the_learner(renderer: Renderer) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from practicum.engines.local.runner import DecodeOutput, RunningRequest, any_adapter, any_constrained, any_filtered
+from practicum.engines.local.runner import DecodeOutput, RunningRequest, any_constrained, any_filtered
 from practicum.engines.local.sampling_mask_buffers import append_kept
 from practicum.engines.local.token_masks import BatchMasks, batch_masks
 
@@ -37,7 +37,7 @@ class ConstrainedSteps:
         self._host_kept: Tensor | None = None
         self._batch: list[RunningRequest] | None = None
         """The requests whose next logits are computed or on their way, in the order of the rows."""
-        self._forward_graphs: dict[tuple[int, bool, bool], Any] = {}
+        self._forward_graphs: dict[tuple[int, tuple[str, ...], bool], Any] = {}
         self._sample_graphs: dict[tuple[int, bool], Any] = {}
 
     @property
@@ -89,7 +89,7 @@ class ConstrainedSteps:
         if num_rows > len(self._logits):
             self.reset_graphs()
             self._logits = torch.empty(num_rows, self._logits.shape[1], device=runner.device)
-        key = (num_rows, any_adapter(running), runner.groups.update(list(running)))
+        key = (num_rows, runner.adapters_of(running), runner.groups.update(list(running)))
         runner.send_slots([one.slot for one in running], num_rows)
         for one in running:
             one.num_scheduled += 1
@@ -102,8 +102,8 @@ class ConstrainedSteps:
         self._forward_graphs[key].replay()
 
     @torch.inference_mode()
-    def _forward(self, num_rows: int, with_adapter: bool, joint: bool) -> None:
-        self._logits[:num_rows] = self.runner.next_logits(num_rows, with_adapter, joint)
+    def _forward(self, num_rows: int, adapters: tuple[str, ...], joint: bool) -> None:
+        self._logits[:num_rows] = self.runner.next_logits(num_rows, adapters, joint)
 
     def _sample(self, batch: list[RunningRequest]) -> None:
         """Sample the next tokens of a batch and copy them to the host.

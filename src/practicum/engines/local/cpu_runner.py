@@ -162,7 +162,7 @@ class CpuRunner:
     """A `Runner` that computes in the engine's thread and returns each step's tokens at once."""
 
     asynchronous = False
-    joins_adapters = False
+    masks_adapters = False
     admission_interval = 4
     kv_cache_type: ClassVar[type[KVCache]] = PagedKVCache
 

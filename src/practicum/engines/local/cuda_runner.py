@@ -52,9 +52,9 @@ LARGE_BATCH_MULTIPLE = 128
 SWITCH_INTERVAL_SECONDS = 0.0002
 """Seconds for which a busy thread may keep Python's lock from one that wants it. The engine's thread releases it
 whenever it waits for the GPU; with Python's own 0.005 it would get it back later than the GPU has run a whole graph."""
-GraphKey = tuple[int, bool, bool, bool]
-"""What decode steps are captured for: rows, and whether any request filters its tokens, uses an adapter, or is in a
-group that reads its shared prefix jointly."""
+GraphKey = tuple[int, bool, tuple[str, ...], bool]
+"""What decode steps are captured for: rows, whether any request filters its tokens, the adapters that are computed, and
+whether any request is in a group that reads its shared prefix jointly."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class CudaRunner:
     """
 
     asynchronous = True
-    joins_adapters = True
+    masks_adapters = True
     kv_cache_type: ClassVar[type[KVCache]] = CudaKVCache
 
     def __init__(self, decoder: Decoder, kv_cache: KVCache, settings: RunnerSettings) -> None:
@@ -82,6 +82,7 @@ class CudaRunner:
         self.decoder, self.kv_cache, self.settings = decoder, kv_cache, settings
         self.admission_interval = 2 * settings.steps_per_decode
         self.adapters: MultiLoRA | None = None
+        self._used_adapters: tuple[str, ...] = ()
         sys.setswitchinterval(min(SWITCH_INTERVAL_SECONDS, sys.getswitchinterval()))
         num_slots, device = kv_cache.num_slots, decoder.device
         self.device = device
@@ -156,10 +157,28 @@ class CudaRunner:
 
     def set_adapters(self, adapters: MultiLoRA, running: Sequence[RunningRequest]) -> None:
         self.adapters = adapters
-        mask = adapters.columns([one.adapter_key for one in running])
-        self.state.adapter_mask = mask.new_zeros(self.kv_cache.num_slots + 1, mask.shape[1])
-        self.state.adapter_mask[[one.slot for one in running]] = mask
+        self._used_adapters = ()
+        self.state.adapter_index.fill_(-1)
+        self._send_adapter_indices(running)
         self.reset_graphs()
+
+    def _send_adapter_indices(self, requests: Sequence[RunningRequest]) -> None:
+        if self.adapters is None or not requests:
+            return
+        indices = [(one.slot, self.adapters.index(one.adapter_key)) for one in requests]
+        on_device = torch.tensor(indices).to(self.device, non_blocking=True)
+        self.state.adapter_index[on_device[:, 0]] = on_device[:, 1]
+
+    def adapters_of(self, running: Sequence[RunningRequest]) -> tuple[str, ...]:
+        """The adapters that the next steps compute: none, or all that were in use since the adapters last changed.
+
+        Those that are loaded and not used cost nothing, and there are few graphs.
+        """
+        if not any_adapter(running):
+            return ()
+        new = {one.adapter_key for one in running if one.adapter is not None}.difference(self._used_adapters)
+        self._used_adapters += tuple(sorted(new))
+        return self._used_adapters
 
     def grow(self, num_tokens: int) -> None:
         """A finished request runs on for up to two decode calls before the host knows."""
@@ -191,15 +210,13 @@ class CudaRunner:
             numbers = torch.tensor([(one.slot, one.request.sampling.min_p) for one in wave], dtype=torch.float64)
             on_device = numbers.to(self.device, non_blocking=True)
             state.min_p[on_device[:, 0].long()] = on_device[:, 1].float()
-        if self.adapters is not None and state.adapter_mask.shape[1]:
-            slots = torch.tensor([one.slot for one in wave]).to(self.device, non_blocking=True)
-            state.adapter_mask[slots] = self.adapters.columns([one.adapter_key for one in wave])
+        self._send_adapter_indices(wave)
 
     # -- prefill -----------------------------------------------------------------------------
 
     def prefill(self, wave: Sequence[RunningRequest]) -> None:
         """Prompts are packed end to end, at most `prefill_tokens` at once."""
-        with_adapter = any_adapter(wave)
+        adapters = tuple(dict.fromkeys(one.adapter_key for one in wave if one.adapter is not None))
         pending = [(one.slot, one.ids[one.num_cached : one.prompt_end], one.num_cached) for one in wave]
         pending = [row for row in pending if row[1]]
         self.kv_cache.send_table()
@@ -212,19 +229,19 @@ class CudaRunner:
                 if len(ids) > room:
                     pending.insert(0, (slot, ids[room:], start + room))
                 room -= len(batch[-1][1])
-            self._prefill_batch(batch, with_adapter)
+            self._prefill_batch(batch, adapters)
 
-    def _prefill_batch(self, rows: Sequence[tuple[int, list[int], int]], with_adapter: bool) -> None:
+    def _prefill_batch(self, rows: Sequence[tuple[int, list[int], int]], adapters: tuple[str, ...]) -> None:
         """Keys and values of rows (slot, ids, position of the first), by a captured graph where one fits."""
         total, blocks = sum(len(ids) for _, ids, _ in rows), prefill_attention.num_query_blocks(rows)
         fitting = (size for size in CAPTURED_PREFILL_TOKENS if size >= total and max_query_blocks(size) >= blocks)
-        size = None if with_adapter or not self.capturing else next(fitting, None)
+        size = None if adapters or not self.capturing else next(fitting, None)
         numbers, tokens, blocks = prefill_attention.pack(rows, *((size, max_query_blocks(size)) if size else ()))
         if self.capturing:
             numbers = numbers.pin_memory()
         if size is None:
             packed = prefill_attention.unpack(numbers.to(self.device, non_blocking=True), tokens, blocks)
-            self._select_adapters(self.state.adapter_mask[packed.slots.clamp(min=0)] if with_adapter else None)
+            self._select_adapters(adapters, packed.slots.clamp(min=0))
             self._prefill_forward(packed)
             return
         if size not in self._prefill_graphs:
@@ -235,7 +252,7 @@ class CudaRunner:
 
     def _capture_prefill(self, numbers: Tensor, tokens: int, blocks: int) -> tuple[Any, Tensor]:
         packed = prefill_attention.unpack(numbers, tokens, blocks)
-        self._select_adapters(None)
+        self._select_adapters(())
         return self.capture(lambda: self._prefill_forward(packed), lambda: self._prefill_forward(packed)), numbers
 
     @torch.inference_mode()
@@ -277,7 +294,7 @@ class CudaRunner:
     def _launch(self, running: list[RunningRequest]) -> None:
         """Start decode steps for a batch; rows behind `running` only pad it."""
         num_rows = self.batch_size(len(running))
-        key = (num_rows, any_filtered(running), any_adapter(running), self.groups.update(running))
+        key = (num_rows, any_filtered(running), self.adapters_of(running), self.groups.update(running))
         self.send_slots([one.slot for one in running], num_rows)
         kept = self.kept_buffers(running)
         if self.capturing:
@@ -323,21 +340,21 @@ class CudaRunner:
         state = (self.state.last_id, self.state.position, self.state.step)
         return self.capture_unchanged(state, lambda: self._decode_steps(*key), lambda: self._decode_step(*key, 0))
 
-    def _decode_steps(self, num_rows: int, filtered: bool, with_adapter: bool, joint: bool) -> None:
+    def _decode_steps(self, num_rows: int, filtered: bool, adapters: tuple[str, ...], joint: bool) -> None:
         """All steps of a call, as one graph: each launch releases Python's lock, and regains it late among episodes."""
         for step in range(self.settings.steps_per_decode):
-            self._decode_step(num_rows, filtered, with_adapter, joint, step)
+            self._decode_step(num_rows, filtered, adapters, joint, step)
 
     @torch.inference_mode()
-    def _decode_step(self, num_rows: int, filtered: bool, with_adapter: bool, joint: bool, step: int) -> None:
+    def _decode_step(self, num_rows: int, filtered: bool, adapters: tuple[str, ...], joint: bool, step: int) -> None:
         """Feed the last token of every row and sample the next."""
-        self.sample(self.next_logits(num_rows, with_adapter, joint), filtered, step)
+        self.sample(self.next_logits(num_rows, adapters, joint), filtered, step)
 
-    def next_logits(self, num_rows: int, with_adapter: bool, joint: bool) -> Tensor:
+    def next_logits(self, num_rows: int, adapters: tuple[str, ...], joint: bool) -> Tensor:
         """Feed the last token of every row: the logits of the next [W, V] in float32."""
         decoder, state = self.decoder, self.state
         slots, groups = self._slots[:num_rows], self.groups.batch(num_rows)
-        self._select_adapters(state.adapter_mask[slots] if with_adapter else None)
+        self._select_adapters(adapters, slots)
         epsilon, tables, heads = decoder.epsilon, decoder.tables, decoder.shape.heads
         embeddings = decoder.model.model.embed_tokens.weight
         x, positions = decode_attention.embed_last_ids(
@@ -385,9 +402,10 @@ class CudaRunner:
 
     # -- common ------------------------------------------------------------------------------
 
-    def _select_adapters(self, mask: Tensor | None) -> None:
+    def _select_adapters(self, adapters: Sequence[str], slots: Tensor | None = None) -> None:
+        """Set the adapters of the next pass, whose tokens are of these slots."""
         if self.adapters is not None:
-            self.adapters.select(mask)
+            self.adapters.select(adapters, self.state.adapter_index[slots] if adapters else None)
 
     def capture(self, work: Callable[[], None], warm_up: Callable[[], None]) -> Any:
         """A graph of `work`, captured after `warm_up`: its kernels must have been built before.

@@ -203,7 +203,7 @@ class LocalEngine:
 
     def _named_adapters(self) -> NamedAdapters:
         if self.adapters is None:
-            self.adapters = NamedAdapters(MultiLoRA(self.decoder, self.runner.joins_adapters))
+            self.adapters = NamedAdapters(MultiLoRA(self.decoder, self.runner.masks_adapters))
         return self.adapters
 
     async def load_adapter(self, name: str, source: str | Path | nn.Module, version: int | None = None) -> None:

@@ -392,13 +392,13 @@ class SlotState:
         """Tokens sampled so far: the column of `noise` that the next one uses."""
         self.noise = torch.zeros(num_slots, noise_length, device=device)
         """Uniform random numbers [slots, tokens], drawn from each request's own seed."""
-        self.adapter_mask = torch.zeros(num_slots, 0, device=device)
-        """Which columns of the adapters' matrices a request uses [slots, columns] (`MultiLoRA.columns`)."""
+        self.adapter_index = torch.full((num_slots,), -1, device=device)
+        """The index of a request's adapter (`MultiLoRA.index`), on a GPU."""
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (
             self.last_id, self.position, self.temperature, self.top_k, self.top_p, self.min_p, self.step,
-            self.noise, self.adapter_mask,
+            self.noise, self.adapter_index,
         )  # fmt: skip
 
     def reserve_noise(self, num_tokens: int) -> None:
@@ -458,8 +458,8 @@ class Runner(Protocol):
 
     asynchronous: bool
     """Whether `decode` returns before its tokens are there: it pays to start with as many requests as are coming in."""
-    joins_adapters: bool
-    """Whether the matrices of all adapters are joined (`MultiLoRA`)."""
+    masks_adapters: bool
+    """Whether adapters are computed for all rows of a batch, and added to their own (`MultiLoRA`)."""
     admission_interval: int
     """Decode steps between two admissions: prompts are computed more cheaply together, and a reply is many steps."""
 
