@@ -2,7 +2,7 @@
 
 Values come from the schema's defaults, the model's defaults, the recipe and the command line, in this order. A key that
 could not be honoured is an error where somebody chose it. The model's defaults (`TINY`) are for the built-in `tiny`
-model on a CPU: the schemas have those of AgentFly, Affine and HALO, for models a thousand times as large on a GPU.
+models on a CPU: the schemas have those of AgentFly, Affine and HALO, for models a thousand times as large on a GPU.
 
 A launcher (`torchrun`, `accelerate launch`) says by environment variables which rank a process is (`read_launch`).
 """
@@ -37,6 +37,7 @@ from practicum.config.train import TrainConfig
 from practicum.errors import UserError, did_you_mean
 
 ALGORITHM, ACTOR, MODEL = "algorithm.", "actor_rollout_ref.actor.", "actor_rollout_ref.model."
+TINY_MODELS = ("tiny", "tiny-pretrained")
 WITH_CRITIC = ("gae", "turn_gae")
 READ_BY_ESTIMATORS: Mapping[str, tuple[str, ...]] = {
     f"{ALGORITHM}gamma": (*WITH_CRITIC, "reinforce_plus_plus", "flow_grpo"),
@@ -187,8 +188,8 @@ def _can_validate(config: TrainConfig) -> bool:
 
 def _is_tiny(config: Any) -> bool:
     if isinstance(config, TrainConfig):
-        return (config.actor_rollout_ref.model.path or config.agent.model_name_or_path or "tiny") == "tiny"
-    return bool(config.model.path == "tiny")
+        return (config.actor_rollout_ref.model.path or config.agent.model_name_or_path or "tiny") in TINY_MODELS
+    return config.model.path in TINY_MODELS
 
 
 def _is_on_cpu(config: Any) -> bool:
