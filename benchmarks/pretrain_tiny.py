@@ -4,8 +4,9 @@
     practicum sft --model FOLDER ...
 
 `tiny` has random weights and spends most of its SFT on learning to copy from the prompt, which every real base model
-can. The shipped weights of `tiny-pretrained` are what two runs gave on an H200 beside other work: 420 s (1.66 G tokens),
-then `--start` with these weights, `--seed 1 --lr 1.5e-3 --warmup 100`, 226 s (0.90 G tokens). The text (`practicum.models.pretraining`) has nothing of any environment's tasks.
+can. The text (`practicum.models.pretraining`) has nothing of any environment's tasks. The shipped weights of
+`tiny-pretrained` are what two runs gave on an H200 beside other work: 420 s (1.66 G tokens), then from these weights
+(`--start`) `--seed 1 --lr 1.5e-3 --warmup 100`, 226 s (0.90 G tokens); `follow_goal` was in the second alone.
 
 On a GPU worker processes generate the text while the model is trained on it, in packed rows of 1,024 tokens in which
 each document attends to itself only; on a CPU the process generates padded batches itself, and 5,000 tokens/s of one

@@ -1,5 +1,5 @@
-"""Loading of a model by name: `tiny`, `tiny-pretrained`, `smollm2`, a Hugging Face folder, a GGUF file, or a hub id; and
-its device and dtype, by their names."""
+"""Loading of a model by name: `tiny`, `tiny-pretrained`, `smollm2`, a Hugging Face folder, a GGUF file, or a hub id;
+and its device and dtype, by their names."""
 
 from __future__ import annotations
 

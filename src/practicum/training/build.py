@@ -70,7 +70,7 @@ from practicum.training.settings import (
     validates,
 )
 from practicum.training.supervised import place_adapter
-from practicum.training.trainable_policy import TrainablePolicy, sharing_weights
+from practicum.training.trainable_policy import ShardingSettings, TrainablePolicy, sharing_weights
 from practicum.training.trainer import Evaluated
 from practicum.trajectory import Trajectory
 from practicum.utils.memory import out_of_memory_in
@@ -463,6 +463,7 @@ def build_policy(config: TrainConfig, folder: Path, on: Device, template: str | 
         logprob_limits=MicroBatchLimits(limit, rollout.log_prob_micro_batch_size_per_gpu),
         make_engine=engine_maker(config, folder, on),
         separate_engine_weights=config.trainer.overlap,
+        sharding=sharding_settings(config),
     )
     policy.concurrency = config.agent.concurrency or policy.concurrency
     if config.agent.roles:
@@ -470,6 +471,14 @@ def build_policy(config: TrainConfig, folder: Path, on: Device, template: str | 
     for model in policy.models:
         model.decoder.checkpointing = config.actor_rollout_ref.model.enable_gradient_checkpointing
     return policy
+
+
+def sharding_settings(config: TrainConfig) -> ShardingSettings | None:
+    """How the learner is divided among the ranks that have joined; None: every rank has all of it."""
+    actor, reference = config.actor_rollout_ref.actor, config.actor_rollout_ref.ref
+    if actor.strategy != "fsdp2" or ranks.count() == 1:
+        return None
+    return ShardingSettings(True, actor.fsdp_config.param_offload, reference.fsdp_config.param_offload)
 
 
 def load_critic(config: TrainConfig, on: Device) -> Decoder | None:

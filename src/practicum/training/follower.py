@@ -36,11 +36,11 @@ class Leader:
         yield
         self._followers_wait = ranks.count() > 1
 
-    def check_weights(self) -> None:
-        """Raise unless all ranks have the same weights."""
+    def prepare_save(self) -> None:
+        """Raise unless all ranks have the same weights; gather those that are divided among the ranks."""
         if ranks.count() > 1:
-            with self.announce("check"):
-                _check_weights(self.trainer)
+            with self.announce("prepare_save"):
+                _prepare_save(self.trainer)
 
     def end_followers(self) -> None:
         """Let the others end, if they wait."""
@@ -64,7 +64,7 @@ async def run_follower(trainer: Trainer) -> int:
             elif message["command"] == "validate":
                 await trainer.validate()
             else:
-                _check_weights(trainer)
+                _prepare_save(trainer)
         return step
     finally:
         for number, handler in before:
@@ -85,9 +85,18 @@ def share_state(trainer: Trainer, step: int = 0) -> int:
     return int(state["step"])
 
 
-def _check_weights(trainer: Trainer, frozen: bool = False) -> None:
-    """Raise unless all ranks have the same trained weights; with `frozen`, the same other weights too."""
+def _prepare_save(trainer: Trainer) -> None:
+    _check_weights(trainer)
     for model in trainer.policy.models:
+        model.gather()
+
+
+def _check_weights(trainer: Trainer, frozen: bool = False) -> None:
+    """Raise unless all ranks have the same trained weights; with `frozen`, the same other weights too.
+
+    Of a sharded model every rank has other parts, and there is nothing to compare.
+    """
+    for model in (one for one in trainer.policy.models if one.whole is None):
         parameters = model.loaded.model.parameters()
         ranks.check_same_weights(one for one in parameters if frozen or one.requires_grad)
     if trainer.critic is not None:

@@ -155,7 +155,7 @@ class Run:
         if self.checkpoints is None:
             return
         if self.leader is not None:
-            self.leader.check_weights()
+            self.leader.prepare_save()
         state = self._checkpoint_state()
         self.checkpoints.save(self.state.step, self.policy, self.trainer.critic, state, best=self.state.best_step)
 
@@ -331,6 +331,8 @@ class Run:
         best, target = self.state.best_step, self.model_folder
         if self.checkpoints is None or target is None:
             raise ValueError("a run that keeps its best weights has a folder")
+        if self.leader is not None:
+            self.leader.prepare_save()
         self.policy.save(self.folder / LAST)
         if best is not None and best != self.state.step:
             checkpoint.load(self.checkpoints.path(best), self.policy, None)
