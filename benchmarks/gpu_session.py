@@ -61,7 +61,7 @@ QWEN3_4B = {
 }  # fmt: skip
 CELLS = ((64, 200, 128), (256, 200, 128), (1024, 200, 128), (256, 1000, 256))
 """Requests, prompt and new tokens."""
-LIMITS = {"tests": 140, "table": 170, "memory": 100, "constrained": 45, "agent": 55, "matmul": 60}
+LIMITS = {"tests": 210, "table": 170, "memory": 130, "constrained": 45, "agent": 55, "matmul": 60}
 """Seconds of each case, at most."""
 NUM_COMPARED = 16
 """Replies whose log-probs are computed again by the learner."""
@@ -183,6 +183,8 @@ def commands(name: str, folder: Path) -> list[str]:
             "-m",
             "pytest",
             "-q",
+            "-rf",
+            "--tb=short",
             "-p",
             "no:cacheprovider",
             "tests/engines/local/test_cuda_runner.py",

@@ -2,9 +2,9 @@
 
     python benchmarks/gpu_training.py [--only math,math-lora,textcraft] [--out runs/gpu] [--minutes 20] [KEY=VALUE ...]
 
-For each case: demonstrations of the expert, SFT to its best validation, evaluation on the test tasks, RL by the case's
-recipe, evaluation on the same test tasks; then McNemar's test over the pairs, intervals, and one HTML report of all
-cases. KEY=VALUE are further keys of `practicum train` (`trainer.total_training_steps=80`).
+For each case: evaluation of the base model on the test tasks, demonstrations of the expert, SFT to its best validation,
+RL by the case's recipe, each evaluated on the same test tasks; then McNemar's test of RL against SFT, intervals, and
+one HTML report of all cases. KEY=VALUE are further keys of `practicum train` (`trainer.total_training_steps=80`).
 Every case runs in a process of its own, so that one that fails or hangs does not stop the others. Its time is an equal
 share of what is left; when RL has used it up, the weights of that step are evaluated. `gpu_training.json` in --out has
 all figures so far, after every case. Finished parts are not run again, and RL continues from its last checkpoint: run
@@ -196,15 +196,16 @@ async def train_rl(config: TrainConfig, clock: Clock) -> Path:
     return target
 
 
-def evaluate_model(case: Case, config: TrainConfig, policy: Path, result: Path, name: str, panel: Path | None) -> None:
-    agent = config.agent
-    flags = ["--env", str(settings.environment_name(config)), "--policy", str(policy), "--name", name,
+def evaluate_model(case: Case, config: TrainConfig, policy: str, result: Path, name: str) -> None:
+    """Evaluate a model or adapter on the test tasks: those of the first evaluation in the same folder."""
+    agent, panel = config.agent, next(iter(sorted(result.parent.glob("*.run/panel.json"))), None)
+    flags = ["--env", str(settings.environment_name(config)), "--policy", policy, "--name", name,
              "--max-turns", str(agent.max_turns), "--max-tokens", str(settings.max_reply_tokens(config)),
              "--out", str(result), "--level", "0.95", "--concurrency", "512",
              "--device", settings.find_device(config).device,
              *([] if agent.agent_type is None else ["--format", agent.agent_type]),
              *([] if agent.template is None else ["--template", agent.template]),
-             *(["--base", case.model] if case.lora_rank else []),
+             *(["--base", case.model] if case.lora_rank and policy != case.model else []),
              *(["--panel", str(panel)] if panel else ["--tasks", str(case.num_test_tasks), "--seed", "7"])]  # fmt: skip
     for key, value in agent.environment_args.items():
         plain = list(value) if not isinstance(value, str | int | float) else value
@@ -222,14 +223,18 @@ def free() -> None:
 def run_case(name: str, case: Case, out: Path, seed: int, clock: Clock, extra: list[str]) -> None:
     """Run what is left of one case, to its comparison or until its time is up."""
     folder = out / name
-    before = folder / "sft.json"
+    base, before = folder / "base.json", folder / "sft.json"
     clock.say(f"-- {name}")
     plain = resolve_train([f"recipe={case.recipe}", *case.extra, *extra]).config
+    if not base.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        evaluate_model(case, plain, case.model, base, f"{name}: base")
+        free()
     if not (folder / "start" / "sft_cost.json").exists():
         asyncio.run(train_sft_model(case, plain, folder / "start", seed, clock))
         free()
     if not before.exists():
-        evaluate_model(case, plain, folder / "start", before, f"{name}: SFT", None)
+        evaluate_model(case, plain, str(folder / "start"), before, f"{name}: SFT")
         free()
     model = folder / "rl" / "model"
     if not model.exists():
@@ -240,7 +245,7 @@ def run_case(name: str, case: Case, out: Path, seed: int, clock: Clock, extra: l
     part = model.name.removeprefix("model")  # "" where RL has come to its end
     after = folder / f"rl{part}.json"
     if not after.exists():
-        evaluate_model(case, plain, model, after, f"{name}: GRPO{part}", folder / "sft.run" / "panel.json")
+        evaluate_model(case, plain, str(model), after, f"{name}: GRPO{part}")
     compare_command.run([str(before), str(after), "--level", "0.95", "--json", str(folder / f"comparison{part}.json")])
 
 
@@ -268,7 +273,8 @@ def read_results(folder: Path) -> dict[str, Any]:
         "rl": {"steps": len(timing), "seconds": spent, "curves": {k: v for k, v in curves.items() if v}},
     }
     compared = sorted(folder.glob("comparison*.json"), key=lambda file: file.stat().st_mtime)
-    for key, file in {"sft_training": folder / "start" / "sft_cost.json", "sft": folder / "sft.json"}.items():
+    files = {"base": "base.json", "sft_training": "start/sft_cost.json", "sft": "sft.json"}
+    for key, file in {key: folder / name for key, name in files.items()}.items():
         if file.exists():
             found = json.loads(file.read_text())
             row[key] = found.get("aggregated_metrics", found)

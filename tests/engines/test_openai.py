@@ -153,7 +153,7 @@ def test_a_model_s_broken_arguments_are_an_observation(url: str, renderer: Rende
 def test_a_server_that_is_gone_stops_the_run_with_one_sentence(
     renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat_client, "CONNECT_WAIT_SECONDS", (0.01,))
+    monkeypatch.setattr(chat_client, "FIRST_CONNECT_WAIT_SECONDS", (0.01,))
     with pytest.raises(ExceptionGroup) as raised:
         play("http://127.0.0.1:9", renderer)
     assert raised.group_contains(UserError, match="No server answers at .*; start it and run the same command again")

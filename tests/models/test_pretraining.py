@@ -89,3 +89,12 @@ def test_training_on_a_cpu_lowers_the_loss_and_writes_a_model_folder(tmp_path: P
     pretrain_tiny.save(model, tmp_path / "model")
     loaded = loader.load(str(tmp_path / "model"))
     assert torch.equal(loaded.model.lm_head.weight, model.lm_head.weight.to(torch.bfloat16).float())
+
+
+def test_the_shipped_weights_copy_what_the_prompt_says() -> None:
+    loaded = loader.load("tiny-pretrained")
+    kinds = ("repeat", "dialogue", "expression", "chain", "follow_goal")
+    accuracy = pretrain_tiny.accuracies(loaded.model, "cpu", 24, kinds)
+    assert {kind for kind in kinds if accuracy[kind]["tokens"] < 0.9} == set()
+    untrained = pretrain_tiny.accuracies(loader.load("tiny").model, "cpu", 24, kinds)
+    assert all(untrained[kind]["tokens"] < 0.2 for kind in kinds)

@@ -12,9 +12,10 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from practicum.data.run_folder import advantages_path
+from practicum.report.comparisons import compare_parts
 from practicum.report.highlights import highlights
 from practicum.report.index import FIELDS
-from practicum.report.run_parts import compare_parts, parts_of_run
+from practicum.report.run_parts import parts_of_run
 from practicum.report.run_view import RunView
 from practicum.report.runs import RunFolder
 from practicum.report.tokens import Tokenizers

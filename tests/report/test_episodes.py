@@ -17,10 +17,11 @@ from practicum.errors import UserError
 from practicum.evaluation.compare import compare_pair
 from practicum.evaluation.result import EvalResult, attempt_result
 from practicum.evaluation.stats.intervals import jeffreys
+from practicum.report.comparisons import compare_parts
 from practicum.report.episode import MAX_TURN_CHARACTERS, view
 from practicum.report.highlights import highlights, surprisal
 from practicum.report.index import EpisodeIndex
-from practicum.report.run_parts import compare_parts, parts_of_run
+from practicum.report.run_parts import parts_of_run
 from practicum.report.run_view import RunView
 from practicum.report.runs import RunFolder, find_runs, runs_below
 from practicum.report.tokens import Tokenizers, tokenizer_file
@@ -215,7 +216,7 @@ def test_runs_are_compared_on_the_tasks_they_share(tmp_path: Path) -> None:
     parts = [
         c for name, folder in (("a", first), ("b", second)) for c in parts_of_run(name, name, index_of(folder).rows)
     ]
-    (found,) = compare_parts(parts)
+    found, _ = compare_parts(parts)
     sides = []
     for folder in (first, second):
         results = [attempt_result(e) for e in store.read_episodes(folder) if e.task.id != "task-9"]

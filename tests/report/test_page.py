@@ -118,7 +118,7 @@ def test_the_file_tells_what_the_runs_hold(tmp_path: Path, tokenizer: PreTrained
     data = data_of(made)
     assert [run["name"] for run in data["runs"]] == ["a", "b", "c"]
     assert [len(rows) for rows in data["rows"].values()] == [4, 4, 0]
-    assert data["comparisons"][""][0]["baseline"]["label"] == "a"
+    assert data["comparisons"][0]["baseline"]["label"] == "a"
     curve = data["runs"][2]["curves"][0]
     assert curve["series"]["val/success/mean"]["points"][0] == [5, 0.5, 0.4, 0.6]
     assert "kl_high" in {event["sign"] for event in curve["events"]}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,9 +12,11 @@ from transformers import PreTrainedTokenizerBase
 
 from practicum.environment import Message
 from practicum.models import loader
+from practicum.report.comparisons import PairCache, compare_parts
 from practicum.report.document import document
 from practicum.report.episode import view
 from practicum.report.row_text import MAX_QUESTION_CHARACTERS, row_text
+from practicum.report.run_view import RunView
 from practicum.report.runs import find_runs
 from practicum.report.series import MAX_POINTS, Series
 from practicum.report.stage_order import stage_key
@@ -29,26 +30,45 @@ def test_stages_are_ordered_by_training_and_numbers_by_value() -> None:
     assert sorted(names, key=stage_key) == ["base", "sft", "dpo", "rl-at-60", "rl-at-240", "other"]
 
 
-def test_each_stage_is_compared_with_the_first_and_with_the_one_before(
+def test_every_pair_of_stages_is_compared_once_and_corrected_over_all(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
+    """So neither the number of comparisons nor a verdict depends on the baseline that a reader chooses."""
     for stage, solved in (("base", 1), ("sft", 10), ("rl", 20)):
         write_run(tmp_path / "run" / stage / "examination", [[float(n < solved)] for n in range(20)], tokenizer)
     (tmp_path / "run" / "plan.json").write_text("{}")
     data = data_of(document(find_runs([tmp_path]))[0])
     base, sft, rl = "run · base", "run · sft", "run · rl"
-    assert labels(data["comparisons"][""]) == [(base, sft), (base, rl), (sft, rl)]
     assert [line["label"] for line in data["runs"][0]["table"]] == [base, sft, rl]
-    assert {found["verdict"] for found in data["comparisons"][""]} == {"better"}
-    # Any of them can be the baseline: then every other one is compared with it, and with the one before.
-    assert labels(data["comparisons"][sft]) == [(sft, base), (sft, rl)]
-    assert [found["verdict"] for found in data["comparisons"][sft]] == ["worse", "better"]
-    assert labels(data["comparisons"][rl]) == [(rl, base), (rl, sft), (base, sft)]
-    assert data["comparisons"][base] == data["comparisons"][""]
+    found = {(one["baseline"]["label"], one["trained"]["label"]): one for one in data["comparisons"]}
+    assert set(found) == {(a, b) for a in (base, sft, rl) for b in (base, sft, rl) if a != b}
+    assert {one["comparisons"] for one in found.values()} == {3}
+    for first, second in ((base, sft), (base, rl), (sft, rl)):
+        there, back = found[first, second], found[second, first]
+        assert (there["verdict"], back["verdict"]) == ("better", "worse")
+        assert there["p"] == back["p"] >= there["changes"][0]["p"] == back["changes"][0]["p"]
+        assert (there["gained"], there["lost"]) == (back["lost"], back["gained"])
+        low, high = (there["changes"][0][name] for name in ("low", "high"))
+        assert (back["changes"][0]["low"], back["changes"][0]["high"]) == (-high, -low)
+        assert "after Holm over 3" in there["sentence"]
 
 
-def labels(comparisons: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    return [(found["baseline"]["label"], found["trained"]["label"]) for found in comparisons]
+def test_a_server_compares_no_pair_twice_and_forgets_what_is_gone(tmp_path: Path) -> None:
+    for name in "abc":
+        write_run(tmp_path / name, [[float(n % 2)] for n in range(6)])
+    views = [RunView(run) for run in find_runs([tmp_path])]
+    for run in views:
+        run.refresh()
+        assert list(run.index.read_all())
+    parts, cache = [part for run in views for part in run.parts()], PairCache()
+    first = compare_parts(parts, cache)
+    kept = {key: result for key, (_, _, result) in cache.items()}
+    assert len(first) == 6
+    assert len(kept) == 3
+    assert compare_parts(parts, cache) == first
+    assert all(cache[key][2] is result for key, result in kept.items())
+    assert len(compare_parts(parts[:2], cache)) == 2
+    assert len(cache) == 1
 
 
 def test_runs_found_in_a_folder_are_in_the_order_of_their_stages(tmp_path: Path) -> None:

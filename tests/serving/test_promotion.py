@@ -109,7 +109,7 @@ def test_another_base_model_takes_the_place_of_the_one_before(tmp_path: Path) ->
         assert not closed, "a request under way still uses the engine"
         after, long = await ask(), await under_way
         await until(lambda: bool(closed))
-        names = [one.name for one in follower.served.listed()]
+        names = [one.name for one in follower.served.list_models()]
         return [after, long[:16], names, follower.served.default.name, closed.pop()]
 
     async def first(follower: PromotionFollower, ask: Any) -> Any:
@@ -144,7 +144,7 @@ def test_adapters_over_a_promoted_model_share_its_engine(tmp_path: Path) -> None
         assert await follower.update(), follower.refused
         await ask()
         assert follower.served.get("mine").engine is follower.served.default.engine is before
-        return [sorted(one.name for one in follower.served.listed()), follower.served.default.adapter]
+        return [sorted(one.name for one in follower.served.list_models()), follower.served.default.adapter]
 
     steps = [lambda follower, ask, seed=seed: promote(follower, ask, seed) for seed in (1, 2)]
     assert follow(registry, steps) == [[sorted([str(model), "mine"]), ""]] * 2

@@ -11,7 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
+from llguidance import LLMatcher
 
+from practicum.chat.formats.hermes import HermesFormat
 from practicum.cli import serve
 from practicum.data.run_folder import ModelRef
 from practicum.engines.vllm.running_server import structured_outputs
@@ -43,7 +45,7 @@ def ask(small: SmallVLLM, steps: Any) -> Any:
 
     async def run() -> Any:
         url = small.url  # type: ignore[attr-defined]
-        models: ServedModels = ModelLoader(Device()).load_running("mine", ModelRef("tiny"), url, None)
+        models: ServedModels = ModelLoader(Device()).load_running_vllm("mine", ModelRef("tiny"), url, None)
         transport = httpx.ASGITransport(make_app(ModelServer(models)))
         async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
             try:
@@ -112,7 +114,7 @@ def test_an_adapter_that_cannot_be_unloaded_does_not_keep_its_engine_open(
 ) -> None:
     async def run() -> None:
         url = small.url  # type: ignore[attr-defined]
-        models = ModelLoader(Device()).load_running("mine", ModelRef("tiny"), url, None)
+        models = ModelLoader(Device()).load_running_vllm("mine", ModelRef("tiny"), url, None)
         await models.load_adapter("own", write_adapter(tmp_path / "a", 1))
         engine = models.default.engine
         closed = asyncio.Event()
@@ -125,7 +127,7 @@ def test_an_adapter_that_cannot_be_unloaded_does_not_keep_its_engine_open(
         engine.close = closing  # type: ignore[method-assign]
         models.replace_base(ModelLoader(Device()).load_base("next", ModelRef("tiny")))
         small.adapters.clear()  # as if somebody else had unloaded it: the server refuses to do so again
-        models.remove("own")
+        models.remove_adapter("own")
         await asyncio.wait_for(closed.wait(), 30)
         await models.close()
 
@@ -154,9 +156,20 @@ def test_options_that_vllm_would_not_follow_are_refused(option: str) -> None:
         serve.run(["tiny", "--vllm-url", "http://127.0.0.1:9", option])
 
 
-def test_response_formats_are_vllms() -> None:
-    schema = {"type": "object"}
-    assert structured_outputs({"type": "json_schema", "json_schema": {"schema": schema}}) == {"json": schema}
-    assert structured_outputs({"type": "json_object"}) == {"json_object": True}
-    assert structured_outputs({"type": "regex", "regex": "a"}) == {"regex": "a"}
-    assert structured_outputs({"type": "grammar", "grammar": "x"}) == {"grammar": "x"}
+def test_response_formats_are_grammars_of_llguidance() -> None:
+    """Of every type, marked as such, and with the tags of calls as the tokens that they are."""
+    tokenizer = loader.load_tokenizer("tiny")
+    formats: list[dict[str, Any]] = [
+        {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
+        {"type": "json_object"},
+        {"type": "regex", "regex": "a/b"},
+        {"type": "choice", "choice": ["a", "b"]},
+        {"type": "grammar", "grammar": HermesFormat().tool_call_grammar([{"function": {"name": "<tool_call>"}}])},
+    ]
+    for form in formats:
+        grammar = structured_outputs(form, tokenizer)["grammar"]
+        assert grammar.startswith("%llguidance {}\nstart: ")
+        assert not LLMatcher.validate_grammar(grammar)
+    tags = [tokenizer.convert_tokens_to_ids(tag) for tag in ("<tool_call>", "</tool_call>")]
+    assert f"start: <[{tags[0]}]> call <[{tags[1]}]>\n" in grammar
+    assert '{"const": "<tool_call>"}' in grammar, "names within the JSON are text"

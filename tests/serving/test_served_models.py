@@ -135,6 +135,15 @@ def test_what_cannot_be_loaded_is_said(server: ModelServer, tmp_path: Path) -> N
     assert post(server, "/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "y"}).status_code == 403
 
 
+@pytest.mark.parametrize("sampling", [{"top_p": 5e-324}, {"temperature": 1e-40}, {"temperature": 5e-324}])
+def test_sampling_parameters_near_zero_are_greedy(server: ModelServer, sampling: dict[str, float]) -> None:
+    """They are above 0 in the request, and 0 or close to it as a float32."""
+    body = {**BODY, "model": "tiny", "seed": 1, "logprobs": True}
+    greedy, near = (post(server, CHAT, {**body, **more}).json() for more in ({"temperature": 0}, sampling))
+    assert near["choices"][0]["message"] == greedy["choices"][0]["message"]
+    assert len(near["choices"][0]["logprobs"]["content"]) == len(greedy["choices"][0]["logprobs"]["content"])
+
+
 def test_two_names_for_one_model(server: ModelServer) -> None:
     assert server.models is not None
     server.models.add_alias("other", "tiny")
@@ -175,7 +184,7 @@ def test_an_adapter_of_cancelled_requests_is_freed(adapters: list[Path]) -> None
         await until(lambda: engine.num_running == len(tasks))
         for task in tasks[1:]:
             task.cancel()
-        models.remove("mine")
+        models.remove_adapter("mine")
         loaded = engine.adapters
         assert loaded is not None
         await until(lambda: loaded.matrices.names == ())

@@ -6,13 +6,15 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx
 
 from practicum.serving.app import ModelServer, make_app
-from practicum.serving.server import http_server, listen, running
+from practicum.serving.http import EventStream
+from practicum.serving.openai_chat import ChatCompletions
+from practicum.serving.server import http_server, listen, serve_in_background
 from practicum.serving.service import ClientLimits
 from tests.serving.conftest import MakeServer, until
 from tests.serving.streams import joined
@@ -33,7 +35,10 @@ def engine_of(server: ModelServer) -> Any:
 
 def serve(server: ModelServer, use: Callable[[str, httpx.AsyncClient], Awaitable[None]]) -> None:
     async def run() -> None:
-        async with running(make_app(server), listen("127.0.0.1", 0)) as url, httpx.AsyncClient(timeout=20) as client:
+        async with (
+            serve_in_background(make_app(server), listen("127.0.0.1", 0)) as url,
+            httpx.AsyncClient(timeout=20) as client,
+        ):
             await use(url, client)
 
     asyncio.run(run())
@@ -149,3 +154,24 @@ def test_a_long_prompt_holds_up_nobody(make_server: MakeServer) -> None:
             assert (answered.status_code, answered.json()["error"]["code"]) == (400, "context_length_exceeded")
 
     serve(server, use)
+
+
+def test_a_fault_within_a_stream_ends_it_with_an_error() -> None:
+    """Not with a connection that breaks off."""
+
+    async def texts() -> AsyncIterator[str]:
+        yield "data: {}\n\n"
+        raise KeyError("a fault of ours")
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    asyncio.run(EventStream(texts(), ChatCompletions(), 60)({"type": "http"}, receive, send))
+    error = json.loads(sent[-2]["body"].decode().removeprefix("data: "))
+    assert error["error"]["code"] == "internal_error"
+    assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}

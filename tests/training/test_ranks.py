@@ -21,8 +21,9 @@ from practicum.training import ranks
 from tests.training.rank_runs import carry_out
 
 ROOT = Path(__file__).parents[2]
+ACTOR = "actor_rollout_ref.actor"
 TIMEOUT_SECONDS = 600
-LOSSES = ("actor/loss", "actor/grad_norm", "critic/vf_loss", "reward/mean", "eval/loss", "val/reward/mean")
+LOSSES = ("actor/loss", "dpo/loss", "actor/grad_norm", "critic/vf_loss", "reward/mean", "eval/loss", "val/reward/mean")
 
 
 def start_ranks(tmp_path: Path, plan: list[dict[str, Any]], num_ranks: int = 2) -> None:
@@ -71,40 +72,51 @@ def files_of(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def runs(folder: Path, steps: int, total: int) -> list[dict[str, Any]]:
-    own: dict[str, Any] = {"steps": steps, "total": total}
+NAMES = ("gae", "grpo", "sft", "dpo", "lora")
+
+
+def runs(folder: Path, steps: int, total: int, sharded: bool = False) -> list[dict[str, Any]]:
+    own: dict[str, Any] = {"steps": steps, "total": total, "sharded": sharded}
     return [
         {"kind": "rl", "estimator": "gae", "use_kl_in_reward": True, "folder": str(folder / "gae"), **own},
         {"kind": "rl", "estimator": "grpo", "folder": str(folder / "grpo"), **own},
         {"kind": "sft", "folder": str(folder / "sft"), **own},
+        {"kind": "dpo", "folder": str(folder / "dpo"), **own},
+        {"kind": "rl", "estimator": "grpo", "lora_rank": 4, "folder": str(folder / "lora"), **own},
     ]
 
 
 def weights_of(folder: Path) -> torch.Tensor:
-    tensors = load_file(folder / "actor" / "model.safetensors")
+    (file,) = (folder / "actor").glob("*.safetensors")
+    tensors = load_file(file)
     return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
 
 
 def test_two_ranks_equal_one_process_and_resume_each_other(tmp_path: Path) -> None:
-    """Three steps whole; and two steps on two ranks, the third in one process; and the reverse."""
+    """Three steps whole; and two steps on two ranks, the third in one process; and the reverse: `ddp` and `fsdp2`."""
+    strategies = {"ddp": False, "fsdp2": True}
+    plan = []
+    for name, sharded in strategies.items():
+        plan += runs(tmp_path / f"{name}-two", 2, 3, sharded)
+        carry_out(runs(tmp_path / f"{name}-grown", 2, 3))
+        plan += runs(tmp_path / f"{name}-grown", 3, 3, sharded)
+    start_ranks(tmp_path, plan)
     carry_out(runs(tmp_path / "one", 3, 3))
-    carry_out(runs(tmp_path / "grown", 2, 3))
-    two = [*runs(tmp_path / "two", 2, 3), *runs(tmp_path / "grown", 3, 3)]
-    start_ranks(tmp_path, two)
-    for name in ("gae", "grpo", "sft"):
-        check_same(tmp_path / "one" / name, tmp_path / "grown" / name, 3)
-    carry_out(runs(tmp_path / "two", 3, 3))
-    for name in ("gae", "grpo", "sft"):
-        check_same(tmp_path / "one" / name, tmp_path / "two" / name, 3)
-        mine, theirs = (weights_of(tmp_path / run / name / "global_step_3") for run in ("one", "two"))
-        assert float((mine - theirs).abs().mean()) < 1e-6  # AdamW makes a step of a gradient that is only rounding
+    for strategy in strategies:
+        carry_out(runs(tmp_path / f"{strategy}-two", 3, 3))
+        for name in NAMES:
+            check_same(tmp_path / "one" / name, tmp_path / f"{strategy}-grown" / name, 3)
+            check_same(tmp_path / "one" / name, tmp_path / f"{strategy}-two" / name, 3)
+            mine, theirs = (weights_of(tmp_path / run / name / "global_step_3") for run in ("one", f"{strategy}-two"))
+            assert float((mine - theirs).abs().mean()) < 1e-6  # AdamW makes a step of a gradient that is only rounding
 
 
 @pytest.mark.slow
-def test_ten_steps_of_two_ranks_equal_those_of_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sharded", [False, True])
+def test_ten_steps_of_two_ranks_equal_those_of_one_process(tmp_path: Path, sharded: bool) -> None:
     carry_out(runs(tmp_path / "one", 10, 10))
-    start_ranks(tmp_path, runs(tmp_path / "two", 10, 10))
-    for name in ("gae", "grpo", "sft"):
+    start_ranks(tmp_path, runs(tmp_path / "two", 10, 10, sharded))
+    for name in NAMES:
         check_same(tmp_path / "one" / name, tmp_path / "two" / name, 10)
 
 
@@ -150,6 +162,9 @@ def test_the_launch_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch
         (["trainer.n_gpus_per_node=8"], "has started 2 ranks per machine"),
         (["actor_rollout_ref.rollout.name=vllm"], "does not go with 4 ranks yet"),
         (["trainer.overlap=true"], "does not go with 4 ranks yet"),
+        (["actor_rollout_ref.actor.fsdp_config.param_offload=true"], "only a learner that is sharded"),
+        ([f"{ACTOR}.strategy=fsdp2", f"{ACTOR}.fsdp_config.param_offload=true"], "together"),
+        ([f"{ACTOR}.strategy=fsdp2", "critic.model.path=tiny"], "does not shard a critic's own model yet"),
     ],
 )
 def test_numbers_that_are_not_the_launchers_are_refused(
@@ -158,7 +173,7 @@ def test_numbers_that_are_not_the_launchers_are_refused(
     launched(monkeypatch)
     with pytest.raises(UserError, match=message):
         resolve_train(["trainer.device=cpu", *overrides])
-    resolve_train(["trainer.nnodes=2", "trainer.n_gpus_per_node=0"])
+    resolve_train(["trainer.nnodes=2", "trainer.n_gpus_per_node=0", f"{ACTOR}.strategy=fsdp2"])
 
 
 def test_commands_of_one_process_are_refused(

@@ -22,6 +22,8 @@ ANY_TEXT: ResponseFormat = {"type": "text"}
 JSON_SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """JSON may have one space after a comma or colon, and no other: a model that has not been trained would write white
 space for ever. A schema's own "x-guidance" takes precedence."""
+LLGUIDANCE_MARK = "%llguidance"
+"""The directive that a Lark grammar in llguidance's dialect may begin with."""
 TYPES = ("text", "json_object", "json_schema", "regex", "choice", "tool_calls", "legal", "grammar")
 BARE_TYPES = ("text", "json_object", "tool_calls", "legal")
 """Types that need nothing else, so that their name is enough."""
@@ -132,6 +134,15 @@ def grammar_of(response_format: ResponseFormat) -> str:
     if kind == "grammar":
         return LLMatcher.grammar_from_lark(_text(response_format, "grammar"))
     raise UserError(f"A response format of type '{kind}' depends on what a request offers.")
+
+
+def lark_grammar_of(response_format: ResponseFormat) -> str:
+    """Return the same grammar in llguidance's dialect of Lark, marked as such, for a server that uses llguidance."""
+    text = grammar_of(response_format)
+    if text.startswith("{"):
+        [grammar] = json.loads(text)["grammars"]
+        text = grammar["lark_grammar"] or f"start: %json {json.dumps(grammar['json_schema'])}\n"
+    return text if text.lstrip().startswith(LLGUIDANCE_MARK) else f"{LLGUIDANCE_MARK} {{}}\n{text}"
 
 
 def _kind(response_format: ResponseFormat) -> str:

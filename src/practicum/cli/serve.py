@@ -118,6 +118,7 @@ def _serve(args: argparse.Namespace) -> int:
         models = await (_load_models(args, loader) if follower is None else follower.start(_names(args)[0]))
         try:
             await _add_names(args, models)
+            await asyncio.sleep(0)  # Ctrl-C during the loading takes effect here: within uvicorn it is a traceback
         except BaseException:
             await models.close()  # which unloads what was loaded into a vLLM server
             raise
@@ -127,7 +128,7 @@ def _serve(args: argparse.Namespace) -> int:
         server = ModelServer(models, limits, keys, may_load, max_batch, follower=follower)
         server.tokens_as_ids = args.return_tokens_as_token_ids
         address = f"[{args.host}]" if ":" in args.host else args.host
-        names = ", ".join(model.name for model in models.listed())
+        names = ", ".join(model.name for model in models.list_models())
         print(f"http://{address}:{listener.getsockname()[1]}/v1  {names}  (Ctrl-C ends it)", flush=True)
         if args.host not in LOOPBACK and not keys:
             print("Everybody who can reach this machine can use these models; --api-key prevents it.", flush=True)
@@ -185,7 +186,7 @@ async def _load_models(args: argparse.Namespace, loader: ModelLoader) -> ServedM
     ref, name = resolve_model(args.model), _names(args)[0]
     base_name = name if ref.adapter is None else ref.model
     if args.vllm_url is not None:
-        models = loader.load_running(base_name, ref, args.vllm_url, os.environ.get("VLLM_API_KEY"))
+        models = loader.load_running_vllm(base_name, ref, args.vllm_url, os.environ.get("VLLM_API_KEY"))
     else:
         models = ServedModels(loader.load_base(base_name, ref))
     if ref.adapter is not None:

@@ -28,12 +28,12 @@ class OptimConfig:
 
 @dataclass
 class FSDPConfig:
-    """Offloading of a sharded learner. This learner is not sharded: true is refused."""
+    """Offloading of a sharded learner (strategy `fsdp2` on several ranks); true is refused without one."""
 
     param_offload: bool = False
-    """Refused here: only a sharded (FSDP) learner can offload its parameters."""
+    """Keep a sharded learner's weights and gradients in host memory; needs optimizer_offload too."""
     optimizer_offload: bool = False
-    """Refused here: only a sharded (FSDP) learner can offload its optimizer."""
+    """Keep a sharded learner's moments in host memory, and step there; needs param_offload too."""
 
 
 @dataclass
@@ -48,6 +48,8 @@ class PolicyLossConfig:
 class ActorConfig:
     """How the policy is updated."""
 
+    strategy: str = "ddp"
+    """Several ranks: `ddp` gives every rank the whole learner, `fsdp2` divides weights, gradients and moments."""
     optim: OptimConfig = field(default_factory=OptimConfig)
     ppo_mini_batch_size: int | None = at_least(1, None)
     """Tasks of one update; null: all tasks of the step. It must divide data.train_batch_size."""
@@ -160,10 +162,10 @@ class RolloutConfig:
 
 @dataclass
 class RefFSDPConfig:
-    """Offloading of a sharded reference policy. True is refused."""
+    """Offloading of a sharded reference policy (actor.strategy `fsdp2`); true is refused without one."""
 
     param_offload: bool = False
-    """Refused here: only a sharded (FSDP) reference can offload its parameters."""
+    """Keep a sharded reference's weights in host memory."""
 
 
 @dataclass

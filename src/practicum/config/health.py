@@ -37,6 +37,8 @@ class HealthSettings:
     """Swings in the window that are reported."""
     reward_swings_act: int = at_least(0, 5)
     """Swings in the window that are acted on."""
+    success_fall: float = between(0, 1, 0.5)
+    """Share of its best step that the success rate must have fallen below to have collapsed."""
     kl_warn: float = at_least(0, 0.1)
     """KL to the reference policy (or of one update, where there is no reference) that is reported."""
     kl_act: float = at_least(0, 0.5)

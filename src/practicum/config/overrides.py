@@ -142,7 +142,6 @@ REFUSED: Mapping[type, Mapping[str, str]] = {
         f"{ROLLOUT}log_prob_max_token_len_per_gpu": f"set {ACTOR}ppo_max_token_len_per_gpu, which holds here too",
         f"{MODEL}use_remove_padding": _PACKED,
         f"{ACTOR}ulysses_sequence_parallel_size": _ONE_PROCESS,
-        f"{ACTOR}strategy": _ONE_PROCESS,
         f"{ACTOR}fsdp_config.fsdp_size": _ONE_PROCESS,
         "trainer.balance_batch": _ONE_PROCESS,
         "actor_rollout_ref.hybrid_engine": _ONE_PROCESS,

@@ -2,7 +2,7 @@
 
 Values come from the schema's defaults, the model's defaults, the recipe and the command line, in this order. A key that
 could not be honoured is an error where somebody chose it. The model's defaults (`TINY`) are for the built-in `tiny`
-model on a CPU: the schemas have those of AgentFly, Affine and HALO, for models a thousand times as large on a GPU.
+models on a CPU: the schemas have those of AgentFly, Affine and HALO, for models a thousand times as large on a GPU.
 
 A launcher (`torchrun`, `accelerate launch`) says by environment variables which rank a process is (`read_launch`).
 """
@@ -37,6 +37,7 @@ from practicum.config.train import TrainConfig
 from practicum.errors import UserError, did_you_mean
 
 ALGORITHM, ACTOR, MODEL = "algorithm.", "actor_rollout_ref.actor.", "actor_rollout_ref.model."
+TINY_MODELS = ("tiny", "tiny-pretrained")
 WITH_CRITIC = ("gae", "turn_gae")
 READ_BY_ESTIMATORS: Mapping[str, tuple[str, ...]] = {
     f"{ALGORITHM}gamma": (*WITH_CRITIC, "reinforce_plus_plus", "flow_grpo"),
@@ -187,8 +188,8 @@ def _can_validate(config: TrainConfig) -> bool:
 
 def _is_tiny(config: Any) -> bool:
     if isinstance(config, TrainConfig):
-        return (config.actor_rollout_ref.model.path or config.agent.model_name_or_path or "tiny") == "tiny"
-    return bool(config.model.path == "tiny")
+        return (config.actor_rollout_ref.model.path or config.agent.model_name_or_path or "tiny") in TINY_MODELS
+    return config.model.path in TINY_MODELS
 
 
 def _is_on_cpu(config: Any) -> bool:
@@ -203,6 +204,8 @@ def _is_on_cpu(config: Any) -> bool:
     return not torch.cuda.is_available()
 
 
+STRATEGY = "actor_rollout_ref.actor.strategy"
+STRATEGIES = ("ddp", "fsdp2")
 SHARDED_ONLY = (
     "actor_rollout_ref.actor.fsdp_config.param_offload",
     "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
@@ -304,6 +307,9 @@ def check_supervised(config: SFTConfig | DPOConfig) -> None:
     """Refuse what cannot be trained, before anything is loaded."""
     if config.training.fp16:
         raise UserError("training.fp16=true needs loss scaling, which is not built; use training.bf16=true.")
+    check_strategy(config.training.strategy, "training.strategy")
+    if config.training.strategy == "fsdp2" and (config.model.load_in_8bit or config.model.load_in_4bit):
+        raise UserError("training.strategy=fsdp2 does not shard quantised weights; use ddp, or load them as they are.")
     if config.model.adapter_path and not config.training.use_lora:
         raise UserError(
             "model.adapter_path goes on with an adapter, and training.use_lora=false (--full) trains all weights: "
@@ -341,9 +347,36 @@ def check_engine(config: TrainConfig, chosen: Set[str]) -> None:
         for key in STARTED_SERVER_ONLY:
             if key in chosen:
                 raise UserError(f"{key} is for a server that is started here; leave it out, or leave out {VLLM}url.")
-    for key in SHARDED_ONLY:
-        if _value(config, key):
-            raise UserError(f"{key}=true: only a sharded (FSDP) learner can offload; this one is not, set it to false.")
+    check_sharding(config, chosen)
+
+
+def check_sharding(config: TrainConfig, chosen: Set[str]) -> None:
+    """Refuse offloading without a sharded learner, and what a sharded one cannot do."""
+    actor = config.actor_rollout_ref.actor
+    check_strategy(actor.strategy, STRATEGY)
+    launch = read_launch()
+    num_ranks = ranks_asked_for(config, chosen) if launch.num_ranks == 1 else launch.num_ranks
+    if actor.strategy != "fsdp2" or num_ranks == 1:
+        for key in SHARDED_ONLY:
+            if _value(config, key):
+                raise UserError(
+                    f"{key}=true: only a learner that is sharded over several ranks ({STRATEGY}=fsdp2) can offload; "
+                    "set it to false."
+                )
+        return
+    if actor.fsdp_config.param_offload != actor.fsdp_config.optimizer_offload:
+        raise UserError(f"FSDP2 offloads weights and moments together: give {SHARDED_ONLY[0]} and {SHARDED_ONLY[1]} "
+                        "the same value.")  # fmt: skip
+    if config.critic.model.path:
+        raise UserError(f"{STRATEGY}=fsdp2 does not shard a critic's own model yet; leave out critic.model.path.")
+    if any(role.adapter for role in config.agent.roles.values()):
+        raise UserError(f"{STRATEGY}=fsdp2 does not go with roles that have adapters of their own yet; use ddp.")
+
+
+def check_strategy(strategy: str, key: str) -> None:
+    """Refuse a way to divide the learner that there is not."""
+    if strategy not in STRATEGIES:
+        raise UserError(f"Unknown {key} '{strategy}'.{did_you_mean(strategy, STRATEGIES)} Known: ddp, fsdp2.")
 
 
 def check_launch(config: TrainConfig, chosen: Set[str]) -> None:

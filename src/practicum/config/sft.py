@@ -68,6 +68,8 @@ class SFTTrainingConfig:
     """Weight-decomposed adapter (DoRA)."""
     use_rslora: bool = False
     """Rank-stabilised scale (rsLoRA)."""
+    strategy: str = "ddp"
+    """Several ranks: `ddp` gives every rank the whole learner, `fsdp2` divides weights, gradients and moments."""
     num_epochs: int = at_least(1, 3)
     """Passes over the data."""
     batch_size: int = at_least(1, 2)

@@ -29,7 +29,10 @@ T = TypeVar("T")
 FAULT_WAIT_SECONDS = (0.5, 2.0)
 """Waits before the second and the third try after a fault that may pass."""
 CONNECT_WAIT_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
-"""Waits between tries to connect. A server that restarts is given this long; after that it counts as dead."""
+"""Waits between tries to connect to a server that has answered before: one that restarts is given this long."""
+FIRST_CONNECT_WAIT_SECONDS = (0.5, 1.0)
+"""Waits between tries to connect to a server that has never answered: a refused connection is no slow server, and a
+wrong address is to be said at once."""
 RATE_LIMIT_WAIT_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Waits after rate limits without a Retry-After; the last one is repeated."""
 RATE_LIMIT_BUDGET_SECONDS = 600.0
@@ -72,6 +75,8 @@ class ChatClient:
         """Time of the loop until which the server's rate limit holds; no request is sent before."""
         self._num_failures = 0
         """Requests that failed since the last answer."""
+        self._has_answered = False
+        """Whether the server has ever answered, with whatever status."""
 
     async def first_choice(self, body: Mapping[str, Any], read: Callable[[Any], T]) -> T:
         """Return what `read` makes of the first choice of the answer; EngineError where it lacks what `read` needs."""
@@ -88,7 +93,7 @@ class ChatClient:
         import httpx  # slow to import: only for those who use a server
 
         data = json.dumps(body).encode()
-        fault_waits, connect_waits, rate_limit_waits = list(FAULT_WAIT_SECONDS), list(CONNECT_WAIT_SECONDS), 0
+        fault_waits, num_connect_waits, rate_limit_waits = list(FAULT_WAIT_SECONDS), 0, 0
         budget = RATE_LIMIT_BUDGET_SECONDS
         while True:
             budget = await self._wait_for_rate_limit(budget)
@@ -97,12 +102,14 @@ class ChatClient:
                 self._num_failures = 0
                 return answer
             except httpx.ConnectError as error:
-                if not connect_waits:
+                connect_waits = CONNECT_WAIT_SECONDS if self._has_answered else FIRST_CONNECT_WAIT_SECONDS
+                if num_connect_waits >= len(connect_waits):
                     raise UserError(
                         f"No server answers at {self.url} ({error}); start it and run the same command again: "
                         "what was done so far is kept."
                     ) from None
-                await asyncio.sleep(connect_waits.pop(0))
+                await asyncio.sleep(connect_waits[num_connect_waits])
+                num_connect_waits += 1
             except Fault as fault:
                 if fault.rate_limited:
                     default = RATE_LIMIT_WAIT_SECONDS[min(rate_limit_waits, len(RATE_LIMIT_WAIT_SECONDS) - 1)]
@@ -142,6 +149,7 @@ class ChatClient:
 
         try:
             async with self._http_client().stream("POST", self.url, content=data, headers=headers()) as response:
+                self._has_answered = True
                 if response.is_success:
                     content = await _read(response, MAX_ANSWER_BYTES + 1)
                     if len(content) > MAX_ANSWER_BYTES:

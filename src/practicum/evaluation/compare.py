@@ -160,6 +160,14 @@ class Comparison:
         clusters = self.baseline.clusters
         return [first[task] for task in common], [second[task] for task in common], [clusters[task] for task in common]
 
+    def reversed(self) -> Comparison:
+        """The same comparison with the trained policy as the baseline."""
+        failures = self.unscored_as_failures
+        return replace(
+            self, baseline=self.trained, trained=self.baseline, deltas=tuple(delta.reversed() for delta in self.deltas),
+            unscored_as_failures=None if failures is None else failures.reversed(),
+        )  # fmt: skip
+
     def record(self, level: float = LEVEL) -> dict[str, Any]:
         """The comparison as JSON; `level` is that of the intervals of the two scores."""
         return comparison_record(self, level)

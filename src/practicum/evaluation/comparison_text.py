@@ -31,10 +31,10 @@ def describe_conclusion(comparison: Comparison) -> str:
         )
     if conclusion == "not known":
         return _describe_not_known(comparison)
-    evidence = f"{points(delta)} ({_evidence(comparison)})"
+    evidence = f"{points(delta)} ({describe_evidence(comparison)})"
     settings = f" The settings differ: {differing}." if differing else ""
     if comparison.significant:
-        size = f"{100 * abs(delta.difference):.1f} points {_limits(delta)} ({_evidence(comparison)})"
+        size = f"{100 * abs(delta.difference):.1f} points {_limits(delta)} ({describe_evidence(comparison)})"
         return f"{trained} is {conclusion} than {baseline} by {size}.{settings}"
     return f"No difference shown between {baseline} and {trained}: {evidence}.{settings}"
 
@@ -59,7 +59,8 @@ def _limits(delta: MetricDelta) -> str:
     return f"[{100 * delta.interval.low:+.1f}, {100 * delta.interval.high:+.1f}]"
 
 
-def _evidence(comparison: Comparison) -> str:
+def describe_evidence(comparison: Comparison) -> str:
+    """The level, the test with its p-value, corrected where there are several comparisons, and the tasks."""
     delta = comparison.success
     corrected = (
         f", {comparison.p_corrected:.2g} after Holm over {comparison.num_comparisons}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,13 @@ class MetricDelta:
     def is_significant(self, p_value: float | None = None) -> bool:
         """Whether the test rejects chance; `p_value` is a corrected one to use instead."""
         return (self.p_value if p_value is None else p_value) < self.alpha
+
+    def reversed(self) -> MetricDelta:
+        """The same metric with the two policies exchanged."""
+        return replace(
+            self, baseline=self.trained, trained=self.baseline, gained=self.lost, lost=self.gained,
+            interval=replace(self.interval, low=-self.interval.high, high=-self.interval.low),
+        )  # fmt: skip
 
     def record(self) -> dict[str, Any]:
         return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +38,11 @@ def linear(fused: FusedLinear, x: Tensor) -> Tensor:
 
 def packed_hidden(decoder: Decoder, ids: Tensor, positions: Tensor, plan: BlockAttentionPlan) -> Tensor:
     """Final hidden states [N, E] of a prefix tree's tokens."""
+    hidden: Tensor = decoder.run(_packed_hidden, decoder, ids, positions, plan)
+    return hidden
+
+
+def _packed_hidden(decoder: Decoder, ids: Tensor, positions: Tensor, plan: BlockAttentionPlan) -> Tensor:
     x = F.embedding(ids, decoder.model.model.embed_tokens.weight)
     return forward_layers(decoder, x.float(), positions, plan)
 
@@ -54,11 +60,16 @@ def forward_layers(decoder: Decoder, x: Tensor, positions: Tensor, plan: BlockAt
 
     delta: Tensor | None = None
     for index, layer in enumerate(decoder.layers):
-        if decoder.checkpointing and torch.is_grad_enabled():
-            x, delta = checkpoint(_layer, decoder, index, layer, x, delta, attend, use_reentrant=False)
-        else:
-            x, delta = _layer(decoder, index, layer, x, delta, attend)
+        x, delta = decoder.run_layer(index, _checkpointed_layer, decoder, index, layer, x, delta, attend)
     return _add_norm(decoder, x, delta, decoder.final_norm)[1]
+
+
+def _checkpointed_layer(decoder: Decoder, *arguments: Any) -> tuple[Tensor, Tensor]:
+    """`_layer`, whose activations are computed again for the gradient where that was asked for."""
+    if decoder.checkpointing and torch.is_grad_enabled():
+        recomputed: tuple[Tensor, Tensor] = checkpoint(_layer, decoder, *arguments, use_reentrant=False)
+        return recomputed
+    return _layer(decoder, *arguments)
 
 
 def _layer(

@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from practicum.errors import UserError
+from practicum.models.sharding import compute_place
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
@@ -169,11 +170,12 @@ class FusedLinear:
     updated this too. Nothing is copied and nothing needs to be synchronised.
     """
 
-    def __init__(self, linears: list[nn.Linear]) -> None:
+    def __init__(self, linears: list[nn.Linear], join: bool = True) -> None:
+        """With `join=False` the layers compute one by one: those of a sharded model have no lasting weights."""
         self.linears = linears
         self.sizes = [linear.out_features for linear in linears]
         biases = [linear.bias for linear in linears if linear.bias is not None]
-        self.plain = all(type(linear) is nn.Linear for linear in linears) and len(biases) in (0, len(linears))
+        self.plain = join and all(type(linear) is nn.Linear for linear in linears) and len(biases) in (0, len(linears))
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
         self.adapters: MaskedAdapters | RowAdapters | None = None
@@ -285,28 +287,46 @@ class Layer:
     `adapted=False` takes the layers beneath a LoRA adapter instead of PEFT's.
     """
 
-    def __init__(self, layer: Any, adapted: bool = True) -> None:
+    def __init__(self, layer: Any, adapted: bool = True, join: bool = True) -> None:
         attention, mlp = layer.self_attn, layer.mlp
 
         def fused(*linears: Any) -> FusedLinear:
-            return FusedLinear([linear if adapted else getattr(linear, "base_layer", linear) for linear in linears])
+            own = [linear if adapted else getattr(linear, "base_layer", linear) for linear in linears]
+            return FusedLinear(own, join)
 
         self.qkv = fused(attention.q_proj, attention.k_proj, attention.v_proj)
         self.out = fused(attention.o_proj)
         self.gate_up = fused(mlp.gate_proj, mlp.up_proj)
         self.down = fused(mlp.down_proj)
-        self.before_attention: Tensor = layer.input_layernorm.weight
-        self.before_mlp: Tensor = layer.post_attention_layernorm.weight
-        qwen3 = hasattr(attention, "q_norm")
-        self.q_norm: Tensor | None = attention.q_norm.weight if qwen3 else None
-        self.k_norm: Tensor | None = attention.k_norm.weight if qwen3 else None
+        self._norms = (layer.input_layernorm, layer.post_attention_layernorm)
+        self._head_norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None  # Qwen3
+
+    # Read at every use: a sharded module has other parameters while its weights are gathered.
+
+    @property
+    def before_attention(self) -> Tensor:
+        weight: Tensor = self._norms[0].weight
+        return weight
+
+    @property
+    def before_mlp(self) -> Tensor:
+        weight: Tensor = self._norms[1].weight
+        return weight
+
+    @property
+    def q_norm(self) -> Tensor | None:
+        return None if self._head_norms is None else self._head_norms[0].weight
+
+    @property
+    def k_norm(self) -> Tensor | None:
+        return None if self._head_norms is None else self._head_norms[1].weight
 
 
 class Decoder:
     """A causal language model as a function of ids, positions and an attention."""
 
     def __init__(self, model: PreTrainedModel, adapted: bool = True) -> None:
-        architecture = type(model).__name__
+        architecture = type(model).__name__.removeprefix("FSDP")  # `fully_shard` makes a class of its own
         if architecture not in ARCHITECTURES:
             raise UserError(
                 f"Architecture {architecture} has no local decoder; use one of {', '.join(ARCHITECTURES)}, "
@@ -315,7 +335,9 @@ class Decoder:
         config = model.config
         self.model = model
         self.adapted = adapted
-        self.layers = [Layer(layer, adapted) for layer in model.model.layers]
+        self.place = compute_place(model)
+        """Where a sharded model computes; None: the model is not sharded."""
+        self.layers = [Layer(layer, adapted, join=self.place is None) for layer in model.model.layers]
         self.epsilon: float = config.rms_norm_eps
         self.shape = Shape.of_config(config.to_dict())
         self.autocast = False
@@ -324,7 +346,6 @@ class Decoder:
         """Whether training passes apply an adapter's dropout."""
         self.checkpointing = False
         """Whether a training pass saves only layer inputs and computes the rest again for the gradient."""
-        self.final_norm: Tensor = model.model.norm.weight
         self._cos, self._sin = self.rotary_tables(self.dtype)
 
     @functools.cached_property
@@ -346,13 +367,26 @@ class Decoder:
         return cos[0].to(dtype), signed.to(dtype)
 
     @property
+    def final_norm(self) -> Tensor:
+        weight: Tensor = self.model.model.norm.weight
+        return weight
+
+    @property
     def device(self) -> torch.device:
-        return torch.device(self.model.model.embed_tokens.weight.device)
+        return torch.device(self.model.model.embed_tokens.weight.device if self.place is None else self.place.device)
 
     @property
     def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self.model.model.embed_tokens.weight.dtype
+        dtype: torch.dtype = self.model.model.embed_tokens.weight.dtype if self.place is None else self.place.dtype
         return dtype
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of the whole model's weights; those of a sharded model are gathered for it."""
+        return function(*arguments) if self.place is None else self.model(function, *arguments)
+
+    def run_layer(self, index: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of one layer's weights; those of a sharded model are gathered for it."""
+        return function(*arguments) if self.place is None else self.model.model.layers[index](function, *arguments)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         return (parameter for parameter in self.model.parameters() if parameter.requires_grad)
@@ -363,20 +397,28 @@ class Decoder:
         With `keys_only` the last layer ends once `attend` has seen its keys and values: a prompt that
         is only being cached needs no more.
         """
+        hidden: Tensor = self.run(self._hidden, ids, positions, attend, keys_only)
+        return hidden
+
+    def _hidden(self, ids: Tensor, positions: Tensor, attend: Attend, keys_only: bool) -> Tensor:
         cos, sin = self._cos[positions][..., None, :], self._sin[positions][..., None, :]  # [.., 1, D]
         x = F.embedding(ids, self.model.model.embed_tokens.weight)
         for index, layer in enumerate(self.layers):
-            if self.checkpointing and torch.is_grad_enabled():
-                x = checkpoint(self._layer, index, layer, x, cos, sin, attend, use_reentrant=False)
-                continue
             if keys_only and index == self.shape.layers - 1:
                 return self._attended(index, layer, x, cos, sin, attend)
-            x = self._layer(index, layer, x, cos, sin, attend)
+            x = self.run_layer(index, self._checkpointed_layer, index, layer, x, cos, sin, attend)
         return self._norm(x, self.final_norm)
 
     def _attended(self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         q, k, v = self._heads(layer, self._norm(x, layer.before_attention), cos, sin)
         return attend(index, q, k, v)
+
+    def _checkpointed_layer(self, *arguments: Any) -> Tensor:
+        """`_layer`, whose activations are computed again for the gradient where that was asked for."""
+        if self.checkpointing and torch.is_grad_enabled():
+            recomputed: Tensor = checkpoint(self._layer, *arguments, use_reentrant=False)
+            return recomputed
+        return self._layer(*arguments)
 
     def _layer(self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         x = x + layer.out.only(self._attended(index, layer, x, cos, sin, attend))

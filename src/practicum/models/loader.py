@@ -1,5 +1,5 @@
-"""Loading of a model by name: `tiny`, `smollm2`, a Hugging Face folder, a GGUF file, or a hub id; and its device and
-dtype, by their names."""
+"""Loading of a model by name: `tiny`, `tiny-pretrained`, `smollm2`, a Hugging Face folder, a GGUF file, or a hub id;
+and its device and dtype, by their names."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def set_batch_invariant_matmul(enabled: bool = True) -> None:
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_SETS = ("target_modules", "exclude_modules", "modules_to_save")
 """Fields of an adapter's configuration that are sets of names."""
-BUILDERS = {"tiny": tiny.build, "smollm2": smollm2.build}
+BUILDERS = {"tiny": tiny.build, "tiny-pretrained": tiny.build_pretrained, "smollm2": smollm2.build}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,11 @@
 
 The same code and seed give the same folder, byte for byte. It can do nothing until it is trained.
 
+`tiny-pretrained` is the same model with shipped weights (`tiny_pretrained.safetensors`, 3 MB): trained from random
+weights on generated text that teaches copying and look-up and has nothing of any environment's tasks
+(`practicum.models.pretraining`, `benchmarks/pretrain_tiny.py`). It solves no task either, and learns one from a tenth
+of the demonstrations.
+
 `tiny_tokenizer.json` was fitted once to generated word problems, tool calls in the `hf` and `react` formats and phrases
 of the text environments. It is a file, so that a change of any of those texts does not change the ids of a model.
 """
@@ -11,10 +16,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 TOKENIZER_FILE = Path(__file__).with_name("tiny_tokenizer.json")
+PRETRAINED_FILE = Path(__file__).with_name("tiny_pretrained.safetensors")
 TEMPLATE = (
     "{%- for m in messages %}"
     "{{- '<|im_start|>' + m.role + '\n' + m.content }}"
@@ -73,4 +80,14 @@ def build(folder: Path, seed: int = 0) -> None:
     """Write model and tokenizer as a Hugging Face folder."""
     tokenizer = build_tokenizer()
     build_model(len(tokenizer), seed).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def build_pretrained(folder: Path) -> None:
+    """Write the pretrained model and the tokenizer as a Hugging Face folder."""
+    tokenizer = build_tokenizer()
+    model = build_model(len(tokenizer))
+    model.load_state_dict(load_file(PRETRAINED_FILE), strict=False)  # the output layer is that of the embeddings
+    model.tie_weights()
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -10,20 +10,17 @@ import functools
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
 from scipy import special
 
-from practicum.config.health import HealthSettings
 from practicum.data.jsonl import parse_object
-from practicum.errors import UserError
 from practicum.evaluation.stats.intervals import LEVEL, jeffreys
+from practicum.report.run_config import health_settings
 from practicum.report.runs import CONFIG, HEALTH, TIMING
 from practicum.report.series import Axis, Series
-from practicum.training.monitor.health import HealthMonitor
+from practicum.training.monitor.health import HealthMonitor, sign_metrics
 from practicum.utils.escape import is_number
 from practicum.utils.regular_files import is_regular, open_regular
 from practicum.utils.terminal import escape_invisible
@@ -31,7 +28,6 @@ from practicum.utils.terminal import escape_invisible
 MAX_CURVES = 400
 MAX_EVENTS = 500
 MAX_LINE_BYTES = 4 << 20
-MAX_CONFIG_BYTES = 64 << 10
 MAX_FILE_BYTES = 4 << 30
 """Bytes of a metrics or health file; a larger one is not read."""
 
@@ -197,7 +193,12 @@ REWARD_HACKING_TEXT = (
 
 def _event(step: float, finding: Any) -> dict[str, Any]:
     text = f"{finding.cause} ({finding.value:.3g}, limit {finding.threshold:.3g}); {finding.remedy}"
-    return {"step": step, "sign": finding.sign, "severity": finding.severity, "text": text}
+    event = {"step": step, "sign": finding.sign, "severity": finding.severity, "text": text}
+    return {
+        **event,
+        "metrics": sign_metrics(finding.sign),
+        **({} if finding.since is None else {"since": finding.since}),
+    }
 
 
 def event_from_row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,7 +217,9 @@ def event_from_row(row: Mapping[str, Any]) -> dict[str, Any]:
     figures = [f"{row[name]:.3g}" if is_number(row[name]) else "–" for name in ("value", "threshold")]
     text = f"{row['cause']} ({figures[0]}, limit {figures[1]}); {row['remedy']}"
     severity = "act" if row["severity"] == "act" else "warn"
-    return {"step": step, "sign": sign, "severity": severity, "text": escape_invisible(text[:2000])}
+    since = {"since": row["since"]} if is_number(row.get("since")) and math.isfinite(row["since"]) else {}
+    event = {"step": step, "sign": sign, "severity": severity, "text": escape_invisible(text[:2000])}
+    return {**event, "metrics": sign_metrics(sign), **since}
 
 
 def mean_interval(name: str, value: float, row: Mapping[str, float]) -> tuple[float | None, float | None]:
@@ -248,55 +251,3 @@ def _rate_interval(successes: float, count: float) -> tuple[float, float]:
 @functools.lru_cache(256)
 def _t_quantile(count: float) -> float:
     return float(special.stdtrit(count - 1, 0.5 + LEVEL / 2))
-
-
-def config_text(folder: Path) -> str | None:
-    """The text of the run's configuration file."""
-    try:
-        with open_regular(folder / CONFIG) as file:
-            data = file.read(MAX_CONFIG_BYTES + 1)
-    except OSError:
-        return None
-    return escape_invisible(data[:MAX_CONFIG_BYTES].decode("utf-8", "replace")) + (
-        "\n…" if len(data) > MAX_CONFIG_BYTES else ""
-    )
-
-
-def planned_steps(folder: Path) -> int | None:
-    """The number of training steps in the run's configuration, if it is there."""
-    trainer = _config(folder / CONFIG).get("trainer")
-    steps = trainer.get("total_training_steps") if isinstance(trainer, dict) else None
-    return steps if type(steps) is int and steps > 0 else None
-
-
-def health_settings(path: Path) -> HealthSettings:
-    """The thresholds of the run's health checks from its configuration, or the defaults."""
-    section = _config(path).get("health")
-    known: dict[str, Any] = {field.name: type(field.default) for field in fields(HealthSettings)}
-    values = {
-        name: known[name](value)
-        for name, value in (section if isinstance(section, dict) else {}).items()
-        if name in known and (isinstance(value, str) if known[name] is str else type(value) in (int, float))
-    }
-    try:
-        return HealthMonitor(HealthSettings(**values)).settings
-    except (UserError, TypeError, ValueError):
-        return HealthSettings()
-
-
-class PlainLoader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML without aliases: a few lines of them, merged into each other, stand for billions of values."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.events.AliasEvent):
-            raise yaml.YAMLError("aliases are not read")
-        return super().compose_node(parent, index)
-
-
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        with open_regular(path) as file:
-            config = yaml.load(file.read(MAX_CONFIG_BYTES), PlainLoader)
-    except (OSError, yaml.YAMLError, ValueError, RecursionError):
-        return {}
-    return config if isinstance(config, dict) else {}

@@ -10,11 +10,11 @@ from typing import Any
 from practicum import __version__
 from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError
+from practicum.report.comparisons import compare_parts
 from practicum.report.drawings import Drawings, first_and_last
 from practicum.report.highlights import highlights
 from practicum.report.index import FIELDS, EpisodeRow
 from practicum.report.page import data_block, packed_block, self_contained
-from practicum.report.run_parts import compare_with_each
 from practicum.report.run_view import RunView
 from practicum.report.runs import RunFolder, find_runs
 from practicum.report.tokens import Tokenizers
@@ -89,7 +89,7 @@ def _data(views: Sequence[RunView]) -> dict[str, Any]:
         "fields": FIELDS,
         "runs": [view.record() for view in views],
         "rows": {view.run.key: [row.record() for row in view.index.rows] for view in views},
-        "comparisons": compare_with_each(parts),
+        "comparisons": compare_parts(parts),
     }
 
 

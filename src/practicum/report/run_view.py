@@ -12,11 +12,12 @@ from typing import Any
 from practicum.errors import UserError
 from practicum.evaluation.result import EvalResult, read_result
 from practicum.report.advantages import EpisodeAdvantages, read_advantages
-from practicum.report.curves import Curves, config_text, planned_steps
+from practicum.report.curves import Curves
 from practicum.report.drawings import Drawings, first_and_last
 from practicum.report.episode import view
 from practicum.report.highlights import highlights
 from practicum.report.index import READ_ERRORS, EpisodeIndex, EpisodeRow, error_text, read_episode
+from practicum.report.run_config import planned_steps, run_configs
 from practicum.report.run_parts import RunPart, parts_of_run
 from practicum.report.run_state import run_state
 from practicum.report.run_versions import run_versions
@@ -111,7 +112,7 @@ class RunView:
             "kind": "training" if curves else "examination" if self.result else "episodes",
             "policy": escape_invisible(self.result.policy) if self.result else None,
             "planned": planned_steps(self.run.folder),
-            "config": config_text(self.run.folder),
+            "configs": run_configs(dict.fromkeys([self.run.folder, *(path.parent for path in files)])),
             "versions": run_versions(dict.fromkeys([self.run.folder, *(path.parent for path in files)])),
             "seconds": seconds or None,
             **run_state(self.run.folder),

@@ -15,7 +15,9 @@ from practicum.report.stage_order import stage_key
 from practicum.utils.regular_files import is_regular
 
 METRICS, TIMING, HEALTH, CONFIG = "metrics.jsonl", "timing.jsonl", "health.jsonl", "config.yaml"
-RUN_FILES = frozenset({METRICS, CONFIG, "plan.json", "summary.json", "collect.json", "panel.json"})
+PLAN = "plan.json"
+"""The settings of a quickstart."""
+RUN_FILES = frozenset({METRICS, CONFIG, PLAN, "summary.json", "collect.json", "panel.json"})
 """Files that make a folder, with everything below it, one run."""
 SKIPPED_FOLDERS = ("global_step_", "model", "tensorboard", "wandb", ".")
 """Prefixes of the names of folders with weights or logs, which hold no episodes."""

@@ -14,7 +14,7 @@ from practicum import __version__
 from practicum.task import content_hash
 from practicum.utils.terminal import escape_invisible
 
-BUILT_IN = ("tiny", "smollm2")
+BUILT_IN = ("tiny", "tiny-pretrained", "smollm2")
 VOCABULARY_HASH = re.compile(r"[0-9a-f]{16}")
 HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 MAX_TOKENIZER_BYTES = 256 << 20

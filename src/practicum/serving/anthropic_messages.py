@@ -11,7 +11,7 @@ from practicum.serving.body import Body
 from practicum.serving.dialect import APIRequest, Tokenize, sse
 from practicum.serving.errors import APIError, bad_request
 from practicum.serving.openai_fields import MAX_STOPS, MAX_TOKENS, read_content, read_response_format, read_tool
-from practicum.serving.service import Event, Started
+from practicum.serving.service import Event, TurnStarted
 from practicum.serving.turn import (  # fmt: skip
     AUTO,
     FUNCTION,
@@ -76,7 +76,7 @@ class Messages:
     async def stream(self, api_request: APIRequest, events: AsyncIterator[Event]) -> AsyncIterator[str]:
         blocks = _Blocks()
         async for event in events:
-            if isinstance(event, Started):
+            if isinstance(event, TurnStarted):
                 empty: dict[str, Any] = {"stop_reason": None, "stop_sequence": None, "content": []}
                 head = _head(event.id, event.model, Usage(len(event.prompt_ids), 0))
                 yield sse({"type": "message_start", "message": {**head, **empty}}, "message_start")

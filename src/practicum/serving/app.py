@@ -24,7 +24,7 @@ from practicum.errors import UserError
 from practicum.serving.anthropic_messages import Messages
 from practicum.serving.body import Body, parse_json
 from practicum.serving.dialect import APIRequest, Dialect
-from practicum.serving.errors import APIError, bad_request
+from practicum.serving.errors import APIError, bad_request, internal_error
 from practicum.serving.fair_queue import FairQueue
 from practicum.serving.http import ClientGone, EventStream, json_response, read_body, until_disconnect
 from practicum.serving.metrics import Metrics
@@ -42,7 +42,7 @@ from practicum.serving.service import (
     TurnRunner,
     check_length,
     prompt_ids,
-    run_beside_loop,
+    run_in_thread_if_long,
 )
 from practicum.serving.turn import Completion, TurnRequest
 
@@ -124,7 +124,7 @@ class ModelServer:
                 Body(parse_json(data)), client, lambda model, prompt: self.tokenize(backend, model, prompt)
             )
 
-        api_request = await self._beside_loop(len(data), read)
+        api_request = await self._run_in_thread_if_long(len(data), read)
         retry_count = request.headers.get("x-stainless-retry-count", "0")
         more: dict[str, Any] = {"client": client, "body_hash": hashlib.sha256(data).hexdigest()}
         more["is_retry"] = retry_count.isdecimal() and int(retry_count) > 0
@@ -133,8 +133,8 @@ class ModelServer:
             raise bad_request(f"'n' may be at most {self.limits.max_choices}.", "n")
         if api_request.turn.stream:
             events = self._events(api_request, backend)
-            first = await until_disconnect(request.receive, _first(events))
-            texts = dialect.stream(api_request, _chain(first, events))
+            first = await until_disconnect(request.receive, _first_event(events))
+            texts = dialect.stream(api_request, _chain_events(first, events))
             return EventStream(texts, dialect, self.limits.send_seconds)
         completions = await until_disconnect(request.receive, self._complete(api_request, backend))
         return json_response(dialect.answer(api_request, completions))
@@ -153,17 +153,17 @@ class ModelServer:
     async def _body(self, request: Request) -> Body:
         return Body(parse_json(await read_body(request, self.limits.max_body_bytes)))
 
-    async def _beside_loop(self, num_characters: int, work: Callable[[], T]) -> T:
+    async def _run_in_thread_if_long(self, num_characters: int, work: Callable[[], T]) -> T:
         """The result of reading or encoding a text, within the time that a request may take."""
         try:
             async with asyncio.timeout(self.limits.seconds):
-                return await run_beside_loop(num_characters, work)
+                return await run_in_thread_if_long(num_characters, work)
         except TimeoutError:
             raise APIError(504, "The request took too long to read.", None, "timeout") from None
 
     async def _prompt_ids(self, turn: TurnRequest, backend: Backend) -> tuple[int, ...]:
         renderer, context = backend.renderer(turn.model), backend.context(turn.model)
-        return await self._beside_loop(turn.num_characters, lambda: prompt_ids(turn, renderer, context))
+        return await self._run_in_thread_if_long(turn.num_characters, lambda: prompt_ids(turn, renderer, context))
 
     def _default_model(self) -> str:
         if self.models is None:
@@ -193,7 +193,7 @@ class ModelServer:
             text = (body.require("prompt") and body.text("prompt")) or ""
             body.accept("add_special_tokens", "return_token_strs")
             body.finish()
-            ids = await self._beside_loop(len(text), lambda: self.tokenize(backend, model, text))
+            ids = await self._run_in_thread_if_long(len(text), lambda: self.tokenize(backend, model, text))
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": backend.context(model), "tokens": list(ids)}
         if body.values.get("return_token_strs"):
             answer["token_strs"] = backend.renderer(model).tokenizer.convert_ids_to_tokens(list(ids))
@@ -209,7 +209,9 @@ class ModelServer:
             raise bad_request("'tokens' must be a list of token ids.", "tokens", "invalid_type")
         ids = list(self.tokenize(backend, model, tokens))
         tokenizer = backend.renderer(model).tokenizer
-        text = await self._beside_loop(len(ids), lambda: str(tokenizer.decode(ids, skip_special_tokens=False)))
+        text = await self._run_in_thread_if_long(
+            len(ids), lambda: str(tokenizer.decode(ids, skip_special_tokens=False))
+        )
         return json_response({"prompt": text})
 
     async def render_chat(self, request: Request) -> Response:
@@ -226,20 +228,20 @@ class ModelServer:
 
     async def list_models(self, request: Request) -> Response:
         self.authorize(request)
-        models = [] if self.models is None else self.models.listed()
+        models = [] if self.models is None else self.models.list_models()
         return json_response({"object": "list", "data": [_model_json(model) for model in models]})
 
     async def get_model(self, request: Request) -> Response:
         self.authorize(request)
         name = request.path_params["model"]
-        for model in [] if self.models is None else self.models.listed():
+        for model in [] if self.models is None else self.models.list_models():
             if model.name == name:
                 return json_response(_model_json(model))
         raise APIError(404, f"The model '{name}' does not exist.", "model", "model_not_found")
 
     async def load_adapter(self, request: Request) -> Response:
         """Load or replace an adapter while the server runs, as vLLM's endpoint of the name does."""
-        models = self._changeable(request)
+        models = self._models_to_change(request)
         body = await self._body(request)
         name, path = body.require("lora_name") and body.text("lora_name"), body.require("lora_path")
         body.accept("lora_path", "load_inplace", "base_model_name")
@@ -250,15 +252,15 @@ class ModelServer:
         return json_response(_model_json(model))
 
     async def unload_adapter(self, request: Request) -> Response:
-        models = self._changeable(request)
+        models = self._models_to_change(request)
         body = await self._body(request)
         name = body.require("lora_name") and body.text("lora_name")
         body.accept("lora_int_id")
         body.finish()
-        models.remove(name or "")
+        models.remove_adapter(name or "")
         return json_response({"unloaded": name})
 
-    def _changeable(self, request: Request) -> ServedModels:
+    def _models_to_change(self, request: Request) -> ServedModels:
         self.authorize(request)
         if self.models is None or not self.may_load_adapters:
             raise APIError(
@@ -278,7 +280,9 @@ class ModelServer:
         return json_response({"id": name, "object": "response.deleted", "deleted": True})
 
     async def health(self, request: Request) -> Response:
-        failures = [] if self.models is None else [m.engine.failure for m in self.models.listed() if m.engine.failure]
+        failures = (
+            [] if self.models is None else [m.engine.failure for m in self.models.list_models() if m.engine.failure]
+        )
         if failures or self.draining:
             return json_response({"status": failures[0] if failures else "shutting down"}, 503)
         return json_response({"status": "ok"})
@@ -305,7 +309,9 @@ class ModelServer:
         return Response(self.metrics.text(name, gauges, counters), media_type="text/plain; version=0.0.4")
 
     async def openapi(self, request: Request) -> Response:
-        return json_response(openapi([] if self.models is None else [model.name for model in self.models.listed()]))
+        return json_response(
+            openapi([] if self.models is None else [model.name for model in self.models.list_models()])
+        )
 
 
 def _model_json(model: ServedModel) -> dict[str, Any]:
@@ -321,11 +327,11 @@ def _model_json(model: ServedModel) -> dict[str, Any]:
     }
 
 
-async def _first(events: AsyncIterator[Event]) -> Event:
+async def _first_event(events: AsyncIterator[Event]) -> Event:
     return await anext(events)
 
 
-async def _chain(first: Event, rest: AsyncIterator[Event]) -> AsyncIterator[Event]:
+async def _chain_events(first: Event, rest: AsyncIterator[Event]) -> AsyncIterator[Event]:
     try:
         yield first
         async for event in rest:
@@ -359,13 +365,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return json_response(fault.openai(), error.status_code, error.headers)
 
 
-async def _gone(request: Request, error: Exception) -> Response:
+async def _client_gone(request: Request, error: Exception) -> Response:
     return Response(status_code=499)  # nobody reads it
 
 
-async def _bug(request: Request, error: Exception) -> Response:
-    fault = APIError(500, f"The server failed: {type(error).__name__}.", None, "internal_error")
-    return json_response(fault.openai(), 500)
+async def _unexpected_error(request: Request, error: Exception) -> Response:
+    return json_response(internal_error(error).openai(), 500)
 
 
 def make_app(server: ModelServer, hosts: Sequence[str] = ("*",), routes: Sequence[Route] = ()) -> Starlette:
@@ -403,8 +408,8 @@ def make_app(server: ModelServer, hosts: Sequence[str] = ("*",), routes: Sequenc
     handlers: dict[Any, Any] = {
         APIError: _api_error,
         HTTPException: _http_error,
-        ClientGone: _gone,
-        Exception: _bug,
+        ClientGone: _client_gone,
+        Exception: _unexpected_error,
     }
     middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))]
     app = Starlette(routes=table, exception_handlers=handlers, middleware=middleware)

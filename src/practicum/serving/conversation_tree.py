@@ -33,7 +33,7 @@ class ChatHistory:
     tools: tuple[Mapping[str, Any], ...]
 
     @classmethod
-    def of(cls, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> ChatHistory:
+    def from_messages(cls, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> ChatHistory:
         count = next((index for index, one in enumerate(messages) if one.role != "system"), len(messages))
         return cls(tuple(messages[:count]), tuple(messages[count:]), tuple(tools))
 
@@ -84,7 +84,7 @@ class ModelCall:
 
 
 @dataclass(frozen=True)
-class Place:
+class BranchPoint:
     """Where a request belongs: the reply that it continues, what is new, and why it opens a branch, if it does."""
 
     parent: ModelCall | None
@@ -113,7 +113,7 @@ class ConversationTree:
     def _start_key(self, conversation: ChatHistory) -> Any:
         return None if self.keep_system else (conversation.system_key, conversation.tools_key)
 
-    def place(self, conversation: ChatHistory) -> Place:
+    def find_branch_point(self, conversation: ChatHistory) -> BranchPoint:
         """Find where a request belongs, and render what is new."""
         parent = self._parent(conversation)
         reason = self._reason(conversation, parent)
@@ -121,12 +121,12 @@ class ConversationTree:
             spans = render(
                 self.renderer, template_messages((*conversation.system, *conversation.messages)), conversation.tools
             )
-            return Place(None, (*conversation.system, *conversation.messages), spans, reason)
+            return BranchPoint(None, (*conversation.system, *conversation.messages), spans, reason)
         new = conversation.messages[len(parent.keys) :]
         spans = self.renderer.extend(parent.ids, template_messages(new))
         began = parent.conversation
         changed = (began.system_key, began.tools_key) != (conversation.system_key, conversation.tools_key)
-        return Place(parent, new, spans, reason, changed)
+        return BranchPoint(parent, new, spans, reason, changed)
 
     def _parent(self, conversation: ChatHistory) -> ModelCall | None:
         """The longest recorded conversation that the request goes on from."""

@@ -22,9 +22,15 @@ from practicum.engines.local.engine import LocalEngine
 from practicum.errors import UserError, did_you_mean
 from practicum.policy import Conversation, Policy
 from practicum.registry import make_format
-from practicum.serving.conversation_tree import SAME_PROMPT, ChatHistory, ConversationTree, ModelCall, Place
+from practicum.serving.conversation_tree import SAME_PROMPT, BranchPoint, ChatHistory, ConversationTree, ModelCall
 from practicum.serving.errors import APIError, bad_request
-from practicum.serving.service import Prepared, check_messages, reply_form, run_beside_loop, sampling_of
+from practicum.serving.service import (
+    PreparedTurn,
+    check_messages,
+    run_in_thread_if_long,
+    turn_response_format,
+    turn_sampling,
+)
 from practicum.serving.turn import CompletionChoice, TurnRequest, template_messages
 from practicum.trajectory import Origin, Span, Turn, derive_seed
 
@@ -95,7 +101,7 @@ class EpisodeRecorder:
         )  # fmt: skip
 
     @contextlib.asynccontextmanager
-    async def open(self, turn: TurnRequest) -> AsyncIterator[Prepared]:
+    async def open(self, turn: TurnRequest) -> AsyncIterator[PreparedTurn]:
         if self.sealed:
             raise episode_ended()
         role = self.role_of(turn.model)
@@ -103,7 +109,7 @@ class EpisodeRecorder:
             self.num_retries += 1
             policy = self.policies[role]
             name, generations, ids = self._answers[turn.body_hash]
-            yield Prepared(turn.model, policy.engine, policy.renderer, ids, (), recorded=generations, id=name)
+            yield PreparedTurn(turn.model, policy.engine, policy.renderer, ids, (), recorded=generations, id=name)
             return
         if turn.prompt_ids is not None:
             raise bad_request("An episode is recorded as chat; use a chat API.", "prompt", "unsupported_value")
@@ -118,39 +124,39 @@ class EpisodeRecorder:
         finally:
             self._num_unanswered.pop(name, None)
 
-    async def _prepare(self, turn: TurnRequest, role: str, name: str) -> Prepared:
+    async def _prepare(self, turn: TurnRequest, role: str, name: str) -> PreparedTurn:
         policy, tree = self.policies[role], self.trees[role]
         tools = turn.tools if turn.tool_choice.mode != "none" else ()
-        conversation = ChatHistory.of(turn.messages, tools)
+        conversation = ChatHistory.from_messages(turn.messages, tools)
 
-        def find_place() -> Place:
+        def find_branch_point() -> BranchPoint:
             check_messages(turn.messages, policy.renderer, _context(policy))
-            return tree.place(conversation)
+            return tree.find_branch_point(conversation)
 
         try:
-            place = await run_beside_loop(turn.num_characters, find_place)
+            point = await run_in_thread_if_long(turn.num_characters, find_branch_point)
         except APIError as error:
             self._note_limit(error)
             raise
         self.tools.setdefault(role, tools)
-        prompt = (*(place.parent.ids if place.parent else ()), *(token for span in place.spans for token in span.ids))
+        prompt = (*(point.parent.ids if point.parent else ()), *(token for span in point.spans for token in span.ids))
         pinned = replace(turn, temperature=None, top_p=None, top_k=None, seed=None, max_tokens=None)
         limit = min(policy.sampling.max_tokens, turn.max_tokens or policy.sampling.max_tokens)
         try:
-            sampling = sampling_of(pinned, replace(policy.sampling, max_tokens=limit), len(prompt), _context(policy))
+            sampling = turn_sampling(pinned, replace(policy.sampling, max_tokens=limit), len(prompt), _context(policy))
         except APIError as error:
             self._note_limit(error)
             raise
-        info: dict[str, Any] = {"asked": turn.asked} if turn.asked else {}
+        info: dict[str, Any] = {"asked": turn.requested_sampling} if turn.requested_sampling else {}
         info |= {"model": turn.model} if turn.model != role else {}
-        info |= {"system": [message.text for message in conversation.system]} if place.system_changed else {}
+        info |= {"system": [message.text for message in conversation.system]} if point.system_changed else {}
         calls = []
         for index in range(turn.n):
             number = next(self._numbers)
-            reason = place.reason if index == 0 else SAME_PROMPT
+            reason = point.reason if index == 0 else SAME_PROMPT
             seed = derive_seed(self.sampling_seed, number)
             calls.append(
-                ModelCall(number, role, place.parent, conversation, place.new, place.spans, seed, reason, index, info)
+                ModelCall(number, role, point.parent, conversation, point.new, point.spans, seed, reason, index, info)
             )
 
         def complete(choices: Sequence[CompletionChoice], generations: Sequence[Generation]) -> None:
@@ -159,7 +165,7 @@ class EpisodeRecorder:
             self._answers[turn.body_hash] = (name, tuple(generations), prompt)
 
         form = await self._response_format(turn, policy, tools)
-        return Prepared(
+        return PreparedTurn(
             model=turn.model,
             engine=policy.engine,
             renderer=policy.renderer,
@@ -178,7 +184,7 @@ class EpisodeRecorder:
         turn: TurnRequest, policy: Policy, tools: tuple[Mapping[str, Any], ...]
     ) -> Mapping[str, Any] | None:
         """The form of the reply: what the request asks for, else the run's own for this role, with its tools."""
-        form = await reply_form(turn, policy.renderer)
+        form = await turn_response_format(turn, policy.renderer)
         if form is not None:
             return form
         try:

@@ -55,3 +55,8 @@ class APIError(Exception):
 
 def bad_request(message: str, param: str | None, code: str = "invalid_value") -> APIError:
     return APIError(400, message, param, code)
+
+
+def internal_error(error: Exception) -> APIError:
+    """The answer to a request that met a fault of the server itself."""
+    return APIError(500, f"The server failed: {type(error).__name__}.", None, "internal_error")

@@ -28,8 +28,8 @@ from practicum.serving.body import Body, clean_text, parse_json
 from practicum.serving.episode_recorder import EpisodeRecorder, PostedReward, episode_ended
 from practicum.serving.errors import APIError, bad_request
 from practicum.serving.http import json_response, read_body
-from practicum.serving.server import listen, listen_at, running
-from practicum.serving.service import ClientLimits, Prepared
+from practicum.serving.server import listen, listen_at, serve_in_background
+from practicum.serving.service import ClientLimits, PreparedTurn
 from practicum.serving.turn import TurnRequest
 
 MAX_ENDED = 10_000
@@ -43,7 +43,7 @@ MAX_SOCKET_FOLDER = 64
 class EndedEpisode:
     """What answers requests with the key of an episode that has ended."""
 
-    def open(self, turn: TurnRequest) -> contextlib.AbstractAsyncContextManager[Prepared]:
+    def open(self, turn: TurnRequest) -> contextlib.AbstractAsyncContextManager[PreparedTurn]:
         raise episode_ended()
 
     def renderer(self, model: str) -> Renderer:
@@ -74,7 +74,9 @@ class Gateway:
         """Start the server with its first user."""
         async with self._lock:
             if self.num_users == 0:
-                self.url = await self._stack.enter_async_context(running(self._app(), listen("127.0.0.1", 0), 1))
+                self.url = await self._stack.enter_async_context(
+                    serve_in_background(self._app(), listen("127.0.0.1", 0), 1)
+                )
             self.num_users += 1
 
     async def unix_socket(self) -> Path:
@@ -85,7 +87,7 @@ class Gateway:
                 parent = usual if len(os.fsencode(usual)) <= MAX_SOCKET_FOLDER else "/tmp"
                 folder = tempfile.TemporaryDirectory(prefix="practicum-gateway-", dir=parent)
                 path = Path(self._stack.enter_context(folder)) / "socket"
-                await self._stack.enter_async_context(running(self._app(), listen_at(path), 1))
+                await self._stack.enter_async_context(serve_in_background(self._app(), listen_at(path), 1))
                 self._socket_path = path
             return self._socket_path
 
@@ -118,9 +120,9 @@ class Gateway:
 
     def _app(self) -> Starlette:
         routes = [
-            Route("/episodes/{key}", plain_handler(self._task), methods=["GET"]),
-            Route("/episodes/{key}/reward", plain_handler(self._reward), methods=["POST"]),
-            Route("/episodes/{key}/answer", plain_handler(self._answer), methods=["POST"]),
+            Route("/episodes/{key}", plain_handler(self._get_task), methods=["GET"]),
+            Route("/episodes/{key}/reward", plain_handler(self._post_reward), methods=["POST"]),
+            Route("/episodes/{key}/answer", plain_handler(self._post_answer), methods=["POST"]),
         ]
         return make_app(self.server, ["127.0.0.1", "localhost"], routes)
 
@@ -135,10 +137,10 @@ class Gateway:
     async def _body(self, request: Request) -> Body:
         return Body(parse_json(await read_body(request, self.server.limits.max_body_bytes)))
 
-    async def _task(self, request: Request) -> Response:
+    async def _get_task(self, request: Request) -> Response:
         return json_response(self._tasks[self._recorder(request).key])
 
-    async def _reward(self, request: Request) -> Response:
+    async def _post_reward(self, request: Request) -> Response:
         """`{"reward": 1.0}`, for a turn with its `response_id`; `components` and `success` may be given."""
         recorder, body = self._recorder(request), await self._body(request)
         body.require("reward")
@@ -156,7 +158,7 @@ class Gateway:
         recorder.post_reward(PostedReward(reward or 0.0, response_id, numbers, success))
         return json_response({"rewards": len(recorder.rewards)})
 
-    async def _answer(self, request: Request) -> Response:
+    async def _post_answer(self, request: Request) -> Response:
         """`{"answer": "12"}`: what the environment scores, instead of the last reply."""
         recorder, body = self._recorder(request), await self._body(request)
         answer = body.require("answer") and body.text("answer")

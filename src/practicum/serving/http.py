@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, TypeVar
 
@@ -12,7 +13,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from practicum.serving.dialect import Dialect, to_json
-from practicum.serving.errors import APIError, bad_request
+from practicum.serving.errors import APIError, bad_request, internal_error
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -43,14 +46,14 @@ async def read_body(request: Request, limit: int) -> bytes:
     return bytes(data)
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of some work, which is cancelled where the client goes away first."""
-    task, disconnected = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    task, disconnected = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
         await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -82,6 +85,11 @@ class EventStream(Response):
                 await self._send(send, text)
         except APIError as error:
             await self._send(send, self.dialect.error_event(error))
+        except ClientGone:
+            raise
+        except Exception as error:  # the status was sent long ago: the client is told within the stream
+            logger.exception("a stream failed")
+            await self._send(send, self.dialect.error_event(internal_error(error)))
         finally:
             if isinstance(texts, contextlib.AbstractAsyncContextManager) or hasattr(texts, "aclose"):
                 await texts.aclose()

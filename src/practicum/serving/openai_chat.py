@@ -22,7 +22,7 @@ from practicum.serving.openai_fields import (
     read_tool_choice,
     usage_json,
 )
-from practicum.serving.service import Event, Started
+from practicum.serving.service import Event, TurnStarted
 from practicum.serving.turn import Completion, Delta, Finish, FunctionCall, TurnRequest
 
 UNSUPPORTED: dict[str, Sequence[Any]] = {
@@ -90,7 +90,7 @@ class ChatCompletions:
     async def stream(self, api_request: APIRequest, events: AsyncIterator[Event]) -> AsyncIterator[str]:
         chunks: _Chunks | None = None
         async for event in events:
-            if isinstance(event, Started):
+            if isinstance(event, TurnStarted):
                 chunks = _Chunks(api_request, event)
                 for text in chunks.begin():
                     yield text
@@ -111,7 +111,7 @@ class ChatCompletions:
 class _Chunks:
     """Writes the chunks of one stream."""
 
-    def __init__(self, api_request: APIRequest, started: Started) -> None:
+    def __init__(self, api_request: APIRequest, started: TurnStarted) -> None:
         self.api_request, self.renderer = api_request, started.renderer
         self.head = {
             "id": f"chatcmpl-{started.id}",

@@ -21,7 +21,7 @@ from practicum.serving.openai_fields import (
     token_text,
     usage_json,
 )
-from practicum.serving.service import Event, Started
+from practicum.serving.service import Event, TurnStarted
 from practicum.serving.turn import Completion, Finish, TurnRequest
 
 DEFAULT_MAX_TOKENS = 16
@@ -89,7 +89,7 @@ class Completions:
         offsets: dict[int, int] = {}
         waiting: dict[int, list[SampledToken]] = {}
         async for event in events:
-            if isinstance(event, Started):
+            if isinstance(event, TurnStarted):
                 number += 1
                 total = Usage(total.prompt_tokens + len(event.prompt_ids), total.completion_tokens)
                 renderer = event.renderer

@@ -25,7 +25,7 @@ from practicum.serving.openai_fields import (
     read_tool,
     read_tool_choice,
 )
-from practicum.serving.service import Event, Started
+from practicum.serving.service import Event, TurnStarted
 from practicum.serving.turn import ChatMessage, Completion, CompletionChoice, Delta, Finish, FunctionCall, TurnRequest
 
 MAX_KEPT = 1000
@@ -156,7 +156,7 @@ class Responses:
     async def stream(self, api_request: APIRequest, events: AsyncIterator[Event]) -> AsyncIterator[str]:
         writer: _ItemWriter | None = None
         async for event in events:
-            if isinstance(event, Started):
+            if isinstance(event, TurnStarted):
                 writer = _ItemWriter(api_request, event, self)
                 for text in writer.begin():
                     yield text
@@ -180,7 +180,7 @@ class _ItemWriter:
     """Writes the events of one stream."""
 
     api_request: APIRequest
-    started: Started
+    started: TurnStarted
     dialect: Responses
     number: int = 0
     """Sequence number of the next event."""
@@ -215,16 +215,16 @@ class _ItemWriter:
 
     def _text(self, text: str) -> list[str]:
         texts = []
-        place = {"output_index": len(self.items), "content_index": 0, "item_id": self._item("")["id"]}
+        position = {"output_index": len(self.items), "content_index": 0, "item_id": self._item("")["id"]}
         if self.text is None:
             self.text = ""
             item = {**self._item(""), "status": "in_progress", "content": []}
             texts.append(self._event("response.output_item.added", output_index=len(self.items), item=item))
             empty = self._item("")["content"][0]
-            texts.append(self._event("response.content_part.added", **place, part=empty))
+            texts.append(self._event("response.content_part.added", **position, part=empty))
         self.text += text
         logprobs, self.tokens = self._logprobs(self.tokens), []
-        return [*texts, self._event("response.output_text.delta", **place, delta=text, logprobs=logprobs)]
+        return [*texts, self._event("response.output_text.delta", **position, delta=text, logprobs=logprobs)]
 
     def _logprobs(self, tokens: Sequence[SampledToken]) -> list[dict[str, Any]]:
         return _logprobs(self.api_request, tokens, self.started.renderer)
@@ -237,11 +237,11 @@ class _ItemWriter:
         if self.text is None:
             return []
         item = self._item(self.text)
-        place = {"output_index": len(self.items), "content_index": 0, "item_id": item["id"]}
+        position = {"output_index": len(self.items), "content_index": 0, "item_id": item["id"]}
         part = item["content"][0]
         texts = [
-            self._event("response.output_text.done", **place, text=self.text, logprobs=part["logprobs"]),
-            self._event("response.content_part.done", **place, part=part),
+            self._event("response.output_text.done", **position, text=self.text, logprobs=part["logprobs"]),
+            self._event("response.content_part.done", **position, part=part),
             self._event("response.output_item.done", output_index=len(self.items), item=item),
         ]
         self.items.append(item)
@@ -252,14 +252,14 @@ class _ItemWriter:
         item = self._item(call)
         key, kind = ("input", "custom_tool_call_input") if item["type"] == "custom_tool_call" else (
             "arguments", "function_call_arguments")  # fmt: skip
-        place = {"output_index": len(self.items), "item_id": item["id"]}
+        position = {"output_index": len(self.items), "item_id": item["id"]}
         opened = {**item, "status": "in_progress", key: ""}
         self.items.append(item)
         return [
-            self._event("response.output_item.added", output_index=place["output_index"], item=opened),
-            self._event(f"response.{kind}.delta", **place, delta=item[key]),
-            self._event(f"response.{kind}.done", **place, name=call.name, **{key: item[key]}),
-            self._event("response.output_item.done", output_index=place["output_index"], item=item),
+            self._event("response.output_item.added", output_index=position["output_index"], item=opened),
+            self._event(f"response.{kind}.delta", **position, delta=item[key]),
+            self._event(f"response.{kind}.done", **position, name=call.name, **{key: item[key]}),
+            self._event("response.output_item.done", output_index=position["output_index"], item=item),
         ]
 
     def end(self, finish: Finish) -> list[str]:

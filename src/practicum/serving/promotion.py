@@ -23,7 +23,7 @@ from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Message, Observation
 from practicum.errors import UserError
 from practicum.policy import NO_TASK
-from practicum.serving.served_models import ModelLoader, ServedModel, ServedModels, renamed
+from practicum.serving.served_models import ModelLoader, ServedModel, ServedModels, with_name
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,9 @@ class PromotionFollower:
         self.models = ServedModels(base)
         served = base
         if ref.adapter is not None:
-            served = self.models.put(await self.models.prepare_adapter(served_name, ref.adapter, version.number))
+            served = self.models.serve_model(
+                await self.models.prepare_adapter(served_name, ref.adapter, version.number)
+            )
         await self._check(served, ref, version)
         self.version, self.served_name = version.number, served_name
         return self.models
@@ -131,7 +133,7 @@ class PromotionFollower:
             self.refused[linked.number] = str(error)
             logger.error("version %d of '%s' is not used: %s", linked.number, self.name, error)
             return False
-        self.served.put(model)
+        self.served.serve_model(model)
         self.served.replace_base(base)
         logger.warning("version %d of '%s' is served, after version %d", linked.number, self.name, self.version)
         self.version = linked.number
@@ -147,7 +149,7 @@ class PromotionFollower:
         adapter over the engine that has its base model, or over a new engine, or a full model, its own base."""
         ref = await asyncio.to_thread(resolve_model, str(version.model))
         if ref.adapter is not None and ref.model == self.served.default.root:
-            base = renamed(self.served.default, ref.model)  # the adapter may take over the name that it has now
+            base = with_name(self.served.default, ref.model)  # the adapter may take over the name that it has now
             return await self.served.prepare_adapter(self.served_name, ref.adapter, version.number, base), base, ref
         base_name = self.served_name if ref.adapter is None else ref.model
         base = await asyncio.to_thread(self.loader.load_base, base_name, ref, version.number)

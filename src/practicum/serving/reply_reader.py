@@ -11,15 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from practicum.chat.formats.hermes import parse_call
+from practicum.chat.formats.hermes import CLOSE_TAG, OPEN_TAG, parse_call
 from practicum.chat.renderer import Renderer
 from practicum.chat.text_stream import TextStream
 from practicum.engines.base import Generation, SampledToken
 from practicum.environment import Usage
 from practicum.serving.turn import Delta, Finish, FunctionCall
 from practicum.trajectory import StopReason
-
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 def partial_match(text: str, strings: Sequence[str]) -> int:
@@ -77,7 +75,7 @@ class CallSplitter:
         while (part := self._next()) is not None:
             parts += [part] if part else []
         if final:
-            rest = f"{self._space}{OPEN}{self._unsent}" if self._in_call else self._unsent
+            rest = f"{self._space}{OPEN_TAG}{self._unsent}" if self._in_call else self._unsent
             self._unsent, self._in_call = "", False
             if rest.strip() or not self._num_calls:
                 parts += [rest] if rest else []
@@ -86,22 +84,22 @@ class CallSplitter:
     def _next(self) -> str | FunctionCall | None:
         """The next part that is certain; None if there is none."""
         if self._in_call:
-            block, closed, rest = self._unsent.partition(CLOSE)
+            block, closed, rest = self._unsent.partition(CLOSE_TAG)
             if not closed:
                 return None
             self._unsent, self._in_call = rest, False
             call = parse_call(block)
             if isinstance(call, str):
-                return f"{self._space}{OPEN}{block}{CLOSE}"
+                return f"{self._space}{OPEN_TAG}{block}{CLOSE_TAG}"
             self._num_calls += 1
             arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
             return FunctionCall(f"{self._call_prefix}{self._num_calls}", call.name, arguments)
-        before, opened, rest = self._unsent.partition(OPEN)
+        before, opened, rest = self._unsent.partition(OPEN_TAG)
         if opened:
             text = before.rstrip()
             self._unsent, self._in_call, self._space = rest, True, before[len(text) :]
             return text
-        keep = partial_match(before, [OPEN])
+        keep = partial_match(before, [OPEN_TAG])
         text = before[: len(before) - keep].rstrip()
         if not text:
             return None

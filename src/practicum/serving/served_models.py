@@ -77,10 +77,10 @@ class ServedModels:
     def default(self) -> ServedModel:
         return self._models[self._default_name]
 
-    def listed(self) -> list[ServedModel]:
+    def list_models(self) -> list[ServedModel]:
         """All names with their models, other names of one model too."""
         named = {**self._models, **{alias: self._models[name] for alias, name in self._aliases.items()}}
-        return [renamed(model, name) for name, model in named.items()]
+        return [with_name(model, name) for name, model in named.items()]
 
     def add_alias(self, alias: str, name: str) -> None:
         if alias in self._models or alias in self._aliases:
@@ -113,7 +113,7 @@ class ServedModels:
         base = self.default
         if name == base.name or name in self._aliases:
             raise UserError(f"'{name}' is the name of the base model; give the adapter another one.")
-        return self.put(await self.prepare_adapter(name, folder, version))
+        return self.serve_model(await self.prepare_adapter(name, folder, version))
 
     async def prepare_adapter(
         self, name: str, folder: str | Path, version: int | None = None, base: ServedModel | None = None
@@ -124,14 +124,14 @@ class ServedModels:
         if ref.adapter is None:
             raise UserError(f"'{folder}' is no adapter; it has no adapter_config.json.")
         renderer = await asyncio.to_thread(_renderer_of, ref, base)
-        taken = await base.engine.taken_names() if isinstance(base.engine, RunningVLLM) else set()
+        taken = await base.engine.model_names() if isinstance(base.engine, RunningVLLM) else set()
         internal = next(free for number in self._numbers if (free := f"{name}#{number}") not in taken)
         await base.engine.load_adapter(internal, ref.adapter)
         return ServedModel(
             name, base.engine, renderer, ref.adapter, internal, base.name, version, base.max_model_len
         )  # fmt: skip
 
-    def put(self, model: ServedModel) -> ServedModel:
+    def serve_model(self, model: ServedModel) -> ServedModel:
         """Serve a model under its name from here on; the one that had the name ends with its last request."""
         before = self._models.get(model.name)
         self._models[model.name] = model
@@ -143,19 +143,19 @@ class ServedModels:
         """Serve another base model and make it the default. The one before, if its name is another one, is no longer
         served; adapters that were loaded over it stay with it until they are replaced or unloaded themselves."""
         before = self.default
-        self.put(base)
+        self.serve_model(base)
         self._default_name = base.name
         if before.name != base.name and not before.adapter:
-            self._drop(before)
+            self._stop_serving(before)
 
-    def remove(self, name: str) -> None:
+    def remove_adapter(self, name: str) -> None:
         """Stop serving an adapter."""
         model = self.get(name)
         if not model.adapter:
             raise UserError(f"'{name}' is the base model; only adapters can be unloaded.")
-        self._drop(model)
+        self._stop_serving(model)
 
-    def _drop(self, model: ServedModel) -> None:
+    def _stop_serving(self, model: ServedModel) -> None:
         del self._models[model.name]
         self._aliases = {alias: target for alias, target in self._aliases.items() if target != model.name}
         self._retire(model)
@@ -193,7 +193,7 @@ class ServedModels:
             await engine.close()
 
 
-def renamed(model: ServedModel, name: str) -> ServedModel:
+def with_name(model: ServedModel, name: str) -> ServedModel:
     """The same model of the same engine under another name."""
     return model if name == model.name else ServedModel(
         name, model.engine, model.renderer, model.root, model.adapter, model.parent, model.version,
@@ -236,13 +236,15 @@ class ModelLoader:
         )
         return ServedModel(name, engine, renderer, ref.model, version=version, max_model_len=self.max_model_len)
 
-    def load_running(self, name: str, ref: ModelRef, url: str, key: str | None) -> ServedModels:
+    def load_running_vllm(self, name: str, ref: ModelRef, url: str, key: str | None) -> ServedModels:
         """A vLLM server's model, with the tokenizer and chat template of `ref`, and its adapters."""
         renderer = Renderer(loader.load_tokenizer(ref.model), self.template, loader.load_end_ids(ref.model))
         engine = RunningVLLM(renderer, url, key)
         models = ServedModels(ServedModel(name, engine, renderer, ref.model, max_model_len=self.max_model_len))
         for adapter in engine.adapter_names:
-            models.put(ServedModel(adapter, engine, renderer, adapter, adapter, name, max_model_len=self.max_model_len))
+            models.serve_model(
+                ServedModel(adapter, engine, renderer, adapter, adapter, name, max_model_len=self.max_model_len)
+            )
         return models
 
     def _kv_bytes(self, decoder: Decoder) -> int | None:

@@ -85,7 +85,7 @@ async def serve(server: ModelServer, listener: socket.socket, host: str, drain_s
 
 
 @contextlib.asynccontextmanager
-async def running(app: Starlette, listener: socket.socket, drain_seconds: float = 5) -> AsyncIterator[str]:
+async def serve_in_background(app: Starlette, listener: socket.socket, drain_seconds: float = 5) -> AsyncIterator[str]:
     """Serve an application within this event loop while the block runs; yields its address (Unix socket: path)."""
     name = listener.getsockname()
     server = http_server(app, drain_seconds)

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from jinja2 import TemplateError
 
-from practicum.chat.formats.hermes import HermesFormat
+from practicum.chat.formats.hermes import CLOSE_TAG, HermesFormat
 from practicum.chat.renderer import LONG_TEXT, Renderer
 from practicum.chat.response_format import JSON_SPACING, resolve_response_format
 from practicum.engines.base import Engine, Generation, Request, SampledToken, Sampling
@@ -28,7 +28,7 @@ from practicum.policy import NO_TASK
 from practicum.serving.errors import APIError, bad_request
 from practicum.serving.fair_queue import FairQueue
 from practicum.serving.metrics import Metrics
-from practicum.serving.reply_reader import CLOSE, ReplyReader, sampled_tokens
+from practicum.serving.reply_reader import ReplyReader, sampled_tokens
 from practicum.serving.served_models import ServedModels
 from practicum.serving.turn import (
     FUNCTION,
@@ -44,6 +44,8 @@ from practicum.serving.turn import (
 from practicum.trajectory import Span, derive_seed
 
 MAX_SEED = 2**63 - 1
+MIN_TEMPERATURE = 1e-5
+"""Lower temperatures are greedy, as in vLLM: logits divided by them would leave the range of a float32."""
 T = TypeVar("T")
 
 
@@ -62,7 +64,7 @@ class ClientLimits:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedTurn:
     """A turn that is ready for the engine."""
 
     model: str
@@ -87,7 +89,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class TurnStarted:
     """The beginning of a reply: from here on nothing but the engine can fail."""
 
     id: str
@@ -98,13 +100,13 @@ class Started:
     renderer: Renderer
 
 
-Event = Started | Delta | Finish
+Event = TurnStarted | Delta | Finish
 
 
 class Backend(Protocol):
     """What answers the requests of a key: the server's models, or an episode that is recorded."""
 
-    def open(self, turn: TurnRequest) -> AbstractAsyncContextManager[Prepared]:
+    def open(self, turn: TurnRequest) -> AbstractAsyncContextManager[PreparedTurn]:
         """Prepare a turn; an APIError where it cannot be answered."""
 
     def renderer(self, model: str) -> Renderer:
@@ -121,14 +123,14 @@ class ModelBackend:
         self.models = models
 
     @contextlib.asynccontextmanager
-    async def open(self, turn: TurnRequest) -> AsyncIterator[Prepared]:
+    async def open(self, turn: TurnRequest) -> AsyncIterator[PreparedTurn]:
         with self.models.lease(turn.model) as model:
-            ids = await run_beside_loop(
+            ids = await run_in_thread_if_long(
                 turn.num_characters, lambda: prompt_ids(turn, model.renderer, model.context)
             )  # fmt: skip
-            sampling = sampling_of(turn, Sampling(max_tokens=MAX_SEED), len(ids), model.context)
+            sampling = turn_sampling(turn, Sampling(max_tokens=MAX_SEED), len(ids), model.context)
             seed = secrets.randbits(63) if turn.seed is None else turn.seed
-            yield Prepared(
+            yield PreparedTurn(
                 model=turn.model,
                 engine=model.engine,
                 renderer=model.renderer,
@@ -137,7 +139,7 @@ class ModelBackend:
                 adapter=model.adapter,
                 session=f"served#{secrets.token_hex(8)}",
                 fingerprint=model.fingerprint,
-                response_format=await reply_form(turn, model.renderer),
+                response_format=await turn_response_format(turn, model.renderer),
             )
 
     def renderer(self, model: str) -> Renderer:
@@ -147,7 +149,7 @@ class ModelBackend:
         return self.models.get(model).context
 
 
-async def reply_form(turn: TurnRequest, renderer: Renderer) -> Mapping[str, Any] | None:
+async def turn_response_format(turn: TurnRequest, renderer: Renderer) -> Mapping[str, Any] | None:
     """The form that a turn's replies must have: a forced call, a response format, or either of both; None: any text."""
     forced = turn.tool_choice.mode in (REQUIRED, FUNCTION)
     name, tools = turn.tool_choice.name, turn.tools
@@ -179,7 +181,7 @@ def choice_seed(seed: int, index: int) -> int:
     return seed if index == 0 else derive_seed(seed, "choice", index)
 
 
-def sampling_of(turn: TurnRequest, default: Sampling, num_prompt: int, context: int) -> Sampling:
+def turn_sampling(turn: TurnRequest, default: Sampling, num_prompt: int, context: int) -> Sampling:
     """The sampling parameters of a turn; what it does not name is `default`'s."""
     if num_prompt >= context:
         raise bad_request(
@@ -189,14 +191,16 @@ def sampling_of(turn: TurnRequest, default: Sampling, num_prompt: int, context: 
     for text in turn.stop:
         if not text or len(text) > STOP_WINDOW:
             raise bad_request(f"A stop string must have 1 to {STOP_WINDOW} characters.", "stop")
-    asked: dict[str, Any] = {"temperature": turn.temperature, "top_p": turn.top_p, "top_k": turn.top_k}
+    is_greedy = turn.temperature is not None and turn.temperature < MIN_TEMPERATURE
+    temperature = 0.0 if is_greedy else turn.temperature
+    asked: dict[str, Any] = {"temperature": temperature, "top_p": turn.top_p, "top_k": turn.top_k}
     chosen = replace(default, **{name: value for name, value in asked.items() if value is not None})
     most = default.max_tokens if turn.max_tokens is None else turn.max_tokens
-    stop = turn.stop if turn.tool_choice.parallel or not turn.may_call else (*turn.stop, CLOSE)
+    stop = turn.stop if turn.tool_choice.parallel or not turn.may_call else (*turn.stop, CLOSE_TAG)
     return replace(chosen, max_tokens=min(most, context - num_prompt), stop=stop)
 
 
-async def run_beside_loop(num_characters: int, work: Callable[[], T]) -> T:
+async def run_in_thread_if_long(num_characters: int, work: Callable[[], T]) -> T:
     """The result of rendering or encoding a text; of a long one in a thread: others are answered meanwhile."""
     return await asyncio.to_thread(work) if num_characters > LONG_TEXT else work()
 
@@ -271,7 +275,7 @@ class TurnRunner:
             self.metrics.request_queue_time.observe(time.monotonic() - begun)
             reasons: list[str] = []
             try:
-                yield _started(prepared)
+                yield _turn_started(prepared)
                 async with contextlib.aclosing(self._generate(turn, prepared, begun)) as events:
                     async for event in events:
                         if isinstance(event, Finish):
@@ -283,14 +287,14 @@ class TurnRunner:
                 self.queue.release(weight, time.monotonic() - begun)
 
     async def _generate(
-        self, turn: TurnRequest, prepared: Prepared, begun: float
+        self, turn: TurnRequest, prepared: PreparedTurn, begun: float
     ) -> AsyncGenerator[Delta | Finish, None]:
         events: asyncio.Queue[tuple[int, Sequence[SampledToken] | Generation | Exception]] = asyncio.Queue()
         tasks = [
             asyncio.get_running_loop().create_task(self._choice(turn, prepared, index, events))
             for index in range(turn.n)
         ]
-        replies = _Replies(turn, prepared)
+        replies = _OpenChoices(turn, prepared)
         last_token: float | None = None
         try:
             while replies.num_open:
@@ -314,7 +318,7 @@ class TurnRunner:
 
     @staticmethod
     async def _choice(
-        turn: TurnRequest, prepared: Prepared, index: int, events: asyncio.Queue[tuple[int, Any]]
+        turn: TurnRequest, prepared: PreparedTurn, index: int, events: asyncio.Queue[tuple[int, Any]]
     ) -> None:
         request = Request(
             ids=prepared.ids,
@@ -346,7 +350,7 @@ class TurnRunner:
             self.metrics.inter_token_latency.observe((now - (last_token or now)) / count, count)
         return now
 
-    def _observe_end(self, replies: _Replies, begun: float) -> None:
+    def _observe_end(self, replies: _OpenChoices, begun: float) -> None:
         self.metrics.e2e_request_latency.observe(time.monotonic() - begun)
         num_prompt, sampled = len(replies.prepared.ids), sum(len(choice.tokens) for choice in replies.choices)
         self.metrics.prompt_tokens += num_prompt
@@ -355,18 +359,18 @@ class TurnRunner:
         self.metrics.generation_tokens_per_request.observe(sampled)
 
     @staticmethod
-    def _replay(prepared: Prepared, turn: TurnRequest) -> list[Event]:
+    def _replay(prepared: PreparedTurn, turn: TurnRequest) -> list[Event]:
         """The events of a request that was answered before."""
-        replies = _Replies(turn, replace(prepared, complete=lambda choices, generations: None))
-        return [_started(prepared), *replies.read(list(enumerate(prepared.recorded)))]
+        replies = _OpenChoices(turn, replace(prepared, complete=lambda choices, generations: None))
+        return [_turn_started(prepared), *replies.read(list(enumerate(prepared.recorded)))]
 
     async def complete(self, turn: TurnRequest, backend: Backend) -> Completion:
         """The whole answer."""
         choices = [CompletionChoice(index) for index in range(turn.n)]
-        started: Started | None = None
+        started: TurnStarted | None = None
         async with contextlib.aclosing(self.run(turn, backend)) as events:
             async for event in events:
-                if isinstance(event, Started):
+                if isinstance(event, TurnStarted):
                     started = event
                 elif isinstance(event, Delta):
                     choices[event.index].add(event)
@@ -380,17 +384,17 @@ class TurnRunner:
         )  # fmt: skip
 
 
-def _started(prepared: Prepared) -> Started:
-    return Started(
+def _turn_started(prepared: PreparedTurn) -> TurnStarted:
+    return TurnStarted(
         prepared.id, prepared.model, int(time.time()), prepared.ids, prepared.fingerprint,
         prepared.renderer,
     )  # fmt: skip
 
 
-class _Replies:
+class _OpenChoices:
     """The choices of a turn while they come."""
 
-    def __init__(self, turn: TurnRequest, prepared: Prepared) -> None:
+    def __init__(self, turn: TurnRequest, prepared: PreparedTurn) -> None:
         self.prepared, self.turn = prepared, turn
         prefix = f"call_{prepared.id}"
         self.readers = [

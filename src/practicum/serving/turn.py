@@ -88,7 +88,7 @@ class TurnRequest:
         return calls + sum(len(message.text) for message in self.messages) + sum(len(str(tool)) for tool in self.tools)
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def requested_sampling(self) -> dict[str, Any]:
         """The sampling parameters that the client named."""
         names = ("temperature", "top_p", "top_k", "max_tokens", "seed")
         values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}

@@ -38,7 +38,7 @@ from practicum.task import Task
 from practicum.training import ranks
 from practicum.training.checkpoint import check_continuation, keep_stored_defaults, record_version
 from practicum.training.estimators import ESTIMATORS
-from practicum.training.follower import follow
+from practicum.training.follower import run_follower
 from practicum.training.logged_data import read_logged_data
 from practicum.training.logged_source import METHODS
 from practicum.training.micro_batches import MicroBatchLimits
@@ -70,7 +70,7 @@ from practicum.training.settings import (
     validates,
 )
 from practicum.training.supervised import place_adapter
-from practicum.training.trainable_policy import TrainablePolicy, sharing_weights
+from practicum.training.trainable_policy import ShardingSettings, TrainablePolicy, sharing_weights
 from practicum.training.trainer import Evaluated
 from practicum.trajectory import Trajectory
 from practicum.utils.memory import out_of_memory_in
@@ -420,7 +420,7 @@ async def _follow(config: TrainConfig, model: Path) -> TrainResult:
     check_components(config, components)
     trainer, _, _ = build_trainer(config, folder, on, components, say=lambda text: None)
     try:
-        steps = await follow(trainer)
+        steps = await run_follower(trainer)
     finally:
         await trainer.policy.close()
     return TrainResult(folder, model, steps, None, None, {})
@@ -463,6 +463,7 @@ def build_policy(config: TrainConfig, folder: Path, on: Device, template: str | 
         logprob_limits=MicroBatchLimits(limit, rollout.log_prob_micro_batch_size_per_gpu),
         make_engine=engine_maker(config, folder, on),
         separate_engine_weights=config.trainer.overlap,
+        sharding=sharding_settings(config),
     )
     policy.concurrency = config.agent.concurrency or policy.concurrency
     if config.agent.roles:
@@ -470,6 +471,14 @@ def build_policy(config: TrainConfig, folder: Path, on: Device, template: str | 
     for model in policy.models:
         model.decoder.checkpointing = config.actor_rollout_ref.model.enable_gradient_checkpointing
     return policy
+
+
+def sharding_settings(config: TrainConfig) -> ShardingSettings | None:
+    """How the learner is divided among the ranks that have joined; None: every rank has all of it."""
+    actor, reference = config.actor_rollout_ref.actor, config.actor_rollout_ref.ref
+    if actor.strategy != "fsdp2" or ranks.count() == 1:
+        return None
+    return ShardingSettings(True, actor.fsdp_config.param_offload, reference.fsdp_config.param_offload)
 
 
 def load_critic(config: TrainConfig, on: Device) -> Decoder | None:

@@ -37,7 +37,7 @@ from practicum.training import ranks
 from practicum.training.build import StepCallback, TrainResult, explain_out_of_memory
 from practicum.training.checkpoint import check_supervised_continuation, record_version
 from practicum.training.dpo import DPOSettings, DPOTrainer
-from practicum.training.follower import follow
+from practicum.training.follower import run_follower
 from practicum.training.micro_batches import MicroBatchLimits, sft_samples
 from practicum.training.monitor.supervised_health import SupervisedMonitor
 from practicum.training.preference_pairs import fitting_pairs, mine_pairs, pairs_from_rows
@@ -45,7 +45,7 @@ from practicum.training.run import Run, TrainState
 from practicum.training.sft import SFTSettings, SFTTrainer, without_too_long
 from practicum.training.supervised import SupervisedTrainer, place_adapter, supervised_run_settings
 from practicum.training.text_dataset import read_demonstration_rows
-from practicum.training.trainable_policy import GPU_TOKENS, TrainablePolicy
+from practicum.training.trainable_policy import GPU_TOKENS, ShardingSettings, TrainablePolicy
 from practicum.trajectory import Outcome, Trajectory, is_trained, learned_roles
 from practicum.utils.tables import percent
 from practicum.utils.terminal import Progress
@@ -81,7 +81,9 @@ def load_policy(config: SFTConfig | DPOConfig, template: str | None) -> Trainabl
         )  # fmt: skip
         loaded = lora.add_adapter(loaded, settings, training.seed)
     limits = MicroBatchLimits(GPU_TOKENS if on.on_gpu else MicroBatchLimits.tokens, training.batch_size)
-    policy = TrainablePolicy(loaded, template, max_batch=on.batch_size, limits=limits)
+    is_sharded = training.strategy == "fsdp2" and ranks.count() > 1
+    sharding = ShardingSettings(has_engine=False) if is_sharded else None
+    policy = TrainablePolicy(loaded, template, max_batch=on.batch_size, limits=limits, sharding=sharding)
     policy.decoder.checkpointing = training.gradient_checkpointing
     policy.decoder.autocast = training.bf16 and on.dtype == torch.float32
     policy.decoder.dropout = bool(training.use_lora and training.lora_dropout)
@@ -385,7 +387,7 @@ def _follow(config: SFTConfig | DPOConfig, trainer: SupervisedTrainer) -> TrainR
 
     async def finish() -> int:
         try:
-            return await follow(trainer)
+            return await run_follower(trainer)
         finally:
             await trainer.policy.close()
 

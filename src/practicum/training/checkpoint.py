@@ -14,7 +14,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,10 @@ RANK_KEYS = ("trainer.nnodes", "trainer.n_gpus_per_node")
 """Numbers of ranks: a run may go on with others, but they are part of the name of a run that has none."""
 MAY_CHANGE = (
     *RANK_KEYS,
+    "actor_rollout_ref.actor.strategy",
+    "actor_rollout_ref.actor.fsdp_config.param_offload",
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
+    "actor_rollout_ref.ref.fsdp_config.param_offload",
     "agent.concurrency",
     "agent.deadlines.open",
     "agent.deadlines.tool",
@@ -109,7 +113,9 @@ MAY_CHANGE = (
     "actor_rollout_ref.rollout.vllm.start_timeout",
 )
 """Keys that a resumed RL run may have otherwise than the one it goes on from."""
-SUPERVISED_MAY_CHANGE = ("training.save_steps", "training.save_total_limit", "training.eval_steps")
+SUPERVISED_MAY_CHANGE = (
+    "training.strategy", "training.save_steps", "training.save_total_limit", "training.eval_steps",
+)  # fmt: skip
 """The same for supervised runs."""
 
 
@@ -329,7 +335,10 @@ def load(path: Path, policy: TrainablePolicy, critic: Critic | None) -> dict[str
 def broadcast_weights(policy: TrainablePolicy, critic: Critic | None) -> None:
     """Give the trained weights and the moments of rank 0 to all ranks."""
     for model in policy.models:
-        _broadcast(_names(model), model.learner.optimizer)
+        if model.whole is not None:
+            model.whole.scatter(model.trained_parameters(), model.learner.optimizer, model.decoder.device)
+        else:
+            _broadcast(model.trained_parameters(), model.learner.optimizer)
     if critic is not None:
         _broadcast(_by_index(critic.parameters), critic.optimizer)
 
@@ -347,22 +356,27 @@ def _broadcast(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Op
 def _write_policy(policy: TrainablePolicy, folder: Path) -> None:
     """Write weights (or the adapter) and the moments of the optimizer."""
     policy.write(folder / "actor")
-    save_file(_moments(policy.learner.optimizer, _names(policy)), folder / "actor_optimizer.safetensors")
+    if policy.whole is not None:
+        moments = policy.whole.moments
+    else:
+        moments = _moments(policy.learner.optimizer, policy.trained_parameters())
+    save_file(moments, folder / "actor_optimizer.safetensors")
 
 
 def _read_policy(policy: TrainablePolicy, path: Path) -> None:
     """Load what `_write_policy` wrote."""
     if not (path / "actor").is_dir():
         raise UserError(f"Checkpoint '{path.parent.parent}' has no adapter of the role '{path.name}'.")
-    if policy.loaded.adapter is not None:
-        _copy_adapter(policy.loaded.adapter, path)
+    loaded, moments = policy.unsharded, load_file(path / "actor_optimizer.safetensors")
+    if loaded.adapter is not None:
+        _copy_adapter(loaded.adapter, path)
     else:
-        _copy_into(policy.loaded.model, _all_tensors(path / "actor"), path)
-    _restore_moments(policy.learner.optimizer, _names(policy), load_file(path / "actor_optimizer.safetensors"), path)
-
-
-def _names(policy: TrainablePolicy) -> dict[str, nn.Parameter]:
-    return {name: p for name, p in policy.loaded.model.named_parameters() if p.requires_grad}
+        _copy_into(loaded.model, _all_tensors(path / "actor"), path)
+    if policy.whole is not None:
+        _check_names(policy.trained_parameters(), moments, path)
+        policy.whole.moments = moments
+    else:
+        _restore_moments(policy.learner.optimizer, policy.trained_parameters(), moments, path)
 
 
 def _by_index(parameters: list[nn.Parameter]) -> dict[str, nn.Parameter]:
@@ -381,13 +395,19 @@ def _moments(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]
 def _restore_moments(
     optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor], path: Path
 ) -> None:
+    _check_names(names, tensors, path)
     optimizer.state.clear()
     for full, value in tensors.items():
         name, _, key = full.rpartition("/")
-        if name not in names:
-            raise UserError(f"Checkpoint '{path}' belongs to another model: it has moments for '{name}'.")
         parameter = names[name]
         optimizer.state[parameter][key] = value.to(parameter.device)
+
+
+def _check_names(names: Collection[str], tensors: Iterable[str], path: Path) -> None:
+    """Refuse moments of weights that are not trained here."""
+    for name in (full.rpartition("/")[0] for full in tensors):
+        if name not in names:
+            raise UserError(f"Checkpoint '{path}' belongs to another model: it has moments for '{name}'.")
 
 
 def _critic_weights(critic: Critic) -> dict[str, Tensor]:

@@ -22,8 +22,8 @@ from practicum.config.fields import default_of
 from practicum.models.decoder import Decoder
 from practicum.training import ranks
 from practicum.training.learner import OptimizerSettings, apply_gradient, make_optimizer
-from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sample, micro_batches
-from practicum.training.objective import gather, hidden_states, per_sample
+from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sample
+from practicum.training.objective import gather, hidden_states, per_sample, rank_micro_batches
 from practicum.utils.arrays import FloatArray
 
 
@@ -104,7 +104,7 @@ class Critic:
             values: Tensor = self.head(hidden_states(self.decoder, micro))
             return values
 
-        return per_sample(samples, self.limits, self.decoder.device, values_of)
+        return per_sample(self.decoder, samples, self.limits, values_of)
 
     def update(
         self, valued: Sequence[ValuedSample], lr: float, tick: Callable[[], None] | None = None
@@ -116,17 +116,19 @@ class Critic:
         num_targets = float(sum(int(item.returns.isfinite().sum()) for item in valued if item.returns is not None))
         if num_targets == 0:
             return {}
-        valued = ranks.own_part(valued, lambda item: len(item.sample.ids))
         samples = [item.sample for item in valued]
+        valued = ranks.own_part(valued, lambda item: len(item.sample.ids))
         old = [item.values for item in valued]
         returns = [
             item.returns if item.returns is not None else torch.full_like(item.values, math.nan) for item in valued
         ]
         self.optimizer.zero_grad(set_to_none=True)
         loss = clipped = 0.0
-        for micro in micro_batches(samples, self.limits, self.decoder.device) if samples else ():
+        for micro, counts in rank_micro_batches(self.decoder, samples, self.limits):
             with torch.set_grad_enabled(self.own is not None):
                 hidden = hidden_states(self.decoder, micro)
+            if not counts:
+                continue
             target, old_values = gather(micro, returns), gather(micro, old)
             has_target = target.isfinite()
             value_losses, was_clipped = losses.value_loss(

@@ -21,35 +21,35 @@ class Leader:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self._others_wait = ranks.count() > 1
+        self._followers_wait = ranks.count() > 1
 
-    def begin(self, step: int) -> None:
+    def share_state(self, step: int) -> None:
         """Give the weights, the optimizer's moments and the state of this rank to all others."""
         share_state(self.trainer, step)
 
     @contextlib.contextmanager
-    def together(self, command: str, **values: Any) -> Iterator[None]:
+    def announce(self, command: str, **values: Any) -> Iterator[None]:
         """Announce what this block does; if it fails the others are not waiting for an announcement any more."""
         if ranks.count() > 1:
             ranks.broadcast_json({"command": command, **values})
-        self._others_wait = False
+        self._followers_wait = False
         yield
-        self._others_wait = ranks.count() > 1
+        self._followers_wait = ranks.count() > 1
 
-    def check_weights(self) -> None:
-        """Raise unless all ranks have the same weights."""
+    def prepare_save(self) -> None:
+        """Raise unless all ranks have the same weights; gather those that are divided among the ranks."""
         if ranks.count() > 1:
-            with self.together("check"):
-                _check_weights(self.trainer)
+            with self.announce("prepare_save"):
+                _prepare_save(self.trainer)
 
-    def end(self) -> None:
+    def end_followers(self) -> None:
         """Let the others end, if they wait."""
-        if self._others_wait:
+        if self._followers_wait:
             ranks.broadcast_json({"command": "end"})
-            self._others_wait = False
+            self._followers_wait = False
 
 
-async def follow(trainer: Trainer) -> int:
+async def run_follower(trainer: Trainer) -> int:
     """Do what rank 0 announces until it ends; returns the number of the last step."""
     # Whether to stop is rank 0's decision; a launcher that gives up ends this process with SIGKILL.
     before = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -64,7 +64,7 @@ async def follow(trainer: Trainer) -> int:
             elif message["command"] == "validate":
                 await trainer.validate()
             else:
-                _check_weights(trainer)
+                _prepare_save(trainer)
         return step
     finally:
         for number, handler in before:
@@ -85,9 +85,18 @@ def share_state(trainer: Trainer, step: int = 0) -> int:
     return int(state["step"])
 
 
-def _check_weights(trainer: Trainer, frozen: bool = False) -> None:
-    """Raise unless all ranks have the same trained weights; with `frozen`, the same other weights too."""
+def _prepare_save(trainer: Trainer) -> None:
+    _check_weights(trainer)
     for model in trainer.policy.models:
+        model.gather()
+
+
+def _check_weights(trainer: Trainer, frozen: bool = False) -> None:
+    """Raise unless all ranks have the same trained weights; with `frozen`, the same other weights too.
+
+    Of a sharded model every rank has other parts, and there is nothing to compare.
+    """
+    for model in (one for one in trainer.policy.models if one.whole is None):
         parameters = model.loaded.model.parameters()
         ranks.check_same_weights(one for one in parameters if frozen or one.requires_grad)
     if trainer.critic is not None:

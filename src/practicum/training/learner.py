@@ -27,7 +27,7 @@ from practicum.algorithms import kl
 from practicum.config.actor_rollout_ref import ActorConfig, OptimConfig
 from practicum.config.fields import default_of
 from practicum.errors import UserError, did_you_mean
-from practicum.models import loader
+from practicum.models import loader, sharding
 from practicum.models.decoder import Decoder, peak_flops, update_flops
 from practicum.training import ranks
 from practicum.training.micro_batches import MicroBatch, MicroBatchLimits, Sample, micro_batches
@@ -43,6 +43,8 @@ from practicum.training.objective import (
     head_logprobs,
     hidden_states,
     logprobs_and_entropies,
+    own_samples,
+    rank_micro_batches,
 )
 
 if TYPE_CHECKING:
@@ -173,9 +175,9 @@ def apply_gradient(
             optimizer.accumulated = ranks.sum_tensor(optimizer.accumulated, optimizer.weights)
         norm_tensor = optimizer.clip(max_norm)
     else:
-        if dist.is_initialized():
-            ranks.sum_gradients(parameters)
-        norm_tensor = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        if dist.is_initialized():  # the parts of a sharded model have sums already
+            ranks.sum_gradients([parameter for parameter in parameters if not sharding.is_part(parameter)])
+        norm_tensor = sharding.whole(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
     loss, norm = get_loss(), float(norm_tensor)
     if not math.isfinite(norm) or not math.isfinite(loss):
         raise FloatingPointError(f"the loss is {loss} and its gradient norm {norm}: nothing was updated")
@@ -229,7 +231,8 @@ class Learner:
         if decoder.device.type == "cuda":
             loader.set_batch_invariant_matmul()
         small = decoder.shape.hidden < MAX_TWO_THREAD_HIDDEN_SIZE and decoder.device.type == "cpu"
-        self._second_decoder = weight_sharing_copy(decoder) if small and self.threads > 1 else None
+        has_second = small and self.threads > 1 and decoder.place is None
+        self._second_decoder = weight_sharing_copy(decoder) if has_second else None
         self.use_cuda_graphs = True
         """Whether a GPU may capture its passes; micro-batches are then padded to a multiple of `bucket_tokens`."""
         self.bucket_tokens = 2048
@@ -257,7 +260,6 @@ class Learner:
             raise UserError("The batch has no token to train on.")
         torch.set_num_threads(self.threads)
         self.optimizer.zero_grad(set_to_none=True)
-        samples, without_gradient = own_samples(samples), own_samples(without_gradient)
         batch = _Update(objective, denominator, reference, tick)
         if self._second_decoder is not None and not (self.decoder.dropout or self.decoder.autocast):
             stats = self._accumulate_on_two_threads(samples, batch, self._second_decoder)
@@ -265,7 +267,8 @@ class Learner:
             stats = self._accumulate_in_order(samples, batch)
         self._measure(without_gradient, batch, stats)
         stats = over_ranks(stats)
-        before = self._probe.detach().flatten()[:NUM_PROBED_WEIGHTS].clone()
+        before = self._probed_weights().clone()
+        sharding.free_gathered([self.decoder.model])
         norm = apply_gradient(self.optimizer, self.parameters, self.settings, lr, lambda: stats.loss)
         self._check_changed(before, lr * norm > 0)
         self.version += 1
@@ -278,12 +281,12 @@ class Learner:
         """Return the metrics that an update over samples without a gradient would have; nothing changes."""
         torch.set_num_threads(self.threads)
         stats = LossStats()
-        self._measure(own_samples(samples), _Update(objective, 1.0, reference, None), stats)
+        self._measure(samples, _Update(objective, 1.0, reference, None), stats)
         return over_ranks(stats).metrics(objective.kind)
 
     def _measure(self, samples: Sequence[Sample], batch: _Update, stats: LossStats) -> None:
-        for micro in micro_batches(samples, self.limits, self.decoder.device) if samples else ():
-            _measure(self.decoder, micro, batch, stats)
+        for micro, counts in rank_micro_batches(self.decoder, samples, self.limits):
+            _measure(self.decoder, micro, batch, stats if counts else LossStats())
 
     def logprobs(self, samples: Sequence[Sample], limits: MicroBatchLimits | None = None) -> list[Tensor]:
         """Return the log-probs of every sample's predictions in the order of its tokens, one tensor per sample."""
@@ -293,16 +296,15 @@ class Learner:
     def _accumulate_in_order(self, samples: Sequence[Sample], batch: _Update) -> LossStats:
         """Accumulate the gradients of a batch, one micro-batch after the other."""
         stats = LossStats()
-        if not samples:  # more ranks than samples
-            return stats
         graphs = self._cuda_graphs()
         bucket = 1 if graphs is None else self.bucket_tokens
-        for index, micro in enumerate(micro_batches(samples, self.limits, self.decoder.device, bucket)):
+        micros = rank_micro_batches(self.decoder, samples, self.limits, bucket)
+        for index, (micro, counts) in enumerate(micros):
             with self._training_mode(index):
-                _backward(self.decoder, micro, batch, stats, graphs)
+                _backward(self.decoder, micro, batch, stats if counts else LossStats(), graphs)
             if isinstance(self.optimizer, MasterAdamW):
                 self.optimizer.accumulate()
-            if batch.tick is not None:
+            if batch.tick is not None and counts:
                 batch.tick()
         return stats
 
@@ -314,6 +316,7 @@ class Learner:
         small model keeps little per token.
         """
         limits = replace(self.limits, tokens=max(1, self.limits.tokens * 2 // 3))
+        samples = own_samples(samples)
         micros = list(micro_batches(samples, limits)) if samples else []
         halves = balanced_halves([len(micro.ids) for micro in micros])
         half_stats = (LossStats(), LossStats())
@@ -371,9 +374,13 @@ class Learner:
                 finally:
                     decoder.model.eval()
 
+    def _probed_weights(self) -> Tensor:
+        """Some of the weights that this rank holds."""
+        return sharding.own_part(self._probe.detach()).flatten()[:NUM_PROBED_WEIGHTS]
+
     def _check_changed(self, before: Tensor, expected: bool) -> None:
         """Stop a run whose updates change no weight: it learns nothing."""
-        changed = not torch.equal(before, self._probe.detach().flatten()[:NUM_PROBED_WEIGHTS])
+        changed = not before.numel() or not torch.equal(before, self._probed_weights())
         self._num_unchanged = self._num_unchanged + 1 if expected and not changed else 0
         if self._num_unchanged >= MAX_UNCHANGED_UPDATES:
             raise UserError(
@@ -392,11 +399,6 @@ def utilisation(learners: Sequence[Learner], flops_before: float, seconds: float
     device = learners[0].decoder.device
     peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     return metrics if peak is None else metrics | {"timing/mfu": flops / (seconds * peak * ranks.count())}
-
-
-def own_samples(samples: Sequence[Sample]) -> Sequence[Sample]:
-    """Return the samples that this rank computes."""
-    return ranks.own_part(samples, lambda sample: len(sample.ids)) if dist.is_initialized() else samples
 
 
 def over_ranks(stats: LossStats) -> LossStats:

@@ -426,21 +426,44 @@ def _sample_counts(micro: MicroBatch) -> list[tuple[int, int]]:
     return list(zip(indices.tolist(), counts.tolist(), strict=True))
 
 
+def own_samples(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """Return the samples that this rank computes."""
+    return ranks.own_part(samples, lambda sample: len(sample.ids))
+
+
+def rank_micro_batches(
+    decoder: Decoder, samples: Sequence[Sample], limits: MicroBatchLimits, bucket: int = 1
+) -> Iterator[tuple[MicroBatch, bool]]:
+    """Yield the micro-batches of this rank's part of the samples, each with whether it counts.
+
+    The passes of a sharded model are passes of all ranks: one that has no more samples computes the shortest of all
+    with weights of zero for as long as others have some.
+    """
+    own = own_samples(samples)
+    micros = micro_batches(own, limits, decoder.device, bucket) if own else iter(())
+    if decoder.place is None or not samples:
+        yield from ((micro, True) for micro in micros)
+        return
+    shortest = min(samples, key=lambda sample: len(sample.ids))
+    filler = [replace(shortest, weights=np.zeros_like(shortest.weights))]
+    while True:
+        micro = next(micros, None)
+        if not ranks.any_rank(micro is not None):
+            return
+        yield (next(micro_batches(filler, limits, decoder.device, bucket)), False) if micro is None else (micro, True)
+
+
 def per_sample(
-    samples: Sequence[Sample],
-    limits: MicroBatchLimits,
-    device: torch.device,
-    function: Callable[[MicroBatch], Tensor],
+    decoder: Decoder, samples: Sequence[Sample], limits: MicroBatchLimits, function: Callable[[MicroBatch], Tensor]
 ) -> list[Tensor]:
-    """Return what `function` gives per prediction, as one tensor per sample in the order of its tokens.
+    """Return what `function`, passes of `decoder`, gives per prediction: one tensor per sample in its tokens' order.
 
     Several ranks divide the samples among them, and each gets the result of all: all of them have to call this.
     """
-    own = ranks.own_part(samples, lambda sample: len(sample.ids))
-    return ranks.gather_tensors(per_own_sample(own, limits, device, function))
+    micros = rank_micro_batches(decoder, samples, limits)
+    return ranks.gather_tensors(_per_sample(len(own_samples(samples)), micros, function))
 
 
-@torch.no_grad()
 def per_own_sample(
     samples: Sequence[Sample],
     limits: MicroBatchLimits,
@@ -448,18 +471,28 @@ def per_own_sample(
     function: Callable[[MicroBatch], Tensor],
 ) -> list[Tensor]:
     """Return what `per_sample` does, of samples that this process computes alone."""
-    result: list[Tensor] = [torch.empty(0)] * len(samples)
-    for micro in micro_batches(samples, limits, device) if samples or ranks.count() == 1 else ():
-        counts = _sample_counts(micro)
-        values = torch.split(function(micro).cpu(), [count for _, count in counts])
-        for (index, _), own in zip(counts, values, strict=True):
+    return _per_sample(len(samples), ((micro, True) for micro in micro_batches(samples, limits, device)), function)
+
+
+@torch.no_grad()
+def _per_sample(
+    num_samples: int, micros: Iterable[tuple[MicroBatch, bool]], function: Callable[[MicroBatch], Tensor]
+) -> list[Tensor]:
+    result: list[Tensor] = [torch.empty(0)] * num_samples
+    for micro, counts in micros:
+        output = function(micro).cpu()
+        if not counts:
+            continue
+        parts = _sample_counts(micro)
+        values = torch.split(output, [count for _, count in parts])
+        for (index, _), own in zip(parts, values, strict=True):
             result[index] = own.clone()
     return result
 
 
 def compute_logprobs(decoder: Decoder, samples: Sequence[Sample], limits: MicroBatchLimits) -> list[Tensor]:
     """Return the log-probs of every sample's predictions, one tensor per sample."""
-    return per_sample(samples, limits, decoder.device, lambda m: head_logprobs(decoder, hidden_states(decoder, m), m))
+    return per_sample(decoder, samples, limits, lambda m: head_logprobs(decoder, hidden_states(decoder, m), m))
 
 
 def compute_divergences(
@@ -482,7 +515,7 @@ def compute_divergences(
             ]
         )
 
-    return per_sample(samples, limits, decoder.device, function)
+    return per_sample(decoder, samples, limits, function)
 
 
 def divergence(logits: Tensor, reference_logits: Tensor, micro: MicroBatch, chunk: slice, kind: str) -> Tensor:

@@ -27,6 +27,7 @@ from practicum.training.trainable_policy import GPU_TOKENS
 GIB = float(2**30)
 MODEL_SIZES = {
     "tiny": Shape(5, 160, 5, 1, 32, 772, 432, True),
+    "tiny-pretrained": Shape(5, 160, 5, 1, 32, 772, 432, True),
     "smollm2": Shape(30, 576, 9, 3, 64, 49152, 1536, True),
     "smollm2-135m": Shape(30, 576, 9, 3, 64, 49152, 1536, True),
     "smollm2-360m": Shape(32, 960, 15, 5, 64, 49152, 2560, True),

@@ -162,6 +162,15 @@ def own_positions(groups: Sequence[str]) -> list[int]:
     return [position for position, group in enumerate(groups) if rank_of[group] == index()]
 
 
+def any_rank(value: bool) -> bool:
+    """Return whether the value is true on some rank."""
+    if count() == 1:
+        return value
+    flag = torch.tensor([int(value)])
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag)
+
+
 def gather_tensors(own: Sequence[Tensor]) -> list[Tensor]:
     """Return the tensors [..] of all ranks, those of rank 0 first, on every rank."""
     if count() == 1:

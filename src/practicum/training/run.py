@@ -155,7 +155,7 @@ class Run:
         if self.checkpoints is None:
             return
         if self.leader is not None:
-            self.leader.check_weights()
+            self.leader.prepare_save()
         state = self._checkpoint_state()
         self.checkpoints.save(self.state.step, self.policy, self.trainer.critic, state, best=self.state.best_step)
 
@@ -178,14 +178,14 @@ class Run:
         self._signals.loop = asyncio.get_running_loop()
         try:
             if self.leader is not None:
-                self.leader.begin(self.state.step)
+                self.leader.share_state(self.state.step)
             return await self._train()
         except Terminated:
             raise KeyboardInterrupt from None
         finally:
             try:
                 if self.leader is not None:
-                    self.leader.end()
+                    self.leader.end_followers()
                 await self.trainer.close()
             finally:
                 if self._lock is not None:
@@ -252,7 +252,7 @@ class Run:
 
     def _on_all_ranks(self, command: str, **values: Any) -> contextlib.AbstractContextManager[None]:
         """What the block does, the other ranks do too, where there are any."""
-        return contextlib.nullcontext() if self.leader is None else self.leader.together(command, **values)
+        return contextlib.nullcontext() if self.leader is None else self.leader.announce(command, **values)
 
     def _finish_step(self, done: int, metrics: dict[str, float], log: RunLog) -> None:
         """Write the metrics of a step, act on what was found, and save where that is due."""
@@ -331,6 +331,8 @@ class Run:
         best, target = self.state.best_step, self.model_folder
         if self.checkpoints is None or target is None:
             raise ValueError("a run that keeps its best weights has a folder")
+        if self.leader is not None:
+            self.leader.prepare_save()
         self.policy.save(self.folder / LAST)
         if best is not None and best != self.state.step:
             checkpoint.load(self.checkpoints.path(best), self.policy, None)

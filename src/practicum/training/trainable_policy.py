@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import nn
 from transformers import PreTrainedModel
 
 from practicum.agent import Agent
@@ -31,6 +32,7 @@ from practicum.evaluation.result import EvalResult, result_from_episodes
 from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.models.loader import LoadedModel
+from practicum.models.sharding import free_gathered, shard
 from practicum.policy import Policy
 from practicum.resources import RunResources
 from practicum.rollout import MakeEnvironment, run_episodes
@@ -39,6 +41,7 @@ from practicum.training import ranks
 from practicum.training.learner import Learner, OptimizerSettings
 from practicum.training.micro_batches import MicroBatchLimits, Sample
 from practicum.training.objective import Objective, head_logprobs, hidden_states, per_own_sample
+from practicum.training.whole_model import WholeModel
 from practicum.trajectory import Attempt, Trajectory
 
 GPU_TOKENS = 16384
@@ -62,6 +65,19 @@ class RolloutWorkers(Protocol):
     async def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class ShardingSettings:
+    """A learner whose weights, gradients and moments are divided among the ranks (FSDP2).
+
+    `has_engine`: every rank has an engine with whole weights. `param_offload`, `reference_offload`: the parts of the
+    model and of the reference are in host memory.
+    """
+
+    has_engine: bool = True
+    param_offload: bool = False
+    reference_offload: bool = False
+
+
 class TrainablePolicy:
     """A model with the engine that samples from it, the learner that updates it, and a frozen reference."""
 
@@ -77,13 +93,22 @@ class TrainablePolicy:
         logprob_limits: MicroBatchLimits | None = None,
         make_engine: Callable[[Renderer], PolicyEngine] | None = None,
         separate_engine_weights: bool = False,
+        sharding: ShardingSettings | None = None,
     ) -> None:
         """`separate_engine_weights` gives the engine a copy of the trained weights, to sample from during updates.
+
+        `sharding` divides the learner's weights among the ranks; the engine then has whole ones of its own.
 
         An engine of `make_engine` has weights of its own in any case. `limits` are those of micro-batches with a
         gradient, `logprob_limits` of those without. `kv_bytes`, `gpu_memory_utilization`: see `LocalEngine`.
         """
         self.loaded = loaded
+        self.sharding = sharding
+        self.whole = None if sharding is None else WholeModel(loaded, on_every_rank=sharding.has_engine)
+        """The model in one piece, where the learner's is sharded."""
+        if sharding is not None:
+            ranks.check_same_weights(one for one in loaded.model.parameters() if not one.requires_grad)
+            shard(loaded.model, sharding.param_offload)
         self.decoder = Decoder(loaded.model)
         self.renderer = Renderer(loaded.tokenizer, template, loaded.end_ids)
         self.engine: PolicyEngine
@@ -95,10 +120,12 @@ class TrainablePolicy:
         # the results are the same bits every time.
         self._threads = 1 if separate_engine_weights and self.decoder.device.type == "cpu" else None
         if make_engine is None:
-            if separate_engine_weights:
+            if self.whole is not None:
+                self.engine_decoder = None if self.whole.loaded is None else Decoder(self.whole.loaded.model)
+            elif separate_engine_weights:
                 self.engine_decoder = Decoder(frozen_copy(loaded.model))
             self.engine = LocalEngine(
-                self.engine_decoder,
+                self.engine_decoder or self.decoder,
                 self.renderer,
                 max_batch=max_batch,
                 kv_bytes=kv_bytes,
@@ -141,10 +168,30 @@ class TrainablePolicy:
         The reference is a frozen copy of what is trained; of an adapter that has no effect yet, it is the model
         without the adapter, and nothing is copied.
         """
-        if self.loaded.adapter is not None and adapter_is_zero(self.loaded.model):
+        model = self.unsharded.model
+        if self.loaded.adapter is not None and adapter_is_zero(model):
             self.reference = Decoder(self.loaded.model, adapted=False)
-        else:
-            self.reference = Decoder(frozen_copy(self.loaded.model))
+            return
+        copied = frozen_copy(model) if self.sharding is None else copy.deepcopy(model)
+        if self.sharding is not None:
+            shard(copied, self.sharding.reference_offload)
+        self.reference = Decoder(copied)
+
+    @property
+    def unsharded(self) -> LoadedModel:
+        """The model in one piece: the trained one, or the copy of a sharded one."""
+        return self.loaded if self.whole is None else self.whole.model
+
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """The trained weights by name; of a sharded model, this rank's parts."""
+        free_gathered([self.loaded.model])  # a module whose weights are gathered has these instead of its parts
+        return {name: one for name, one in self.loaded.model.named_parameters() if one.requires_grad}
+
+    def gather(self) -> None:
+        """Bring the whole weights and moments of a sharded model up to date; all ranks have to call this."""
+        if self.whole is not None:
+            self.whole.gather_weights(self.trained_parameters())
+            self.whole.gather_moments(self.trained_parameters(), self.learner.optimizer)
 
     @property
     def learner(self) -> Learner:
@@ -210,7 +257,9 @@ class TrainablePolicy:
             await model.refresh()
         if self._engine_is_current:
             return
-        if self.engine_decoder is not None and self.engine_decoder is not self.decoder:
+        if self.whole is not None:
+            self.whole.gather_weights(self.trained_parameters())
+        elif self.engine_decoder is not None and self.engine_decoder is not self.decoder:
             parameters = zip(self.engine_decoder.model.parameters(), self.loaded.model.parameters(), strict=True)
             pairs = [(target.data, source.data) for target, source in parameters if source.requires_grad]
             torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
@@ -228,15 +277,20 @@ class TrainablePolicy:
         return policies
 
     def score(self, prompt: Sequence[int], reply: Sequence[int]) -> list[float]:
-        """Log-probs of the tokens of a reply under the current weights, computed by this process alone."""
+        """Log-probs of the tokens of a reply under the current weights, computed by this process alone.
+
+        Those of a sharded model are its engine's weights.
+        """
+        decoder = self.decoder if self.whole is None else self.engine_decoder
+        assert decoder is not None
         ids = (*prompt, *reply)
         mask = np.arange(len(ids)) >= len(prompt)
         zeros = np.zeros(len(ids), dtype=np.float32)
         (logprobs,) = per_own_sample(
             [Sample(ids, mask, zeros, zeros, zeros)],
             self.limits,
-            self.decoder.device,
-            lambda micro: head_logprobs(self.decoder, hidden_states(self.decoder, micro), micro),
+            decoder.device,
+            lambda micro: head_logprobs(decoder, hidden_states(decoder, micro), micro),
         )
         values: list[float] = logprobs.tolist()
         return values
@@ -307,14 +361,14 @@ class TrainablePolicy:
 
     def write(self, folder: Path) -> None:
         """Write the model (or only its adapter) and its tokenizer, as Hugging Face and PEFT do."""
-        loader.save_weights(self.loaded, folder)
+        loader.save_weights(self.unsharded, folder)
         self.loaded.tokenizer.chat_template = self.renderer.template  # what it was trained under
         self.loaded.tokenizer.save_pretrained(folder)
 
     def save(self, folder: Path) -> None:
         """Write the model (or only its adapter) and its tokenizer; after a crash the folder is complete or absent."""
         self.loaded.tokenizer.chat_template = self.renderer.template  # what it was trained under
-        loader.save(self.loaded, folder)
+        loader.save(self.unsharded, folder)
         for name, model in self.role_policies.items():
             model.save(folder / ROLES / name)
 

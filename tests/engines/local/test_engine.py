@@ -440,3 +440,15 @@ def test_listeners_hear_the_tokens_with_the_most_likely_ones(
         assert token.id not in listed or listed[token.id] == pytest.approx(token.logprob, abs=1e-5)
         assert token.id in listed or token.logprob <= values[-1] + 1e-5
         assert temperature > 0 or token.id == token.top[0][0]
+
+
+def test_a_request_beside_one_that_asks_for_the_most_likely_tokens_loses_none(engine: LocalEngine) -> None:
+    """The other request is there for a part of its tokens only."""
+    heard: list[SampledToken] = []
+    plain = replace(request([9] * 4, max_tokens=30, seed=3), on_tokens=heard.extend)
+    reporting = replace(request([5, 6, 7], max_tokens=5, seed=4), top_logprobs=3)
+    reply, other = generate(engine, plain, reporting)
+    assert len(other.top_logprobs) == len(other.ids) < len(reply.ids)
+    assert reply.top_logprobs == ()
+    assert [token.id for token in heard] == list(reply.ids)
+    assert {token.top for token in heard} == {()}

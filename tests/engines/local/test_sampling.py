@@ -46,6 +46,9 @@ def test_top_k_top_p_and_min_p_by_hand() -> None:
     kept = filter_logits(scaled, *filters).isfinite()
     assert kept.sum(-1).tolist() == [2, 2, 4, 3, 1]
     assert kept[:, 0].all()
+    too_small = torch.tensor([5e-324])  # 0 as a float32
+    kept = filter_logits(scaled[:1], torch.tensor([0]), too_small, torch.tensor([0.0])).isfinite()
+    assert kept.tolist() == [[True, False, False, False]]
 
 
 def test_filtered_logprobs_are_those_of_the_distribution_sampled_from() -> None:

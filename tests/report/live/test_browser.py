@@ -129,7 +129,7 @@ def test_charts_are_smoothed_logarithmic_hidden_and_saved(browser: Any, report: 
                 chart.locator(".save", has_text=kind).click()
             assert Path(download.value.path()).read_text().startswith(beginning)
         assert "Keys that differ" not in page.inner_text("body")  # both trainings have the same configuration
-        assert "All keys have the same values" in page.inner_text("body")
+        assert "All keys of the configuration have the same values" in page.inner_text("body")
 
 
 def test_side_by_side_folds_the_common_prompt_and_marks_differences(
@@ -387,7 +387,7 @@ def test_the_live_page_watches_a_real_training(browser: Any, tmp_path: Path) -> 
         )
         try:
             # Quick steps may pass between two checks, so any step and the last one are waited for.
-            becomes(page, "/step [12] \\/ 2/.test(document.body.innerText)", 240.0)
+            becomes(page, "/step [12] \\/ 2/.test(document.body.innerText)", 600.0)
             becomes(page, "document.body.innerText.includes('step 2 / 2')", 240.0)
             assert training.wait(120) == 0
         finally:

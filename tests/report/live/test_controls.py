@@ -55,14 +55,17 @@ def test_the_baseline_is_chosen_on_the_page_and_kept_in_the_address(browser: Any
         assert page.locator("#result tbody td:first-child").all_inner_texts()[:3] == ["base", "sft", "rl"]
         texts = page.locator(verdicts).all_inner_texts()
         assert texts[0] == "baseline"
-        assert "better than the baseline" in texts[2]
-        assert "better than the one before" in texts[2]
+        assert "better than base, +95.0 [" in " ".join(texts[2].split())
+        assert "better than sft, +50.0 [" in " ".join(texts[2].split())
+        assert page.locator("#result .headline b").first.inner_text().startswith("rl − sft: +50.0 points [")
         page.select_option("#baseline", label="sft")
         texts = page.locator(verdicts).all_inner_texts()
-        assert "worse than the baseline" in texts[0]
-        assert texts[1] == "baseline"
-        assert "better than the baseline" in texts[2]
-        assert "'rl' is better than 'sft'" in page.locator("#result p").first.inner_text()
+        assert "worse than sft" in " ".join(texts[0].split())
+        assert "baseline" in texts[1]
+        assert "better than sft" in " ".join(texts[2].split())
+        page.select_option("#baseline", label="base")
+        assert page.locator("#result .headline b").first.inner_text().startswith("rl − base: +95.0 points [")
+        texts = page.locator(verdicts).all_inner_texts()
         address = page.evaluate("location.href")
     with Watched(browser) as watched:
         watched.page.goto(address)
@@ -117,7 +120,7 @@ def test_any_word_of_an_episode_finds_it_and_tools_have_a_latency(browser: Any, 
         page.wait_for_selector("#tools tbody tr")
         becomes(page, "document.querySelector('#tools tbody').innerText.includes('250 ms')")
         cells = page.locator("#tools tbody tr").first.locator("td").all_inner_texts()
-        assert cells[1:] == ["6", "7", "1", "14.3 %", "250 ms", "1.5 s"]
+        assert cells[1:] == ["6", "7", "1 in 1 episode", "14.3 %", "250 ms", "1.5 s"]
         page.keyboard.press("/")
         for text in ("ornithopter", "Zanzibar", "THOPT lorem error:"):
             page.fill("#search", text)

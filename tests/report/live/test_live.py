@@ -99,8 +99,8 @@ def test_the_page_gets_runs_episodes_and_comparisons(folder: Path) -> None:
         assert (len(rows["rows"]), rows["count"], rows["waiting"]) == (3, 4, 0)
         episode = asked(f"{address}api/episode?run={runs['first']}&number=1")
         assert "".join(episode["turns"][0]["spans"][2]["texts"]) == "the answer is 4"
-        (found,) = asked(f"{address}api/compare?runs={runs['first']},{runs['second']}")["comparisons"]
-        assert found["tasks"] == 2
+        there, back = asked(f"{address}api/compare?runs={runs['first']},{runs['second']}")["comparisons"]
+        assert there["tasks"] == back["tasks"] == 2
         assert httpx.get(f"{address}api/run?run=nobody").status_code == 404
         assert "no such episode" in asked(f"{address}api/episode?run={runs['first']}&number=99")["fault"]
 

@@ -88,6 +88,10 @@ def reward(mean: Callable[[int], float], noise: float = 0.06, std: float = 0.4, 
     }
 
 
+def success(rate: Callable[[int], float]) -> Change:
+    return lambda step, metrics, rng: {"success/mean": rate(step), "rollout/dead_groups": 0.5}
+
+
 def entropy(value: Callable[[int], float], success: float = 0.5) -> Change:
     return lambda step, metrics, rng: {
         "actor/entropy": value(step),
@@ -144,6 +148,17 @@ CASES = [
         ],
     ),
     Case("reward_oscillating", reward(square(12, 0.15, 0.85)), {WARN}, [reward(square(80, 0.15, 0.85))]),
+    Case(
+        "success_collapse",
+        success(lambda step: 0.8 if step < 20 else 0.0),
+        {ACT},
+        [
+            success(lambda step: 0.8 if step < 20 else 0.5),  # less, but not by half
+            success(lambda step: 0.0 if step == 20 else 0.8),  # one bad step
+            success(lambda step: 0.1 if step < 20 else 0.0),  # two successes of 16 may have been luck
+            success(lambda step: 0.0),  # it never succeeded
+        ],
+    ),
     Case("kl_high", constant("actor/kl", 0.11), {WARN}, [constant("actor/kl", 0.099)]),
     Case("kl_high", constant("actor/kl", 0.51), {ACT}, []),
     Case(
@@ -205,6 +220,23 @@ def test_each_sign_is_seen_and_its_neighbour_is_not(case: Case) -> None:
     assert found == {}  # and nothing else
     for near in case.near:
         assert case.sign not in watch(near)
+
+
+def test_a_sign_is_dated_by_the_metric_and_not_by_the_mean_over_several_steps() -> None:
+    """Success is 0 and all groups are alike from step 2 on; means over five steps are known at step 5 or later."""
+    monitor = HealthMonitor(HealthSettings())
+    found: dict[tuple[str, str], tuple[int, int | None, str]] = {}
+    for step in range(1, 12):
+        gone = {"success/mean": 0.0, "reward/mean": 0.0, "rollout/dead_groups": 1.0, "actor/entropy": 0.001}
+        well = {"success/mean": 0.8, "reward/mean": 0.8, "rollout/dead_groups": 0.2, "actor/entropy": 0.5}
+        metrics = {"reward/std": 0.4, "rollout/groups": 16.0, **(well if step == 1 else gone)}
+        for finding in monitor.observe(step, metrics):
+            found.setdefault((finding.sign, finding.severity), (step, finding.since, finding.sentence(step)))
+    assert set(found) == {("success_collapse", ACT), ("dead_groups", ACT), ("entropy_collapse", ACT)}
+    assert {since for _, since, _ in found.values()} == {2}
+    step, _, sentence = found["success_collapse", ACT]
+    assert step < 5 < found["dead_groups", ACT][0]
+    assert ", since step 2)" in sentence
 
 
 @pytest.mark.parametrize("seed", range(20))

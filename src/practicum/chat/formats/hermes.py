@@ -14,6 +14,9 @@ from typing import Any
 from practicum.chat.response_format import tool_call_schema
 from practicum.environment import Action, Message, ToolCall
 
+OPEN_TAG, CLOSE_TAG = "<tool_call>", "</tool_call>"
+TAGGED_CALL = f'"{OPEN_TAG}" call "{CLOSE_TAG}"'
+"""A call between its tags, in the grammar of replies; `call` is the rule of the JSON between them."""
 MAX_DEPTH = 64
 """Levels of lists and objects in a reply: what is read must be writable again."""
 
@@ -79,10 +82,10 @@ class HermesFormat:
         return ""
 
     def parse(self, text: str, has_tools: bool) -> Action:
-        before, *opened = text.split("<tool_call>")
-        if "</tool_call>" in before or any(piece.count("</tool_call>") != 1 for piece in opened):
+        before, *opened = text.split(OPEN_TAG)
+        if CLOSE_TAG in before or any(piece.count(CLOSE_TAG) != 1 for piece in opened):
             return Action(text, error="Every <tool_call> needs its own </tool_call>.")
-        blocks = [piece.partition("</tool_call>")[0] for piece in opened]
+        blocks = [piece.partition(CLOSE_TAG)[0] for piece in opened]
         if not blocks:
             content = text.strip()
             return Action(text, content=content, error=None if content else "The reply was empty.")
@@ -110,7 +113,7 @@ class HermesFormat:
 
     def tool_call_grammar(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """Return the Lark grammar of a reply that is one call of one of the tools."""
-        return f'start: "<tool_call>" call "</tool_call>"\ncall: %json {json.dumps(tool_call_schema(tools))}\n'
+        return f"start: {TAGGED_CALL}\ncall: %json {json.dumps(tool_call_schema(tools))}\n"
 
 
 def parse_call(block: str) -> ToolCall | str:

@@ -367,7 +367,8 @@ class CpuRunner:
         ids, logprobs = sample(logits, noise, temperature)
         if count := max([one.request.top_logprobs for one in running], default=0):
             for one, top in zip(running, most_likely(count, logits, temperature), strict=False):
-                one.top_logprobs.append(top[: one.request.top_logprobs])
+                if one.request.top_logprobs:
+                    one.top_logprobs.append(top[: one.request.top_logprobs])
         state.last_id[:num_rows] = ids
         state.position[:num_rows] += 1
         state.step[:num_rows] += 1

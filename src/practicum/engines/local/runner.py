@@ -162,7 +162,7 @@ class RunningRequest:
 
     def sampled_tokens(self, start: int) -> list[SampledToken]:
         """The new tokens from an index on."""
-        top = self.top_logprobs[start:] or [()] * (len(self.new_ids) - start)
+        top = self.top_logprobs[start:] if self.request.top_logprobs else [()] * (len(self.new_ids) - start)
         new = zip(self.new_ids[start:], self.logprobs[start:], top, strict=False)
         return [SampledToken(token, logprob, most) for token, logprob, most in new]
 
@@ -367,14 +367,15 @@ def filtered_logits(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: T
 def filter_logits(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """Logits [B, V] with -inf outside of the k most likely, of the p nucleus, or below min_p times the highest.
 
-    All three refer to the probabilities before any of them is applied; 0, 1 and 0 turn them off.
+    All three refer to the probabilities before any of them is applied; 0, 1 and 0 turn them off. The most likely token
+    is always left, also where top_p is too small for a float32.
     """
     ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(scaled.shape[-1], device=scaled.device)[None]
     keep = (rank < top_k[:, None]) | (top_k[:, None] <= 0)
     probabilities = ordered.softmax(-1)
     before = probabilities.cumsum(-1) - probabilities  # probability of everything more likely
-    keep &= (before < top_p[:, None]) | (top_p[:, None] >= 1)
+    keep &= (before < top_p[:, None]) | (top_p[:, None] >= 1) | (rank == 0)
     keep &= (probabilities >= min_p[:, None] * probabilities[:, :1]) | (min_p[:, None] <= 0)
     return torch.full_like(scaled, -torch.inf).scatter(-1, order, ordered.masked_fill(~keep, -torch.inf))
 

@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from transformers import PreTrainedTokenizerBase
 
+from practicum.chat.formats.hermes import CLOSE_TAG, OPEN_TAG, TAGGED_CALL
 from practicum.chat.renderer import Renderer
+from practicum.chat.response_format import lark_grammar_of
 from practicum.engines.base import Generation, Request, SampledToken, TopLogprobs
 from practicum.engines.vllm.protocol import completion_body, cut_reply
 from practicum.errors import ContextFull, EngineError, UserError
@@ -78,7 +81,7 @@ class RunningVLLM:
         if request.top_logprobs:
             body["return_tokens_as_token_ids"] = True
         if request.response_format is not None:
-            body["structured_outputs"] = structured_outputs(request.response_format)
+            body["structured_outputs"] = structured_outputs(request.response_format, self.renderer.tokenizer)
         tokens: list[SampledToken] = []
         finish_reason, num_cached = "", 0
         async for chunk in self._chunks(body):
@@ -132,7 +135,7 @@ class RunningVLLM:
         await self._post("/v1/unload_lora_adapter", {"lora_name": name})
         self._loaded.discard(name)
 
-    async def taken_names(self) -> set[str]:
+    async def model_names(self) -> set[str]:
         """The names that the server has now, its model's among them: others may load adapters into it too."""
         try:
             answer = await self._client.get("/v1/models")
@@ -164,14 +167,19 @@ class RunningVLLM:
         await self._client.aclose()
 
 
-def structured_outputs(response_format: Mapping[str, Any]) -> dict[str, Any]:
-    """A response format as vLLM's `structured_outputs`; grammars are llguidance's (vLLM's backend `guidance`)."""
-    kind = response_format["type"]
-    if kind == "json_object":
-        return {"json_object": True}
-    if kind == "json_schema":
-        return {"json": response_format["json_schema"]["schema"]}
-    return {kind: response_format[kind]}
+def structured_outputs(response_format: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """A response format as vLLM's `structured_outputs`: always the grammar that the local engine follows.
+
+    vLLM has one backend for structured outputs, which with `auto` the first request decides. A grammar that is marked
+    as llguidance's is taken by the backend `guidance` alone, so that formats of all types can be mixed. Where the tags
+    of a tool call are tokens of their own, they are named by id: to vLLM's llguidance such tokens are control tokens,
+    which no text of a grammar matches.
+    """
+    grammar, own_tokens = lark_grammar_of(response_format), tokenizer.get_added_vocab()
+    if OPEN_TAG in own_tokens and CLOSE_TAG in own_tokens:
+        tagged = f"<[{own_tokens[OPEN_TAG]}]> call <[{own_tokens[CLOSE_TAG]}]>"
+        grammar = grammar.replace(TAGGED_CALL, tagged)
+    return {"grammar": grammar}
 
 
 def _tokens(choice: Mapping[str, Any], num_top: int) -> list[SampledToken]:

@@ -494,6 +494,81 @@ def examples(words: Words) -> Turns:
     return ask(words, f"{shown}\n{a}{between}{b}{arrow}".rstrip(), written(a, b))
 
 
+def follow_goal(words: Words) -> Turns:
+    """A goal of several parts, those that are done, and elements with ids: the element that the goal names next.
+
+    The goal writes names in other letters and with other words around them; some elements get a value from it.
+    """
+    rng = words.rng
+    labels = _labels(words, rng.randint(3, 16))
+    targets = rng.sample(labels, min(len(labels), rng.choice((1, 2, 2, 3, 4))))
+    wanted = {label: words.phrase(2) for label in targets if rng.random() < 0.2}
+    num_done = rng.randint(0, len(targets))
+    goal = _goal(words, [_mention(words, label, wanted.get(label)) for label in targets])
+    mark, verb = rng.choice(("- ", "* ", "> ", "done: ")), rng.choice(("", "", words.word() + " "))
+    past = [f"{mark}{verb}{label}" for label in targets[:num_done]]
+    left = targets[num_done:]
+    shown = [label for label in labels if label in left[:1] or rng.random() < 0.8]
+    ids = _values(words, len(shown))
+    style = rng.choice(("{} [{}]", "{} [{}]", "{} ({})", "{}: {}", "{} #{}", "{} = {}"))
+    lines = [
+        style.format(label if rng.random() < 0.8 else f"{label} = {words.value()}", value)
+        for label, value in zip(shown, ids, strict=True)
+    ]
+    heading = [rng.choice(("# ", "", "Page: ", "== ")) + words.phrase(2)] if rng.random() < 0.8 else []
+    end = rng.choice((words.word(), "done", f'{words.word()}("{words.phrase(2)}")'))
+    form, call = rng.choice(("{line}", "{id}", "{call}", "{line}\n{call}", "{line}\n{call}")), words.word()
+    instruction = (
+        rng.choice(("Answer:", "Write", "Reply with", "Next step as"))
+        + " " + form.format(line=style.format("NAME", "ID"), id="ID", call=f'{call}("ID")')
+        + rng.choice(("; ", ". ", "\n")) + f"when nothing is left: {end}"
+    )  # fmt: skip
+    text = "\n".join([goal, *past, *heading, *lines])
+    if not left:
+        return ask(words, text, end, instruction)
+    index = shown.index(left[0])
+    value = f', "{wanted[left[0]]}"' if left[0] in wanted else ""
+    answer = form.format(line=lines[index], id=ids[index], call=f'{call}("{ids[index]}"{value})')
+    return ask(words, text, answer, instruction)
+
+
+def _labels(words: Words, count: int) -> list[str]:
+    """Names of elements, many of which share a word: `Open Hall`, `Close Hall`, `Open Oven`."""
+    rng = words.rng
+    first, second = [words.word() for _ in range(rng.randint(2, 4))], words.keys(rng.randint(2, 6))
+
+    def label() -> str:
+        text = f"{rng.choice(first)} {rng.choice(second)}" if rng.random() < 0.4 else words.phrase(3)
+        return text[:1].upper() + text[1:]
+
+    labels: dict[str, str] = {}  # by what remains when the letters' case is left out
+    for _ in range(4 * count):
+        text = label()
+        labels.setdefault(text.lower(), text)
+    return list(labels.values())[:count]
+
+
+def _mention(words: Words, label: str, value: str | None) -> str:
+    """How a goal names an element."""
+    rng = words.rng
+    draw = rng.random()
+    text = label if draw < 0.35 else label[:1].lower() + label[1:] if draw < 0.85 else label.lower()
+    if rng.random() < 0.35:
+        text = f"{words.word()} {text}"
+    if value is not None:
+        return rng.choice((f"{text} to {value}", f"{text} as {value}", f"{text}: {value}", f"{value} for {text}"))
+    return text
+
+
+def _goal(words: Words, mentions: list[str]) -> str:
+    rng = words.rng
+    joint = rng.choice((": ", ", ", " and ", ", then ", " then ", "; "))
+    last = rng.choice((joint, " and ", ", then "))
+    text = joint.join(mentions[:-1]) + (last if mentions[:-1] else "") + mentions[-1] + rng.choice(("", "."))
+    lead = rng.choice(("", "", "Goal: ", "Task: ", f"{words.word()} "))
+    return lead + (text if lead or rng.random() < 0.3 else text[:1].upper() + text[1:])
+
+
 KINDS: dict[str, tuple[float, Callable[[Words], Turns]]] = {
     "repeat": (1.5, repeat),
     "look_up": (3.0, look_up),
@@ -510,5 +585,6 @@ KINDS: dict[str, tuple[float, Callable[[Words], Turns]]] = {
     "chain": (1.0, chain),
     "expression": (1.0, expression),
     "examples": (0.4, examples),
+    "follow_goal": (5.0, follow_goal),
 }
 """Each kind with its share of the documents."""

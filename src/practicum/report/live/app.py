@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from practicum.report import page
+from practicum.report.comparisons import PairCache, compare_parts
 from practicum.report.index import FIELDS
 from practicum.report.live.watcher import FolderWatcher
-from practicum.report.run_parts import compare_parts
 from practicum.report.run_state import run_state
 from practicum.report.run_view import RunView
 from practicum.report.tokens import Tokenizers
@@ -82,6 +83,7 @@ class LivePage:
         self.hub = Hub()
         self.watcher = FolderWatcher(top, self.hub.publish)
         self.tokenizers = Tokenizers()
+        self.comparing, self.pairs = threading.Lock(), PairCache()
         self.title = f"Practicum: {top.resolve().name or top}"
 
     async def front(self, request: Request) -> Response:
@@ -153,11 +155,11 @@ class LivePage:
 
     async def compare(self, request: Request) -> Response:
         keys = request.query_params.get("runs", "").split(",")[:12]
-        baseline = request.query_params.get("baseline") or None
 
         def answer() -> dict[str, Any]:
             views = [view for key in keys if (view := self.watcher.get(key)) is not None]
-            return {"comparisons": compare_parts([part for view in views for part in view.parts()], baseline)}
+            with self.comparing:
+                return {"comparisons": compare_parts([part for view in views for part in view.parts()], self.pairs)}
 
         return await self._json_response(answer)
 

@@ -23,7 +23,7 @@ function pointsOf(series) {
 
 // How all charts are drawn: smoothing (0: none), a logarithmic axis where all values are positive, what they are drawn over, the part
 // of it that is shown (by stage: 'rl 10 50, sft 1 5'), and lines that are hidden. All but the last are texts: they are in the address.
-const drawing = {smooth: '0', log: '', x: 'step', zoom: ''};
+const drawing = {smooth: '0', log: '', x: '', zoom: ''};
 const hiddenLines = new Set();
 
 function zoomOf(stage) {
@@ -44,6 +44,19 @@ const OVER = {
   tokens: {title: 'tokens trained on', text: (value) => amount(value), ticks},
   seconds: {title: 'time', text: (value) => hours(value), ticks: timeTicks},
 };
+OVER.share = {title: 'share of the run', text: (value) => `${figure(100 * value)} %`, ticks};
+// Steps, unless runs of one stage differ in length so much that the longest would squash the others; then the share of each run.
+const MAX_LENGTH_RATIO = 3;
+let autoAxis = 'step';
+function lengthsDiffer(lines) {
+  return STAGES.some(([stage]) => {
+    const lengths = lines.filter((line) => line.stage === stage && line.curve.step > 0).map((line) => line.curve.step);
+    return lengths.length > 1 && Math.max(...lengths) > MAX_LENGTH_RATIO * Math.min(...lengths);
+  });
+}
+const axisNow = () => drawing.x || autoAxis;
+const axisNote = () => (axisNow() === 'share' ? ' Runs differ in length: each curve is drawn over the share of its own run.' : '');
+
 function totalAt(points, step) {
   if (!points || !points.length) return null;
   let low = -1, high = points.length;
@@ -53,8 +66,9 @@ function totalAt(points, step) {
 }
 // A step as a place on the axis; null where the run has not written the quantity.
 function placeOf(line, step) {
-  if (drawing.x === 'step') return step;
-  return totalAt(line.curve && line.curve.axes ? line.curve.axes[drawing.x] : null, step);
+  if (axisNow() === 'step') return step;
+  if (axisNow() === 'share') return line.curve ? step / line.curve.step : step;
+  return totalAt(line.curve && line.curve.axes ? line.curve.axes[axisNow()] : null, step);
 }
 function amount(value) {
   for (const [size, unit] of [[1e9, ' G'], [1e6, ' M'], [1e3, ' k']]) if (Math.abs(value) >= size) return String(Number((value / size).toPrecision(3))) + unit;
@@ -94,9 +108,10 @@ class Chart {
     this.picture = svg('svg', {role: 'img', 'aria-label': title});
     this.clip = 'clip-' + (Chart.made = (Chart.made || 0) + 1);
     this.keys = el('div', {class: 'keys'});
+    this.ends = el('p', {class: 'ends soft small', hidden: true});
     const save = (kind, act) => el('button', {type: 'button', class: 'save', title: `Save as ${kind}`, 'aria-label': `Save ${title} as ${kind}`, on: {click: act}}, kind);
     this.name = name || title;
-    this.node = el('div', {class: 'chart card', 'data-metric': name}, el('h3', {}, title, name && name !== title ? el('code', {}, name) : null, el('span', {class: 'saves'}, save('SVG', () => this.saveSvg()), save('CSV', () => this.saveCsv()))), this.picture, this.keys);
+    this.node = el('div', {class: 'chart card', 'data-metric': name}, el('h3', {}, title, name && name !== title ? el('code', {}, name) : null, el('span', {class: 'saves'}, save('SVG', () => this.saveSvg()), save('CSV', () => this.saveCsv()))), this.picture, this.keys, this.ends);
     this.picture.addEventListener('pointermove', (event) => this.point(event));
     this.picture.addEventListener('pointerleave', () => { this.drag = null; hideTip(); for (const chart of this.peers()) chart.uncross(); });
     this.picture.addEventListener('pointerdown', (event) => { if (this.scale && this.options.stage && event.button === 0) this.drag = {from: this.xAt(event), at: event.clientX}; });
@@ -110,6 +125,9 @@ class Chart {
     this.lines = lines;
     this.keys.replaceChildren(...(this.options.keys ? lines.map((line) => el('button', {type: 'button', class: 'key', 'aria-pressed': String(!hiddenLines.has(line.label)), title: 'Hide or show', on: {click: () => { if (!hiddenLines.delete(line.label)) hiddenLines.add(line.label); redrawAll(); }}},
       el('span', {class: 'dot ' + line.colour + (line.style || '')}), line.label)) : []));
+    const ends = lines.map((line) => [line, endOf(line)]).filter(([, text]) => text);
+    this.ends.textContent = ends.map(([line, text]) => `${lines.length > 1 ? line.label + ' ' : 'The curve '}${text}.`).join(' ');
+    this.ends.hidden = !ends.length;
     this.draw();
   }
 
@@ -159,7 +177,7 @@ class Chart {
   draw() {
     const width = this.picture.clientWidth, height = this.picture.clientHeight;
     if (!width || !height) return;
-    const zoom = this.options.stage ? zoomOf(this.options.stage) : null, over = OVER[drawing.x];
+    const zoom = this.options.stage ? zoomOf(this.options.stage) : null, over = OVER[axisNow()];
     // A point is its place on the axis, mean, low, high and step; outside the part that is shown one on each side is kept.
     const placed = (line) => pointsOf(line.series).map(([step, ...values]) => [placeOf(line, step), ...values, step]).filter((point) => point[0] !== null);
     const inside = (points) => points.filter((point, place) => !zoom || (point[0] >= zoom[0] && point[0] <= zoom[1]) || (points[place + 1] && points[place + 1][0] >= zoom[0] && point[0] < zoom[0]) || (points[place - 1] && points[place - 1][0] <= zoom[1] && point[0] > zoom[1]));
@@ -175,7 +193,9 @@ class Chart {
     if (this.options.stacked) stack(drawn);
     let [x0, x1, y0, y1] = [Infinity, -Infinity, Infinity, -Infinity];
     for (const line of drawn) {
-      x0 = Math.min(x0, line.points[0][0]); x1 = Math.max(x1, line.points[line.points.length - 1][0]);
+      // As far as the run: where a curve ends before it, the picture shows that.
+      const end = line.curve ? placeOf(line, line.curve.step) : null;
+      x0 = Math.min(x0, line.points[0][0]); x1 = Math.max(x1, line.points[line.points.length - 1][0], end ?? -Infinity);
       const means = line.points.map((point) => point[1]);
       const low = Math.min(...means), high = Math.max(...means), room = (high - low) || Math.abs(high) || 1;
       // A wide interval may not squeeze the curve itself flat.
@@ -221,7 +241,7 @@ class Chart {
       if (line.points.length < 30) for (const point of line.points) parts.push(svg('circle', {class: 'point ' + line.colour, cx: X(point[0]), cy: Y(point[1]), r: 2.2}));
       for (const event of (line.events || []).slice(-60)) {
         const place = placeOf(line, event.step), at = X(place), foot = height - MARGIN.bottom;
-        if (place !== null && place >= x0 && place <= x1) parts.push(svg('path', {class: 'mark-' + event.severity, d: `M${at - 4},${foot}h8l-4,-7z`}, svg('title', {}, `Step ${event.step}: ${event.sign}`)));
+        if (place !== null && place >= x0 && place <= x1) parts.push(svg('path', {class: `mark-${event.severity} ${line.colour}`, d: `M${at - 4},${foot}h8l-4,-7z`}, svg('title', {}, `${line.label}, step ${event.step}: ${event.sign}`)));
       }
     }
     const curves = parts.splice(grid);
@@ -242,7 +262,7 @@ class Chart {
       texts.push(`${line.label}: ${figure(value)}${range}${point[4] !== nearest[4] || over ? ` (step ${point[4]}${over})` : ''}`);
     }
     for (const chart of this.peers()) chart.crossAt(nearest[0], this.drag ? this.drag.from : undefined);
-    const also = drawing.x === 'step' ? '' : `, ${OVER[drawing.x].title} ${OVER[drawing.x].text(nearest[0])}`;
+    const also = axisNow() === 'step' ? '' : `, ${OVER[axisNow()].title} ${OVER[axisNow()].text(nearest[0])}`;
     showTip(`step ${nearest[4]}${also}\n${texts.join('\n')}`, event.clientX, event.clientY);
   }
 }
@@ -256,11 +276,11 @@ function drawingControls(lines) {
   smooth.addEventListener('input', () => { drawing.smooth = smooth.value; remember(); redrawAll(); });
   const log = el('input', {type: 'checkbox', checked: drawing.log !== '', id: 'log-axis'});
   log.addEventListener('change', () => { drawing.log = log.checked ? 'yes' : ''; remember(); redrawAll(); });
-  const axes = Object.keys(OVER).filter((name) => name === 'step' || lines.some((line) => line.curve.axes && line.curve.axes[name]));
-  if (!axes.includes(drawing.x)) drawing.x = 'step';
+  const axes = Object.keys(OVER).filter((name) => name === 'step' || (name === 'share' && lines.length > 1) || lines.some((line) => line.curve.axes && line.curve.axes[name]));
+  if (!axes.includes(drawing.x)) drawing.x = '';
   const over = el('select', {id: 'x-axis', 'aria-label': 'What curves are drawn over'}, axes.map((name) => el('option', {value: name}, OVER[name].title)));
-  over.value = drawing.x;
-  over.addEventListener('change', () => { drawing.x = over.value; drawing.zoom = ''; remember(); redrawAll(); });
+  over.value = axisNow();
+  over.addEventListener('change', () => { drawing.x = over.value; drawing.zoom = ''; remember(); redrawAll(); document.getElementById('axis-note').textContent = axisNote(); });
   return el('span', {class: 'soft small drawing-controls'}, axes.length > 1 ? el('label', {}, 'over ', over) : null, el('label', {}, 'smoothing ', smooth), el('label', {}, log, ' logarithmic'));
 }
 

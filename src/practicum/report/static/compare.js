@@ -1,12 +1,14 @@
 // Task by task: what two runs (or two parts of one) did on the same task, and episodes side by side.
 
+// Each validation of a training is of another checkpoint; other parts are of one policy, or of all steps together.
+const stepOf = (row) => (/(^|\/)validation$/.test(row.part) ? row.step : null);
+
 function cohortsShown() {
   const found = new Map();
   for (const row of allRows()) {
-    // Each validation of a training is of another checkpoint.
-    const step = /(^|\/)validation$/.test(row.part) && row.step !== null ? ` · step ${row.step}` : '';
-    const name = row.run + '\u0000' + row.part + step;
-    if (!found.has(name)) found.set(name, {name, label: runOf(row.run).name + (row.part ? ' · ' + row.part : '') + step, run: row.run, part: row.part, rows: []});
+    const step = stepOf(row), title = step === null ? '' : ` · step ${step}`;
+    const name = row.run + '\u0000' + row.part + title;
+    if (!found.has(name)) found.set(name, {name, label: runOf(row.run).name + (row.part ? ' · ' + row.part : '') + title, run: row.run, part: row.part, step, rows: []});
     found.get(name).rows.push(row);
   }
   // Parts of a run in the order of their stages, which its table has.

@@ -48,7 +48,7 @@ function episodePane(row) {
   const others = sameTask(row);
   const advantage = advantageOf(row);
   const node = el('div', {class: 'episode'},
-    el('a', {class: 'back', href: '#/episodes'}, '‹ all episodes'),
+    el('a', {class: 'back', href: addressOf('episodes')}, '‹ episodes'),
     el('div', {class: 'episode-head'}, el('h2', {}, row.task), badge(row.outcome)),
     el('div', {class: 'facts'}, fact('reward', figure(row.reward)), advantage === null ? null : fact(isNumber(row.credit) ? 'advantage' : 'advantage (computed here)', signed(advantage)), fact('turns', row.turns), fact('sampled tokens', row.tokens),
       row.logprob === null ? null : fact('mean log-prob', figure(row.logprob)), row.invalid ? fact('unusable replies', row.invalid) : null,

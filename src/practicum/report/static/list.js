@@ -28,16 +28,17 @@ const COLUMNS = [
   ['Run', 'where', (row) => [el('span', {class: 'dot ' + colourOf(row.run)}), `${[state.runs.length > 1 || !row.part ? runOf(row.run).name : '', row.part].filter(Boolean).join(' · ')}${row.step !== null ? ` · step ${row.step}` : ''}`]],
 ];
 
-const filter = {text: '', run: '', part: '', environment: '', outcome: '', cause: '', order: 'as played'};
+const NO_FILTER = {text: '', run: '', part: '', step: '', environment: '', outcome: '', cause: '', order: 'as played'};
+const filter = {...NO_FILTER};
 const OWN = ' '; // stands for the run's own folder where '' stands for all
 let list = null;
 const NO_ROWS = new Set();
 
 function openList(wanted) {
   const own = !wanted.part && (state.rows.get(wanted.run) || []).some((row) => !row.part);
-  Object.assign(filter, {text: '', run: '', environment: '', outcome: '', cause: ''}, wanted, {part: own ? OWN : wanted.part || ''});
+  Object.assign(filter, NO_FILTER, wanted, {part: own ? OWN : wanted.part || ''});
   list = null;
-  if (pathNow() === 'episodes') route(); else location.hash = '#/episodes';
+  go('episodes');
 }
 
 class List {
@@ -80,7 +81,7 @@ class List {
       run: shownRuns().map((run) => [run.key, run.name]),
       part: distinct(rows, 'part').map((part) => [part || OWN, part || '(the run’s own folder)']),
       environment: distinct(rows, 'environment').map((name) => [name, name]),
-      outcome: distinct(rows, 'outcome').map((name) => [name, name]),
+      outcome: [...distinct(rows, 'outcome').map((name) => [name, name]), [NOT_SUCCESS, 'not successful']],
       order: Object.keys(ORDERS).map((name) => [name, name]),
     };
     for (const [name, [select, title]] of Object.entries(this.selects)) {
@@ -88,7 +89,7 @@ class List {
       select.replaceChildren(...(title ? [el('option', {value: ''}, title)] : []), ...values[name].map(([value, text]) => el('option', {value}, text)));
       select.value = now;
       if (select.selectedIndex < 0) { select.selectedIndex = 0; filter[name] = select.value; }
-      select.hidden = name !== 'order' && values[name].length < 2;
+      select.hidden = name !== 'order' && values[name].length < (name === 'outcome' ? 3 : 2) && !filter[name];
     }
   }
 
@@ -101,14 +102,15 @@ class List {
     const part = filter.part === OWN ? '' : filter.part;
     const [kind, cause] = filter.cause ? [filter.cause.split(': ')[0], filter.cause.split(': ').slice(1).join(': ')] : ['', ''];
     const all = allRows();
-    let found = all.filter((row) => (!filter.run || row.run === filter.run) && (!filter.part || row.part === part) && (!filter.environment || row.environment === filter.environment)
-      && (!filter.outcome || row.outcome === filter.outcome) && (!(kind in CAUSES) || causeOf(row, kind) === cause) && words.every((word, place) => has(row, word, place)));
+    let found = all.filter((row) => (!filter.run || row.run === filter.run) && (!filter.part || row.part === part) && (!filter.step || String(row.step) === filter.step) && (!filter.environment || row.environment === filter.environment)
+      && (!filter.outcome || hasOutcome(row, filter.outcome)) && (!causeTitle(kind) || hasCause(row, kind, cause)) && words.every((word, place) => has(row, word, place)));
     const by = ORDERS[filter.order];
     if (by) { shownRuns().forEach((run) => groupsOf(run.key)); found = found.slice().sort(by); }
     this.found = found;
     const waiting = shownRuns().reduce((sum, run) => sum + (run.waiting || 0), 0);
     this.count.textContent = (found.length === all.length ? plural(all.length, 'episode') : `${found.length.toLocaleString('en')} of ${plural(all.length, 'episode')}`) + (searching ? ', searching …' : '') + (waiting ? `, reading ${waiting.toLocaleString('en')} more …` : '');
-    this.cause.replaceChildren(...(kind in CAUSES ? [el('button', {type: 'button', class: 'chip', title: 'Remove this filter', on: {click: () => { filter.cause = ''; this.apply(); }}}, `${CAUSES[kind][0]}: ${cause} ×`)] : []));
+    const chip = (name, text) => el('button', {type: 'button', class: 'chip', title: 'Remove this filter', on: {click: () => { filter[name] = ''; this.apply(); }}}, `${text} ×`);
+    this.cause.replaceChildren(...(filter.step ? [chip('step', `step ${filter.step}`)] : []), ...(causeTitle(kind) ? [chip('cause', `${causeTitle(kind)}: ${cause}`)] : []));
     for (const head of this.heads.children) {
       const orders = (head.dataset.orders || '').split('|');
       if (orders.includes(filter.order) && filter.order !== 'as played') head.setAttribute('aria-sort', /highest|most/.test(filter.order) ? 'descending' : 'ascending'); else head.removeAttribute('aria-sort');

@@ -6,11 +6,11 @@ const stop = () => { shownEpisode = null; hideTip(); };
 // The address has the filters, the colouring and the compared pair: whoever opens it sees the same.
 const pathNow = () => location.hash.replace(/^#\/?/, '').split('?')[0];
 const SHARED = [
-  ['', filter, {text: '', run: '', part: '', environment: '', outcome: '', cause: '', order: 'as played'}, ['episodes', 'episode']],
+  ['', filter, NO_FILTER, ['episodes', 'episode']],
   ['', look, {by: 'origin', view: 'tokens'}, ['episode', 'side']],
   ['', versus, {baseline: ''}, ['', 'compare']],
   ['compare-', versus, {a: '', b: '', tasks: 'differ'}, ['compare']],
-  ['chart-', drawing, {x: 'step', smooth: '0', log: '', zoom: ''}, ['']],
+  ['chart-', drawing, {x: '', smooth: '0', log: '', zoom: ''}, ['']],
 ];
 function addressOf(path) {
   const wanted = new URLSearchParams();
@@ -26,18 +26,18 @@ function remember() {
   const address = addressOf(pathNow());
   if (address !== location.hash && (location.hash || address !== '#/')) history.replaceState(history.state, '', address);
 }
+// Filters are those of the address and no others: a link without any shows all. Colouring, pair and axes stay until the address names others.
 function recall() {
-  const found = new URLSearchParams(location.hash.split('?')[1] || '');
-  if (!String(found)) return;
+  const found = new URLSearchParams(location.hash.split('?')[1] || ''), tab = pathNow().split('/')[0];
   let changed = false;
-  for (const [prefix, values, usual] of SHARED) for (const name of Object.keys(usual)) {
-    const value = found.get(prefix + name);
-    if (value === null || value === values[name]) continue;
+  for (const [prefix, values, usual, tabs] of SHARED) for (const name of Object.keys(usual)) {
+    const value = found.get(prefix + name) ?? (values === filter && tabs.includes(tab) ? usual[name] : values[name]);
+    if (value === values[name]) continue;
     values[name] = value;
     changed = changed || values === filter;
   }
   if (ORDERS[filter.order] === undefined) filter.order = 'as played';
-  if (!(drawing.x in OVER)) drawing.x = 'step';
+  if (drawing.x && !(drawing.x in OVER)) drawing.x = '';
   if (changed) list = null; // the list is built anew only for another filter: a search box that is being typed into stays
 }
 
@@ -170,7 +170,7 @@ async function loadRows(key, from) {
 }
 async function loadComparisons() {
   const keys = shownRuns().map((run) => run.key);
-  state.comparisons = keys.length ? (await get(`api/compare?baseline=${encodeURIComponent(versus.baseline)}&runs=${keys.map(encodeURIComponent).join(',')}`)).comparisons : [];
+  state.comparisons = keys.length ? (await get(`api/compare?runs=${keys.map(encodeURIComponent).join(',')}`)).comparisons : [];
 }
 
 const due = new Map();
@@ -274,6 +274,7 @@ document.getElementById('help-open').addEventListener('click', () => help.showMo
 help.addEventListener('click', (event) => { if (event.target === help) help.close(); });
 if (live) { status.textContent = 'connecting …'; listen().catch((error) => { status.textContent = error.message; }); } else {
   state.runs = given.runs;
+  state.comparisons = given.comparisons;
   for (const run of state.runs) takeRows(run.key, given.rows[run.key] || [], 0);
   status.textContent = `practicum ${given.version}`;
   route();

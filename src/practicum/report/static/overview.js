@@ -36,7 +36,7 @@ const linesOf = () => shownRuns().flatMap((run) => run.curves.map((curve) => ({
 function overview() {
   charts = new Map();
   const page = el('div', {class: 'wide'});
-  const parts = [resultSection(), runsSection(), healthSection(), curvesSection(), partsSection(), tableSection(), failuresSection(), comparisonSection(), drawingsSection(), samplesSection(), faultsSection()];
+  const parts = [resultSection(), runsSection(), differencesSection(), healthSection(), curvesSection(), partsSection(), tableSection(), failuresSection(), comparisonSection(), drawingsSection(), samplesSection(), faultsSection()];
   put(page, parts);
   if (!state.runs.length) put(page, [el('p', {class: 'soft'}, live ? 'No run here yet. This page shows one as soon as it begins.' : 'There is nothing to show.')]);
   return page;
@@ -61,7 +61,7 @@ function fillRun(card, run) {
   const facts = card.querySelector('.facts');
   const found = [];
   const rated = run.table.filter((line) => !line.kept && isNumber(line.success_rate) && line.part !== 'validation').pop();
-  if (rated) found.push(fact(rated.part ? rated.part : 'success', percent(rated.success_rate) + (isNumber(rated.success_low) ? ` ${interval(rated.success_low, rated.success_high)}` : '')));
+  if (rated) found.push(fact(rated.part ? shortLabel(rated.label, run.name) : 'success', percent(rated.success_rate) + (isNumber(rated.success_low) ? ` ${interval(rated.success_low, rated.success_high)}` : '')));
   // The last stage's step: that of an earlier one says nothing about this.
   const newest = STAGES.map(([stage]) => run.curves.filter((curve) => stageOf(curve) === stage)).filter((curves) => curves.length && stageOf(curves[0]) !== 'other').pop() || run.curves;
   const step = Math.max(0, ...newest.map((curve) => curve.step));
@@ -113,10 +113,11 @@ function curvesSection() {
   const lines = linesOf();
   const stages = STAGES.filter(([stage]) => lines.some((line) => line.stage === stage && Object.keys(line.curve.series).length));
   if (!stages.length) return null;
+  autoAxis = lengthsDiffer(lines) ? 'share' : 'step';
   const strides = Math.max(1, ...lines.flatMap((line) => Object.values(line.curve.series).map((series) => series.stride)));
   return el('section', {'aria-label': 'Learning curves'}, el('div', {class: 'section-head'}, el('h2', {}, 'Learning curves'),
     el('span', {class: 'soft small'}, 'Shaded: 95 % interval; for training figures it counts tasks, not episodes. Draw over a part of a chart to see it alone.',
-      strides > 1 ? ` A point of the longest curves is the mean of ${strides} steps.` : ''), drawingControls(lines)),
+      strides > 1 ? ` A point of the longest curves is the mean of ${strides} steps.` : '', el('span', {id: 'axis-note'}, axisNote())), drawingControls(lines)),
     el('div', {id: 'curves'}, stages.map(([stage, title]) => stageCurves(stage, title, lines.filter((line) => line.stage === stage)))));
 }
 
@@ -128,19 +129,21 @@ function stageCurves(stage, title, lines) {
   const first = known.filter(([name]) => !(name.endsWith('reward/mean') && twice(name, name.replace('reward', 'success'))));
   const rest = [...names].filter((name) => !known.some(([one]) => one === name)).sort();
   const more = el('details', {}, el('summary', {}, `All other metrics (${rest.length})`));
-  more.addEventListener('toggle', () => {
-    if (!more.open || more.querySelector('.charts')) return;
-    const box = el('input', {type: 'search', placeholder: 'name of a metric', 'aria-label': 'Filter metrics'});
-    const all = el('div', {class: 'charts'});
-    const fill = () => {
-      const wanted = rest.filter((name) => name.includes(box.value.trim()));
-      all.replaceChildren(...wanted.slice(0, 60).map((name) => curve(name, name, {}, stage)));
-    };
-    box.addEventListener('input', fill);
-    more.append(el('p', {}, box), all);
-    fill();
-  });
+  more.dataset.rest = JSON.stringify(rest);
+  more.addEventListener('toggle', () => { if (more.open && !more.querySelector('.charts')) fillMore(more, ''); });
   return el('div', {class: 'of-run', 'data-stage': stage}, el('div', {class: 'stage-head'}, el('h3', {class: 'soft'}, title), zoomFields(stage)), el('div', {class: 'charts'}, first.map(([name, one, options]) => curve(one, name, options, stage))), rest.length ? el('p', {}, more) : null);
+}
+
+// The metrics that are folded away, those whose name has this text.
+function fillMore(more, text) {
+  const rest = JSON.parse(more.dataset.rest), {stage} = more.closest('[data-stage]').dataset;
+  if (!more.querySelector('.charts')) {
+    const box = el('input', {type: 'search', placeholder: 'name of a metric', 'aria-label': 'Filter metrics'});
+    box.addEventListener('input', () => fillMore(more, box.value.trim()));
+    more.append(el('p', {}, box), el('div', {class: 'charts'}));
+  }
+  if (more.querySelector('input').value.trim() !== text) more.querySelector('input').value = text;
+  more.querySelector('.charts').replaceChildren(...rest.filter((name) => name.includes(text)).slice(0, 60).map((name) => curve(name, name, {}, stage)));
 }
 
 function curve(title, name, options, stage) {
@@ -153,42 +156,13 @@ function fillCurve(chart, name) {
   chart.set(linesOf().filter((line) => line.stage === chart.options.stage && line.curve.series[name]).map((line) => ({...line, series: line.curve.series[name], events: line.curve.events})));
 }
 
-function healthSection() {
-  const lines = linesOf();
-  if (!lines.length) return null;
-  return el('section', {'aria-label': 'Health', id: 'health'}, el('div', {class: 'section-head'}, el('h2', {}, 'Health'),
-    el('span', {class: 'soft small', id: 'health-source'}, `Known bad signs, ${healthSource(lines)}; triangles mark them on the curves.`)),
-    el('div', {class: 'card', id: 'events'}, eventList(lines)));
-}
-// Where the events are from: the run's own notes, or another look at its metrics.
-function healthSource(lines) {
-  const practice = lines.filter((line) => line.curve.stored || line.curve.series['reward/mean']);
-  const again = practice.filter((line) => !line.curve.stored).map((line) => line.label);
-  if (!again.length) return 'as the run noted them while it went';
-  const judged = 'judged again from the metrics with the run’s own limits';
-  return again.length === practice.length ? `${judged} (no health.jsonl is kept here)` : `as the runs noted them while they went; of ${again.join(', ')} ${judged} (no health.jsonl there)`;
-}
-function eventList(lines) {
-  const events = lines.flatMap((line) => line.curve.events.map((event) => ({...event, line}))).sort((a, b) => b.step - a.step);
-  if (!events.length) return el('p', {class: 'note'}, 'No bad sign was seen.');
-  // A sign that persists is one line: its newest words, and since when.
-  const signs = new Map();
-  for (const event of events) {
-    const name = [event.line.label, event.sign, event.severity].join('\u0000');
-    if (signs.has(name)) { const one = signs.get(name); one.count += 1; one.since = Math.min(one.since, event.step); } else signs.set(name, {...event, since: event.step, count: 1});
-  }
-  return el('ul', {class: 'events', tabindex: '0'}, [...signs.values()].slice(0, 200).map((event) => el('li', {},
-    el('span', {class: 'step'}, el('span', {class: 'dot ' + event.line.colour}), event.since === event.step ? `step ${event.step}` : `steps ${event.since}–${event.step}`), badge(event.sign, event.severity),
-    el('span', {}, event.text, el('span', {class: 'faint'}, event.count > 1 ? ` (${event.count} times)` : '', lines.length > 1 ? ` · ${event.line.label}` : '')))));
-}
-
 function partsSection() {
   const stacks = linesOf().map((line) => {
     const names = Object.keys(line.curve.series).filter((name) => name.startsWith(SHARE));
     if (names.length < 2) return null; // of a single part there is nothing to share
     const chart = new Chart(line.label, '', {share: true, stacked: true, keys: true});
     charts.set(SHARE, [...(charts.get(SHARE) || []), chart]);
-    chart.set(names.map((name, place) => ({label: name.slice(SHARE.length), colour: 'c' + ((place + 2) % 6), series: line.curve.series[name]})));
+    chart.set(names.map((name, place) => ({label: name.slice(SHARE.length), colour: 'c' + ((place + 2) % 6), series: line.curve.series[name], curve: line.curve})));
     return chart.node;
   }).filter(Boolean);
   const tables = shownRuns().flatMap((run) => run.table).filter((line) => Object.keys(line.parts).length > 1);
@@ -289,32 +263,11 @@ function faultsSection() {
     ...run.curves.flatMap((curve) => [['metrics.jsonl', curve.unreadable], ['health.jsonl', curve.unreadable_events]].filter(([, count]) => count)
       .map(([file, count]) => ({path: `${run.folder}/${curve.name ? curve.name + '/' : ''}${file}`, reason: `${plural(count, 'line')} cannot be read`})))]);
   const counted = shownRuns().reduce((sum, run) => sum + Math.max(0, run.unreadable_count - run.unreadable.length), 0);
-  const configs = shownRuns().filter((run) => run.config);
-  const config = configs.length ? el('section', {'aria-label': 'Configuration'}, el('h2', {}, 'Configuration'),
-    configDifferences(configs), configs.map((run) => el('details', {}, el('summary', {}, run.name), el('pre', {class: 'mono'}, run.config)))) : null;
+  const configs = shownRuns().flatMap((run) => (run.configs || []).map(([name, text]) => ({title: [run.name, name].filter(Boolean).join(' · '), text})));
+  const config = configs.length ? el('section', {'aria-label': 'Configuration', id: 'configuration'}, el('h2', {}, 'Configuration'),
+    configs.map(({title, text}) => el('details', {}, el('summary', {}, title), el('pre', {class: 'mono'}, text)))) : null;
   if (!faults.length) return config;
   return [el('section', {'aria-label': 'Not readable', id: 'faults'}, el('div', {class: 'section-head'}, el('h2', {}, 'Not readable'), el('span', {class: 'soft small'}, 'These files are damaged or no episodes; all others are shown.')),
     el('div', {class: 'card scroll', tabindex: '0'}, el('table', {}, el('tbody', {}, faults.slice(0, 200).map((fault) => el('tr', {}, el('td', {class: 'mono'}, fault.path), el('td', {class: 'soft'}, fault.reason)))))),
     counted ? el('p', {class: 'soft small'}, `… and ${counted} more.`) : null), config];
-}
-
-// `a: {b: 1}` of a YAML text as [['a.b', '1']]: enough for files that this package wrote.
-function flatConfig(text) {
-  const found = new Map(), path = [];
-  for (const line of text.split('\n')) {
-    const match = /^(\s*)([^\s#:-][^:]*):\s*(.*)$/.exec(line);
-    if (!match) { if (path.length && /^\s*- /.test(line)) { const name = path.map(([, one]) => one).join('.'); found.set(name, [found.get(name), line.trim().slice(2)].filter(Boolean).join(', ')); } continue; }
-    while (path.length && path[path.length - 1][0] >= match[1].length) path.pop();
-    path.push([match[1].length, match[2]]);
-    if (match[3]) found.set(path.map(([, name]) => name).join('.'), match[3]);
-  }
-  return found;
-}
-function configDifferences(runs) {
-  if (runs.length < 2) return null;
-  const configs = runs.slice(0, 8).map((run) => flatConfig(run.config));
-  const names = [...new Set(configs.flatMap((config) => [...config.keys()]))].filter((name) => new Set(configs.map((config) => config.get(name))).size > 1);
-  if (!names.length) return el('p', {class: 'soft small'}, 'All keys have the same values.');
-  return el('div', {class: 'card scroll', tabindex: '0'}, el('table', {id: 'config-differences'}, el('thead', {}, el('tr', {}, el('th', {}, 'Keys that differ'), runs.slice(0, 8).map((run) => el('th', {}, run.name)))),
-    el('tbody', {}, names.slice(0, 60).map((name) => el('tr', {}, el('td', {class: 'mono'}, name), configs.map((config) => el('td', {}, config.get(name) ?? '–')))))));
 }

@@ -21,7 +21,7 @@ function resultGroups() {
   const add = (name, line) => { if (!groups.has(name)) groups.set(name, []); groups.get(name).push(line); };
   for (const line of shownRuns().flatMap((run) => run.table)) {
     if (line.kept || !isNumber(line.success_rate)) continue;
-    add(`${line.environment}, ${line.split || 'test'} tasks`, {label: line.label, run: line.run, part: line.part, environment: line.environment, rate: line.success_rate, low: line.success_low, high: line.success_high, tasks: line.tasks});
+    add(`${line.environment}, ${line.split || 'test'} tasks`, {label: line.label, run: line.run, part: line.part, environment: line.environment, split: line.split, rate: line.success_rate, low: line.success_low, high: line.success_high, tasks: line.tasks});
   }
   for (const one of linesOf()) {
     const series = one.curve.series['val/success/mean'];
@@ -31,59 +31,104 @@ function resultGroups() {
   return groups;
 }
 
-// The file has the comparisons for every baseline that can be chosen; a server is asked for them.
-function comparisonsWith(label) { return live ? state.comparisons : (given.comparisons || {})[label] || (given.comparisons || {})[''] || []; }
-function shownComparisons() {
-  return comparisonsWith(versus.baseline).filter((found) => ![found.baseline.run, found.trained.run].some((run) => state.hidden.has(run)));
-}
-function comparisonOf(baseline, line, chosen) {
-  const wanted = (found) => found.environment === line.environment && found.baseline.label === baseline.label && found.trained.label === line.label;
-  return comparisonsWith(chosen ? chosen.label : versus.baseline).find(wanted) || comparisonsWith('').find(wanted);
+// Every pair is compared, in both directions, and corrected over all pairs: a verdict is the same whichever baseline is chosen.
+const shownLines = (groups) => [...groups.values()].filter((lines) => lines[0].environment);
+function comparisonOf(baseline, line) {
+  return state.comparisons.find((found) => found.environment === line.environment && (found.split || 'test') === (line.split || 'test') && found.baseline.label === baseline.label && found.trained.label === line.label);
 }
 const verdictKind = (found) => (found && (found.verdict === 'better' || found.verdict === 'worse') ? found.verdict : '');
-const baselineOf = (lines) => lines.find((line) => line.label === versus.baseline) || lines[0];
+
+// Lines that follow each other: the stages of one run; runs of one line each follow each other too (by folder, where several folders have several).
+function sequencesOf(lines) {
+  const by = (list, name) => { const found = new Map(); for (const one of list) { if (!found.has(name(one))) found.set(name(one), []); found.get(name(one)).push(one); } return found; };
+  const runs = by(lines, (line) => line.run), single = lines.filter((line) => runs.get(line.run).length === 1);
+  const folders = by(single, (line) => runOf(line.run).folder.replace(/\/[^/]*$/, ''));
+  const apart = folders.size > 1 && [...folders.values()].every((list) => list.length > 1);
+  const alone = !single.length ? [] : apart ? [...folders.values()] : [single];
+  return [...[...runs.values()].filter((list) => list.length > 1), ...alone].sort((a, b) => lines.indexOf(a[0]) - lines.indexOf(b[0]));
+}
+// The stage before; another seed of the same stage is not one.
+const seedless = (label) => label.replace(/seed[-_ ]?\d+/gi, 'seed');
+function beforeOf(line, sequence) { return sequence.slice(0, sequence.indexOf(line)).reverse().find((one) => seedless(one.label) !== seedless(line.label)) || null; }
+const baselineOf = (line, sequence, lines) => lines.find((one) => one.label === versus.baseline) || sequence[0];
+// What a line is compared with: the stage before it and the baseline; and the last line of a run with that of the first run.
+function othersOf(line, sequence, lines) {
+  const first = sequencesOf(lines)[0], last = first[first.length - 1];
+  const across = sequence !== first && sequence[0].run !== first[0].run && line === sequence[sequence.length - 1] && !versus.baseline ? last : null;
+  return [...new Set([beforeOf(line, sequence), baselineOf(line, sequence, lines), across])].filter((other) => other && other !== line);
+}
+function shownComparisons() {
+  return shownLines(resultGroups()).flatMap((lines) => sequencesOf(lines).flatMap((sequence) => sequence.flatMap((line) => othersOf(line, sequence, lines).map((other) => comparisonOf(other, line))))).filter(Boolean);
+}
 
 function baselineChoice(groups) {
-  const labels = [...new Set([...groups.values()].filter((lines) => lines.length > 1 && lines[0].environment).flatMap((lines) => lines.map((line) => line.label)))];
+  const compared = new Set(state.comparisons.map((found) => found.baseline.label));
+  const labels = [...new Set(shownLines(groups).flatMap((lines) => lines.map((line) => line.label)))].filter((label) => compared.has(label));
   if (labels.length < 2) return null;
-  const select = el('select', {id: 'baseline', 'aria-label': 'Baseline'}, el('option', {value: ''}, 'the first of each'), labels.filter((label) => live || (given.comparisons || {})[label]).map((label) => el('option', {value: label}, shortLabel(label))));
+  const select = el('select', {id: 'baseline', 'aria-label': 'Baseline'}, el('option', {value: ''}, shownRuns().length > 1 ? 'the first stage of each run' : 'the first stage'), labels.map((label) => el('option', {value: label}, shortLabel(label))));
   select.value = versus.baseline;
   if (select.selectedIndex < 0) { select.selectedIndex = 0; versus.baseline = ''; }
-  select.addEventListener('change', () => {
-    versus.baseline = select.value;
-    remember();
-    if (live) loadComparisons().then(stay).catch((error) => { status.textContent = error.message; }); else stay();
-  });
+  select.addEventListener('change', () => { versus.baseline = select.value; remember(); stay(); });
   return el('label', {class: 'small soft'}, 'baseline ', select);
 }
 
-// The name of a part; that of the only run says nothing.
-function shortLabel(label) { return state.runs.length === 1 && label.startsWith(state.runs[0].name + ' · ') ? label.slice(state.runs[0].name.length + 3) : label; }
+// The name of a part; that of the only run says nothing, nor does that of a run which is named already.
+function shortLabel(label, known) {
+  const name = known || (state.runs.length === 1 ? state.runs[0].name : '');
+  return name && label.startsWith(name + ' · ') ? label.slice(name.length + 3) : label;
+}
 const shortSentence = (text) => (state.runs.length === 1 ? text.replaceAll(`'${state.runs[0].name} · `, "'") : text);
+const points = (value) => (value > 0 ? '+' : '') + inPercent(value).replace('-', '−');
+const apartText = (found) => { const {difference, low, high} = found.changes[0]; return `${points(difference)} points${isNumber(low) && isNumber(high) ? ` [${points(low)}, ${points(high)}]` : ''}`; };
+
+// One line that says what was gained: the last stage less the one before, with its interval and its verdict.
+function headline(found, run) {
+  const name = (side) => shortLabel(found[side].label, run ? run.name : ''), own = run && state.runs.length > 1 ? `${run.name}: ` : '';
+  return el('p', {class: 'headline'}, badge(found.verdict, verdictKind(found)), ' ', found.changes.length ? el('b', {}, `${own}${name('trained')} − ${name('baseline')}: ${apartText(found)}`) : null, ' ', el('span', {class: 'soft small'}, found.evidence ? `(${found.evidence})` : shortSentence(found.sentence)));
+}
+function headlines(sequence, lines) {
+  const last = sequence[sequence.length - 1], run = sequence.every((line) => line.run === last.run) ? runOf(last.run) : null;
+  const other = versus.baseline ? baselineOf(last, sequence, lines) : beforeOf(last, sequence), found = other && other !== last ? comparisonOf(other, last) : null;
+  if (found) return headline(found, other.run === last.run ? run : null);
+  const text = (line) => `${shortLabel(line.label)}: ${percent(line.rate)}${isNumber(line.low) ? ` ${interval(line.low, line.high)}` : ''}${line.tasks ? ` of ${plural(line.tasks, 'task')}` : ''}`;
+  return el('p', {class: 'headline'}, sequence[0] !== last ? `${text(sequence[0])}; ${text(last)}.` : `${text(last)}.`);
+}
+// The last stage of each run against that of the first run, or that the two cannot be compared.
+function acrossRuns(lines) {
+  const [first, ...rest] = sequencesOf(lines), last = first[first.length - 1];
+  if (versus.baseline || !last.environment) return [];
+  return rest.filter((sequence) => sequence[0].run !== first[0].run).map((sequence) => {
+    const own = sequence[sequence.length - 1], found = comparisonOf(last, own);
+    return found ? headline(found, null) : el('p', {class: 'soft small'}, `${own.label} and ${last.label} have no task in common, so the runs are not compared with each other.`);
+  });
+}
+
+function resultRow(line, sequence, lines) {
+  const baseline = baselineOf(line, sequence, lines), several = sequencesOf(lines).length > 1, known = several && sequence.every((one) => one.run === line.run) ? runOf(line.run).name : '';
+  const against = othersOf(line, sequence, lines).map((other) => [other, comparisonOf(other, line)]).filter(([, one]) => one);
+  const name = (other) => shortLabel(other.label, other.run === line.run ? runOf(line.run).name : '');
+  return el('tr', {class: line === baseline && lines.length > 1 ? 'baseline' : ''}, el('td', {}, el('span', {class: 'dot ' + colourOf(line.run)}), shortLabel(line.label, known)),
+    el('td', {class: 'whisker-cell'}, whisker(line, line === baseline ? '' : verdictKind(comparisonOf(baseline, line)))),
+    el('td', {class: 'n'}, el('b', {}, percent(line.rate)), isNumber(line.low) ? el('span', {class: 'range'}, ` ${interval(line.low, line.high)}`) : null), el('td', {class: 'n'}, line.tasks ?? ''),
+    el('td', {class: 'verdicts'}, line === baseline && lines.length > 1 && line.environment ? el('div', {class: 'soft small'}, 'baseline') : null,
+      against.map(([other, one]) => el('div', {}, badge(one.verdict, verdictKind(one)), el('span', {class: 'soft small'}, ` ${verdictKind(one) ? 'than' : 'from'} ${name(other)}${one.changes.length ? `, ${apartText(one).replace(' points', '')}` : ''}`)))));
+}
 
 function resultBlock(name, lines) {
-  const baseline = baselineOf(lines), others = lines.filter((line) => line !== baseline), last = others[others.length - 1];
-  const found = last ? comparisonOf(baseline, last, baseline) : null;
-  const body = lines.map((line, place) => {
-    const before = place && lines[place - 1] !== baseline && line !== baseline ? lines[place - 1] : null;
-    const against = [...(line === baseline ? [] : [['the baseline', baseline]]), ...(before ? [['the one before', before]] : [])].map(([title, other]) => [title, comparisonOf(other, line, baseline)]).filter(([, one]) => one);
-    return el('tr', {class: line === baseline && others.length ? 'baseline' : ''}, el('td', {}, el('span', {class: 'dot ' + colourOf(line.run)}), shortLabel(line.label)),
-      el('td', {class: 'whisker-cell'}, whisker(line, line === baseline ? '' : verdictKind(comparisonOf(baseline, line, baseline)))),
-      el('td', {class: 'n'}, el('b', {}, percent(line.rate)), isNumber(line.low) ? el('span', {class: 'range'}, ` ${interval(line.low, line.high)}`) : null), el('td', {class: 'n'}, line.tasks ?? ''),
-      el('td', {class: 'verdicts'}, line === baseline && others.length && line.environment ? el('span', {class: 'soft small'}, 'baseline') : null,
-        against.map(([title, one]) => [el('span', {class: 'whole'}, badge(one.verdict, verdictKind(one)), el('span', {class: 'soft small'}, ` ${verdictKind(one) ? 'than' : 'from'} ${title}`)), ' '])));
-  });
-  const alone = `${shortLabel(baseline.label)}: ${percent(baseline.rate)}${isNumber(baseline.low) ? ` ${interval(baseline.low, baseline.high)}` : ''}${baseline.tasks ? ` of ${plural(baseline.tasks, 'task')}` : ''}.`;
-  const sentence = found ? shortSentence(found.sentence) : last ? `${shortLabel(baseline.label)}: ${percent(baseline.rate)}; ${shortLabel(last.label)}: ${percent(last.rate)}.` : alone;
-  return el('div', {class: 'card result on-axis'}, el('p', {}, found ? [badge(found.verdict, verdictKind(found)), ' '] : null, sentence),
-    el('div', {class: 'scroll', tabindex: '0'}, el('table', {}, el('thead', {}, el('tr', {}, el('th', {}, name), el('th', {}, axis()), el('th', {class: 'n'}, 'Success [95 %]'), el('th', {class: 'n'}, 'Tasks'), el('th', {}, 'Verdict'))), el('tbody', {}, body))));
+  const sequences = sequencesOf(lines), several = sequences.length > 1;
+  const body = sequences.map((sequence) => [several && sequence.every((line) => line.run === sequence[0].run) ? el('tr', {class: 'of-sequence'}, el('th', {colspan: '5', scope: 'rowgroup'}, el('span', {class: 'dot ' + colourOf(sequence[0].run)}), runOf(sequence[0].run).name)) : null,
+    sequence.map((line) => resultRow(line, sequence, lines))]);
+  return el('div', {class: 'card result on-axis'}, sequences.map((sequence) => headlines(sequence, lines)), acrossRuns(lines),
+    el('div', {class: 'scroll', tabindex: '0'}, el('table', {}, el('thead', {}, el('tr', {}, el('th', {}, name), el('th', {}, axis()), el('th', {class: 'n'}, 'Success [95 %]'), el('th', {class: 'n'}, 'Tasks'), el('th', {}, 'Verdict, difference in points [95 %]'))), el('tbody', {}, body))));
 }
 
 function resultSection() {
   const groups = resultGroups();
   if (!groups.size) return null;
+  const count = state.comparisons.length ? state.comparisons[0].comparisons : 0;
+  const corrected = count > 1 ? `, p-values corrected for the ${count} pairs that can be compared here, whichever baseline is chosen (Holm)` : '';
   return el('section', {'aria-label': 'Result', id: 'result'}, el('div', {class: 'section-head'}, el('h2', {}, 'Result'),
-    el('span', {class: 'soft small'}, 'Success with 95 % intervals over tasks, stages in their order. A verdict is the paired test on the same tasks, corrected for all comparisons (Holm).'), baselineChoice(groups)),
+    el('span', {class: 'soft small'}, `Success with 95 % intervals over tasks, stages of a run in their order. A verdict is the paired test on the same tasks${corrected}.`), baselineChoice(groups)),
   [...groups].map(([name, lines]) => resultBlock(name, lines)), matrixBlock());
 }
 
@@ -97,99 +142,10 @@ function matrixBlock() {
     const line = lines.find((one) => one.label === label && one.environment === environment);
     if (!line) return el('td', {class: 'n faint'}, '–');
     const group = lines.filter((one) => one.environment === environment && (one.split || 'test') === (line.split || 'test'));
-    const baseline = baselineOf(group), kind = line === baseline ? '' : verdictKind(comparisonOf(baseline, line, baseline));
+    const baseline = baselineOf(line, sequencesOf(group).find((sequence) => sequence.includes(line)), group), kind = line === baseline ? '' : verdictKind(comparisonOf(baseline, line));
     return el('td', {class: 'n cell ' + kind, title: kind ? `${kind} than ${baseline.label}` : ''}, el('b', {}, percent(line.success_rate)), isNumber(line.success_low) ? el('span', {class: 'range'}, ` ${interval(line.success_low, line.success_high)}`) : null, kind ? el('span', {class: 'mark', 'aria-label': kind}, kind === 'better' ? ' ▲' : ' ▼') : null);
   };
   return el('div', {class: 'card scroll result', tabindex: '0'}, el('table', {id: 'matrix'}, el('caption', {class: 'soft small'}, 'Policies and environments; ▲ better, ▼ worse than the baseline of the environment.'),
     el('thead', {}, el('tr', {}, el('th', {}, 'Policy'), environments.map((name) => el('th', {class: 'n'}, name)))),
     el('tbody', {}, labels.map((label) => el('tr', {}, el('th', {scope: 'row'}, shortLabel(label)), environments.map((name) => cell(label, name)))))));
-}
-
-// What failed, and which tools erred: counts over the listed episodes; a row opens them.
-const CAUSES = {
-  kind: ['kind of task', (row) => row.kind || 'no kind'],
-  error: ['error', (row) => (row.error ? row.error.replace(/\d+/g, '#').slice(0, 90) : 'no error')],
-  last: ['last action', (row) => row.last || 'no reply'],
-  tool: ['tool that failed', (row) => Object.entries(row.tools || {}).filter(([, [, errors]]) => errors).map(([name]) => name).join(', ') || (Object.keys(row.tools || {}).length ? 'none failed' : 'no tool called')],
-};
-const causeOf = (row, kind) => CAUSES[kind][1](row);
-const failures = {by: '', of: ''};
-
-function clustersBy(rows, kind) {
-  const clusters = new Map();
-  for (const row of rows) {
-    const cause = causeOf(row, kind), name = [row.outcome, cause].join('\u0000');
-    if (!clusters.has(name)) clusters.set(name, {outcome: row.outcome, cause, count: 0});
-    clusters.get(name).count += 1;
-  }
-  return [...clusters.values()].sort((a, b) => b.count - a.count);
-}
-
-// Of each kind of task, how many episodes did not succeed.
-function kindTable(rows, where) {
-  const kinds = new Map();
-  for (const row of rows) {
-    const name = causeOf(row, 'kind');
-    if (!kinds.has(name)) kinds.set(name, {name, failed: 0, count: 0});
-    kinds.get(name).count += 1;
-    if (row.outcome !== 'success') kinds.get(name).failed += 1;
-  }
-  const found = [...kinds.values()].sort((a, b) => b.failed / b.count - a.failed / a.count || b.count - a.count).slice(0, 12);
-  return el('table', {id: 'clusters'}, el('thead', {}, el('tr', {}, el('th', {}, 'Not successful, by kind of task'), ['Episodes', 'Of', 'Share'].map((name) => el('th', {class: 'n'}, name)))),
-    el('tbody', {}, found.map((one) => el('tr', opens({...where, cause: `kind: ${one.name}`}), el('td', {}, one.name), [one.failed, one.count].map((count) => el('td', {class: 'n'}, count.toLocaleString('en'))), el('td', {class: 'n'}, percent(one.failed / one.count))))));
-}
-
-function toolTable() {
-  const tools = new Map();
-  for (const row of allRows()) for (const [name, [calls, errors]] of Object.entries(row.tools || {})) {
-    const key = [row.run, row.part, name].join('\u0000');
-    if (!tools.has(key)) tools.set(key, {run: row.run, part: row.part, name, calls: 0, errors: 0, episodes: 0, seconds: []});
-    const one = tools.get(key);
-    one.calls += calls; one.errors += errors; one.episodes += 1; one.seconds.push(...((row.seconds || {})[name] || []));
-  }
-  for (const one of tools.values()) one.seconds.sort((a, b) => a - b);
-  return [...tools.values()].sort((a, b) => b.errors - a.errors || b.calls - a.calls).slice(0, 20);
-}
-// The time of a call below which this share of the calls is; times are sorted.
-function latency(seconds, share) {
-  if (!seconds.length) return '–';
-  const value = seconds[Math.min(seconds.length - 1, Math.ceil(share * seconds.length) - 1)];
-  return value < 0.001 ? '< 1 ms' : value < 1 ? `${figure(1000 * value, 2)} ms` : `${figure(value, 2)} s`;
-}
-
-const opens = (wanted) => ({class: 'link', tabindex: '0', on: {click: () => openList(wanted), keydown: (event) => { if (event.key === 'Enter') openList(wanted); }}});
-
-function failuresSection() {
-  const failed = allRows().filter((row) => row.outcome !== 'success'), used = toolTable();
-  if (!failed.length && !used.length) return null;
-  const table = el('div', {});
-  // Of the last stage, unless another is chosen: what the first model could not do says little.
-  const cohorts = cohortsShown().filter((one) => one.rows.some((row) => row.outcome !== 'success'));
-  const rated = shownRuns().flatMap((run) => run.table).filter((line) => !line.kept && isNumber(line.success_rate) && line.part !== 'validation').pop();
-  const newest = rated ? cohorts.find((one) => one.run === rated.run && (one.name.split('\u0000')[1] === rated.part || !rated.part)) : null;
-  if (!cohorts.some((one) => one.name === failures.of) && failures.of !== 'all') failures.of = newest ? newest.name : 'all';
-  let rows = failed;
-  const of = el('select', {id: 'failures-of', 'aria-label': 'Failures of'}, el('option', {value: 'all'}, 'all episodes'), cohorts.map((one) => el('option', {value: one.name}, shortLabel(one.label))));
-  of.value = failures.of;
-  of.addEventListener('change', () => { failures.of = of.value; fill(); });
-  // By the kind of task, where tasks have several; else by the errors, where most have one; else by the last action, which all episodes have.
-  const kinds = new Set(allRows().map((row) => row.kind).filter(Boolean)).size > 1;
-  const kind = () => failures.by || (kinds ? 'kind' : rows.filter((row) => row.error).length >= rows.length / 2 ? 'error' : 'last');
-  const choice = el('span', {class: 'segmented', role: 'group', 'aria-label': 'Failures by'}, Object.entries(CAUSES).filter(([name]) => name !== 'kind' || kinds).map(([name, [title]]) => el('button', {type: 'button', 'data-cause': name, on: {click: () => { failures.by = name; fill(); }}}, title)));
-  const fill = () => {
-    const chosen = cohorts.find((one) => one.name === failures.of), [run, part] = chosen ? chosen.name.split('\u0000') : ['', ''];
-    rows = chosen ? chosen.rows.filter((row) => row.outcome !== 'success') : failed;
-    for (const button of choice.children) button.setAttribute('aria-pressed', String(button.dataset.cause === kind()));
-    if (kind() === 'kind') { table.replaceChildren(kindTable(chosen ? chosen.rows : allRows(), {run, part: part.split(' · step ')[0]})); return; }
-    table.replaceChildren(el('table', {id: 'clusters'}, el('thead', {}, el('tr', {}, el('th', {}, `Not successful, by ${CAUSES[kind()][0]}`), el('th', {class: 'n'}, 'Episodes'), el('th', {class: 'n'}, 'Share'))),
-      el('tbody', {}, clustersBy(rows, kind()).slice(0, 12).map((one) => el('tr', opens({run, part: part.split(' · step ')[0], outcome: one.outcome, cause: `${kind()}: ${one.cause}`}), el('td', {}, badge(one.outcome), ' ', one.cause), el('td', {class: 'n'}, one.count.toLocaleString('en')), el('td', {class: 'n'}, percent(one.count / rows.length)))))));
-  };
-  fill();
-  const timed = used.some((one) => one.seconds.length);
-  const where = (one) => ' ' + [state.runs.length > 1 ? runOf(one.run).name : '', one.part].filter(Boolean).join(' · ');
-  return el('section', {'aria-label': 'Failures and tools', id: 'failures'}, el('div', {class: 'section-head'}, el('h2', {}, 'Failures and tools'), el('span', {class: 'soft small'}, 'Counts over the episodes listed here; a row opens them.'), failed.length ? [cohorts.length > 1 ? el('label', {class: 'small soft'}, 'of ', of) : null, choice] : null),
-    el('div', {class: 'samples'}, failed.length ? el('div', {class: 'card scroll', tabindex: '0'}, table) : null,
-      used.length ? el('div', {class: 'card scroll', tabindex: '0'}, el('table', {id: 'tools'}, el('thead', {}, el('tr', {}, el('th', {}, 'Tool'), ['Episodes', 'Calls', 'Errors', 'Share', ...(timed ? ['Median', '95 %'] : [])].map((name) => el('th', {class: 'n', title: {Median: 'Median time of a call', '95 %': '95 % of the calls took at most so long'}[name]}, name)))),
-        el('tbody', {}, used.map((one) => el('tr', opens({run: one.run, part: one.part, text: one.name}), el('td', {}, el('span', {class: 'dot ' + colourOf(one.run)}), one.name, el('span', {class: 'faint small'}, where(one))),
-          el('td', {class: 'n'}, one.episodes.toLocaleString('en')), el('td', {class: 'n'}, one.calls.toLocaleString('en')), el('td', {class: 'n'}, one.errors.toLocaleString('en')), el('td', {class: 'n'}, percent(one.errors / one.calls)), timed ? [0.5, 0.95].map((share) => el('td', {class: 'n whole'}, latency(one.seconds, share))) : null))))) : null));
 }

@@ -55,12 +55,12 @@ def decode_attempt(text: str) -> Attempt:
 
 
 def trained_tensors(policy: TrainablePolicy) -> dict[str, Tensor]:
-    """The trained weights of a policy and of its roles' adapters, by name."""
+    """The trained weights of a policy and of its roles' adapters, by name; those of a sharded one in one piece."""
     return {
         f"{index}/{name}": parameter.data
         for index, model in enumerate(policy.models)
-        for name, parameter in model.loaded.model.named_parameters()
-        if parameter.requires_grad
+        for name, parameter in model.unsharded.model.named_parameters()
+        if name in model.trained_parameters()
     }
 
 

@@ -11,17 +11,20 @@ import copy
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from practicum.config.fields import check_fields
 from practicum.config.health import HealthSettings
 from practicum.errors import UserError
+from practicum.evaluation.stats.intervals import jeffreys
 from practicum.evaluation.stats.trend import Trend, trend
 from practicum.training.monitor.loggers import MetricsFile
 from practicum.trajectory import Outcome
 
 WARN, ACT = "warn", "act"
+COLLAPSE_LEVEL = 0.999
+"""Level of the intervals that a collapse is judged by: the best of many steps is compared, so chance is at work."""
 
 METRIC_NAMES = {
     "reward": "reward/mean",
@@ -55,10 +58,13 @@ class HealthFinding:
     threshold: float
     cause: str
     remedy: str
+    since: int | None = None
+    """The first of the last steps that are all beyond the limit, where a mean over several steps is reported later."""
 
     def sentence(self, step: int) -> str:
         """Return the finding as one line for a person."""
         measured = f"{self.sign} {self.value:.3g}, limit {self.threshold:.3g}"
+        measured += "" if self.since is None or self.since >= step else f", since step {self.since}"
         return f"Step {step} ({self.severity}): {self.cause} ({measured}); {self.remedy}."
 
 
@@ -106,6 +112,15 @@ class MetricHistory:
         """Return the mean of the last `count` values, or None if there are not yet that many."""
         values = self.last_values(name, count)
         return _mean(values) if len(values) == count else None
+
+    def first_step(self, name: str, beyond: Callable[[float], bool]) -> int | None:
+        """Return the first of the last steps whose values are all beyond a limit; None if the last one is not."""
+        first = None
+        for step, value in reversed(self.series.get(name, [])):
+            if not beyond(value):
+                break
+            first = step
+        return first
 
     def is_saturated(self, settings: HealthSettings) -> bool:
         """Return whether nearly all episodes of the last steps succeeded."""
@@ -192,9 +207,11 @@ def _entropy_collapse(history: MetricHistory, settings: HealthSettings) -> Healt
         return None
     cause, remedy = "the policy hardly explores any more", "raise entropy_coeff (0.01 to 0.05)"
     if value < settings.entropy_floor:
-        return HealthFinding("entropy_collapse", ACT, value, settings.entropy_floor, cause, remedy)
+        finding = HealthFinding("entropy_collapse", ACT, value, settings.entropy_floor, cause, remedy)
+        return _dated(finding, history, "entropy", below=True)
     limit = settings.entropy_share * _mean(history.first_values["entropy"])
-    return HealthFinding("entropy_collapse", WARN, value, limit, cause, remedy) if value < limit else None
+    finding = HealthFinding("entropy_collapse", WARN, value, limit, cause, remedy)
+    return _dated(finding, history, "entropy", below=True) if value < limit else None
 
 
 def _dead_groups(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:
@@ -202,9 +219,36 @@ def _dead_groups(history: MetricHistory, settings: HealthSettings) -> HealthFind
     limits = settings.dead_groups_warn, settings.dead_groups_act
     cause = "nearly all groups have equal rewards, so there is nothing to compare"
     if history.is_saturated(settings):  # nearly all solved: most groups must be dead, and no harm is done if all are
-        return _above("dead_groups", value, (limits[1], math.inf), (cause, "give it harder tasks"), ("", ""))
+        finding = _above("dead_groups", value, (limits[1], math.inf), (cause, "give it harder tasks"), ("", ""))
+        return _dated(finding, history, "dead_groups")
     advice = cause, "give it easier tasks, more chains per task, or SFT first"
-    return _above("dead_groups", value, limits, advice, advice)
+    return _dated(_above("dead_groups", value, limits, advice, advice), history, "dead_groups")
+
+
+def _success_collapse(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:
+    """Success fell, surely and by more than half, and has stayed there for at least two steps.
+
+    The tasks of a step are counted, not its episodes, which are not independent. The best step of the history is taken
+    at the lower end of its interval, all steps since the fall together at the upper end of theirs.
+    """
+    recent = [rate for _, rate in history.series["success"]]
+    if recent[-1] >= settings.success_fall * max(recent):  # nearly every step of nearly every run
+        return None
+    groups = dict(history.series["groups"])
+    rates = [(step, rate, groups[step]) for step, rate in history.series["success"] if groups.get(step, 0) >= 1]
+    lows = [jeffreys(round(rate * count, 6), count, COLLAPSE_LEVEL).low for _, rate, count in rates]
+    limit = settings.success_fall * max(lows, default=0.0)
+    since = history.first_step("success", lambda rate: rate < limit)
+    fallen = [(rate, count) for step, rate, count in rates if since is not None and step >= since]
+    if len(fallen) < 2 or since is None:
+        return None
+    total = math.fsum(count for _, count in fallen)
+    solved = math.fsum(rate * count for rate, count in fallen)
+    if jeffreys(round(solved, 6), total, COLLAPSE_LEVEL).high >= limit:
+        return None
+    cause = "success has collapsed"
+    remedy = "go back to a checkpoint before it, with a lower learning rate or a higher kl_coef"
+    return HealthFinding("success_collapse", ACT, solved / total, limit, cause, remedy, since)
 
 
 def _returns_out_of_range(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:
@@ -309,6 +353,17 @@ def _above(
     return HealthFinding(sign, severity, float(value), float(limit), *advice)
 
 
+def _dated(
+    finding: HealthFinding | None, history: MetricHistory, name: str, below: bool = False
+) -> HealthFinding | None:
+    """The finding with the step since which the metric itself, not only its mean, is beyond the limit."""
+    if finding is None:
+        return None
+    limit = finding.threshold
+    since = history.first_step(name, (lambda value: value < limit) if below else (lambda value: value > limit))
+    return replace(finding, since=since)
+
+
 def _limit_check(
     sign: str,
     name: str,
@@ -321,7 +376,7 @@ def _limit_check(
 
     def check(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:
         value = history.moving_average(name, settings.smooth if averaged else 1)
-        return _above(sign, value, limits(settings), warning, alarm or warning)
+        return _dated(_above(sign, value, limits(settings), warning, alarm or warning), history, name)
 
     return HealthCheck((name,), check)
 
@@ -344,6 +399,7 @@ HEALTH_CHECKS: dict[str, HealthCheck] = {
     ),
     "reward_flat": HealthCheck(("reward", "reward_std"), _reward_flat),
     "reward_oscillating": HealthCheck(("reward", "reward_std"), _reward_oscillating),
+    "success_collapse": HealthCheck(("success", "groups"), _success_collapse),
     "entropy_collapse": HealthCheck(("entropy",), _entropy_collapse),
     "clip_fraction_high": _limit_check(
         "clip_fraction_high",
@@ -380,6 +436,23 @@ HEALTH_CHECKS: dict[str, HealthCheck] = {
 """All checks by the sign they find. Findings come in this order."""
 
 
+def sign_metrics(sign: str) -> list[str]:
+    """The logged metrics in which a sign can be seen, the first one first; none for an unknown sign."""
+    if sign not in HEALTH_CHECKS:
+        return SUPERVISED_METRICS.get(sign, [])
+    names = [name for need in HEALTH_CHECKS[sign].needs for name in KL_METRICS if need == "kl"]
+    return [*names, *(METRIC_NAMES[need] for need in HEALTH_CHECKS[sign].needs if need in METRIC_NAMES)]
+
+
+KL_METRICS = ("actor/kl", "actor/ppo_kl")
+SUPERVISED_METRICS = {
+    "loss_flat": ["dpo/loss", "actor/loss"],
+    "overfitting": ["eval/loss", "dpo/loss", "actor/loss"],
+    "reward_hacking": ["hacking/gap", "hacking/verifier/mean"],
+}
+"""Metrics of the signs of other monitors."""
+
+
 HEALTH_FILE = "health.jsonl"
 
 
@@ -388,7 +461,8 @@ class HealthLog(MetricsFile):
 
     def write_findings(self, step: int, findings: Sequence[HealthFinding]) -> None:
         for finding in findings:
-            self._write(step, "finding", vars(finding))
+            values = {name: value for name, value in vars(finding).items() if name != "since" or value is not None}
+            self._write(step, "finding", values)
 
     def write_adjustment(self, step: int, adjustment: Adjustment) -> None:
         self._write(step, "adjustment", vars(adjustment))

@@ -1,0 +1,54 @@
+// What differs between the runs: results, code, machine, configuration.
+// Texts of YAML (`a: {b: 1}` as [['a.b', '1']]; enough for files that this package wrote) or JSON.
+function flatConfig(text) {
+  const found = new Map(), path = [];
+  if (text.trimStart().startsWith('{')) {
+    const walk = (value, name) => { if (value && typeof value === 'object' && !Array.isArray(value)) for (const [key, one] of Object.entries(value)) walk(one, name ? `${name}.${key}` : key); else found.set(name, JSON.stringify(value)); };
+    try { walk(JSON.parse(text), ''); } catch { /* a damaged file has no keys */ }
+    return found;
+  }
+  for (const line of text.split('\n')) {
+    const match = /^(\s*)([^\s#:-][^:]*):\s*(.*)$/.exec(line);
+    if (!match) { if (path.length && /^\s*- /.test(line)) { const name = path.map(([, one]) => one).join('.'); found.set(name, [found.get(name), line.trim().slice(2)].filter(Boolean).join(', ')); } continue; }
+    while (path.length && path[path.length - 1][0] >= match[1].length) path.pop();
+    path.push([match[1].length, match[2]]);
+    if (match[3]) found.set(path.map(([, name]) => name).join('.'), match[3]);
+  }
+  return found;
+}
+function keysOf(run) {
+  const found = new Map();
+  for (const [name, text] of run.configs || []) for (const [key, value] of flatConfig(text)) found.set(name ? `${name}: ${key}` : key, value);
+  return found;
+}
+// The code that trained a run: several versions where it was resumed by another.
+const VERSION_ROWS = [
+  ['commit', (one) => (one.commit ? one.commit.slice(0, 9) + (one.changed ? ' with changes' : '') : '')],
+  ['practicum', (one) => one.practicum || ''], ['Python', (one) => one.python || ''], ['machine', (one) => one.machine || ''],
+];
+const versionText = (run, form) => [...new Set((run.versions || []).map(form).filter(Boolean))].join(', then ');
+function lastResult(run) {
+  const line = run.table.filter((one) => !one.kept && isNumber(one.success_rate)).pop();
+  return line ? `${percent(line.success_rate)}${isNumber(line.success_low) ? ` ${interval(line.success_low, line.success_high)}` : ''} (${shortLabel(line.label, run.name)})` : '';
+}
+const lengthText = (run) => run.curves.map((curve) => `${curve.name ? curve.name + ' ' : ''}${curve.step}`).join(', ');
+
+const MAX_DIFFERING_RUNS = 8, MAX_DIFFERING_KEYS = 60;
+function differencesSection() {
+  const runs = shownRuns().slice(0, MAX_DIFFERING_RUNS);
+  if (runs.length < 2) return null;
+  const configs = runs.map(keysOf), configured = configs.some((config) => config.size);
+  const facts = [['last success', lastResult], ['steps', lengthText], ...VERSION_ROWS.map(([name, form]) => [name, (run) => versionText(run, form)])].map(([name, form]) => [name, runs.map(form)]);
+  const keys = [...new Set(configs.flatMap((config) => [...config.keys()]))].map((name) => [name, configs.map((config) => config.get(name) ?? '')]);
+  const differ = ([, values]) => new Set(values).size > 1;
+  const keysDiffer = ([, values]) => new Set(values.filter((value, place) => configs[place].size)).size > 1; // a run without a configuration says nothing about its keys
+  if (!configured && !runs.some((run) => (run.versions || []).length)) return null; // plain episodes: the results say it all
+  const differing = keys.filter(keysDiffer), told = [...facts.filter(differ), ...differing.slice(0, MAX_DIFFERING_KEYS)];
+  const same = facts.filter((one) => !differ(one) && one[1][0] && one[0] !== 'last success').map(([name, values]) => `${name} ${values[0]}`);
+  const count = configured ? (differing.length ? `${plural(differing.length, 'key')} of the configuration ${differing.length === 1 ? 'differs' : 'differ'}` : 'All keys of the configuration have the same values') : 'No configuration is kept';
+  return el('section', {'aria-label': 'What differs between the runs', id: 'differences'}, el('div', {class: 'section-head'}, el('h2', {}, 'What differs between the runs'),
+    el('span', {class: 'soft small'}, `${count}.${same.length ? ` The same in all: ${same.join('; ')}.` : ''}`)),
+    told.length ? el('div', {class: 'card scroll', tabindex: '0'}, el('table', {id: 'config-differences'}, el('thead', {}, el('tr', {}, el('td', {}), runs.map((run) => el('th', {}, el('span', {class: 'dot ' + colourOf(run.key)}), run.name)))),
+      el('tbody', {}, told.map(([name, values], place) => el('tr', {}, el('th', {scope: 'row', class: place < told.length - Math.min(differing.length, MAX_DIFFERING_KEYS) ? '' : 'mono'}, name), values.map((value) => el('td', {}, value || '–'))))))) : null,
+    differing.length > MAX_DIFFERING_KEYS ? el('p', {class: 'soft small'}, `… and ${differing.length - MAX_DIFFERING_KEYS} more keys.`) : null);
+}

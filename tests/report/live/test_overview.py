@@ -1,0 +1,245 @@
+"""The overview tells what was gained, what fails, since when a run is unhealthy, and what differs between runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from practicum.data.store import write_episode
+from practicum.environment import Message
+from practicum.report.document import document
+from practicum.report.runs import find_runs
+from practicum.task import Task
+from practicum.training.monitor.loggers import MetricsFile
+from practicum.trajectory import Outcome
+from tests.report.browser_pages import Watched, becomes, lists
+from tests.report.report_files import CHROMIUM, an_episode, step_values, write_run
+
+playwright = pytest.importorskip("playwright.sync_api")
+pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason="needs /usr/bin/chromium (make setup installs it)")
+
+COLLAPSED = {"success/mean": 0.0, "reward/mean": 0.0, "reward/std": 0.0, "rollout/dead_groups": 1.0}
+TRAINED = ("actor/loss", "actor/grad_norm", "actor/entropy", "actor/ppo_kl")
+
+
+def write_stages(run: Path, solved: Mapping[str, int], commit: str, lr: float) -> None:
+    """Stages that solve so many of 30 tasks of three levels; every sixth episode calls a tool twice, in vain."""
+    for stage, count in solved.items():
+        for number in range(30):
+            episode = an_episode(f"task-{number}", 0, float(number < count))
+            fields = {"question": f"What is {number}?", "level": 1 + number % 3}
+            if number % 6 == 0:
+                (turn,) = episode.turns
+                answer = Message("tool", "Error: no number", name="calculator")
+                failed = replace(turn, restart=False, messages=(answer,))
+                episode = replace(episode, turns=(turn, failed), outcome=Outcome.TRUNCATED, reward=0.0)
+            write_episode(
+                run / stage / "examination", replace(episode, task=Task(episode.task.id, "math", "test", fields))
+            )
+    (run / "plan.json").write_text(json.dumps({"seed": 1, "rl": {"lr": lr, "steps": 10}}))
+    version = {"from_step": 0, "practicum": "0.1.0", "commit": commit * 40, "changed": False, "python": "3.11"}
+    (run / "version.json").write_text(json.dumps([version]))
+
+
+def write_rl(folder: Path, steps: int, collapse: int = 0) -> None:
+    """A training that collapses at a step (0: never), after which no group has a difference and nothing is trained."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = MetricsFile(folder / "metrics.jsonl")
+    for step in range(1, steps + 1):
+        values = {**step_values(step), "success/mean": 0.8, "reward/mean": 0.8, "rollout/dead_groups": 0.2}
+        values |= {"actor/grad_norm": 0.3}
+        if collapse and step >= collapse:
+            values = {name: value for name, value in {**values, **COLLAPSED}.items() if name not in TRAINED}
+        file.write(step, values)
+    file.close()
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of three stages on the same tasks: a short one that collapses, and a long one."""
+    top = tmp_path_factory.mktemp("two")
+    write_stages(top / "alpha", {"base": 2, "sft": 15, "rl": 22}, "a", 3e-4)
+    write_stages(top / "beta", {"base": 2, "sft": 12, "rl": 24}, "b", 1e-3)
+    write_rl(top / "alpha" / "rl", 40, collapse=2)
+    write_rl(top / "beta" / "rl", 400)
+    path = top / "report.html"
+    path.write_bytes(document(find_runs([top]))[0])
+    return path
+
+
+@pytest.mark.parametrize("width", [1280, 1440, 390])
+def test_stages_are_compared_within_their_run_and_no_verdict_is_cut(browser: Any, two_runs: Path, width: int) -> None:
+    with Watched(browser, viewport={"width": width, "height": 900}) as watched:
+        page = watched.page
+        page.goto(two_runs.as_uri())
+        heads = page.locator("#result .headline b").all_inner_texts()
+        assert [head.split(":")[0] for head in heads[:2]] == ["alpha", "beta"]
+        assert heads[0].startswith("alpha: rl − sft: +")
+        assert heads[1].startswith("beta: rl − sft: +")
+        assert heads[2].startswith("beta · rl − alpha · rl: ")
+        rows = page.locator("#result tbody tr")
+        texts = [" ".join(text.split()) for text in rows.all_inner_texts()]
+        assert [text.split()[0] for text in texts] == ["alpha", "base", "sft", "rl", "beta", "base", "sft", "rl"]
+        assert "baseline" in texts[1]
+        assert "baseline" in texts[5]
+        for first in (1, 5):  # the base of a run is compared with nothing of the other run
+            assert rows.nth(first).locator(".verdicts .badge").count() == 0
+            assert ["than base" in text or "from base" in text for text in texts[first + 1 : first + 3]] == [True, True]
+            assert "than sft" in texts[first + 2] or "from sft" in texts[first + 2]
+        assert "alpha · rl" in texts[7]
+        cut = page.evaluate(
+            "[...document.querySelectorAll('#result .verdicts, #result .headline')]"
+            ".filter((node) => node.scrollWidth > node.clientWidth + 1).length"
+        )
+        assert cut == 0
+        shown = page.locator("#result .scroll").first.evaluate("(node) => node.scrollWidth <= node.clientWidth + 1")
+        assert shown or width < 600
+
+
+def test_the_number_of_comparisons_is_said_and_does_not_depend_on_the_baseline(browser: Any, two_runs: Path) -> None:
+    with Watched(browser) as watched:
+        page = watched.page
+        page.goto(two_runs.as_uri())
+        said = page.locator("#result .section-head").inner_text()
+        assert "corrected for the 15 pairs that can be compared here" in said
+        evidence = "#result .headline .soft"
+        assert all("after Holm over 15" in text for text in page.locator(evidence).all_inner_texts())
+        before = page.locator("#result tbody tr").nth(2).locator(".verdicts .badge").first.inner_text()
+        page.select_option("#baseline", label="beta · rl")
+        assert all("after Holm over 15" in text for text in page.locator(evidence).all_inner_texts())
+        assert page.locator("#result .headline b").first.inner_text().startswith("alpha · rl − beta · rl: ")
+        page.select_option("#baseline", label="alpha · base")
+        assert page.locator("#result tbody tr").nth(2).locator(".verdicts .badge").first.inner_text() == before
+        assert "corrected for the 15 pairs" in page.locator("#result .section-head").inner_text()
+
+
+def test_what_differs_between_two_runs_is_told_above_the_curves(browser: Any, two_runs: Path) -> None:
+    with Watched(browser) as watched:
+        page = watched.page
+        page.goto(two_runs.as_uri())
+        order = page.locator("section").evaluate_all("(nodes) => nodes.map((node) => node.id)")
+        assert order.index("differences") < order.index("health")
+        rows = {
+            row[0]: row[1:]
+            for row in page.locator("#config-differences tbody tr").evaluate_all(
+                "(rows) => rows.map((row) => [...row.cells].map((cell) => cell.innerText))"
+            )
+        }
+        assert rows["commit"] == ["a" * 9, "b" * 9]
+        assert rows["rl.lr"] == ["0.0003", "0.001"]
+        assert rows["steps"] == ["rl 40", "rl 400"]
+        assert set(rows) == {"last success", "steps", "commit", "rl.lr"}
+        assert "1 key of the configuration differs" in page.locator("#differences").inner_text()
+
+
+def test_health_is_dated_ordered_and_leads_to_its_curve(browser: Any, two_runs: Path) -> None:
+    with Watched(browser) as watched:
+        page = watched.page
+        page.goto(two_runs.as_uri())
+        rows = page.locator("#events .event")
+        assert rows.locator(".badge").all_inner_texts()[:2] == ["act: success_collapse", "act: dead_groups"]
+        assert rows.locator(".step").all_inner_texts()[:2] == ["since step 2", "since step 2"]
+        assert "reported at steps " in rows.first.inner_text()
+        kinds = rows.locator(".badge").evaluate_all("(nodes) => nodes.map((node) => node.classList.contains('act'))")
+        assert kinds == sorted(kinds, reverse=True)  # the gravest first
+        chart = page.locator("[data-metric='success/mean']")
+        alpha, beta = chart.locator(".key .dot").evaluate_all("(nodes) => nodes.map((node) => node.classList[1])")
+        marks = chart.locator("path[class^=mark-]").evaluate_all(
+            "(nodes) => nodes.map((node) => node.className.baseVal)"
+        )
+        assert f"mark-act {alpha}" in marks
+        assert f"mark-warn {beta}" in marks  # its reward is flat
+        assert f"mark-act {beta}" not in marks
+        for metric in ("actor/loss", "actor/grad_norm"):
+            note = page.locator(f"[data-metric='{metric}'] .ends").inner_text()
+            assert note.startswith("alpha · rl ends at step 1 of 40: after that no group had a difference in reward")
+        rows.nth(1).click()
+        chart = page.locator("[data-metric='rollout/dead_groups']")
+        assert "shown" in chart.get_attribute("class").split()
+        assert chart.locator(".cross").count() == 1
+        becomes(
+            page,
+            "(() => { const box = document.querySelector(\"[data-metric='rollout/dead_groups']\")"
+            ".getBoundingClientRect(); return box.top >= 0 && box.bottom <= innerHeight; })()",
+        )
+        assert "chart-zoom=rl" in page.url
+
+
+def test_a_run_of_another_length_is_not_squashed(browser: Any, two_runs: Path) -> None:
+    chart = "[data-metric='success/mean']"
+    widths = (
+        f'[...document.querySelectorAll("{chart} path.line")].map((path) => path.getBBox().width /'
+        " path.ownerSVGElement.clientWidth)"
+    )
+    with Watched(browser) as watched:
+        page = watched.page
+        page.goto(two_runs.as_uri())
+        assert page.locator("#x-axis").input_value() == "share"
+        assert "share of its own run" in page.locator("#axis-note").inner_text()
+        assert min(page.evaluate(widths)) > 0.7
+        page.select_option("#x-axis", "step")
+        assert min(page.evaluate(widths)) < 0.2
+        assert page.locator("#axis-note").inner_text() == ""
+
+
+def test_a_row_of_failures_or_tools_opens_exactly_the_episodes_that_it_counts(browser: Any, two_runs: Path) -> None:
+    with Watched(browser) as watched:
+        page = watched.page
+        page.goto(two_runs.as_uri())
+        assert page.locator("#failures-of").locator("option:checked").inner_text() == "beta · rl/examination"
+        tables = [(cause, f"#{name}") for cause in ("kind", "error", "last", "tool") for name in ("clusters", "tools")]
+        for cause, table in tables:
+            page.locator(f"[data-cause={cause}]").click()
+            rows = page.locator(f"{table} tr.link")
+            assert rows.last.inner_text().startswith("All")
+            counts = [int(rows.nth(place).locator("td").nth(1).inner_text()) for place in range(rows.count())]
+            if table == "#clusters":
+                assert sum(counts[:-1]) == counts[-1]
+            for place, count in enumerate(counts):
+                rows.nth(place).locator("td").nth(1).click()
+                lists(page, f"{count} of 180 episodes")
+                page.go_back()
+                page.wait_for_selector(table)
+        errors = page.locator("#tools tfoot button")
+        assert errors.inner_text() == "5 in 5 episodes"
+        errors.click()
+        lists(page, "5 of 180 episodes")
+
+
+def test_the_table_of_tools_follows_the_chosen_stage_and_links_start_without_filters(
+    browser: Any, two_runs: Path
+) -> None:
+    with Watched(browser) as watched:
+        page = watched.page
+        page.goto(two_runs.as_uri())
+        assert page.locator("#tools tbody tr").count() == 1
+        page.select_option("#failures-of", "all")
+        assert page.locator("#tools tbody tr").count() == 6
+        cells = page.locator("#tools tfoot td").all_inner_texts()
+        assert cells[:4] == ["All", "180", "210", "30 in 30 episodes"]
+        page.locator("#tools tfoot button").click()
+        lists(page, "30 of 180 episodes")
+        page.locator("[data-tab=episodes]").click()  # the tab itself, without the filters of the row
+        lists(page, "180 episodes")
+        page.keyboard.press("1")
+        page.locator("#environments tbody tr").first.click()
+        lists(page, "30 of 180 episodes")
+        assert page.locator(".cause button").count() == 0
+
+
+def test_runs_of_one_stage_each_follow_each_other_but_seeds_do_not(browser: Any, tmp_path: Path) -> None:
+    for name, solved in (("base", 1), ("rl-seed-1", 15), ("rl-seed-2", 16)):
+        write_run(tmp_path / "runs" / name, [[float(n < solved)] for n in range(20)])
+    path = tmp_path / "report.html"
+    path.write_bytes(document(find_runs([tmp_path / "runs"]))[0])
+    with Watched(browser) as watched:
+        watched.page.goto(path.as_uri())
+        texts = [" ".join(text.split()) for text in watched.page.locator("#result .verdicts").all_inner_texts()]
+        assert texts[0] == "baseline"
+        assert [text.split(",")[0] for text in texts[1:]] == ["better than base", "better than base"]
+        assert "rl-seed-1" not in texts[2]
