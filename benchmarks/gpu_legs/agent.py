@@ -28,6 +28,7 @@ from practicum.rollout import run_episodes
 from practicum.sandbox import base as sandbox
 from practicum.task import Task
 from practicum.trajectory import plan_attempts
+from practicum.utils.garbage_collection import freeze_gc
 
 
 @dataclass
@@ -119,6 +120,7 @@ async def play(size: Size, engine: LocalEngine, renderer: Renderer, tool: str, r
     tasks: Sequence[Task] = environment.tasks("train", size.episodes)
     following = Following(engine, ScriptedEngine.of("expert", environment, make_format(agent.format), renderer))
     engine.weights_changed(engine.stats.generated + 1)
+    freeze_gc(following)  # once per engine, and a training has one engine for all its steps
     synchronise(size)
     begun = time.perf_counter()
     episodes = await run_episodes(

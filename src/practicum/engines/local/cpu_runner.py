@@ -262,7 +262,9 @@ class CpuRunner:
                 masks.append(running, steps[-1][0].tolist())
         ids = torch.stack([step for step, _ in steps], 1).tolist()
         logprobs = torch.stack([step for _, step in steps], 1).tolist()
-        return DecodeOutput(num_steps, list(zip(running, ids, logprobs, [True] * count, strict=False)))
+        ends = frozenset(end_ids)
+        may_end = [not ends.isdisjoint(new) for new in ids[:count]]
+        return DecodeOutput(num_steps, list(zip(running, ids, logprobs, may_end, strict=False)))
 
     def _batch_masks(self, running: Sequence[RunningRequest]) -> BatchMasks | None:
         """The masks of the batch, where any request has one."""
@@ -326,9 +328,8 @@ class CpuRunner:
             for index, one in enumerate(running):
                 one.index = one.slot = index
             blocks.sort(reverse=True)
-        for row, count in enumerate(blocks):
-            self.kv_cache.reserve(row, block_start(count))
-        rows_per_block = tuple(sum(count > block for count in blocks) for block in range(blocks[0]))
+        self.kv_cache.reserve_blocks(blocks)
+        rows_per_block = rows_with_more(blocks)
         self.kv_cache.arrange(rows_per_block)
         return rows_per_block
 
@@ -364,8 +365,7 @@ class CpuRunner:
             logits = filtered_logits(logits, temperature, *filters)
             record_kept(running, logits)
         ids, logprobs = sample(logits, noise, temperature)
-        if any(one.request.top_logprobs for one in running):
-            count = max(one.request.top_logprobs for one in running)
+        if count := max([one.request.top_logprobs for one in running], default=0):
             for one, top in zip(running, most_likely(count, logits, temperature), strict=False):
                 if one.request.top_logprobs:
                     one.top_logprobs.append(top[: one.request.top_logprobs])
@@ -406,6 +406,17 @@ def descending_order(counts: Sequence[int]) -> list[int] | None:
         return None
     rows = {count: iter(found) for count, found in misplaced.items()}
     return [row if counts[row] == count else next(rows[count]) for row, count in enumerate(wanted)]
+
+
+def rows_with_more(counts: Sequence[int]) -> tuple[int, ...]:
+    """How many of descending counts are above 0, 1, ..."""
+    rows = len(counts)
+    result = []
+    for limit in range(counts[0]):
+        while counts[rows - 1] <= limit:
+            rows -= 1
+        result.append(rows)
+    return tuple(result)
 
 
 def row_parts(num_rows: int, num_threads: int) -> list[slice]:

@@ -538,7 +538,7 @@ class LocalEngine:
     def _append(self, tokens: DecodedTokens) -> list[tuple[RunningRequest, StopReason | None]]:
         """Append new tokens to their requests: those that are finished, and why (None: the caller gave up)."""
         finished: list[tuple[RunningRequest, StopReason | None]] = []
-        heard: list[tuple[RunningRequest, list[SampledToken]]] = []
+        streamed: list[tuple[RunningRequest, list[SampledToken]]] = []
         for one, ids, logprobs, may_end in tokens:
             if one.finished:
                 continue
@@ -553,14 +553,14 @@ class LocalEngine:
                 start = max(start, one.num_streamed)  # a request that was begun anew repeats its tokens
                 one.num_streamed = max(start, len(one.new_ids))
                 if len(one.new_ids) > start:
-                    heard.append((one, one.sampled_tokens(start)))
+                    streamed.append((one, one.sampled_tokens(start)))
             if one.matcher is not None and one.matcher.error:
                 reason = StopReason.LENGTH  # `_finish` makes an error of it
             if reason is not None or one.future.cancelled():
                 one.finished = True
                 # A caller may have given up because of new weights: what was computed since belongs to no version.
                 finished.append((one, None if one.future.cancelled() else reason))
-        notify_all(heard)
+        notify_all(streamed)
         return finished
 
     def _finish(

@@ -84,6 +84,14 @@ class DecodePlaces:
     index: Tensor
 
 
+def _prompt_tokens(block: int, parts: Tensor) -> PromptTokens:
+    """The tokens of one block from consecutive ones: row, first column, page, first offset and number of each part."""
+    row, column, page, offset, counts = parts.unbind(1)
+    part = torch.repeat_interleave(counts)
+    index = torch.arange(len(part)) - (counts.cumsum(0) - counts)[part]
+    return PromptTokens(block, row[part], column[part] + index, page[part], offset[part] + index)
+
+
 class LayerViews:
     """One layer of a block's tensor in the shapes that a decode step uses; made once, since each costs microseconds."""
 
@@ -146,8 +154,14 @@ class PagedKVCache(KVCache):
             self._owners[block].append(slot)
             self.reserve_pages(block, len(self._owners[block]))
 
+    def reserve_blocks(self, counts: Sequence[int]) -> None:
+        """Give the first slots at least this many pages each."""
+        for slot, (pages, count) in enumerate(zip(self._pages, counts, strict=False)):
+            if len(pages) < count:
+                self.reserve(slot, block_start(count))
+
     def reserve_pages(self, block: int, count: int) -> None:
-        """Make room for so many pages of a block."""
+        """Make room for this many pages of a block."""
         old = self._blocks[block]
         if count <= old.shape[2]:
             return
@@ -241,15 +255,14 @@ class PagedKVCache(KVCache):
 
     def prompt_tokens(self, rows: Sequence[tuple[int, int, int]]) -> list[PromptTokens]:
         """Where the tokens of prompts go: rows of slot, position of the first token and number of tokens."""
-        found: dict[int, list[tuple[Tensor, Tensor, Tensor, Tensor]]] = {}
+        parts: dict[int, list[tuple[int, int, int, int, int]]] = {}  # row, first column, page, first offset, tokens
         for row, (slot, start, count) in enumerate(rows):
             self.reserve(slot, start + count)
             for block in range(block_of(start), block_of(start + count - 1) + 1):
-                positions = torch.arange(max(start, block_start(block)), min(start + count, block_start(block + 1)))
-                page = torch.full_like(positions, self._pages[slot][block])
-                places = (torch.full_like(positions, row), positions - start, page, positions - block_start(block))
-                found.setdefault(block, []).append(places)
-        return [PromptTokens(block, *map(torch.cat, zip(*parts, strict=True))) for block, parts in found.items()]
+                first, last = max(start, block_start(block)), min(start + count, block_start(block + 1))
+                part = (row, first - start, self._pages[slot][block], first - block_start(block), last - first)
+                parts.setdefault(block, []).append(part)
+        return [_prompt_tokens(block, torch.tensor(found)) for block, found in parts.items()]
 
     def write_prompts(self, layer: int, tokens: Sequence[PromptTokens], k: Tensor, v: Tensor) -> None:
         """Store keys and values [R, T, K, D] of prompts."""

@@ -140,7 +140,7 @@ class RunningRequest:
     admitted: int = 0
     """The number of its admission, counted over all requests."""
     num_streamed: int = 0
-    """Tokens that a listener has been told of."""
+    """Tokens that a listener has got."""
     index: int = -1
     """Index in the running batch."""
     slot: int = -1
@@ -157,6 +157,8 @@ class RunningRequest:
     """The grammar of a reply that must have a response format."""
     per_token: bool = field(init=False)
     """Whether each token must be looked at alone, for a stop string or a listener."""
+    is_filtered: bool = field(init=False)
+    """Whether it samples among its most likely tokens only (top-k, top-p, min-p)."""
 
     def sampled_tokens(self, start: int) -> list[SampledToken]:
         """The new tokens from an index on."""
@@ -190,10 +192,11 @@ class RunningRequest:
     @property
     def records_kept(self) -> bool:
         """Whether the tokens that it samples among are recorded."""
-        return self.request.sampling.is_filtered and self.request.sampling.temperature > 0
+        return self.is_filtered and self.request.sampling.temperature > 0
 
     def __post_init__(self) -> None:
         self.per_token = bool(self.request.sampling.stop) or self.request.on_tokens is not None
+        self.is_filtered = self.request.sampling.is_filtered
 
 
 class Wave:
@@ -302,15 +305,15 @@ def _set_results(results: Sequence[tuple[RunningRequest | AdapterChange, Result]
             item.future.set_result(value)  # type: ignore[arg-type]
 
 
-def notify_all(heard: Sequence[tuple[RunningRequest, list[SampledToken]]]) -> None:
+def notify_all(streamed: Sequence[tuple[RunningRequest, list[SampledToken]]]) -> None:
     """Pass new tokens to the listeners of their requests, waking each event loop once."""
-    for loop in dict.fromkeys(one.loop for one, _ in heard):
+    for loop in dict.fromkeys(one.loop for one, _ in streamed):
         with contextlib.suppress(RuntimeError):  # nobody listens on a loop that is closed
-            loop.call_soon_threadsafe(_call_listeners, [item for item in heard if item[0].loop is loop])
+            loop.call_soon_threadsafe(_call_listeners, [item for item in streamed if item[0].loop is loop])
 
 
-def _call_listeners(heard: Sequence[tuple[RunningRequest, list[SampledToken]]]) -> None:
-    for one, tokens in heard:
+def _call_listeners(streamed: Sequence[tuple[RunningRequest, list[SampledToken]]]) -> None:
+    for one, tokens in streamed:
         if one.request.on_tokens is not None and not one.future.cancelled():
             one.request.on_tokens(tokens)
 
@@ -517,7 +520,7 @@ def any_constrained(running: Sequence[RunningRequest]) -> bool:
 
 def any_filtered(running: Sequence[RunningRequest]) -> bool:
     """Whether any request samples among its most likely tokens only (top-k, top-p, min-p)."""
-    return any(one.request.sampling.is_filtered for one in running)
+    return any(one.is_filtered for one in running)
 
 
 def any_adapter(running: Sequence[RunningRequest]) -> bool:
