@@ -114,7 +114,7 @@ affine-tiny: $(STAMP)
 	$(BIN)/practicum pipeline recipe=affine-tiny
 
 # HALO's worker on our sites in a real Chromium: collect, export, BC, DPO, GRPO, matrix. Run it again to go on.
-MODEL ?= tiny
+MODEL ?= tiny-pretrained
 web: $(STAMP)
 	$(BIN)/python benchmarks/web_training.py --model $(MODEL) --seed $(SEED) --out runs/web-$(SEED)
 

@@ -36,7 +36,7 @@ from practicum.evaluation.compare import SCORE, compare_pair
 from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult
 from practicum.models import loader
-from practicum.quickstart import DEMONSTRATION_LEVELS, DEMONSTRATIONS
+from practicum.quickstart import DEMONSTRATIONS, MODEL
 from practicum.registry import make_format
 from practicum.rollout import run_episodes
 from practicum.training import build, settings
@@ -54,21 +54,19 @@ class SFTPlan:
     epochs: int = 30
     checked: int = 100
     check_every: int = 75
-    levels: tuple[int, ...] | None = None
-    """Levels of the demonstrated problems, where they are not all levels of the recipe."""
 
 
 SFT_PLANS = {
-    "math-tiny": SFTPlan(DEMONSTRATIONS, levels=DEMONSTRATION_LEVELS),
+    "math-tiny": SFTPlan(DEMONSTRATIONS, epochs=100),
     "search-tiny": SFTPlan(300),
     "code-tiny": SFTPlan(300, checked=50),  # every demonstration needs two sandboxes
 }
 
 
 def sft_plan(name: str, times: int) -> SFTPlan:
-    """The plan of a recipe's SFT with so many times its demonstrations; ten times as many get four epochs."""
+    """The plan of a recipe's SFT with so many times its demonstrations; ten times as many get a tenth of the epochs."""
     plan = SFT_PLANS[name]
-    return plan if times == 1 else replace(plan, demonstrations=times * plan.demonstrations, epochs=4)
+    return replace(plan, demonstrations=times * plan.demonstrations, epochs=max(4, plan.epochs // times))
 
 
 def agent_of(config: TrainConfig, components: build.RunComponents, temperature: float) -> Agent:
@@ -107,11 +105,7 @@ async def make_sft_model(name: str, plan: SFTPlan, config: TrainConfig, out: Pat
     policy = TrainablePolicy(loader.load(MODEL), max_batch=128)
     agent = agent_of(config, components, 1.0)
     engine = ScriptedEngine.of("expert", components.environment, make_format(agent.format), policy.renderer)
-    demonstrated = components.environment
-    if plan.levels is not None:
-        easy = replace(config.agent, environment_args={"levels": list(plan.levels)})
-        demonstrated = build.build_components(replace(config, agent=easy)).environment
-    planned = plan_attempts(demonstrated.tasks("train", plan.demonstrations, 1000 * seed + 1), 1, seed)
+    planned = plan_attempts(components.environment.tasks("train", plan.demonstrations, 1000 * seed + 1), 1, seed)
     episodes = await run_episodes(planned, components.make_environment, agent, engine, policy.renderer)
     panel = Panel(tuple(components.environment.tasks("val", plan.checked, 1000 * seed)), seed)
 

@@ -32,7 +32,6 @@ from practicum.training.run import TrainState
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory
 
-
 SFT_VARIANTS: dict[str, dict[str, Any]] = {
     "sft": {},
     "sft-twice-the-epochs": {"num_epochs": 200, "check_every": 156},

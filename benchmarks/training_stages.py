@@ -1,14 +1,13 @@
-"""Does every training stage improve on the one before? `math` with `tiny`, three seeds, one fixed budget.
+"""Does every training stage improve on the one before? `math` with `tiny-pretrained`, three seeds, one fixed budget.
 
     python benchmarks/training_stages.py [--seeds 3,4,5] [--jobs 6] [--out runs/training_stages]
 
-For each seed a model of its own: base (untrained) → BC (SFT on 400 demonstrations of quickstart's kind with a weight
-decay of 1, the best of its validations) → DPO on pairs mined from the BC agent's own rollouts, and offline GRPO on the
-same rollouts → online GRPO from BC. Every policy is evaluated on the same held-out tasks of all levels, greedy;
-neighbours are compared by McNemar's mid-p test, over the tasks of each seed and over those of all seeds together. The
-budget is the same for every seed; rates and steps after BC were chosen on seeds 10 and 11, where SFT was stopped early.
-A stage that is finished is not trained again, so that stages and seeds may run in processes of their own; the table is
-printed when all are there.
+For each seed: base (`tiny-pretrained`) → BC (SFT on the quickstart's demonstrations, the best of its validations) → DPO
+on pairs mined from the BC agent's own rollouts, and offline GRPO on the same rollouts → online GRPO from BC. Every
+policy is evaluated on the same held-out tasks of all levels, greedy; neighbours are compared by McNemar's mid-p test,
+over the tasks of each seed and over those of all seeds together. The budget is the same for every seed; rates and steps
+after BC were chosen on seeds 10 and 11, where SFT was stopped early. A stage that is finished is not trained again, so
+that stages and seeds may run in processes of their own; the table is printed when all are there.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult, read_result
 from practicum.evaluation.stats.intervals import LEVEL
 from practicum.models import loader
-from practicum.quickstart import DEMONSTRATION_LEVELS, LEVELS
+from practicum.quickstart import DEMONSTRATIONS, LEVELS, MODEL
 from practicum.registry import make_format
 from practicum.rollout import run_episodes
 from practicum.task import Task
@@ -68,9 +67,9 @@ class Budget:
     """The budget of every seed. The BC model is the best of the validations of SFT on `demonstrations`; what SFT
     reaches on ten times as many is evaluated beside it."""
 
-    demonstrations: int = 400
-    imitation_epochs: int = 24
-    ten_times_epochs: int = 4
+    demonstrations: int = DEMONSTRATIONS
+    imitation_epochs: int = 100
+    ten_times_epochs: int = 10
     imitation_batch: int = 8
     imitation_weight_decay: float = 1.0
     logged_tasks: int = 400
@@ -174,13 +173,12 @@ class StageComparison:
         policy = TrainablePolicy(loader.load(MODEL), max_batch=128)
         try:
             engine = ScriptedEngine.of("expert", make_environment(), make_format("hf"), policy.renderer)
-            easy = MathEnvironment(levels=DEMONSTRATION_LEVELS).tasks("train", demonstrations, 1000 * self.seed + 1)
-            planned = plan_attempts(easy, 1, self.seed)
+            planned = plan_attempts(tasks("train", demonstrations, self.seed, 1), 1, self.seed)
             shown = await run_episodes(planned, make_environment, agent(1.0), engine, policy.renderer)
             settings = SFTSettings(
                 num_epochs=epochs, batch_size=self.budget.imitation_batch, gradient_accumulation_steps=1,
                 learning_rate=1e-3, warmup_steps=30, weight_decay=self.budget.imitation_weight_decay,
-                scheduler_type="cosine", seed=self.seed, check_every=150,
+                scheduler_type="cosine", seed=self.seed, check_every=87,
             )  # fmt: skip
             check = Panel(tuple(tasks("val", 100, self.seed, 0)), self.seed)
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,6 +1,6 @@
 """HALO's worker in a real Chromium: collect → export → BC → DPO → GRPO → matrix, each by its own command.
 
-    python benchmarks/web_training.py [--model tiny] [--seed 0] [--out runs/web] [--smoke] [KEY=VALUE ...]
+    python benchmarks/web_training.py [--model tiny-pretrained] [--seed 0] [--out runs/web] [--smoke] [KEY=VALUE ...]
 
 An expert plays training tasks; BC imitates it. The BC model then plays some of these tasks, several episodes each: DPO
 learns from pairs of replies in one state, of which one led to success, GRPO from new episodes of new training tasks.
@@ -43,17 +43,18 @@ class Budget:
 
     demonstrations: int = 400
     """Tasks that the expert plays, one episode each."""
-    bc_epochs: int = 8
+    bc_epochs: int = 2
+    """More of them give more success on the training templates and less on others."""
     bc_batch: int = 16
-    bc_lr: float = 1e-3
-    logged_tasks: int = 60
+    bc_lr: float = 5e-4
+    logged_tasks: int = 40
     """Tasks that the BC model plays for DPO."""
     logged_chains: int = 8
     """Episodes of each."""
     dpo_epochs: int = 2
     dpo_lr: float = 5e-5
-    grpo_steps: int = 20
-    grpo_tasks: int = 16
+    grpo_steps: int = 30
+    grpo_tasks: int = 12
     """Tasks of one step."""
     grpo_chains: int = 8
     grpo_lr: float = 3e-4
@@ -115,8 +116,9 @@ class Stages:
             "sft", "--dataset_path", self.folder("data/bc.jsonl"), "--model", self.model, "--full", "--output_dir",
             self.folder("bc"), f"training.num_epochs={budget.bc_epochs}", f"training.batch_size={budget.bc_batch}",
             "training.gradient_accumulation_steps=1", f"training.learning_rate={budget.bc_lr}",
-            "training.warmup_steps=30", "training.bf16=false", "training.gradient_checkpointing=false",
-            "training.eval_steps=-1", "training.save_steps=-1", f"training.seed={self.seed}",
+            "training.warmup_steps=20", "training.scheduler_type=cosine", "training.bf16=false",
+            "training.gradient_checkpointing=false", "training.eval_steps=-1", "training.save_steps=-1",
+            f"training.seed={self.seed}",
         ]  # fmt: skip
 
     def log(self) -> Iterator[list[str]]:
@@ -233,7 +235,7 @@ def read_budget(changes: Sequence[str], start: Budget | None = None) -> Budget:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--model", default="tiny-pretrained")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/web"))
     parser.add_argument("--env", default="web", help="another environment with the same options")

@@ -89,7 +89,7 @@ def default_plan(seed: int, demonstrations: int = DEMONSTRATIONS) -> QuickstartS
         demonstrations=demonstrations,
         sft=replace(sft, check_every=max(1, planned_steps(demonstrations, sft) // SFT_VALIDATIONS)),
         rl=RLSettings(
-            total_training_steps=100, train_batch_size=16, num_chains=8, adv_estimator="grpo", lr=2e-4,
+            total_training_steps=150, train_batch_size=16, num_chains=8, adv_estimator="grpo", lr=2e-4,
             lr_warmup_steps=5, objective=Objective(entropy_coeff=0.0, kl_loss_coef=0.0), seed=seed,
         ),
     )  # fmt: skip
@@ -298,7 +298,9 @@ class Quickstart:
         for name in ("sft", "rl"):
             interval = results[name].interval(LEVEL)
             marks.append(Mark(name.upper(), results[name].success_rate, interval.low, interval.high, COLOURS[name]))
-        subtitle = f"{MODEL} on math, seed {self.seed}, panel {self.panel.hash} of {len(self.panel.tasks)} held-out tasks"
+        subtitle = (
+            f"{MODEL} on math, seed {self.seed}, panel {self.panel.hash} of {len(self.panel.tasks)} held-out tasks"
+        )
         intervals = {name: result.interval(LEVEL) for name, result in results.items()}
         notes = [
             f"{name}: {percent(result.success_rate)} {percent_interval(intervals[name].low, intervals[name].high)}"
