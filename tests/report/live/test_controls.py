@@ -121,6 +121,8 @@ def test_any_word_of_an_episode_finds_it_and_tools_have_a_latency(browser: Any, 
         becomes(page, "document.querySelector('#tools tbody').innerText.includes('250 ms')")
         cells = page.locator("#tools tbody tr").first.locator("td").all_inner_texts()
         assert cells[1:] == ["6", "7", "1 in 1 episode", "14.3 %", "250 ms", "1.5 s"]
+        for table in ("#tools", "#clusters"):  # all columns are seen
+            assert page.locator(table).evaluate("(node) => node.scrollWidth <= node.closest('.card').clientWidth")
         page.keyboard.press("/")
         for text in ("ornithopter", "Zanzibar", "THOPT lorem error:"):
             page.fill("#search", text)
