@@ -12,6 +12,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from practicum.data.episode_times import append_times
+from practicum.data.run_folder import locked
 from practicum.data.store import write_episode
 from practicum.environment import Message
 from practicum.report.document import document
@@ -121,6 +122,8 @@ def test_any_word_of_an_episode_finds_it_and_tools_have_a_latency(browser: Any, 
         becomes(page, "document.querySelector('#tools tbody').innerText.includes('250 ms')")
         cells = page.locator("#tools tbody tr").first.locator("td").all_inner_texts()
         assert cells[1:] == ["6", "7", "1 in 1 episode", "14.3 %", "250 ms", "1.5 s"]
+        for table in ("#tools", "#clusters"):  # all columns are seen
+            assert page.locator(table).evaluate("(node) => node.scrollWidth <= node.closest('.card').clientWidth")
         page.keyboard.press("/")
         for text in ("ornithopter", "Zanzibar", "THOPT lorem error:"):
             page.fill("#search", text)
@@ -242,12 +245,13 @@ def test_the_live_page_says_how_long_it_takes_and_that_a_run_has_ended(browser: 
             file.write(json.dumps({"step": step, "timing/step": 60.0}) + "\n")
     with Running(tmp_path) as address, Watched(browser) as watched:
         page = watched.page
-        page.goto(address)
-        becomes(page, "document.body.innerText.includes('about 20 min left')")
-        assert "held-out success 50.0 % [40.0, 60.0]" in page.locator(".run").inner_text()
-        with (run / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps({"step": 21, **step_values(21), "actor/tokens": 1000.0}) + "\n")
-        becomes(page, "document.body.innerText.includes('about 19 min left')")
+        with locked(run, ""):  # a process writes to it: else it has ended early once nothing is new for 20 seconds
+            page.goto(address)
+            becomes(page, "document.body.innerText.includes('about 20 min left')")
+            assert "held-out success 50.0 % [40.0, 60.0]" in page.locator(".run").inner_text()
+            with (run / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps({"step": 21, **step_values(21), "actor/tokens": 1000.0}) + "\n")
+            becomes(page, "document.body.innerText.includes('about 19 min left')")
         (run / "last").mkdir()
         page.reload()
         becomes(page, "document.querySelector('.pace') && document.querySelector('.pace').innerText === 'finished'")

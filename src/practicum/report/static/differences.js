@@ -28,7 +28,8 @@ const VERSION_ROWS = [
 ];
 const versionText = (run, form) => [...new Set((run.versions || []).map(form).filter(Boolean))].join(', then ');
 function lastResult(run) {
-  const line = run.table.filter((one) => !one.kept && isNumber(one.success_rate)).pop();
+  const rated = run.table.filter((one) => !one.kept && isNumber(one.success_rate));
+  const line = rated.filter((one) => one.part !== 'validation').pop() || rated.pop();
   return line ? `${percent(line.success_rate)}${isNumber(line.success_low) ? ` ${interval(line.success_low, line.success_high)}` : ''} (${shortLabel(line.label, run.name)})` : '';
 }
 const lengthText = (run) => run.curves.map((curve) => `${curve.name ? curve.name + ' ' : ''}${curve.step}`).join(', ');

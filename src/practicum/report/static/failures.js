@@ -113,5 +113,5 @@ function failuresSection() {
   };
   fill();
   return el('section', {'aria-label': 'Failures and tools', id: 'failures'}, el('div', {class: 'section-head'}, el('h2', {}, 'Failures and tools'), el('span', {class: 'soft small'}, 'A row opens the episodes that it counts.'), cohorts.length > 1 ? el('label', {class: 'small soft'}, 'of ', of) : null, failed ? choice : null),
-    el('div', {class: 'samples'}, failed ? el('div', {class: 'card scroll', tabindex: '0'}, clusters) : null, called ? el('div', {class: 'card scroll', tabindex: '0'}, tools) : null));
+    el('div', {class: 'samples' + (failed && called ? ' uneven' : '')}, failed ? el('div', {class: 'card scroll', tabindex: '0'}, clusters) : null, called ? el('div', {class: 'card scroll', tabindex: '0'}, tools) : null));
 }

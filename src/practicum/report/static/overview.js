@@ -181,9 +181,8 @@ function tableSection() {
   if (!lines.length) return null;
   const range = (low, high, form) => (isNumber(low) && isNumber(high) ? el('span', {class: 'range'}, ` [${form(low)}, ${form(high)}]`) : null);
   const cell = (line, name, low, high, form) => el('td', {class: 'n'}, line.kept ? '–' : form(line[name]), line.kept ? null : range(line[low], line[high], form));
-  const body = lines.map((line) => el('tr', {class: 'link', tabindex: '0', on: {
-    click: () => openList({run: line.run, part: line.part, environment: line.environment}),
-    keydown: (event) => { if (event.key === 'Enter') openList({run: line.run, part: line.part, environment: line.environment}); }}},
+  // A validation has a result of all its tasks, and episodes of a few: there is no list of what it counts.
+  const body = lines.map((line) => el('tr', line.part === 'validation' && !line.kept ? {} : opens({run: line.run, part: line.part, environment: line.environment}),
     el('td', {}, el('span', {class: 'dot ' + colourOf(line.run)}), shortLabel(line.label), line.kept ? el('span', {class: 'faint'}, /top_episodes$/.test(line.part) ? ' (those of the highest reward)' : /validation$/.test(line.part) ? ' (the first tasks of each validation)' : ' (first groups of steps 1, 2, 4, 8 …)') : null),
     el('td', {}, line.environment, line.split ? el('span', {class: 'faint'}, ' ' + line.split) : null),
     el('td', {class: 'n'}, line.episodes.toLocaleString('en'), line.tasks !== line.episodes ? el('span', {class: 'range'}, ` of ${line.tasks} tasks`) : null),

@@ -1,17 +1,19 @@
 // The result first: every rated part of the runs in the order of the stages, with its interval on one axis and its verdict.
 const WIDE = 300;
-const shareAt = (value) => 6 + Math.max(0, Math.min(1, value)) * (WIDE - 12);
+const shareAt = (value, top) => 6 + Math.max(0, Math.min(1, value / top)) * (WIDE - 12);
+// The end of an axis: rates of a few percent would be one dot at its beginning.
+const axisTop = (lines) => { const most = Math.max(...lines.map((line) => (isNumber(line.high) ? line.high : line.rate))); return [0.1, 0.25, 0.5].find((top) => most <= top) || 1; };
 
-function whisker(line, kind) {
+function whisker(line, kind, top) {
   const node = svg('svg', {class: 'whisker ' + kind, viewBox: `0 0 ${WIDE} 18`, role: 'img', 'aria-label': `${percent(line.rate)}, interval ${percent(line.low)} to ${percent(line.high)}`});
-  for (const at of [0, 0.25, 0.5, 0.75, 1]) node.append(svg('line', {class: 'grid', x1: shareAt(at), x2: shareAt(at), y1: 0, y2: 18}));
-  if (isNumber(line.low) && isNumber(line.high)) node.append(svg('line', {class: 'range', x1: shareAt(line.low), x2: shareAt(line.high), y1: 9, y2: 9}));
-  node.append(svg('circle', {cx: shareAt(line.rate), cy: 9, r: 4.5}));
+  for (const at of [0, 0.25, 0.5, 0.75, 1]) node.append(svg('line', {class: 'grid', x1: shareAt(at, 1), x2: shareAt(at, 1), y1: 0, y2: 18}));
+  if (isNumber(line.low) && isNumber(line.high)) node.append(svg('line', {class: 'range', x1: shareAt(line.low, top), x2: shareAt(line.high, top), y1: 9, y2: 9}));
+  node.append(svg('circle', {cx: shareAt(line.rate, top), cy: 9, r: 4.5}));
   return node;
 }
-function axis() {
-  const node = svg('svg', {class: 'whisker', viewBox: `0 0 ${WIDE} 14`, role: 'img', 'aria-label': 'from 0 to 100 %'});
-  for (const at of [0, 0.5, 1]) node.append(svg('text', {x: shareAt(at), y: 11, 'text-anchor': at === 0 ? 'start' : at === 1 ? 'end' : 'middle'}, `${100 * at} %`));
+function axis(top) {
+  const node = svg('svg', {class: 'whisker', viewBox: `0 0 ${WIDE} 14`, role: 'img', 'aria-label': `from 0 to ${100 * top} %`});
+  for (const at of [0, 0.5, 1]) node.append(svg('text', {x: shareAt(at, 1), y: 11, 'text-anchor': at === 0 ? 'start' : at === 1 ? 'end' : 'middle'}, `${figure(100 * at * top)} %`));
   return node;
 }
 
@@ -54,7 +56,7 @@ const baselineOf = (line, sequence, lines) => lines.find((one) => one.label === 
 // What a line is compared with: the stage before it and the baseline; and the last line of a run with that of the first run.
 function othersOf(line, sequence, lines) {
   const first = sequencesOf(lines)[0], last = first[first.length - 1];
-  const across = sequence !== first && sequence[0].run !== first[0].run && line === sequence[sequence.length - 1] && !versus.baseline ? last : null;
+  const across = sequence !== first && sequence[0].run !== first[0].run && line.part !== 'validation' && line === sequence[sequence.length - 1] && !versus.baseline ? last : null;
   return [...new Set([beforeOf(line, sequence), baselineOf(line, sequence, lines), across])].filter((other) => other && other !== line);
 }
 function shownComparisons() {
@@ -84,7 +86,8 @@ const apartText = (found) => { const {difference, low, high} = found.changes[0];
 // One line that says what was gained: the last stage less the one before, with its interval and its verdict.
 function headline(found, run) {
   const name = (side) => shortLabel(found[side].label, run ? run.name : ''), own = run && state.runs.length > 1 ? `${run.name}: ` : '';
-  return el('p', {class: 'headline'}, badge(found.verdict, verdictKind(found)), ' ', found.changes.length ? el('b', {}, `${own}${name('trained')} − ${name('baseline')}: ${apartText(found)}`) : null, ' ', el('span', {class: 'soft small'}, found.evidence ? `(${found.evidence})` : shortSentence(found.sentence)));
+  const small = found.trained.part === 'validation'; // what a stage was chosen by, not its result
+  return el('p', {class: small ? 'soft small' : 'headline'}, badge(found.verdict, verdictKind(found)), ' ', found.changes.length ? el(small ? 'span' : 'b', {}, `${own}${name('trained')} − ${name('baseline')}: ${apartText(found)}`) : null, ' ', el('span', {class: 'soft small'}, found.evidence ? `(${found.evidence})` : shortSentence(found.sentence)));
 }
 function headlines(sequence, lines) {
   const last = sequence[sequence.length - 1], run = sequence.every((line) => line.run === last.run) ? runOf(last.run) : null;
@@ -96,7 +99,7 @@ function headlines(sequence, lines) {
 // The last stage of each run against that of the first run, or that the two cannot be compared.
 function acrossRuns(lines) {
   const [first, ...rest] = sequencesOf(lines), last = first[first.length - 1];
-  if (versus.baseline || !last.environment) return [];
+  if (versus.baseline || !last.environment || last.part === 'validation') return [];
   return rest.filter((sequence) => sequence[0].run !== first[0].run).map((sequence) => {
     const own = sequence[sequence.length - 1], found = comparisonOf(last, own);
     return found ? headline(found, null) : el('p', {class: 'soft small'}, `${own.label} and ${last.label} have no task in common, so the runs are not compared with each other.`);
@@ -108,7 +111,7 @@ function resultRow(line, sequence, lines) {
   const against = othersOf(line, sequence, lines).map((other) => [other, comparisonOf(other, line)]).filter(([, one]) => one);
   const name = (other) => shortLabel(other.label, other.run === line.run ? runOf(line.run).name : '');
   return el('tr', {class: line === baseline && lines.length > 1 ? 'baseline' : ''}, el('td', {}, el('span', {class: 'dot ' + colourOf(line.run)}), shortLabel(line.label, known)),
-    el('td', {class: 'whisker-cell'}, whisker(line, line === baseline ? '' : verdictKind(comparisonOf(baseline, line)))),
+    el('td', {class: 'whisker-cell'}, whisker(line, line === baseline ? '' : verdictKind(comparisonOf(baseline, line)), axisTop(lines))),
     el('td', {class: 'n'}, el('b', {}, percent(line.rate)), isNumber(line.low) ? el('span', {class: 'range'}, ` ${interval(line.low, line.high)}`) : null), el('td', {class: 'n'}, line.tasks ?? ''),
     el('td', {class: 'verdicts'}, line === baseline && lines.length > 1 && line.environment ? el('div', {class: 'soft small'}, 'baseline') : null,
       against.map(([other, one]) => el('div', {}, badge(one.verdict, verdictKind(one)), el('span', {class: 'soft small'}, ` ${verdictKind(one) ? 'than' : 'from'} ${name(other)}${one.changes.length ? `, ${apartText(one).replace(' points', '')}` : ''}`)))));
@@ -119,7 +122,7 @@ function resultBlock(name, lines) {
   const body = sequences.map((sequence) => [several && sequence.every((line) => line.run === sequence[0].run) ? el('tr', {class: 'of-sequence'}, el('th', {colspan: '5', scope: 'rowgroup'}, el('span', {class: 'dot ' + colourOf(sequence[0].run)}), runOf(sequence[0].run).name)) : null,
     sequence.map((line) => resultRow(line, sequence, lines))]);
   return el('div', {class: 'card result on-axis'}, sequences.map((sequence) => headlines(sequence, lines)), acrossRuns(lines),
-    el('div', {class: 'scroll', tabindex: '0'}, el('table', {}, el('thead', {}, el('tr', {}, el('th', {}, name), el('th', {}, axis()), el('th', {class: 'n'}, 'Success [95 %]'), el('th', {class: 'n'}, 'Tasks'), el('th', {}, 'Verdict, difference in points [95 %]'))), el('tbody', {}, body))));
+    el('div', {class: 'scroll', tabindex: '0'}, el('table', {}, el('thead', {}, el('tr', {}, el('th', {}, name), el('th', {}, axis(axisTop(lines))), el('th', {class: 'n'}, 'Success [95 %]'), el('th', {class: 'n'}, 'Tasks'), el('th', {}, 'Verdict, difference in points [95 %]'))), el('tbody', {}, body))));
 }
 
 function resultSection() {
