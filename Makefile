@@ -78,6 +78,7 @@ vllm: .venv-vllm/.installed
 	@touch .venv-vllm/.installed
 
 # Other people's clients and suites against `practicum serve`, in environments of their own: their pins are not ours.
+# What runs in front of a real vLLM is skipped unless `make vllm` has installed one.
 CLIENTS := .venv-clients
 $(CLIENTS)/.installed: client_tests/requirements.txt
 	$(PYTHON) -m venv $(CLIENTS)

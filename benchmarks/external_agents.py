@@ -197,7 +197,7 @@ async def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
     names = list(COMMANDS) if args.agents == "all" else args.agents.split(",")
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = json.loads(args.results.read_text()) if args.results.is_file() else {}
     for seed in map(int, args.seeds.split(",")):
         start_seed = seed if args.start_seed is None else args.start_seed
         start = args.out / f"start-{start_seed}"
